@@ -1,0 +1,157 @@
+"""The server as a whole: engine, routes, uvicorn, signals.
+
+Rule: it stops when told to. The first signal drains for at most `server.drain_seconds`, then what is left is recorded
+as aborted; a second one ends at once. Either way the exit code is 0 and the log is closed properly.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import math
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+from proxy import __version__
+from proxy.assembly import Engine, build_engine, find_admin_token
+from proxy.config import Settings
+from proxy.model.errors import ProxyError
+from proxy.model.events import ExchangeRecorded, ReadingFailed
+from proxy.server.health import Health
+from proxy.server.inspector import Inspector
+from proxy.server.metrics import Metrics
+from proxy.server.policy import ServerPolicy
+from proxy.server.protocol import GuardedProtocol
+from proxy.server.routes import Endpoints, build_routes
+
+_KEEP_ALIVE_SECONDS = 75
+_BACKLOG = 2048
+
+_log = logging.getLogger("palimpsest")
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn's server with our way of stopping: told by the loop, not re-raised at the end."""
+
+    def __init__(self, config: uvicorn.Config, health: Health) -> None:
+        super().__init__(config)
+        self._health = health
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Part of uvicorn's Server."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def _stop(self) -> None:
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = self._health.is_draining = True
+
+
+def serve(settings: Settings) -> int:
+    """Run the server until it is told to stop; the exit code: 0, or 1 if it could not start."""
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    _log.setLevel(logging.INFO)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run(settings))
+    except ProxyError as error:
+        _log.error("%s", error)
+        return 1
+    except OSError as error:
+        server = settings.server
+        _log.error("cannot listen on %s:%d: %s; choose --host or --port", server.host, server.port, error.strerror)
+        return 1
+    return 0
+
+
+async def _run(settings: Settings) -> None:
+    policy = replace(settings.server_policy(), admin_token=find_admin_token(settings))
+    listener = _listen(policy)
+    with listener:
+        engine = await build_engine(settings)
+        try:
+            app, health = build_app(engine, settings, policy)
+            _announce(settings, policy, listener.getsockname()[1])
+            await DrainingServer(_configure(app, policy), health).serve([listener])
+        finally:
+            await engine.close()
+
+
+def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple[ASGIApp, Health]:
+    """The ASGI application over an engine, and its health."""
+    metrics = Metrics(lambda: engine.archive.health, lambda: len(engine.tasks))
+    engine.bus.subscribe(ExchangeRecorded, metrics.count_exchange)
+    engine.bus.subscribe(ReadingFailed, metrics.count_unread)
+    engine.bus.subscribe(ExchangeRecorded, _log_failure)
+    health = Health(lambda: engine.relay.problem, metrics, refuses=settings.store.on_failure == "refuse")
+    inspector = Inspector(_list_facts(settings))
+    has_own_key = any(upstream.api_key for upstream in settings.upstream_policies())
+    return build_routes(Endpoints(engine.exchanges, health, inspector), policy, has_own_key=has_own_key), health
+
+
+def _configure(app: ASGIApp, policy: ServerPolicy) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=functools.partial(GuardedProtocol, policy),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=math.ceil(policy.drain_seconds),
+    )
+
+
+def _listen(policy: ServerPolicy) -> socket.socket:
+    family = socket.AF_INET6 if ":" in policy.host else socket.AF_INET
+    return socket.create_server((policy.host, policy.port), family=family, backlog=_BACKLOG)
+
+
+def _list_facts(settings: Settings) -> tuple[tuple[str, str], ...]:
+    store = settings.store_policy()
+    return (
+        ("version", __version__),
+        ("mode", settings.mode),
+        *(("upstream", f"{upstream.name}: {upstream.base_url}") for upstream in settings.upstreams),
+        ("log", f"{store.path} (durability: {store.durability})"),
+    )
+
+
+def _announce(settings: Settings, policy: ServerPolicy, port: int) -> None:
+    host = f"[{policy.host}]" if ":" in policy.host else policy.host
+    address = f"http://{host}:{port}"
+    facts = [
+        *_list_facts(settings),
+        ("base URL", f"{address}/v1"),
+        ("page", f"{address}/-/?token={policy.admin_token}"),
+    ]
+    sys.stderr.write("".join(f"{label:>10}  {text}\n" for label, text in facts))
+    sys.stderr.flush()
+
+
+def _log_failure(event: ExchangeRecorded) -> None:
+    """One line for a call that did not end well; neither bodies nor query values nor credentials are in it."""
+    if event.completeness not in ("complete", "aborted"):
+        _log.warning(
+            "exchange %s (%s): %s, status %d", event.exchange, event.upstream, event.completeness, event.status
+        )

@@ -1,0 +1,91 @@
+"""The composition root: the only place that builds engine, store and upstream objects.
+
+Rule: no logic beyond wiring; everything is passed in, nothing is looked up.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from proxy.config import Settings
+from proxy.engine.bus import EventBus
+from proxy.engine.durability import CommitGate
+from proxy.engine.exchange import Exchanges
+from proxy.engine.lineage import Lineage
+from proxy.engine.ports import Archive
+from proxy.engine.readings import Readings
+from proxy.engine.reception import Reception, Route
+from proxy.engine.relay import Relay
+from proxy.engine.system import SystemClock, SystemIds
+from proxy.engine.tasks import TaskRunner
+from proxy.model.errors import StoreUnavailable
+from proxy.store.secret import load_or_create_secret
+from proxy.store.sqlite.archive import open_sqlite
+from proxy.store.sqlite.reader import SqliteReader, open_reader
+from proxy.upstream.forwarder import Forwarder
+from proxy.wire.anthropic_messages import AnthropicMessages
+from proxy.wire.chat_completions import ChatCompletions
+from proxy.wire.format import Format
+from proxy.wire.responses import Responses
+
+_TOKEN_FILE = "admin-token"
+_FINISH_SECONDS = 2.0
+
+
+def build_formats() -> Mapping[str, Format]:
+    """Every wire format, by name."""
+    formats: tuple[Format, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
+    return {form.name: form for form in formats}
+
+
+def find_admin_token(settings: Settings) -> str:
+    """The configured admin token, or the one kept in the data directory. Raises StoreUnavailable."""
+    if token := settings.server_policy().admin_token:
+        return token
+    path = settings.data / _TOKEN_FILE
+    try:
+        return load_or_create_secret(path)
+    except OSError as error:
+        raise StoreUnavailable(f"the admin token cannot be kept in {path}: {error.strerror}; choose --data") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A running engine and what a shell needs of it."""
+
+    exchanges: Exchanges
+    archive: Archive
+    relay: Relay
+    bus: EventBus
+    tasks: TaskRunner
+    forwarders: tuple[Forwarder, ...]
+
+    async def close(self) -> None:
+        """End what runs, record it, and write everything down."""
+        await self.tasks.finish(_FINISH_SECONDS)
+        for forwarder in self.forwarders:
+            forwarder.close()
+        await self.archive.close()
+
+
+async def build_engine(settings: Settings) -> Engine:
+    """Open the store and wire the engine to it. Raises StoreUnavailable or Conflict."""
+    archive = open_sqlite(settings.store_policy(), asyncio.get_running_loop())
+    policy, clock, tasks = settings.engine_policy(), SystemClock(), TaskRunner()
+    bus = EventBus(tasks)
+    policies = settings.upstream_policies()
+    forwarders = tuple(Forwarder(upstream, tasks.spawn) for upstream in policies)
+    routes = tuple(Route(forwarder, p.models) for forwarder, p in zip(forwarders, policies, strict=True))
+    gate = CommitGate(archive, policy.commit_wait_ms)
+    readings = Readings(archive, bus, tasks, policy.record_cap_bytes)
+    relay = Relay(archive, gate, readings, bus, clock)
+    lineage = Lineage(archive.salt, policy.session_headers)
+    reception = Reception(policy, routes, archive, lineage, clock, SystemIds())
+    own_keys = tuple(p.api_key.encode("latin-1") for p in policies if p.api_key)
+    exchanges = Exchanges(policy, build_formats(), reception, relay, tasks, own_keys)
+    return Engine(exchanges, archive, relay, bus, tasks, forwarders)
+
+
+def open_log(settings: Settings) -> SqliteReader:
+    """The log for reading, beside a server that may be writing it. Raises NotFound or StoreUnavailable."""
+    return open_reader(settings.store_policy().path)

@@ -1,0 +1,1 @@
+"""Use cases over ports. Rule: owns tasks and order, does no I/O of its own."""

@@ -1,0 +1,48 @@
+"""The event bus. Rule: publishing never fails and never waits; a subscriber's exception is the subscriber's."""
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from proxy.engine.tasks import TaskRunner
+from proxy.model.events import Event
+
+Subscriber = Callable[[Event], Awaitable[None] | None]
+
+_log = logging.getLogger("palimpsest.bus")
+
+
+class EventBus:
+    """Hands each event to the subscribers of its type and to those of all, in order of subscription."""
+
+    def __init__(self, tasks: TaskRunner) -> None:
+        self._tasks = tasks
+        self._by_type: dict[type[Event] | None, list[Subscriber]] = {}
+
+    def subscribe(self, kind: type[Event], subscriber: Subscriber) -> None:
+        """Call `subscriber` with every event of exactly this type."""
+        self._by_type.setdefault(kind, []).append(subscriber)
+
+    def subscribe_all(self, subscriber: Subscriber) -> None:
+        """Call `subscriber` with every event."""
+        self._by_type.setdefault(None, []).append(subscriber)
+
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        """Forget a subscriber, wherever it subscribed."""
+        for subscribers in self._by_type.values():
+            if subscriber in subscribers:
+                subscribers.remove(subscriber)
+
+    def publish(self, event: Event) -> None:
+        """Tell everybody; an asynchronous subscriber gets a task of its own."""
+        for subscriber in (*self._by_type.get(type(event), ()), *self._by_type.get(None, ())):
+            try:
+                waiting = subscriber(event)
+            except Exception:  # noqa: BLE001 - a boundary: a subscriber must not reach the publisher
+                _log.exception("a subscriber failed")
+                continue
+            if waiting is not None:
+                self._tasks.spawn(_wait_for(waiting))
+
+
+async def _wait_for(waiting: Awaitable[None]) -> None:
+    await waiting

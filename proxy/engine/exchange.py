@@ -1,0 +1,141 @@
+"""One client call, end to end: receive, record, send, relay.
+
+Rule: the call belongs to the TaskRunner, not to the request; whatever the client does, its record is completed.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from proxy.engine.policy import EnginePolicy
+from proxy.engine.ports import Client, RequestBody
+from proxy.engine.reception import Received, Reception
+from proxy.engine.relay import Entry, Flight, Relay
+from proxy.engine.tape import Tape
+from proxy.engine.tasks import TaskRunner
+from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
+from proxy.model.exchange import ClientRequest, Mode, Opening, Record, Round
+from proxy.model.manifest import Manifest, keep_head, keep_whole
+from proxy.wire.format import Format
+from proxy.wire.headers import bare_credential, find, find_credential
+
+_MODES = ("manage", "observe", "bypass")
+
+
+class Exchanges:
+    """Carries client calls. `formats` are by name; `own_keys` are the upstream keys of the settings, never recorded."""
+
+    def __init__(
+        self,
+        policy: EnginePolicy,
+        formats: Mapping[str, Format],
+        reception: Reception,
+        relay: Relay,
+        tasks: TaskRunner,
+        own_keys: tuple[bytes, ...] = (),
+    ) -> None:
+        self._policy = policy
+        self._formats = formats
+        self._reception = reception
+        self._relay = relay
+        self._tasks = tasks
+        self._own_keys = own_keys
+
+    def read_mode(self, request: ClientRequest) -> Mode:
+        """The mode a request asks for, else the configured one. Raises BadRequest."""
+        asked = find(request.headers, b"x-palimpsest-mode").decode("latin-1").strip().lower()
+        if not asked:
+            return self._policy.mode
+        if asked not in _MODES:
+            raise BadRequest(f"x-palimpsest-mode is one of {', '.join(_MODES)}, not {asked[:40]!r}")
+        return cast(Mode, asked)
+
+    def begin(self, request: ClientRequest, wire: str, client: Client) -> "asyncio.Task[None]":
+        """Carry a request whose body is at hand, in the wire format named; cancel the task when the client has left."""
+        return self._tasks.spawn(self._answer_errors(self._carry(request, self._formats[wire], client), client))
+
+    def begin_stream(self, request: ClientRequest, body: RequestBody | None, client: Client) -> "asyncio.Task[None]":
+        """Carry a request whose body, if any, streams through unread; cancel the task when the client has left."""
+        return self._tasks.spawn(self._answer_errors(self._carry_stream(request, body, client), client))
+
+    async def _answer_errors(self, carrying: Coroutine[Any, Any, None], client: Client) -> None:
+        try:
+            await carrying
+        except ProxyError as error:
+            await client.fail(error)
+        finally:
+            client.abort()
+
+    async def _carry(self, request: ClientRequest, form: Format, client: Client) -> None:
+        received = self._receive(request, form)
+        upstream, opening = received.upstream, received.opening
+        entry = self._relay.enter(lambda: _records(opening, upstream.name))
+        entry.append()
+        flight = self._take_off(request, received, entry, form, client)
+        await self._relay.carry(flight, upstream.send(request.method, request.target, request.headers, request.body))
+
+    async def _carry_stream(self, request: ClientRequest, body: RequestBody | None, client: Client) -> None:
+        received = self._receive(request, None)
+        upstream = received.upstream
+        tape = Tape(self._policy.record_cap_bytes)
+
+        def make() -> tuple[Opening, *tuple[Record, ...]]:
+            return _records(replace(received.opening, body=_keep_tape(tape)), upstream.name)
+
+        entry = self._relay.enter(make)
+        if body is None:
+            entry.append()
+        flight = self._take_off(request, received, entry, None, client)
+        passing = TapedBody(body, tape, entry) if body is not None else b""
+        await self._relay.carry(flight, upstream.send(request.method, request.target, request.headers, passing))
+
+    def _receive(self, request: ClientRequest, form: Format | None) -> Received:
+        mode = self.read_mode(request)
+        if self._policy.on_failure == "refuse" and (problem := self._relay.problem):
+            raise StoreUnavailable(f"calls are refused while they cannot be recorded (store.on_failure): {problem}")
+        if form is None:
+            return self._reception.receive_stream(request, mode)
+        return self._reception.receive(request, form, mode)
+
+    def _take_off(
+        self, request: ClientRequest, received: Received, entry: Entry, form: Format | None, client: Client
+    ) -> Flight:
+        credential = bare_credential(find_credential(request.headers))
+        return Flight(
+            received.opening.exchange,
+            entry,
+            form,
+            received.upstream.name,
+            client,
+            Tape(self._policy.record_cap_bytes),
+            (*self._own_keys, credential) if credential else self._own_keys,
+        )
+
+
+class TapedBody:
+    """A streaming request body that is kept as it passes; its opening is recorded when it has passed whole."""
+
+    def __init__(self, body: RequestBody, tape: Tape, entry: Entry) -> None:
+        self._body = body
+        self._tape = tape
+        self._entry = entry
+
+    async def read(self) -> bytes:
+        """The next bytes, empty at the end."""
+        content = await self._body.read()
+        if content:
+            self._tape.add(content)
+        else:
+            self._entry.append()
+        return content
+
+
+def _records(opening: Opening, upstream: str) -> tuple[Opening, *tuple[Record, ...]]:
+    return opening, Round(opening.exchange, 0, upstream, None)
+
+
+def _keep_tape(tape: Tape) -> Manifest:
+    if tape.is_capped:
+        return keep_head(tape.content, tape.size, tape.whole_digest)
+    return keep_whole(tape.content)

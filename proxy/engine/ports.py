@@ -1,0 +1,161 @@
+"""What the engine asks of the world.
+
+Rule: one Protocol per question; implementations live in the shells and in tests.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from proxy.model.errors import ProxyError
+from proxy.model.exchange import Headers, Record
+from proxy.model.log import ArchiveHealth, ExchangeRow, SessionRow, Verification
+
+
+class UpstreamResponse(Protocol):
+    """An answer under way. Body bytes are as they came: no decoding of any content-encoding."""
+
+    @property
+    def status(self) -> int:
+        """Status code, 100 to 599."""
+        ...
+
+    @property
+    def headers(self) -> Headers:
+        """Header fields in order, names lower case, hop-by-hop ones included."""
+        ...
+
+    @property
+    def is_received(self) -> bool:
+        """True once the answer is here whole, whether read or not."""
+        ...
+
+    @property
+    def is_ended(self) -> bool:
+        """True once every byte of the answer has been read."""
+        ...
+
+    async def read(self) -> bytes:
+        """All bytes that have come since the last call, at least one; empty at the end.
+
+        Raises UpstreamUnreachable when the answer breaks off, is garbled, or is silent for the idle time.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the answer; a connection in mid-answer is closed."""
+        ...
+
+
+class RequestBody(Protocol):
+    """A request body that streams."""
+
+    async def read(self) -> bytes:
+        """The next bytes, empty at the end."""
+        ...
+
+
+class Upstream(Protocol):
+    """One provider's server."""
+
+    @property
+    def name(self) -> str:
+        """As in the settings."""
+        ...
+
+    async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> UpstreamResponse:
+        """Send one request; returns when the answer's head is there.
+
+        `target` is the client's path and query; `headers` are the client's. Mapping, hop-by-hop fields, Host, length
+        and a configured key are the upstream's affair. Raises BadRequest for a path that must not be forwarded and
+        UpstreamUnreachable when no answer came.
+        """
+        ...
+
+
+class Client(Protocol):
+    """Whoever asked. Every method may be called after the client has left; it then does nothing."""
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """The answer's head."""
+        ...
+
+    async def write(self, content: bytes, *, is_last: bool = False) -> None:
+        """Body bytes; returns when the client's side can take more. `is_last` ends the answer cleanly."""
+        ...
+
+    async def fail(self, error: ProxyError) -> None:
+        """Answer with this error as JSON; once the answer has started, the same as `abort`."""
+        ...
+
+    def abort(self) -> None:
+        """Break the answer visibly after delivering what was written: never a clean end.
+
+        Nothing after a whole answer.
+        """
+        ...
+
+
+class Archive(Protocol):
+    """The append-only log, and what can be read back from it."""
+
+    @property
+    def health(self) -> ArchiveHealth:
+        """How the log is doing now; cheap."""
+        ...
+
+    def append(self, *records: Record, is_urgent: bool = True) -> "asyncio.Future[bool]":
+        """Queue records, in order, behind everything queued before; never blocks, never raises.
+
+        The future turns True once they (and all before them) are durable, False if they were dropped for want of room.
+        Records that are not urgent may wait for the next ones that are, a second at most.
+        """
+        ...
+
+    async def list_sessions(self, limit: int = 100) -> Sequence[SessionRow]:
+        """Newest activity first."""
+        ...
+
+    async def list_exchanges(self, session: str) -> Sequence[ExchangeRow]:
+        """All exchanges of a session, oldest first. Raises NotFound for an unknown session."""
+        ...
+
+    async def load_request(self, exchange: str) -> bytes:
+        """The client's body, byte for byte (its head, where it was capped). Raises NotFound."""
+        ...
+
+    async def load_sent(self, exchange: str, k: int) -> bytes:
+        """The body sent upstream in round k, byte for byte. Raises NotFound."""
+        ...
+
+    async def load_received(self, exchange: str, k: int) -> bytes:
+        """The body the upstream answered with in round k, as far as it was kept. Raises NotFound."""
+        ...
+
+    async def verify(self) -> Verification:
+        """Re-derive every digest, link and recipe from what is stored."""
+        ...
+
+    async def close(self) -> None:
+        """Write what is pending (for a bounded time) and let go."""
+        ...
+
+
+class Clock(Protocol):
+    """Time: wall time is for records only, order and limits use the monotonic clock."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds, never backwards."""
+        ...
+
+
+class Ids(Protocol):
+    """Fresh names."""
+
+    def next_exchange(self) -> str:
+        """A new id, unique, sortable by time."""
+        ...

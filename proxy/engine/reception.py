@@ -1,0 +1,120 @@
+"""Receiving a request: whose it is, which conversation it belongs to, what of its body is new, where it goes.
+
+Rule: recognising never fails a call. A body that cannot be read in parts is kept whole and goes to the first upstream.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from proxy.engine.histories import Histories, Key, split_known, take_stock
+from proxy.engine.lineage import Lineage, read_text
+from proxy.engine.policy import EnginePolicy
+from proxy.engine.ports import Archive, Clock, Ids, Upstream
+from proxy.model.exchange import ClientRequest, Mode, Opening
+from proxy.model.manifest import Manifest, digest_of, keep_head, keep_whole
+from proxy.wire.body import SplitBody
+from proxy.wire.format import Format
+from proxy.wire.headers import keep_for_log, keep_target
+
+_NOTHING = keep_whole(b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """An upstream and the shell patterns of the models that go to it; without patterns it takes what none claims."""
+
+    upstream: Upstream
+    models: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A request as recognised."""
+
+    opening: Opening
+    upstream: Upstream
+
+
+class Reception:
+    """Turns requests into openings."""
+
+    def __init__(
+        self, policy: EnginePolicy, routes: Sequence[Route], archive: Archive, lineage: Lineage, clock: Clock, ids: Ids
+    ) -> None:
+        self._policy = policy
+        self._routes = tuple(routes)
+        self._archive = archive
+        self._lineage = lineage
+        self._histories = Histories(policy.cache_bytes)
+        self._clock = clock
+        self._ids = ids
+        self._generation = 0
+
+    def receive(self, request: ClientRequest, form: Format, mode: Mode) -> Received:
+        """Recognise a request whose body is at hand."""
+        tenant = self._lineage.find_tenant(request.headers)
+        family = self._lineage.name_family(request.headers, None)
+        if len(request.body) > self._policy.record_cap_bytes:
+            split, manifest = None, self._keep_capped(request.body)
+        else:
+            split, manifest = self._take_stock((tenant, form.name, family), request.body, form)
+        family = family or self._lineage.name_family(request.headers, split)
+        model = read_text(split.member("model")) if split is not None else ""
+        upstream = self._choose(model)
+        opening = self._open(request, mode, tenant, upstream, family)
+        return Received(replace(opening, kind="managed", wire=form.name, model=model, body=manifest), upstream)
+
+    def receive_stream(self, request: ClientRequest, mode: Mode) -> Received:
+        """Recognise a request whose body is still to come; whoever passes it on fills in the opening's body."""
+        upstream = self._choose("")
+        tenant = self._lineage.find_tenant(request.headers)
+        family = self._lineage.name_family(request.headers, None)
+        return Received(self._open(request, mode, tenant, upstream, family), upstream)
+
+    def _open(self, request: ClientRequest, mode: Mode, tenant: bytes, upstream: Upstream, family: str) -> Opening:
+        exchange = self._ids.next_exchange()
+        return Opening(
+            exchange=exchange,
+            session=self._lineage.name_session(tenant, upstream.name, family or exchange),
+            kind="passthrough",
+            wire="",
+            mode=mode,
+            model="",
+            method=request.method,
+            target=keep_target(request.target),
+            headers=keep_for_log(request.headers),
+            body=_NOTHING,
+            opened_ms=self._clock.now_ms(),
+        )
+
+    def _take_stock(self, key: Key, content: bytes, form: Format) -> tuple[SplitBody | None, Manifest]:
+        self._forget_after_loss()
+        known, shared = self._histories.find(key, content)
+        split = split_known(content, form.items_key, known, shared)
+        if split is None:
+            return None, keep_whole(content)
+        manifest, history = take_stock(key[0], split, known, shared)
+        if history is not None:
+            self._histories.remember(key, history, known)
+        return split, manifest
+
+    def _keep_capped(self, content: bytes) -> Manifest:
+        return keep_head(content[: self._policy.record_cap_bytes], len(content), digest_of(content))
+
+    def _forget_after_loss(self) -> None:
+        """Manifests lean on what earlier ones brought to the log; after a loss they must bring everything again."""
+        generation = self._archive.health.generation
+        if generation != self._generation:
+            self._generation = generation
+            self._histories.clear()
+
+    def _choose(self, model: str) -> Upstream:
+        if model:
+            for route in self._routes:
+                if any(fnmatchcase(model, pattern) for pattern in route.models):
+                    return route.upstream
+        for route in self._routes:
+            if not route.models:
+                return route.upstream
+        return self._routes[0].upstream

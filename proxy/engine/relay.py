@@ -1,0 +1,249 @@
+"""Carrying an answer to the client and its record to the log.
+
+Rule (BEHAVIOUR B32b): bytes go on as they come, except that the first is released when the user's turn is durable and
+the one that completes the answer when the answer is. What broke upstream breaks at the client, and is recorded as it
+was.
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from proxy.engine.bus import EventBus
+from proxy.engine.durability import CommitGate
+from proxy.engine.ports import Archive, Client, Clock, UpstreamResponse
+from proxy.engine.readings import Readings, Received, is_event_stream
+from proxy.engine.tape import Tape
+from proxy.model.errors import ProxyError, UpstreamUnreachable
+from proxy.model.events import ExchangeRecorded
+from proxy.model.exchange import Completeness, Headers, Opening, Outcome, Record, Timings, Trailer
+from proxy.wire.format import Format
+from proxy.wire.headers import find, forward_response, keep_for_log, redact
+
+_LINGER_SECONDS = 0.05
+_CARRY = 64
+
+
+class Entry:
+    """The opening of an exchange on its way to the log: appended once, when its body is known or its answer ends."""
+
+    def __init__(self, archive: Archive, make: Callable[[], tuple[Opening, *tuple[Record, ...]]]) -> None:
+        self._archive = archive
+        self._make = make
+        self.opening: Opening | None = None
+        self.commit: asyncio.Future[bool] | None = None
+
+    def append(self) -> Opening:
+        """Queue the opening if that has not been done."""
+        if self.opening is None:
+            records = self._make()
+            self.opening = records[0]
+            self.commit = self._archive.append(*records)
+        return self.opening
+
+
+@dataclass(slots=True)
+class Flight:
+    """One round under way: who asked for what, and what has come of it so far. Times on the monotonic clock.
+
+    `secrets` are the credentials that may be echoed; they live as long as the call.
+    """
+
+    exchange: str
+    entry: Entry
+    format: Format | None
+    upstream: str
+    client: Client
+    tape: Tape
+    secrets: tuple[bytes, ...]
+    k: int = 0
+    began: float = 0.0
+    head_at: float = 0.0
+    first_at: float = 0.0
+
+
+class EndFinder:
+    """Finds the line that ends a stream in chunks that may cut it anywhere."""
+
+    def __init__(self, marker: re.Pattern[bytes]) -> None:
+        self._marker = marker
+        self._carry = b"\n"  # a stream begins at the start of a line
+
+    def find(self, chunk: bytes) -> int:
+        """Where in this chunk the end begins (0 if it began in the one before), -1 if it is not here."""
+        window = self._carry + chunk
+        known = len(self._carry)
+        self._carry = window[-_CARRY:]
+        match = self._marker.search(window, 1 if known > 1 else 0)
+        return max(0, match.start() - known) if match else -1
+
+
+class Relay:
+    """Pumps answers. Every path through `carry` leaves exactly one outcome per round in the log."""
+
+    def __init__(self, archive: Archive, gate: CommitGate, readings: Readings, bus: EventBus, clock: Clock) -> None:
+        self._archive = archive
+        self._gate = gate
+        self._readings = readings
+        self._bus = bus
+        self._clock = clock
+
+    @property
+    def problem(self) -> str:
+        """Why calls cannot be recorded as promised; empty while they can."""
+        return self._gate.problem
+
+    def enter(self, make: Callable[[], tuple[Opening, *tuple[Record, ...]]]) -> Entry:
+        """An opening that goes to this relay's log, together with the records that `make` puts behind it."""
+        return Entry(self._archive, make)
+
+    async def carry(self, flight: Flight, sending: Awaitable[UpstreamResponse]) -> None:
+        """Await the answer and pass it on.
+
+        Raises ProxyError where none came; a cancelled call is recorded as aborted.
+        """
+        flight.began = self._clock.monotonic()
+        try:
+            response = await sending
+        except ProxyError as error:
+            self._record(flight, 0, (), "failed", str(error))
+            raise
+        except BaseException:
+            self._record(flight, 0, (), "aborted", "")
+            raise
+        flight.head_at = self._clock.monotonic()
+        try:
+            await self._pump(flight, response)
+        finally:
+            response.close()
+
+    async def _pump(self, flight: Flight, response: UpstreamResponse) -> None:
+        status, headers = response.status, response.headers
+        completeness: Completeness = "aborted"
+        problem = ""
+        try:
+            held, is_ended = await self._pass_on(flight, response)
+            completeness = "complete"
+        except UpstreamUnreachable as error:
+            completeness, problem = "truncated", str(error)
+        finally:
+            recorded = self._record(flight, status, headers, completeness, problem)
+        if completeness == "truncated":
+            flight.client.abort()
+            return
+        await self._gate.wait(recorded)
+        await flight.client.start(status, forward_response(headers))
+        await flight.client.write(held, is_last=is_ended)
+        if not is_ended:
+            await self._pass_rest(flight, response)
+
+    async def _pass_on(self, flight: Flight, response: UpstreamResponse) -> tuple[bytes, bool]:
+        """Pass on all but the bytes that complete the answer; returns those, and whether the body ends with them."""
+        client, tape = flight.client, flight.tape
+        if response.is_received:
+            content = await response.read()
+            flight.first_at = self._clock.monotonic()
+            tape.add(content)
+            return content, True
+        if flight.entry.commit is not None:
+            await self._gate.wait(flight.entry.commit)
+        await client.start(response.status, forward_response(response.headers))
+        ender = _find_ender(flight, response)
+        while True:
+            chunk = await response.read()
+            if not flight.first_at:
+                flight.first_at = self._clock.monotonic()
+            tape.add(chunk)
+            if response.is_ended:
+                return chunk, True
+            cut = ender.find(chunk) if ender is not None else -1
+            if cut < 0:
+                await client.write(chunk)
+                continue
+            if cut:
+                await client.write(chunk[:cut])
+            return await _linger(response, tape, chunk[cut:])
+
+    async def _pass_rest(self, flight: Flight, response: UpstreamResponse) -> None:
+        """What comes after a stream's end marker: passed on at once, recorded as trailers."""
+        i = 0
+        try:
+            while not response.is_ended:
+                chunk = await response.read()
+                if chunk:
+                    self._archive.append(Trailer(flight.exchange, flight.k, i, chunk))
+                    i += 1
+                await flight.client.write(chunk, is_last=response.is_ended)
+        except UpstreamUnreachable:
+            flight.client.abort()
+
+    def _record(
+        self, flight: Flight, status: int, headers: Headers, completeness: Completeness, problem: str
+    ) -> "asyncio.Future[bool]":
+        flight.entry.append()
+        tape, now = flight.tape, self._clock.monotonic()
+        timings = Timings(
+            _since(flight.began, flight.head_at), _since(flight.began, flight.first_at), _since(flight.began, now)
+        )
+        outcome = Outcome(
+            flight.exchange,
+            flight.k,
+            status,
+            keep_for_log(headers),
+            completeness,
+            redact(tape.content, flight.secrets, is_error=status >= 400),
+            tape.size,
+            tape.whole_digest,
+            timings,
+            problem,
+        )
+        commit = self._archive.append(outcome)
+        self._announce(flight, outcome)
+        if flight.format is not None and tape.size:
+            self._readings.submit(Received(flight.exchange, flight.k, flight.format, outcome.headers, outcome.received))
+        return commit
+
+    def _announce(self, flight: Flight, outcome: Outcome) -> None:
+        opening = flight.entry.append()
+        self._bus.publish(
+            ExchangeRecorded(
+                flight.exchange,
+                opening.session.id,
+                opening.kind,
+                opening.wire,
+                flight.upstream,
+                outcome.status,
+                outcome.completeness,
+                opening.body.size,
+                outcome.size,
+                outcome.timings.first_byte_ms / 1000,
+                outcome.timings.total_ms / 1000,
+            )
+        )
+
+
+def _find_ender(flight: Flight, response: UpstreamResponse) -> EndFinder | None:
+    """What looks for the end of a stream; None where there is no stream, or none that can be read as it passes."""
+    if flight.format is None or not is_event_stream(response.headers):
+        return None
+    if find(response.headers, b"content-encoding") not in (b"", b"identity"):
+        return None
+    return EndFinder(flight.format.end_marker)
+
+
+async def _linger(response: UpstreamResponse, tape: Tape, held: bytes) -> tuple[bytes, bool]:
+    """Wait a moment for the body to end behind its end marker, as it nearly always does at once."""
+    try:
+        async with asyncio.timeout(_LINGER_SECONDS):
+            while not response.is_ended:
+                chunk = await response.read()
+                tape.add(chunk)
+                held += chunk
+    except (TimeoutError, UpstreamUnreachable):
+        pass  # what comes later is passed on later; a break shows again at the next read
+    return held, response.is_ended
+
+
+def _since(began: float, at: float) -> float:
+    return round((at - began) * 1000, 3) if at else 0.0

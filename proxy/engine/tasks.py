@@ -1,0 +1,44 @@
+"""Tasks that outlive a request. Rule: every task is held here, named, and waited for before the process ends.
+
+A bare `asyncio.create_task` may be collected while it runs, and its exception is lost; ruff bans it elsewhere.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+_log = logging.getLogger("palimpsest.tasks")
+
+
+class TaskRunner:
+    """Owns tasks: starts them, keeps them alive, reports what they raise, ends them."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Start a task and hold it until it is done."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._let_go)
+        return task
+
+    async def finish(self, seconds: float) -> bool:
+        """Wait for all tasks, then cancel what is left and wait for that; True if nothing had to be cancelled."""
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks), timeout=seconds)
+        left = tuple(self._tasks)
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=5.0)
+        return not left
+
+    def _let_go(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a task failed", exc_info=error)

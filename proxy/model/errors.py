@@ -1,0 +1,65 @@
+"""The error tree, whole. Rule: one class per answer a caller can act on; an upstream's 4xx or 5xx is not an error.
+
+ProxyError
+├── BadRequest            400
+├── NotFound              404
+├── Conflict              409
+├── TooLarge              413
+├── UpstreamUnreachable   502, or 504 when it was silent
+└── StoreUnavailable      503
+"""
+
+
+class ProxyError(Exception):
+    """Base: `status` is the HTTP status, `code` a stable low-cardinality name, the text says what to do next."""
+
+    status = 500
+    code = "proxy_error"
+
+
+class BadRequest(ProxyError):
+    """The request cannot be carried as it stands."""
+
+    status = 400
+    code = "bad_request"
+
+
+class NotFound(ProxyError):
+    """No such session, exchange or reference."""
+
+    status = 404
+    code = "not_found"
+
+
+class Conflict(ProxyError):
+    """A duplicate id, or an attempt to change what is immutable."""
+
+    status = 409
+    code = "conflict"
+
+
+class TooLarge(ProxyError):
+    """A cap with a named setting was exceeded."""
+
+    status = 413
+    code = "too_large"
+
+
+class UpstreamUnreachable(ProxyError):
+    """No answer could be had: refused, reset or garbled (502), or silent for too long (504)."""
+
+    status = 502
+    code = "upstream_unreachable"
+
+    def __init__(self, message: str, *, was_silent: bool = False) -> None:
+        super().__init__(message)
+        if was_silent:
+            self.status = 504
+            self.code = "upstream_silent"
+
+
+class StoreUnavailable(ProxyError):
+    """The log cannot be read or written, and the settings say to refuse rather than to go on without it."""
+
+    status = 503
+    code = "store_unavailable"

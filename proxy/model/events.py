@@ -1,0 +1,33 @@
+"""Facts the engine publishes. Rule: one frozen dataclass per fact, past tense, declared when it is published."""
+
+from dataclasses import dataclass
+
+from proxy.model.exchange import Completeness, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeRecorded:
+    """A round's outcome was handed to the log. Sizes in bytes, times in seconds."""
+
+    exchange: str
+    session: str
+    kind: Kind
+    wire: str
+    upstream: str
+    status: int
+    completeness: Completeness
+    request_size: int
+    received_size: int
+    first_byte_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingFailed:
+    """The bytes of an answer could not be interpreted; they are in the log all the same."""
+
+    exchange: str
+    error: str
+
+
+Event = ExchangeRecorded | ReadingFailed

@@ -1,0 +1,158 @@
+"""What is recorded of one exchange. Rule: each value is written once, whole; a later fact is a later record.
+
+An exchange is one client call. It has one `Opening`, a `Round` for every upstream call it took, an `Outcome` per round,
+perhaps `Trailer`s (bytes after the end marker), and a `Reading`: what the answer says, derived from the bytes.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from proxy.model.manifest import Manifest
+
+Headers = tuple[tuple[bytes, bytes], ...]
+Mode = Literal["manage", "observe", "bypass"]
+Kind = Literal["managed", "passthrough"]
+Completeness = Literal["complete", "truncated", "aborted", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKey:
+    """A conversation: `family` is the id the client named it by, or the exchange's own id where it named none.
+
+    `id` is derived from the other three, so that it needs no look-up; `tenant` is a salted fingerprint (16 bytes).
+    """
+
+    id: str
+    tenant: bytes
+    upstream: str
+    family: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRequest:
+    """A request as the client sent it. `target` is path and query, raw; header names are lower case."""
+
+    method: str
+    target: bytes
+    headers: Headers
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The client's request. `target` has its query values dropped; `headers` are the allow-listed ones."""
+
+    exchange: str
+    session: SessionKey
+    kind: Kind
+    wire: str
+    mode: Mode
+    model: str
+    method: str
+    target: str
+    headers: Headers
+    body: Manifest
+    opened_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One upstream call, the k-th of its exchange. `body` is None where the client's own bytes were sent."""
+
+    exchange: str
+    k: int
+    upstream: str
+    body: Manifest | None
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Milliseconds since the request was read whole: upstream's head, its first body byte, the end."""
+
+    head_ms: float
+    first_byte_ms: float
+    total_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a round ended. `status` 0: no answer came. `received` are the upstream's raw body bytes, up to the cap.
+
+    `size` counts all that came; where it exceeds what was kept, `whole_digest` is the SHA-256 of all of it.
+    """
+
+    exchange: str
+    k: int
+    status: int
+    headers: Headers
+    completeness: Completeness
+    received: bytes
+    size: int
+    whole_digest: bytes
+    timings: Timings
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trailer:
+    """Bytes that came after the outcome was recorded at the stream's end marker, in order of `i` from 0."""
+
+    exchange: str
+    k: int
+    i: int
+    received: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens as the provider counted them; None where it said nothing. `input` includes `cached` and `written`."""
+
+    input: int | None = None
+    output: int | None = None
+    cached: int | None = None
+    written: int | None = None
+    reasoning: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer as one object of its wire, assembled from the bytes.
+
+    `value` has the shape of the wire's non-streamed answer. `finish` joins the finish reasons of all choices with a
+    comma. `is_ended` tells whether the wire's own end was seen; `error` is the provider's message, if it sent one.
+    """
+
+    value: dict[str, object]
+    usage: Usage | None = None
+    finish: str = ""
+    is_ended: bool = True
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a round's answer says, as `Answer.value` in JSON.
+
+    Derived: may be absent, can be made again from the bytes.
+    """
+
+    exchange: str
+    k: int
+    answer: bytes
+    usage: Usage | None
+    finish: str
+    error: str
+
+
+Record = Opening | Round | Outcome | Trailer | Reading
+
+
+def weigh(record: Record) -> int:
+    """Bytes of memory a record holds while it waits, roughly; the spool's bound is in these."""
+    if isinstance(record, Opening):
+        return 1024 + record.body.weight
+    if isinstance(record, Round):
+        return 256 + (record.body.weight if record.body else 0)
+    if isinstance(record, Reading):
+        return 256 + len(record.answer)
+    return 512 + len(record.received)

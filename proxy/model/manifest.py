@@ -1,0 +1,155 @@
+"""The byte manifest: how a body is kept so that a log of repeated histories grows only with what is new.
+
+A body is a *recipe*: literal bytes, *blobs* (large members, named by digest) and one *chain* (the elements of the
+message array). A chain's link names everything from its root: `link = H(parent, gap, digest of the slice)`, so two
+bodies that begin alike share their links, and the digest of a recipe proves every byte of the body. Rule (BEHAVIOUR
+B20b, B32c): pieces cover the body exactly, or the body is kept whole.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+DIGEST_SIZE = 32
+LINK_SIZE = 16
+
+_LITERAL, _BLOB, _CHAIN = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One element of a chain: `gap` are the bytes between the element before (or the bracket) and `content`."""
+
+    link: bytes
+    parent: bytes
+    gap: bytes
+    digest: bytes
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """Content stored once per tenant under its SHA-256."""
+
+    digest: bytes
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BlobPiece:
+    """A piece of a recipe: the blob with this digest."""
+
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ChainPiece:
+    """A piece of a recipe: every gap and slice from the root of the chain to `link`."""
+
+    link: bytes
+
+
+Piece = bytes | BlobPiece | ChainPiece
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One body as it goes to the store: the recipe, and the slices and blobs it may be the first to need.
+
+    `slices` are ordered parents first. `size` is that of the body in bytes. A body above the record cap is kept to the
+    cap only: `whole_digest` is then the SHA-256 of all of it, else empty.
+    """
+
+    recipe: bytes
+    slices: tuple[Slice, ...]
+    blobs: tuple[Blob, ...]
+    size: int
+    whole_digest: bytes = b""
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the recipe; it commits to every byte of the body."""
+        return digest_of(self.recipe)
+
+    @property
+    def weight(self) -> int:
+        """Bytes of content this manifest holds in memory."""
+        return (
+            len(self.recipe) + sum(len(s.content) + 96 for s in self.slices) + sum(len(b.content) for b in self.blobs)
+        )
+
+
+def digest_of(content: bytes) -> bytes:
+    """SHA-256, 32 bytes."""
+    return hashlib.sha256(content).digest()
+
+
+def root_of(tenant: bytes) -> bytes:
+    """The parent of a tenant's first links: chains of two tenants never meet."""
+    return hashlib.sha256(b"root\0" + tenant).digest()[:LINK_SIZE]
+
+
+def link_after(parent: bytes, gap: bytes, digest: bytes) -> bytes:
+    """The link of a slice: H(parent, gap, digest), 16 bytes."""
+    return hashlib.sha256(b"%s%d:%s%s" % (parent, len(gap), gap, digest)).digest()[:LINK_SIZE]
+
+
+def chain_slices(parent: bytes, elements: Iterable[tuple[bytes, bytes]]) -> Iterator[Slice]:
+    """Link (gap, content) pairs behind `parent`, in order."""
+    for gap, content in elements:
+        digest = digest_of(content)
+        link = link_after(parent, gap, digest)
+        yield Slice(link, parent, gap, digest, content)
+        parent = link
+
+
+def keep_whole(content: bytes) -> Manifest:
+    """The manifest of a body that is not split: a single blob, or nothing at all."""
+    if not content:
+        return Manifest(b"", (), (), 0)
+    digest = digest_of(content)
+    return Manifest(encode_recipe((BlobPiece(digest),)), (), (Blob(digest, content),), len(content))
+
+
+def keep_head(head: bytes, size: int, whole_digest: bytes) -> Manifest:
+    """The manifest of a body above the record cap: its head, its size and the digest of all of it."""
+    kept = keep_whole(head)
+    return Manifest(kept.recipe, (), kept.blobs, size, whole_digest)
+
+
+def encode_recipe(pieces: Iterable[Piece]) -> bytes:
+    """Pieces as bytes: tag, length (4 bytes, big-endian), content."""
+    out = []
+    for piece in pieces:
+        if isinstance(piece, bytes):
+            tag, content = _LITERAL, piece
+        elif isinstance(piece, BlobPiece):
+            tag, content = _BLOB, piece.digest
+        else:
+            tag, content = _CHAIN, piece.link
+        out.append(b"%c%b%b" % (tag, len(content).to_bytes(4, "big"), content))
+    return b"".join(out)
+
+
+def decode_recipe(recipe: bytes) -> tuple[Piece, ...]:
+    """The inverse of `encode_recipe`. Raises ValueError on anything else."""
+    pieces: list[Piece] = []
+    at = 0
+    while at < len(recipe):
+        tag, size = recipe[at], int.from_bytes(recipe[at + 1 : at + 5], "big")
+        content = recipe[at + 5 : at + 5 + size]
+        at += 5 + size
+        if at > len(recipe):
+            raise ValueError("recipe is cut short")
+        pieces.append(_make_piece(tag, content))
+    return tuple(pieces)
+
+
+def _make_piece(tag: int, content: bytes) -> Piece:
+    if tag == _LITERAL:
+        return content
+    if tag == _BLOB and len(content) == DIGEST_SIZE:
+        return BlobPiece(content)
+    if tag == _CHAIN and len(content) == LINK_SIZE:
+        return ChainPiece(content)
+    raise ValueError(f"no recipe piece has tag {tag} and {len(content)} bytes")

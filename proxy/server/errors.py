@@ -1,0 +1,43 @@
+"""Our own errors as HTTP answers. Rule: one JSON shape that OpenAI's and Anthropic's SDKs both read."""
+
+import http
+
+import orjson
+
+from proxy.model.errors import ProxyError
+from proxy.model.exchange import Headers
+
+_ORIGIN = (b"x-palimpsest-error", b"true")
+
+
+class Refused(ProxyError):
+    """What the way in refuses before the engine sees it: access (401, 403), time (408), protocol (426)."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+def render_error(error: ProxyError) -> tuple[int, Headers, bytes]:
+    """Status, headers and body of an answer that is ours and not the upstream's."""
+    body = render_body(error.code, str(error))
+    return error.status, _fields(body), body
+
+
+def render_body(code: str, message: str) -> bytes:
+    """The JSON of an error."""
+    error = {"message": f"palimpsest: {message}", "type": "palimpsest_error", "param": None, "code": code}
+    return orjson.dumps({"type": "error", "error": error})
+
+
+def render_plain(status: int, code: str, message: str) -> bytes:
+    """A whole HTTP/1.1 answer that closes the connection, for what never became a request."""
+    body = render_body(code, message)
+    head = b"HTTP/1.1 %d %s\r\n" % (status, http.HTTPStatus(status).phrase.encode())
+    lines = b"".join(b"%s: %s\r\n" % field for field in _fields(body))
+    return head + lines + b"connection: close\r\n\r\n" + body
+
+
+def _fields(body: bytes) -> Headers:
+    return ((b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), _ORIGIN)

@@ -1,0 +1,45 @@
+"""Whether the process lives, is ready, and how it has been doing.
+
+Rule: answers from memory, never waits for anything.
+"""
+
+from collections.abc import Callable
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from proxy.server.metrics import Metrics
+
+_EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Health:
+    """The endpoints `/-/live`, `/-/ready` and `/-/metrics`.
+
+    `problem` says why recording is not as promised (empty: it is). Degraded is still ready, since calls go on;
+    `refuses` says that they do not. Draining is not ready.
+    """
+
+    def __init__(self, problem: Callable[[], str], metrics: Metrics, *, refuses: bool) -> None:
+        self._problem = problem
+        self._metrics = metrics
+        self._refuses = refuses
+        self.is_draining = False
+
+    async def live(self, request: Request) -> Response:
+        """The process answers."""
+        return JSONResponse({"status": "live"})
+
+    async def ready(self, request: Request) -> Response:
+        """200 while calls are served, with the reasons if the durability promise is suspended; else 503."""
+        reasons = [text for text in (self._problem(),) if text]
+        if self.is_draining:
+            return JSONResponse({"status": "draining", "reasons": ["shutting down", *reasons]}, 503)
+        if reasons:
+            reasons.append("while this lasts, answers are not held back until they are durable")
+            return JSONResponse({"status": "degraded", "reasons": reasons}, 503 if self._refuses else 200)
+        return JSONResponse({"status": "ready", "reasons": []})
+
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus' text format."""
+        return Response(self._metrics.render(), media_type=_EXPOSITION)

@@ -1,0 +1,36 @@
+"""The paths whose wire format we read.
+
+Rule: read the body, hand the call to the engine, watch for the client leaving.
+"""
+
+from dataclasses import replace
+
+from starlette.types import Receive, Scope, Send
+
+from proxy.engine.exchange import Exchanges
+from proxy.model.errors import ProxyError
+from proxy.server.client import AsgiClient, read_request
+from proxy.server.passthrough import Passthrough
+from proxy.server.policy import ServerPolicy
+
+
+class Managed:
+    """The endpoint of one wire format; a request in mode `bypass` goes the way of the other paths."""
+
+    def __init__(self, wire: str, exchanges: Exchanges, policy: ServerPolicy, passthrough: Passthrough) -> None:
+        self._wire = wire
+        self._exchanges = exchanges
+        self._policy = policy
+        self._passthrough = passthrough
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        client = AsgiClient(scope, receive, send, self._policy)
+        request = read_request(scope)
+        try:
+            if self._exchanges.read_mode(request) == "bypass":
+                return await self._passthrough(scope, receive, send)
+            body = await client.read_whole()
+        except ProxyError as error:
+            return await client.fail(error)
+        await client.see_through(self._exchanges.begin(replace(request, body=body), self._wire, client))

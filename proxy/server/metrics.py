@@ -1,0 +1,97 @@
+"""Counters for Prometheus.
+
+Rule: counting is adding to a plain number; names and text format are made when asked for.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from proxy.model.events import ExchangeRecorded, ReadingFailed
+from proxy.model.log import ArchiveHealth
+
+_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+class _Seconds:
+    """A histogram of seconds."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(_BUCKETS) + 1)
+        self._sum = 0.0
+
+    def add(self, seconds: float) -> None:
+        self._counts[bisect_left(_BUCKETS, seconds)] += 1
+        self._sum += seconds
+
+    def render(self, name: str, text: str) -> Metric:
+        total, buckets = 0, []
+        for bound, count in zip((*map(str, _BUCKETS), "+Inf"), self._counts, strict=True):
+            total += count
+            buckets.append((bound, total))
+        family = HistogramMetricFamily(name, text)
+        family.add_metric([], buckets, self._sum)
+        return family
+
+
+class Metrics(Collector):
+    """Counts what the bus tells; reads the state of log and tasks when asked."""
+
+    def __init__(self, health: Callable[[], ArchiveHealth], in_flight: Callable[[], int]) -> None:
+        self._health = health
+        self._in_flight = in_flight
+        self._exchanges: Counter[tuple[str, str, str, str, str]] = Counter()
+        self._unread = 0
+        self._request_bytes = 0
+        self._response_bytes = 0
+        self._first_byte = _Seconds()
+        self._total = _Seconds()
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def count_exchange(self, event: ExchangeRecorded) -> None:
+        """A subscriber of the bus."""
+        self._exchanges[(event.kind, event.wire, event.upstream, str(event.status), event.completeness)] += 1
+        self._request_bytes += event.request_size
+        self._response_bytes += event.received_size
+        if event.first_byte_s:
+            self._first_byte.add(event.first_byte_s)
+        self._total.add(event.total_s)
+
+    def count_unread(self, event: ReadingFailed) -> None:
+        """A subscriber of the bus."""
+        self._unread += 1
+
+    def render(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterable[Metric]:
+        """Part of prometheus_client's Collector."""
+        labels = ("kind", "wire", "upstream", "status", "completeness")
+        exchanges = CounterMetricFamily("palimpsest_exchanges", "Client calls by how they ended.", labels=labels)
+        for values, count in self._exchanges.items():
+            exchanges.add_metric(values, count)
+        yield exchanges
+        yield CounterMetricFamily("palimpsest_request_bytes", "Bytes of request bodies.", value=self._request_bytes)
+        yield CounterMetricFamily("palimpsest_response_bytes", "Bytes of answer bodies.", value=self._response_bytes)
+        yield CounterMetricFamily(
+            "palimpsest_unread_answers", "Recorded answers whose bytes could not be interpreted.", value=self._unread
+        )
+        yield self._first_byte.render("palimpsest_first_byte_seconds", "From the whole request to the first byte.")
+        yield self._total.render("palimpsest_exchange_seconds", "From the whole request to the end of the answer.")
+        yield GaugeMetricFamily("palimpsest_tasks", "Tasks under way.", value=self._in_flight())
+        yield from self._collect_log()
+
+    def _collect_log(self) -> Iterable[Metric]:
+        health = self._health()
+        yield GaugeMetricFamily("palimpsest_log_pending_records", "Records not yet durable.", value=health.pending)
+        yield GaugeMetricFamily("palimpsest_log_pending_bytes", "Bytes of those records.", value=health.pending_bytes)
+        yield CounterMetricFamily("palimpsest_log_dropped_records", "Records lost for good.", value=health.dropped)
+        yield GaugeMetricFamily(
+            "palimpsest_log_degraded", "1 while the log does not keep its promise.", value=int(bool(health.problem))
+        )

@@ -1,0 +1,25 @@
+"""What the server accepts and from whom. Rule: values only; who fills them in is above this room."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPolicy:
+    """Address, caps and limits of the way in.
+
+    `max_body_bytes` caps bodies of managed paths (others stream), `max_header_bytes` request line and header fields
+    together. `header_timeout` bounds the time a request's head may take, `body_timeout` the silence inside a request's
+    body, `stall_timeout` how long a client may take none of an answer; seconds. `allowed_hosts` are names, besides
+    loopback, addresses and `host` itself, under which a browser may reach the management pages; `*` allows all.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8484
+    admin_token: str = ""
+    allowed_hosts: tuple[str, ...] = ()
+    max_body_bytes: int = 64 * 1024 * 1024
+    max_header_bytes: int = 64 * 1024
+    header_timeout: float = 30.0
+    body_timeout: float = 60.0
+    stall_timeout: float = 600.0
+    drain_seconds: float = 30.0

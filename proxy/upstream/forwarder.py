@@ -1,0 +1,223 @@
+"""The hot path's HTTP client: one upstream, its connections, its rules of what is sent.
+
+Rule: one client call is at most one call upstream; only a connection that provably died before the request was read is
+replaced, once. Redirects are passed on, proxies of the environment are not used.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import certifi
+
+from proxy.engine.ports import RequestBody, UpstreamResponse
+from proxy.model.errors import UpstreamUnreachable
+from proxy.model.exchange import Headers
+from proxy.upstream.connection import Connection
+from proxy.upstream.policy import UpstreamPolicy
+from proxy.upstream.targets import map_target, parse_base
+from proxy.wire.headers import find, forward_request, is_credential
+
+Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+
+_KEEP_SECONDS = 55.0
+_KEEP_MOST = 256
+
+
+class Response:
+    """An answer under way on a connection of the forwarder's; implements the port of the same name."""
+
+    __slots__ = ("_connection", "_give_back", "_upload")
+
+    def __init__(
+        self, connection: Connection, give_back: Callable[[Connection], None], upload: "asyncio.Task[None] | None"
+    ) -> None:
+        self._connection: Connection | None = connection
+        self._give_back = give_back
+        self._upload = upload
+
+    @property
+    def status(self) -> int:
+        """Status code."""
+        return self._open.status
+
+    @property
+    def headers(self) -> Headers:
+        """Header fields in order."""
+        return self._open.headers
+
+    @property
+    def is_received(self) -> bool:
+        """Whether the whole answer is here, read or not."""
+        return self._connection is None or self._connection.is_received
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether every byte has been read."""
+        return self._connection is None or self._connection.is_ended
+
+    @property
+    def _open(self) -> Connection:
+        assert self._connection is not None, "the answer was closed"
+        return self._connection
+
+    async def read(self) -> bytes:
+        """The next bytes, empty at the end."""
+        return await self._open.read()
+
+    def close(self) -> None:
+        """Give the connection back, or close it in mid-answer."""
+        if self._connection is None:
+            return
+        if self._upload is not None and not self._upload.done():
+            self._upload.cancel()
+            self._connection.close()
+        connection, self._connection = self._connection, None
+        if connection.finish():
+            self._give_back(connection)
+
+
+class Forwarder:
+    """One upstream behind its port. `spawn` runs the task that streams an upload while the answer is awaited."""
+
+    def __init__(self, policy: UpstreamPolicy, spawn: Spawn) -> None:
+        self._policy = policy
+        self._spawn = spawn
+        self._origin, self._base_path = parse_base(policy.base_url)
+        self._idle: list[Connection] = []
+        self._tls: ssl.SSLContext | None = None
+        self._own_field = _own_field(policy)
+
+    @property
+    def name(self) -> str:
+        """As in the settings."""
+        return self._policy.name
+
+    async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> UpstreamResponse:
+        """See the port. A streamed body always gets a connection of its own, for it could not be sent twice."""
+        mapped = map_target(self._base_path, target)
+        fields = self._fields(headers, has_key=mapped.is_under_base)
+        head = b"%s %s HTTP/1.1\r\nhost: %s\r\n%s" % (method.encode(), mapped.path, self._origin.host_field, fields)
+        if not isinstance(body, bytes):
+            return await self._send_stream(method, head, headers, body)
+        if body or method in ("POST", "PUT", "PATCH"):
+            head += b"content-length: %d\r\n" % len(body)
+        head += b"\r\n"
+        connection = self._take_idle()
+        if connection is not None:
+            try:
+                return await self._ask(connection, method, head, body)
+            except UpstreamUnreachable:
+                if not connection.was_stale:
+                    raise
+        return await self._ask(await self._connect(), method, head, body)
+
+    def close(self) -> None:
+        """Close the connections that wait for use."""
+        while self._idle:
+            self._idle.pop().close()
+
+    async def _ask(self, connection: Connection, method: str, head: bytes, body: bytes) -> Response:
+        try:
+            connection.begin(method, head, body, self._policy.idle_timeout)
+            await connection.wait_for_head()
+        except BaseException:
+            connection.finish()
+            raise
+        return Response(connection, self._give_back, None)
+
+    async def _send_stream(self, method: str, head: bytes, headers: Headers, body: RequestBody) -> Response:
+        length = find(headers, b"content-length")
+        head += b"content-length: %s\r\n\r\n" % length if length else b"transfer-encoding: chunked\r\n\r\n"
+        connection = await self._connect()
+        upload: asyncio.Task[None] | None = None
+        try:
+            connection.begin(method, head, b"", self._policy.idle_timeout)
+            upload = self._spawn(_upload(connection, body, is_chunked=not length))
+            await connection.wait_for_head()
+        except BaseException:
+            if upload is not None:
+                upload.cancel()
+            connection.close()
+            connection.finish()
+            raise
+        return Response(connection, self._give_back, upload)
+
+    async def _connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        origin = self._origin
+        if origin.is_tls and self._tls is None:
+            self._tls = _make_tls()
+        began = loop.time()
+        try:
+            async with asyncio.timeout(self._policy.connect_timeout):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(loop), origin.host, origin.port, ssl=self._tls if origin.is_tls else None
+                )
+        except TimeoutError:
+            raise UpstreamUnreachable(
+                f"no connection to the upstream {self.name!r} within {self._policy.connect_timeout:g} s",
+                was_silent=True,
+            ) from None
+        except OSError as error:
+            raise UpstreamUnreachable(f"no connection to the upstream {self.name!r}: {error}") from error
+        # Name resolution, TCP and TLS make at least three round trips over TLS, one without.
+        connection.round_trip = (loop.time() - began) / (3 if origin.is_tls else 1)
+        return connection
+
+    def _take_idle(self) -> Connection | None:
+        now = asyncio.get_running_loop().time()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_reusable and now - connection.idle_since < connection.keep_for:
+                return connection
+            connection.close()
+        return None
+
+    def _give_back(self, connection: Connection) -> None:
+        if len(self._idle) >= _KEEP_MOST:
+            connection.close()
+            return
+        connection.idle_since = asyncio.get_running_loop().time()
+        connection.keep_for = _keep_for(connection.headers)
+        self._idle.append(connection)
+
+    def _fields(self, headers: Headers, *, has_key: bool) -> bytes:
+        fields = forward_request(headers)
+        own = self._own_field if has_key else b""
+        if own:
+            fields = [(name, value) for name, value in fields if not is_credential(name)]
+        return b"".join([b"%s: %s\r\n" % field for field in fields]) + own
+
+
+async def _upload(connection: Connection, body: RequestBody, *, is_chunked: bool) -> None:
+    while content := await body.read():
+        await connection.write(b"%x\r\n%s\r\n" % (len(content), content) if is_chunked else content)
+    if is_chunked:
+        await connection.write(b"0\r\n\r\n")
+
+
+def _own_field(policy: UpstreamPolicy) -> bytes:
+    """The header line of a key that the settings hold, empty if they hold none."""
+    key = policy.api_key.encode("latin-1")
+    if not key or policy.auth == "none":
+        return b""
+    return b"authorization: Bearer %s\r\n" % key if policy.auth == "bearer" else b"x-api-key: %s\r\n" % key
+
+
+def _keep_for(headers: Headers) -> float:
+    """Seconds an idle connection may be used again: a second less than the server says it keeps it."""
+    for part in find(headers, b"keep-alive").split(b","):
+        name, _, value = part.strip().partition(b"=")
+        if name.lower() == b"timeout" and value.isdigit():
+            return max(0.0, min(_KEEP_SECONDS, float(value) - 1.0))
+    return _KEEP_SECONDS
+
+
+def _make_tls() -> ssl.SSLContext:
+    """The system's roots and certifi's: some Python builds come with none of their own."""
+    context = ssl.create_default_context()
+    context.load_verify_locations(certifi.where())
+    context.set_alpn_protocols(["http/1.1"])
+    return context

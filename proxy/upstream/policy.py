@@ -1,0 +1,24 @@
+"""How an upstream is reached. Rule: values only; who fills them in is above this room."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Auth = Literal["bearer", "x-api-key", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamPolicy:
+    """One provider's server.
+
+    `base_url` as an SDK takes it (usually ending in `/v1`). `api_key`, where set, takes the place of the client's own
+    credential, in the field `auth` names, for paths under the base only. `models` are shell patterns of the model names
+    that go here; none means any. Times in seconds.
+    """
+
+    name: str
+    base_url: str
+    api_key: str = ""
+    auth: Auth = "bearer"
+    models: tuple[str, ...] = ()
+    connect_timeout: float = 10.0
+    idle_timeout: float = 600.0

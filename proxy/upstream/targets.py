@@ -1,0 +1,64 @@
+"""Where a client's path goes at an upstream (BEHAVIOUR B35).
+
+Rule: what an SDK would send with this base URL. Paths that could mean another resource than they show are refused,
+since the upstream, or a server before it, may normalise them differently from us.
+"""
+
+import re
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from proxy.model.errors import BadRequest
+
+_TRICK = re.compile(rb"(?i)(?:^|/)\.{1,2}(?:/|$)|%2e|%2f|%5c|\\|;|[\x00-\x20\x7f]")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A server to connect to."""
+
+    host: str
+    port: int
+    is_tls: bool
+
+    @property
+    def host_field(self) -> bytes:
+        """The value of the Host field."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        default = _DEFAULT_PORTS["https" if self.is_tls else "http"]
+        return (host if self.port == default else f"{host}:{self.port}").encode(
+            "idna" if host.isascii() is False else "ascii"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What to ask an origin for. `is_under_base`: a configured key may be sent along."""
+
+    path: bytes
+    is_under_base: bool
+
+
+def parse_base(base_url: str) -> tuple[Origin, bytes]:
+    """An SDK's base URL as its origin and its path without a final slash. Raises ValueError."""
+    parts = urlsplit(base_url)
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
+        raise ValueError(f"{base_url!r} is not an http(s) address")
+    origin = Origin(parts.hostname, parts.port or _DEFAULT_PORTS[parts.scheme], parts.scheme == "https")
+    return origin, parts.path.rstrip("/").encode("ascii")
+
+
+def map_target(base_path: bytes, target: bytes) -> Target:
+    """The upstream's path and query for the client's.
+
+    `/v1/X` goes to base + `/X` where the base has a path (OpenAI's `/v1`, Gemini's `/v1beta/openai`); every other
+    path goes to the origin as it stands. Raises BadRequest for a trick path.
+    """
+    path, mark, query = target.partition(b"?")
+    if not path.startswith(b"/") or _TRICK.search(path):
+        raise BadRequest("this path has dot segments, encoded slashes or the like; send it in its plain form")
+    if base_path and path.startswith(b"/v1/"):
+        return Target(base_path + path[3:] + mark + query, True)
+    is_under = not base_path or path == base_path or path.startswith(base_path + b"/")
+    return Target(target, is_under)

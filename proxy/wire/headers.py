@@ -1,0 +1,134 @@
+"""Header fields and targets: what goes on, what stays at one hop, what may rest in the log (PROTOCOL §6).
+
+Rule: forward everything that is not hop-by-hop or ours; store only what is listed, so that a credential in a field
+nobody thought of is never at rest. Names are lower case throughout.
+"""
+
+from collections.abc import Iterable
+
+from proxy.model.exchange import Headers
+
+OWN_PREFIX = b"x-palimpsest-"
+
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_SET_ANEW = frozenset({b"host", b"content-length", b"expect"})
+_CREDENTIALS = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key")
+_STORED = frozenset(
+    {
+        b"accept",
+        b"accept-encoding",
+        b"content-encoding",
+        b"content-length",
+        b"content-type",
+        b"date",
+        b"idempotency-key",
+        b"originator",
+        b"request-id",
+        b"retry-after",
+        b"retry-after-ms",
+        b"server",
+        b"session-id",
+        b"thread-id",
+        b"user-agent",
+        b"x-request-id",
+        b"x-session-affinity",
+        b"x-session-id",
+        b"x-parent-session-id",
+        b"x-should-retry",
+    }
+)
+_STORED_PREFIXES = (
+    b"anthropic-",
+    b"openai-",
+    b"x-claude-code-",
+    b"x-codex-",
+    b"x-openai-",
+    b"x-palimpsest-",
+    b"x-ratelimit-",
+    b"x-stainless-",
+)
+
+
+def find(headers: Headers, name: bytes) -> bytes:
+    """The first value of a field, empty if absent."""
+    for key, value in headers:
+        if key == name:
+            return value
+    return b""
+
+
+def forward_request(headers: Headers) -> Iterable[tuple[bytes, bytes]]:
+    """The client's fields that go upstream; Host and the length are the sender's to set."""
+    named = _named_by_connection(headers)
+    return [
+        (name, value)
+        for name, value in headers
+        if name not in _HOP_BY_HOP and name not in _SET_ANEW and name not in named and not name.startswith(OWN_PREFIX)
+    ]
+
+
+def forward_response(headers: Headers) -> Headers:
+    """The upstream's fields that go to the client; Content-Length goes on, for the body does so unchanged."""
+    named = _named_by_connection(headers)
+    return tuple((name, value) for name, value in headers if name not in _HOP_BY_HOP and name not in named)
+
+
+def keep_for_log(headers: Headers) -> Headers:
+    """The fields that may rest in the log."""
+    return tuple((name, value) for name, value in headers if name in _STORED or name.startswith(_STORED_PREFIXES))
+
+
+def is_credential(name: bytes) -> bool:
+    """Whether a request field carries the caller's credential."""
+    return name in _CREDENTIALS
+
+
+def find_credential(headers: Headers) -> bytes:
+    """The credential a request presents, empty if none."""
+    for name in _CREDENTIALS:
+        if value := find(headers, name):
+            return value
+    return b""
+
+
+def _named_by_connection(headers: Headers) -> frozenset[bytes]:
+    value = b",".join(value for name, value in headers if name == b"connection")
+    if not value:
+        return frozenset()
+    return frozenset(token.strip().lower() for token in value.split(b","))
+
+
+def keep_target(target: bytes) -> str:
+    """Path and query as they may rest: the query's names, not its values, which may hold keys."""
+    path, mark, query = target.partition(b"?")
+    names = b"&".join(part.partition(b"=")[0] for part in query.split(b"&")) if mark else b""
+    return (path + mark + names).decode("latin-1")
+
+
+def redact(content: bytes, secrets: Iterable[bytes], *, is_error: bool) -> bytes:
+    """What an upstream sent, with every credential it echoes overwritten by as many asterisks.
+
+    Short dummy keys ("lm-studio") are words that answers may well contain, so only error texts are searched for those.
+    """
+    shortest = 8 if is_error else 20
+    for secret in secrets:
+        if len(secret) >= shortest and secret in content:
+            content = content.replace(secret, b"*" * len(secret))
+    return content
+
+
+def bare_credential(value: bytes) -> bytes:
+    """A credential without its scheme: `Bearer abc` is `abc`."""
+    return value.rpartition(b" ")[2]

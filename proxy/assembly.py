@@ -21,7 +21,7 @@ from proxy.engine.tasks import TaskRunner
 from proxy.model.errors import StoreUnavailable
 from proxy.store.secret import load_or_create_secret
 from proxy.store.sqlite.archive import open_sqlite
-from proxy.store.sqlite.reader import SqliteReader, open_reader
+from proxy.store.sqlite.reader import SqliteReader
 from proxy.upstream.forwarder import Forwarder
 from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.chat_completions import ChatCompletions
@@ -87,5 +87,5 @@ async def build_engine(settings: Settings) -> Engine:
 
 
 def open_log(settings: Settings) -> SqliteReader:
-    """The log for reading, beside a server that may be writing it. Raises NotFound or StoreUnavailable."""
-    return open_reader(settings.store_policy().path)
+    """The log for reading, beside a server that may be writing it; its methods raise StoreUnavailable if it is none."""
+    return SqliteReader(settings.store_policy().path)

@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from proxy.engine.tasks import TaskRunner
 from proxy.model.events import Event
 
-Subscriber = Callable[[Event], Awaitable[None] | None]
+E = TypeVar("E", bound=Event)
+Subscriber = Callable[[E], Awaitable[None] | None]
 
 _log = logging.getLogger("palimpsest.bus")
 
@@ -16,17 +18,17 @@ class EventBus:
 
     def __init__(self, tasks: TaskRunner) -> None:
         self._tasks = tasks
-        self._by_type: dict[type[Event] | None, list[Subscriber]] = {}
+        self._by_type: dict[type[object] | None, list[Subscriber[Any]]] = {}
 
-    def subscribe(self, kind: type[Event], subscriber: Subscriber) -> None:
+    def subscribe(self, kind: type[E], subscriber: Subscriber[E]) -> None:
         """Call `subscriber` with every event of exactly this type."""
         self._by_type.setdefault(kind, []).append(subscriber)
 
-    def subscribe_all(self, subscriber: Subscriber) -> None:
+    def subscribe_all(self, subscriber: Subscriber[Event]) -> None:
         """Call `subscriber` with every event."""
         self._by_type.setdefault(None, []).append(subscriber)
 
-    def unsubscribe(self, subscriber: Subscriber) -> None:
+    def unsubscribe(self, subscriber: Subscriber[Any]) -> None:
         """Forget a subscriber, wherever it subscribed."""
         for subscribers in self._by_type.values():
             if subscriber in subscribers:

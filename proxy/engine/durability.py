@@ -1,4 +1,4 @@
-"""Waiting for the log (BEHAVIOUR B32b). Rule: a wait is bounded, and while the log is behind nobody waits twice."""
+"""Waiting for the log (BEHAVIOUR B32b). Rule: a wait is bounded, and while the log is late nobody else waits for it."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from proxy.engine.ports import Archive
 
 
 class CommitGate:
-    """Waits for commits, at most `commit_wait_ms` each; once one was late, not at all until the log has caught up."""
+    """Waits for commits, at most `commit_wait_ms` each; once one was late, not at all until that has come."""
 
     def __init__(self, archive: Archive, commit_wait_ms: int) -> None:
         self._archive = archive
@@ -15,25 +15,24 @@ class CommitGate:
 
     async def wait(self, commit: "asyncio.Future[bool]") -> None:
         """Return when the commit is durable, lost, or too late to wait for."""
-        if commit.done() or self._is_behind():
+        if commit.done():
             return
-        try:
-            async with asyncio.timeout(self._seconds):
-                await commit
-        except TimeoutError:
-            self._is_late = True
+        if not self._is_late:
+            await asyncio.wait((commit,), timeout=self._seconds)
+            if commit.done():
+                return
+        self._is_late = True
+        commit.add_done_callback(self._catch_up)
 
     @property
     def problem(self) -> str:
         """Why the durability promise is suspended; empty while it holds."""
         if problem := self._archive.health.problem:
             return problem
-        if self._is_behind():
+        if self._is_late:
             return f"the log is more than {self._seconds * 1000:g} ms behind; answers are not held back for it"
         return ""
 
-    def _is_behind(self) -> bool:
-        if self._is_late:
-            health = self._archive.health
-            self._is_late = bool(health.problem or health.pending)
-        return self._is_late
+    def _catch_up(self, commit: "asyncio.Future[bool]") -> None:
+        """The log is moving again: the next commit is waited for, which tells whether it is in time."""
+        self._is_late = commit.cancelled() or not commit.result()

@@ -15,7 +15,7 @@ from proxy.engine.relay import Entry, Flight, Relay
 from proxy.engine.tape import Tape
 from proxy.engine.tasks import TaskRunner
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
-from proxy.model.exchange import ClientRequest, Mode, Opening, Record, Round
+from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, Record, Round
 from proxy.model.manifest import Manifest, keep_head, keep_whole
 from proxy.wire.format import Format
 from proxy.wire.headers import bare_credential, find, find_credential
@@ -42,9 +42,9 @@ class Exchanges:
         self._tasks = tasks
         self._own_keys = own_keys
 
-    def read_mode(self, request: ClientRequest) -> Mode:
+    def read_mode(self, headers: Headers) -> Mode:
         """The mode a request asks for, else the configured one. Raises BadRequest."""
-        asked = find(request.headers, b"x-palimpsest-mode").decode("latin-1").strip().lower()
+        asked = find(headers, b"x-palimpsest-mode").decode("latin-1").strip().lower()
         if not asked:
             return self._policy.mode
         if asked not in _MODES:
@@ -91,7 +91,7 @@ class Exchanges:
         await self._relay.carry(flight, upstream.send(request.method, request.target, request.headers, passing))
 
     def _receive(self, request: ClientRequest, form: Format | None) -> Received:
-        mode = self.read_mode(request)
+        mode = self.read_mode(request.headers)
         if self._policy.on_failure == "refuse" and (problem := self._relay.problem):
             raise StoreUnavailable(f"calls are refused while they cannot be recorded (store.on_failure): {problem}")
         if form is None:

@@ -4,15 +4,15 @@ Rule: an id that the client sends names a family within its tenant and upstream;
 own. Tenants are told apart by a salted fingerprint of the credential, which is never kept itself.
 """
 
-import base64
 import hashlib
 import hmac
+from collections.abc import Mapping
 
 import msgspec
 
 from proxy.model.exchange import Headers, SessionKey
 from proxy.wire.body import SplitBody
-from proxy.wire.headers import find, find_credential
+from proxy.wire.headers import find_credential
 
 _OWN = b"x-palimpsest-session"
 _GENERIC = (b"x-session-id", b"x-dynamo-session-id", b"helicone-session-id", b"x-litellm-session-id")
@@ -33,17 +33,18 @@ class Lineage:
 
     def name_family(self, headers: Headers, body: SplitBody | None) -> str:
         """The client's own name for the conversation, empty if it gives none."""
-        if own := find(headers, _OWN):
+        fields = dict(headers)
+        if own := fields.get(_OWN):
             return _shorten(_text(own))
         for name in self._headers:
-            if value := find(headers, name):
+            if value := fields.get(name):
                 return _shorten(f"{_text(name)}:{_text(value)}")
-        return _shorten(_name_in_body(body) or _name_by_client(headers))
+        return _shorten(_name_in_body(body) or _name_by_client(fields))
 
     def name_session(self, tenant: bytes, upstream: str, family: str) -> SessionKey:
         """The session of a family; its id is derived, so the same family has the same id in every process."""
         seed = hashlib.sha256(b"session\0%s\0%s\0%s" % (tenant, upstream.encode(), family.encode())).digest()
-        return SessionKey(base64.b32encode(seed[:10]).decode().lower(), tenant, upstream, family)
+        return SessionKey(seed[:10].hex(), tenant, upstream, family)
 
 
 def _name_in_body(body: SplitBody | None) -> str:
@@ -56,11 +57,11 @@ def _name_in_body(body: SplitBody | None) -> str:
     return ""
 
 
-def _name_by_client(headers: Headers) -> str:
-    if thread := find(headers, b"thread-id"):
+def _name_by_client(fields: Mapping[bytes, bytes]) -> str:
+    if thread := fields.get(b"thread-id"):
         return f"codex:{_text(thread)}"
-    if session := find(headers, b"x-claude-code-session-id"):
-        agent = find(headers, b"x-claude-code-agent-id") or b"main"
+    if session := fields.get(b"x-claude-code-session-id"):
+        agent = fields.get(b"x-claude-code-agent-id") or b"main"
         return f"claude-code:{_text(session)}:{_text(agent)}"
     return ""
 

@@ -1,6 +1,7 @@
 """What recorded answers say. Rule: derived from bytes that are already safe; any failure here is a missing reading."""
 
 import asyncio
+import json
 from collections import deque
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from proxy.engine.tasks import TaskRunner
 from proxy.model.events import ReadingFailed
 from proxy.model.exchange import Answer, Headers, Reading
 from proxy.wire.encoding import decode_content
+from proxy.wire.evidence import read_object
 from proxy.wire.format import Format
 from proxy.wire.headers import find
 from proxy.wire.sse import read_events
@@ -31,18 +33,26 @@ class Received:
     content: bytes
 
 
-def read_received(form: Format, headers: Headers, content: bytes, cap: int) -> Answer:
-    """The answer in an upstream's body, streamed or not, decoded to at most `cap` bytes. Raises ValueError."""
+def read_received(form: Format, headers: Headers, content: bytes, cap: int) -> tuple[Answer, bytes]:
+    """The answer in an upstream's body, streamed or not, decoded to at most `cap` bytes; and the same as JSON.
+
+    Raises ValueError where the bytes hold no answer.
+    """
     plain = decode_content(content, find(headers, b"content-encoding").decode("latin-1"), cap)
     if is_event_stream(headers):
-        return form.read_events(read_events(plain))
-    try:
-        value = msgspec.json.decode(plain)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise ValueError(f"the answer is not JSON: {error}") from None
-    if not isinstance(value, dict):
+        answer = form.read_events(read_events(plain))
+        return answer, _render(answer.value)
+    value = read_object(plain.decode("utf-8", "replace"))
+    if value is None:
         raise ValueError("the answer is not a JSON object")
-    return form.read_answer(value)
+    return form.read_answer(value), plain
+
+
+def _render(value: dict[str, object]) -> bytes:
+    try:
+        return msgspec.json.encode(value)
+    except (UnicodeEncodeError, msgspec.MsgspecError, OverflowError):
+        return json.dumps(value).encode()  # lone surrogates, integers of any size
 
 
 def is_event_stream(headers: Headers) -> bool:
@@ -82,12 +92,12 @@ class Readings:
         arguments = (received.format, received.headers, received.content, self._cap)
         try:
             if len(received.content) > _INLINE_BYTES:
-                answer = await asyncio.to_thread(read_received, *arguments)
+                answer, rendered = await asyncio.to_thread(read_received, *arguments)
             else:
                 await asyncio.sleep(0)
-                answer = read_received(*arguments)
+                answer, rendered = read_received(*arguments)
         except Exception as error:  # noqa: BLE001 - a boundary: an answer nobody can read must not stop the reader
             self._bus.publish(ReadingFailed(received.exchange, f"{type(error).__name__}: {error}"))
             return
-        reading = Reading(received.exchange, received.k, b"", answer.usage, answer.finish, answer.error)
+        reading = Reading(received.exchange, received.k, rendered, answer.usage, answer.finish, answer.error)
         self._archive.append(reading, is_urgent=False)

@@ -4,14 +4,15 @@ Rule: recognising never fails a call. A body that cannot be read in parts is kep
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from proxy.engine.histories import Histories, Key, split_known, take_stock
 from proxy.engine.lineage import Lineage, read_text
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Archive, Clock, Ids, Upstream
-from proxy.model.exchange import ClientRequest, Mode, Opening
+from proxy.model.exchange import ClientRequest, Kind, Mode, Opening
 from proxy.model.manifest import Manifest, digest_of, keep_head, keep_whole
 from proxy.wire.body import SplitBody
 from proxy.wire.format import Format
@@ -34,6 +35,23 @@ class Received:
 
     opening: Opening
     upstream: Upstream
+
+
+class _Caller(NamedTuple):
+    """Who asks, in which conversation (empty: none named), and whom."""
+
+    tenant: bytes
+    family: str
+    upstream: Upstream
+
+
+class _Reading(NamedTuple):
+    """What was read of a request."""
+
+    kind: Kind
+    wire: str
+    model: str
+    body: Manifest
 
 
 class Reception:
@@ -61,32 +79,32 @@ class Reception:
             split, manifest = self._take_stock((tenant, form.name, family), request.body, form)
         family = family or self._lineage.name_family(request.headers, split)
         model = read_text(split.member("model")) if split is not None else ""
-        upstream = self._choose(model)
-        opening = self._open(request, mode, tenant, upstream, family)
-        return Received(replace(opening, kind="managed", wire=form.name, model=model, body=manifest), upstream)
+        caller = _Caller(tenant, family, self._choose(model))
+        return self._open(request, mode, caller, _Reading("managed", form.name, model, manifest))
 
     def receive_stream(self, request: ClientRequest, mode: Mode) -> Received:
         """Recognise a request whose body is still to come; whoever passes it on fills in the opening's body."""
-        upstream = self._choose("")
         tenant = self._lineage.find_tenant(request.headers)
         family = self._lineage.name_family(request.headers, None)
-        return Received(self._open(request, mode, tenant, upstream, family), upstream)
+        caller = _Caller(tenant, family, self._choose(""))
+        return self._open(request, mode, caller, _Reading("passthrough", "", "", _NOTHING))
 
-    def _open(self, request: ClientRequest, mode: Mode, tenant: bytes, upstream: Upstream, family: str) -> Opening:
+    def _open(self, request: ClientRequest, mode: Mode, caller: _Caller, reading: _Reading) -> Received:
         exchange = self._ids.next_exchange()
-        return Opening(
+        opening = Opening(
             exchange=exchange,
-            session=self._lineage.name_session(tenant, upstream.name, family or exchange),
-            kind="passthrough",
-            wire="",
+            session=self._lineage.name_session(caller.tenant, caller.upstream.name, caller.family or exchange),
+            kind=reading.kind,
+            wire=reading.wire,
             mode=mode,
-            model="",
+            model=reading.model,
             method=request.method,
             target=keep_target(request.target),
             headers=keep_for_log(request.headers),
-            body=_NOTHING,
+            body=reading.body,
             opened_ms=self._clock.now_ms(),
         )
+        return Received(opening, caller.upstream)
 
     def _take_stock(self, key: Key, content: bytes, form: Format) -> tuple[SplitBody | None, Manifest]:
         self._forget_after_loss()

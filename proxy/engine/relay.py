@@ -20,9 +20,9 @@ from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import Completeness, Headers, Opening, Outcome, Record, Timings, Trailer
 from proxy.wire.format import Format
 from proxy.wire.headers import find, forward_response, keep_for_log, redact
+from proxy.wire.sse import MARKER_REACH
 
 _LINGER_SECONDS = 0.05
-_CARRY = 64
 
 
 class Entry:
@@ -74,8 +74,8 @@ class EndFinder:
         """Where in this chunk the end begins (0 if it began in the one before), -1 if it is not here."""
         window = self._carry + chunk
         known = len(self._carry)
-        self._carry = window[-_CARRY:]
-        match = self._marker.search(window, 1 if known > 1 else 0)
+        self._carry = window[-MARKER_REACH:]
+        match = self._marker.search(window, 1)
         return max(0, match.start() - known) if match else -1
 
 

@@ -15,12 +15,14 @@ from proxy.server.policy import ServerPolicy
 from proxy.server.protocol import EXTENSION
 from proxy.wire.headers import find
 
+_BODILESS = (204, 304)
 
-def read_request(scope: Scope) -> ClientRequest:
-    """The request line and headers of an ASGI scope, raw."""
+
+def read_request(scope: Scope, body: bytes = b"") -> ClientRequest:
+    """The request line and headers of an ASGI scope, raw, and a body that was read."""
     query = scope["query_string"]
     target = scope["raw_path"] + b"?" + query if query else scope["raw_path"]
-    return ClientRequest(scope["method"], target, tuple(scope["headers"]))
+    return ClientRequest(scope["method"], target, tuple(scope["headers"]), body)
 
 
 class AsgiClient:
@@ -103,6 +105,9 @@ class AsgiClient:
         if self._is_started:
             return
         self._is_started = True
+        if status in _BODILESS:
+            # uvicorn would wait for the body that this length only describes (RFC 9110, 15.4.5)
+            headers = tuple(field for field in headers if field[0] != b"content-length")
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, content: bytes, *, is_last: bool = False) -> None:

@@ -3,8 +3,6 @@
 Rule: read the body, hand the call to the engine, watch for the client leaving.
 """
 
-from dataclasses import replace
-
 from starlette.types import Receive, Scope, Send
 
 from proxy.engine.exchange import Exchanges
@@ -26,11 +24,10 @@ class Managed:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         client = AsgiClient(scope, receive, send, self._policy)
-        request = read_request(scope)
         try:
-            if self._exchanges.read_mode(request) == "bypass":
+            if self._exchanges.read_mode(tuple(scope["headers"])) == "bypass":
                 return await self._passthrough(scope, receive, send)
             body = await client.read_whole()
         except ProxyError as error:
             return await client.fail(error)
-        await client.see_through(self._exchanges.begin(replace(request, body=body), self._wire, client))
+        await client.see_through(self._exchanges.begin(read_request(scope, body), self._wire, client))

@@ -226,6 +226,8 @@ class Connection(asyncio.Protocol):
             if status == 101:
                 raise ValueError("the upstream switched protocols unasked")
             return
+        if status > 599:
+            raise ValueError(f"the upstream's status {status} is none of HTTP's")
         self.status = status
         self._has_head = True
         names = {name for name, _ in self._headers}

@@ -1,7 +1,8 @@
-"""A scripted provider: an OpenAI- and Anthropic-like server that answers by what it is asked and keeps what it was sent.
+"""A scripted provider: an OpenAI- and Anthropic-like server that answers by what it is asked and keeps what it was
+sent.
 
-Rule: deterministic; the same request gives the same bytes, so that a call through the proxy can be compared with a direct
-one. Runs in a thread of its own on a loopback port and stops with its context.
+Rule: deterministic; the same request gives the same bytes, so that a call through the proxy can be compared with a
+direct one. Runs in a thread of its own on a loopback port and stops with its context.
 """
 
 import asyncio
@@ -50,14 +51,26 @@ def sse(*chunks: Any, end: str = "data: [DONE]\n\n") -> list[bytes]:
 
 def chat_chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> dict[str, Any]:
     choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-    return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice], **more}
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "m",
+        "choices": [choice],
+        **more,
+    }
 
 
 def _chat_stream(asked: dict[str, Any]) -> list[bytes]:
     chunks = [chat_chunk({"role": "assistant", "content": ""})]
     if asked.get("tools"):
         for index, name in enumerate(("read", "list")):
-            call = {"index": index, "id": f"call_{index}", "type": "function", "function": {"name": name, "arguments": ""}}
+            call = {
+                "index": index,
+                "id": f"call_{index}",
+                "type": "function",
+                "function": {"name": name, "arguments": ""},
+            }
             chunks.append(chat_chunk({"tool_calls": [call]}))
             chunks.append(chat_chunk({"tool_calls": [{"index": index, "function": {"arguments": '{"path": '}}]}))
             chunks.append(chat_chunk({"tool_calls": [{"index": index, "function": {"arguments": '"a.py"}'}}]}))
@@ -77,7 +90,14 @@ def _chat_answer(asked: dict[str, Any]) -> dict[str, Any]:
         message["content"] = json.dumps({"name": "palimpsest", "pages": 3})
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
     usage = {"prompt_tokens": 7, "completion_tokens": 11, "total_tokens": 18}
-    return {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [choice],
+        "usage": usage,
+    }
 
 
 def _response_object(status: str) -> dict[str, Any]:
@@ -110,7 +130,7 @@ def _responses_stream() -> list[bytes]:
 
 def _anthropic_stream() -> list[bytes]:
     usage = {"input_tokens": 7, "output_tokens": 1}
-    message = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "content": [], "usage": usage,
+    message: dict[str, Any] = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "content": [], "usage": usage,
                "stop_reason": None, "stop_sequence": None}  # fmt: skip
     events: list[dict[str, Any]] = [{"type": "message_start", "message": message}]
     events.append({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})
@@ -151,7 +171,9 @@ class _Endpoints:
     async def embeddings(self, request: Request) -> Response:
         await self._note(request)
         data = [{"object": "embedding", "index": 0, "embedding": [0.25, -0.5]}]
-        return JSONResponse({"object": "list", "model": "e", "data": data, "usage": {"prompt_tokens": 1, "total_tokens": 1}})
+        return JSONResponse(
+            {"object": "list", "model": "e", "data": data, "usage": {"prompt_tokens": 1, "total_tokens": 1}}
+        )
 
     async def models(self, request: Request) -> Response:
         await self._note(request)
@@ -183,7 +205,9 @@ def _refuse(model: str) -> Response | None:
         return None
     status = int(model.removeprefix("status-"))
     error = {"message": f"refused with {status}", "type": "invalid_request_error", "param": None, "code": "scripted"}
-    return JSONResponse({"error": error}, status, {"retry-after": "7", "x-request-id": "req_9", "x-should-retry": "false"})
+    return JSONResponse(
+        {"error": error}, status, {"retry-after": "7", "x-request-id": "req_9", "x-should-retry": "false"}
+    )
 
 
 def _stream(events: list[bytes]) -> Response:
@@ -207,7 +231,9 @@ def run_provider() -> Iterator[Provider]:
         Route("/v1/models", endpoints.models),
         Route("/v1/files", endpoints.files, methods=["POST"]),
     ]
-    config = uvicorn.Config(Starlette(routes=routes), port=0, log_config=None, ws="none", lifespan="off", http="httptools")
+    config = uvicorn.Config(
+        Starlette(routes=routes), port=0, log_config=None, ws="none", lifespan="off", http="httptools"
+    )
     config.timeout_graceful_shutdown = 1
     server = uvicorn.Server(config)
     sock = config.bind_socket()

@@ -16,10 +16,10 @@ from tests.journeys.running import Running, run_command, run_proxy
 
 KEY = "sk-journey-0123456789abcdef"
 MESSAGES: list[Any] = [{"role": "system", "content": "Be brief. é"}, {"role": "user", "content": "Tell me."}]
+PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}}
 TOOLS: list[Any] = [
-    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {"path": {"type": "string"}}}}}
-    for name in ("read", "list")
-]  # fmt: skip
+    {"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in ("read", "list")
+]
 
 
 class Book(BaseModel):
@@ -123,7 +123,9 @@ def test_an_error_reaches_the_program_as_it_was(status: int, provider: Provider,
         with make_client(base_url) as client, pytest.raises(openai.APIStatusError) as raised:
             client.chat.completions.create(model=f"status-{status}", messages=MESSAGES)
         error = raised.value
-        caught.append((type(error), error.status_code, error.code, error.message, error.response.headers["retry-after"]))
+        caught.append(
+            (type(error), error.status_code, error.code, error.message, error.response.headers["retry-after"])
+        )
     assert caught[0] == caught[1]
     assert caught[0][1] == status
 

@@ -1,0 +1,143 @@
+"""Commit before release, seen from both sides at once: a recording SQLite connection and a recording client."""
+
+import asyncio
+import functools
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from proxy.engine.bus import EventBus
+from proxy.engine.durability import CommitGate
+from proxy.engine.exchange import Exchanges
+from proxy.engine.lineage import Lineage
+from proxy.engine.policy import EnginePolicy
+from proxy.engine.readings import Readings
+from proxy.engine.reception import Reception, Route
+from proxy.engine.relay import Relay
+from proxy.engine.tasks import TaskRunner
+from proxy.model.exchange import ClientRequest, Headers
+from proxy.store.policy import StorePolicy
+from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
+from proxy.wire.chat_completions import ChatCompletions
+from tests.support.engine import (
+    JSON,
+    STREAM,
+    CountingIds,
+    FixedClock,
+    RecordingClient,
+    ScriptedResponse,
+    ScriptedUpstream,
+)
+
+BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
+
+
+class RecordingConnection(sqlite3.Connection):
+    """Notes each commit that has returned, with the tables that it made durable."""
+
+    journal: list[str]
+    pragmas: list[str]
+    _tables: set[str]
+
+    def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+        cursor = super().execute(sql, *parameters)
+        if sql.startswith("PRAGMA synchronous"):
+            self.pragmas.append(sql)
+        if sql == "COMMIT":
+            self.journal.extend(f"commit {table}" for table in sorted(self._tables & {"exchange", "outcome"}))
+            self._tables.clear()
+        return cursor
+
+    def executemany(self, sql: str, parameters: Iterable[Any], /) -> sqlite3.Cursor:
+        self._tables.add(sql.split("INSERT INTO ")[1].split("(")[0].strip())
+        return super().executemany(sql, parameters)
+
+
+class JournalingClient(RecordingClient):
+    """Notes what is released to the client, in the same journal as the commits."""
+
+    def __init__(self, journal: list[str]) -> None:
+        super().__init__()
+        self._journal = journal
+
+    async def start(self, status: int, headers: Headers) -> None:
+        if not self.started.is_set():
+            self._journal.append("head")
+        await super().start(status, headers)
+
+    async def write(self, content: bytes, *, is_last: bool = False) -> None:
+        self._journal.append(f"last {content.decode()!r}" if is_last else f"bytes {content.decode()!r}")
+        await super().write(content, is_last=is_last)
+
+
+def open_recording(
+    path: Path, durability: Literal["full", "normal"], journal: list[str], pragmas: list[str]
+) -> SqliteArchive:
+    class Connection(RecordingConnection):
+        pass
+
+    Connection.journal, Connection.pragmas, Connection._tables = journal, pragmas, set()
+    connect = functools.partial(sqlite3.connect, factory=Connection)
+    return open_sqlite(StorePolicy(path / "log.db", durability=durability), asyncio.get_running_loop(), connect)
+
+
+async def carry(archive: SqliteArchive, response: ScriptedResponse, client: RecordingClient) -> None:
+    policy, tasks = EnginePolicy(commit_wait_ms=10_000), TaskRunner()
+    bus, clock = EventBus(tasks), FixedClock()
+    readings = Readings(archive, bus, tasks, policy.record_cap_bytes)
+    relay = Relay(archive, CommitGate(archive, policy.commit_wait_ms), readings, bus, clock)
+    routes = [Route(ScriptedUpstream(answer=response))]
+    reception = Reception(policy, routes, archive, Lineage(archive.salt), clock, CountingIds())
+    form = ChatCompletions()
+    exchanges = Exchanges(policy, {form.name: form}, reception, relay, tasks)
+    request = ClientRequest("POST", b"/v1/chat/completions", (), BODY)
+    await exchanges.begin(request, form.name, client)
+    await tasks.finish(5)
+
+
+@pytest.mark.parametrize("durability", ["full", "normal"])
+async def test_a_stream_begins_after_the_question_and_ends_after_the_answer_is_committed(
+    durability: Literal["full", "normal"], tmp_path: Path
+) -> None:
+    journal, pragmas = list[str](), list[str]()
+    archive = open_recording(tmp_path, durability, journal, pragmas)
+    client = JournalingClient(journal)
+    response = ScriptedResponse(b"data: {}\n\n", b"data: 1\n\ndata: [DONE]\n\n", headers=STREAM, ending="eof")
+    try:
+        await carry(archive, response, client)
+    finally:
+        await archive.close()
+    assert journal == [
+        "commit exchange",
+        "head",
+        "bytes 'data: {}\\n\\n'",
+        "bytes 'data: 1\\n\\n'",
+        "commit outcome",
+        "last 'data: [DONE]\\n\\n'",
+    ]
+    assert pragmas == [f"PRAGMA synchronous = {durability.upper()}"]
+
+
+async def test_a_whole_answer_is_released_after_both_are_committed(tmp_path: Path) -> None:
+    journal = list[str]()
+    archive = open_recording(tmp_path, "full", journal, [])
+    client = JournalingClient(journal)
+    try:
+        await carry(archive, ScriptedResponse(b'{"id":1}', headers=JSON, ending="whole"), client)
+    finally:
+        await archive.close()
+    assert journal == ["commit exchange", "commit outcome", "head", "last '{\"id\":1}'"]
+
+
+async def test_the_last_bytes_of_a_known_length_wait_for_the_commit(tmp_path: Path) -> None:
+    journal = list[str]()
+    archive = open_recording(tmp_path, "full", journal, [])
+    client = JournalingClient(journal)
+    try:
+        await carry(archive, ScriptedResponse(b'{"id"', b":1}", headers=JSON, ending="last"), client)
+    finally:
+        await archive.close()
+    assert journal == ["commit exchange", "head", "bytes '{\"id\"'", "commit outcome", "last ':1}'"]

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from proxy import __version__
 from proxy.assembly import Engine, build_engine, find_admin_token
 from proxy.config import Settings
+from proxy.engine.tasks import TaskRunner
 from proxy.model.errors import ProxyError
 from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.server.health import Health
@@ -33,16 +34,31 @@ from proxy.server.routes import Endpoints, build_routes
 
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
+_CUT_SECONDS = 3
 
 _log = logging.getLogger("palimpsest")
+
+
+class CannotListen(ProxyError):
+    """The address is taken, or none of this machine's."""
 
 
 class DrainingServer(uvicorn.Server):
     """uvicorn's server with our way of stopping: told by the loop, not re-raised at the end."""
 
-    def __init__(self, config: uvicorn.Config, health: Health) -> None:
+    def __init__(self, config: uvicorn.Config, health: Health, tasks: TaskRunner, drain_seconds: float) -> None:
         super().__init__(config)
         self._health = health
+        self._tasks = tasks
+        self._drain_seconds = drain_seconds
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Part of uvicorn's Server. What is left when the time is up ends our way, before uvicorn would cut it."""
+        cutting = asyncio.get_running_loop().call_later(self._drain_seconds, self._tasks.cancel)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            cutting.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -59,6 +75,7 @@ class DrainingServer(uvicorn.Server):
     def _stop(self) -> None:
         if self.should_exit:
             self.force_exit = True
+            self._tasks.cancel()
         self.should_exit = self._health.is_draining = True
 
 
@@ -74,10 +91,6 @@ def serve(settings: Settings) -> int:
     except ProxyError as error:
         _log.error("%s", error)
         return 1
-    except OSError as error:
-        server = settings.server
-        _log.error("cannot listen on %s:%d: %s; choose --host or --port", server.host, server.port, error.strerror)
-        return 1
     return 0
 
 
@@ -89,7 +102,8 @@ async def _run(settings: Settings) -> None:
         try:
             app, health = build_app(engine, settings, policy)
             _announce(settings, policy, listener.getsockname()[1])
-            await DrainingServer(_configure(app, policy), health).serve([listener])
+            server = DrainingServer(_configure(app, policy), health, engine.tasks, policy.drain_seconds)
+            await server.serve([listener])
         finally:
             await engine.close()
 
@@ -118,13 +132,17 @@ def _configure(app: ASGIApp, policy: ServerPolicy) -> uvicorn.Config:
         server_header=False,
         date_header=False,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=math.ceil(policy.drain_seconds),
+        timeout_graceful_shutdown=math.ceil(policy.drain_seconds) + _CUT_SECONDS,
     )
 
 
 def _listen(policy: ServerPolicy) -> socket.socket:
     family = socket.AF_INET6 if ":" in policy.host else socket.AF_INET
-    return socket.create_server((policy.host, policy.port), family=family, backlog=_BACKLOG)
+    try:
+        return socket.create_server((policy.host, policy.port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        address = f"{policy.host}:{policy.port}"
+        raise CannotListen(f"cannot listen on {address}: {error.strerror}; choose --host or --port") from error
 
 
 def _list_facts(settings: Settings) -> tuple[tuple[str, str], ...]:

@@ -18,7 +18,7 @@ from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
 from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, Record, Round
 from proxy.model.manifest import Manifest, keep_head, keep_whole
 from proxy.wire.format import Format
-from proxy.wire.headers import bare_credential, find, find_credential
+from proxy.wire.headers import bare_credential, find, is_credential
 
 _MODES = ("manage", "observe", "bypass")
 
@@ -52,11 +52,14 @@ class Exchanges:
         return cast(Mode, asked)
 
     def begin(self, request: ClientRequest, wire: str, client: Client) -> "asyncio.Task[None]":
-        """Carry a request whose body is at hand, in the wire format named; cancel the task when the client has left."""
+        """Carry a request whose body is at hand, in the wire format named.
+
+        Cancel the task when the client has left, once it has taken a first step: from then on it leaves a record.
+        """
         return self._tasks.spawn(self._answer_errors(self._carry(request, self._formats[wire], client), client))
 
     def begin_stream(self, request: ClientRequest, body: RequestBody | None, client: Client) -> "asyncio.Task[None]":
-        """Carry a request whose body, if any, streams through unread; cancel the task when the client has left."""
+        """Carry a request whose body, if any, streams through unread; cancel the task as that of `begin`."""
         return self._tasks.spawn(self._answer_errors(self._carry_stream(request, body, client), client))
 
     async def _answer_errors(self, carrying: Coroutine[Any, Any, None], client: Client) -> None:
@@ -64,6 +67,9 @@ class Exchanges:
             await carrying
         except ProxyError as error:
             await client.fail(error)
+        except asyncio.CancelledError:
+            await client.dismiss()
+            raise
         finally:
             client.abort()
 
@@ -101,7 +107,6 @@ class Exchanges:
     def _take_off(
         self, request: ClientRequest, received: Received, entry: Entry, form: Format | None, client: Client
     ) -> Flight:
-        credential = bare_credential(find_credential(request.headers))
         return Flight(
             received.opening.exchange,
             entry,
@@ -109,7 +114,7 @@ class Exchanges:
             received.upstream.name,
             client,
             Tape(self._policy.record_cap_bytes),
-            (*self._own_keys, credential) if credential else self._own_keys,
+            (*self._own_keys, *(bare_credential(value) for name, value in request.headers if is_credential(name))),
         )
 
 

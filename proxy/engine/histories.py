@@ -43,6 +43,10 @@ class History:
         """Bytes of memory, roughly."""
         return len(self.split.content) + _ITEM_WEIGHT * len(self.links)
 
+    def continues(self, other: "History") -> bool:
+        """Whether this one has all the items of the other, and perhaps more."""
+        return self.links[: len(other.links)] == other.links
+
 
 Key = tuple[bytes, str, str]
 
@@ -70,12 +74,12 @@ class Histories:
         return best, most
 
     def remember(self, key: Key, history: History, known: History | None) -> None:
-        """Keep a body in place of the one it continues."""
+        """Keep a body, in place of the one it continues."""
         if len(history.split.content) < _WORTH_REMEMBERING or history.weight > self._cache_bytes:
             return
         entries = self._seen.setdefault(key, [])
         self._seen.move_to_end(key)
-        if known is not None and known in entries:
+        if known in entries and history.continues(known):
             entries.remove(known)
             self._weight -= known.weight
         entries.append(history)
@@ -108,9 +112,7 @@ def _may_extend(history: History, content: bytes, *, is_named: bool) -> bool:
 def split_known(content: bytes, items_key: str, known: History | None, shared: int) -> SplitBody | None:
     """Split a body, leaving out what it shares with a remembered one."""
     if known is not None and shared:
-        split = split_after(content, items_key, known.split, shared)
-        if split is not None:
-            return split
+        return split_after(content, items_key, known.split, shared)
     return split_body(content, items_key)
 
 
@@ -170,10 +172,6 @@ def _fill_gaps(content: bytes, marks: list[tuple[int, int, Piece]]) -> list[Piec
     pieces: list[Piece] = []
     at = 0
     for start, end, piece in sorted(marks, key=lambda mark: mark[0]):
-        if start > at:
-            pieces.append(content[at:start])
-        pieces.append(piece)
+        pieces += (content[at:start], piece)
         at = end
-    if at < len(content):
-        pieces.append(content[at:])
-    return pieces
+    return [*pieces, content[at:]]

@@ -33,7 +33,7 @@ class Lineage:
 
     def name_family(self, headers: Headers, body: SplitBody | None) -> str:
         """The client's own name for the conversation, empty if it gives none."""
-        fields = dict(headers)
+        fields = dict(reversed(headers))  # of a field that is there twice, the first counts
         if own := fields.get(_OWN):
             return _shorten(_text(own))
         for name in self._headers:
@@ -72,7 +72,7 @@ def read_text(raw: bytes) -> str:
         return ""
     try:
         return msgspec.json.decode(raw, type=str)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return ""
 
 

@@ -88,6 +88,10 @@ class Client(Protocol):
         """Answer with this error as JSON; once the answer has started, the same as `abort`."""
         ...
 
+    async def dismiss(self) -> None:
+        """The call was cancelled: where nothing was sent and the client is still there, tell it to try again."""
+        ...
+
     def abort(self) -> None:
         """Break the answer visibly after delivering what was written: never a clean end.
 
@@ -108,8 +112,12 @@ class Archive(Protocol):
         """Queue records, in order, behind everything queued before; never blocks, never raises.
 
         The future turns True once they (and all before them) are durable, False if they were dropped for want of room.
-        Records that are not urgent may wait for the next ones that are, a second at most.
+        Records that are not urgent may wait for the next ones that are, for `flush`, or a second at most.
         """
+        ...
+
+    def flush(self) -> None:
+        """Let records that are not urgent wait no longer."""
         ...
 
     async def list_sessions(self, limit: int = 100) -> Sequence[SessionRow]:

@@ -69,7 +69,7 @@ class Readings:
         self._tasks = tasks
         self._cap = cap
         self._waiting: deque[Received] = deque()
-        self._is_running = False
+        self._running: asyncio.Task[None] | None = None
 
     def submit(self, received: Received) -> None:
         """Have an answer read soon; beyond a bound the oldest that wait are left unread (they can be read any time)."""
@@ -77,16 +77,12 @@ class Readings:
             dropped = self._waiting.popleft()
             self._bus.publish(ReadingFailed(dropped.exchange, "too many answers wait to be read"))
         self._waiting.append(received)
-        if not self._is_running:
-            self._is_running = True
-            self._tasks.spawn(self._run())
+        if self._running is None or self._running.done():
+            self._running = self._tasks.spawn(self._run())
 
     async def _run(self) -> None:
-        try:
-            while self._waiting:
-                await self._read(self._waiting.popleft())
-        finally:
-            self._is_running = False
+        while self._waiting:
+            await self._read(self._waiting.popleft())
 
     async def _read(self, received: Received) -> None:
         arguments = (received.format, received.headers, received.content, self._cap)

@@ -14,7 +14,7 @@ from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Archive, Clock, Ids, Upstream
 from proxy.model.exchange import ClientRequest, Kind, Mode, Opening
 from proxy.model.manifest import Manifest, digest_of, keep_head, keep_whole
-from proxy.wire.body import SplitBody
+from proxy.wire.body import SplitBody, split_body
 from proxy.wire.format import Format
 from proxy.wire.headers import keep_for_log, keep_target
 
@@ -74,10 +74,10 @@ class Reception:
         tenant = self._lineage.find_tenant(request.headers)
         family = self._lineage.name_family(request.headers, None)
         if len(request.body) > self._policy.record_cap_bytes:
-            split, manifest = None, self._keep_capped(request.body)
+            split, manifest = split_body(request.body, form.items_key), self._keep_capped(request.body)
         else:
             split, manifest = self._take_stock((tenant, form.name, family), request.body, form)
-        family = family or self._lineage.name_family(request.headers, split)
+        family = self._lineage.name_family(request.headers, split)
         model = read_text(split.member("model")) if split is not None else ""
         caller = _Caller(tenant, family, self._choose(model))
         return self._open(request, mode, caller, _Reading("managed", form.name, model, manifest))

@@ -23,10 +23,14 @@ from proxy.wire.headers import find, forward_response, keep_for_log, redact
 from proxy.wire.sse import MARKER_REACH
 
 _LINGER_SECONDS = 0.05
+_COMPANY_SECONDS = 0.003
 
 
 class Entry:
-    """The opening of an exchange on its way to the log: appended once, when its body is known or its answer ends."""
+    """The opening of an exchange on its way to the log: appended once, when its body is known or its answer ends.
+
+    It may wait a few milliseconds for company: an answer that is there by then shares its commit.
+    """
 
     def __init__(self, archive: Archive, make: Callable[[], tuple[Opening, *tuple[Record, ...]]]) -> None:
         self._archive = archive
@@ -39,7 +43,7 @@ class Entry:
         if self.opening is None:
             records = self._make()
             self.opening = records[0]
-            self.commit = self._archive.append(*records)
+            self.commit = self._archive.append(*records, is_urgent=False)
         return self.opening
 
 
@@ -104,6 +108,7 @@ class Relay:
         Raises ProxyError where none came; a cancelled call is recorded as aborted.
         """
         flight.began = self._clock.monotonic()
+        flushing = asyncio.get_running_loop().call_later(_COMPANY_SECONDS, self._archive.flush)
         try:
             response = await sending
         except ProxyError as error:
@@ -112,6 +117,8 @@ class Relay:
         except BaseException:
             self._record(flight, 0, (), "aborted", "")
             raise
+        finally:
+            flushing.cancel()
         flight.head_at = self._clock.monotonic()
         try:
             await self._pump(flight, response)
@@ -147,6 +154,7 @@ class Relay:
             tape.add(content)
             return content, True
         if flight.entry.commit is not None:
+            self._archive.flush()
             await self._gate.wait(flight.entry.commit)
         await client.start(response.status, forward_response(response.headers))
         ender = _find_ender(flight, response)
@@ -172,7 +180,9 @@ class Relay:
             while not response.is_ended:
                 chunk = await response.read()
                 if chunk:
-                    self._archive.append(Trailer(flight.exchange, flight.k, i, chunk))
+                    self._archive.append(
+                        Trailer(flight.exchange, flight.k, i, redact(chunk, flight.secrets, is_error=False))
+                    )
                     i += 1
                 await flight.client.write(chunk, is_last=response.is_ended)
         except UpstreamUnreachable:

@@ -27,13 +27,19 @@ class TaskRunner:
         task.add_done_callback(self._let_go)
         return task
 
+    def cancel(self) -> None:
+        """Tell every task to end."""
+        for task in tuple(self._tasks):
+            task.cancel()
+
     async def finish(self, seconds: float) -> bool:
         """Wait for all tasks, then cancel what is left and wait for that; True if nothing had to be cancelled."""
-        if self._tasks:
-            await asyncio.wait(tuple(self._tasks), timeout=seconds)
+        await asyncio.sleep(0)  # a task that never took a step could not put its things in order
+        deadline = asyncio.get_running_loop().time() + seconds
+        while self._tasks and (left_s := deadline - asyncio.get_running_loop().time()) > 0:
+            await asyncio.wait(tuple(self._tasks), timeout=left_s)  # what they start meanwhile is waited for, too
         left = tuple(self._tasks)
-        for task in left:
-            task.cancel()
+        self.cancel()
         if left:
             await asyncio.wait(left, timeout=5.0)
         return not left

@@ -7,7 +7,7 @@ rebinding a name of its own to us, the Origin check from riding on the cookie.
 
 import hmac
 import ipaddress
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -39,7 +39,7 @@ class AccessRules:
         """Raises Refused unless the request may see our pages."""
         self.check_host(headers)
         origin = find(headers, b"origin").decode("latin-1")
-        if origin and urlsplit(origin).netloc != find(headers, b"host").decode("latin-1"):
+        if origin and origin.partition("://")[2] != find(headers, b"host").decode("latin-1"):
             raise Refused(403, "forbidden", "requests from other origins are refused")
         if not any(hmac.compare_digest(token, self._token) for token in _tokens(headers, query) if self._token):
             raise Refused(
@@ -101,7 +101,7 @@ def _tokens(headers: Headers, query: bytes) -> list[bytes]:
     for part in find(headers, b"cookie").split(b";"):
         name, _, value = part.strip().partition(b"=")
         if name == COOKIE.encode():
-            found.append(value)
+            found.append(unquote(value.decode("latin-1")).encode())
     if query:
         found.extend(value.encode() for value in parse_qs(query.decode("latin-1")).get("token", ()))
     return found

@@ -12,7 +12,7 @@ from proxy.model.errors import ProxyError, TooLarge
 from proxy.model.exchange import ClientRequest, Headers
 from proxy.server.errors import Refused, render_error
 from proxy.server.policy import ServerPolicy
-from proxy.server.protocol import EXTENSION
+from proxy.server.protocol import CONNECTION, TARGET
 from proxy.wire.headers import find
 
 _BODILESS = (204, 304)
@@ -20,8 +20,9 @@ _BODILESS = (204, 304)
 
 def read_request(scope: Scope, body: bytes = b"") -> ClientRequest:
     """The request line and headers of an ASGI scope, raw, and a body that was read."""
-    query = scope["query_string"]
-    target = scope["raw_path"] + b"?" + query if query else scope["raw_path"]
+    target: bytes = scope["extensions"][TARGET]
+    if not target.startswith(b"/"):  # absolute form, as sent to a proxy: whose host it names does not matter here
+        target = scope["raw_path"] + b"?" * bool(scope["query_string"]) + scope["query_string"]
     return ClientRequest(scope["method"], target, tuple(scope["headers"]), body)
 
 
@@ -34,7 +35,6 @@ class AsgiClient:
         self._send = send
         self._policy = policy
         self._is_started = False
-        self._is_broken = False
         self._body_ended = asyncio.Event()
         self.is_finished = False
 
@@ -69,8 +69,7 @@ class AsgiClient:
             try:
                 message = await self._next_message()
             except ProxyError:
-                self._is_broken = True
-                self._body_ended.set()
+                self.abort()
                 await _never()
             if not message["more_body"]:
                 self._body_ended.set()
@@ -83,22 +82,18 @@ class AsgiClient:
         self._body_ended.set()
 
     async def see_through(self, call: "asyncio.Task[None]") -> None:
-        """Wait for a call's end; a client that leaves before, or a server that must stop, cancels it."""
+        """Wait for a call's end; a client that leaves before cancels it."""
+        over = asyncio.Event()
+        call.add_done_callback(lambda _: over.set())
+        self._connection.watch(over.set)
         try:
-            await self._wait_until_left()
+            await asyncio.sleep(0)  # a task that never took a step leaves no record
+            await over.wait()
         finally:
-            if not self.is_finished:
-                call.cancel()
+            self._connection.unwatch(over.set)
+            call.cancel()
         if not call.done():
             await asyncio.wait((call,))
-
-    async def _wait_until_left(self) -> None:
-        """Return when the answer is complete or the client has gone, whichever is first."""
-        await self._body_ended.wait()
-        while not self._is_broken and not self.is_finished:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                return
 
     async def start(self, status: int, headers: Headers) -> None:
         """The answer's head; nothing if it has been sent."""
@@ -114,8 +109,8 @@ class AsgiClient:
         """Body bytes."""
         if self.is_finished or (not content and not is_last):
             return
-        self.is_finished = is_last
         await self._send({"type": "http.response.body", "body": content, "more_body": not is_last})
+        self.is_finished = is_last
 
     async def fail(self, error: ProxyError) -> None:
         """Answer with our own error, or break off."""
@@ -127,6 +122,10 @@ class AsgiClient:
         await self.write(body, is_last=True)
         if not self._body_ended.is_set():
             self._connection.linger()
+
+    async def dismiss(self) -> None:
+        """The server must stop: say so where nothing was sent, else break off."""
+        await self.fail(Refused(503, "shutting_down", "the server is shutting down; try again"))
 
     def abort(self) -> None:
         """Break off; nothing after a whole answer."""
@@ -148,7 +147,7 @@ class AsgiClient:
 
     @property
     def _connection(self) -> Any:
-        return self._scope["extensions"][EXTENSION]
+        return self._scope["extensions"][CONNECTION]
 
 
 def _too_large(cap: int) -> TooLarge:

@@ -1,6 +1,7 @@
 """The page at `/-/`. Rule: what the start-up link opens; turns the token in the link into a cookie and forgets it."""
 
 import html
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -39,5 +40,5 @@ class Inspector:
                 self._page, headers={"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
             )
         answer = RedirectResponse("/-/", 303)
-        answer.set_cookie(COOKIE, token, httponly=True, samesite="strict", path="/-/")
+        answer.set_cookie(COOKIE, quote(token, safe=""), httponly=True, samesite="strict", path="/-/")
         return answer

@@ -1,6 +1,6 @@
 """What the server accepts and from whom. Rule: values only; who fills them in is above this room."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class ServerPolicy:
 
     host: str = "127.0.0.1"
     port: int = 8484
-    admin_token: str = ""
+    admin_token: str = field(default="", repr=False)
     allowed_hosts: tuple[str, ...] = ()
     max_body_bytes: int = 64 * 1024 * 1024
     max_header_bytes: int = 64 * 1024

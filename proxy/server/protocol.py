@@ -1,13 +1,17 @@
 """The HTTP/1.1 protocol of the way in: uvicorn's on httptools, with the limits it lacks.
 
 Rule: what is not one well-formed request within the caps is answered 400, 408 or 431 and closed before anything else
-sees it. httptools refuses CL+TE, obs-fold and odd versions; head size, head time, Host and a client that stops
-reading are ours.
+sees it. httptools refuses CL+TE and obs-fold; head size, head time, Host, and noticing that a client has left or takes
+nothing of its answer are ours.
 """
 
 import asyncio
+import select
+import sys
+from collections.abc import Callable
 from typing import Any
 
+import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -15,10 +19,13 @@ from uvicorn.server import ServerState
 from proxy.server.errors import render_plain
 from proxy.server.policy import ServerPolicy
 
-EXTENSION = "palimpsest.connection"
+CONNECTION = "palimpsest.connection"
+TARGET = "palimpsest.target"
 
 _READ_AHEAD = 1024 * 1024
 _LINGER_SECONDS = 1.0
+_LOOK_SECONDS = 1.0
+_SLACK = 64 * 1024
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -34,12 +41,41 @@ class GuardedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._policy = policy
-        self._head_size = 0
-        self._hosts = 0
+        self._head_size = self._unparsed = self._hosts = 0
         self._is_in_head = True
+        self._is_read_anew = False
+        self._data = b""
         self._refusal = (400, "bad_request", "this is not a valid HTTP/1.1 request")
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._look_timer: asyncio.TimerHandle | None = None
+        self._watching: list[Callable[[], None]] = []
+        self._cycles: list[Any] = []
+
+    # --- for the application -----------------------------------------------------------------------------------------
+
+    def watch(self, notify: Callable[[], None]) -> None:
+        """Call this when the client has left, at once if it has."""
+        self._watching.append(notify)
+        if self.parser is None:
+            notify()
+        elif not self.cycle.more_body:
+            self.flow.resume_reading()  # or leaving would not be seen
+
+    def unwatch(self, notify: Callable[[], None]) -> None:
+        """The opposite of `watch`."""
+        self._watching.remove(notify)
+
+    def break_off(self) -> None:
+        """End the connection after what was written, without ending the answer."""
+        self._disconnect_cycles()
+        self.transport.close()
+
+    def linger(self) -> None:
+        """Close soon if the rest of a refused body keeps coming: closing at once would reset the answer away."""
+        self.loop.call_later(_LINGER_SECONDS, self._close_unless_read, self.cycle)
+
+    # --- asyncio.Protocol --------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Part of asyncio's Protocol."""
@@ -47,15 +83,27 @@ class GuardedProtocol(HttpToolsProtocol):
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Part of asyncio's Protocol."""
-        self._unwatch_head()
-        self._unwatch_stall()
+        """Part of asyncio's Protocol. uvicorn tells only the newest request; the ones before it are told here."""
+        for timer in (self._head_timer, self._stall_timer, self._look_timer):
+            if timer is not None:
+                timer.cancel()
+        self._disconnect_cycles()
         super().connection_lost(exc)
+        for notify in tuple(self._watching):
+            notify()
 
     def data_received(self, data: bytes) -> None:
         """Part of asyncio's Protocol."""
+        self._data = data
         super().data_received(data)
-        if self._is_in_head and self._head_timer is None and not self.transport.is_closing():
+        if not self._is_in_head or self.transport.is_closing():
+            return
+        # The parser keeps a field until it ends, so that an endless one would never be counted by `on_header`.
+        self._unparsed += len(data)
+        if self._unparsed > self._policy.max_header_bytes + _SLACK:
+            self._refusal = self._too_large()
+            self.send_400_response("")
+        elif self._head_timer is None:
             self._watch_head()
 
     def pause_writing(self) -> None:
@@ -65,15 +113,19 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         """Part of asyncio's Protocol."""
-        self._unwatch_stall()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
         super().resume_writing()
+
+    # --- httptools callbacks -----------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         """Part of httptools' protocol."""
         super().on_message_begin()
         self._is_in_head = True
-        self._head_size = self._hosts = 0
-        self.scope["extensions"] = {EXTENSION: self}  # type: ignore[dict-item]
+        self._is_read_anew = False
+        self._head_size = self._unparsed = self._hosts = 0
 
     def on_url(self, url: bytes) -> None:
         """Part of httptools' protocol."""
@@ -83,76 +135,111 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Part of httptools' protocol."""
         self._count(len(name) + len(value) + 4)
+        if not self._is_in_head:
+            return  # a trailer: no field of the request
         super().on_header(name, value)
-        if self.headers[-1][0] == b"host":
+        name = self.headers[-1][0]
+        if name == b"host":
             self._hosts += 1
+        elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            self._refuse("the only transfer coding understood here is chunked")
 
     def on_headers_complete(self) -> None:
         """Part of httptools' protocol."""
         self._is_in_head = False
-        self._unwatch_head()
-        if self._hosts != 1 and (self._hosts or self.parser.get_http_version() != "1.0"):
-            self._refuse(400, "bad_request", "a request has exactly one Host field")
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        version = self.parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            self._refuse("HTTP/1.1 is spoken here")
+        if self._hosts != 1 and (self._hosts or version != "1.0"):
+            self._refuse("a request has exactly one Host field")
+        if self._get_upgrade() not in (None, b"websocket"):
+            self._is_read_anew = True
+            return
+        self.scope["extensions"] = {CONNECTION: self, TARGET: self.url}  # type: ignore[dict-item]
         super().on_headers_complete()
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete] + [self.cycle]
 
     def on_body(self, body: bytes) -> None:
-        """Part of httptools' protocol.
-
-        Reads further ahead than uvicorn: a large body then wakes its reader less often.
-        """
+        """Part of httptools' protocol. Reads further ahead than uvicorn, whose reader wakes up for every 64 KB."""
         if self.cycle.response_complete:
             return
         self.cycle.body += body
         if len(self.cycle.body) > _READ_AHEAD:
             self.flow.pause_reading()
+            if self._look_timer is None:
+                self._look_timer = self.loop.call_later(_LOOK_SECONDS, self._look)
         self.cycle.message_event.set()
 
+    def on_message_complete(self) -> None:
+        """Part of httptools' protocol."""
+        if not self._is_read_anew:
+            self.cycle.more_body = False
+            super().on_message_complete()
+
+    # --- inner -------------------------------------------------------------------------------------------------------
+
     def send_400_response(self, msg: str) -> None:
-        """Answer what never became a request."""
+        """Answer what never became a request; uvicorn's hook for it."""
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             self.transport.write(render_plain(*self._refusal))
         self.transport.close()
 
-    def break_off(self) -> None:
-        """End the connection after what was written, without ending the answer."""
-        self.transport.close()
+    def _unsupported_upgrade_warning(self) -> None:
+        """Where uvicorn would only warn.
 
-    def linger(self) -> None:
-        """Close soon if the rest of a refused body keeps coming: closing at once would reset the answer away."""
-        self.loop.call_later(_LINGER_SECONDS, self._close_unless_read, self.cycle)
+        A websocket is for the application to refuse. Any other offer (`h2c`) is passed over: the parser skipped the
+        body of that request, so head and rest are read again without the offer.
+        """
+        if not self._is_read_anew:
+            return
+        offset = getattr(sys.exc_info()[1], "args", (len(self._data),))[0]
+        fields = b"".join(b"%s: %s\r\n" % field for field in self.headers if field[0] != b"upgrade")
+        head = b"%s %s HTTP/1.1\r\n%s\r\n" % (self.parser.get_method(), self.url, fields)
+        rest = self._data[offset:]
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(head + rest)
+
+    def _disconnect_cycles(self) -> None:
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
+    def _look(self) -> None:
+        """While reading is paused asyncio does not notice a reset; the kernel is asked now and then."""
+        self._look_timer = None
+        if not self.flow.read_paused or self.transport.is_closing():
+            return
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), 0)
+        if poll.poll(0):
+            self.transport.abort()
+            return
+        self._look_timer = self.loop.call_later(_LOOK_SECONDS, self._look)
 
     def _close_unless_read(self, cycle: object) -> None:
         if self.cycle is cycle and self.cycle.more_body:
             self.transport.close()
 
-    def _unsupported_upgrade_warning(self) -> None:
-        """Silent: the application answers 426."""
-
     def _count(self, size: int) -> None:
         self._head_size += size
         if self._head_size > self._policy.max_header_bytes:
-            self._refuse(
-                431,
-                "headers_too_large",
-                f"the head of the request exceeds server.max_header_bytes ({self._policy.max_header_bytes})",
-            )
+            self._refusal = self._too_large()
+            raise ValueError(self._refusal[2])
 
-    def _refuse(self, status: int, code: str, message: str) -> None:
-        self._refusal = (status, code, message)
+    def _too_large(self) -> tuple[int, str, str]:
+        limit = self._policy.max_header_bytes
+        return 431, "headers_too_large", f"the head of the request exceeds server.max_header_bytes ({limit})"
+
+    def _refuse(self, message: str) -> None:
+        self._refusal = (400, "bad_request", message)
         raise ValueError(message)
 
     def _watch_head(self) -> None:
         self._head_timer = self.loop.call_later(self._policy.header_timeout, self._give_up_on_head)
-
-    def _unwatch_head(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def _unwatch_stall(self) -> None:
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
 
     def _give_up_on_head(self) -> None:
         self._refusal = (408, "head_timeout", "the head of the request took too long (server.header_timeout)")

@@ -1,7 +1,7 @@
 """The hot path's HTTP client: one upstream, its connections, its rules of what is sent.
 
-Rule: one client call is at most one call upstream; only a connection that provably died before the request was read is
-replaced, once. Redirects are passed on, proxies of the environment are not used.
+Rule: one client call is at most one call upstream; a pooled connection that has died is replaced before the request
+goes out, never after. Redirects are passed on, proxies of the environment are not used.
 """
 
 import asyncio
@@ -74,6 +74,7 @@ class Response:
             self._upload.cancel()
             self._connection.close()
         connection, self._connection = self._connection, None
+        connection.keep_for = _keep_for(connection.headers)
         if connection.finish():
             self._give_back(connection)
 
@@ -104,28 +105,19 @@ class Forwarder:
         if body or method in ("POST", "PUT", "PATCH"):
             head += b"content-length: %d\r\n" % len(body)
         head += b"\r\n"
-        connection = self._take_idle()
-        if connection is not None:
-            try:
-                return await self._ask(connection, method, head, body)
-            except UpstreamUnreachable:
-                if not connection.was_stale:
-                    raise
-        return await self._ask(await self._connect(), method, head, body)
+        connection = self._take_idle() or await self._connect()
+        try:
+            connection.begin(method, head, body, self._policy.idle_timeout)
+            await connection.wait_for_head()
+        except BaseException:
+            _discard(connection)
+            raise
+        return Response(connection, self._give_back, None)
 
     def close(self) -> None:
         """Close the connections that wait for use."""
         while self._idle:
             self._idle.pop().close()
-
-    async def _ask(self, connection: Connection, method: str, head: bytes, body: bytes) -> Response:
-        try:
-            connection.begin(method, head, body, self._policy.idle_timeout)
-            await connection.wait_for_head()
-        except BaseException:
-            connection.finish()
-            raise
-        return Response(connection, self._give_back, None)
 
     async def _send_stream(self, method: str, head: bytes, headers: Headers, body: RequestBody) -> Response:
         length = find(headers, b"content-length")
@@ -139,8 +131,7 @@ class Forwarder:
         except BaseException:
             if upload is not None:
                 upload.cancel()
-            connection.close()
-            connection.finish()
+            _discard(connection)
             raise
         return Response(connection, self._give_back, upload)
 
@@ -149,7 +140,6 @@ class Forwarder:
         origin = self._origin
         if origin.is_tls and self._tls is None:
             self._tls = _make_tls()
-        began = loop.time()
         try:
             async with asyncio.timeout(self._policy.connect_timeout):
                 _, connection = await loop.create_connection(
@@ -162,15 +152,13 @@ class Forwarder:
             ) from None
         except OSError as error:
             raise UpstreamUnreachable(f"no connection to the upstream {self.name!r}: {error}") from error
-        # Name resolution, TCP and TLS make at least three round trips over TLS, one without.
-        connection.round_trip = (loop.time() - began) / (3 if origin.is_tls else 1)
         return connection
 
     def _take_idle(self) -> Connection | None:
         now = asyncio.get_running_loop().time()
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_reusable and now - connection.idle_since < connection.keep_for:
+            if now - connection.idle_since < connection.keep_for and connection.is_fresh():
                 return connection
             connection.close()
         return None
@@ -180,7 +168,6 @@ class Forwarder:
             connection.close()
             return
         connection.idle_since = asyncio.get_running_loop().time()
-        connection.keep_for = _keep_for(connection.headers)
         self._idle.append(connection)
 
     def _fields(self, headers: Headers, *, has_key: bool) -> bytes:
@@ -192,10 +179,21 @@ class Forwarder:
 
 
 async def _upload(connection: Connection, body: RequestBody, *, is_chunked: bool) -> None:
-    while content := await body.read():
+    while True:
+        connection.waits_for_client = True
+        content = await body.read()
+        connection.waits_for_client = False
+        if not content:
+            break
         await connection.write(b"%x\r\n%s\r\n" % (len(content), content) if is_chunked else content)
     if is_chunked:
         await connection.write(b"0\r\n\r\n")
+
+
+def _discard(connection: Connection) -> None:
+    """Let go of a connection for good."""
+    connection.close()
+    connection.finish()
 
 
 def _own_field(policy: UpstreamPolicy) -> bytes:

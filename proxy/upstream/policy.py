@@ -1,6 +1,6 @@
 """How an upstream is reached. Rule: values only; who fills them in is above this room."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Auth = Literal["bearer", "x-api-key", "none"]
@@ -17,7 +17,7 @@ class UpstreamPolicy:
 
     name: str
     base_url: str
-    api_key: str = ""
+    api_key: str = field(default="", repr=False)
     auth: Auth = "bearer"
     models: tuple[str, ...] = ()
     connect_timeout: float = 10.0

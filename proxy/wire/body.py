@@ -12,15 +12,17 @@ from dataclasses import dataclass
 
 import msgspec
 
-_MEMBER_GAP = re.compile(rb'[ \t\r\n]*[{,][ \t\r\n]*("(?:[^"\\]|\\.)*")[ \t\r\n]*:[ \t\r\n]*')
+_MEMBER_GAP = re.compile(rb'[ \t\r\n]*[{,][ \t\r\n]*"(?:[^"\\]++|\\.)*+"[ \t\r\n]*:[ \t\r\n]*')
 _OBJECT_END = re.compile(rb"[ \t\r\n]*}[ \t\r\n]*\Z")
+_EMPTY_OBJECT = re.compile(rb"[ \t\r\n]*{[ \t\r\n]*}[ \t\r\n]*\Z")
 _ELEMENT_GAP = re.compile(rb"[ \t\r\n]*,?[ \t\r\n]*")
-_ARRAY_END = re.compile(rb"[ \t\r\n]*\]\Z")
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]|,|[^"{}\[\],\s]+')
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\]]|,|[^"{}\[\],\s]+')
 
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _elements = msgspec.json.Decoder(list[msgspec.Raw])
+_REFUSED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 _BLOCK = 64 * 1024
+_AFTER_VALUE = b",] \t\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +95,9 @@ def count_shared(content: bytes, known: SplitBody) -> int:
     """How many of `known`'s first items stand in `content` at the same place, with the same bytes up to their end."""
     if not known.items or known.items[0].end > len(content):
         return 0
-    last = min(known.items[-1].end, len(content))
-    if content.startswith(known.content[:last]) and last == known.items[-1].end:
-        return len(known.items)
+    last = known.items[-1].end
+    if content.startswith(known.content[:last]):
+        return _count_ended(content, known, len(known.items))
     same = _common_prefix(content, known.content)
     low, high = 0, len(known.items)
     while low < high:
@@ -104,7 +106,14 @@ def count_shared(content: bytes, known: SplitBody) -> int:
             low = middle + 1
         else:
             high = middle
-    return low
+    return _count_ended(content, known, low)
+
+
+def _count_ended(content: bytes, known: SplitBody, count: int) -> int:
+    """The count, less one where the last shared item goes on in `content`, as a number may: `1` in `12`."""
+    end = known.items[count - 1].end if count else len(content)
+    is_ended = end < len(content) and content[end] in _AFTER_VALUE
+    return count if is_ended else max(0, count - 1)
 
 
 def _common_prefix(a: bytes, b: bytes) -> int:
@@ -131,46 +140,46 @@ class _Unaccounted(Exception):
 
 def _find_members(content: bytes) -> dict[str, Span]:
     try:
-        raw: Mapping[str, bytes] = {k: bytes(v) for k, v in _members.decode(content).items()}
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        values = _members.decode(content)
+    except _REFUSED:
         return _scan_members(content)
-    spans: dict[str, Span] = {}
+    spans = {}
     at = 0
-    for name, value in raw.items():
-        at = _pass_gap(_MEMBER_GAP, content, at)
-        if not content.startswith(value, at):
-            raise _Unaccounted
-        spans[name] = Span(at, at + len(value))
-        at += len(value)
-    if not _OBJECT_END.match(content, at) and content.strip(b" \t\r\n") != b"{}":
-        raise _Unaccounted
+    for name, value in values.items():
+        at = _pass(_MEMBER_GAP, content, at)
+        spans[name] = _place(bytes(value), content, at)
+        at = spans[name].end
+    _pass(_OBJECT_END if spans else _EMPTY_OBJECT, content, at)
     return spans
 
 
 def _find_elements(content: bytes, array: Span) -> tuple[Span, ...]:
-    body = content[array.start : array.end]
     try:
-        raw = [bytes(element) for element in _elements.decode(body)]
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return tuple(_scan_elements(content, array))
-    spans: list[Span] = []
+        values = _elements.decode(content[array.start : array.end])
+    except _REFUSED:
+        return tuple(_scan_values(content, array.start + 1))
+    spans = []
     at = array.start + 1
-    for value in raw:
-        at = _pass_gap(_ELEMENT_GAP, content, at)
-        if not content.startswith(value, at):
-            raise _Unaccounted
-        spans.append(Span(at, at + len(value)))
-        at += len(value)
-    if not _ARRAY_END.match(content[at : array.end]):
-        raise _Unaccounted
+    for value in values:
+        span = _place(bytes(value), content, _pass(_ELEMENT_GAP, content, at))
+        spans.append(span)
+        at = span.end
     return tuple(spans)
 
 
-def _pass_gap(pattern: re.Pattern[bytes], content: bytes, at: int) -> int:
-    gap = pattern.match(content, at)
-    if gap is None:
+def _place(value: bytes, content: bytes, at: int) -> Span:
+    """The span of a value that must stand at `at`."""
+    if not content.startswith(value, at):
         raise _Unaccounted
-    return gap.end()
+    return Span(at, at + len(value))
+
+
+def _pass(separator: re.Pattern[bytes], content: bytes, at: int) -> int:
+    """Where a separator that must begin at `at` ends."""
+    match = separator.match(content, at)
+    if match is None:
+        raise _Unaccounted
+    return match.end()
 
 
 def _scan_members(content: bytes) -> dict[str, Span]:
@@ -179,34 +188,27 @@ def _scan_members(content: bytes) -> dict[str, Span]:
         value = json.loads(content)
     except (ValueError, RecursionError):
         raise _Unaccounted from None
-    if not isinstance(value, dict) or content[:1] != b"{":
+    if not isinstance(value, dict):
         raise _Unaccounted
-    spans: dict[str, Span] = {}
+    spans = {}
     at = 0
     for name in value:
-        gap = _MEMBER_GAP.match(content, at)
-        if gap is None or json.loads(gap.group(1)) != name:
+        start = _pass(_MEMBER_GAP, content, at)
+        if json.loads(content[at:start].strip(b"{,: \t\r\n")) != name:
             raise _Unaccounted
-        span = next(_scan_values(content, gap.end()))
-        spans[name] = span
-        at = span.end
-    if not _OBJECT_END.match(content, at):
-        raise _Unaccounted
+        spans[name] = next(_scan_values(content, start))
+        at = spans[name].end
+    _pass(_OBJECT_END if spans else _EMPTY_OBJECT, content, at)
     return spans
-
-
-def _scan_elements(content: bytes, array: Span) -> Iterator[Span]:
-    yield from _scan_values(content, array.start + 1)
 
 
 def _scan_values(content: bytes, at: int) -> Iterator[Span]:
     """The values from `at` on, separated by commas, up to the bracket that closes what holds them."""
     depth, start, end = 0, -1, at
-    for token in _TOKEN.finditer(content, at):
+    for token in _TOKEN.finditer(content, at):  # pragma: no branch - the JSON is whole, so it closes
         first = content[token.start()]
         if depth == 0 and first in b",}]":
-            if start >= 0:
-                yield Span(start, end)
+            yield Span(start, end)
             if first != ord(","):
                 return
             start = -1

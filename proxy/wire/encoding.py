@@ -11,7 +11,7 @@ def decode_content(content: bytes, encoding: str, cap: int) -> bytes:
     Raises ValueError for an encoding we do not read or bytes that are not in it.
     """
     encoding = encoding.strip().lower()
-    if encoding in ("", "identity"):
+    if encoding in ("", "identity") or not cap:  # to zlib, a cap of 0 is none
         return content[:cap]
     if encoding not in _WINDOWS:
         raise ValueError(f"content-encoding {encoding!r} is not read here")

@@ -1,0 +1,58 @@
+# The two targets a person needs are `run` and `test`; both do all set-up by themselves. `make help` lists the others.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check --quiet
+LOCK := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --build-deps-for editable \
+	--no-header --no-emit-index-url --no-emit-trusted-host --no-emit-find-links
+CODE := proxy tests benchmarks
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help run test bench format lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(VENV)/.run ## start the proxy; options in ARGS, such as ARGS="--port 9000"
+	@exec $(BIN)/palimpsest serve $(ARGS)
+
+test: $(VENV)/.dev ## format, lint, types, import contracts, tests with coverage gates
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=95
+	@printf 'branches covered in model and wire, percent: '
+	@$(BIN)/coverage report --include='proxy/model/*,proxy/wire/*' --format=total --fail-under=100
+
+bench: $(VENV)/.dev ## measure the proxy; options in ARGS
+	$(BIN)/python -m benchmarks.run $(ARGS)
+
+format: $(VENV)/.dev ## bring the code into its form
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+lock: $(VENV)/.dev ## resolve pyproject.toml anew into the two locks
+	$(LOCK) --upgrade --output-file requirements.lock pyproject.toml
+	$(LOCK) --upgrade --output-file requirements-dev.lock --extra dev --constraint requirements.lock pyproject.toml
+
+clean: ## remove the virtual environment and all caches
+	rm -rf $(VENV) build dist *.egg-info .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find proxy tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+# The environment is made without a pip of its own, so that Pythons whose `venv` lacks ensurepip will do.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
+	$(PYTHON) -m venv --without-pip $(VENV)
+
+$(VENV)/.run: requirements.lock pyproject.toml | $(BIN)/python
+	$(PIP) install --require-hashes --requirement requirements.lock
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: requirements-dev.lock requirements.lock pyproject.toml | $(BIN)/python
+	$(PIP) install --require-hashes --requirement requirements-dev.lock
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@ $(VENV)/.run

@@ -1,0 +1,69 @@
+"""The table of commands, and the boundary where an expected error becomes one line on standard error.
+
+Rule: exit code 0 is fine, 1 found a fault or could not do it, 2 was asked wrongly. No colour, so NO_COLOR holds.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from typer.main import get_command
+
+from proxy import __version__
+from proxy.cli import care, configuring, exporting, reading, serving
+from proxy.cli.doors import Doors
+from proxy.cli.text import make_plain
+from proxy.config import ConfigError
+from proxy.model.errors import ProxyError
+
+NAME = "palimpsest"
+
+_EXIT_CODES = "Exit codes: 0 fine; 1 found a fault, or could not do it; 2 a wrong option or setting."
+
+
+def _begin(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Write the version.")] = False,
+) -> None:
+    """A transparent, OpenAI-compatible reverse proxy with an immutable log."""
+    if version:
+        typer.echo(f"{NAME} {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
+
+
+def build() -> typer.Typer:
+    """The command line, each command under the name of its function."""
+    config = typer.Typer(rich_markup_mode=None, help="Check, describe or begin a settings file.")
+    config.command()(configuring.check)
+    config.command()(configuring.schema)
+    config.command()(configuring.init)
+    application = typer.Typer(rich_markup_mode=None, add_completion=False, epilog=_EXIT_CODES)
+    application.callback(invoke_without_command=True)(_begin)
+    application.command()(serving.serve)
+    application.command()(reading.sessions)
+    application.command()(reading.show)
+    application.command()(exporting.export)
+    application.command()(care.verify)
+    application.command()(care.backup)
+    application.add_typer(config, name="config")
+    return application
+
+
+def run(doors: Doors, arguments: Sequence[str] | None = None) -> None:
+    """Run the command the arguments name (those of the process by default). Always raises SystemExit."""
+    try:
+        get_command(build())(args=arguments, prog_name=NAME, obj=doors)
+    except ConfigError as error:
+        _leave(str(error), 2)
+    except ProxyError as error:
+        _leave(str(error), 1)
+    except OSError as error:
+        _leave(": ".join(str(part) for part in (error.filename, error.strerror or error) if part), 1)
+
+
+def _leave(text: str, code: int) -> None:
+    typer.echo(make_plain(f"{NAME}: {text}"), err=True)
+    raise SystemExit(code)

@@ -1,0 +1,254 @@
+"""The settings tree. Rule: each key has a meaning, a unit and a default; defaults come from the rooms' own policies."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from proxy.config.kinds import BaseUrl, DirectoryPath, HeaderName, HostName, Seconds, Secret, SecretFile, Size
+from proxy.engine.policy import EnginePolicy
+from proxy.model.exchange import Mode
+from proxy.server.policy import ServerPolicy
+from proxy.store.policy import Durability, StorePolicy
+from proxy.upstream.policy import Auth, UpstreamPolicy
+
+_SERVER = ServerPolicy()
+_ENGINE = EnginePolicy()
+_STORE = StorePolicy(Path(), durability="normal")  # who wants records to survive a power loss asks for it
+_UPSTREAM = UpstreamPolicy("openai", "https://api.openai.com/v1")
+_LOG_FILE = "log.db"
+
+
+def _refuse_both(given: SecretStr, from_file: SecretStr, name: str) -> None:
+    if given.get_secret_value() and from_file.get_secret_value():
+        raise PydanticCustomError("secret", "{name} and {name}_file are both set; keep one of them", {"name": name})
+
+
+def _reveal(given: SecretStr, from_file: SecretStr) -> str:
+    return from_file.get_secret_value() or given.get_secret_value()
+
+
+class Section(BaseModel):
+    """A part of the tree: frozen, and a key it does not know is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ServerSettings(Section):
+    """The way in: address, caps, time limits, and who may reach the management pages."""
+
+    host: str = Field(_SERVER.host, description="Address to listen on. 0.0.0.0: every interface, so set admin_token.")
+    port: int = Field(_SERVER.port, ge=0, le=65535, description="Port to listen on. 0: any that is free.")
+    allowed_hosts: tuple[HostName, ...] = Field(
+        _SERVER.allowed_hosts,
+        description='Names, besides loopback and host, under which a browser may reach the pages below /-/. "*": any.',
+    )
+    max_body_bytes: Size = Field(
+        _SERVER.max_body_bytes, ge=1024, description="Largest request body on recorded paths; bytes. Others stream."
+    )
+    max_header_bytes: Size = Field(
+        _SERVER.max_header_bytes, ge=1024, description="Largest request line and header fields together; bytes."
+    )
+    header_timeout: Seconds = Field(
+        _SERVER.header_timeout, description="How long the head of a request may take; seconds."
+    )
+    body_timeout: Seconds = Field(_SERVER.body_timeout, description="How long a request body may be silent; seconds.")
+    stall_timeout: Seconds = Field(
+        _SERVER.stall_timeout, description="How long a client may take nothing of its answer; seconds."
+    )
+    drain_seconds: float = Field(
+        _SERVER.drain_seconds,
+        ge=0,
+        allow_inf_nan=False,
+        description="How long calls under way may go on after a stop signal; seconds.",
+    )
+    admin_token: Secret = Field(
+        SecretStr(_SERVER.admin_token),
+        description="Secret for the pages and API below /-/. Empty: one is made and kept in the data directory.",
+    )
+    admin_token_file: SecretFile = Field(
+        SecretStr(""), description="Path of a file that holds admin_token, in its place."
+    )
+
+    @model_validator(mode="after")
+    def _check_secret(self) -> Self:
+        _refuse_both(self.admin_token, self.admin_token_file, "admin_token")
+        return self
+
+
+class UpstreamSettings(Section):
+    """One provider's server."""
+
+    name: str = Field(
+        _UPSTREAM.name,
+        pattern=r"^[A-Za-z0-9._:-]{1,64}$",
+        description="Name in the log and in metrics; letters, digits and . _ : -, unique.",
+    )
+    base_url: BaseUrl = Field(_UPSTREAM.base_url, description="Address as an SDK takes it, usually ending in /v1.")
+    api_key: Secret = Field(
+        SecretStr(_UPSTREAM.api_key),
+        description="Key that takes the place of the client's own. Empty: the client's key goes on untouched.",
+    )
+    api_key_file: SecretFile = Field(SecretStr(""), description="Path of a file that holds api_key, in its place.")
+    models: tuple[str, ...] = Field(
+        _UPSTREAM.models,
+        description='Names or patterns of the models that go here, such as ["gpt-*"]. Empty: any.',
+    )
+    auth: Auth = Field(
+        _UPSTREAM.auth,
+        description="Where api_key goes. bearer: the field Authorization; x-api-key: that field; none: nowhere.",
+    )
+    connect_timeout: Seconds = Field(_UPSTREAM.connect_timeout, description="How long a connection may take; seconds.")
+    idle_timeout: Seconds = Field(
+        _UPSTREAM.idle_timeout, description="How long the upstream may be silent before or inside an answer; seconds."
+    )
+
+    @model_validator(mode="after")
+    def _check_secret(self) -> Self:
+        _refuse_both(self.api_key, self.api_key_file, "api_key")
+        return self
+
+    def policy(self) -> UpstreamPolicy:
+        """What the upstream room is given."""
+        return UpstreamPolicy(
+            name=self.name,
+            base_url=self.base_url,
+            api_key=_reveal(self.api_key, self.api_key_file),
+            models=self.models,
+            auth=self.auth,
+            connect_timeout=self.connect_timeout,
+            idle_timeout=self.idle_timeout,
+        )
+
+
+class SessionsSettings(Section):
+    """How calls are told apart into conversations."""
+
+    headers: tuple[HeaderName, ...] = Field(
+        _ENGINE.session_headers,
+        description="Request headers, besides the known ones, whose value names the conversation.",
+    )
+    cache_bytes: Size = Field(
+        _ENGINE.cache_bytes,
+        ge=0,
+        description="Memory for the newest request bodies, by which repeated histories are recognised; bytes.",
+    )
+
+
+class StoreSettings(Section):
+    """The log: how hard it holds on to things, and how large it may grow."""
+
+    durability: Durability = Field(
+        _STORE.durability,
+        description="normal: survives a killed process; full: survives a power loss too, and waits for the disk.",
+    )
+    on_failure: Literal["forward", "refuse"] = Field(
+        _ENGINE.on_failure,
+        description="While the log takes no writes: forward calls and keep records in memory, or refuse them with 503.",
+    )
+    commit_wait_ms: int = Field(
+        _ENGINE.commit_wait_ms,
+        ge=0,
+        description="Longest time an answer waits for its record to be durable; milliseconds.",
+    )
+    spool_bytes: Size = Field(
+        _STORE.spool_bytes, ge=0, description="Memory for records that cannot be written yet; bytes."
+    )
+    record_cap_bytes: Size = Field(
+        _ENGINE.record_cap_bytes,
+        ge=0,
+        description="How much of one body is kept; bytes. Above it: its head and digest.",
+    )
+    max_bytes: Size = Field(
+        _STORE.max_bytes, ge=0, description="Size of the log at which it takes no more writes; bytes. 0: no cap."
+    )
+
+    @model_validator(mode="after")
+    def _check_room(self) -> Self:
+        if self.spool_bytes < 2 * self.record_cap_bytes:
+            what = "spool_bytes must be at least twice record_cap_bytes, or large records never fit"
+            raise PydanticCustomError("room", what)
+        return self
+
+
+class Settings(BaseSettings):
+    """Everything that can be set. Build it with `load_settings`, which reads all sources and names each error's."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="PALIMPSEST_", env_nested_delimiter="__", env_ignore_empty=True, extra="forbid", frozen=True
+    )
+
+    mode: Mode = Field(
+        _ENGINE.mode,
+        description="How calls are treated. This version changes none and records all; bypass leaves bodies unread.",
+    )
+    data: DirectoryPath = Field(
+        Path("~/.palimpsest"),
+        validate_default=True,
+        description="Directory of the log and of the generated admin token.",
+    )
+    server: ServerSettings = ServerSettings()
+    upstreams: tuple[UpstreamSettings, ...] = Field(
+        (UpstreamSettings(),),
+        description="Providers' servers. A call goes to the first whose models match, else the first without models.",
+    )
+    sessions: SessionsSettings = SessionsSettings()
+    store: StoreSettings = StoreSettings()
+
+    @field_validator("upstreams")
+    @classmethod
+    def _check_upstreams(cls, upstreams: tuple[UpstreamSettings, ...]) -> tuple[UpstreamSettings, ...]:
+        if not upstreams:
+            raise PydanticCustomError("upstreams", "must hold at least one upstream")
+        names = [upstream.name for upstream in upstreams]
+        for name in names:
+            if names.count(name) > 1:
+                raise PydanticCustomError("name", 'two are named "{name}"; names are unique', {"name": name})
+        return upstreams
+
+    def server_policy(self) -> ServerPolicy:
+        """What the server room is given."""
+        server = self.server
+        return ServerPolicy(
+            host=server.host,
+            port=server.port,
+            admin_token=_reveal(server.admin_token, server.admin_token_file),
+            allowed_hosts=server.allowed_hosts,
+            max_body_bytes=server.max_body_bytes,
+            max_header_bytes=server.max_header_bytes,
+            header_timeout=server.header_timeout,
+            body_timeout=server.body_timeout,
+            stall_timeout=server.stall_timeout,
+            drain_seconds=server.drain_seconds,
+        )
+
+    def engine_policy(self) -> EnginePolicy:
+        """What the engine is given."""
+        return EnginePolicy(
+            mode=self.mode,
+            commit_wait_ms=self.store.commit_wait_ms,
+            record_cap_bytes=self.store.record_cap_bytes,
+            on_failure=self.store.on_failure,
+            session_headers=self.sessions.headers,
+            cache_bytes=self.sessions.cache_bytes,
+        )
+
+    def store_policy(self) -> StorePolicy:
+        """What the store is given."""
+        return StorePolicy(
+            path=self.data / _LOG_FILE,
+            durability=self.store.durability,
+            spool_bytes=self.store.spool_bytes,
+            max_bytes=self.store.max_bytes,
+        )
+
+    def upstream_policies(self) -> tuple[UpstreamPolicy, ...]:
+        """What the upstream room is given, in order of preference."""
+        return tuple(upstream.policy() for upstream in self.upstreams)
+
+    def with_idle_timeout(self, seconds: float) -> Self:
+        """The same settings with one idle time for every upstream."""
+        upstreams = tuple(upstream.model_copy(update={"idle_timeout": seconds}) for upstream in self.upstreams)
+        return self.model_copy(update={"upstreams": upstreams})

@@ -1,0 +1,144 @@
+"""Anthropic Messages (`/v1/messages`).
+
+Rule: a stream is the non-streamed message taken apart, and is put together again by block; kinds of blocks and deltas
+that are not known are continued like text.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from proxy.model.exchange import Answer, Usage
+from proxy.wire.deltas import Places, assemble, keep, merge, settle_object
+from proxy.wire.evidence import read_error, read_fields, read_kind, read_object, read_text, read_typed_error, read_usage
+from proxy.wire.sse import EVENT_LINE, TYPED_DATA_LINE, ServerEvent
+
+_USAGE_NAMES = {
+    "input": ("input_tokens",),
+    "output": ("output_tokens",),
+    "cached": ("cache_read_input_tokens",),
+    "written": ("cache_creation_input_tokens",),
+}
+# Types of blocks whose beginning is missing, where the delta is not named after them.
+_BLOCK_TYPES = {"input_json_delta": "tool_use", "citations_delta": "text", "signature_delta": "thinking"}
+
+
+class AnthropicMessages:
+    """The wire of claude-code."""
+
+    name = "anthropic_messages"
+    items_key = "messages"
+    end_marker = re.compile(EVENT_LINE + rb"message_stop(?=[\r\n])|" + TYPED_DATA_LINE + b'message_stop"')
+
+    def read_answer(self, value: Mapping[str, object]) -> Answer:
+        """The answer in a non-streamed body."""
+        return Answer(
+            value=dict(value),
+            usage=_read_usage(value.get("usage")),
+            finish=read_text(value.get("stop_reason")),
+            error=read_error(value),
+        )
+
+    def read_events(self, events: Iterable[ServerEvent]) -> Answer:
+        """The answer a stream adds up to, in the shape of a non-streamed one."""
+        return assemble(_Stream(), events, self.read_answer)
+
+
+def _read_usage(value: object) -> Usage | None:
+    """As counted, but with the whole prompt as `input`: Anthropic counts only what the cache had no part in."""
+    usage = read_usage(value, _USAGE_NAMES)
+    if usage is None:
+        return None
+    parts = [count for count in (usage.input, usage.cached, usage.written) if count is not None]
+    return replace(usage, input=sum(parts) if parts else None)
+
+
+class _Stream:
+    """What has come of an answer."""
+
+    def __init__(self) -> None:
+        self.is_ended = False
+        self.error = ""
+        self._message: dict[str, object] = {}
+        self._blocks = Places[_Block]()
+
+    def take(self, event: ServerEvent) -> None:
+        """Add an event."""
+        sent = read_fields(event)
+        if sent is None:
+            return
+        kind = read_kind(event, sent)
+        if kind == "content_block_delta":
+            self._take_block_delta(sent.get("index"), sent.get("delta"))
+        elif kind == "content_block_start":
+            self._take_block(sent.get("index"), sent.get("content_block"))
+        elif kind == "message_delta":
+            self._take_message_delta(sent)
+        elif kind == "message_start":
+            self._take_message(sent.get("message"))
+        elif kind == "message_stop":
+            self.is_ended = True
+        else:
+            self.error = self.error or read_typed_error(kind, sent)
+
+    def settle(self) -> dict[str, object]:
+        """The message so far."""
+        value: dict[str, object] = {"type": "message", "role": "assistant", "content": [], **self._message}
+        blocks = [block.settle() for block in self._blocks.ordered()]
+        return {**value, "content": blocks} if blocks else value
+
+    def _take_message(self, message: object) -> None:
+        if isinstance(message, dict):
+            self._message = message
+
+    def _take_message_delta(self, sent: dict[str, object]) -> None:
+        delta, counts = sent.pop("delta", None), sent.pop("usage", None)
+        sent.pop("type", None)
+        keep(self._message, sent)
+        if isinstance(delta, dict):
+            keep(self._message, delta)
+        if isinstance(counts, dict):
+            known = self._message.get("usage")
+            usage = self._message["usage"] = known if isinstance(known, dict) else {}
+            keep(usage, counts)
+
+    def _take_block(self, index: object, value: object) -> None:
+        if isinstance(value, dict):
+            self._blocks.put(self._blocks.locate(index), _Block(value))
+
+    def _take_block_delta(self, index: object, delta: object) -> None:
+        if not isinstance(delta, dict):
+            return
+        kind = read_text(delta.pop("type", None))
+        place = self._blocks.locate(index)
+        block = self._blocks.get(place)
+        if block is None:
+            block_type = _BLOCK_TYPES.get(kind, kind.removesuffix("_delta"))
+            block = self._blocks.put(place, _Block({"type": block_type}))
+        block.take(kind, delta)
+
+
+class _Block:
+    """A content block."""
+
+    def __init__(self, value: dict[str, object]) -> None:
+        self._value = value
+        self._input: list[str] = []
+
+    def take(self, kind: str, delta: dict[str, object]) -> None:
+        """Add a delta, its type taken out."""
+        if kind == "input_json_delta":
+            self._input.append(read_text(delta.get("partial_json")))
+        elif kind == "citations_delta":
+            merge(self._value, {"citations": [delta.get("citation")]})
+        else:
+            merge(self._value, delta)
+
+    def settle(self) -> dict[str, object]:
+        """The block so far. A tool's input that is cut, or was never JSON, stays a string."""
+        value = settle_object(self._value)
+        sent = "".join(self._input)
+        if sent:
+            parsed = read_object(sent)
+            value["input"] = sent if parsed is None else parsed
+        return value

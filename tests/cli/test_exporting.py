@@ -1,0 +1,73 @@
+"""`export`."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.cli.fake_log import ANSWER, EXCHANGE, REQUEST, ROUND, FakeLog, call, exchange
+
+
+def test_a_session_is_one_document_with_requests_as_they_came(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert call(FakeLog(), "export", "abc1") == 0
+    written = capfdbinary.readouterr().out
+    assert REQUEST.replace(b"\r\n", b"  ").replace(b"\n", b" ") in written
+    assert ANSWER in written
+    assert json.loads(written)["exchanges"][0]["request"]["messages"][0]["role"] == "user"
+
+
+def test_json_lines_hold_one_exchange_each(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    log = FakeLog(exchanges=(EXCHANGE, exchange(2)), bodies={"x1": REQUEST, "x2": b""})
+    call(log, "export", "abc1", "--jsonl")
+    lines = capfdbinary.readouterr().out.splitlines()
+    assert [json.loads(line)["n"] for line in lines] == [1, 2]
+    assert json.loads(lines[1])["request"] is None
+
+
+def test_the_newest_conversation_is_what_its_client_would_send_next(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    newer = b'{"messages":[{"role":"user","content":"newer"}]}'
+    log = FakeLog(
+        exchanges=(EXCHANGE, exchange(2), exchange(3, wire="", kind="passthrough")), bodies={"x1": REQUEST, "x2": newer}
+    )
+    call(log, "export", "abc1", "--openai")
+    message = b'{"role":"assistant","content":"hi \\ud83d"}'
+    assert capfdbinary.readouterr().out == b'[{"role":"user","content":"newer"},' + message + b"]\n"
+
+
+def test_two_forms_at_once_are_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "export", "abc1", "--json", "--openai") == 2
+    assert "choose one" in capsys.readouterr().err
+
+
+def test_a_directory_gets_the_document_and_all_raw_bodies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    into = tmp_path / "out"
+    assert call(FakeLog(), "export", "abc1", "--jsonl", "-o", str(into)) == 0
+    assert capsys.readouterr().out == f"wrote {into}\n"
+    assert sorted(path.name for path in into.iterdir()) == [
+        *("0001-0-received", "0001-0-sent", "0001-request", "exchanges.jsonl"),
+    ]
+    assert (into / "0001-request").read_bytes() == REQUEST
+    assert (into / "0001-request").stat().st_mode & 0o777 == 0o600
+    assert (into / "0001-0-received").read_bytes() == b"received 0 \xff\n"
+
+
+def test_a_call_that_never_ended_has_no_answer_to_write(tmp_path: Path) -> None:
+    cut = replace(EXCHANGE, rounds=(replace(ROUND, completeness=""),))
+    assert call(FakeLog(exchanges=(cut,)), "export", "abc1", "-o", str(tmp_path)) == 0
+    assert not (tmp_path / "0001-0-received").exists()
+
+
+def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "session.json").write_text("mine")
+    assert call(FakeLog(), "export", "abc1", "-o", str(tmp_path)) == 1
+    assert capsys.readouterr().err == f"palimpsest: {tmp_path / 'session.json'}: File exists\n"
+    assert (tmp_path / "session.json").read_text() == "mine"
+
+
+def test_a_session_without_a_known_wire_has_no_conversation(capsys: pytest.CaptureFixture[str]) -> None:
+    log = FakeLog(exchanges=(replace(EXCHANGE, wire=""),))
+    assert call(log, "export", "abc1", "--openai") == 1
+    assert "--json" in capsys.readouterr().err

@@ -1,0 +1,48 @@
+"""`serve`: flags become settings."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.fake_log import FakeLog, call, call_without_log
+
+
+def test_flags_become_settings() -> None:
+    log = FakeLog()
+    flags = (
+        *("--upstream", "http://127.0.0.1:9000/v1", "--host", "0.0.0.0", "--port", "0", "--data", "/d"),
+        *("--mode", "observe", "--admin-token", "t", "--idle-timeout", "5", "--drain", "0", "--durability", "full"),
+    )
+    assert call(log, "serve", *flags) == 0
+    [settings] = log.opened
+    [upstream] = settings.upstream_policies()
+    assert (upstream.name, upstream.base_url, upstream.idle_timeout) == ("127.0.0.1", "http://127.0.0.1:9000/v1", 5)
+    server = settings.server_policy()
+    assert (server.host, server.port, server.admin_token, server.drain_seconds) == ("0.0.0.0", 0, "t", 0)
+    assert (settings.mode, settings.data, settings.store.durability) == ("observe", Path("/d"), "full")
+
+
+def test_flags_come_before_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "conf.yaml"
+    file.write_text("server: {port: 1, host: file}")
+    log = FakeLog()
+    call(log, "serve", "--config", str(file), "--port", "2")
+    assert (log.opened[0].server.port, log.opened[0].server.host) == (2, "file")
+
+
+def test_an_ipv6_upstream_has_a_name_too() -> None:
+    log = FakeLog()
+    assert call(log, "serve", "--upstream", "http://[::1]:9000/v1") == 0
+    assert log.opened[0].upstreams[0].name == "::1"
+
+
+@pytest.mark.parametrize("url", ["nonsense", "http://[::1", "ftp://x"])
+def test_a_wrong_upstream_exits_with_2_and_a_reason(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    log = FakeLog()
+    assert call(log, "serve", "--upstream", url) == 2
+    assert "upstreams[0].base_url: must be an address" in capsys.readouterr().err
+    assert log.opened == []
+
+
+def test_the_servers_exit_code_is_the_commands() -> None:
+    assert call_without_log("serve") == 3

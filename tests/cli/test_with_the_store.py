@@ -1,0 +1,90 @@
+"""The reading commands on a real log, while a writer holds it open."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from proxy.assembly import open_log
+from proxy.cli.application import run
+from proxy.cli.doors import Doors
+from proxy.config import load_settings
+from proxy.model.exchange import Opening, Outcome, Reading, Round, SessionKey, Timings, Usage
+from proxy.model.manifest import keep_whole
+from proxy.store.sqlite.archive import open_sqlite
+
+REQUEST = b'{"model": "m", "messages": [{"role": "user", "content": "caf\\u00e9"}]}'
+RECEIVED = b'{"choices":[{"message":{"role":"assistant","content":"hi"}}],"usage":{}}'
+KEY = SessionKey("5e55i0n", b"t" * 16, "openai", "agent-7")
+
+
+async def write_exchange(data: Path, ask: Callable[[], None]) -> None:
+    """Record one exchange, then ask in another thread while the log is still open for writing."""
+    archive = open_sqlite(load_settings(None, {"data": data}).store_policy(), asyncio.get_running_loop())
+    opening = Opening(
+        exchange="e1",
+        session=KEY,
+        kind="managed",
+        wire="chat_completions",
+        mode="manage",
+        model="m",
+        method="POST",
+        target="/v1/chat/completions",
+        headers=(),
+        body=keep_whole(REQUEST),
+        opened_ms=1_700_000_000_000,
+    )
+    outcome = Outcome("e1", 0, 200, (), "complete", RECEIVED, len(RECEIVED), b"", Timings(1, 2, 3))
+    reading = Reading("e1", 0, RECEIVED, Usage(input=3, output=1), "stop", "")
+    try:
+        assert await archive.append(opening, Round("e1", 0, "openai", None), outcome, reading)
+        await asyncio.to_thread(ask)
+    finally:
+        await archive.close()
+
+
+def ask(data: Path, *arguments: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        run(Doors(lambda settings: 0, open_log), [*arguments, "--data", str(data)])
+    return int(stop.value.code or 0)
+
+
+async def test_the_log_is_read_while_it_is_written(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    def check() -> None:
+        assert ask(tmp_path, "sessions", "--json") == 0
+        [session] = json.loads(capfdbinary.readouterr().out)
+        assert (session["id"], session["exchanges"], session["input_tokens"]) == (KEY.id, 1, 3)
+        for part, content in (("request", REQUEST), ("sent", REQUEST), ("received", RECEIVED)):
+            assert ask(tmp_path, "show", "5e", "1", "--raw", part) == 0
+            assert capfdbinary.readouterr().out == content
+        assert ask(tmp_path, "export", "5e", "--openai") == 0
+        exported = json.loads(capfdbinary.readouterr().out)
+        assert [message["content"] for message in exported] == ["caf\u00e9", "hi"]
+        assert ask(tmp_path, "verify") == 0
+        assert b"1 exchanges, 1 rounds" in capfdbinary.readouterr().out
+
+    await write_exchange(tmp_path, check)
+
+
+async def test_a_backup_is_a_log_of_its_own(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+
+    def check() -> None:
+        assert ask(tmp_path, "backup", str(copy / "log.db")) == 0
+        assert ask(tmp_path, "backup", str(copy / "log.db")) == 1
+        assert b"exists" in capfdbinary.readouterr().err
+
+    await write_exchange(tmp_path, check)
+    assert await asyncio.to_thread(ask, copy, "show", "5e", "1", "--raw", "request") == 0
+    assert capfdbinary.readouterr().out == REQUEST
+
+
+def test_without_a_log_the_command_says_so_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(tmp_path / "nowhere", "sessions") == 1
+    told = capsys.readouterr().err
+    assert told.startswith("palimpsest: ")
+    assert len(told.splitlines()) == 1
+    assert not (tmp_path / "nowhere").exists()

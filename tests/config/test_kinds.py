@@ -1,0 +1,95 @@
+"""Kinds of values: what they take and what they refuse."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from proxy.config.kinds import BaseUrl, DirectoryPath, HeaderName, Secret, SecretFile, Size
+
+
+def refuse(kind: Any, value: object) -> str:
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(kind).validate_python(value)
+    message: str = caught.value.errors()[0]["msg"]
+    return message
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [(0, 0), (1024, 1024), ("1024", 1024), ("64MiB", 64 * 2**20), ("64 mib", 64 * 2**20), ("2kB", 2000), ("3B", 3)],
+)
+def test_a_size_is_bytes_or_has_a_unit(given: object, size: int) -> None:
+    assert TypeAdapter(Size).validate_python(given) == size
+
+
+@pytest.mark.parametrize("given", ["64M", "a lot", "-5", "1.5GiB", "64MiB!", "", "5 PB"])
+def test_a_size_that_could_mean_two_things_is_refused(given: str) -> None:
+    assert "64MiB" in refuse(Size, given)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("https://api.openai.com/v1", "https://api.openai.com/v1"),
+        ("http://127.0.0.1:9000/v1/", "http://127.0.0.1:9000/v1"),
+        ("http://[::1]:9000", "http://[::1]:9000"),
+        ("https://example.com/v1beta/openai//", "https://example.com/v1beta/openai"),
+    ],
+)
+def test_a_base_url_is_taken_as_an_sdk_takes_it(given: str, kept: str) -> None:
+    assert TypeAdapter(BaseUrl).validate_python(given) == kept
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("", "api.openai.com/v1", "ftp://example.com", "https://", "http://x:port/", "http://x:0", "http://[::1/v1"),
+        *("http://exa mple/", "http://example/\n", "http://ex\u00e4mple/"),
+    ],
+)
+def test_an_address_that_cannot_be_called_is_refused(given: str) -> None:
+    assert "https://api.openai.com/v1" in refuse(BaseUrl, given)
+
+
+def test_a_base_url_with_a_password_is_refused_without_repeating_it() -> None:
+    message = refuse(BaseUrl, "https://user:hidden@example.com/v1")
+    assert "api_key" in message
+    assert "hidden" not in message
+
+
+@pytest.mark.parametrize("given", ["https://example.com/v1?key=1", "https://example.com/v1?", "https://example.com/#a"])
+def test_a_base_url_with_a_query_is_refused(given: str) -> None:
+    assert "query" in refuse(BaseUrl, given)
+
+
+def test_a_header_name_is_kept_in_lower_case() -> None:
+    assert TypeAdapter(HeaderName).validate_python("X-Conversation-Id") == "x-conversation-id"
+    assert "header" in refuse(HeaderName, "x: y")
+
+
+@pytest.mark.parametrize("given", ["two words", "line\nbreak", "schl\u00fcssel"])
+def test_a_secret_that_would_break_a_header_field_is_refused(given: str) -> None:
+    assert "header field" in refuse(Secret, given)
+
+
+def test_a_home_directory_is_spelt_out() -> None:
+    assert TypeAdapter(DirectoryPath).validate_python("~/x") == Path.home() / "x"
+
+
+def test_a_secret_file_gives_what_it_holds(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("sk-1\n")
+    assert TypeAdapter(SecretFile).validate_python(str(file)).get_secret_value() == "sk-1"
+    assert TypeAdapter(SecretFile).validate_python("").get_secret_value() == ""
+
+
+def test_a_secret_file_that_cannot_be_used_says_why(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    assert "No such file" in refuse(SecretFile, str(file))
+    file.write_bytes(b"")
+    assert "empty" in refuse(SecretFile, str(file))
+    file.write_bytes(b"\xff\xfe")
+    assert "UTF-8" in refuse(SecretFile, str(file))
+    assert "path" in refuse(SecretFile, 5)

@@ -1,0 +1,141 @@
+"""The tree: defaults, checks, and the policies made of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from proxy.config.settings import Settings
+from proxy.engine.policy import EnginePolicy
+from proxy.server.policy import ServerPolicy
+from proxy.store.policy import StorePolicy
+from proxy.upstream.policy import UpstreamPolicy
+
+
+def problems_of(**values: Any) -> list[tuple[tuple[str | int, ...], str]]:
+    with pytest.raises(ValidationError) as caught:
+        Settings(**values)
+    return [(error["loc"], error["msg"]) for error in caught.value.errors()]
+
+
+def test_without_any_source_the_defaults_are_those_of_the_rooms() -> None:
+    settings = Settings()
+    assert settings.server_policy() == ServerPolicy()
+    assert settings.engine_policy() == EnginePolicy()
+    assert settings.store_policy() == StorePolicy(Path.home() / ".palimpsest" / "log.db", durability="normal")
+    assert settings.upstream_policies() == (UpstreamPolicy("openai", "https://api.openai.com/v1"),)
+
+
+def test_every_key_reaches_a_policy() -> None:
+    settings = Settings(
+        mode="observe",
+        data="/somewhere",
+        server={
+            "host": "::1",
+            "port": 1,
+            "admin_token": "t",
+            "allowed_hosts": ["Proxy.Example"],
+            "max_body_bytes": "1MiB",
+            "max_header_bytes": "2KiB",
+            "header_timeout": 1,
+            "body_timeout": 2,
+            "stall_timeout": 3,
+            "drain_seconds": 0,
+        },
+        upstreams=[
+            {
+                "name": "a",
+                "base_url": "http://[::1]:9000/v1/",
+                "api_key": "sk-1",
+                "models": ["gpt-*"],
+                "auth": "x-api-key",
+                "connect_timeout": 4,
+                "idle_timeout": 5,
+            }
+        ],
+        sessions={"headers": ["X-Conversation"], "cache_bytes": 6},
+        store={
+            "durability": "full",
+            "on_failure": "refuse",
+            "commit_wait_ms": 7,
+            "spool_bytes": "10 MB",
+            "record_cap_bytes": 4096,
+            "max_bytes": "1GiB",
+        },
+    )
+    assert settings.server_policy() == ServerPolicy("::1", 1, "t", ("proxy.example",), 2**20, 2048, 1, 2, 3, 0)
+    assert settings.engine_policy() == EnginePolicy("observe", 7, 4096, "refuse", ("x-conversation",), 6)
+    assert settings.store_policy() == StorePolicy(Path("/somewhere/log.db"), "full", 10**7, 2**30)
+    expected = UpstreamPolicy("a", "http://[::1]:9000/v1", "sk-1", "x-api-key", ("gpt-*",), 4, 5)
+    assert settings.upstream_policies() == (expected,)
+
+
+def test_one_idle_time_can_be_given_to_all_upstreams() -> None:
+    settings = Settings(upstreams=[{"name": "a"}, {"name": "b", "idle_timeout": 1}]).with_idle_timeout(9)
+    assert [policy.idle_timeout for policy in settings.upstream_policies()] == [9, 9]
+
+
+def test_a_secret_may_stand_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("  hidden\n")
+    settings = Settings(server={"admin_token_file": str(file)}, upstreams=[{"api_key_file": file}])
+    assert settings.server_policy().admin_token == "hidden"
+    assert settings.upstream_policies()[0].api_key == "hidden"
+    assert "hidden" not in repr(settings)
+
+
+def test_a_secret_in_a_file_and_in_place_are_one_too_many(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("hidden")
+    both = {"api_key": "k", "api_key_file": str(file)}
+    assert problems_of(upstreams=[both]) == [
+        (("upstreams", 0), "api_key and api_key_file are both set; keep one of them")
+    ]
+    both = {"admin_token": "k", "admin_token_file": str(file)}
+    assert problems_of(server=both)[0][0] == ("server",)
+
+
+def test_secrets_are_not_in_the_settings_text() -> None:
+    settings = Settings(server={"admin_token": "hush"}, upstreams=[{"api_key": "hush"}])
+    assert "hush" not in repr(settings) + str(settings)
+
+
+def test_upstream_names_are_unique() -> None:
+    assert problems_of(upstreams=[{"name": "a"}, {"name": "a"}]) == [
+        (("upstreams",), 'two are named "a"; names are unique')
+    ]
+
+
+def test_without_upstreams_there_is_nothing_to_serve() -> None:
+    assert problems_of(upstreams=[])[0][0] == ("upstreams",)
+
+
+def test_a_spool_that_could_not_take_a_large_record_is_refused() -> None:
+    [(path, what)] = problems_of(store={"spool_bytes": "9MiB"})
+    assert path == ("store",)
+    assert "twice record_cap_bytes" in what
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("server", "port", 65536),
+        ("server", "header_timeout", 0),
+        ("server", "drain_seconds", "inf"),
+        ("server", "max_body_bytes", 10),
+        ("store", "durability", "perhaps"),
+        ("store", "commit_wait_ms", -1),
+        ("sessions", "headers", ["not a name"]),
+        ("sessions", "cache_bytes", "lots"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_at_its_key(section: str, key: str, value: object) -> None:
+    assert problems_of(**{section: {key: value}})[0][0][:2] == (section, key)
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Settings().mode = "bypass"  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="frozen"):
+        Settings().server.port = 1  # type: ignore[misc]

@@ -1,0 +1,113 @@
+"""The bus: everybody hears in order, and nobody's failure is anybody else's."""
+
+import asyncio
+import logging
+
+import pytest
+
+from proxy.engine.bus import EventBus
+from proxy.engine.tasks import TaskRunner
+from proxy.model.events import Event, ExchangeRecorded, ReadingFailed
+
+EVENT = ReadingFailed("x1", "why")
+
+
+def fail(event: Event) -> None:
+    raise RuntimeError("mine")
+
+
+async def fail_later(event: Event) -> None:
+    raise RuntimeError("mine, later")
+
+
+async def test_subscribers_of_a_type_hear_before_those_of_all_each_in_order_of_subscription() -> None:
+    bus = EventBus(TaskRunner())
+    heard: list[str] = []
+    bus.subscribe_all(lambda event: heard.append("all"))
+    bus.subscribe(ReadingFailed, lambda event: heard.append("first"))
+    bus.subscribe(ReadingFailed, lambda event: heard.append("second"))
+    bus.subscribe(ExchangeRecorded, lambda event: heard.append("other"))
+    bus.publish(EVENT)
+    assert heard == ["first", "second", "all"]
+
+
+async def test_an_event_without_subscribers_goes_nowhere() -> None:
+    EventBus(TaskRunner()).publish(EVENT)
+
+
+async def test_a_subscriber_that_fails_is_logged_and_the_next_one_hears(caplog: pytest.LogCaptureFixture) -> None:
+    bus = EventBus(TaskRunner())
+    heard: list[Event] = []
+    bus.subscribe(ReadingFailed, fail)
+    bus.subscribe(ReadingFailed, heard.append)
+    with caplog.at_level(logging.ERROR):
+        bus.publish(EVENT)
+    assert heard == [EVENT]
+    assert "a subscriber failed" in caplog.text
+
+
+async def test_an_asynchronous_subscriber_gets_a_task_that_the_runner_holds() -> None:
+    tasks = TaskRunner()
+    bus = EventBus(tasks)
+    release, heard = asyncio.Event(), list[Event]()
+
+    async def listen(event: Event) -> None:
+        await release.wait()
+        heard.append(event)
+
+    bus.subscribe(ReadingFailed, listen)
+    bus.publish(EVENT)
+    assert (len(tasks), heard) == (1, [])
+    release.set()
+    assert await tasks.finish(5)
+    assert heard == [EVENT]
+
+
+async def test_an_asynchronous_failure_is_logged_and_reaches_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    tasks = TaskRunner()
+    bus = EventBus(tasks)
+    bus.subscribe_all(fail_later)
+    with caplog.at_level(logging.ERROR):
+        bus.publish(EVENT)
+        assert await tasks.finish(5)
+    assert "mine, later" in caplog.text
+
+
+async def test_a_forgotten_subscriber_hears_nothing_more_wherever_it_subscribed() -> None:
+    bus = EventBus(TaskRunner())
+    heard: list[Event] = []
+    listener = heard.append
+    bus.subscribe(ReadingFailed, listener)
+    bus.subscribe(ExchangeRecorded, listener)
+    bus.subscribe_all(listener)
+    bus.unsubscribe(listener)
+    bus.publish(EVENT)
+    assert heard == []
+
+
+async def test_forgetting_one_subscriber_leaves_the_others() -> None:
+    bus = EventBus(TaskRunner())
+    left: list[Event] = []
+    kept: list[list[Event]] = [[], []]
+    leaver = left.append
+    bus.subscribe(ReadingFailed, leaver)
+    bus.subscribe(ReadingFailed, lambda event: kept[0].append(event))
+    bus.subscribe_all(lambda event: kept[1].append(event))
+    bus.unsubscribe(leaver)
+    bus.publish(EVENT)
+    assert (left, kept) == ([], [[EVENT], [EVENT]])
+
+
+async def test_a_subscriber_may_leave_while_it_is_told() -> None:
+    bus = EventBus(TaskRunner())
+    heard: list[str] = []
+
+    def once(event: Event) -> None:
+        heard.append("once")
+        bus.unsubscribe(once)
+
+    bus.subscribe(ReadingFailed, once)
+    bus.subscribe(ReadingFailed, lambda event: heard.append("always"))
+    bus.publish(EVENT)
+    bus.publish(EVENT)
+    assert heard == ["once", "always", "always"]

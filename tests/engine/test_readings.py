@@ -1,0 +1,176 @@
+"""Readings: what can be read is, what cannot is told and harms nothing."""
+
+import gzip
+import threading
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+from proxy.engine.bus import EventBus
+from proxy.engine.readings import Readings, Received, is_event_stream, read_received
+from proxy.engine.tasks import TaskRunner
+from proxy.model.events import Event, ReadingFailed
+from proxy.model.exchange import Answer, Headers, Reading
+from proxy.wire.chat_completions import ChatCompletions
+from proxy.wire.sse import ServerEvent
+from tests.support.engine import JSON, STREAM, FakeArchive
+
+ANSWER = b'{"choices":[{"message":{"content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":7}}'
+CHUNKS = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+CAP = 1_000_000
+
+
+class Desk:
+    """Readings over fakes, and what came of them."""
+
+    def __init__(self) -> None:
+        self.archive = FakeArchive(is_instant=True)
+        self.tasks = TaskRunner()
+        self.failures: list[Event] = []
+        bus = EventBus(self.tasks)
+        bus.subscribe(ReadingFailed, self.failures.append)
+        self.readings = Readings(self.archive, bus, self.tasks, CAP)
+
+    def submit(self, exchange: str, content: bytes = ANSWER, headers: Headers = JSON) -> None:
+        self.readings.submit(Received(exchange, 0, ChatCompletions(), headers, content))
+
+    async def finish(self) -> list[Reading]:
+        assert await self.tasks.finish(5)
+        return self.archive.of(Reading)
+
+
+class ThreadTelling(ChatCompletions):
+    """Notes on which thread an answer is read."""
+
+    def __init__(self) -> None:
+        self.thread: threading.Thread | None = None
+
+    def read_answer(self, value: Mapping[str, object]) -> Answer:
+        self.thread = threading.current_thread()
+        return super().read_answer(value)
+
+
+class Failing(ChatCompletions):
+    """Breaks down over every stream."""
+
+    def read_events(self, events: Iterable[ServerEvent]) -> Answer:
+        raise RecursionError("too deep")
+
+
+class Stuck(ChatCompletions):
+    """Reads an answer for as long as the test likes."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+
+    def read_answer(self, value: Mapping[str, object]) -> Answer:
+        self.release.wait(5)
+        return super().read_answer(value)
+
+
+def read(headers: Headers, content: bytes, cap: int = CAP) -> Answer:
+    return read_received(ChatCompletions(), headers, content, cap)[0]
+
+
+@pytest.mark.parametrize(("headers", "content"), [(JSON, ANSWER), (STREAM, CHUNKS)])
+def test_an_answer_is_read_streamed_or_not(headers: Headers, content: bytes) -> None:
+    answer = read(headers, content)
+    assert answer.finish == "stop"
+    assert '"hi"' in str(answer.value).replace("'", '"')
+
+
+def test_an_encoded_answer_is_decoded_first() -> None:
+    headers = (*JSON, (b"content-encoding", b"gzip"))
+    assert read(headers, gzip.compress(ANSWER)).finish == "stop"
+
+
+def test_an_answer_is_decoded_to_the_cap_only() -> None:
+    with pytest.raises(ValueError, match="not"):
+        read((*JSON, (b"content-encoding", b"gzip")), gzip.compress(ANSWER), len(ANSWER) - 1)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"<html>", b"[]", b"1", b'"\xff"', b"[" * 100_000 + b"]" * 100_000])
+def test_what_is_no_json_object_is_a_value_error(content: bytes) -> None:
+    with pytest.raises(ValueError, match="not"):
+        read(JSON, content)
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_stream"),
+    [(b"text/event-stream", True), (b"Text/Event-Stream; charset=utf-8", True), (b"application/json", False)],
+)
+def test_a_stream_is_known_by_its_content_type(kind: bytes, is_stream: bool) -> None:
+    assert is_event_stream(((b"content-type", kind),)) == is_stream
+    assert not is_event_stream(())
+
+
+async def test_what_an_answer_says_is_appended_without_urgency() -> None:
+    desk = Desk()
+    desk.submit("x1")
+    (reading,) = await desk.finish()
+    assert (reading.exchange, reading.k, reading.finish, reading.error) == ("x1", 0, "stop", "")
+    assert reading.usage is not None
+    assert reading.usage.input == 7
+    assert [each.is_urgent for each in desk.archive.appended] == [False]
+
+
+async def test_nothing_is_read_before_the_call_that_brought_it_goes_on() -> None:
+    desk = Desk()
+    desk.submit("x1")
+    assert desk.archive.appended == []
+    await desk.finish()
+
+
+async def test_answers_are_read_in_order_and_an_unreadable_one_is_told_and_skipped() -> None:
+    desk = Desk()
+    desk.submit("x1")
+    desk.submit("x2", b"<html>")
+    desk.submit("x3", gzip.compress(ANSWER), (*JSON, (b"content-encoding", b"br")))
+    desk.submit("x4")
+    assert [reading.exchange for reading in await desk.finish()] == ["x1", "x4"]
+    assert [event.exchange for event in desk.failures] == ["x2", "x3"]
+    assert "not a JSON object" in str(desk.failures[0])
+
+
+@pytest.mark.parametrize("odd", [b'"\\ud800"', b"1" + b"0" * 40, b'"\xff"', b"NaN"])
+async def test_odd_values_keep_no_answer_from_being_read(odd: bytes) -> None:
+    desk = Desk()
+    desk.submit("x1", b'{"choices":[],"x":' + odd + b"}")
+    desk.submit("x2", b'data: {"choices":[],"x":' + odd + b"}\n\n", STREAM)
+    assert [reading.exchange for reading in await desk.finish()] == ["x1", "x2"]
+    assert desk.failures == []
+
+
+async def test_a_format_that_breaks_down_is_told_and_the_next_answer_is_read() -> None:
+    desk = Desk()
+    desk.readings.submit(Received("x1", 0, Failing(), STREAM, CHUNKS))
+    desk.submit("x2")
+    assert [reading.exchange for reading in await desk.finish()] == ["x2"]
+    assert desk.failures == [ReadingFailed("x1", "RecursionError: too deep")]
+
+
+@pytest.mark.parametrize(("size", "is_here"), [(100, True), (100_000, False)])
+async def test_a_huge_answer_is_read_in_a_thread_and_a_small_one_here(size: int, is_here: bool) -> None:
+    desk, form = Desk(), ThreadTelling()
+    desk.readings.submit(Received("x1", 0, form, JSON, b'{"a":"' + b"x" * size + b'"}'))
+    assert len(await desk.finish()) == 1
+    assert (form.thread is threading.current_thread()) == is_here
+
+
+async def test_the_oldest_of_too_many_waiting_answers_stay_unread_and_that_is_told() -> None:
+    desk = Desk()
+    for number in range(1030):
+        desk.submit(f"x{number}")
+    assert [event.exchange for event in desk.failures] == [f"x{number}" for number in range(6)]
+    assert [reading.exchange for reading in await desk.finish()] == [f"x{number}" for number in range(6, 1030)]
+
+
+async def test_reading_goes_on_after_the_reader_was_cancelled() -> None:
+    desk, form = Desk(), Stuck()
+    desk.submit("x1")
+    assert len(await desk.finish()) == 1
+    desk.readings.submit(Received("x2", 0, form, JSON, b'{"a":"' + b"x" * 100_000 + b'"}'))
+    assert not await desk.tasks.finish(0.01)
+    form.release.set()
+    desk.submit("x3")
+    assert [reading.exchange for reading in await desk.finish()] == ["x1", "x3"]

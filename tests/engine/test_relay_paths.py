@@ -1,0 +1,147 @@
+"""Every path through the relay: one outcome, and nothing at the client or in the log that the upstream did not send.
+
+Here stand also the secrets that an upstream may echo, on each way into the log.
+"""
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from proxy.model.events import ExchangeRecorded
+from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Trailer
+from tests.support.engine import (
+    JSON,
+    STREAM,
+    Ending,
+    Engine,
+    RecordingClient,
+    ScriptedResponse,
+    ScriptedUpstream,
+    wait_out,
+)
+
+KEY = b"sk-0123456789abcdefghij"
+OTHER = b"key-abcdefghij0123456789"
+BODY = b'{"model":"m","messages":[]}'
+
+events = st.sampled_from(
+    [b'data: {"c":1}\n\n', b"data: [DONE]\n\n", b": beat\r\n\r\n", b"garbage", b'data: {"c":"[DONE]"}\n\n']
+)
+endings: st.SearchStrategy[Ending] = st.sampled_from(["eof", "last", "cut", "whole"])
+
+
+@settings(max_examples=80, deadline=None)
+@example([b"data: [DONE]\n\n", b"after"], {1, 3}, "cut", 2)
+@given(st.lists(events, max_size=5), st.sets(st.integers(0, 60), max_size=6), endings, st.none() | st.integers(0, 12))
+def test_every_path_leaves_one_opening_one_outcome_and_no_byte_that_did_not_come(
+    stream: list[bytes], cuts: set[int], ending: Ending, leaves_after: int | None
+) -> None:
+    sent = b"".join(stream)
+    places = sorted({0, len(sent), *(cut for cut in cuts if cut < len(sent))})
+    pieces = [sent[a:b] for a, b in pairwise(places)]
+    asyncio.run(carry(sent, pieces, ending, leaves_after))
+
+
+async def carry(sent: bytes, pieces: list[bytes], ending: Ending, leaves_after: int | None) -> None:
+    response = ScriptedResponse(*pieces, ending=ending, headers=STREAM)
+    response.is_slow = True
+    engine, client = Engine(ScriptedUpstream(answer=response), is_soon=True), RecordingClient()
+    task = engine.exchanges.begin(ClientRequest("POST", b"/", (), BODY), "chat_completions", client)
+    await asyncio.sleep(0)  # the call has begun; now the client may leave at any step
+    for _ in range(leaves_after or 0):
+        await asyncio.sleep(0)
+    if leaves_after is not None:
+        task.cancel()
+    await wait_out(task)
+    await engine.tasks.finish(5)
+    outcome, archive = engine.archive.outcome, engine.archive
+    assert len(archive.of(Opening)) == 1
+    assert sum(isinstance(event, ExchangeRecorded) for event in engine.events) == 1
+    recorded = outcome.received + b"".join(trailer.received for trailer in archive.of(Trailer))
+    assert sent.startswith(recorded)
+    assert recorded.startswith(client.body)
+    assert client.ended.is_set()
+    if client.is_whole:
+        assert (client.body, recorded, outcome.completeness) == (sent, sent, "complete")
+        assert ending != "cut"
+    else:
+        assert client.is_aborted
+        assert leaves_after is not None or ending == "cut"
+    if leaves_after is None:
+        assert client.body == recorded == sent
+    if outcome.status:
+        assert response.is_closed
+    if not client.is_whole and b"data: [DONE]" not in recorded:
+        assert outcome.completeness in ("truncated", "aborted") or outcome.received == sent
+
+
+async def record(
+    response: ScriptedResponse, headers: Headers, own_keys: tuple[bytes, ...] = ()
+) -> tuple[Engine, bytes]:
+    """Carry an answer, and return what the client got of it."""
+    engine = Engine(ScriptedUpstream(answer=response), is_instant=True, own_keys=own_keys)
+    client = RecordingClient()
+    await wait_out(engine.exchanges.begin(ClientRequest("POST", b"/", headers, BODY), "chat_completions", client))
+    await engine.tasks.finish(5)
+    return engine, client.body
+
+
+@pytest.mark.parametrize("name", [b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key"])
+async def test_an_echoed_credential_reaches_the_client_and_not_the_log(name: bytes) -> None:
+    value = b"Bearer " + KEY if name == b"authorization" else KEY
+    answer = b'{"error":"bad key ' + KEY + b'"}'
+    engine, body = await record(ScriptedResponse(answer, headers=JSON, ending="whole"), ((name, value),))
+    assert body == answer
+    assert engine.archive.outcome.received == answer.replace(KEY, b"*" * len(KEY))
+    assert engine.archive.outcome.size == len(answer)
+
+
+async def test_an_echoed_key_of_the_settings_stays_out_of_the_log_with_or_without_one_of_the_client() -> None:
+    for headers in ((), ((b"authorization", b"Bearer " + OTHER),)):
+        response = ScriptedResponse(b"a " + KEY, b" b " + OTHER, headers=JSON, ending="eof")
+        engine, _ = await record(response, headers, (KEY,))
+        assert KEY not in engine.archive.outcome.received
+        assert (OTHER in engine.archive.outcome.received) == (headers == ())
+
+
+async def test_a_credential_echoed_across_two_pieces_stays_out_of_the_log() -> None:
+    response = ScriptedResponse(b"a " + KEY[:9], KEY[9:], headers=JSON, ending="eof")
+    engine, body = await record(response, ((b"x-api-key", KEY),))
+    assert body == b"a " + KEY
+    assert engine.archive.outcome.received == b"a " + b"*" * len(KEY)
+
+
+async def test_every_credential_of_a_request_stays_out_of_the_log_not_only_the_first() -> None:
+    headers: Headers = ((b"authorization", b"Bearer " + KEY), (b"x-api-key", OTHER))
+    engine, _ = await record(ScriptedResponse(OTHER + KEY, headers=JSON, ending="whole"), headers)
+    assert KEY not in engine.archive.outcome.received
+    assert OTHER not in engine.archive.outcome.received
+
+
+async def test_a_credential_echoed_behind_the_end_marker_stays_out_of_the_log() -> None:
+    response = ScriptedResponse(b"data: [DONE]\n\n")
+    engine, client = Engine(ScriptedUpstream(answer=response), is_instant=True), RecordingClient()
+    request = ClientRequest("POST", b"/", ((b"x-api-key", KEY),), BODY)
+    task = engine.exchanges.begin(request, "chat_completions", client)
+    await client.wait_for_body(14)
+    response.feed(b": " + KEY + b"\n\n", ending="eof")
+    await wait_out(task)
+    assert KEY in client.body
+    (trailer,) = engine.archive.of(Trailer)
+    assert KEY not in trailer.received
+
+
+async def test_an_answer_above_the_record_cap_passes_whole_and_is_kept_to_the_cap() -> None:
+    engine = Engine(is_instant=True)
+    cap = 8 * 1024 * 1024
+    piece = b"x" * (1024 * 1024)
+    engine.upstream.answer(ScriptedResponse(*([piece] * 9), headers=JSON, ending="eof"))
+    client = RecordingClient()
+    await wait_out(engine.exchanges.begin(ClientRequest("POST", b"/", (), BODY), "chat_completions", client))
+    await engine.tasks.finish(5)
+    outcome: Outcome = engine.archive.outcome
+    assert (len(client.body), client.is_whole) == (9 * len(piece), True)
+    assert (len(outcome.received), outcome.size, len(outcome.whole_digest)) == (cap, 9 * len(piece), 32)

@@ -1,0 +1,38 @@
+"""The tape: everything up to the cap, beyond it a count and a digest of all."""
+
+import hashlib
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.engine.tape import Tape
+
+
+@given(st.lists(st.binary(max_size=8)), st.integers(0, 30))
+def test_the_head_the_size_and_the_digest_of_what_passed_are_kept(pieces: list[bytes], cap: int) -> None:
+    tape, passed = Tape(cap), b""
+    for piece in pieces:
+        tape.add(piece)
+        passed += piece
+        assert (tape.content, tape.size, tape.is_capped) == (passed[:cap], len(passed), len(passed) > cap)
+        assert tape.whole_digest == (hashlib.sha256(passed).digest() if len(passed) > cap else b"")
+
+
+def test_an_unused_tape_is_empty() -> None:
+    tape = Tape(10)
+    assert (tape.content, tape.size, tape.is_capped, tape.whole_digest) == (b"", 0, False, b"")
+
+
+def test_a_body_of_exactly_the_cap_is_kept_whole() -> None:
+    tape = Tape(4)
+    tape.add(b"ab")
+    tape.add(b"cd")
+    assert (tape.content, tape.is_capped, tape.whole_digest) == (b"abcd", False, b"")
+
+
+@given(st.lists(st.binary(max_size=8)), st.integers(0, 30))
+def test_reading_only_at_the_end_gives_the_same(pieces: list[bytes], cap: int) -> None:
+    tape = Tape(cap)
+    for piece in pieces:
+        tape.add(piece)
+    assert tape.content == b"".join(pieces)[:cap]

@@ -1,0 +1,24 @@
+"""Events are values: equal by content, and nobody who receives one can change it for the next."""
+
+import dataclasses
+
+import pytest
+
+from proxy.model.events import Event, ExchangeRecorded, ReadingFailed
+
+
+def test_events_with_the_same_content_are_equal() -> None:
+    assert ReadingFailed("x1", "not JSON") == ReadingFailed("x1", "not JSON")
+    assert ReadingFailed("x1", "not JSON") != ReadingFailed("x2", "not JSON")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ReadingFailed("x1", "not JSON"),
+        ExchangeRecorded("x1", "s", "managed", "chat_completions", "main", 200, "complete", 1, 2, 0.1, 0.2),
+    ],
+)
+def test_a_subscriber_cannot_change_an_event(event: Event) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        event.exchange = "x9"  # type: ignore[misc]

@@ -1,0 +1,138 @@
+"""The byte manifest: recipes are read back as written, links commit to everything before them."""
+
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.model.manifest import (
+    DIGEST_SIZE,
+    LINK_SIZE,
+    Blob,
+    BlobPiece,
+    ChainPiece,
+    Manifest,
+    Piece,
+    Slice,
+    chain_slices,
+    decode_recipe,
+    digest_of,
+    encode_recipe,
+    keep_head,
+    keep_whole,
+    link_after,
+    root_of,
+)
+
+ROOT = root_of(b"tenant")
+
+digests = st.binary(min_size=DIGEST_SIZE, max_size=DIGEST_SIZE)
+links = st.binary(min_size=LINK_SIZE, max_size=LINK_SIZE)
+pieces = st.lists(st.one_of(st.binary(), st.builds(BlobPiece, digests), st.builds(ChainPiece, links)))
+elements = st.lists(st.tuples(st.binary(max_size=6), st.binary(max_size=6)))
+
+
+@given(pieces)
+def test_a_recipe_is_read_back_as_it_was_written(written: list[Piece]) -> None:
+    assert decode_recipe(encode_recipe(written)) == tuple(written)
+
+
+@given(pieces, st.data())
+def test_a_recipe_cut_inside_a_piece_is_refused(written: list[Piece], data: st.DataObject) -> None:
+    recipe = encode_recipe([*written, b"last"])
+    cut = data.draw(st.integers(len(encode_recipe(written)) + 1, len(recipe) - 1))
+    with pytest.raises(ValueError, match="cut short"):
+        decode_recipe(recipe[:cut])
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_recipe_spelled_in_one_way_or_none_at_all(recipe: bytes) -> None:
+    try:
+        read = decode_recipe(recipe)
+    except ValueError:
+        return
+    assert encode_recipe(read) == recipe
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        b"\x03\x00\x00\x00\x00",
+        b"\x01\x00\x00\x00\x01x",
+        b"\x02\x00\x00\x00\x20" + b"x" * DIGEST_SIZE,
+        b"\x01\x00\x00\x00\x10" + b"x" * LINK_SIZE,
+    ],
+)
+def test_an_unknown_tag_or_a_digest_of_the_wrong_size_is_refused(recipe: bytes) -> None:
+    with pytest.raises(ValueError, match="no recipe piece"):
+        decode_recipe(recipe)
+
+
+@given(st.binary(min_size=1))
+def test_a_body_kept_whole_is_one_blob_named_by_its_digest(content: bytes) -> None:
+    manifest = keep_whole(content)
+    digest = hashlib.sha256(content).digest()
+    assert decode_recipe(manifest.recipe) == (BlobPiece(digest),)
+    assert manifest.blobs == (Blob(digest, content),)
+    assert (manifest.slices, manifest.size, manifest.whole_digest) == ((), len(content), b"")
+
+
+def test_an_empty_body_needs_nothing() -> None:
+    assert keep_whole(b"") == Manifest(b"", (), (), 0, b"")
+
+
+def test_a_capped_body_says_how_large_it_was_and_what_its_whole_digest_is() -> None:
+    whole = b"head and the rest"
+    manifest = keep_head(whole[:4], len(whole), digest_of(whole))
+    assert decode_recipe(manifest.recipe) == (BlobPiece(digest_of(b"head")),)
+    assert [blob.content for blob in manifest.blobs] == [b"head"]
+    assert (manifest.size, manifest.whole_digest) == (len(whole), digest_of(whole))
+
+
+@given(elements)
+def test_each_slice_hangs_on_the_one_before_and_names_its_own_content(parts: list[tuple[bytes, bytes]]) -> None:
+    slices = list(chain_slices(ROOT, parts))
+    assert [(s.gap, s.content) for s in slices] == parts
+    assert [s.parent for s in slices] == [ROOT, *(s.link for s in slices)][: len(slices)]
+    assert all(s.digest == digest_of(s.content) and s.link == link_after(s.parent, s.gap, s.digest) for s in slices)
+    assert all(len(s.link) == LINK_SIZE for s in slices)
+
+
+@given(elements, elements)
+def test_two_chains_end_in_one_link_only_if_they_are_the_same(
+    one: list[tuple[bytes, bytes]], other: list[tuple[bytes, bytes]]
+) -> None:
+    def last(parts: list[tuple[bytes, bytes]]) -> bytes:
+        return [ROOT, *(s.link for s in chain_slices(ROOT, parts))][-1]
+
+    assert (last(one) == last(other)) == (one == other)
+
+
+@given(elements, st.integers(0, 5))
+def test_a_chain_goes_on_from_any_of_its_links(parts: list[tuple[bytes, bytes]], count: int) -> None:
+    whole = list(chain_slices(ROOT, parts))
+    parent = ([ROOT, *(s.link for s in whole)])[min(count, len(parts))]
+    assert list(chain_slices(parent, parts[count:])) == whole[count:]
+
+
+def test_moving_bytes_between_gap_and_digest_changes_the_link() -> None:
+    assert link_after(ROOT, b"1", b"2" * 32) != link_after(ROOT, b"12", b"2" * 31)
+
+
+def test_chains_of_two_tenants_have_different_roots() -> None:
+    assert root_of(b"a") != root_of(b"b")
+    assert len(root_of(b"a")) == LINK_SIZE
+
+
+def test_the_digest_of_a_manifest_is_that_of_its_recipe() -> None:
+    assert keep_whole(b"x").digest == hashlib.sha256(keep_whole(b"x").recipe).digest()
+
+
+def test_a_manifest_weighs_its_recipe_its_slices_and_its_blobs() -> None:
+    (one,) = chain_slices(ROOT, [(b"", b"c" * 1000)])
+    bare = Manifest(b"r" * 10, (), (), 0)
+    assert bare.weight == 10
+    assert Manifest(b"r" * 10, (), (Blob(b"", b"b" * 300),), 0).weight == 310
+    assert 1010 <= Manifest(b"r" * 10, (one,), (), 0).weight <= 1200
+    assert isinstance(one, Slice)

@@ -1,0 +1,104 @@
+"""The paths whose wire we read: what the client sent goes on unread and unchanged, unless it asks otherwise."""
+
+import json
+
+import pytest
+
+from proxy.engine.policy import EnginePolicy
+from proxy.model.exchange import Opening
+from proxy.model.log import ArchiveHealth
+from tests.support.scripted import ScriptedUpstream, answer, chunk, request
+from tests.support.serving import Plan, Served, serving
+
+WIRES = {
+    "/v1/chat/completions": "chat_completions",
+    "/v1/responses": "responses",
+    "/v1/messages": "anthropic_messages",
+}
+BODY = b'{ "model":"m", "messages":[ {"role":"user","content":"\xc3\xa9"} ], "unknown": 1.50e0 }'
+
+
+@pytest.mark.parametrize(("path", "wire"), WIRES.items())
+async def test_a_managed_call_is_recorded_in_its_wire(
+    served: Served, upstream: ScriptedUpstream, path: str, wire: str
+) -> None:
+    upstream.answer_with(answer(b'{"id":"x"}', "Content-Type: application/json"))
+    got = await served.ask(request("POST", path + "?beta=true", "X-Kept: 1", body=BODY))
+    assert got.body == b'{"id":"x"}'
+    (sent,) = upstream.requests
+    assert (sent.target, sent.body, sent.find(b"x-kept")) == (path.encode() + b"?beta=true", BODY, b"1")
+    opening = await served.opening()
+    assert (opening.kind, opening.wire, opening.model) == ("managed", wire, "m")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"not json",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"messages":[{"content":"\\ud800"}]}',
+        b'{"model":"\\ud800","messages":[{}]}',
+        b'{"messages":[{"x":NaN}],"y":1e400}',
+        b'{"messages":[1],"messages":[2],"model":1}',
+        '{"messages":[]}'.encode("utf-16"),
+        b"\xef\xbb\xbf" + BODY,
+        b'{"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"messages":[' + b",".join([b'{"role":"user"}'] * 200_000) + b"]}",
+        b'{"messages":[{"role":"tool","tool_call_id":"nobody"}]}',
+        b"\x1f\x8b\x08\x00compressed",
+        b'{"messages":[',
+    ],
+    ids=range(16),
+)
+@pytest.mark.parametrize("path", WIRES)
+async def test_an_odd_body_is_for_the_upstream_to_judge(
+    served: Served, upstream: ScriptedUpstream, path: str, body: bytes
+) -> None:
+    upstream.answer_with(answer(b"bad", status="400 Bad Request"))
+    assert (await served.ask(request("POST", path, body=body))).body == b"bad"
+    assert upstream.requests[0].body == body
+
+
+async def test_a_chunked_body_goes_on_whole_and_with_a_length(served: Served, upstream: ScriptedUpstream) -> None:
+    upstream.answer_with(answer(b"ok"))
+    head = b"POST /v1/messages HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    await served.ask(head + b"".join(chunk(BODY[i : i + 1]) for i in range(len(BODY))) + b"0\r\n\r\n")
+    (sent,) = upstream.requests
+    assert (sent.body, sent.find(b"content-length"), sent.all(b"transfer-encoding")) == (BODY, b"%d" % len(BODY), [])
+
+
+async def test_a_call_may_ask_to_be_passed_through(served: Served, upstream: ScriptedUpstream) -> None:
+    upstream.answer_with(answer(b"ok"))
+    await served.ask(request("POST", "/v1/messages", "X-Palimpsest-Mode: bypass", body=BODY))
+    opening = await served.opening()
+    assert (opening.kind, opening.mode) == ("passthrough", "bypass")
+    assert (upstream.requests[0].body, upstream.requests[0].all(b"x-palimpsest-mode")) == (BODY, [])
+
+
+async def test_a_mode_that_is_none_is_refused(served: Served, upstream: ScriptedUpstream) -> None:
+    got = await served.ask(request("POST", "/v1/messages", "X-Palimpsest-Mode: magic", body=BODY))
+    assert (got.status, json.loads(got.body)["error"]["code"]) == (400, "bad_request")
+    assert upstream.accepted == 0
+    assert served.archive.of(Opening) == []
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/other"])
+async def test_calls_can_be_refused_while_they_cannot_be_recorded(upstream: ScriptedUpstream, path: str) -> None:
+    upstream.answer_with(answer(b"ok"))
+    async with serving(Plan(upstream.url, engine=EnginePolicy(on_failure="refuse"))) as served:
+        assert (await served.ask(request("POST", path, body=BODY))).status == 200
+        served.archive.health = ArchiveHealth("disk full", 0, 0, 0, 0)
+        got = await served.ask(request("POST", path, body=BODY))
+        assert (got.status, json.loads(got.body)["error"]["code"]) == (503, "store_unavailable")
+    assert len(upstream.requests) == 1
+
+
+async def test_calls_go_on_while_they_cannot_be_recorded_unless_told_otherwise(
+    served: Served, upstream: ScriptedUpstream
+) -> None:
+    upstream.answer_with(answer(b"ok"))
+    served.archive.health = ArchiveHealth("disk full", 0, 0, 0, 0)
+    assert (await served.ask(request("POST", "/v1/messages", body=BODY))).status == 200

@@ -1,0 +1,77 @@
+"""What Prometheus is told."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from proxy.model.events import ExchangeRecorded, ReadingFailed
+from proxy.model.log import ArchiveHealth
+from proxy.server.metrics import Metrics
+
+HEALTH = ArchiveHealth("", 1, 2, 3, 4)
+
+
+def recorded(first_byte_s: float = 0.2, total_s: float = 0.7) -> ExchangeRecorded:
+    """A call that ended well."""
+    return ExchangeRecorded(
+        "e", "s", "managed", "chat_completions", "openai", 200, "complete", 10, 20, first_byte_s, total_s
+    )
+
+
+def read(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Every sample in the text, by name and labels."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(metrics.render().decode())
+        for sample in family.samples
+    }
+
+
+def test_nothing_has_happened_at_the_start() -> None:
+    told = read(Metrics(lambda: HEALTH, lambda: 7))
+    assert told["palimpsest_request_bytes_total", ()] == 0
+    assert told["palimpsest_exchange_seconds_count", ()] == 0
+    assert told["palimpsest_tasks", ()] == 7
+    assert not any(name == "palimpsest_exchanges_total" for name, _ in told)
+
+
+def test_calls_are_counted_by_how_they_ended() -> None:
+    metrics = Metrics(lambda: HEALTH, lambda: 0)
+    for _ in range(3):
+        metrics.count_exchange(recorded())
+    labels = (
+        ("completeness", "complete"),
+        ("kind", "managed"),
+        ("status", "200"),
+        ("upstream", "openai"),
+        ("wire", "chat_completions"),
+    )
+    told = read(metrics)
+    assert told["palimpsest_exchanges_total", labels] == 3
+    assert told["palimpsest_request_bytes_total", ()] == 30
+    assert told["palimpsest_response_bytes_total", ()] == 60
+
+
+def test_seconds_fall_into_buckets_that_add_up() -> None:
+    metrics = Metrics(lambda: HEALTH, lambda: 0)
+    for seconds in (0.05, 0.06, 1000.0):
+        metrics.count_exchange(recorded(first_byte_s=0.0, total_s=seconds))
+    told = read(metrics)
+    counts = [
+        told["palimpsest_exchange_seconds_bucket", (("le", bound),)] for bound in ("0.05", "0.1", "300.0", "+Inf")
+    ]
+    assert counts == [1, 2, 2, 3]
+    assert told["palimpsest_exchange_seconds_sum", ()] == 1000.11
+    assert told["palimpsest_first_byte_seconds_count", ()] == 0
+
+
+def test_the_state_of_the_log_is_told() -> None:
+    health = HEALTH
+    metrics = Metrics(lambda: health, lambda: 0)
+    metrics.count_unread(ReadingFailed("e", "why"))
+    told = read(metrics)
+    assert told["palimpsest_unread_answers_total", ()] == 1
+    assert told["palimpsest_log_pending_records", ()] == 1
+    assert told["palimpsest_log_pending_bytes", ()] == 2
+    assert told["palimpsest_log_dropped_records_total", ()] == 3
+    assert told["palimpsest_log_degraded", ()] == 0
+    health = ArchiveHealth("disk full", 0, 0, 0, 0)
+    assert read(metrics)["palimpsest_log_degraded", ()] == 1

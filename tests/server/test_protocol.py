@@ -1,0 +1,278 @@
+"""What becomes a request at all: one well-formed head, in time, within the caps; everything else stops here."""
+
+import asyncio
+import json
+
+import pytest
+
+from proxy.model.exchange import Outcome
+from proxy.server.policy import ServerPolicy
+from tests.support.scripted import (
+    GONE_WITHIN,
+    LAST_CHUNK,
+    LIMIT,
+    Message,
+    ScriptedUpstream,
+    Wire,
+    answer,
+    chunk,
+    request,
+    stream_head,
+)
+from tests.support.serving import Plan, Served, serving, with_server
+
+CHAT = "/v1/chat/completions"
+BODY = b'{"model":"m","messages":[]}'
+
+
+def assert_refused(got: Message, status: int, code: str) -> None:
+    """One of our own errors, as JSON, on a connection that ends."""
+    assert got.status == status
+    assert got.find(b"x-palimpsest-error") == b"true"
+    error = json.loads(got.body)["error"]
+    assert (error["type"], error["code"]) == ("palimpsest_error", code)
+    assert got.find(b"connection") == b"close"
+
+
+# --- what is no request ----------------------------------------------------------------------------------------------
+
+_POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        _POST + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        _POST + b"Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\n",
+        _POST + b"Content-Length: 4\r\nContent-Length: 5\r\n\r\nabcd",
+        _POST + b"Content-Length: 4, 4\r\n\r\nabcd",
+        _POST + b"Content-Length: +4\r\n\r\nabcd",
+        _POST + b"Content-Length: -4\r\n\r\nabcd",
+        _POST + b"Content-Length: 0x4\r\n\r\nabcd",
+        _POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+        _POST + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+        _POST + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+        _POST + b"X: a\r\n b\r\nContent-Length: 0\r\n\r\n",
+        _POST + b"X\r\nContent-Length: 0\r\n\r\n",
+        _POST + b"X: a\x00b\r\nContent-Length: 0\r\n\r\n",
+        _POST + b"X: a\nContent-Length: 0\r\n\r\n",
+        b"GET / HTTP/9.9\r\nHost: a\r\n\r\n",
+        b"GET / HTTP/2.0\r\nHost: a\r\n\r\n",
+        b"GET /\r\n\r\n",
+        b"BREW / HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"CONNECT other:443 HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /v1/\xc3\xa9 HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET http://other HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n",
+        b"GET / HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+)
+async def test_what_is_not_one_well_formed_request_is_refused_and_reaches_nobody(
+    served: Served, upstream: ScriptedUpstream, sent: bytes
+) -> None:
+    async with await served.connect() as client:
+        client.send(sent)
+        assert_refused(await client.read_answer(), 400, "bad_request")
+        assert await client.read_to_end() == b""
+    assert upstream.accepted == 0
+
+
+async def test_a_bad_chunk_in_a_request_is_refused(served: Served, upstream: ScriptedUpstream) -> None:
+    async with await served.connect() as client:
+        client.send(_POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n")
+        assert_refused(await client.read_answer(), 400, "bad_request")
+    assert upstream.accepted == 0
+
+
+@pytest.mark.parametrize("host", [b"Host: a\r\n", b""])
+async def test_an_old_client_need_not_name_a_host(served: Served, upstream: ScriptedUpstream, host: bytes) -> None:
+    upstream.answer_with(answer(b"ok"))
+    async with await served.connect() as client:
+        client.send(b"GET /v1/models HTTP/1.0\r\n" + host + b"\r\n")
+        got = await client.read_answer()
+        assert (got.status, got.body, got.find(b"connection")) == (200, b"ok", b"close")
+
+
+async def test_fields_behind_a_chunked_body_do_not_become_fields_of_the_request(
+    served: Served, upstream: ScriptedUpstream
+) -> None:
+    upstream.answer_with(answer(b"{}"))
+    sent = _POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX-Smuggled: 1\r\nAuthorization: Bearer x\r\n\r\n"
+    assert (await served.ask(sent)).status == 200
+    assert (upstream.requests[0].all(b"x-smuggled"), upstream.requests[0].all(b"authorization")) == ([], [])
+
+
+# --- time and size ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: a\r\nX: "])
+async def test_a_head_that_takes_too_long_is_given_up(plan: Plan, sent: bytes) -> None:
+    async with serving(with_server(plan, header_timeout=0.2)) as served, await served.connect() as client:
+        client.send(sent)
+        assert_refused(await client.read_answer(), 408, "head_timeout")
+        assert await client.read_to_end() == b""
+
+
+async def test_dripping_bytes_do_not_buy_a_head_more_time(plan: Plan) -> None:
+    async with serving(with_server(plan, header_timeout=0.2)) as served, await served.connect() as client:
+        client.send(b"GET / HTTP/1.1\r\n")
+        for _ in range(1000):
+            client.send(b"X: 1\r\n")
+            if b"408" in await _peek(client):
+                return
+        pytest.fail("the head was still being read")
+
+
+async def _peek(client: Wire) -> bytes:
+    """What has come within a hundredth of a second."""
+    try:
+        async with asyncio.timeout(0.01):
+            return await client.read_some()
+    except TimeoutError:
+        return b""
+
+
+async def test_the_head_of_the_next_request_is_timed_anew(plan: Plan, upstream: ScriptedUpstream) -> None:
+    upstream.answer_with(answer(b"ok"))
+    async with serving(with_server(plan, header_timeout=0.2)) as served, await served.connect() as client:
+        for _ in range(2):
+            client.send(request("GET", "/v1/models"))
+            assert (await client.read_answer()).body == b"ok"
+        client.send(b"GET / HTTP/1.1\r\n")
+        assert_refused(await client.read_answer(), 408, "head_timeout")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\n" + b"X: 1\r\n" * 20_000 + b"\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 70_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\n" + b"a" * 70_000 + b": 1\r\n\r\n",
+    ],
+)
+async def test_a_head_above_the_cap_is_refused(served: Served, upstream: ScriptedUpstream, sent: bytes) -> None:
+    async with await served.connect() as client:
+        client.send(sent)
+        assert_refused(await client.read_answer(), 431, "headers_too_large")
+    assert upstream.accepted == 0
+
+
+@pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\nHost: a\r\nX: ", b"GET / HTTP/1.1\r\nHost: a\r\nX", b"GET /"])
+async def test_a_field_that_never_ends_is_refused_at_the_cap_and_not_kept_in_memory(
+    served: Served, start: bytes
+) -> None:
+    async with await served.connect() as client:
+        client.send(start + b"a" * 1_000_000)
+        assert_refused(await client.read_answer(), 431, "headers_too_large")
+
+
+async def test_a_head_just_below_the_cap_passes(served: Served, upstream: ScriptedUpstream) -> None:
+    upstream.answer_with(answer(b"ok"))
+    assert (await served.ask(request("GET", "/v1/models", "X: " + "a" * 65_000))).status == 200
+    assert len(upstream.requests[0].find(b"x")) == 65_000
+
+
+async def test_a_client_that_takes_nothing_is_given_up(plan: Plan, upstream: ScriptedUpstream) -> None:
+    async with serving(with_server(plan, stall_timeout=0.2)) as served, await served.connect() as client:
+        client.stop_reading()
+        client.send(request("POST", CHAT, body=BODY))
+        wire, _ = await upstream.accept_request()
+        wire.send(answer(bytes(64 * 1024 * 1024)))
+        await wire.read_to_end(LIMIT)
+        assert (await served.outcome()).completeness == "aborted"
+
+
+# --- one connection, several requests --------------------------------------------------------------------------------
+
+
+async def test_pipelined_requests_are_answered_in_order(served: Served, upstream: ScriptedUpstream) -> None:
+    upstream.script = None
+    async with await served.connect() as client:
+        client.send(b"".join(request("POST", CHAT, f"X-Number: {i}", body=BODY) for i in range(3)))
+        for i in range(3):
+            if i == 0:
+                wire, got = await upstream.accept_request()
+            else:
+                got = await wire.read_request()
+            assert (got.find(b"x-number"), got.body) == (b"%d" % i, BODY)
+            wire.send(answer(b"answer %d" % i))
+            assert (await client.read_answer()).body == b"answer %d" % i
+
+
+async def test_a_client_that_leaves_behind_a_pipelined_request_is_noticed(
+    served: Served, upstream: ScriptedUpstream
+) -> None:
+    async with await served.connect() as client:
+        client.send(request("POST", CHAT, body=BODY) + request("GET", "/v1/models"))
+        wire, _ = await upstream.accept_request()
+        wire.send(stream_head() + chunk(b"data: 1\n\n"))
+        await client.read_until(b"data: 1\n\n")
+        client.reset()
+        wire.send(chunk(b"data: 2\n\n"))
+        await wire.read_to_end(GONE_WITHIN)
+    assert (await served.outcome()).completeness == "aborted"
+
+
+async def test_a_bad_request_behind_a_stream_does_not_end_it_cleanly(
+    served: Served, upstream: ScriptedUpstream
+) -> None:
+    async with await served.connect() as client:
+        client.send(request("POST", CHAT, body=BODY))
+        wire, _ = await upstream.accept_request()
+        wire.send(stream_head() + chunk(b"data: 1\n\n"))
+        got = await client.read_until(b"data: 1\n\n")
+        client.send(b"GARBAGE\r\n\r\n")
+        rest = await client.read_to_end()
+        assert b"400" not in got + rest
+        assert LAST_CHUNK not in rest
+        await wire.read_to_end(GONE_WITHIN)
+    assert (await served.archive.wait_for(Outcome))[0].completeness == "aborted"
+
+
+async def test_a_line_end_behind_a_body_is_no_request(plan: Plan, upstream: ScriptedUpstream) -> None:
+    """Old clients send one; it must not start the clock of a head while the answer streams."""
+    async with serving(with_server(plan, header_timeout=0.2)) as served, await served.connect() as client:
+        client.send(request("POST", CHAT, body=BODY) + b"\r\n")
+        wire, _ = await upstream.accept_request()
+        with pytest.raises(TimeoutError):
+            await client.read_to_end(0.5)
+        wire.send(answer(b"ok"))
+        assert (await client.read_answer()).body == b"ok"
+
+
+# --- upgrades --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_websocket_is_refused_at_once(served: Served, upstream: ScriptedUpstream) -> None:
+    fields = ("Connection: Upgrade", "Upgrade: WebSocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: eA==")
+    got = await served.ask(request("GET", "/v1/responses", *fields))
+    assert (got.status, json.loads(got.body)["error"]["code"]) == (426, "upgrade_required")
+    assert upstream.accepted == 0
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/files"])
+@pytest.mark.parametrize("is_split", [False, True])
+async def test_an_offer_of_http2_does_not_cost_the_body(
+    served: Served, upstream: ScriptedUpstream, path: str, *, is_split: bool
+) -> None:
+    """Java's own client offers h2c with every first POST to a plain address; the offer is simply not taken up."""
+    upstream.answer_with(answer(b"ok"))
+    fields = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA")
+    sent = request("POST", path, *fields, body=BODY)
+    async with await served.connect() as client:
+        client.send(sent[: -len(BODY)] if is_split else sent)
+        if is_split:
+            await client.flush()
+            client.send(BODY)
+        assert (await client.read_answer()).body == b"ok"
+        (got,) = upstream.requests
+        assert (got.body, got.all(b"upgrade"), got.all(b"http2-settings")) == (BODY, [], [])
+
+
+def test_limits_have_defaults() -> None:
+    policy = ServerPolicy()
+    assert (policy.max_header_bytes, policy.header_timeout, policy.stall_timeout) == (65_536, 30.0, 600.0)

@@ -1,0 +1,63 @@
+"""The table: which path is whose. What is under `/-/` is ours and never goes upstream; all else goes there."""
+
+import json
+
+import pytest
+
+from proxy.server.routes import MANAGED_PATHS
+from tests.support.scripted import ScriptedUpstream, answer, request
+from tests.support.serving import TOKEN, Served
+
+BEARER = f"Authorization: Bearer {TOKEN}"
+
+
+def test_the_managed_paths_are_the_three_wires() -> None:
+    assert list(MANAGED_PATHS) == ["/v1/chat/completions", "/v1/responses", "/v1/messages"]
+
+
+@pytest.mark.parametrize("path", ["/-/unknown", "/-/api/sessions", "/-/mcp", "/-/live/x", "/%2d/unknown", "/-//x"])
+async def test_an_unknown_page_of_ours_is_not_found_and_not_forwarded(
+    served: Served, upstream: ScriptedUpstream, path: str
+) -> None:
+    got = await served.ask(request("GET", path, BEARER))
+    assert (got.status, json.loads(got.body)["error"]["code"]) == (404, "not_found")
+    assert upstream.accepted == 0
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+@pytest.mark.parametrize("path", ["/-/", "/-/live", "/-/ready", "/-/metrics", "/-/unknown"])
+async def test_another_method_on_our_pages_is_not_forwarded_either(
+    served: Served, upstream: ScriptedUpstream, method: str, path: str
+) -> None:
+    assert (await served.ask(request(method, path, body=b"{}"))).status == 401
+    assert (await served.ask(request(method, path, BEARER, body=b"{}"))).status in (404, 405)
+    assert upstream.accepted == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "kind"),
+    [
+        ("POST", "/v1/chat/completions", "managed"),
+        ("POST", "/v1/messages?beta=true", "managed"),
+        ("GET", "/v1/chat/completions", "passthrough"),
+        ("GET", "/v1/responses/resp_1", "passthrough"),
+        ("POST", "/v1/responses/resp_1/cancel", "passthrough"),
+        ("POST", "/v1/messages/count_tokens", "passthrough"),
+        ("POST", "/v1/chat/completions/", "passthrough"),
+        ("POST", "/V1/chat/completions", "passthrough"),
+        ("POST", "//v1/messages", "passthrough"),
+        ("GET", "/", "passthrough"),
+        ("GET", "/live", "passthrough"),
+        ("GET", "/metrics", "passthrough"),
+        ("GET", "/-x/live", "passthrough"),
+        ("GET", "/v1/-/live", "passthrough"),
+    ],
+)
+async def test_every_other_path_goes_upstream(
+    served: Served, upstream: ScriptedUpstream, method: str, path: str, kind: str
+) -> None:
+    upstream.answer_with(answer(b"ok"))
+    got = await served.ask(request(method, path, body=b"{}" if method == "POST" else b""))
+    assert (got.status, got.body) == (200, b"ok")
+    assert upstream.requests[0].line == f"{method} {path} HTTP/1.1".encode()
+    assert (await served.opening()).kind == kind

@@ -1,0 +1,403 @@
+"""Fakes of the engine's ports. Rule: the test decides when anything happens; nothing sleeps or looks at a clock."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextvars import Context
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Literal, NoReturn, TypeVar
+
+from proxy.engine.bus import EventBus
+from proxy.engine.durability import CommitGate
+from proxy.engine.exchange import Exchanges
+from proxy.engine.lineage import Lineage
+from proxy.engine.policy import EnginePolicy
+from proxy.engine.ports import RequestBody
+from proxy.engine.readings import Readings
+from proxy.engine.reception import Reception, Route
+from proxy.engine.relay import Relay
+from proxy.engine.tasks import TaskRunner
+from proxy.model.errors import NotFound, ProxyError, UpstreamUnreachable
+from proxy.model.events import Event
+from proxy.model.exchange import Headers, Opening, Outcome, Reading, Record, SessionKey
+from proxy.model.log import ArchiveHealth, ExchangeRow, SessionRow, Verification
+from proxy.model.manifest import Manifest, keep_whole
+from proxy.wire.chat_completions import ChatCompletions
+
+LIMIT = 5.0
+STREAM: Headers = ((b"content-type", b"text/event-stream"),)
+JSON: Headers = ((b"content-type", b"application/json"),)
+HEALTHY = ArchiveHealth(problem="", pending=0, pending_bytes=0, dropped=0, generation=0)
+
+Ending = Literal["open", "eof", "last", "cut", "whole"]
+R = TypeVar("R")
+
+
+class Commit(asyncio.Future[bool]):
+    """A commit that tells when somebody waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.awaited = asyncio.Event()
+
+    def add_done_callback(self, fn: Callable[[Any], object], /, *, context: Context | None = None) -> None:
+        self.awaited.set()
+        super().add_done_callback(fn, context=context)
+
+
+@dataclass(frozen=True)
+class Appended:
+    """One call of `append`."""
+
+    records: tuple[Record, ...]
+    commit: Commit
+    is_urgent: bool
+
+
+class FakeArchive:
+    """Keeps what is appended; commits are resolved by the test, unless that is to happen at once or soon."""
+
+    def __init__(self, *, is_instant: bool = False, is_soon: bool = False) -> None:
+        self.health = HEALTHY
+        self._is_instant, self._is_soon = is_instant, is_soon
+        self.appended: list[Appended] = []
+        self._grown, self.flushed = asyncio.Event(), asyncio.Event()
+
+    def append(self, *records: Record, is_urgent: bool = True) -> "asyncio.Future[bool]":
+        commit = Commit()
+        if self._is_instant:
+            commit.set_result(True)
+        elif self._is_soon:
+            asyncio.get_running_loop().call_soon(commit.set_result, True)
+        self.appended.append(Appended(records, commit, is_urgent))
+        self._grown.set()
+        return commit
+
+    def of(self, kind: type[R]) -> list[R]:
+        """All records of a kind, in order."""
+        return [record for each in self.appended for record in each.records if isinstance(record, kind)]
+
+    @property
+    def outcome(self) -> Outcome:
+        """The only outcome; fails if there is none, or a second one."""
+        (only,) = self.of(Outcome)
+        return only
+
+    @property
+    def opening(self) -> Opening:
+        """The only opening."""
+        (only,) = self.of(Opening)
+        return only
+
+    def commit_of(self, kind: type[Record]) -> Commit:
+        """The commit of the first record of this kind."""
+        return next(each.commit for each in self.appended if any(isinstance(r, kind) for r in each.records))
+
+    async def wait_for(self, kind: type[R], least: int = 1) -> list[R]:
+        """Wait until that many records of a kind were appended."""
+        async with asyncio.timeout(LIMIT):
+            while len(self.of(kind)) < least:
+                self._grown.clear()
+                await self._grown.wait()
+        return self.of(kind)
+
+    async def wait_until_awaited(self, kind: type[Record]) -> Commit:
+        """Wait until somebody waits for the commit of a record of this kind."""
+        await self.wait_for(kind)
+        async with asyncio.timeout(LIMIT):
+            await (commit := self.commit_of(kind)).awaited.wait()
+        return commit
+
+    def flush(self) -> None:
+        self.flushed.set()
+
+    async def list_sessions(self, limit: int = 100) -> Sequence[SessionRow]:
+        return ()
+
+    async def list_exchanges(self, session: str) -> Sequence[ExchangeRow]:
+        _miss(session)
+
+    async def load_request(self, exchange: str) -> bytes:
+        _miss(exchange)
+
+    async def load_sent(self, exchange: str, k: int) -> bytes:
+        _miss(exchange)
+
+    load_received = load_sent
+
+    async def verify(self) -> Verification:
+        return Verification(0, 0, 0, 0, ())
+
+    async def close(self) -> None:
+        return None
+
+
+def _miss(name: str) -> NoReturn:
+    raise NotFound(f"{name} is not here")
+
+
+class ScriptedResponse:
+    """An answer whose pieces come one by one: each `read` gives one. `ending` says what follows the last piece.
+
+    "eof": an empty read; "last": nothing, the last piece ends it; "cut": UpstreamUnreachable, at every further read;
+    "whole": everything was there from the beginning; "open": the test has more to say. A slow one yields.
+    """
+
+    def __init__(self, *pieces: bytes, status: int = 200, headers: Headers = STREAM, ending: Ending = "open") -> None:
+        self.status = status
+        self.headers = headers
+        self.is_ended = self.is_closed = self.is_slow = False
+        self.starved = asyncio.Event()
+        self._pieces = deque(pieces)
+        self._ending = ending
+        self._fed = asyncio.Event()
+
+    @property
+    def is_received(self) -> bool:
+        return self._ending == "whole"
+
+    @property
+    def left(self) -> int:
+        """How many pieces nobody has read."""
+        return len(self._pieces)
+
+    def feed(self, *pieces: bytes, ending: Ending = "open") -> None:
+        """More pieces come, and perhaps the end."""
+        self._pieces.extend(pieces)
+        self._ending = ending
+        self.starved.clear()
+        self._fed.set()
+
+    async def wait_until_starved(self) -> None:
+        """Wait until somebody reads while nothing is there: all before has been dealt with."""
+        async with asyncio.timeout(LIMIT):
+            await self.starved.wait()
+
+    async def read(self) -> bytes:
+        if self.is_slow:
+            await asyncio.sleep(0)
+        while not self._pieces and self._ending == "open":
+            self._fed.clear()
+            self.starved.set()
+            await self._fed.wait()
+        if self._ending == "whole":
+            self.is_ended = True
+            content = b"".join(self._pieces)
+            self._pieces.clear()
+            return content
+        if self._pieces:
+            piece = self._pieces.popleft()
+            self.is_ended = not self._pieces and self._ending == "last"
+            return piece
+        if self._ending == "cut":
+            raise UpstreamUnreachable("the upstream broke off")
+        self.is_ended = True
+        return b""
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class RecordingClient:
+    """Keeps what it is given, and in which order. Ends once: what comes after is ignored, as the port says."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: Headers = ()
+        self.writes: list[bytes] = []
+        self.error: ProxyError | None = None
+        self.is_whole = self.is_aborted = False
+        self.can_take = asyncio.Event()
+        self.can_take.set()
+        self.stalled = asyncio.Event()
+        self.started = asyncio.Event()
+        self.ended = asyncio.Event()
+        self._changed = asyncio.Event()
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.writes)
+
+    async def wait_for_body(self, size: int) -> bytes:
+        """Wait until that many bytes have come."""
+        async with asyncio.timeout(LIMIT):
+            while len(self.body) < size:
+                self._changed.clear()
+                await self._changed.wait()
+        return self.body
+
+    async def start(self, status: int, headers: Headers) -> None:
+        if not self.started.is_set() and not self.ended.is_set():
+            self.status, self.headers = status, headers
+            self.started.set()
+
+    async def write(self, content: bytes, *, is_last: bool = False) -> None:
+        if not self.can_take.is_set():
+            self.stalled.set()
+            await self.can_take.wait()
+        assert self.started.is_set() or self.ended.is_set(), "a body before its head"
+        if not self.ended.is_set():
+            self.writes.append(content)
+            self.is_whole = is_last
+            self._changed.set()
+            if is_last:
+                self.ended.set()
+
+    async def fail(self, error: ProxyError) -> None:
+        if self.started.is_set():
+            self.abort()
+        elif not self.ended.is_set():
+            self.error = error
+            self.ended.set()
+
+    async def dismiss(self) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        if not self.ended.is_set():
+            self.is_aborted = True
+            self.ended.set()
+
+
+class FedBody:
+    """A streaming request body, fed by the test; empty bytes end it."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces: asyncio.Queue[bytes] = asyncio.Queue()
+        self.feed(*pieces)
+
+    def feed(self, *pieces: bytes) -> None:
+        """More pieces come."""
+        for piece in pieces:
+            self._pieces.put_nowait(piece)
+
+    async def read(self) -> bytes:
+        return await self._pieces.get()
+
+
+@dataclass
+class Sent:
+    """One call of an upstream."""
+
+    method: str
+    target: bytes
+    headers: Headers
+    body: bytes | RequestBody
+    uploaded: bytes = b""
+
+
+class ScriptedUpstream:
+    """Answers as it was told, or when the test says so. Reads at most `reads` pieces of a streaming body first."""
+
+    def __init__(
+        self, name: str = "main", answer: ScriptedResponse | Exception | None = None, reads: int | None = None
+    ) -> None:
+        self.name = name
+        self.calls: list[Sent] = []
+        self.called, self._answered = asyncio.Event(), asyncio.Event()
+        self._reads = reads
+        self._answer = answer
+        if answer is not None:
+            self._answered.set()
+
+    def answer(self, answer: ScriptedResponse | Exception) -> None:
+        """Let the answer's head come, or the failure."""
+        self._answer = answer
+        self._answered.set()
+
+    async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> ScriptedResponse:
+        call = Sent(method, target, headers, body)
+        self.calls.append(call)
+        self.called.set()
+        while not isinstance(body, bytes) and self._reads != 0:
+            piece = await body.read()
+            call.uploaded += piece
+            self._reads = self._reads and self._reads - 1
+            if not piece:
+                break
+        await self._answered.wait()
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        assert self._answer is not None
+        return self._answer
+
+
+class FixedClock:
+    """Stands still until it is advanced."""
+
+    def __init__(self) -> None:
+        self._now_ms, self._monotonic = 1_700_000_000_000, 100.0
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self._now_ms += round(seconds * 1000)
+        self._monotonic += seconds
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+
+class CountingIds:
+    """x1, x2, x3 …"""
+
+    def __init__(self) -> None:
+        self._numbers = count(1)
+
+    def next_exchange(self) -> str:
+        return f"x{next(self._numbers)}"
+
+
+class Engine:
+    """The engine's parts, wired over fakes as the assembly wires them over shells."""
+
+    def __init__(
+        self,
+        upstream: ScriptedUpstream | None = None,
+        policy: EnginePolicy | None = None,
+        *,
+        is_instant: bool = False,
+        is_soon: bool = False,
+        own_keys: tuple[bytes, ...] = (),
+    ) -> None:
+        policy = policy or EnginePolicy(commit_wait_ms=5_000)
+        self.upstream = upstream or ScriptedUpstream()
+        self.archive = FakeArchive(is_instant=is_instant, is_soon=is_soon)
+        self.clock = FixedClock()
+        self.tasks = TaskRunner()
+        self.bus = EventBus(self.tasks)
+        self.events: list[Event] = []
+        self.bus.subscribe_all(self.events.append)
+        self.gate = CommitGate(self.archive, policy.commit_wait_ms)
+        self.readings = Readings(self.archive, self.bus, self.tasks, policy.record_cap_bytes)
+        self.relay = Relay(self.archive, self.gate, self.readings, self.bus, self.clock)
+        lineage, routes = Lineage(b"salt", policy.session_headers), [Route(self.upstream)]
+        self.reception = Reception(policy, routes, self.archive, lineage, self.clock, CountingIds())
+        formats = {"chat_completions": ChatCompletions()}
+        self.exchanges = Exchanges(policy, formats, self.reception, self.relay, self.tasks, own_keys)
+
+
+async def wait_out(task: "asyncio.Task[None]") -> None:
+    """Wait for a task's end, whichever it is."""
+    done, _ = await asyncio.wait((task,), timeout=LIMIT)
+    assert done, "the task is still running"
+
+
+def make_opening(exchange: str = "x1", body: Manifest | None = None) -> Opening:
+    """An opening as a managed call has it."""
+    return Opening(
+        exchange,
+        SessionKey("s1", b"t" * 16, "main", exchange),
+        *("managed", "chat_completions", "manage", "m", "POST", "/v1/chat/completions"),
+        JSON,
+        keep_whole(b"{}") if body is None else body,
+        1,
+    )
+
+
+def make_reading(exchange: str = "x1") -> Reading:
+    """A reading that says nothing; the one place that knows the fields of one."""
+    return Reading(exchange, 0, b"", None, "stop", "")

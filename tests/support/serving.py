@@ -1,0 +1,160 @@
+"""The real server in this process: routes, engine, forwarder and protocol on a loopback port, with a fake archive.
+
+Rule: what a test leaves running is a leak of the server's, and fails the test.
+"""
+
+import asyncio
+import contextlib
+import functools
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from proxy.engine.bus import EventBus
+from proxy.engine.durability import CommitGate
+from proxy.engine.exchange import Exchanges
+from proxy.engine.lineage import Lineage
+from proxy.engine.policy import EnginePolicy
+from proxy.engine.readings import Readings
+from proxy.engine.reception import Reception, Route
+from proxy.engine.relay import Relay
+from proxy.engine.system import SystemClock, SystemIds
+from proxy.engine.tasks import TaskRunner
+from proxy.model.events import ExchangeRecorded
+from proxy.model.exchange import Opening, Outcome
+from proxy.server.health import Health
+from proxy.server.inspector import Inspector
+from proxy.server.metrics import Metrics
+from proxy.server.policy import ServerPolicy
+from proxy.server.protocol import GuardedProtocol
+from proxy.server.routes import Endpoints, build_routes
+from proxy.upstream.forwarder import Forwarder
+from proxy.upstream.policy import UpstreamPolicy
+from proxy.wire.anthropic_messages import AnthropicMessages
+from proxy.wire.chat_completions import ChatCompletions
+from proxy.wire.responses import Responses
+from tests.support.engine import FakeArchive
+from tests.support.scripted import LIMIT, Message, Wire, dial
+
+TOKEN = "test-admin-token"
+_POLICY = ServerPolicy(port=0, admin_token=TOKEN)
+
+
+@dataclass
+class Served:
+    """A running server and what a test looks at."""
+
+    port: int
+    archive: FakeArchive
+    health: Health
+    tasks: TaskRunner
+    state: ServerState
+    forwarder: Forwarder
+    bus: EventBus
+
+    async def connect(self) -> Wire:
+        """A client's connection."""
+        return await dial(self.port)
+
+    async def ask(self, content: bytes) -> Message:
+        """The answer to one request, on a connection of its own."""
+        async with await self.connect() as client:
+            client.send(content)
+            return await client.read_answer(method=content.split(b" ", 1)[0].decode())
+
+    async def outcome(self) -> Outcome:
+        """The only outcome, once it is recorded."""
+        await self.archive.wait_for(Outcome)
+        return self.archive.outcome
+
+    async def drained(self) -> None:
+        """Return when no request is being served any more; fails if one goes on."""
+        async with asyncio.timeout(LIMIT):
+            while left := set(self.state.tasks):
+                await asyncio.wait(left)
+
+    async def opening(self) -> Opening:
+        """The only opening, once it is recorded."""
+        await self.archive.wait_for(Opening)
+        return self.archive.opening
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to serve."""
+
+    base_url: str
+    server: ServerPolicy = _POLICY
+    engine: EnginePolicy = field(default_factory=EnginePolicy)
+    api_key: str = ""
+    idle_timeout: float = 60.0
+    connect_timeout: float = LIMIT
+
+
+@contextlib.asynccontextmanager
+async def serving(plan: Plan) -> AsyncIterator[Served]:
+    """Serve until the block ends; then nothing may be left that had to be cancelled."""
+    loop = asyncio.get_running_loop()
+    archive, tasks = FakeArchive(is_instant=True), TaskRunner()
+    bus = EventBus(tasks)
+    upstream = UpstreamPolicy(
+        "scripted",
+        plan.base_url,
+        api_key=plan.api_key,
+        idle_timeout=plan.idle_timeout,
+        connect_timeout=plan.connect_timeout,
+    )
+    forwarder = Forwarder(upstream, tasks.spawn)
+    exchanges = _build_exchanges(plan, archive, forwarder, bus, tasks)
+    metrics = Metrics(lambda: archive.health, lambda: len(tasks))
+    bus.subscribe(ExchangeRecorded, metrics.count_exchange)
+    health = Health(lambda: archive.health.problem, metrics, refuses=plan.engine.on_failure == "refuse")
+    endpoints = Endpoints(exchanges, health, Inspector((("mode", plan.engine.mode),)))
+    app = build_routes(endpoints, plan.server, has_own_key=bool(plan.api_key))
+    config = uvicorn.Config(
+        app, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False, date_header=False
+    )
+    config.load()
+    state = ServerState()
+    make = functools.partial(GuardedProtocol, plan.server, config, state, {}, loop)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = await loop.create_server(make, sock=listener)
+        served = Served(listener.getsockname()[1], archive, health, tasks, state, forwarder, bus)
+        try:
+            yield served
+        finally:
+            server.close()
+            await _stop(served)
+
+
+def _build_exchanges(
+    plan: Plan, archive: FakeArchive, forwarder: Forwarder, bus: EventBus, tasks: TaskRunner
+) -> Exchanges:
+    readings = Readings(archive, bus, tasks, plan.engine.record_cap_bytes)
+    relay = Relay(archive, CommitGate(archive, plan.engine.commit_wait_ms), readings, bus, SystemClock())
+    reception = Reception(plan.engine, [Route(forwarder)], archive, Lineage(b"s" * 32), SystemClock(), SystemIds())
+    formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
+    own_keys = (plan.api_key.encode(),) if plan.api_key else ()
+    return Exchanges(plan.engine, formats, reception, relay, tasks, own_keys)
+
+
+async def _stop(served: Served) -> None:
+    for protocol in list(served.state.connections):
+        protocol.transport.abort()
+    left = set(served.state.tasks)
+    if left:
+        _, left = await asyncio.wait(left, timeout=LIMIT)
+    for task in left:
+        task.cancel()
+    is_finished = await served.tasks.finish(LIMIT)
+    served.forwarder.close()
+    assert not left, f"{len(left)} requests were still served after their clients had gone"
+    assert is_finished, "calls were still under way after their clients had gone"
+
+
+def with_server(plan: Plan, **changes: object) -> Plan:
+    """The plan with other limits of the way in."""
+    return replace(plan, server=replace(plan.server, **changes))  # type: ignore[arg-type]

@@ -1,0 +1,78 @@
+"""The wiring: everything is built from settings, and taken down again without a trace."""
+
+from pathlib import Path
+
+import pytest
+
+from proxy.assembly import build_engine, build_formats, find_admin_token, open_log
+from proxy.config import Settings, load_settings
+from proxy.model.errors import Conflict, NotFound, StoreUnavailable
+from proxy.server.routes import MANAGED_PATHS
+
+
+def settings_in(data: Path, **flags: object) -> Settings:
+    """Settings with their data in a directory."""
+    upstreams = [
+        {"name": "first", "base_url": "http://127.0.0.1:9/v1", "api_key": "own-key"},
+        {"name": "second", "base_url": "http://127.0.0.1:9/v1", "models": ["m-*"]},
+    ]
+    return load_settings(None, {"data": str(data), "upstreams": upstreams, **flags})
+
+
+def test_every_managed_path_has_its_format() -> None:
+    formats = build_formats()
+    assert set(formats) == set(MANAGED_PATHS.values())
+    assert all(form.name == name for name, form in formats.items())
+
+
+def test_a_configured_token_is_taken_and_none_is_kept(tmp_path: Path) -> None:
+    assert find_admin_token(settings_in(tmp_path, **{"server.admin_token": "mine"})) == "mine"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_made_token_stays_the_same_and_is_the_owners_only(tmp_path: Path) -> None:
+    token = find_admin_token(settings_in(tmp_path))
+    assert len(token) >= 32
+    assert find_admin_token(settings_in(tmp_path)) == token
+    assert (tmp_path / "admin-token").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_token_that_cannot_be_kept_is_an_error_that_says_where(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreUnavailable, match=r"admin-token: .*choose --data"):
+        find_admin_token(settings_in(tmp_path / "file"))
+
+
+async def test_an_engine_has_an_upstream_for_each_in_the_settings(tmp_path: Path) -> None:
+    engine = await build_engine(settings_in(tmp_path))
+    assert [forwarder.name for forwarder in engine.forwarders] == ["first", "second"]
+    assert engine.relay.problem == ""
+    assert len(engine.tasks) == 0
+    await engine.close()
+
+
+async def test_a_log_has_one_writer_and_is_free_again_after_it(tmp_path: Path) -> None:
+    engine = await build_engine(settings_in(tmp_path))
+    with pytest.raises((Conflict, StoreUnavailable)):
+        await build_engine(settings_in(tmp_path))
+    await engine.close()
+    await (await build_engine(settings_in(tmp_path))).close()
+
+
+async def test_a_log_can_be_read_beside_its_writer(tmp_path: Path) -> None:
+    engine = await build_engine(settings_in(tmp_path))
+    reader = open_log(settings_in(tmp_path))
+    assert list(await reader.list_sessions()) == []
+    await reader.close()
+    await engine.close()
+
+
+def list_names(directory: Path) -> list[str]:
+    """What is in a directory."""
+    return [path.name for path in directory.iterdir()]
+
+
+async def test_a_log_that_is_not_there_is_not_made_by_looking(tmp_path: Path) -> None:
+    with pytest.raises((NotFound, StoreUnavailable), match="there is no log at"):
+        await open_log(settings_in(tmp_path)).list_sessions()
+    assert list_names(tmp_path) == []

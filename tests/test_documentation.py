@@ -1,0 +1,105 @@
+"""What the documents say, held against the code."""
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+from typer.main import get_command
+
+from proxy import __version__
+from proxy.cli.application import build
+from proxy.config.example import write_default
+from proxy.config.keys import list_keys
+from proxy.server.routes import MANAGED_PATHS
+from proxy.wire.headers import OWN_PREFIX
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
+
+
+def render_settings() -> str:
+    """The table of settings as the README has to hold it."""
+    rows = [
+        f"| `{'.'.join(key.path)}` | `{write_default(key)}` | {key.description} |"
+        for key in list_keys()
+        if not key.is_section
+    ]
+    return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows])
+
+
+def read_tree() -> dict[str, str]:
+    """Paths in the floor plan of ARCHITECTURE.md, and what is said of each."""
+    block = re.search(r"(?s)```\n(proxy/.*?)```", ARCHITECTURE)
+    assert block
+    found: dict[str, str] = {}
+    folders: list[str] = []
+    for line in block[1].splitlines():
+        name, _, text = line.strip().partition(" ")
+        folders = folders[: (len(line) - len(line.lstrip())) // 2]
+        path = "".join([*folders, name])
+        if name.endswith("/"):
+            folders.append(name)
+        found[path] = text.strip()
+    return found
+
+
+def test_the_floor_plan_names_every_file_and_no_other() -> None:
+    files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "proxy").rglob("*.py") if path.stem != "__init__"}
+    assert {path for path in read_tree() if not path.endswith("/")} == files
+
+
+def test_the_floor_plan_says_something_of_everything() -> None:
+    assert [path for path, text in read_tree().items() if len(text) < 10] == []
+
+
+def test_the_architecture_fits_on_a_page() -> None:
+    assert len(ARCHITECTURE.splitlines()) <= 150
+
+
+@pytest.mark.parametrize(
+    "path", re.findall(r"`((?:proxy|server|engine|wire|upstream|store|config|cli)/[\w/]+)`", ARCHITECTURE)
+)
+def test_files_in_the_text_of_the_architecture_exist(path: str) -> None:
+    whole = path if path.startswith("proxy/") else f"proxy/{path}"
+    assert (ROOT / f"{whole}.py").exists() or (ROOT / whole).is_dir()
+
+
+def test_the_settings_table_is_the_settings_tree() -> None:
+    table = re.search(r"(?s)<!-- settings:.*?-->\n(.*?)\n<!-- end of settings -->", README)
+    assert table
+    assert table[1] == render_settings()
+
+
+def test_every_command_is_in_the_readme() -> None:
+    commands = get_command(build())
+    assert isinstance(commands, typer.core.TyperGroup)
+    assert [name for name in commands.commands if f"palimpsest {name}" not in README and f"`{name}" not in README] == []
+
+
+def test_every_path_of_our_own_or_read_by_us_is_in_the_readme() -> None:
+    for path in (*MANAGED_PATHS, "/-/", "/-/live", "/-/ready", "/-/metrics"):
+        assert f"`{path}`" in README
+
+
+def test_the_readme_names_what_is_taken_from_requests() -> None:
+    for name in ("Connection", "Keep-Alive", "Proxy-*", "TE", "Trailer", "Transfer-Encoding", "Upgrade", "Expect"):
+        assert f"`{name}`" in README
+    assert f"`{OWN_PREFIX.decode()}*`" in README
+
+
+def test_the_readme_holds_all_nine_promises() -> None:
+    section = README.split("## Promises")[1].split("\n## ")[0]
+    assert re.findall(r"(?m)^(\d)\. \*\*", section) == list("123456789")
+
+
+@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"])
+def test_files_that_a_document_names_exist(name: str) -> None:
+    text = (ROOT / name).read_text()
+    named = re.findall(r"`([\w./-]+\.(?:md|toml|yaml|lock|py))`", text)
+    assert [file for file in named if not (ROOT / file).exists() and not (ROOT / "proxy" / file).exists()] == []
+
+
+def test_the_changelog_knows_this_version() -> None:
+    assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()

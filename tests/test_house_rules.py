@@ -1,0 +1,226 @@
+"""The house rules of ARCHITECTURE.md, held by reading the source. Each rule is also shown code that breaks it."""
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+FILE_LINES, FUNCTION_LINES, CLASS_LINES = 400, 50, 250
+# Imports a function may hold, by file: libraries that few need and that cost start-up time. None so far.
+LAZY_IMPORTS: dict[str, set[str]] = {}
+# The boundaries where an exception of any kind is caught for good.
+BROAD_EXCEPTS = ["proxy/engine/bus.py", "proxy/engine/readings.py", "proxy/store/sqlite/writer.py"]
+MOST_BROAD_EXCEPTS = 4
+
+_EMPTY_MODULE = re.compile(r"(?:base|common|data|helpers?|info|misc|utils?)$")
+_EMPTY_NAME = re.compile(r"^Base[A-Z]|(?:Manager|Handler|Helpers?|Utils?|Data|Info)$|_v\d+$")
+_FOLDERS = "|".join(("work", "farm", "opt", "root", "home", "Users"))
+_HOSTS = "|".join(("py" + "pi", "pythonhosted", "npm" + "js", "debian"))
+_MACHINE = re.compile(rf"(?<![\w.~*-])/(?:{_FOLDERS})/\w|://[^\s\"']*(?:{_HOSTS})")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file: its path in the repository and what is in it."""
+
+    path: str
+    text: str
+
+    @property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @property
+    def nodes(self) -> Iterator[ast.AST]:
+        return ast.walk(self.tree)
+
+
+def keep_files_short(source: Source) -> Iterator[str]:
+    if (lines := source.text.count("\n")) > FILE_LINES:
+        yield f"{lines} lines"
+
+
+def keep_functions_short(source: Source) -> Iterator[str]:
+    for node in source.nodes:
+        if isinstance(node, Function) and _lines(node) > FUNCTION_LINES:
+            yield f"{node.name}: {_lines(node)} lines"
+
+
+def keep_classes_short(source: Source) -> Iterator[str]:
+    for node in source.nodes:
+        if isinstance(node, ast.ClassDef) and _lines(node) > CLASS_LINES:
+            yield f"{node.name}: {_lines(node)} lines"
+
+
+def import_at_the_top(source: Source) -> Iterator[str]:
+    for function in source.nodes:
+        for node in ast.walk(function) if isinstance(function, Function) else ():
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = {name.name for name in node.names} if isinstance(node, ast.Import) else {node.module or "."}
+                if not names <= LAZY_IMPORTS.get(source.path, set()):
+                    yield f"line {node.lineno}: import inside a function"
+
+
+def use_no_global(source: Source) -> Iterator[str]:
+    for node in source.nodes:
+        if isinstance(node, ast.Global):
+            yield f"line {node.lineno}: global {', '.join(node.names)}"
+
+
+def say_what_a_module_is_and_its_rule(source: Source) -> Iterator[str]:
+    text = ast.get_docstring(source.tree) or ""
+    if not text:
+        yield "no module docstring"
+    elif "rule" not in text.lower() and not source.path.endswith("__init__.py"):
+        yield "the module docstring names no rule"
+
+
+def say_what_a_class_is(source: Source) -> Iterator[str]:
+    for node in source.nodes:
+        if isinstance(node, ast.ClassDef) and not ast.get_docstring(node):
+            yield f"{node.name}: no docstring"
+
+
+def keep_private_things_private(source: Source) -> Iterator[str]:
+    """`x._y` only where `_y` is defined in the same file, or `x` is a module; `_y` is never imported."""
+    modules = {name.asname or name.name for node in source.nodes if isinstance(node, ast.Import) for name in node.names}
+    own = {node.attr for node in source.nodes if isinstance(node, ast.Attribute) and _is_of_self(node)}
+    own |= {node.name for node in source.nodes if isinstance(node, Function | ast.ClassDef)}
+    own |= {node.target.id for node in source.nodes if _is_field(node)}  # type: ignore[attr-defined]
+    for node in source.nodes:
+        if isinstance(node, ast.Attribute) and _is_private(node.attr) and node.attr not in own:
+            if isinstance(node.value, ast.Name) and node.value.id in modules:
+                continue
+            yield f"line {node.lineno}: .{node.attr} belongs to another file"
+        if isinstance(node, ast.ImportFrom) and any(_is_private(name.name) for name in node.names):
+            yield f"line {node.lineno}: imports a private name"
+
+
+def give_names_that_say_something(source: Source) -> Iterator[str]:
+    module = Path(source.path).stem
+    if _EMPTY_MODULE.match(module):
+        yield "the file's name says nothing"
+    names = [node.name for node in source.nodes if isinstance(node, Function | ast.ClassDef)]
+    yield from (f"the name {name} says nothing" for name in (module, *names) if _EMPTY_NAME.search(name))
+
+
+def name_no_machine(source: Source) -> Iterator[str]:
+    for number, line in enumerate(source.text.splitlines(), 1):
+        if _MACHINE.search(line):
+            yield f"line {number}: a path of one machine, or an index's address"
+
+
+def find_broad_excepts(source: Source) -> Iterator[int]:
+    """Lines where any exception is caught and not raised again."""
+    for node in source.nodes:
+        if isinstance(node, ast.ExceptHandler) and _is_broad(node) and not _raises_again(node):
+            yield node.lineno
+
+
+RULES: list[tuple[Callable[[Source], Iterator[str]], str]] = [
+    (keep_files_short, "x = 1\n" * 401),
+    (keep_functions_short, "def f():\n" + "    x = 1\n" * 50),
+    (keep_classes_short, "class C:\n" + "    x = 1\n" * 250),
+    (import_at_the_top, "def f():\n    import os\n"),
+    (import_at_the_top, "class C:\n    async def f(self):\n        from os import path\n"),
+    (use_no_global, "def f():\n    global x\n"),
+    (say_what_a_module_is_and_its_rule, "x = 1"),
+    (say_what_a_module_is_and_its_rule, '"""Only what it is."""'),
+    (say_what_a_class_is, "class _C:\n    x = 1\n"),
+    (keep_private_things_private, "def f(x):\n    return x._y\n"),
+    (keep_private_things_private, "from a import _b\n"),
+    (give_names_that_say_something, "class SessionManager: ...\n"),
+    (give_names_that_say_something, "def send_v2(): ...\n"),
+    (give_names_that_say_something, "class BaseStore: ...\n"),
+    (name_no_machine, f"path = '/{_FOLDERS.split('|')[0]}/x'\n"),
+    (name_no_machine, f"index = 'https://{_HOSTS.split('|')[0]}.org/x'\n"),
+]
+
+
+def list_sources(folder: str, pattern: str) -> list[Source]:
+    files = sorted(path for path in (ROOT / folder).rglob(pattern) if path.is_file())
+    return [Source(path.relative_to(ROOT).as_posix(), path.read_text()) for path in files]
+
+
+PACKAGE = list_sources("proxy", "*.py")
+
+
+@pytest.mark.parametrize("rule", dict.fromkeys(rule for rule, _ in RULES if rule is not name_no_machine))
+def test_the_package_keeps_the_rule(rule: Callable[[Source], Iterator[str]]) -> None:
+    assert [f"{source.path}: {fault}" for source in PACKAGE for fault in rule(source)] == []
+
+
+@pytest.mark.parametrize(("rule", "bad"), RULES)
+def test_each_rule_can_be_broken(rule: Callable[[Source], Iterator[str]], bad: str) -> None:
+    assert list(rule(Source("proxy/thing.py", bad)))
+
+
+def test_a_file_whose_name_says_nothing_is_seen() -> None:
+    assert list(give_names_that_say_something(Source("proxy/store/utils.py", "x = 1")))
+
+
+def test_no_tracked_file_names_a_machine_or_an_index() -> None:
+    assert [f"{source.path}: {fault}" for source in list_tracked() for fault in name_no_machine(source)] == []
+
+
+def test_any_exception_is_caught_only_at_the_listed_boundaries() -> None:
+    found = [source.path for source in PACKAGE for _ in find_broad_excepts(source)]
+    assert sorted(found) == sorted(BROAD_EXCEPTS)
+    assert len(found) <= MOST_BROAD_EXCEPTS
+
+
+@pytest.mark.parametrize("kind", ["", " Exception", " (ValueError, BaseException)", " Exception as error"])
+def test_a_broad_except_is_seen(kind: str) -> None:
+    text = f"try:\n    f()\nexcept{kind}:\n    "
+    assert list(find_broad_excepts(Source("a.py", text + "pass\n"))) == [3]
+    assert list(find_broad_excepts(Source("a.py", text + "g()\n    raise\n"))) == []
+
+
+def test_every_file_of_the_package_has_its_test() -> None:
+    tests = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    modules = [source.path for source in PACKAGE if not source.path.endswith("__init__.py")]
+    assert [path for path in modules if f"test_{Path(path).stem.strip('_')}.py" not in tests] == []
+
+
+def list_tracked() -> list[Source]:
+    """Text files of the repository that git does not ignore."""
+    ignored = [".git", *(line.strip("/") for line in (ROOT / ".gitignore").read_text().split())]
+    found = []
+    for path in sorted(ROOT.rglob("*")):
+        name = path.relative_to(ROOT)
+        if path.is_file() and not any(fnmatch(part, rule) for part in name.parts for rule in ignored):
+            found.append(Source(name.as_posix(), path.read_text(errors="replace")))
+    return found
+
+
+def _lines(node: Function | ast.ClassDef) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+def _is_of_self(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+
+
+def _is_field(node: ast.AST) -> bool:
+    return isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+
+
+def _is_broad(node: ast.ExceptHandler) -> bool:
+    kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+    return any(k is None or (isinstance(k, ast.Name) and k.id in ("Exception", "BaseException")) for k in kinds)
+
+
+def _raises_again(node: ast.ExceptHandler) -> bool:
+    return any(isinstance(inner, ast.Raise) and inner.exc is None for inner in ast.walk(node))

@@ -1,0 +1,356 @@
+"""One connection to an upstream: what counts as an answer, how it ends, and what must not reach the next one."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from proxy.model.errors import UpstreamUnreachable
+from proxy.upstream.connection import Connection
+from tests.support.scripted import LAST_CHUNK, LIMIT, ScriptedUpstream, Wire, answer, chunk, stream_head
+
+MIB = 1024 * 1024
+REQUEST = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
+
+
+class Pair:
+    """A connection and the upstream's end of it."""
+
+    def __init__(self, connection: Connection, wire: Wire) -> None:
+        self.connection = connection
+        self.wire = wire
+
+    async def begin(self, method: str = "GET", idle_timeout: float = LIMIT) -> None:
+        """Send a request and have the upstream read it."""
+        self.connection.begin(method, REQUEST, b"", idle_timeout)
+        await self.wire.read_head()
+
+    async def head(self) -> int:
+        """The status, once it is there."""
+        async with asyncio.timeout(LIMIT):
+            await self.connection.wait_for_head()
+        return self.connection.status
+
+    async def rest(self) -> bytes:
+        """The body up to a clean end."""
+        content = b""
+        async with asyncio.timeout(LIMIT):
+            while piece := await self.connection.read():
+                content += piece
+        assert self.connection.is_ended
+        return content
+
+    async def rest_and_break(self) -> tuple[bytes, str]:
+        """The body up to where it breaks, and what the error says."""
+        content = b""
+        with pytest.raises(UpstreamUnreachable) as caught:
+            async with asyncio.timeout(LIMIT):
+                while piece := await self.connection.read():
+                    content += piece
+        assert not self.connection.finish()
+        return content, str(caught.value)
+
+
+@pytest.fixture
+async def pair(upstream: ScriptedUpstream) -> AsyncIterator[Pair]:
+    """A connection that was just made."""
+    loop = asyncio.get_running_loop()
+    _, connection = await loop.create_connection(lambda: Connection(loop), "127.0.0.1", upstream.port)
+    yield Pair(connection, await upstream.accept())
+    connection.finish()
+    connection.close()
+
+
+# --- framing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sent", "body"),
+    [
+        (answer(b"hello"), b"hello"),
+        (answer(b""), b""),
+        (stream_head() + chunk(b"he") + chunk(b"llo") + LAST_CHUNK, b"hello"),
+        (stream_head() + b"5;name=value\r\nhello\r\n0\r\nx-trailer: 1\r\n\r\n", b"hello"),
+        (stream_head() + LAST_CHUNK, b""),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
+        (b"HTTP/1.1 304 Not Modified\r\ncontent-length: 7\r\n\r\n", b""),
+        (b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" + answer(b"hello"), b"hello"),
+        (b"HTTP/1.1 200 OK\r\nconnection: upgrade\r\nupgrade: h2c\r\ncontent-length: 2\r\n\r\nok", b"ok"),
+        (
+            b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\ncontent-type: text/event-stream\r\n\r\n\xff\xfe\x00",
+            b"\xff\xfe\x00",
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_torn", [False, True])
+async def test_an_answer_ends_where_its_framing_says(pair: Pair, sent: bytes, body: bytes, *, is_torn: bool) -> None:
+    await pair.begin()
+    for piece in [sent[i : i + 1] for i in range(len(sent))] if is_torn else [sent]:
+        pair.wire.send(piece)
+        await pair.wire.flush()
+        await asyncio.sleep(0)
+    assert await pair.head() in (200, 204, 304)
+    assert await pair.rest() == body
+    assert pair.connection.finish()
+    assert pair.connection.is_fresh()
+
+
+async def test_fields_keep_their_order_their_duplicates_and_their_empty_values(pair: Pair) -> None:
+    await pair.begin()
+    pair.wire.send(
+        b"HTTP/1.1 103 X\r\nlink: gone\r\n\r\nHTTP/1.1 200 OK\r\nSet-Cookie: a=1\r\nX-Empty:\r\nset-cookie: b=2\r\n"
+    )
+    pair.wire.send(b"x-odd: \xe9\r\ncontent-length: 0\r\n\r\n")
+    assert await pair.head() == 200
+    assert pair.connection.headers == (
+        (b"set-cookie", b"a=1"),
+        (b"x-empty", b""),
+        (b"set-cookie", b"b=2"),
+        (b"x-odd", b"\xe9"),
+        (b"content-length", b"0"),
+    )
+
+
+async def test_a_body_without_a_length_ends_with_the_connection(pair: Pair) -> None:
+    await pair.begin()
+    pair.wire.send(b"HTTP/1.1 200 OK\r\n\r\nhel")
+    assert await pair.head() == 200
+    assert await pair.connection.read() == b"hel"
+    assert not pair.connection.is_received
+    pair.wire.send(b"lo")
+    await pair.wire.close()
+    assert await pair.rest() == b"lo"
+    assert not pair.connection.finish()
+
+
+async def test_a_body_in_a_foreign_transfer_encoding_ends_with_the_connection(pair: Pair) -> None:
+    """RFC 9112 §6.3: where chunked is not the last coding, the length is found by reading up to the close."""
+    await pair.begin()
+    pair.wire.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: identity\r\n\r\nhello")
+    await pair.wire.close()
+    assert await pair.head() == 200
+    assert await pair.rest() == b"hello"
+
+
+async def test_an_answer_to_head_has_no_body_and_ends_its_connection(pair: Pair) -> None:
+    await pair.begin("HEAD")
+    pair.wire.send(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n")
+    assert await pair.head() == 200
+    assert await pair.rest() == b""
+    assert not pair.connection.finish()
+    assert await pair.wire.read_to_end() == b""
+
+
+async def test_fields_behind_a_chunked_body_do_not_show_in_the_next_answer(pair: Pair) -> None:
+    for _ in range(2):
+        await pair.begin()
+        pair.wire.send(stream_head() + chunk(b"x") + b"0\r\nx-trailer: 1\r\n\r\n")
+        await pair.head()
+        assert await pair.rest() == b"x"
+        assert b"x-trailer" not in dict(pair.connection.headers)
+        assert pair.connection.finish()
+
+
+# --- breaking --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sent", "body"),
+    [
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhello", b"hello"),
+        (stream_head() + chunk(b"data: {\n\n") + chunk(b'data: {"a'), b'data: {\n\ndata: {"a'),
+        (stream_head() + chunk(b"\xe2\x82"), b"\xe2\x82"),
+        (stream_head() + b"5\r\nhel", b"hel"),
+        (stream_head() + chunk(b"hello") + b"0\r\n", b"hello"),
+        (stream_head(), b""),
+    ],
+)
+@pytest.mark.parametrize("is_reset", [False, True])
+async def test_an_answer_that_is_cut_is_an_error_after_the_bytes_that_came(
+    pair: Pair, sent: bytes, body: bytes, *, is_reset: bool
+) -> None:
+    await pair.begin()
+    pair.wire.send(sent)
+    await pair.head()
+    content = await pair.connection.read() if body else b""
+    if is_reset:
+        pair.wire.reset()
+    else:
+        await pair.wire.close()
+    more, problem = await pair.rest_and_break()
+    assert (content + more, problem) == (body, "the upstream closed the connection in the middle of its answer")
+
+
+async def test_a_bad_chunk_is_an_error_after_the_bytes_that_came(pair: Pair) -> None:
+    await pair.begin()
+    pair.wire.send(stream_head() + chunk(b"good") + b"zz\r\nbad")
+    await pair.head()
+    content, problem = await pair.rest_and_break()
+    assert content == b"good"
+    assert problem.startswith("the upstream's answer is not valid HTTP: ")
+    assert await pair.wire.read_to_end() == b""
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 banana\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nbad name: 1\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n\x00\x01",
+        b"HTTP/1.1 200 OK\r\n" + b"x: %s\r\n" % (b"a" * 1000) * 300 + b"\r\n",
+    ],
+)
+async def test_what_is_not_an_answer_is_an_error_and_closes_the_connection(pair: Pair, sent: bytes) -> None:
+    await pair.begin()
+    pair.wire.send(sent)
+    with pytest.raises(UpstreamUnreachable, match="not valid HTTP") as caught:
+        await pair.head()
+    assert caught.value.status == 502
+    assert await pair.wire.read_to_end() == b""
+
+
+async def test_a_head_that_never_ends_is_refused_at_the_cap_and_not_kept_in_memory(pair: Pair) -> None:
+    await pair.begin()
+    pair.wire.send(b"HTTP/1.1 200 OK\r\nx: " + b"a" * (2 * MIB))
+    with pytest.raises(UpstreamUnreachable, match="not valid HTTP"):
+        await pair.head()
+
+
+async def test_a_head_within_the_cap_may_be_large(pair: Pair) -> None:
+    await pair.begin()
+    pair.wire.send(b"HTTP/1.1 200 OK\r\nx: " + b"a" * 100_000 + b"\r\ncontent-length: 0\r\n\r\n")
+    assert await pair.head() == 200
+    assert len(dict(pair.connection.headers)[b"x"]) == 100_000
+
+
+async def test_silence_before_the_answer_is_an_error_of_its_own(pair: Pair) -> None:
+    await pair.begin(idle_timeout=0.1)
+    with pytest.raises(UpstreamUnreachable, match=r"silent for 0\.1 s") as caught:
+        await pair.head()
+    assert caught.value.status == 504
+    assert await pair.wire.read_to_end() == b""
+
+
+async def test_silence_inside_the_answer_breaks_it(pair: Pair) -> None:
+    await pair.begin(idle_timeout=0.1)
+    pair.wire.send(stream_head() + chunk(b"data"))
+    await pair.head()
+    assert await pair.rest_and_break() == (b"data", "the upstream was silent for 0.1 s")
+    assert await pair.wire.read_to_end() == b""
+
+
+async def test_a_reader_that_takes_its_time_is_not_the_upstreams_silence(pair: Pair) -> None:
+    await pair.begin(idle_timeout=0.1)
+    pair.wire.send(stream_head() + chunk(b"data"))
+    await pair.head()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await pair.wire.read_to_end()
+    pair.wire.send(LAST_CHUNK)
+    assert await pair.rest() == b"data"
+
+
+# --- the next call on the same connection ----------------------------------------------------------------------------
+
+
+async def test_an_answer_behind_the_answer_is_not_part_of_it(pair: Pair) -> None:
+    await pair.begin()
+    pair.wire.send(answer(b"mine") + answer(b"not mine", "x-foreign: 1", status="500 Oops"))
+    assert await pair.head() == 200
+    content = b""
+    while piece := await pair.connection.read():
+        content += piece
+    assert (content, pair.connection.status) == (b"mine", 200)
+    assert not pair.connection.finish()
+
+
+async def test_the_beginning_of_an_answer_behind_the_answer_does_not_reach_the_next_client(pair: Pair) -> None:
+    await pair.begin()
+    pair.wire.send(answer(b"mine") + b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\npoi")
+    await pair.head()
+    while await pair.connection.read():
+        pass
+    assert not pair.connection.finish()
+
+
+async def test_garbage_behind_the_answer_ends_the_connection_and_not_the_answer(pair: Pair) -> None:
+    await pair.begin()
+    pair.wire.send(answer(b"mine") + b"\x00garbage")
+    await pair.head()
+    assert await pair.rest() == b"mine"
+    assert not pair.connection.finish()
+
+
+@pytest.mark.parametrize("sent", [answer(b"late"), b"HTTP/1.1 408 Request Timeout\r\n\r\n", b"x"])
+async def test_bytes_on_a_connection_that_waits_end_it(pair: Pair, sent: bytes) -> None:
+    await pair.begin()
+    pair.wire.send(answer(b"ok"))
+    await pair.head()
+    assert await pair.rest() == b"ok"
+    assert pair.connection.finish()
+    pair.wire.send(sent)
+    assert await pair.wire.read_to_end() == b""
+    assert not pair.connection.is_fresh()
+
+
+async def test_a_connection_whose_answer_was_not_read_is_not_kept(pair: Pair) -> None:
+    await pair.begin()
+    pair.wire.send(answer(b"ok"))
+    await pair.head()
+    assert pair.connection.is_received
+    assert not pair.connection.is_ended
+    assert not pair.connection.finish()
+    assert await pair.wire.read_to_end() == b""
+
+
+async def test_a_request_on_a_lost_connection_fails_at_once(pair: Pair) -> None:
+    await pair.begin()
+    pair.wire.reset()
+    with pytest.raises(UpstreamUnreachable):
+        await pair.head()
+    pair.connection.finish()
+    assert not pair.connection.is_fresh()
+    pair.connection.begin("GET", REQUEST, b"", LIMIT)
+    with pytest.raises(UpstreamUnreachable, match="before it was asked"):
+        await pair.head()
+
+
+async def test_writing_more_to_a_lost_connection_does_nothing(pair: Pair) -> None:
+    await pair.begin("POST")
+    pair.wire.reset()
+    with pytest.raises(UpstreamUnreachable):
+        await pair.head()
+    await pair.connection.write(b"more")
+    assert not pair.connection.finish()
+
+
+# --- flow ------------------------------------------------------------------------------------------------------------
+
+
+async def test_what_nobody_reads_stays_with_the_upstream(pair: Pair) -> None:
+    await pair.begin()
+    pair.wire.send(stream_head())
+    await pair.head()
+    sent = 0
+    with pytest.raises(TimeoutError):
+        while sent < 256 * MIB:
+            pair.wire.send(chunk(bytes(MIB)))
+            sent += MIB
+            async with asyncio.timeout(0.3):
+                await pair.wire.flush()
+    assert sent < 40 * MIB
+    pair.wire.send(LAST_CHUNK)
+    assert len(await pair.rest()) == sent
+
+
+async def test_a_large_body_passes_whole(pair: Pair) -> None:
+    await pair.begin()
+    body = bytes(range(256)) * (32 * MIB // 256)
+    pair.wire.send(answer(body))
+    await pair.head()
+    assert await pair.rest() == body
+    assert pair.connection.finish()

@@ -1,0 +1,388 @@
+"""The client of one upstream: what it sends, which connections it uses again, and how often it calls."""
+
+import asyncio
+import time
+
+import pytest
+
+from proxy.engine.ports import RequestBody, UpstreamResponse
+from proxy.engine.tasks import TaskRunner
+from proxy.model.errors import BadRequest, UpstreamUnreachable
+from proxy.model.exchange import Headers
+from proxy.upstream.forwarder import Forwarder
+from proxy.upstream.policy import Auth, UpstreamPolicy
+from tests.support.scripted import LIMIT, ScriptedUpstream, answer, chunk, stream_head
+
+CHAT = b"/v1/chat/completions"
+BEARER: Headers = ((b"authorization", b"Bearer client-key"),)
+
+
+class Upload:
+    """A request body that streams; the test says when there is more."""
+
+    def __init__(self) -> None:
+        self._pieces: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def add(self, content: bytes) -> None:
+        """More of it; nothing at all is its end."""
+        self._pieces.put_nowait(content)
+
+    async def read(self) -> bytes:
+        return await self._pieces.get()
+
+
+async def send(
+    forwarder: Forwarder, target: bytes = CHAT, headers: Headers = (), body: bytes | RequestBody = b"{}"
+) -> UpstreamResponse:
+    async with asyncio.timeout(LIMIT):
+        return await forwarder.send("POST", target, headers, body)
+
+
+async def read_all(response: UpstreamResponse) -> bytes:
+    content = b""
+    async with asyncio.timeout(LIMIT):
+        while piece := await response.read():
+            content += piece
+    response.close()
+    return content
+
+
+async def ask(forwarder: Forwarder, body: bytes | RequestBody = b"{}") -> bytes:
+    return await read_all(await send(forwarder, body=body))
+
+
+# --- what is sent ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_request_keeps_the_order_of_its_fields_and_gets_host_and_length_anew(
+    forwarder: Forwarder, upstream: ScriptedUpstream
+) -> None:
+    upstream.answer_with(answer(b"{}"))
+    sent: Headers = (
+        (b"host", b"proxy"),
+        (b"x-two", b"2"),
+        (b"content-length", b"99"),
+        (b"x-one", b"1"),
+        (b"x-two", b""),
+        (b"connection", b"close, x-hop"),
+        (b"x-hop", b"gone"),
+        (b"te", b"trailers"),
+        (b"x-palimpsest-mode", b"observe"),
+    )
+    await read_all(await send(forwarder, b"/v1/x?a=%20b&c", sent, b"body"))
+    (got,) = upstream.requests
+    assert got.line == b"POST /v1/x?a=%20b&c HTTP/1.1"
+    assert got.headers == (
+        (b"host", b"127.0.0.1:%d" % upstream.port),
+        (b"x-two", b"2"),
+        (b"x-one", b"1"),
+        (b"x-two", b""),
+        (b"content-length", b"4"),
+    )
+    assert got.body == b"body"
+
+
+@pytest.mark.parametrize(("method", "length"), [("POST", b"0"), ("PUT", b"0"), ("PATCH", b"0"), ("GET", b"")])
+async def test_an_empty_body_has_a_length_where_the_method_expects_one(
+    forwarder: Forwarder, upstream: ScriptedUpstream, method: str, length: bytes
+) -> None:
+    upstream.answer_with(answer())
+    await read_all(await forwarder.send(method, b"/v1/x", (), b""))
+    assert upstream.requests[0].find(b"content-length") == length
+
+
+async def test_the_environments_proxy_is_not_used(
+    forwarder: Forwarder, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    upstream.answer_with(answer(b"ok"))
+    assert await ask(forwarder) == b"ok"
+
+
+@pytest.mark.parametrize(
+    ("auth", "field"),
+    [
+        ("bearer", (b"authorization", b"Bearer own-key")),
+        ("x-api-key", (b"x-api-key", b"own-key")),
+        ("none", (b"authorization", b"Bearer client-key")),
+    ],
+)
+async def test_a_key_of_the_settings_takes_the_place_of_the_clients(
+    upstream: ScriptedUpstream, tasks: TaskRunner, auth: Auth, field: tuple[bytes, bytes]
+) -> None:
+    upstream.answer_with(answer())
+    forwarder = Forwarder(UpstreamPolicy("u", upstream.url, api_key="own-key", auth=auth), tasks.spawn)
+    await read_all(await send(forwarder, headers=BEARER))
+    forwarder.close()
+    credentials = [f for f in upstream.requests[0].headers if f[0] in (b"authorization", b"x-api-key", b"api-key")]
+    assert credentials == [field]
+
+
+async def test_a_key_of_the_settings_is_not_spent_outside_the_base(
+    upstream: ScriptedUpstream, tasks: TaskRunner
+) -> None:
+    upstream.answer_with(answer())
+    forwarder = Forwarder(UpstreamPolicy("u", upstream.url, api_key="own-key"), tasks.spawn)
+    await read_all(await send(forwarder, b"/admin", BEARER))
+    forwarder.close()
+    assert upstream.requests[0].all(b"authorization") == [b"Bearer client-key"]
+
+
+async def test_a_trick_path_is_refused_before_anything_is_sent(
+    forwarder: Forwarder, upstream: ScriptedUpstream
+) -> None:
+    with pytest.raises(BadRequest):
+        await send(forwarder, b"/v1/../admin")
+    assert upstream.accepted == 0
+
+
+# --- streamed bodies -------------------------------------------------------------------------------------------------
+
+
+async def test_an_upload_arrives_while_it_is_still_being_sent(forwarder: Forwarder, upstream: ScriptedUpstream) -> None:
+    upload = Upload()
+    sending = asyncio.ensure_future(send(forwarder, body=upload))
+    upload.add(b"first")
+    wire = await upstream.accept()
+    assert (await wire.read_head()).find(b"transfer-encoding") == b"chunked"
+    assert await wire.read_until(b"first\r\n") == b"5\r\nfirst\r\n"
+    upload.add(b"second")
+    upload.add(b"")
+    assert await wire.read_until(b"0\r\n\r\n") == b"6\r\nsecond\r\n0\r\n\r\n"
+    wire.send(answer(b"done"))
+    assert await read_all(await sending) == b"done"
+
+
+async def test_an_upload_with_a_length_goes_out_unframed(forwarder: Forwarder, upstream: ScriptedUpstream) -> None:
+    upload = Upload()
+    sending = asyncio.ensure_future(send(forwarder, headers=((b"content-length", b"6"),), body=upload))
+    for piece in (b"abc", b"def", b""):
+        upload.add(piece)
+    wire, got = await upstream.accept_request()
+    assert (got.body, got.find(b"content-length"), got.all(b"transfer-encoding")) == (b"abcdef", b"6", [])
+    wire.send(answer(b"done"))
+    assert await read_all(await sending) == b"done"
+
+
+async def test_an_answer_in_the_middle_of_an_upload_ends_the_upload_and_its_connection(
+    forwarder: Forwarder, upstream: ScriptedUpstream, tasks: TaskRunner
+) -> None:
+    upload = Upload()
+    sending = asyncio.ensure_future(send(forwarder, body=upload))
+    upload.add(b"first")
+    wire = await upstream.accept()
+    await wire.read_until(b"first\r\n")
+    wire.send(answer(b"no", status="413 Too Large"))
+    response = await sending
+    assert (response.status, await read_all(response)) == (413, b"no")
+    assert await wire.read_to_end() == b""
+    assert await tasks.finish(LIMIT)
+
+
+async def test_a_cancelled_upload_closes_its_connection(forwarder: Forwarder, upstream: ScriptedUpstream) -> None:
+    upload = Upload()
+    sending = asyncio.ensure_future(send(forwarder, body=upload))
+    upload.add(b"first")
+    wire = await upstream.accept()
+    await wire.read_until(b"first\r\n")
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    assert await wire.read_to_end() == b""
+
+
+async def test_an_upstream_that_stops_reading_holds_the_upload_back(
+    upstream: ScriptedUpstream, tasks: TaskRunner
+) -> None:
+    forwarder = Forwarder(UpstreamPolicy("u", upstream.url, idle_timeout=0.5), tasks.spawn)
+    upload, given = Upload(), 64
+    for _ in range(given):
+        upload.add(bytes(1024 * 1024))
+    sending = asyncio.ensure_future(send(forwarder, body=upload))
+    wire = await upstream.accept()
+    wire.stop_reading()
+    with pytest.raises(UpstreamUnreachable, match="silent"):
+        await sending
+    assert upload._pieces.qsize() > given // 2
+    forwarder.close()
+
+
+async def test_an_upload_to_an_upstream_that_goes_away_is_an_error(
+    forwarder: Forwarder, upstream: ScriptedUpstream
+) -> None:
+    upload = Upload()
+    sending = asyncio.ensure_future(send(forwarder, body=upload))
+    wire = await upstream.accept()
+    await wire.read_head()
+    wire.reset()
+    with pytest.raises(UpstreamUnreachable, match="before it answered"):
+        await sending
+
+
+# --- connections -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_connection_carries_one_call_after_another(forwarder: Forwarder, upstream: ScriptedUpstream) -> None:
+    upstream.answer_with(answer(b"ok"))
+    assert [await ask(forwarder) for _ in range(3)] == [b"ok"] * 3
+    assert upstream.accepted == 1
+
+
+@pytest.mark.parametrize("field", ["Connection: close", "Keep-Alive: timeout=1"])
+async def test_a_connection_the_upstream_will_not_keep_is_not_used_again(
+    forwarder: Forwarder, upstream: ScriptedUpstream, field: str
+) -> None:
+    upstream.answer_with(answer(b"ok", field))
+    assert [await ask(forwarder) for _ in range(2)] == [b"ok"] * 2
+    assert upstream.accepted == 2
+
+
+async def test_a_connection_kept_for_long_enough_is_used_again(
+    forwarder: Forwarder, upstream: ScriptedUpstream
+) -> None:
+    upstream.answer_with(answer(b"ok", "Keep-Alive: max=5, timeout=60"))
+    assert [await ask(forwarder) for _ in range(2)] == [b"ok"] * 2
+    assert upstream.accepted == 1
+
+
+async def test_a_streamed_body_never_goes_out_on_a_connection_that_was_used(
+    forwarder: Forwarder, upstream: ScriptedUpstream
+) -> None:
+    upstream.answer_with(answer(b"ok"))
+    await ask(forwarder)
+    upload = Upload()
+    for piece in (b"abc", b""):
+        upload.add(piece)
+    assert await ask(forwarder, upload) == b"ok"
+    assert upstream.accepted == 2
+
+
+async def test_an_answer_left_unread_closes_its_connection(forwarder: Forwarder, upstream: ScriptedUpstream) -> None:
+    sending = asyncio.ensure_future(send(forwarder))
+    wire, _ = await upstream.accept_request()
+    wire.send(stream_head() + chunk(b"data"))
+    response = await sending
+    assert await response.read() == b"data"
+    response.close()
+    response.close()
+    assert (response.is_received, response.is_ended) == (True, True)
+    assert await wire.read_to_end() == b""
+
+
+async def test_an_upstream_that_does_not_read_a_body_does_not_get_the_next_call_behind_it(
+    forwarder: Forwarder, upstream: ScriptedUpstream
+) -> None:
+    """An early 401 on a connection whose bytes have not left yet: the next request would wait behind them for ever."""
+    sending = asyncio.ensure_future(send(forwarder, body=bytes(32 * 1024 * 1024)))
+    wire = await upstream.accept()
+    await wire.read_head()
+    wire.stop_reading()
+    wire.send(answer(b"no", status="401 Unauthorized"))
+    assert await read_all(await sending) == b"no"
+    upstream.answer_with(answer(b"fresh"))
+    assert await ask(forwarder) == b"fresh"
+
+
+async def test_a_cancelled_call_whose_empty_answer_has_just_come_leaves_no_connection_behind(
+    forwarder: Forwarder, upstream: ScriptedUpstream
+) -> None:
+    sending = asyncio.ensure_future(send(forwarder))
+    wire, _ = await upstream.accept_request()
+    wire.send(answer())
+    asyncio.get_running_loop().call_later(0, sending.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    upstream.answer_with(answer(b"next"))
+    assert await ask(forwarder) == b"next"
+    assert await wire.read_to_end() == b""
+
+
+async def test_closing_lets_go_of_the_connections_that_wait(forwarder: Forwarder, upstream: ScriptedUpstream) -> None:
+    sending = asyncio.ensure_future(ask(forwarder))
+    wire, _ = await upstream.accept_request()
+    wire.send(answer(b"ok"))
+    await sending
+    forwarder.close()
+    assert await wire.read_to_end() == b""
+
+
+# --- one call is one call --------------------------------------------------------------------------------------------
+
+
+async def test_a_connection_closed_while_it_waited_is_replaced_unseen(
+    forwarder: Forwarder, upstream: ScriptedUpstream
+) -> None:
+    sending = asyncio.ensure_future(ask(forwarder))
+    wire, _ = await upstream.accept_request()
+    wire.send(answer(b"ok"))
+    await sending
+    wire.shut()
+    assert await wire.read_to_end() == b""
+    upstream.answer_with(answer(b"fresh"))
+    assert await ask(forwarder) == b"fresh"
+
+
+async def test_a_close_that_came_before_the_request_went_out_is_replaced_even_if_nobody_has_looked_yet(
+    forwarder: Forwarder, upstream: ScriptedUpstream
+) -> None:
+    """The FIN is in our kernel when the request is sent; a busy loop then takes its time to see it."""
+    sending = asyncio.ensure_future(ask(forwarder))
+    wire, _ = await upstream.accept_request()
+    wire.send(answer(b"ok"))
+    await sending
+    upstream.answer_with(answer(b"fresh"))
+    wire.shut()
+    follow = forwarder.send("POST", CHAT, (), b"{}")
+    asyncio.get_running_loop().call_soon(time.sleep, 0.05)
+    async with asyncio.timeout(LIMIT):
+        assert await read_all(await follow) == b"fresh"
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+async def test_an_upstream_that_read_the_request_is_never_asked_a_second_time(
+    forwarder: Forwarder, upstream: ScriptedUpstream, *, is_reset: bool
+) -> None:
+    """Even where the connection was made in a busy moment, which says nothing about how fast the upstream is."""
+    asyncio.get_running_loop().call_soon(asyncio.get_running_loop().call_soon, time.sleep, 0.2)
+    sending = asyncio.ensure_future(ask(forwarder))
+    wire, _ = await upstream.accept_request()
+    wire.send(answer(b"ok"))
+    await sending
+    upstream.answer_with(answer(b"billed again"))
+    follow = asyncio.ensure_future(send(forwarder))
+    upstream.requests.append(await wire.read_request())
+    if is_reset:
+        wire.reset()
+    else:
+        await wire.close()
+    with pytest.raises(UpstreamUnreachable, match="before it answered") as caught:
+        await follow
+    assert caught.value.status == 502
+    assert len(upstream.requests) == 2
+
+
+async def test_a_first_connection_that_breaks_is_not_tried_again(
+    forwarder: Forwarder, upstream: ScriptedUpstream
+) -> None:
+    upstream.close_after(b"")
+    with pytest.raises(UpstreamUnreachable, match="before it answered"):
+        await send(forwarder)
+    assert upstream.accepted == 1
+
+
+async def test_nobody_listening_is_an_error_that_names_the_upstream(tasks: TaskRunner) -> None:
+    async with ScriptedUpstream() as gone:
+        url = gone.url
+    with pytest.raises(UpstreamUnreachable, match="no connection to the upstream 'u'") as caught:
+        await send(Forwarder(UpstreamPolicy("u", url), tasks.spawn))
+    assert caught.value.status == 502
+
+
+async def test_a_connection_that_takes_too_long_is_an_error(upstream: ScriptedUpstream, tasks: TaskRunner) -> None:
+    """An upstream that says nothing when TLS is offered."""
+    url = upstream.url.replace("http:", "https:")
+    forwarder = Forwarder(UpstreamPolicy("u", url, connect_timeout=0.2), tasks.spawn)
+    with pytest.raises(UpstreamUnreachable, match=r"within 0\.2 s") as caught:
+        await send(forwarder)
+    assert caught.value.status == 504

@@ -1,0 +1,120 @@
+"""Where a client's path goes: what an SDK would send with this base, and no path that could mean another."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.model.errors import BadRequest
+from proxy.upstream.targets import Origin, Target, map_target, parse_base
+
+
+@pytest.mark.parametrize(
+    ("url", "origin", "path"),
+    [
+        ("https://api.openai.com/v1", Origin("api.openai.com", 443, True), b"/v1"),
+        ("https://api.openai.com/v1/", Origin("api.openai.com", 443, True), b"/v1"),
+        ("http://localhost:11434", Origin("localhost", 11434, False), b""),
+        ("http://h", Origin("h", 80, False), b""),
+        ("https://g.example/v1beta/openai/", Origin("g.example", 443, True), b"/v1beta/openai"),
+        ("http://[::1]:8000/v1", Origin("::1", 8000, False), b"/v1"),
+    ],
+)
+def test_a_base_url_is_an_origin_and_a_path(url: str, origin: Origin, path: bytes) -> None:
+    assert parse_base(url) == (origin, path)
+
+
+@pytest.mark.parametrize("url", ["", "api.openai.com", "ftp://h/v1", "https://", "http://h:99999/", "http://h/\xe9"])
+def test_anything_else_is_no_base_url(url: str) -> None:
+    with pytest.raises(ValueError):
+        parse_base(url)
+
+
+@pytest.mark.parametrize(
+    ("origin", "field"),
+    [
+        (Origin("h", 443, True), b"h"),
+        (Origin("h", 80, True), b"h:80"),
+        (Origin("h", 80, False), b"h"),
+        (Origin("h", 443, False), b"h:443"),
+        (Origin("::1", 8000, False), b"[::1]:8000"),
+        (Origin("::1", 80, False), b"[::1]"),
+        (Origin("b\xfccher.example", 443, True), b"xn--bcher-kva.example"),
+    ],
+)
+def test_the_host_field_names_the_port_where_it_is_not_the_usual_one(origin: Origin, field: bytes) -> None:
+    assert origin.host_field == field
+
+
+@pytest.mark.parametrize(
+    ("base", "target", "mapped", "is_under_base"),
+    [
+        (b"/v1", b"/v1/chat/completions", b"/v1/chat/completions", True),
+        (b"/v1beta/openai", b"/v1/models?a=b&c", b"/v1beta/openai/models?a=b&c", True),
+        (b"/v1beta/openai", b"/v1beta/openai/models", b"/v1beta/openai/models", True),
+        (b"/v1beta/openai", b"/v1beta/openai", b"/v1beta/openai", True),
+        (b"/v1beta/openai", b"/v1beta/openaix", b"/v1beta/openaix", False),
+        (b"/v1", b"/v1", b"/v1", True),
+        (b"/v1", b"/v1x/y", b"/v1x/y", False),
+        (b"/v1", b"/", b"/", False),
+        (b"/v1", b"/v2/chat", b"/v2/chat", False),
+        (b"/v1", b"/%76%31/x", b"/%76%31/x", False),
+        (b"", b"/v1/chat", b"/v1/chat", True),
+        (b"", b"/anything", b"/anything", True),
+        (b"/v1", b"//v1/x", b"//v1/x", False),
+        (b"/v1", b"/v1/a?next=/../x;y%2f", b"/v1/a?next=/../x;y%2f", True),
+        (b"/v1", b"/v1/a..b/.hidden/...", b"/v1/a..b/.hidden/...", True),
+    ],
+)
+def test_a_path_goes_where_an_sdk_would_send_it(base: bytes, target: bytes, mapped: bytes, is_under_base: bool) -> None:
+    assert map_target(base, target) == Target(mapped, is_under_base)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        b"/v1/../admin",
+        b"/v1/..",
+        b"/./v1",
+        b"/v1/.",
+        b"/..",
+        b"/v1/%2e%2e/admin",
+        b"/v1/%2E./admin",
+        b"/v1/.%2e/admin",
+        b"/v1%2fadmin",
+        b"/v1/%2Fadmin",
+        b"/v1/..%5cadmin",
+        b"/v1/..\\admin",
+        b"/v1/..;/admin",
+        b"/v1/a b",
+        b"/v1/a\tb",
+        b"/v1/a\x7f",
+        b"v1/models",
+        b"http://other/v1/models",
+        b"*",
+        b"",
+        b"?a=/v1",
+    ],
+)
+@pytest.mark.parametrize("base", [b"", b"/v1"])
+def test_a_path_that_could_mean_another_is_refused(base: bytes, target: bytes) -> None:
+    with pytest.raises(BadRequest, match="plain form"):
+        map_target(base, target)
+
+
+_paths = st.text("/.v1a%25eEfFcC;\\?", max_size=20).map(lambda text: b"/" + text.encode())
+
+
+@given(_paths)
+def test_a_key_never_leaves_the_base_whichever_way_the_path_is_normalised(target: bytes) -> None:
+    try:
+        mapped = map_target(b"/v1", target)
+    except BadRequest:
+        return
+    segments: list[bytes] = []
+    for segment in mapped.path.partition(b"?")[0].split(b"/")[1:]:
+        if segment == b"..":
+            del segments[-1:]
+        elif segment != b".":
+            segments.append(segment)
+    if mapped.is_under_base:
+        assert segments[0] == b"v1"

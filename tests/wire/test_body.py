@@ -1,0 +1,305 @@
+"""Splitting bodies: every byte is accounted for, or the body is not split; what repeats is found without reading it."""
+
+import json
+import tracemalloc
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.wire.body import Span, SplitBody, count_shared, split_after, split_body
+
+KEY = "messages"
+ODD_SCALARS = [
+    *("0", "-0", "1", "12", "1.50", "1E5", "1e400", "-1e-400", "123456789012345678901234567890", "true", "null"),
+    *("NaN", "-Infinity", '"\\ud800"', '"\\u00e9"', '"\\\\"', '"\\""', '"[{,:}]"', '""', '"é\u2028"', '"\\/"'),
+]
+
+gaps = st.sampled_from(["", "", "", " ", "\n\t", "\r\n  "])
+strings = st.one_of(
+    st.text(max_size=8).map(json.dumps),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=8).map(lambda s: json.dumps(s, ensure_ascii=False)),
+)
+scalars = st.one_of(st.sampled_from(ODD_SCALARS), strings)
+
+
+def join(parts: list[str], gap: str, ends: str) -> str:
+    return ends[0] + gap + (gap + "," + gap).join(parts) + gap + ends[1]
+
+
+def nest(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    members = st.builds(lambda key, gap, value: key + gap + ":" + gap + value, strings, gaps, inner)
+    return st.one_of(
+        st.builds(join, st.lists(inner, max_size=4), gaps, st.just("[]")),
+        st.builds(join, st.lists(members, max_size=4), gaps, st.just("{}")),
+    )
+
+
+values = st.recursive(scalars, nest, max_leaves=8)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A body and where the test put its parts."""
+
+    content: bytes
+    members: dict[str, Span]
+    items: tuple[Span, ...]
+
+    @property
+    def split(self) -> SplitBody:
+        return SplitBody(self.content, self.members, self.items)
+
+
+class Writer:
+    """Writes JSON and notes where it writes."""
+
+    def __init__(self) -> None:
+        self.content = b""
+
+    def put(self, text: str) -> Span:
+        start = len(self.content)
+        self.content += text.encode("utf-8", "surrogatepass")
+        return Span(start, len(self.content))
+
+
+def write(members: list[tuple[str, str | list[str]]], gap: str) -> Written:
+    writer = Writer()
+    spans: dict[str, Span] = {}
+    items: list[Span] = []
+    writer.put("{" + gap)
+    for place, (key, value) in enumerate(members):
+        writer.put((gap + "," + gap if place else "") + key + gap + ":" + gap)
+        if isinstance(value, str):
+            spans[json.loads(key)] = writer.put(value)
+            continue
+        start = writer.put("[" + gap).start
+        for number, item in enumerate(value):
+            writer.put(gap + "," + gap if number else "")
+            items.append(writer.put(item))
+        spans[json.loads(key)] = Span(start, writer.put(gap + "]").end)
+    writer.put(gap + "}" + gap)
+    return Written(writer.content, spans, tuple(items))
+
+
+spellings = st.sampled_from(['"messages"', '"mess\\u0061ges"'])
+others = st.lists(st.tuples(strings, values), max_size=4, unique_by=lambda pair: json.loads(pair[0]))
+arrays = st.lists(values, max_size=6)
+
+
+@st.composite
+def bodies(draw: st.DrawFn, items: st.SearchStrategy[list[str]] = arrays) -> Written:
+    members: list[tuple[str, str | list[str]]] = [m for m in draw(others) if json.loads(m[0]) != KEY]
+    members.insert(draw(st.integers(0, len(members))), (draw(spellings), draw(items)))
+    return write(members, draw(gaps))
+
+
+@st.composite
+def broken(draw: st.DrawFn) -> bytes:
+    """A body with some bytes cut, doubled or overwritten."""
+    content = draw(bodies()).content
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(content)))
+        skip = draw(st.integers(0, 4))
+        put = draw(st.one_of(st.binary(max_size=3), st.sampled_from([b"}", b"]", b",", b'"', b"{", b"[", b"\\", b" "])))
+        content = content[:at] + put + content[at + skip :]
+    return content
+
+
+def load(content: bytes) -> object:
+    """JSON with numbers as they are spelled, so that NaN equals itself."""
+    return json.loads(content, parse_float=str, parse_int=str, parse_constant=str)
+
+
+def check_covered(split: SplitBody) -> None:
+    """What stands between the values is keys and punctuation only, and the values are the body's."""
+    content, bare, at = split.content, b"", 0
+    for span in split.members.values():
+        bare += content[at : span.start] + b"null"
+        at = span.end
+    assert json.loads(bare + content[at:]) == dict.fromkeys(split.members)
+    try:
+        whole = load(content)
+    except ValueError:
+        return  # bad UTF-8 inside a string: the spans stand, but there is no value to compare with
+    assert whole == {name: load(split.member(name)) for name in split.members}
+    if split.items:
+        assert isinstance(whole, dict)
+        assert whole[KEY] == [load(content[s.start : s.end]) for s in split.items]
+
+
+@settings(max_examples=60)
+@given(bodies())
+def test_every_part_is_found_where_it_was_written_however_it_is_spelled(written: Written) -> None:
+    assert split_body(written.content, KEY) == written.split
+
+
+@settings(max_examples=40)
+@given(bodies(), st.data())
+def test_a_doubled_key_leaves_the_body_unsplit(written: Written, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(written.members)))
+    value = data.draw(values).encode("utf-8", "surrogatepass")
+    end = written.content.rindex(b"}")
+    doubled = written.content[:end] + b"," + json.dumps(name).encode() + b":" + value + written.content[end:]
+    assert split_body(doubled, KEY) is None
+
+
+@settings(max_examples=40)
+@given(bodies(), st.sampled_from(["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"]))
+def test_other_encodings_of_unicode_leave_the_body_unsplit(written: Written, encoding: str) -> None:
+    text = written.content.decode("utf-8", "surrogatepass")
+    assert split_body(text.encode(encoding, "surrogatepass"), KEY) is None
+
+
+@settings(max_examples=120)
+@given(st.one_of(broken(), st.binary(max_size=40)))
+def test_anything_is_either_covered_exactly_or_not_split(content: bytes) -> None:
+    split = split_body(content, KEY)
+    if split is not None:
+        assert split.content == content
+        check_covered(split)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b" ", b"[]", b"1", b'"x"', b"null", b"{", b"}", b"{}x", b'{"a":1}}', b'{"a"}']
+)
+def test_what_is_no_object_is_not_split(content: bytes) -> None:
+    assert split_body(content, KEY) is None
+
+
+@pytest.mark.parametrize("last", [b"1", b'"\\ud800"', b"NaN"])
+@pytest.mark.parametrize("first", [b"1", b"12", b'"\\ud800"', b"NaN"])
+@pytest.mark.parametrize("between", [b"", b'"b":1,'])
+def test_a_doubled_key_is_noticed_however_alike_the_values_are(first: bytes, between: bytes, last: bytes) -> None:
+    doubled = b'{"a":' + first + b"," + between + b'"a":' + last
+    assert split_body(doubled + b"}", KEY) is None
+    assert split_body(doubled + b',"c":1}', KEY) is None
+
+
+@pytest.mark.parametrize("value", [b"1", b'"\\ud800"'])
+def test_white_space_before_the_object_does_not_keep_it_from_being_split(value: bytes) -> None:
+    split = split_body(b' \r\n\t{"a":' + value + b"}", KEY)
+    assert split is not None
+    assert split.member("a") == value
+
+
+def test_an_empty_object_has_no_parts() -> None:
+    assert split_body(b"{}", KEY) == SplitBody(b"{}", {}, ())
+
+
+@pytest.mark.parametrize("value", ["{}", '"[]"', "1", "null", '{"a": [1]}'])
+def test_a_conversation_that_is_no_array_has_no_items(value: str) -> None:
+    split = split_body(b'{"messages": %b}' % value.encode(), KEY)
+    assert split is not None
+    assert split.items == ()
+    assert split.member(KEY) == value.encode()
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
+def test_nesting_beyond_any_stack_does_not_raise(opening: bytes) -> None:
+    closing = {b"[": b"]", b'{"a":': b"}"}[opening]
+    deep = opening * 100_000 + b"1" + closing * 100_000
+    for content in (b'{"messages":[' + deep + b"]}", b'{"messages":[],"a":"\\ud800","b":' + deep + b"}", deep):
+        assert split_body(content, KEY) is None
+
+
+def test_a_member_is_given_raw_and_an_absent_one_is_empty() -> None:
+    split = split_body(b'{"model": "m\\u0061", "messages": [1 , 2]}', KEY)
+    assert split is not None
+    assert split.member("model") == b'"m\\u0061"'
+    assert split.member("tools") == b""
+
+
+def test_the_gap_before_an_item_begins_behind_the_bracket_or_the_item_before() -> None:
+    content = b'{"a": [[]], "messages": [ [1] , "[" ]}'
+    split = split_body(content, KEY)
+    assert split is not None
+    assert [content[split.gap_before(i) : s.start] for i, s in enumerate(split.items)] == [b" ", b" , "]
+
+
+def test_a_long_string_in_a_body_that_msgspec_refuses_costs_memory_in_proportion_to_its_length() -> None:
+    content = b'{"a":"\\ud800","messages":["' + b"x" * 300_000 + b'"]}'
+    tracemalloc.start()
+    try:
+        split = split_body(content, KEY)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert split is not None
+    assert peak < 20 * len(content)
+
+
+def count_naively(content: bytes, known: SplitBody) -> int:
+    """An item is shared if its bytes are there and it does not go on: the last one may, as `1` does in `12`."""
+    ends = [s.end for s in known.items if content[: s.end] == known.content[: s.end]]
+    goes_on = ends and content[ends[-1] : ends[-1] + 1] not in (b",", b"]", b" ", b"\t", b"\r", b"\n")
+    return len(ends) - bool(goes_on)
+
+
+@st.composite
+def successions(draw: st.DrawFn) -> tuple[Written, bytes]:
+    """A body, and another that begins like it: continued, edited, shortened, or cut and glued to something else."""
+    first = draw(bodies(st.lists(values, min_size=1, max_size=6)))
+    if draw(st.booleans()):
+        kept = draw(st.integers(1, len(first.items)))
+        rest = draw(st.lists(values, max_size=3))
+        end = first.items[kept - 1].end
+        tail = first.content[first.items[-1].end :]
+        glue = draw(gaps) + draw(st.sampled_from([",", ",", ",", ""])) + draw(gaps)
+        return first, first.content[:end] + (glue + ",".join(rest)).encode("utf-8", "surrogatepass") + tail
+    at = draw(st.integers(0, len(first.content)))
+    return first, first.content[:at] + draw(broken())[draw(st.integers(0, 40)) :]
+
+
+@settings(max_examples=120)
+@given(successions())
+def test_what_is_shared_is_counted_as_comparing_each_item_would(succession: tuple[Written, bytes]) -> None:
+    first, content = succession
+    assert count_shared(content, first.split) == count_naively(content, first.split)
+
+
+@settings(max_examples=150)
+@given(successions())
+def test_splitting_only_what_is_new_gives_what_splitting_everything_does(succession: tuple[Written, bytes]) -> None:
+    first, content = succession
+    whole = split_body(content, KEY)
+    for count in range(1, count_shared(content, first.split) + 1):
+        after = split_after(content, KEY, first.split, count)
+        if whole is not None and whole.items[:count] == first.items[:count]:
+            assert after == whole
+        else:
+            assert after is None
+
+
+def test_a_number_that_goes_on_is_not_the_known_one() -> None:
+    known = split_body(b'{"messages":[1,2]}', KEY)
+    assert known is not None
+    for content in (b'{"messages":[12]}', b'{"messages":[1.5,2]}', b'{"messages":[1e5]}', b'{"messages":[1 2]}'):
+        assert split_after(content, KEY, known, 1) is None
+
+
+def test_nothing_is_shared_with_a_body_without_items_or_a_shorter_one() -> None:
+    empty = split_body(b'{"messages":[]}', KEY)
+    known = split_body(b'{"messages":[{"a":1}]}', KEY)
+    assert empty is not None
+    assert known is not None
+    assert count_shared(b'{"messages":[]}', empty) == 0
+    assert count_shared(b'{"messages"', known) == 0
+
+
+@pytest.mark.parametrize("at", [0, 1, 65_535, 65_536, 65_537, 131_071, 131_072, 150_000, 199_999])
+def test_a_difference_anywhere_in_a_long_body_is_found_to_the_byte(at: int) -> None:
+    items = [b"%07d" % (1_000_000 + i) for i in range(25_000)]
+    content = b'{"messages":[' + b",".join(items) + b"]}"
+    known = split_body(content, KEY)
+    assert known is not None
+    edited = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+    assert count_shared(edited, known) == sum(span.end <= at for span in known.items)
+    assert count_shared(content[:at], known) == sum(span.end <= at for span in known.items)
+
+
+def test_a_body_that_only_grows_shares_all_its_items() -> None:
+    known = split_body(b'{"messages":[{"a":1},{"b":2}],"x":1}', KEY)
+    assert known is not None
+    assert count_shared(b'{"messages":[{"a":1},{"b":2},{"c":3}]}', known) == 2

@@ -1,0 +1,62 @@
+"""Content-encodings: undone for the reader of the record, and never beyond the cap."""
+
+import gzip
+import zlib
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.wire.encoding import decode_content
+
+ENCODERS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "x-gzip": gzip.compress,
+    "deflate": zlib.compress,
+}
+
+
+@given(st.binary(), st.sampled_from(sorted(ENCODERS)), st.integers(1, 200))
+def test_what_was_encoded_comes_back_up_to_the_cap(content: bytes, encoding: str, cap: int) -> None:
+    assert decode_content(ENCODERS[encoding](content), encoding, cap) == content[:cap]
+
+
+@pytest.mark.parametrize("encoding", ["", "identity", " Identity "])
+def test_plain_content_is_given_as_it_is_up_to_the_cap(encoding: str) -> None:
+    assert decode_content(b"plain", encoding, 3) == b"pla"
+    assert decode_content(b"plain", encoding, 100) == b"plain"
+
+
+@pytest.mark.parametrize("encoding", sorted(ENCODERS))
+def test_a_cap_of_nothing_gives_nothing(encoding: str) -> None:
+    assert decode_content(ENCODERS[encoding](b"x" * 100), encoding, 0) == b""
+
+
+def test_names_are_read_in_any_case_and_spacing() -> None:
+    assert decode_content(gzip.compress(b"x"), " GZip ", 10) == b"x"
+
+
+@given(st.binary(min_size=50, max_size=400), st.data())
+def test_a_cut_stream_gives_the_beginning_of_the_content(content: bytes, data: st.DataObject) -> None:
+    encoded = zlib.compress(content)
+    cut = encoded[: data.draw(st.integers(0, len(encoded) - 1))]
+    assert content.startswith(decode_content(cut, "deflate", 1000))
+
+
+def test_a_bomb_is_decoded_to_the_cap_only() -> None:
+    bomb = gzip.compress(b"\0" * 50_000_000)
+    assert len(bomb) < 60_000
+    assert decode_content(bomb, "gzip", 1000) == b"\0" * 1000
+
+
+@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "none"])
+def test_an_encoding_that_is_not_read_here_is_named_in_the_error(encoding: str) -> None:
+    with pytest.raises(ValueError, match=encoding):
+        decode_content(b"x", encoding, 10)
+
+
+@pytest.mark.parametrize("encoding", sorted(ENCODERS))
+def test_content_that_is_not_in_the_encoding_it_claims_is_an_error(encoding: str) -> None:
+    with pytest.raises(ValueError, match=f"not {encoding}"):
+        decode_content(b"this is plain text", encoding, 10)

@@ -1,0 +1,151 @@
+"""Header fields: what goes on, what stays at one hop, what may rest in the log, and no credential among it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.model.exchange import Headers
+from proxy.wire.headers import (
+    bare_credential,
+    find,
+    find_credential,
+    forward_request,
+    forward_response,
+    is_credential,
+    keep_for_log,
+    keep_target,
+    redact,
+)
+
+HOP_BY_HOP = [
+    *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"),
+    *(b"te", b"trailer", b"transfer-encoding", b"upgrade"),
+]
+CREDENTIALS = [b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key"]
+KNOWN_TO_MATTER = [
+    *(b"openai-organization", b"anthropic-version", b"x-ratelimit-remaining-tokens", b"retry-after", b"retry-after-ms"),
+    *(b"x-request-id", b"x-should-retry", b"x-stainless-lang"),
+]
+
+
+def field(name: bytes) -> Headers:
+    return ((name, b"value"),)
+
+
+@pytest.mark.parametrize("name", HOP_BY_HOP)
+def test_hop_by_hop_fields_go_on_in_neither_direction(name: bytes) -> None:
+    assert list(forward_request(field(name))) == []
+    assert list(forward_response(field(name))) == []
+
+
+@pytest.mark.parametrize("forward", [forward_request, forward_response])
+def test_fields_that_connection_names_go_on_in_neither_direction(forward: object) -> None:
+    headers: Headers = (
+        (b"connection", b"close, X-Secret-Hop"),
+        (b"x-secret-hop", b"1"),
+        (b"connection", b" x-other "),
+        (b"x-other", b"2"),
+        (b"x-kept", b"3"),
+    )
+    assert callable(forward)
+    assert list(forward(headers)) == [(b"x-kept", b"3")]
+
+
+@pytest.mark.parametrize("name", [b"host", b"content-length", b"expect", b"x-palimpsest-session", b"x-palimpsest-mode"])
+def test_what_the_sender_sets_anew_and_what_is_ours_stays_here(name: bytes) -> None:
+    assert list(forward_request(field(name))) == []
+
+
+@pytest.mark.parametrize("name", [*KNOWN_TO_MATTER, *CREDENTIALS, b"x-grok-conv-id", b"x-unheard-of", b"cookie"])
+def test_everything_else_goes_on_known_or_not(name: bytes) -> None:
+    assert list(forward_request(field(name))) == list(field(name))
+    assert list(forward_response(field(name))) == list(field(name))
+
+
+def test_the_order_and_the_doubles_of_fields_are_kept() -> None:
+    headers: Headers = ((b"b", b"1"), (b"a", b"2"), (b"b", b"3"))
+    assert tuple(forward_request(headers)) == headers
+    assert forward_response(headers) == headers
+
+
+def test_the_length_of_an_answer_goes_on() -> None:
+    assert forward_response(((b"content-length", b"7"),)) == ((b"content-length", b"7"),)
+
+
+@pytest.mark.parametrize("name", [*CREDENTIALS, b"cookie", b"set-cookie", b"proxy-authorization", b"x-unheard-of"])
+def test_no_credential_and_no_unknown_field_rests_in_the_log(name: bytes) -> None:
+    assert keep_for_log(field(name)) == ()
+
+
+@pytest.mark.parametrize("name", [*KNOWN_TO_MATTER, b"content-type", b"content-encoding", b"x-palimpsest-mode"])
+def test_the_listed_fields_rest_in_the_log(name: bytes) -> None:
+    assert keep_for_log(field(name)) == field(name)
+
+
+def test_the_first_value_of_a_field_is_found_and_an_absent_one_is_empty() -> None:
+    headers: Headers = ((b"a", b"1"), (b"b", b"2"), (b"b", b"3"))
+    assert find(headers, b"b") == b"2"
+    assert find(headers, b"c") == b""
+
+
+@pytest.mark.parametrize("name", CREDENTIALS)
+def test_a_credential_is_found_in_each_field_that_carries_one(name: bytes) -> None:
+    assert is_credential(name)
+    assert find_credential(((b"accept", b"x"), (name, b"secret"))) == b"secret"
+
+
+def test_an_empty_credential_does_not_hide_the_next_one() -> None:
+    assert find_credential(((b"authorization", b""), (b"x-api-key", b"secret"))) == b"secret"
+
+
+def test_other_fields_carry_no_credential() -> None:
+    assert not is_credential(b"content-type")
+    assert find_credential(field(b"content-type")) == b""
+
+
+@pytest.mark.parametrize(
+    ("value", "bare"), [(b"Bearer abc", b"abc"), (b"abc", b"abc"), (b"Basic  x=", b"x="), (b"", b"")]
+)
+def test_a_credential_is_bared_of_its_scheme(value: bytes, bare: bytes) -> None:
+    assert bare_credential(value) == bare
+
+
+@pytest.mark.parametrize(
+    ("target", "kept"),
+    [
+        (b"/v1/models", "/v1/models"),
+        (b"/v1/models?key=AIza-secret", "/v1/models?key"),
+        (b"/v1/x?a=1&b&c=2=3", "/v1/x?a&b&c"),
+        (b"/v1/x?", "/v1/x?"),
+        (b"/\xff?a=1", "/\xff?a"),
+    ],
+)
+def test_a_target_is_kept_without_the_values_of_its_query(target: bytes, kept: str) -> None:
+    assert keep_target(target) == kept
+
+
+SECRET = b"sk-0123456789abcdefghij"
+
+
+@given(st.lists(st.one_of(st.binary(max_size=10), st.just(SECRET))), st.booleans())
+def test_an_echoed_credential_is_gone_and_nothing_else_moved(pieces: list[bytes], is_error: bool) -> None:
+    content = b"".join(pieces)
+    kept = redact(content, [SECRET], is_error=is_error)
+    assert SECRET not in kept
+    assert len(kept) == len(content)
+    assert all(now in (before, ord("*")) for before, now in zip(content, kept, strict=True))
+    assert kept.count(b"*" * len(SECRET)) >= content.count(SECRET)
+
+
+def test_every_secret_is_searched_for() -> None:
+    other = b"key-" + b"z" * 20
+    assert redact(SECRET + b"-" + other, [SECRET, other], is_error=False) == b"*" * 23 + b"-" + b"*" * 24
+
+
+@pytest.mark.parametrize(
+    ("secret", "is_error", "is_hidden"),
+    [(b"lm-studio", False, False), (b"lm-studio", True, True), (b"ollama", True, False), (b"", True, False)],
+)
+def test_a_short_dummy_key_is_searched_for_in_error_texts_only(secret: bytes, is_error: bool, is_hidden: bool) -> None:
+    content = b"ask ollama or lm-studio"
+    assert (redact(content, [secret], is_error=is_error) != content) == is_hidden

@@ -16,7 +16,7 @@ from proxy.upstream.policy import Auth, UpstreamPolicy
 
 _SERVER = ServerPolicy()
 _ENGINE = EnginePolicy()
-_STORE = StorePolicy(Path(), durability="normal")  # who wants records to survive a power loss asks for it
+_STORE = StorePolicy(Path())
 _UPSTREAM = UpstreamPolicy("openai", "https://api.openai.com/v1")
 _LOG_FILE = "log.db"
 

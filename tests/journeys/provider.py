@@ -130,8 +130,8 @@ def _responses_stream() -> list[bytes]:
 
 def _anthropic_stream() -> list[bytes]:
     usage = {"input_tokens": 7, "output_tokens": 1}
-    message: dict[str, Any] = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "content": [], "usage": usage,
-               "stop_reason": None, "stop_sequence": None}  # fmt: skip
+    message: dict[str, Any] = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "content": []}
+    message |= {"usage": usage, "stop_reason": None, "stop_sequence": None}
     events: list[dict[str, Any]] = [{"type": "message_start", "message": message}]
     events.append({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})
     events += [

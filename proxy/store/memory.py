@@ -1,0 +1,206 @@
+"""The log in memory, for tests and for programs that embed the engine. Rule: what can be observed is as with a file.
+
+Records of one append are taken together or not at all; what is a duplicate or refers to nothing is refused and counted.
+It is bounded by nothing but memory, and gone with the process.
+"""
+
+import asyncio
+import os
+from collections.abc import Iterator, Sequence
+
+from proxy.model.errors import NotFound
+from proxy.model.exchange import Opening, Record, Round, Trailer
+from proxy.model.log import ArchiveHealth, ExchangeRow, Fault, RoundRow, SessionRow, Verification
+from proxy.model.manifest import (
+    BlobPiece,
+    Manifest,
+    Piece,
+    decode_recipe,
+    digest_of,
+    link_after,
+    root_of,
+)
+from proxy.store.storable import fit_text, fit_usage
+from proxy.store.tables import Exchange, Tables
+
+_SALT_SIZE = 32
+
+
+class MemoryArchive:
+    """The `Archive` port over dictionaries, one for each table."""
+
+    def __init__(self) -> None:
+        self._salt = os.urandom(_SALT_SIZE)
+        self._tables = Tables()
+        self._dropped = 0
+        self._generation = 0
+        self._is_closed = False
+
+    @property
+    def salt(self) -> bytes:
+        """32 random bytes: what fingerprints of credentials are salted with."""
+        return self._salt
+
+    @property
+    def health(self) -> ArchiveHealth:
+        """How the log is doing now; cheap."""
+        return ArchiveHealth("", 0, 0, self._dropped, self._generation)
+
+    def append(self, *records: Record, is_urgent: bool = True) -> "asyncio.Future[bool]":
+        """Take records, all or none; the future is done at once."""
+        stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        stored.set_result(not self._is_closed and self._tables.add(records))
+        if not stored.result():
+            self._dropped += len(records)
+            self._generation += 1
+        return stored
+
+    def flush(self) -> None:
+        """Nothing waits here."""
+
+    async def list_sessions(self, limit: int = 100) -> Sequence[SessionRow]:
+        """Newest activity first."""
+        latest = sorted(self._tables.sessions, key=lambda key: self._find_last(key).seq, reverse=True)
+        return [self._make_session(key) for key in latest[:limit]]
+
+    async def list_exchanges(self, session: str) -> Sequence[ExchangeRow]:
+        """All exchanges of a session, oldest first. Raises NotFound for an unknown session."""
+        tables = self._tables
+        if session not in tables.sessions:
+            raise NotFound(f"there is no session {session}")
+        return [self._make_exchange(tables.exchanges[exchange]) for exchange in tables.sessions[session].values()]
+
+    async def load_request(self, exchange: str) -> bytes:
+        """The client's body, byte for byte (its head, where it was capped). Raises NotFound."""
+        opening = self._find_opening(exchange)
+        return self._join(opening.session.tenant, opening.body)
+
+    async def load_sent(self, exchange: str, k: int) -> bytes:
+        """The body sent upstream in round k, byte for byte. Raises NotFound."""
+        record = self._tables.rounds.get(exchange, {}).get(k)
+        if record is None:
+            raise NotFound(f"there is no round {k} of exchange {exchange}")
+        opening = self._find_opening(exchange)
+        return self._join(opening.session.tenant, opening.body if record.body is None else record.body)
+
+    async def load_received(self, exchange: str, k: int) -> bytes:
+        """The body the upstream answered with in round k, trailers included, as far as kept. Raises NotFound."""
+        outcome = self._tables.outcomes.get((exchange, k))
+        if outcome is None:
+            raise NotFound(f"there is no answer to round {k} of exchange {exchange}")
+        # behind a capped body there is a gap, so nothing that came later may be joined to it
+        trailers = [] if outcome.whole_digest else self._list_trailers(exchange, k)
+        return b"".join((outcome.received, *[trailer.received for trailer in trailers]))
+
+    async def verify(self) -> Verification:
+        """Re-derive every digest, link and recipe from what is stored."""
+        tables = self._tables
+        faults = (*self._check_blobs(), *self._check_slices(), *self._check_outcomes())
+        rounds = sum(map(len, tables.rounds.values()))
+        return Verification(len(tables.exchanges), rounds, len(tables.blobs), len(tables.slices), faults)
+
+    async def close(self) -> None:
+        """Take nothing more; what was taken can still be read."""
+        self._is_closed = True
+
+    def _find_opening(self, exchange: str) -> Opening:
+        if exchange not in self._tables.exchanges:
+            raise NotFound(f"there is no exchange {exchange}")
+        return self._tables.exchanges[exchange].opening
+
+    def _find_last(self, session: str) -> Exchange:
+        numbers = self._tables.sessions[session]
+        return self._tables.exchanges[numbers[len(numbers)]]
+
+    def _list_trailers(self, exchange: str, k: int) -> list[Trailer]:
+        trailers = self._tables.trailers.get((exchange, k), {})
+        return [trailers[i] for i in sorted(trailers)]
+
+    def _join(self, tenant: bytes, body: Manifest) -> bytes:
+        return b"".join(part for piece in decode_recipe(body.recipe) for part in self._list_parts(tenant, piece))
+
+    def _list_parts(self, tenant: bytes, piece: Piece) -> Sequence[bytes]:
+        if isinstance(piece, bytes):
+            return (piece,)
+        if isinstance(piece, BlobPiece):
+            return (self._tables.blobs[tenant, piece.digest],)
+        parts: list[bytes] = []
+        link, root = piece.link, root_of(tenant)
+        while link != root:
+            element = self._tables.slices[link]
+            parts += (element.content, element.gap)
+            link = element.parent
+        return parts[::-1]
+
+    def _make_session(self, session: str) -> SessionRow:
+        tables, last = self._tables, self._find_last(session)
+        key, exchanges = tables.keys[session], tables.sessions[session]
+        first, names = tables.exchanges[exchanges[1]], set(exchanges.values())
+        usages = [fit_usage(reading.usage) for reading in tables.readings.values() if reading.exchange in names]
+        return SessionRow(
+            id=session,
+            family=fit_text(key.family),
+            upstream=fit_text(key.upstream),
+            created_ms=first.opening.opened_ms,
+            last_ms=last.opening.opened_ms,
+            exchanges=last.n,
+            model=fit_text(last.opening.model),
+            input_tokens=sum(usage.input or 0 for usage in usages if usage),
+            output_tokens=sum(usage.output or 0 for usage in usages if usage),
+        )
+
+    def _make_exchange(self, exchange: Exchange) -> ExchangeRow:
+        opening = exchange.opening
+        rounds = sorted(self._tables.rounds[opening.exchange].items())
+        return ExchangeRow(
+            seq=exchange.seq,
+            id=opening.exchange,
+            session=opening.session.id,
+            n=exchange.n,
+            kind=opening.kind,
+            wire=opening.wire,
+            mode=opening.mode,
+            model=fit_text(opening.model),
+            method=fit_text(opening.method),
+            target=fit_text(opening.target),
+            headers=opening.headers,
+            request_size=opening.body.size,
+            is_capped=bool(opening.body.whole_digest),
+            digest=opening.body.digest,
+            opened_ms=opening.opened_ms,
+            rounds=tuple(self._make_round(record) for _, record in rounds),
+        )
+
+    def _make_round(self, record: Round) -> RoundRow:
+        key = (record.exchange, record.k)
+        outcome, reading = self._tables.outcomes.get(key), self._tables.readings.get(key)
+        trailers = self._list_trailers(*key)
+        return RoundRow(
+            k=record.k,
+            upstream=fit_text(record.upstream),
+            status=outcome.status if outcome else 0,
+            headers=outcome.headers if outcome else (),
+            completeness=outcome.completeness if outcome else "",
+            received_size=outcome.size + sum(len(trailer.received) for trailer in trailers) if outcome else 0,
+            is_capped=bool(outcome and outcome.whole_digest),
+            timings=outcome.timings if outcome else None,
+            error=fit_text((outcome.error if outcome else "") or (reading.error if reading else "")),
+            answer=reading.answer if reading else b"",
+            usage=fit_usage(reading.usage) if reading else None,
+            finish=fit_text(reading.finish) if reading else "",
+        )
+
+    def _check_blobs(self) -> Iterator[Fault]:
+        for (_, digest), content in self._tables.blobs.items():
+            if digest_of(content) != digest:
+                yield Fault(f"blob {digest.hex()}", "its content does not match its digest")
+
+    def _check_slices(self) -> Iterator[Fault]:
+        for link, piece in self._tables.slices.items():
+            if link_after(piece.parent, piece.gap, piece.digest) != link:
+                yield Fault(f"link {link.hex()}", "does not follow from its parent, gap and content")
+
+    def _check_outcomes(self) -> Iterator[Fault]:
+        for (exchange, k), outcome in self._tables.outcomes.items():
+            if not outcome.whole_digest and outcome.size != len(outcome.received):
+                yield Fault(f"outcome {exchange}/{k}", f"has {len(outcome.received)} bytes in place of {outcome.size}")

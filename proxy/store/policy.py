@@ -1,0 +1,27 @@
+"""The store's settings. Rule: every limit of the store has a name here, and its unit at the end of the name."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Durability = Literal["full", "normal"]
+
+
+@dataclass(frozen=True, slots=True)
+class StorePolicy:
+    """How the log is kept.
+
+    `durability`: what is acknowledged survives a power cut ("full") or a kill only ("normal": the last commits before
+    a power cut may be missing, the file is never corrupt). `spool_bytes`: records waiting in memory while the file
+    cannot be written; must exceed the largest single record. `max_bytes`: size of log.db, 0 for no cap; the write-ahead
+    log beside it comes on top. `busy_ms`: how long one attempt waits for another process's lock. `hold_ms`: how long a
+    record that is not urgent may wait for one that is. `close_ms`: how long closing may take.
+    """
+
+    path: Path
+    durability: Durability = "normal"
+    spool_bytes: int = 64 * 1024 * 1024
+    max_bytes: int = 0
+    busy_ms: int = 200
+    hold_ms: int = 500
+    close_ms: int = 5000

@@ -1,0 +1,1 @@
+"""The log in one SQLite file: one thread writes, readers have connections of their own."""

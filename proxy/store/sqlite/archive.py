@@ -1,0 +1,138 @@
+"""The log in one SQLite file, put together: lock, writer thread, spool, reader. Rule: parts are built only here."""
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+from proxy.model.errors import StoreUnavailable
+from proxy.model.exchange import Record
+from proxy.model.log import ArchiveHealth, ExchangeRow, SessionRow, Verification
+from proxy.store.policy import StorePolicy
+from proxy.store.sqlite.connection import Connect, connect_writer, prepare_file
+from proxy.store.sqlite.lock import WriterLock
+from proxy.store.sqlite.reader import SqliteReader
+from proxy.store.sqlite.spool import Entry, Spool
+from proxy.store.sqlite.writer import Writer
+
+_SALT_SIZE = 32
+
+
+class SqliteArchive:
+    """The `Archive` port over log.db; made by `open_sqlite`."""
+
+    def __init__(
+        self,
+        policy: StorePolicy,
+        loop: asyncio.AbstractEventLoop,
+        lock: WriterLock,
+        connection: sqlite3.Connection,
+    ) -> None:
+        self._policy = policy
+        self._lock = lock
+        self._salt = _load_or_create_salt(connection)
+        self._spool = Spool(loop, self._put, policy.spool_bytes, policy.hold_ms)
+        self._writer = Writer(connection, policy, self._spool.settle_soon)
+        self._reader = SqliteReader(policy.path)
+        self._writer.start()
+
+    @property
+    def salt(self) -> bytes:
+        """32 random bytes, made with the log: what fingerprints of credentials are salted with."""
+        return self._salt
+
+    @property
+    def health(self) -> ArchiveHealth:
+        """How the log is doing now; cheap."""
+        spool = self._spool
+        return ArchiveHealth(self._writer.problem, spool.pending, spool.pending_bytes, spool.dropped, spool.generation)
+
+    def append(self, *records: Record, is_urgent: bool = True) -> "asyncio.Future[bool]":
+        """Queue records, in order, as one transaction; True once durable, False once lost for good."""
+        return self._spool.append(records, is_urgent)
+
+    def flush(self) -> None:
+        """Let records that are not urgent wait no longer."""
+        self._spool.flush()
+
+    async def list_sessions(self, limit: int = 100) -> Sequence[SessionRow]:
+        """Newest activity first."""
+        return await self._reader.list_sessions(limit)
+
+    async def list_exchanges(self, session: str) -> Sequence[ExchangeRow]:
+        """All exchanges of a session, oldest first. Raises NotFound for an unknown session."""
+        return await self._reader.list_exchanges(session)
+
+    async def load_request(self, exchange: str) -> bytes:
+        """The client's body, byte for byte (its head, where it was capped). Raises NotFound."""
+        return await self._reader.load_request(exchange)
+
+    async def load_sent(self, exchange: str, k: int) -> bytes:
+        """The body sent upstream in round k, byte for byte. Raises NotFound."""
+        return await self._reader.load_sent(exchange, k)
+
+    async def load_received(self, exchange: str, k: int) -> bytes:
+        """The body the upstream answered with in round k, as far as it was kept. Raises NotFound."""
+        return await self._reader.load_received(exchange, k)
+
+    async def verify(self) -> Verification:
+        """Re-derive every digest, link, recipe and seal from what is stored."""
+        return await self._reader.verify()
+
+    async def backup(self, target: Path) -> None:
+        """Copy the log as it stands to a new file, while it is written. Raises Conflict where the file exists."""
+        await self._reader.backup(target)
+
+    async def close(self) -> None:
+        """Write what is pending, for `policy.close_ms` at most, and let go. May be called twice."""
+        self._spool.close()
+        await self._reader.close()
+        is_ended = await asyncio.to_thread(self._writer.stop, self._policy.close_ms / 1000)
+        if is_ended:  # else the thread may still write: the lock goes with the process
+            self._lock.release()
+
+    def _put(self, entries: list[Entry]) -> None:
+        self._writer.put(entries)
+
+
+def open_sqlite(
+    policy: StorePolicy, loop: asyncio.AbstractEventLoop, connect: Connect = sqlite3.connect
+) -> SqliteArchive:
+    """Open the log for writing, making it where there is none. Raises StoreUnavailable saying what to do.
+
+    Futures are resolved on `loop`. `connect` stands in for `sqlite3.connect` in tests of failing disks.
+    """
+    try:
+        policy.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = WriterLock(policy.path)
+    except OSError as error:
+        raise StoreUnavailable(
+            f"{policy.path} cannot be written: {error}; check the data directory (--data)"
+        ) from error
+    try:
+        prepare_file(policy.path)
+        return SqliteArchive(policy, loop, lock, connect_writer(policy, connect))
+    except OSError as error:
+        lock.release()
+        raise StoreUnavailable(
+            f"{policy.path} cannot be written: {error}; check the data directory (--data)"
+        ) from error
+    except BaseException:
+        lock.release()
+        raise
+
+
+async def open_reader(path: Path) -> SqliteReader:
+    """Open a log for reading, with or without a server that writes it. Raises StoreUnavailable."""
+    reader = SqliteReader(path)
+    await reader.open()
+    return reader
+
+
+def _load_or_create_salt(connection: sqlite3.Connection) -> bytes:
+    connection.execute(
+        "INSERT INTO meta(key, value) VALUES ('salt', ?) ON CONFLICT DO NOTHING", (os.urandom(_SALT_SIZE),)
+    )
+    (salt,) = connection.execute("SELECT value FROM meta WHERE key = 'salt'").fetchone()
+    return bytes(salt)

@@ -1,0 +1,249 @@
+"""Records turned into rows. Rule: content before what refers to it, and nothing refers to what is not stored.
+
+A record of a chain or blob that the log lacks is refused with `Dangling`: the engine, which believed the log had it,
+forgets what it believed when it sees the archive's `generation` change, and sends everything with its next request.
+"""
+
+import sqlite3
+from collections.abc import Sequence
+
+from proxy.model.exchange import Headers, Opening, Outcome, Reading, Record, Round, SessionKey, Trailer, Usage
+from proxy.model.manifest import BlobPiece, ChainPiece, Manifest, Slice, digest_of
+from proxy.store.sqlite.codec import SMALL, TINY, encode_changes, encode_headers, pack, seal_after
+from proxy.store.sqlite.envelope import split_recipe
+from proxy.store.sqlite.known import HeaderBase, Known, Reference, Session, Tenant
+from proxy.store.storable import fit_text, fit_usage
+
+Value = int | float | str | bytes | None
+
+_NOTHING = (None, None)
+
+# parents before children; in a sealed table seq, seal, references, then values as they are sealed
+INSERTS = {
+    "tenant": "INSERT INTO tenant(id, fingerprint) VALUES (?, ?)",
+    "blob": "INSERT INTO blob(id, tenant, digest, size) VALUES (?, ?, ?, ?)",
+    "payload": "INSERT INTO payload(id, codec, bytes) VALUES (?, ?, ?)",
+    "raw": "INSERT INTO raw(link, parent, gap, blob) VALUES (?, ?, ?, ?)",
+    "session": "INSERT INTO session(id, key, tenant, upstream, family, created_ms) VALUES (?, ?, ?, ?, ?, ?)",
+    "exchange": """INSERT INTO exchange(
+        seq, seal, session, headers, envelope, id, n, kind, wire, mode, model, method, target, changes, tip, size,
+        whole, opened_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+    "round": """INSERT INTO round(seq, seal, envelope, exchange, k, upstream, tip, size, whole, plan)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+    "outcome": """INSERT INTO outcome(
+        seq, seal, headers, exchange, k, changes, received, digest, size, whole, status, completeness, head_ms,
+        first_byte_ms, total_ms, error) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+    "trailer": """INSERT INTO trailer(seq, seal, exchange, k, i, received, digest, size)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?)""",
+    "reading": """INSERT INTO reading(
+        seq, seal, exchange, k, answer, digest, error, error_digest, input, output, cached, written, reasoning, finish)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+}
+
+
+class Dangling(Exception):
+    """A record refers to something the log does not hold."""
+
+
+class Batch:
+    """Rows of one transaction."""
+
+    def __init__(self, known: Known) -> None:
+        self._known = known
+        self._rows: dict[str, list[tuple[Value, ...]]] = {table: [] for table in INSERTS}
+
+    def add(self, record: Record) -> None:
+        """Turn a record into rows. Raises Dangling, ValueError and the like for one that cannot be stored."""
+        match record:
+            case Opening():
+                self._add_opening(record)
+            case Round():
+                self._add_round(record)
+            case Outcome():
+                self._add_outcome(record)
+            case Reading():
+                self._add_reading(record)
+            case Trailer():
+                self._add_trailer(record)
+
+    def write(self, connection: sqlite3.Connection) -> int:
+        """Insert everything; returns the number of rows."""
+        count = 0
+        for table, insert in INSERTS.items():
+            rows = self._rows[table]
+            if rows:
+                connection.executemany(insert, rows)
+                count += len(rows)
+        return count
+
+    def _add_opening(self, opening: Opening) -> None:
+        session = self._open_session(opening.session, opening.opened_ms)
+        tenant, body = session.tenant, opening.body
+        headers, changes = self._keep_headers(tenant, opening.headers)
+        envelope, tip = self._keep_body(tenant, body)
+        session.n += 1
+        exchange = fit_text(opening.exchange)
+        seq = self._append(
+            "exchange",
+            ((session.id, fit_text(opening.session.id)), headers, envelope),
+            (
+                exchange,
+                session.n,
+                opening.kind,
+                opening.wire,
+                opening.mode,
+                fit_text(opening.model),
+                fit_text(opening.method),
+                fit_text(opening.target),
+                changes,
+                tip,
+                body.size,
+                body.whole_digest,
+                opening.opened_ms,
+            ),
+        )
+        self._known.put_exchange(exchange, seq, tenant)
+
+    def _add_round(self, record: Round) -> None:
+        exchange, tenant = self._find_exchange(record.exchange)
+        body, k, upstream = record.body, record.k, fit_text(record.upstream)
+        if body is None:
+            self._append("round", (_NOTHING,), (exchange, k, upstream, None, None, None, None))
+        else:
+            envelope, tip = self._keep_body(tenant, body)
+            self._append("round", (envelope,), (exchange, k, upstream, tip, body.size, body.whole_digest, None))
+
+    def _add_outcome(self, outcome: Outcome) -> None:
+        exchange, tenant = self._find_exchange(outcome.exchange)
+        headers, changes = self._keep_headers(tenant, outcome.headers)
+        timings, received = outcome.timings, (self._keep(outcome.received), digest_of(outcome.received))
+        self._append(
+            "outcome",
+            (headers,),
+            (
+                exchange,
+                outcome.k,
+                changes,
+                *received,
+                outcome.size,
+                outcome.whole_digest,
+                outcome.status,
+                outcome.completeness,
+                float(timings.head_ms),
+                float(timings.first_byte_ms),
+                float(timings.total_ms),
+                fit_text(outcome.error),
+            ),
+        )
+        self._known.received.put((exchange, outcome.k), received)
+
+    def _add_trailer(self, trailer: Trailer) -> None:
+        exchange, _ = self._find_exchange(trailer.exchange)
+        received = trailer.received
+        values = (exchange, trailer.k, trailer.i, self._keep(received), digest_of(received), len(received))
+        self._append("trailer", (), values)
+
+    def _add_reading(self, reading: Reading) -> None:
+        exchange, _ = self._find_exchange(reading.exchange)
+        usage = fit_usage(reading.usage) or Usage()
+        digest = digest_of(reading.answer)
+        received, its_digest = self._known.received.get((exchange, reading.k)) or _NOTHING
+        error = fit_text(reading.error).encode()
+        self._append(
+            "reading",
+            (),
+            (
+                exchange,
+                reading.k,
+                received if digest == its_digest else self._keep(reading.answer, TINY),
+                digest,
+                self._keep(error) if error else None,
+                digest_of(error) if error else None,
+                usage.input,
+                usage.output,
+                usage.cached,
+                usage.written,
+                usage.reasoning,
+                fit_text(reading.finish),
+            ),
+        )
+
+    def _append(
+        self, table: str, references: Sequence[Reference | tuple[None, None]], values: tuple[Value, ...]
+    ) -> int:
+        head = self._known.heads[table]
+        seq = head.seq + 1
+        seal = seal_after(head.seal, (seq, *[name for _, name in references], *values))
+        self._rows[table].append((seq, seal, *[id for id, _ in references], *values))
+        head.seq, head.seal = seq, seal
+        return seq
+
+    def _open_session(self, key: SessionKey, now_ms: int) -> Session:
+        known, name = self._known, fit_text(key.id)
+        session = known.find_session(name)
+        if session:
+            return session
+        tenant = known.find_tenant(key.tenant)
+        if tenant is None:
+            tenant = known.put_tenant(key.tenant, known.next_id("tenant"))
+            self._rows["tenant"].append((tenant.id, key.tenant))
+        session = known.put_session(name, Session(known.next_id("session"), tenant, 0))
+        row = (session.id, name, tenant.id, fit_text(key.upstream), fit_text(key.family), now_ms)
+        self._rows["session"].append(row)
+        return session
+
+    def _find_exchange(self, exchange: str) -> tuple[int, Tenant]:
+        found = self._known.find_exchange(fit_text(exchange))
+        if found is None:
+            raise Dangling("its exchange is not in the log")
+        return found
+
+    def _keep_headers(self, tenant: Tenant, headers: Headers) -> tuple[Reference, bytes]:
+        key = (tenant.id, tuple([name for name, _ in headers]))
+        base = self._known.headers.get(key)
+        if base is None:
+            content = encode_headers(headers)
+            base = HeaderBase(self._share(tenant, digest_of(content), content), headers)
+            self._known.headers.put(key, base)
+        return base.blob, encode_changes(headers, base.headers)
+
+    def _keep_body(self, tenant: Tenant, body: Manifest) -> tuple[Reference, bytes]:
+        for blob in body.blobs:
+            self._share(tenant, blob.digest, blob.content)
+        if body.slices:
+            self._extend_chain(tenant, body.slices)
+        envelope, tip, pieces = split_recipe(body.recipe)
+        for piece in pieces:
+            if isinstance(piece, BlobPiece):
+                if self._known.find_blob(tenant, piece.digest) is None:
+                    raise Dangling("a blob of its body is not in the log")
+            elif isinstance(piece, ChainPiece) and piece.link != tenant.root and not self._known.has_link(piece.link):
+                raise Dangling("the chain of its body is not in the log")
+        return self._share(tenant, digest_of(envelope), envelope), tip
+
+    def _extend_chain(self, tenant: Tenant, slices: tuple[Slice, ...]) -> None:
+        # A link that is stored has all its ancestors stored: of a history sent again, only the tail is looked at.
+        known, first = self._known, len(slices)
+        while first and not known.has_link(slices[first - 1].link):
+            first -= 1
+        for piece in slices[first:]:
+            if piece.parent != tenant.root and not known.has_link(piece.parent):
+                raise Dangling("a slice of its body has a parent that is not in the log")
+            blob, _ = self._share(tenant, piece.digest, piece.content)
+            self._rows["raw"].append((piece.link, piece.parent, piece.gap, blob))
+            known.put_link(piece.link)
+
+    def _share(self, tenant: Tenant, digest: bytes, content: bytes) -> Reference:
+        """Content under its digest, stored once."""
+        blob = self._known.find_blob(tenant, digest)
+        if blob is None:
+            blob = self._keep(content)
+            self._rows["blob"].append((blob, tenant.id, digest, len(content)))
+            self._known.put_blob(tenant, digest, blob)
+        return blob, digest
+
+    def _keep(self, content: bytes, smallest: int = SMALL) -> int:
+        """Content that is not expected again, deflated if it has `smallest` bytes."""
+        payload = self._known.next_id("payload")
+        self._rows["payload"].append((payload, *pack(content, smallest)))
+        return payload

@@ -1,0 +1,112 @@
+"""Opening log.db, for the writer and for readers. Rule: what is not a sound log is refused, never overwritten."""
+
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+from proxy.model.errors import StoreUnavailable
+from proxy.store.policy import StorePolicy
+from proxy.store.sqlite.codec import unpack
+from proxy.store.sqlite.schema import MIGRATIONS, migrate, read_applied
+
+Connect = Callable[..., sqlite3.Connection]
+
+_OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
+_MAGIC = b"SQLite format 3\0"
+_CHECKED_BYTES = 64 * 1024 * 1024  # 0.1 s
+# Beyond this SQLite checkpoints within a commit; the writer does it earlier, between commits (`checkpoint`).
+_WAL_PAGES = 65_536
+
+
+def prepare_file(path: Path) -> None:
+    """Make sure that the file is there, ours alone to read (0600), and not something else. Raises StoreUnavailable.
+
+    Only for the writer, and before SQLite opens the file in this process: see `lock`.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if os.fstat(file).st_mode & 0o177:
+            os.fchmod(file, 0o600)
+        start = os.pread(file, len(_MAGIC), 0)
+    finally:
+        os.close(file)
+    if start and start != _MAGIC:
+        raise StoreUnavailable(
+            f"{path} is not a SQLite database; move it away, or choose another data directory (--data)"
+        )
+
+
+def connect_writer(policy: StorePolicy, connect: Connect = sqlite3.connect) -> sqlite3.Connection:
+    """The connection that writes: checked, migrated, in WAL mode. Raises StoreUnavailable."""
+    if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
+        raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; palimpsest needs 3.37 or newer")
+    # Opened by the thread that starts the server, so that errors show at once; from then on used by the writer thread.
+    connection = connect(policy.path, isolation_level=None, check_same_thread=False, timeout=policy.busy_ms / 1000)
+    try:
+        read_applied(connection)  # a file that is not ours is refused before anything in it changes
+        _check_small(connection, policy.path)
+        _set_up(connection, policy)
+        migrate(connection)
+    except sqlite3.Error as error:
+        connection.close()
+        raise StoreUnavailable(f"{policy.path} cannot be used: {error}; see `palimpsest verify`") from error
+    except StoreUnavailable as error:
+        connection.close()
+        raise StoreUnavailable(f"{policy.path}: {error}") from error
+    return connection
+
+
+def connect_reader(path: Path) -> sqlite3.Connection:
+    """A connection that cannot write, with the SQL function `unpack(codec, bytes)`. Raises StoreUnavailable.
+
+    It needs no lock and may be handed to another thread.
+    """
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    try:
+        if not path.is_file():
+            raise StoreUnavailable(f"there is no log at {path}; check the data directory (--data)")
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+    except (OSError, sqlite3.Error) as error:
+        raise StoreUnavailable(f"{path} cannot be opened: {error}") from error
+    try:
+        connection.execute("PRAGMA query_only = ON")
+        connection.create_function("unpack", 2, _unpack_or_none, deterministic=True)
+        if len(read_applied(connection)) < len(MIGRATIONS):
+            raise StoreUnavailable("the log has not been brought up to this version; start the server once")
+    except (sqlite3.Error, StoreUnavailable) as error:
+        connection.close()
+        raise StoreUnavailable(f"{path} cannot be read: {error}") from error
+    return connection
+
+
+def _unpack_or_none(codec: int | None, stored: bytes | None) -> bytes | None:
+    """NULL where the payload was erased."""
+    return None if codec is None or stored is None else unpack(codec, stored)
+
+
+def _set_up(connection: sqlite3.Connection, policy: StorePolicy) -> None:
+    synchronous = "FULL" if policy.durability == "full" else "NORMAL"
+    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        raise StoreUnavailable(f"its file system allows no write-ahead log (journal mode is {mode})")
+    for pragma in (
+        f"synchronous = {synchronous}",
+        "recursive_triggers = ON",
+        "foreign_keys = ON",
+        "cache_size = -8192",
+        f"wal_autocheckpoint = {_WAL_PAGES}",
+    ):
+        connection.execute(f"PRAGMA {pragma}")
+    if policy.max_bytes:
+        (page,) = connection.execute("PRAGMA page_size").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {max(1, policy.max_bytes // page)}")
+
+
+def _check_small(connection: sqlite3.Connection, path: Path) -> None:
+    """Look for damage in a log that is read in a moment; for a large one there is `verify`, the start must not wait."""
+    if path.stat().st_size > _CHECKED_BYTES:
+        return
+    (result,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if result != "ok":
+        raise StoreUnavailable(f"the file is damaged ({result}); restore a backup, or move it away to start a new log")

@@ -1,0 +1,34 @@
+"""One writing process per file (BEHAVIOUR B32e). Rule: the lock is taken before log.db is so much as opened.
+
+It is a file of its own: closing any descriptor of log.db would drop the locks that SQLite holds on it in this process.
+"""
+
+import fcntl
+import os
+from pathlib import Path
+
+from proxy.model.errors import StoreUnavailable
+
+
+class WriterLock:
+    """The right to write a log, held from construction to `release`; the kernel releases it when the process ends."""
+
+    def __init__(self, log: Path) -> None:
+        path = log.with_name(log.name + ".lock")
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.pread(self._file, 20, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(self._file)
+            raise StoreUnavailable(
+                f"{log} is being written by another process (id {owner}); stop it, or choose another data directory"
+            ) from error
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, b"%d\n" % os.getpid(), 0)
+
+    def release(self) -> None:
+        """Let another process write. May be called twice."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1

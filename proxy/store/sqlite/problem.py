@@ -1,0 +1,40 @@
+"""Failures of the file, told from failures of a record. Rule: a problem's text says what to do."""
+
+import shutil
+import sqlite3
+
+from proxy.store.policy import StorePolicy
+
+_OF_A_RECORD = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.NotSupportedError)
+
+_ROOM = 64 * 1024 * 1024
+
+_ADVICE = {
+    "SQLITE_BUSY": "another process holds a lock on it; end that process",
+    "SQLITE_LOCKED": "another process holds a lock on it; end that process",
+    "SQLITE_FULL": "the disk is full; free some space",
+    "SQLITE_IOERR": "the disk reports an error; check it",
+    "SQLITE_READONLY": "it cannot be written; check owner and mode of the file and its directory",
+    "SQLITE_CANTOPEN": "it cannot be opened; check owner and mode of the file and its directory",
+    "SQLITE_CORRUPT": "it is damaged; run `palimpsest verify` and restore a backup",
+    "SQLITE_NOTADB": "it is damaged; run `palimpsest verify` and restore a backup",
+}
+
+
+def is_store_failing(error: Exception) -> bool:
+    """True where the file failed and trying again may help; False where the record itself is at fault."""
+    return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, _OF_A_RECORD)
+
+
+def describe_problem(error: Exception, policy: StorePolicy) -> str:
+    """What is wrong with the log and what to do, for health and log lines."""
+    name = str(getattr(error, "sqlite_errorname", ""))
+    if name == "SQLITE_FULL" and _is_at_cap(policy):
+        return f"store is full: {policy.path} has reached store.max_bytes; raise it or erase old sessions"
+    advice = next((advice for prefix, advice in _ADVICE.items() if name.startswith(prefix)), "see the error")
+    return f"{policy.path} cannot be written ({error}): {advice}. Records wait in memory (store.spool_bytes)."
+
+
+def _is_at_cap(policy: StorePolicy) -> bool:
+    """True where the cap is set and the disk itself has room."""
+    return bool(policy.max_bytes) and shutil.disk_usage(policy.path.parent).free > _ROOM

@@ -1,0 +1,212 @@
+"""Reading the log. Rule: connections of its own that cannot write, one statement per listing however long it is."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import cast
+
+import aiosqlite
+
+from proxy.model.errors import NotFound, StoreUnavailable
+from proxy.model.exchange import Completeness, Headers, Kind, Mode, Timings, Usage
+from proxy.model.log import ExchangeRow, RoundRow, SessionRow, Verification
+from proxy.model.manifest import digest_of, encode_recipe
+from proxy.store.sqlite.backup import copy_log
+from proxy.store.sqlite.bodies import load_body, load_payload
+from proxy.store.sqlite.codec import decode_headers
+from proxy.store.sqlite.connection import connect_reader
+from proxy.store.sqlite.envelope import join_recipe
+from proxy.store.sqlite.verify import verify_log
+
+# The last exchange of a session is one step in an index, so only the sessions that are listed are summed up.
+# Activity is ordered by seq: the wall clock may jump.
+_SESSIONS = """
+    WITH latest AS (
+        SELECT s.id, (SELECT e.seq FROM exchange e WHERE e.session = s.id ORDER BY e.n DESC LIMIT 1) AS seq
+        FROM session s ORDER BY 2 DESC LIMIT ?)
+    SELECT s.key, s.family, s.upstream, s.created_ms, e.opened_ms, e.n, e.model,
+        (SELECT ifnull(sum(g.input), 0) FROM exchange x JOIN reading g ON g.exchange = x.seq WHERE x.session = s.id),
+        (SELECT ifnull(sum(g.output), 0) FROM exchange x JOIN reading g ON g.exchange = x.seq WHERE x.session = s.id)
+    FROM latest JOIN session s ON s.id = latest.id JOIN exchange e ON e.seq = latest.seq
+    ORDER BY latest.seq DESC"""
+
+_EXCHANGES = """
+    SELECT e.seq, e.id, s.key AS session, e.n, e.kind, e.wire, e.mode, e.model, e.method, e.target, e.size, e.whole,
+        e.opened_ms, e.tip, e.changes, unpack(eh.codec, eh.bytes) AS headers,
+        unpack(ee.codec, ee.bytes) AS envelope,
+        r.k AS round_k, r.upstream AS round_upstream,
+        o.status AS round_status, o.changes AS round_changes, unpack(oh.codec, oh.bytes) AS round_headers,
+        o.completeness AS round_completeness, o.whole AS round_whole, o.head_ms, o.first_byte_ms, o.total_ms,
+        o.size + ifnull((SELECT sum(t.size) FROM trailer t WHERE t.exchange = o.exchange AND t.k = o.k), 0)
+        AS round_size,
+        o.error AS round_error, unpack(ge.codec, ge.bytes) AS answer_error,
+        unpack(ga.codec, ga.bytes) AS answer,
+        g.input, g.output, g.cached, g.written, g.reasoning, g.finish
+    FROM session s
+    JOIN exchange e ON e.session = s.id
+    LEFT JOIN payload eh ON eh.id = e.headers
+    LEFT JOIN payload ee ON ee.id = e.envelope
+    LEFT JOIN round r ON r.exchange = e.seq
+    LEFT JOIN outcome o ON o.exchange = r.exchange AND o.k = r.k
+    LEFT JOIN payload oh ON oh.id = o.headers
+    LEFT JOIN reading g ON g.exchange = r.exchange AND g.k = r.k
+    LEFT JOIN payload ga ON ga.id = g.answer
+    LEFT JOIN payload ge ON ge.id = g.error
+    WHERE s.key = ? ORDER BY e.n, r.k"""
+
+_REQUEST = """
+    SELECT s.tenant, e.envelope, e.tip FROM exchange e JOIN session s ON s.id = e.session WHERE e.id = ?"""
+
+_SENT = """
+    SELECT s.tenant, ifnull(r.envelope, e.envelope), ifnull(r.tip, e.tip)
+    FROM exchange e JOIN session s ON s.id = e.session JOIN round r ON r.exchange = e.seq WHERE e.id = ? AND r.k = ?"""
+
+_RECEIVED = """
+    SELECT o.received, o.whole, o.exchange FROM exchange e JOIN outcome o ON o.exchange = e.seq
+    WHERE e.id = ? AND o.k = ?"""
+
+_TRAILERS = "SELECT received FROM trailer WHERE exchange = ? AND k = ? ORDER BY i"
+
+
+class SqliteReader:
+    """What can be read from a log, whether or not a server is writing it."""
+
+    def __init__(self, path: Path, connect: Callable[[Path], sqlite3.Connection] = connect_reader) -> None:
+        self._path = path
+        self._connect = connect
+        self._connection: aiosqlite.Connection | None = None
+        self._opening = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Connect now rather than with the first question. Raises StoreUnavailable."""
+        async with self._opening:
+            if self._connection is None:
+                # made here and handed over: a connection that fails within aiosqlite leaves a thread behind
+                connection = await asyncio.to_thread(self._connect, self._path)
+                connection.row_factory = sqlite3.Row
+                self._connection = await aiosqlite.Connection(lambda: connection, 64)
+
+    async def close(self) -> None:
+        """Let go of the file."""
+        async with self._opening:
+            if self._connection is not None:
+                await self._connection.close()
+                self._connection = None
+
+    async def list_sessions(self, limit: int = 100) -> Sequence[SessionRow]:
+        """Newest activity first."""
+        return [SessionRow(*row) for row in await self._fetch(_SESSIONS, (limit,))]
+
+    async def list_exchanges(self, session: str) -> Sequence[ExchangeRow]:
+        """All exchanges of a session, oldest first. Raises NotFound for an unknown session."""
+        rows = await self._fetch(_EXCHANGES, (session,))
+        if not rows:
+            raise NotFound(f"there is no session {session}")
+        return [_make_exchange(list(group)) for _, group in groupby(rows, key=lambda row: row["seq"])]
+
+    async def load_request(self, exchange: str) -> bytes:
+        """The client's body, byte for byte (its head, where it was capped). Raises NotFound."""
+        tenant, envelope, tip = await self._find(_REQUEST, (exchange,), f"there is no exchange {exchange}")
+        async with self._connected() as connection:
+            return await load_body(connection, tenant, envelope, tip)
+
+    async def load_sent(self, exchange: str, k: int) -> bytes:
+        """The body sent upstream in round k, byte for byte. Raises NotFound."""
+        tenant, envelope, tip = await self._find(_SENT, (exchange, k), f"there is no round {k} of exchange {exchange}")
+        async with self._connected() as connection:
+            return await load_body(connection, tenant, envelope, tip)
+
+    async def load_received(self, exchange: str, k: int) -> bytes:
+        """The body the upstream answered with in round k, trailers included, as far as kept. Raises NotFound."""
+        missing = f"there is no answer to round {k} of exchange {exchange}"
+        received, whole, seq = await self._find(_RECEIVED, (exchange, k), missing)
+        # behind a capped body there is a gap, so nothing that came later may be joined to it
+        trailers = [] if whole else await self._fetch(_TRAILERS, (seq, k))
+        async with self._connected() as connection:
+            parts = [await load_payload(connection, part) for part in (received, *[row[0] for row in trailers])]
+        return b"".join(parts)
+
+    async def verify(self) -> Verification:
+        """Re-derive every digest, link, recipe and seal from what is stored."""
+        return await asyncio.to_thread(verify_log, self._path)
+
+    async def backup(self, target: Path) -> None:
+        """Copy the log as it stands to a new file. Raises Conflict where the file exists."""
+        await asyncio.to_thread(copy_log, self._path, target)
+
+    async def _find(self, query: str, key: tuple[object, ...], missing: str) -> sqlite3.Row:
+        rows = await self._fetch(query, key)
+        if not rows:
+            raise NotFound(missing)
+        return rows[0]
+
+    async def _fetch(self, query: str, key: tuple[object, ...]) -> list[sqlite3.Row]:
+        async with self._connected() as connection:
+            return list(await connection.execute_fetchall(query, key))
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[aiosqlite.Connection]:
+        await self.open()
+        connection = self._connection
+        assert connection is not None
+        try:
+            yield connection
+        except sqlite3.Error as error:
+            raise StoreUnavailable(f"{self._path} cannot be read: {error}; run `palimpsest verify`") from error
+
+
+def _make_exchange(rows: list[sqlite3.Row]) -> ExchangeRow:
+    row = rows[0]
+    return ExchangeRow(
+        seq=row["seq"],
+        id=row["id"],
+        session=row["session"],
+        n=row["n"],
+        kind=cast(Kind, row["kind"]),
+        wire=row["wire"],
+        mode=cast(Mode, row["mode"]),
+        model=row["model"],
+        method=row["method"],
+        target=row["target"],
+        headers=_make_headers(row["headers"], row["changes"]),
+        request_size=row["size"],
+        is_capped=bool(row["whole"]),
+        digest=_digest_recipe(row["envelope"], row["tip"]),
+        opened_ms=row["opened_ms"],
+        rounds=tuple(_make_rounds(rows)),
+    )
+
+
+def _make_rounds(rows: Iterable[sqlite3.Row]) -> list[RoundRow]:
+    return [_make_round(row) for row in rows if row["round_k"] is not None]
+
+
+def _make_round(row: sqlite3.Row) -> RoundRow:
+    usage = Usage(row["input"], row["output"], row["cached"], row["written"], row["reasoning"])
+    has_outcome = row["round_status"] is not None
+    return RoundRow(
+        k=row["round_k"],
+        upstream=row["round_upstream"],
+        status=row["round_status"] or 0,
+        headers=_make_headers(row["round_headers"], row["round_changes"]),
+        completeness=cast(Completeness, row["round_completeness"]) if has_outcome else "",
+        received_size=row["round_size"] or 0,
+        is_capped=bool(row["round_whole"]),
+        timings=Timings(row["head_ms"], row["first_byte_ms"], row["total_ms"]) if has_outcome else None,
+        error=row["round_error"] or (row["answer_error"] or b"").decode("utf-8"),
+        answer=row["answer"] or b"",
+        usage=None if usage == Usage() else usage,
+        finish=row["finish"] or "",
+    )
+
+
+def _make_headers(base: bytes | None, changes: bytes | None) -> Headers:
+    return () if base is None else decode_headers(base, changes or b"")
+
+
+def _digest_recipe(envelope: bytes | None, tip: bytes) -> bytes:
+    """The digest of a recipe; empty where it was erased."""
+    return b"" if envelope is None else digest_of(encode_recipe(join_recipe(envelope, tip)))

@@ -1,0 +1,153 @@
+"""The tables of log.db, as append-only migrations. Rule: a released migration is never edited; add the next one.
+
+Shape. `payload` is the only place with content, so that an erasure deletes there and nowhere else. `blob` names content
+that repeats (slices, large members, headers, envelopes) by digest, once per tenant. Answers never repeat, so they have
+no row there but their digest beside the reference: one random page write less for each.
+`raw` is the byte chain; its key is the link itself, which commits to tenant, parent, gap and content.
+A recipe is an envelope (a blob, the same for all calls with equal parameters) and the tip of its chain; headers are
+those of an earlier call (a blob) and what differs. `exchange`, `round`, `outcome`, `trailer` and `reading` are the
+record: contiguous `seq`, and `seal` = H(seal before, row), so that `verify` sees a removed or altered row.
+
+Triggers: UPDATE and DELETE abort. An INSERT whose key exists aborts too, for REPLACE deletes without firing delete
+triggers on connections that did not set `recursive_triggers`. Mutable are `meta` and `permit`; a payload may be deleted
+while `permit` holds a row.
+Foreign keys are declared among record tables only: they make SQLite refuse an outcome whose round was lost. References
+to content are made by the writer in the same transaction and checked by `verify`; a key would cost a look-up each.
+"""
+
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+
+from proxy.model.errors import StoreUnavailable
+
+APPLICATION_ID = 0x50414C49  # "PALI"
+
+_TABLES = (
+    "CREATE TABLE tenant(id INTEGER PRIMARY KEY, fingerprint BLOB NOT NULL UNIQUE) STRICT",
+    """CREATE TABLE blob(
+        id INTEGER PRIMARY KEY, tenant INTEGER NOT NULL, digest BLOB NOT NULL, size INTEGER NOT NULL,
+        UNIQUE(tenant, digest)) STRICT""",
+    "CREATE TABLE payload(id INTEGER PRIMARY KEY, codec INTEGER NOT NULL, bytes BLOB NOT NULL) STRICT",
+    """CREATE TABLE raw(
+        link BLOB PRIMARY KEY, parent BLOB NOT NULL, gap BLOB NOT NULL, blob INTEGER NOT NULL) STRICT, WITHOUT ROWID""",
+    """CREATE TABLE session(
+        id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, tenant INTEGER NOT NULL REFERENCES tenant(id),
+        upstream TEXT NOT NULL, family TEXT NOT NULL, created_ms INTEGER NOT NULL) STRICT""",
+    """CREATE TABLE plan(
+        id INTEGER PRIMARY KEY, session INTEGER NOT NULL REFERENCES session(id), view TEXT NOT NULL, tip BLOB NOT NULL,
+        mode TEXT NOT NULL, attempt INTEGER NOT NULL, epoch INTEGER NOT NULL, value TEXT NOT NULL,
+        UNIQUE(session, view, tip, mode, attempt)) STRICT""",
+    """CREATE TABLE exchange(
+        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id),
+        headers INTEGER NOT NULL, envelope INTEGER NOT NULL, id TEXT NOT NULL UNIQUE, n INTEGER NOT NULL,
+        kind TEXT NOT NULL, wire TEXT NOT NULL, mode TEXT NOT NULL, model TEXT NOT NULL, method TEXT NOT NULL,
+        target TEXT NOT NULL, changes BLOB NOT NULL, tip BLOB NOT NULL, size INTEGER NOT NULL, whole BLOB NOT NULL,
+        opened_ms INTEGER NOT NULL,
+        UNIQUE(session, n)) STRICT""",
+    # envelope, tip, size and whole are NULL where the client's own bytes were sent
+    """CREATE TABLE round(
+        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, envelope INTEGER,
+        exchange INTEGER NOT NULL REFERENCES exchange(seq), k INTEGER NOT NULL, upstream TEXT NOT NULL, tip BLOB,
+        size INTEGER, whole BLOB, plan INTEGER,
+        UNIQUE(exchange, k)) STRICT""",
+    """CREATE TABLE outcome(
+        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, headers INTEGER NOT NULL, exchange INTEGER NOT NULL,
+        k INTEGER NOT NULL, changes BLOB NOT NULL, received INTEGER NOT NULL, digest BLOB NOT NULL,
+        size INTEGER NOT NULL, whole BLOB NOT NULL, status INTEGER NOT NULL, completeness TEXT NOT NULL,
+        head_ms REAL NOT NULL, first_byte_ms REAL NOT NULL, total_ms REAL NOT NULL, error TEXT NOT NULL,
+        UNIQUE(exchange, k), FOREIGN KEY(exchange, k) REFERENCES round(exchange, k)) STRICT""",
+    """CREATE TABLE trailer(
+        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, exchange INTEGER NOT NULL, k INTEGER NOT NULL, i INTEGER NOT NULL,
+        received INTEGER NOT NULL, digest BLOB NOT NULL, size INTEGER NOT NULL,
+        UNIQUE(exchange, k, i), FOREIGN KEY(exchange, k) REFERENCES outcome(exchange, k)) STRICT""",
+    # error is content: a provider's message may quote what the client said, and must be erasable
+    """CREATE TABLE reading(
+        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, exchange INTEGER NOT NULL, k INTEGER NOT NULL,
+        answer INTEGER NOT NULL, digest BLOB NOT NULL, error INTEGER, error_digest BLOB, input INTEGER, output INTEGER,
+        cached INTEGER, written INTEGER, reasoning INTEGER, finish TEXT NOT NULL,
+        UNIQUE(exchange, k), FOREIGN KEY(exchange, k) REFERENCES outcome(exchange, k)) STRICT""",
+    """CREATE TABLE erasure(
+        seq INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, scope TEXT NOT NULL, payload INTEGER NOT NULL,
+        digest BLOB NOT NULL) STRICT""",
+    "CREATE INDEX erasure_payload ON erasure(payload)",
+    "CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT",
+    "CREATE TABLE permit(token TEXT PRIMARY KEY) STRICT",
+)
+
+# every key of every append-only table, as the condition under which a row with it exists
+_KEYS = {
+    "tenant": ("id = NEW.id", "fingerprint = NEW.fingerprint"),
+    "blob": ("id = NEW.id", "tenant = NEW.tenant AND digest = NEW.digest"),
+    "payload": ("id = NEW.id",),
+    "raw": ("link = NEW.link",),
+    "session": ("id = NEW.id", "key = NEW.key"),
+    "plan": (
+        "id = NEW.id",
+        "session = NEW.session AND view = NEW.view AND tip = NEW.tip AND mode = NEW.mode AND attempt = NEW.attempt",
+    ),
+    "exchange": ("seq = NEW.seq", "id = NEW.id", "session = NEW.session AND n = NEW.n"),
+    "round": ("seq = NEW.seq", "exchange = NEW.exchange AND k = NEW.k"),
+    "outcome": ("seq = NEW.seq", "exchange = NEW.exchange AND k = NEW.k"),
+    "trailer": ("seq = NEW.seq", "exchange = NEW.exchange AND k = NEW.k AND i = NEW.i"),
+    "reading": ("seq = NEW.seq", "exchange = NEW.exchange AND k = NEW.k"),
+    "erasure": ("seq = NEW.seq",),
+    "migration": ("name = NEW.name",),
+}
+
+
+def m001_record(connection: sqlite3.Connection) -> None:
+    """The record of exchanges, with places for plans and erasures that later steps fill."""
+    for statement in _TABLES:
+        connection.execute(statement)
+    for table, keys in _KEYS.items():
+        _guard(connection, table, keys)
+
+
+Migration = Callable[[sqlite3.Connection], None]
+
+MIGRATIONS: tuple[Migration, ...] = (m001_record,)
+
+
+def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration] = MIGRATIONS) -> None:
+    """Bring a log up to date, in one transaction. Raises StoreUnavailable for what is not a log of this version."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        applied = read_applied(connection)
+        if not applied:
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute("CREATE TABLE migration(name TEXT PRIMARY KEY, at_ms INTEGER NOT NULL) STRICT")
+        for migration in migrations[len(applied) :]:
+            migration(connection)
+            row = (migration.__name__, int(time.time() * 1000))
+            connection.execute("INSERT INTO migration(name, at_ms) VALUES (?, ?)", row)
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def read_applied(connection: sqlite3.Connection) -> list[str]:
+    """Names of the migrations a file has had. Raises StoreUnavailable for a foreign database or one from the future."""
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if application != APPLICATION_ID:
+        if application or objects:
+            raise StoreUnavailable("the file is a database of another program; choose another data directory (--data)")
+        return []
+    applied = [name for (name,) in connection.execute("SELECT name FROM migration ORDER BY rowid")]
+    if applied != [migration.__name__ for migration in MIGRATIONS[: len(applied)]]:
+        raise StoreUnavailable(
+            f"the log was written by a newer version of palimpsest (its schema is at {applied[-1]}); upgrade this one"
+        )
+    return applied
+
+
+def _guard(connection: sqlite3.Connection, table: str, keys: tuple[str, ...]) -> None:
+    # part of m001: its text is fixed for good, as that of every migration
+    refuse = f"BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END"
+    exists = " OR ".join(f"EXISTS (SELECT 1 FROM {table} WHERE {key})" for key in keys)
+    permitted = "WHEN NOT EXISTS (SELECT 1 FROM permit)" if table == "payload" else ""
+    connection.execute(f"CREATE TRIGGER {table}_keep BEFORE UPDATE ON {table} {refuse}")
+    connection.execute(f"CREATE TRIGGER {table}_hold BEFORE DELETE ON {table} {permitted} {refuse}")
+    connection.execute(f"CREATE TRIGGER {table}_once BEFORE INSERT ON {table} WHEN {exists} {refuse}")

@@ -1,0 +1,211 @@
+"""Everything that can be re-derived, re-derived. Rule: rows are streamed, so that memory does not grow with the log.
+
+By induction no body need be put together: contents match their digests, links commit to contents and parents, recipes
+name links and blobs that exist, seals commit to recipes. A payload may be missing where an erasure names it.
+The whole is read in one snapshot: a server may go on writing, and its write-ahead log grows until the end.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from proxy.model.log import Fault, Verification
+from proxy.model.manifest import BlobPiece, ChainPiece, Piece, digest_of, link_after, root_of
+from proxy.store.sqlite.codec import seal_after, unpack
+from proxy.store.sqlite.connection import connect_reader
+from proxy.store.sqlite.envelope import join_recipe
+from proxy.store.sqlite.known import NO_SEAL
+
+_MOST_FAULTS = 1000
+
+# seq, seal, then what the seal commits to: names of what the row refers to, and its values
+_SEALED = {
+    "exchange": """
+        SELECT x.seq, x.seal, s.key, h.digest, v.digest, x.id, x.n, x.kind, x.wire, x.mode, x.model, x.method, x.target,
+            x.changes, x.tip, x.size, x.whole, x.opened_ms
+        FROM exchange x LEFT JOIN session s ON s.id = x.session LEFT JOIN blob h ON h.id = x.headers
+        LEFT JOIN blob v ON v.id = x.envelope ORDER BY x.seq""",
+    "round": """
+        SELECT x.seq, x.seal, v.digest, x.exchange, x.k, x.upstream, x.tip, x.size, x.whole, x.plan
+        FROM round x LEFT JOIN blob v ON v.id = x.envelope ORDER BY x.seq""",
+    "outcome": """
+        SELECT x.seq, x.seal, h.digest, x.exchange, x.k, x.changes, x.received, x.digest, x.size, x.whole, x.status,
+            x.completeness, x.head_ms, x.first_byte_ms, x.total_ms, x.error
+        FROM outcome x LEFT JOIN blob h ON h.id = x.headers ORDER BY x.seq""",
+    "trailer": "SELECT seq, seal, exchange, k, i, received, digest, size FROM trailer ORDER BY seq",
+    "reading": """
+        SELECT seq, seal, exchange, k, answer, digest, error, error_digest, input, output, cached, written, reasoning,
+            finish
+        FROM reading ORDER BY seq""",
+}
+
+
+# what names content: where, payload, digest, expected size (NULL: unknown), then the stored content
+_CONTENTS = (
+    """SELECT 'blob ' || x.id, x.id, x.digest, x.size, p.codec, p.bytes
+        FROM blob x LEFT JOIN payload p ON p.id = x.id ORDER BY x.id""",
+    """SELECT 'outcome ' || x.seq || ' (received)', x.received, x.digest, iif(x.whole = x'', x.size, NULL),
+            p.codec, p.bytes
+        FROM outcome x LEFT JOIN payload p ON p.id = x.received ORDER BY x.seq""",
+    """SELECT 'trailer ' || x.seq, x.received, x.digest, x.size, p.codec, p.bytes
+        FROM trailer x LEFT JOIN payload p ON p.id = x.received ORDER BY x.seq""",
+    """SELECT 'reading ' || x.seq || ' (answer)', x.answer, x.digest, NULL, p.codec, p.bytes
+        FROM reading x LEFT JOIN payload p ON p.id = x.answer ORDER BY x.seq""",
+    """SELECT 'reading ' || x.seq || ' (error)', x.error, x.error_digest, NULL, p.codec, p.bytes
+        FROM reading x LEFT JOIN payload p ON p.id = x.error WHERE x.error IS NOT NULL ORDER BY x.seq""",
+)
+
+_UNNAMED = """
+    SELECT id FROM payload EXCEPT SELECT id FROM blob EXCEPT SELECT received FROM outcome
+    EXCEPT SELECT received FROM trailer EXCEPT SELECT answer FROM reading EXCEPT SELECT error FROM reading"""
+
+_LINKS = """
+    SELECT r.link, r.parent, r.gap, b.digest, before.link FROM raw r
+    LEFT JOIN blob b ON b.id = r.blob LEFT JOIN raw before ON before.link = r.parent"""
+
+_RECIPES = (
+    """SELECT 'exchange ' || x.seq, s.tenant, p.codec, p.bytes, x.tip FROM exchange x
+        LEFT JOIN session s ON s.id = x.session LEFT JOIN payload p ON p.id = x.envelope ORDER BY x.seq""",
+    """SELECT 'round ' || r.seq, s.tenant, p.codec, p.bytes, r.tip FROM round r
+        LEFT JOIN exchange x ON x.seq = r.exchange LEFT JOIN session s ON s.id = x.session
+        LEFT JOIN payload p ON p.id = r.envelope WHERE r.envelope IS NOT NULL ORDER BY r.seq""",
+)
+
+_GAPS = """
+    SELECT s.key FROM session s LEFT JOIN exchange e ON e.session = s.id
+    GROUP BY s.id HAVING count(e.seq) = 0 OR count(e.seq) <> max(e.n) OR min(e.n) <> 1"""
+
+_COUNTS = """
+    SELECT (SELECT count(*) FROM exchange), (SELECT count(*) FROM round), (SELECT count(*) FROM blob),
+        (SELECT count(*) FROM raw)"""
+
+
+def verify_log(path: Path) -> Verification:
+    """Check a log whole. Raises StoreUnavailable where it cannot be opened."""
+    connection = connect_reader(path)
+    try:
+        connection.execute("BEGIN")
+        return _Inspection(connection).run()
+    finally:
+        connection.close()
+
+
+class _Inspection:
+    """One pass over a log."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._faults: list[Fault] = []
+
+    def run(self) -> Verification:
+        checks = (
+            self._check_file(),
+            self._check_contents(),
+            self._check_links(),
+            self._check_seals(),
+            self._check_recipes(),
+            self._check_sessions(),
+            self._check_references(),
+        )
+        for check in checks:
+            self._collect(check)
+        exchanges, rounds, blobs, slices = self._connection.execute(_COUNTS).fetchone()
+        return Verification(exchanges, rounds, blobs, slices, tuple(self._faults))
+
+    def _collect(self, check: Iterator[Fault]) -> None:
+        try:
+            for fault in check:
+                if len(self._faults) == _MOST_FAULTS:
+                    self._faults.append(Fault("log", "more faults than are listed here"))
+                if len(self._faults) > _MOST_FAULTS:
+                    return
+                self._faults.append(fault)
+        except sqlite3.Error as error:
+            self._faults.append(Fault("file", f"cannot be read on: {error}"))
+
+    def _check_file(self) -> Iterator[Fault]:
+        for (result,) in self._connection.execute("PRAGMA integrity_check(100)"):
+            if result != "ok":
+                yield Fault("file", result)
+
+    def _check_contents(self) -> Iterator[Fault]:
+        for query in _CONTENTS:
+            for where, payload, digest, size, codec, stored in self._connection.execute(query):
+                what = self._judge_missing(payload, digest) if codec is None else _judge(codec, stored, digest, size)
+                if what:
+                    yield Fault(where, what)
+        for (payload,) in self._connection.execute(_UNNAMED):
+            yield Fault(f"payload {payload}", "nothing refers to it")
+
+    def _judge_missing(self, payload: int, digest: bytes) -> str:
+        query = "SELECT 1 FROM erasure WHERE payload = ? AND digest = ?"
+        is_erased = self._connection.execute(query, (payload, digest)).fetchone() is not None
+        return "" if is_erased else "its content is missing, and no erasure names it"
+
+    def _check_links(self) -> Iterator[Fault]:
+        roots = {root_of(fingerprint) for (fingerprint,) in self._connection.execute("SELECT fingerprint FROM tenant")}
+        for link, parent, gap, digest, before in self._connection.execute(_LINKS):
+            where = f"link {link.hex()}"
+            if digest is None:
+                yield Fault(where, "its content is not in the log")
+            elif link_after(parent, gap, digest) != link:
+                yield Fault(where, "does not follow from its parent, gap and content")
+            if before is None and parent not in roots:
+                yield Fault(where, "its parent is neither in the log nor a tenant's root")
+
+    def _check_seals(self) -> Iterator[Fault]:
+        for table, query in _SEALED.items():
+            last, before = 0, NO_SEAL
+            for seq, seal, *values in self._connection.execute(query):
+                where = f"{table} {seq}"
+                if seq != last + 1:
+                    yield Fault(where, f"is preceded by {last}: what stood between is missing")
+                elif seal_after(before, (seq, *values)) != seal:
+                    yield Fault(where, "its seal does not match: the row, or the one before it, was altered")
+                last, before = seq, seal
+
+    def _check_recipes(self) -> Iterator[Fault]:
+        for query in _RECIPES:
+            for where, tenant, codec, stored, tip in self._connection.execute(query):
+                if codec is None:
+                    continue  # missing content is reported with the blob
+                try:
+                    pieces = join_recipe(unpack(codec, stored), tip)
+                except ValueError as error:
+                    yield Fault(where, f"its recipe cannot be read: {error}")
+                    continue
+                if not all(self._has(tenant, piece) for piece in pieces):
+                    yield Fault(where, "its recipe names content that is not in the log")
+
+    def _has(self, tenant: int, piece: Piece) -> bool:
+        if isinstance(piece, BlobPiece):
+            key: tuple[object, ...] = (tenant, piece.digest)
+            query = "SELECT 1 FROM blob WHERE tenant = ? AND digest = ?"
+        elif isinstance(piece, ChainPiece):
+            fingerprint = self._connection.execute("SELECT fingerprint FROM tenant WHERE id = ?", (tenant,)).fetchone()
+            if fingerprint and piece.link == root_of(fingerprint[0]):
+                return True
+            key, query = (piece.link,), "SELECT 1 FROM raw WHERE link = ?"
+        else:
+            return True
+        return self._connection.execute(query, key).fetchone() is not None
+
+    def _check_sessions(self) -> Iterator[Fault]:
+        for (key,) in self._connection.execute(_GAPS):
+            yield Fault(f"session {key}", "the numbers of its exchanges have gaps")
+
+    def _check_references(self) -> Iterator[Fault]:
+        for table, rowid, parent, _ in self._connection.execute("PRAGMA foreign_key_check"):
+            yield Fault(f"{table} {rowid}", f"refers to a row of {parent} that is not in the log")
+
+
+def _judge(codec: int, stored: bytes, digest: bytes, size: int | None) -> str:
+    try:
+        content = unpack(codec, stored)
+    except ValueError as error:
+        return f"its content cannot be unpacked: {error}"
+    if digest_of(content) != digest:
+        return "its content does not match its digest"
+    if size is not None and len(content) != size:
+        return f"its content has {len(content)} bytes in place of {size}"
+    return ""

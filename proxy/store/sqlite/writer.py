@@ -1,0 +1,182 @@
+"""The one thread that writes. Rule: nothing leaves the queue before it is committed or known to be unstorable.
+
+Group commit: what queued up during one transaction makes the next. A store that fails keeps its records, in order, and
+is tried again until it works; a record that fails by itself is found by going through its batch one append at a time.
+"""
+
+import logging
+import queue
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from proxy.store.policy import StorePolicy
+from proxy.store.sqlite.batch import Batch
+from proxy.store.sqlite.checkpoint import Checkpoint
+from proxy.store.sqlite.known import Known
+from proxy.store.sqlite.problem import describe_problem, is_store_failing
+from proxy.store.sqlite.spool import Entry
+
+_log = logging.getLogger(__name__)
+
+_MAX_ENTRIES = 256
+_MAX_BYTES = 8 * 1024 * 1024
+_FIRST_RETRY_S = 0.05
+_LAST_RETRY_S = 2.0
+_CLOSING_RETRY_S = 0.02
+
+
+class Writer:
+    """Takes entries from the event loop, commits them, and reports each batch through `settle`."""
+
+    def __init__(
+        self, connection: sqlite3.Connection, policy: StorePolicy, settle: Callable[[Sequence[Entry], bool], None]
+    ) -> None:
+        self._connection = connection
+        self._policy = policy
+        self._settle = settle
+        self._queue: queue.SimpleQueue[list[Entry] | None] = queue.SimpleQueue()
+        self._pending: deque[Entry] = deque()
+        self._one_by_one = 0
+        self._retry_s = _FIRST_RETRY_S
+        self._known = Known(connection)
+        self._checkpoint = Checkpoint(connection)
+        self._is_stopping = threading.Event()
+        self._give_up_at = 0.0
+        # A daemon: a disk that hangs must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
+        self.problem = ""
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._thread.start()
+
+    def put(self, entries: list[Entry]) -> None:
+        """Queue entries behind everything queued before."""
+        self._queue.put(entries)
+
+    def stop(self, within_s: float) -> bool:
+        """Write what is queued, then end; blocks for about `within_s` at most. False: the thread hangs in the disk."""
+        self._give_up_at = time.monotonic() + within_s
+        self._is_stopping.set()
+        self._queue.put(None)
+        self._thread.join(within_s + 2 * self._policy.busy_ms / 1000 + 1)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while self._pending or not self._is_stopping.is_set() or not self._queue.empty():
+            self._gather()
+            if self._pending:
+                self._write_some()
+        try:
+            self._checkpoint.finish()
+        except sqlite3.Error:
+            _log.warning("the write-ahead log was left beside the log; it is read in at the next start")
+        self._connection.close()
+
+    def _gather(self) -> None:
+        """Take what is queued; with nothing to do, wait."""
+        try:
+            if not self._pending:
+                self._take(self._queue.get(timeout=self._checkpoint.due_s))
+            while len(self._pending) < _MAX_ENTRIES and not self._queue.empty():
+                self._take(self._queue.get_nowait())
+        except queue.Empty:
+            self._copy_log()
+
+    def _take(self, entries: list[Entry] | None) -> None:
+        if entries:
+            self._pending.extend(entries)
+
+    def _write_some(self) -> None:
+        entries = self._choose()
+        try:
+            self._commit(entries)
+        except Exception as error:  # noqa: BLE001 - the boundary of the thread: a record must never end it
+            if is_store_failing(error):
+                self._wait_for_store(error)
+            else:
+                self._isolate(entries, error)
+            return
+        self.problem = ""
+        self._retry_s = _FIRST_RETRY_S
+        self._finish(entries, True)
+        if self._checkpoint.is_overdue:
+            self._copy_log()
+
+    def _choose(self) -> list[Entry]:
+        """The longest prefix of what is pending that makes a transaction of reasonable size."""
+        if self._one_by_one:
+            return [self._pending[0]]
+        entries: list[Entry] = []
+        room = _MAX_BYTES
+        for entry in islice(self._pending, _MAX_ENTRIES):
+            room -= entry.weight
+            if room < 0 and entries:
+                break
+            entries.append(entry)
+        return entries
+
+    def _commit(self, entries: Sequence[Entry]) -> None:
+        connection = self._connection
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            self._known.load()
+            batch = Batch(self._known)
+            for entry in entries:
+                for record in entry.records:
+                    batch.add(record)
+            rows = batch.write(connection)
+            connection.execute("COMMIT")
+        except BaseException:
+            self._known.forget()
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        self._known.age()
+        self._checkpoint.count(rows, sum(entry.weight for entry in entries))
+
+    def _finish(self, entries: Sequence[Entry], is_stored: bool) -> None:
+        for _ in entries:
+            self._pending.popleft()
+        self._one_by_one = max(0, self._one_by_one - len(entries))
+        self._settle(entries, is_stored)
+
+    def _isolate(self, entries: Sequence[Entry], error: Exception) -> None:
+        if len(entries) > 1:
+            self._one_by_one = len(entries)
+            return
+        # no text of the error: it may quote what was to be stored
+        names = ", ".join(type(record).__name__ for record in entries[0].records)
+        _log.error("the log could not take %s: %s", names, type(error).__name__)
+        self._finish(entries, False)
+
+    def _wait_for_store(self, error: Exception) -> None:
+        problem = describe_problem(error, self._policy)
+        if problem != self.problem:
+            _log.error("%s", problem)
+        self.problem = problem
+        if not self._is_stopping.is_set():
+            self._is_stopping.wait(self._retry_s)
+            self._retry_s = min(self._retry_s * 2, _LAST_RETRY_S)
+        elif time.monotonic() < self._give_up_at:
+            time.sleep(_CLOSING_RETRY_S)
+        else:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Closing, and the store still fails: everything that waits is lost."""
+        while not self._queue.empty():
+            self._take(self._queue.get_nowait())
+        self._finish(list(self._pending), False)
+
+    def _copy_log(self) -> None:
+        try:
+            self._checkpoint.run()
+        except sqlite3.Error as error:
+            _log.warning("the write-ahead log could not be copied into the log: %s", error)

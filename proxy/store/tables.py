@@ -1,0 +1,124 @@
+"""The tables of the log in memory, and how records get in. Rule: those of one append all together, or none of them."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from proxy.model.exchange import Opening, Outcome, Reading, Record, Round, SessionKey, Trailer
+from proxy.model.manifest import BlobPiece, ChainPiece, Manifest, Slice, decode_recipe, root_of
+
+_log = logging.getLogger(__name__)
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Refused(Exception):
+    """A record is a duplicate, or refers to what is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """An opening and its place."""
+
+    seq: int
+    n: int
+    opening: Opening
+
+
+class Tables:
+    """One dictionary for each table of the log."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[tuple[bytes, bytes], bytes] = {}
+        self.slices: dict[bytes, Slice] = {}
+        self.keys: dict[str, SessionKey] = {}
+        self.sessions: dict[str, dict[int, str]] = {}
+        self.exchanges: dict[str, Exchange] = {}
+        self.rounds: dict[str, dict[int, Round]] = {}
+        self.outcomes: dict[tuple[str, int], Outcome] = {}
+        self.trailers: dict[tuple[str, int], dict[int, Trailer]] = {}
+        self.readings: dict[tuple[str, int], Reading] = {}
+        self._inserted: list[tuple[dict[Any, Any], object]] = []
+
+    def add(self, records: Sequence[Record]) -> bool:
+        """Take records; False, and nothing has changed, where one cannot be taken."""
+        self._inserted.clear()
+        try:
+            for record in records:
+                self._add_record(record)
+        except (Refused, ValueError) as error:
+            for table, key in reversed(self._inserted):
+                del table[key]
+            _log.error("the log could not take a record: %s", error)
+            return False
+        return True
+
+    def _insert(self, table: dict[K, V], key: K, value: V) -> None:
+        if key in table:
+            raise Refused("it is a duplicate")
+        table[key] = value
+        self._inserted.append((table, key))
+
+    def _add_record(self, record: Record) -> None:
+        match record:
+            case Opening():
+                self._add_opening(record)
+            case Round():
+                opening = self._expect_opening(record.exchange)
+                self._insert(self.rounds[record.exchange], record.k, record)
+                if record.body is not None:
+                    self._add_body(opening.session.tenant, record.body)
+            case Outcome():
+                self._expect(self._expect(self.rounds, record.exchange), record.k)
+                self._insert(self.outcomes, (record.exchange, record.k), record)
+                self._insert(self.trailers, (record.exchange, record.k), {})
+            case Trailer():
+                self._expect(self.outcomes, (record.exchange, record.k))
+                self._insert(self.trailers[record.exchange, record.k], record.i, record)
+            case Reading():
+                self._expect(self.outcomes, (record.exchange, record.k))
+                self._insert(self.readings, (record.exchange, record.k), record)
+
+    def _add_opening(self, opening: Opening) -> None:
+        key = opening.session
+        if key.id not in self.sessions:
+            self._insert(self.sessions, key.id, {})
+            self._insert(self.keys, key.id, key)
+        session = self.sessions[key.id]
+        n = len(session) + 1
+        self._insert(self.exchanges, opening.exchange, Exchange(len(self.exchanges) + 1, n, opening))
+        self._insert(self.rounds, opening.exchange, {})
+        self._insert(session, n, opening.exchange)
+        self._add_body(key.tenant, opening.body)
+
+    def _add_body(self, tenant: bytes, body: Manifest) -> None:
+        for blob in body.blobs:
+            self._add_blob(tenant, blob.digest, blob.content)
+        for piece in body.slices:
+            self._add_blob(tenant, piece.digest, piece.content)
+            if piece.link not in self.slices:
+                self._expect_link(tenant, piece.parent)
+                self._insert(self.slices, piece.link, piece)
+        for part in decode_recipe(body.recipe):
+            if isinstance(part, ChainPiece):
+                self._expect_link(tenant, part.link)
+            elif isinstance(part, BlobPiece):
+                self._expect(self.blobs, (tenant, part.digest))
+
+    def _add_blob(self, tenant: bytes, digest: bytes, content: bytes) -> None:
+        if (tenant, digest) not in self.blobs:
+            self._insert(self.blobs, (tenant, digest), content)
+
+    def _expect(self, table: dict[K, V], key: K) -> V:
+        if key not in table:
+            raise Refused("it refers to what is not in the log")
+        return table[key]
+
+    def _expect_opening(self, exchange: str) -> Opening:
+        return self._expect(self.exchanges, exchange).opening
+
+    def _expect_link(self, tenant: bytes, link: bytes) -> None:
+        if link != root_of(tenant):
+            self._expect(self.slices, link)

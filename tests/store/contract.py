@@ -1,0 +1,362 @@
+"""What every archive does. Rule: a store subclasses `ArchiveContract` and gives it an `archive`; the rest is equal."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from proxy.engine.ports import Archive
+from proxy.model.errors import NotFound
+from proxy.model.exchange import Headers, Record, Timings, Usage
+from proxy.model.log import ExchangeRow, RoundRow, SessionRow
+from proxy.model.manifest import BlobPiece, Manifest, digest_of, encode_recipe, keep_head, keep_whole
+from tests.store.samples import (
+    ANSWER,
+    OPENED_MS,
+    OTHER_TENANT,
+    REQUEST_HEADERS,
+    TIMINGS,
+    chain_body,
+    join_body,
+    make_key,
+    make_opening,
+    make_outcome,
+    make_reading,
+    make_round,
+    make_trailer,
+    make_turns,
+    split_bodies,
+)
+
+_names = (f"h{i}" for i in itertools.count())
+# One archive takes all examples, so that they also meet each other's content; each store runs the same test.
+_shared_archive = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
+    deadline=None,
+    max_examples=60,
+)
+
+LARGE = b'{"text":"' + b"palimpsest " * 3000 + b'"}'
+
+
+class ArchiveContract:
+    """Behaviour of the `Archive` port."""
+
+    @_shared_archive
+    @given(split_bodies())
+    async def test_a_body_comes_back_byte_for_byte_however_it_was_split(
+        self, archive: Archive, body: tuple[bytes, Manifest]
+    ) -> None:
+        content, manifest = body
+        exchange = next(_names)
+        assert await archive.append(make_opening(exchange, manifest), make_round(exchange, 0, manifest))
+        assert await archive.load_request(exchange) == content
+        assert await archive.load_sent(exchange, 0) == content
+
+    @_shared_archive
+    @given(st.lists(st.tuples(st.binary(max_size=9), st.binary(max_size=60)), max_size=5))
+    async def test_any_answer_and_headers_come_back_byte_for_byte(
+        self, archive: Archive, headers: list[tuple[bytes, bytes]]
+    ) -> None:
+        exchange, received = next(_names), b"".join(value for _, value in headers)
+        fields: Headers = tuple(headers)
+        key = make_key(exchange)
+        outcome = make_outcome(exchange, received=received, headers=fields)
+        assert await archive.append(make_opening(exchange, key=key, headers=fields), make_round(exchange), outcome)
+        (row,) = await archive.list_exchanges(key.id)
+        assert (row.headers, row.rounds[0].headers) == (fields, fields)
+        assert await archive.load_received(exchange, 0) == received
+
+    @pytest.mark.parametrize("content", [b"", b"x", LARGE], ids=["empty", "tiny", "large"])
+    async def test_a_body_kept_whole_comes_back(self, archive: Archive, content: bytes) -> None:
+        assert await archive.append(make_opening(body=keep_whole(content)))
+        assert await archive.load_request("e1") == content
+        (row,) = await archive.list_exchanges(make_key().id)
+        assert (row.request_size, row.is_capped, row.digest) == (len(content), False, keep_whole(content).digest)
+
+    async def test_a_capped_body_is_kept_to_its_head_and_says_so(self, archive: Archive) -> None:
+        assert await archive.append(make_opening(body=keep_head(LARGE[:100], len(LARGE), digest_of(LARGE))))
+        assert await archive.load_request("e1") == LARGE[:100]
+        (row,) = await archive.list_exchanges(make_key().id)
+        assert (row.request_size, row.is_capped) == (len(LARGE), True)
+
+    async def test_a_history_that_grows_is_stored_from_its_new_slices_alone(self, archive: Archive) -> None:
+        turns = make_turns(30)
+        for count in range(1, 31):
+            body = chain_body(turns[:count], known=count - 1)
+            assert len(body.slices) == 1
+            assert await archive.append(make_opening(f"e{count}", body))
+        for count in (1, 17, 30):
+            assert await archive.load_request(f"e{count}") == join_body(turns[:count])
+
+    async def test_a_history_sent_again_in_full_comes_back_the_same(self, archive: Archive) -> None:
+        turns = make_turns(12)
+        for exchange in ("e1", "e2"):
+            assert await archive.append(make_opening(exchange, chain_body(turns)))
+        assert await archive.append(make_opening("e3", chain_body(turns[:5])))
+        assert await archive.load_request("e2") == join_body(turns)
+        assert await archive.load_request("e3") == join_body(turns[:5])
+
+    async def test_branches_share_their_beginning_and_keep_their_ends(self, archive: Archive) -> None:
+        turns = make_turns(6)
+        branch = [*turns[:4], (b", ", b'"another way"')]
+        assert await archive.append(make_opening("e1", chain_body(turns)))
+        assert await archive.append(make_opening("e2", chain_body(branch, known=4)))
+        assert await archive.load_request("e1") == join_body(turns)
+        assert await archive.load_request("e2") == join_body(branch)
+
+    async def test_a_round_without_a_body_sent_the_clients_own_bytes(self, archive: Archive) -> None:
+        rewritten = keep_whole(b'{"messages":[]}')
+        assert await archive.append(
+            make_opening(body=keep_whole(b"{ }")), make_round(k=0), make_round(k=1, body=rewritten)
+        )
+        assert await archive.load_sent("e1", 0) == b"{ }"
+        assert await archive.load_sent("e1", 1) == b'{"messages":[]}'
+
+    async def test_bytes_after_the_end_belong_to_what_was_received(self, archive: Archive) -> None:
+        await archive.append(make_opening(), make_round(), make_outcome(received=b"data: [DONE]\n\n"))
+        assert await archive.append(make_trailer(0, b"\n"), make_trailer(1, b": bye\n"))
+        assert await archive.load_received("e1", 0) == b"data: [DONE]\n\n\n: bye\n"
+        (row,) = await archive.list_exchanges(make_key().id)
+        assert row.rounds[0].received_size == 21
+
+    async def test_nothing_is_joined_to_an_answer_that_was_capped(self, archive: Archive) -> None:
+        outcome = make_outcome(received=b"head", size=900, whole=digest_of(b"all of it"))
+        await archive.append(make_opening(), make_round(), outcome, make_trailer(0, b"tail"))
+        assert await archive.load_received("e1", 0) == b"head"
+        (row,) = await archive.list_exchanges(make_key().id)
+        assert (row.rounds[0].received_size, row.rounds[0].is_capped) == (904, True)
+
+    async def test_an_exchange_is_listed_with_all_that_is_known_of_it(self, archive: Archive) -> None:
+        body = chain_body(make_turns(2))
+        headers: Headers = ((b"date", b"Mon, 13 Oct 2025 09:00:00 GMT"), (b"x-request-id", b"req_1"))
+        usage = Usage(input=1200, output=80, cached=1024, written=0, reasoning=None)
+        await archive.append(make_opening(body=body), make_round(), make_outcome(headers=headers))
+        await archive.append(make_reading(usage=usage, answer=b'{"choices":[]}'))
+        round_row = RoundRow(
+            k=0,
+            upstream="openai",
+            status=200,
+            headers=headers,
+            completeness="complete",
+            received_size=len(ANSWER),
+            is_capped=False,
+            timings=TIMINGS,
+            error="",
+            answer=b'{"choices":[]}',
+            usage=usage,
+            finish="stop",
+        )
+        row = ExchangeRow(
+            seq=1,
+            id="e1",
+            session=make_key().id,
+            n=1,
+            kind="managed",
+            wire="chat_completions",
+            mode="manage",
+            model="gpt-4o",
+            method="POST",
+            target="/v1/chat/completions",
+            headers=REQUEST_HEADERS,
+            request_size=body.size,
+            is_capped=False,
+            digest=body.digest,
+            opened_ms=OPENED_MS,
+            rounds=(round_row,),
+        )
+        assert list(await archive.list_exchanges(make_key().id)) == [row]
+
+    async def test_a_call_that_is_open_is_listed_without_its_end(self, archive: Archive) -> None:
+        await archive.append(make_opening("e1"))
+        await archive.append(make_opening("e2"), make_round("e2"))
+        first, second = await archive.list_exchanges(make_key().id)
+        assert first.rounds == ()
+        (open_round,) = second.rounds
+        assert (open_round.status, open_round.completeness, open_round.timings) == (0, "", None)
+        assert (open_round.headers, open_round.received_size, open_round.answer) == ((), 0, b"")
+        assert (open_round.usage, open_round.finish, open_round.error) == (None, "", "")
+
+    async def test_rounds_are_listed_in_order_of_their_number(self, archive: Archive) -> None:
+        await archive.append(make_opening(), make_round(k=1), make_round(k=0), make_outcome(k=0), make_outcome(k=1))
+        (row,) = await archive.list_exchanges(make_key().id)
+        assert [each.k for each in row.rounds] == [0, 1]
+
+    async def test_an_answer_read_as_it_was_received_comes_back(self, archive: Archive) -> None:
+        await archive.append(make_opening(), make_round(), make_outcome(), make_reading(answer=ANSWER))
+        (row,) = await archive.list_exchanges(make_key().id)
+        assert row.rounds[0].answer == ANSWER == await archive.load_received("e1", 0)
+
+    @pytest.mark.parametrize(
+        ("ours", "theirs", "seen"), [("cut off", "", "cut off"), ("", "overloaded", "overloaded"), ("a", "b", "a")]
+    )
+    async def test_an_error_is_ours_or_else_the_providers(
+        self, archive: Archive, ours: str, theirs: str, seen: str
+    ) -> None:
+        outcome = make_outcome(completeness="truncated", error=ours)
+        await archive.append(make_opening(), make_round(), outcome, make_reading(error=theirs))
+        (row,) = await archive.list_exchanges(make_key().id)
+        assert (row.rounds[0].error, row.rounds[0].completeness) == (seen, "truncated")
+
+    async def test_usage_that_says_nothing_is_none(self, archive: Archive) -> None:
+        await archive.append(make_opening(), make_round(), make_outcome(), make_reading(usage=Usage()))
+        (row,) = await archive.list_exchanges(make_key().id)
+        assert row.rounds[0].usage is None
+
+    async def test_values_no_column_takes_are_fitted_and_the_record_is_kept(self, archive: Archive) -> None:
+        reading = make_reading(usage=Usage(input=10**30), finish="st\ud800op", error="na\ud800ïve")
+        await archive.append(make_opening(model="m\ud800é"), make_round(), make_outcome(error="\udfff"))
+        assert await archive.append(reading)
+        (row,) = await archive.list_exchanges(make_key().id)
+        assert (row.model, row.rounds[0].error, row.rounds[0].finish) == ("m?é", "?", "st?op")
+        assert row.rounds[0].usage == Usage(input=2**63 - 1)
+
+    async def test_exchanges_are_numbered_from_one_in_each_session(self, archive: Archive) -> None:
+        for number, name in enumerate(("a", "b", "a", "a", "b")):
+            await archive.append(make_opening(f"e{number}", key=make_key(name)))
+        rows = [*await archive.list_exchanges(make_key("a").id), *await archive.list_exchanges(make_key("b").id)]
+        assert [(row.id, row.n) for row in rows] == [("e0", 1), ("e2", 2), ("e3", 3), ("e1", 1), ("e4", 2)]
+        assert sorted(row.seq for row in rows) == [1, 2, 3, 4, 5]
+
+    async def test_sessions_are_listed_by_latest_activity_even_if_the_clock_jumps(self, archive: Archive) -> None:
+        for number, name in enumerate(("a", "b", "c", "a")):
+            await archive.append(make_opening(f"e{number}", key=make_key(name), opened_ms=OPENED_MS - number))
+        assert [row.family for row in await archive.list_sessions()] == ["a", "c", "b"]
+        assert [row.family for row in await archive.list_sessions(limit=2)] == ["a", "c"]
+
+    async def test_a_session_sums_up_its_exchanges(self, archive: Archive) -> None:
+        for number, model in enumerate(("old", "new")):
+            exchange = f"e{number}"
+            await archive.append(
+                make_opening(exchange, model=model, opened_ms=OPENED_MS + number), make_round(exchange)
+            )
+            await archive.append(make_outcome(exchange), make_reading(exchange, usage=Usage(input=100, output=7)))
+        await archive.append(make_opening("e9", key=make_key("other")))
+        assert list(await archive.list_sessions())[1] == SessionRow(
+            id=make_key().id,
+            family="agent-7",
+            upstream="openai",
+            created_ms=OPENED_MS,
+            last_ms=OPENED_MS + 1,
+            exchanges=2,
+            model="new",
+            input_tokens=200,
+            output_tokens=14,
+        )
+
+    async def test_an_empty_log_lists_nothing(self, archive: Archive) -> None:
+        assert list(await archive.list_sessions()) == []
+
+    async def test_what_is_not_there_is_not_found(self, archive: Archive) -> None:
+        await archive.append(make_opening(), make_round())
+        for question in (
+            archive.list_exchanges("nobody"),
+            archive.load_request("e2"),
+            archive.load_sent("e2", 0),
+            archive.load_sent("e1", 1),
+            archive.load_received("e1", 0),
+            archive.load_received("e2", 0),
+        ):
+            with pytest.raises(NotFound):
+                await question
+
+    @pytest.mark.parametrize(
+        "again",
+        [make_opening(), make_round(), make_outcome(), make_trailer(0, b"x"), make_reading()],
+        ids=lambda record: type(record).__name__,
+    )
+    async def test_a_record_that_comes_twice_is_refused_and_counted(self, archive: Archive, again: Record) -> None:
+        await archive.append(make_opening(), make_round(), make_outcome(), make_trailer(0, b"x"), make_reading())
+        before = archive.health
+        assert not await archive.append(again)
+        assert archive.health.dropped == before.dropped + 1
+        assert archive.health.generation != before.generation
+        (row,) = await archive.list_exchanges(make_key().id)
+        assert (row.n, len(row.rounds)) == (1, 1)
+        assert await archive.append(make_opening("e2"))
+
+    @pytest.mark.parametrize(
+        "orphan",
+        [make_round("e7"), make_outcome("e7"), make_outcome(k=3), make_trailer(0, b"x", k=3), make_reading(k=3)],
+        ids=["round", "outcome", "outcome of no round", "trailer", "reading"],
+    )
+    async def test_a_record_that_refers_to_nothing_is_refused_and_counted(
+        self, archive: Archive, orphan: Record
+    ) -> None:
+        await archive.append(make_opening(), make_round())
+        assert not await archive.append(orphan)
+        assert archive.health.dropped == 1
+        assert await archive.append(make_outcome())
+        assert (await archive.verify()).faults == ()
+
+    async def test_a_body_whose_history_was_lost_is_refused_until_it_is_sent_in_full(self, archive: Archive) -> None:
+        turns = make_turns(3)
+        lost = encode_recipe((BlobPiece(digest_of(b"never sent")),))
+        assert not await archive.append(make_opening("e1", chain_body(turns, known=2)))
+        assert not await archive.append(make_opening("e2", chain_body(turns, known=3)))
+        assert not await archive.append(make_opening("e3", Manifest(lost, (), (), 10)))
+        assert not await archive.append(make_opening("e4", Manifest(b"\x09garbage", (), (), 8)))
+        assert (archive.health.dropped, archive.health.generation) == (4, 4)
+        assert await archive.append(make_opening("e5", chain_body(turns)))
+        assert await archive.load_request("e5") == join_body(turns)
+        assert (await archive.verify()).faults == ()
+
+    async def test_records_of_one_append_are_stored_together_or_not_at_all(self, archive: Archive) -> None:
+        body = chain_body(make_turns(2))
+        assert not await archive.append(make_opening("e1", body), make_round("e1"), make_outcome("e1", k=5))
+        assert archive.health.dropped == 3
+        with pytest.raises(NotFound):
+            await archive.load_request("e1")
+        assert list(await archive.list_sessions()) == []
+        # neither did its slices get in: a body that leans on them is refused
+        assert not await archive.append(make_opening("e2", chain_body(make_turns(2), known=2)))
+        assert await archive.append(make_opening("e1", body))
+        assert (await archive.list_exchanges(make_key().id))[0].n == 1
+
+    async def test_content_of_one_tenant_is_no_content_of_another(self, archive: Archive) -> None:
+        secret = keep_whole(b"the launch code is 0000")
+        assert await archive.append(make_opening("e1", secret))
+        probe = replace(secret, blobs=())
+        assert not await archive.append(make_opening("e2", probe, key=make_key("spy", OTHER_TENANT)))
+        assert await archive.append(make_opening("e3", secret, key=make_key("spy", OTHER_TENANT)))
+        assert await archive.load_request("e3") == b"the launch code is 0000"
+
+    async def test_records_that_are_not_urgent_are_stored_with_the_next_that_are(self, archive: Archive) -> None:
+        await archive.append(make_opening(), make_round(), make_outcome())
+        reading = archive.append(make_reading(), is_urgent=False)
+        assert await archive.append(make_opening("e2"))
+        assert reading.done() and reading.result()
+        assert (await archive.list_exchanges(make_key().id))[0].rounds[0].finish == "stop"
+
+    async def test_records_that_are_not_urgent_wait_for_flush_at_most(self, archive: Archive) -> None:
+        opening = archive.append(make_opening(), is_urgent=False)
+        archive.flush()
+        assert await opening
+        assert await archive.load_request("e1") == b"{}"
+
+    async def test_timings_come_back_exactly(self, archive: Archive) -> None:
+        outcome = replace(make_outcome(), timings=Timings(0, 0.1, 123456.789012))
+        await archive.append(make_opening(), make_round(), outcome)
+        (row,) = await archive.list_exchanges(make_key().id)
+        assert row.rounds[0].timings == Timings(0, 0.1, 123456.789012)
+
+    async def test_a_sound_log_has_no_faults_and_counts_what_was_looked_at(self, archive: Archive) -> None:
+        await archive.append(make_opening("e1", chain_body(make_turns(4))), make_round("e1"), make_outcome("e1"))
+        await archive.append(make_opening("e2"), make_round("e2", 0, keep_whole(b"x")), make_round("e2", 1))
+        found = await archive.verify()
+        assert (found.exchanges, found.rounds, found.slices, found.faults) == (2, 3, 4, ())
+        assert found.blobs >= 6
+
+    async def test_a_log_that_keeps_up_has_no_problem_and_nothing_pending(self, archive: Archive) -> None:
+        await archive.append(make_opening(), make_round())
+        health = archive.health
+        assert (health.problem, health.pending, health.pending_bytes, health.dropped) == ("", 0, 0, 0)
+
+    async def test_after_close_records_are_refused_and_nothing_raises(self, archive: Archive) -> None:
+        await archive.append(make_opening())
+        await archive.close()
+        assert not await archive.append(make_opening("e2"))
+        assert archive.health.dropped == 1
+        await archive.close()

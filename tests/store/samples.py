@@ -1,0 +1,165 @@
+"""Records to store. Rule: what a test cares about is an argument, the rest is a plausible call."""
+
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from proxy.model.exchange import (
+    Completeness,
+    Headers,
+    Opening,
+    Outcome,
+    Reading,
+    Round,
+    SessionKey,
+    Timings,
+    Trailer,
+    Usage,
+)
+from proxy.model.manifest import (
+    Blob,
+    BlobPiece,
+    ChainPiece,
+    Manifest,
+    Piece,
+    chain_slices,
+    digest_of,
+    encode_recipe,
+    keep_whole,
+    root_of,
+)
+
+TENANT = b"\x01" * 16
+OTHER_TENANT = b"\x02" * 16
+OPENED_MS = 1_760_000_000_000
+TIMINGS = Timings(120.25, 130.5, 900.125)
+REQUEST_HEADERS: Headers = ((b"content-type", b"application/json"), (b"user-agent", b"OpenAI/Python 1.51.0"))
+ANSWER = b'{"id":"chatcmpl-1","choices":[{"index":0,"message":{"role":"assistant","content":"hi"}}]}'
+
+Elements = Sequence[tuple[bytes, bytes]]
+
+
+def chain_body(
+    elements: Elements,
+    *,
+    tenant: bytes = TENANT,
+    before: bytes = b'{"messages":[',
+    after: bytes = b"]}",
+    known: int = 0,
+) -> Manifest:
+    """The manifest of a body with a chain, without the first `known` slices, which the log is believed to have."""
+    slices = tuple(chain_slices(root_of(tenant), elements))
+    link = slices[-1].link if slices else root_of(tenant)
+    size = len(join_body(elements, before, after))
+    return Manifest(encode_recipe((before, ChainPiece(link), after)), slices[known:], (), size)
+
+
+def join_body(elements: Elements, before: bytes = b'{"messages":[', after: bytes = b"]}") -> bytes:
+    """The body that `chain_body` describes."""
+    return before + b"".join(gap + content for gap, content in elements) + after
+
+
+def make_turns(count: int, size: int = 40) -> Elements:
+    """Elements of a history, each different."""
+    return [(b"," if i else b"", b'{"role":"user","content":"%0*d"}' % (size, i)) for i in range(count)]
+
+
+def make_key(name: str = "agent-7", tenant: bytes = TENANT) -> SessionKey:
+    """A session; its id follows from name and tenant."""
+    return SessionKey(f"s-{name}-{tenant[:1].hex()}", tenant, "openai", name)
+
+
+def make_opening(
+    exchange: str = "e1",
+    body: Manifest | None = None,
+    *,
+    key: SessionKey | None = None,
+    model: str = "gpt-4o",
+    headers: Headers = REQUEST_HEADERS,
+    opened_ms: int = OPENED_MS,
+) -> Opening:
+    """A client's request."""
+    return Opening(
+        exchange=exchange,
+        session=key or make_key(),
+        kind="managed",
+        wire="chat_completions",
+        mode="manage",
+        model=model,
+        method="POST",
+        target="/v1/chat/completions",
+        headers=headers,
+        body=keep_whole(b"{}") if body is None else body,
+        opened_ms=opened_ms,
+    )
+
+
+def make_round(exchange: str = "e1", k: int = 0, body: Manifest | None = None) -> Round:
+    """An upstream call."""
+    return Round(exchange, k, "openai", body)
+
+
+def make_outcome(
+    exchange: str = "e1",
+    k: int = 0,
+    *,
+    received: bytes = ANSWER,
+    size: int | None = None,
+    whole: bytes = b"",
+    headers: Headers = ((b"content-type", b"application/json"),),
+    completeness: Completeness = "complete",
+    error: str = "",
+) -> Outcome:
+    """How it ended."""
+    size = len(received) if size is None else size
+    return Outcome(exchange, k, 200, headers, completeness, received, size, whole, TIMINGS, error)
+
+
+def make_trailer(i: int, received: bytes, exchange: str = "e1", k: int = 0) -> Trailer:
+    """Bytes after the end."""
+    return Trailer(exchange, k, i, received)
+
+
+def make_reading(
+    exchange: str = "e1",
+    k: int = 0,
+    *,
+    answer: bytes = ANSWER,
+    usage: Usage | None = None,
+    finish: str = "stop",
+    error: str = "",
+) -> Reading:
+    """What the answer says."""
+    return Reading(exchange, k, answer, usage, finish, error)
+
+
+@st.composite
+def split_bodies(draw: st.DrawFn) -> tuple[bytes, Manifest]:
+    """A body, and a manifest of it that was split anywhere: literals, blobs and at most one chain, in any order."""
+    content = draw(st.binary(max_size=400))
+    count = draw(st.integers(0, 6))
+    cuts = sorted(draw(st.lists(st.integers(0, len(content)), min_size=count, max_size=count)))
+    parts = [content[a:b] for a, b in zip([0, *cuts], [*cuts, len(content)], strict=True)]
+    chain_at = draw(st.integers(-1, len(parts) - 1))
+    pieces: list[Piece] = []
+    blobs: list[Blob] = []
+    manifest = Manifest(b"", (), (), 0)
+    for at, part in enumerate(parts):
+        if at == chain_at:
+            manifest = chain_body(draw(_split_elements(part)))
+            pieces.append(ChainPiece(manifest.slices[-1].link if manifest.slices else root_of(TENANT)))
+        elif draw(st.booleans()):
+            blobs.append(Blob(digest_of(part), part))
+            pieces.append(BlobPiece(digest_of(part)))
+        else:
+            pieces.append(part)
+    return content, Manifest(encode_recipe(pieces), manifest.slices, tuple(blobs), len(content))
+
+
+@st.composite
+def _split_elements(draw: st.DrawFn, part: bytes) -> Elements:
+    cuts = sorted(draw(st.lists(st.integers(0, len(part)), max_size=7)))
+    spans = [part[a:b] for a, b in zip([0, *cuts], [*cuts, len(part)], strict=True)]
+    if len(spans) % 2:
+        spans.append(b"")
+    return list(zip(spans[::2], spans[1::2], strict=True)) if part else []

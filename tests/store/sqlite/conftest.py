@@ -1,0 +1,47 @@
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from proxy.store.policy import StorePolicy
+from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
+from tests.store.sqlite.disk import Disk
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> StorePolicy:
+    return StorePolicy(tmp_path / "log.db", durability="normal", busy_ms=1, close_ms=2000)
+
+
+@pytest.fixture
+def disk() -> Disk:
+    return Disk()
+
+
+class Opener:
+    """Opens archives on the test's disk, and closes what the test left open."""
+
+    def __init__(self, policy: StorePolicy, disk: Disk) -> None:
+        self._policy = policy
+        self._disk = disk
+        self._opened: list[SqliteArchive] = []
+
+    def __call__(self, **changes: object) -> SqliteArchive:
+        policy = replace(self._policy, **changes)  # type: ignore[arg-type]
+        archive = open_sqlite(policy, asyncio.get_running_loop(), self._disk.connect)
+        self._opened.append(archive)
+        return archive
+
+    async def close(self) -> None:
+        self._disk.release()
+        for archive in self._opened:
+            await archive.close()
+
+
+@pytest.fixture
+async def open_archive(policy: StorePolicy, disk: Disk) -> AsyncIterator[Opener]:
+    opener = Opener(policy, disk)
+    yield opener
+    await opener.close()

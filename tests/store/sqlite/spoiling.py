@@ -1,0 +1,30 @@
+"""Damage done on purpose. Rule: with a plain connection, the triggers taken away first, the log closed before."""
+
+import sqlite3
+from pathlib import Path
+
+
+def spoil(path: Path, *statements: str) -> None:
+    """Run statements on a log as somebody who wants to alter it."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+        connection.execute(f"DROP TRIGGER {name}")
+    for statement in statements:
+        assert connection.execute(statement).rowcount != 0, f"{statement} touched nothing"
+    connection.close()
+
+
+def lose_index_entry(path: Path) -> None:
+    """Insert a row while an index is out of sight."""
+    connection = sqlite3.connect(path)
+    index = connection.execute("SELECT * FROM sqlite_master WHERE name = 'erasure_payload'").fetchone()
+    connection.close()
+    for statement, row in (
+        ("DELETE FROM sqlite_master WHERE name = 'erasure_payload'", ()),
+        ("INSERT INTO erasure VALUES (1, 0, 's', 1, x'00')", ()),
+        ("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", index),
+    ):
+        connection = sqlite3.connect(path, isolation_level=None)
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute(statement, row)
+        connection.close()

@@ -1,0 +1,165 @@
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from proxy.model.errors import NotFound, StoreUnavailable
+from proxy.model.exchange import Usage
+from proxy.store.policy import StorePolicy
+from proxy.store.sqlite.archive import open_reader
+from proxy.store.sqlite.connection import connect_reader
+from proxy.store.sqlite.reader import SqliteReader
+from tests.store.samples import (
+    chain_body,
+    join_body,
+    make_key,
+    make_opening,
+    make_outcome,
+    make_reading,
+    make_round,
+    make_trailer,
+    make_turns,
+)
+from tests.store.sqlite.conftest import Opener
+from tests.store.sqlite.spoiling import spoil
+
+TURNS = make_turns(700)
+
+
+class Counting:
+    """Connects readers that note their statements."""
+
+    def __init__(self) -> None:
+        self.statements: list[str] = []
+
+    def connect(self, path: Path) -> sqlite3.Connection:
+        connection = connect_reader(path)
+        connection.set_trace_callback(self.statements.append)
+        return connection
+
+
+@pytest.fixture
+def counting() -> Counting:
+    return Counting()
+
+
+@pytest.fixture
+async def reader(open_archive: Opener, policy: StorePolicy, counting: Counting) -> AsyncIterator[SqliteReader]:
+    """A reader of a log that a server is writing: 30 exchanges in three sessions, the last of 700 messages."""
+    archive = open_archive()
+    for i in range(30):
+        exchange = f"e{i}"
+        body = chain_body(TURNS if i == 29 else TURNS[: i + 1])
+        archive.append(make_opening(exchange, body, key=make_key(f"agent-{i % 3}")), make_round(exchange))
+        archive.append(make_outcome(exchange), make_reading(exchange, usage=Usage(input=i)))
+    await archive.append(make_trailer(0, b"\n", "e29"))
+    reader = SqliteReader(policy.path, counting.connect)
+    await reader.open()
+    counting.statements.clear()
+    yield reader
+    await reader.close()
+
+
+async def test_a_listing_is_one_statement_however_long_it_is(reader: SqliteReader, counting: Counting) -> None:
+    assert len(await reader.list_sessions()) == 3
+    assert len(counting.statements) == 1
+    counting.statements.clear()
+    assert len(await reader.list_exchanges(make_key("agent-0").id)) == 10
+    assert len(counting.statements) == 1
+
+
+async def test_a_body_of_700_messages_takes_as_many_statements_as_one_of_one(
+    reader: SqliteReader, counting: Counting
+) -> None:
+    assert await reader.load_request("e0") == join_body(TURNS[:1])
+    few = len(counting.statements)
+    counting.statements.clear()
+    assert await reader.load_request("e29") == join_body(TURNS)
+    assert len(counting.statements) == few
+
+
+async def test_a_sum_up_of_sessions_looks_at_those_that_are_listed_only(reader: SqliteReader) -> None:
+    (row,) = await reader.list_sessions(limit=1)
+    assert (row.id, row.exchanges, row.input_tokens) == (make_key("agent-2").id, 10, sum(range(2, 30, 3)))
+
+
+async def test_questions_may_be_asked_at_the_same_time(reader: SqliteReader) -> None:
+    bodies = await asyncio.gather(*[reader.load_request(f"e{i}") for i in range(10)])
+    assert list(bodies) == [join_body(TURNS[: i + 1]) for i in range(10)]
+
+
+async def test_a_reader_sees_what_is_committed_after_it_was_opened(open_archive: Opener, policy: StorePolicy) -> None:
+    archive = open_archive()
+    reader = await open_reader(policy.path)
+    assert list(await reader.list_sessions()) == []
+    await archive.append(make_opening())
+    assert len(await reader.list_sessions()) == 1
+    await reader.close()
+
+
+async def test_the_first_question_opens_and_closing_twice_is_fine(open_archive: Opener, policy: StorePolicy) -> None:
+    await open_archive().close()
+    reader = SqliteReader(policy.path)
+    await reader.close()
+    assert list(await reader.list_sessions()) == []
+    await reader.close()
+    await reader.close()
+    assert (await reader.verify()).faults == ()
+
+
+async def test_a_reader_without_a_server_leaves_the_log_as_it_was(open_archive: Opener, policy: StorePolicy) -> None:
+    archive = open_archive()
+    await archive.append(make_opening())
+    await archive.close()
+    before = policy.path.read_bytes()
+    reader = await open_reader(policy.path)
+    assert len(await reader.list_exchanges(make_key().id)) == 1
+    await reader.close()
+    assert policy.path.read_bytes() == before
+
+
+async def test_where_there_is_no_log_every_question_says_so(tmp_path: Path) -> None:
+    reader = SqliteReader(tmp_path / "log.db")
+    for question in (
+        reader.open(),
+        reader.list_sessions(),
+        reader.list_exchanges("s"),
+        reader.load_request("e"),
+        reader.load_sent("e", 0),
+        reader.load_received("e", 0),
+        reader.verify(),
+        reader.backup(tmp_path / "copy.db"),
+    ):
+        with pytest.raises(StoreUnavailable, match="there is no log"):
+            await question
+
+
+ERASE_ALL = ("INSERT INTO permit VALUES ('erase')", "DELETE FROM payload")
+
+
+async def test_rows_are_listed_after_their_content_was_erased(open_archive: Opener, policy: StorePolicy) -> None:
+    archive = open_archive()
+    await archive.append(make_opening(), make_round(), make_outcome(), make_reading(error="said"))
+    await archive.close()
+    spoil(policy.path, *ERASE_ALL)
+    reader = await open_reader(policy.path)
+    (row,) = await reader.list_exchanges(make_key().id)
+    assert (row.id, row.headers, row.digest) == ("e1", (), b"")
+    assert (row.rounds[0].status, row.rounds[0].headers, row.rounds[0].answer) == (200, (), b"")
+    for question in (reader.load_request("e1"), reader.load_sent("e1", 0), reader.load_received("e1", 0)):
+        with pytest.raises(NotFound, match="erased"):
+            await question
+    await reader.close()
+
+
+async def test_damaged_content_is_told_from_missing_content(open_archive: Opener, policy: StorePolicy) -> None:
+    archive = open_archive()
+    await archive.append(make_opening(), make_round(), make_outcome(received=b"x" * 5000))
+    await archive.close()
+    spoil(policy.path, "UPDATE payload SET bytes = x'ff' WHERE codec = 1")
+    reader = await open_reader(policy.path)
+    with pytest.raises(StoreUnavailable, match=r"cannot be read.*palimpsest verify"):
+        await reader.load_received("e1", 0)
+    await reader.close()

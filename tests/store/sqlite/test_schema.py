@@ -1,0 +1,175 @@
+import hashlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from proxy.model.errors import StoreUnavailable
+from proxy.store.sqlite.schema import APPLICATION_ID, MIGRATIONS, migrate, read_applied
+
+MUTABLE = {"meta", "permit"}
+# one row of each table; what it refers to need not exist, for foreign keys are off on a foreign connection
+ROWS = {
+    "tenant": (1, b"t"),
+    "blob": (1, 1, b"d", 1),
+    "payload": (1, 0, b"x"),
+    "raw": (b"l", b"p", b"", 1),
+    "session": (1, "s", 1, "openai", "f", 0),
+    "plan": (1, 1, "v", b"t", "observe", 0, 0, "{}"),
+    "exchange": (1, b"", 1, 1, 1, "e", 1, "managed", "w", "observe", "m", "POST", "/", b"", b"", 0, b"", 0),
+    "round": (1, b"", None, 1, 0, "openai", None, None, None, None),
+    "outcome": (1, b"", 1, 1, 0, b"", 1, b"d", 1, b"", 200, "complete", 0.0, 0.0, 0.0, ""),
+    "trailer": (1, b"", 1, 0, 0, 1, b"d", 1),
+    "reading": (1, b"", 1, 0, 1, b"d", None, None, None, None, None, None, None, "stop"),
+    "erasure": (1, 0, "session s", 1, b"d"),
+    "migration": ("m999_later", 0),
+}
+# a second row, new in the first column (its rowid or link), that takes the place of the first by another key
+RIVALS = {
+    "tenant": (2, b"t"),
+    "blob": (2, 1, b"d", 1),
+    "session": (2, "s", 1, "openai", "f", 0),
+    "plan": (2, 1, "v", b"t", "observe", 0, 0, "{}"),
+    "exchange": (2, b"", 1, 1, 1, "other", 1, "managed", "w", "observe", "m", "POST", "/", b"", b"", 0, b"", 0),
+    "round": (2, b"", None, 1, 0, "openai", None, None, None, None),
+    "outcome": (2, b"", 1, 1, 0, b"", 1, b"d", 1, b"", 200, "complete", 0.0, 0.0, 0.0, ""),
+    "trailer": (2, b"", 1, 0, 0, 1, b"d", 1),
+    "reading": (2, b"", 1, 0, 1, b"d", None, None, None, None, None, None, None, "stop"),
+}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    """A log as another program sees it: no pragma set."""
+    connection = sqlite3.connect(tmp_path / "log.db", isolation_level=None)
+    migrate(connection)
+    yield connection
+    connection.close()
+
+
+def insert(log: sqlite3.Connection, table: str, row: tuple[object, ...], verb: str = "INSERT") -> None:
+    log.execute(f"{verb} INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+
+
+def list_tables(log: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in log.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+
+def test_every_table_is_either_append_only_or_known_to_be_mutable(log: sqlite3.Connection) -> None:
+    assert list_tables(log) == set(ROWS) | MUTABLE
+
+
+def test_every_table_is_strict(log: sqlite3.Connection) -> None:
+    strict = {name for _, name, *_, is_strict in log.execute("PRAGMA table_list") if is_strict}
+    assert strict == list_tables(log)
+
+
+@pytest.mark.parametrize("table", ROWS)
+def test_a_row_is_neither_changed_nor_deleted(log: sqlite3.Connection, table: str) -> None:
+    insert(log, table, ROWS[table])
+    columns = [name for _, name, *_ in log.execute(f"PRAGMA table_info({table})")]
+    for column in columns:
+        with pytest.raises(sqlite3.IntegrityError, match=f"{table} is append-only"):
+            log.execute(f"UPDATE {table} SET {column} = {column}")
+    with pytest.raises(sqlite3.IntegrityError, match=f"{table} is append-only"):
+        log.execute(f"DELETE FROM {table}")
+
+
+@pytest.mark.parametrize("table", ROWS)
+@pytest.mark.parametrize("verb", ["INSERT OR REPLACE", "REPLACE", "INSERT OR IGNORE", "INSERT"])
+def test_a_row_is_not_replaced_by_one_with_its_key(log: sqlite3.Connection, table: str, verb: str) -> None:
+    insert(log, table, ROWS[table])
+    with pytest.raises(sqlite3.IntegrityError, match=f"{table} is append-only"):
+        insert(log, table, ROWS[table], verb)
+
+
+@pytest.mark.parametrize("table", RIVALS)
+def test_a_row_is_not_replaced_by_one_with_another_of_its_keys(log: sqlite3.Connection, table: str) -> None:
+    insert(log, table, ROWS[table])
+    with pytest.raises(sqlite3.IntegrityError, match=f"{table} is append-only"):
+        insert(log, table, RIVALS[table], "INSERT OR REPLACE")
+    assert log.execute(f"SELECT count(*) FROM {table} WHERE rowid = 1").fetchone() == (1,)
+
+
+def test_an_exchange_is_not_replaced_by_one_with_its_text_id(log: sqlite3.Connection) -> None:
+    insert(log, "exchange", ROWS["exchange"])
+    rival = list(RIVALS["exchange"])
+    rival[5], rival[6] = "e", 2
+    with pytest.raises(sqlite3.IntegrityError, match="exchange is append-only"):
+        insert(log, "exchange", tuple(rival), "INSERT OR REPLACE")
+
+
+def test_a_payload_is_deleted_under_a_permit_only(log: sqlite3.Connection) -> None:
+    insert(log, "payload", ROWS["payload"])
+    log.execute("INSERT INTO permit VALUES ('erase')")
+    log.execute("DELETE FROM payload")
+    insert(log, "payload", ROWS["payload"])
+    log.execute("DELETE FROM permit")
+    with pytest.raises(sqlite3.IntegrityError, match="payload is append-only"):
+        log.execute("DELETE FROM payload")
+
+
+def test_a_permit_allows_no_change_of_a_payload(log: sqlite3.Connection) -> None:
+    insert(log, "payload", ROWS["payload"])
+    log.execute("INSERT INTO permit VALUES ('erase')")
+    with pytest.raises(sqlite3.IntegrityError):
+        log.execute("UPDATE payload SET bytes = x'00'")
+    with pytest.raises(sqlite3.IntegrityError):
+        insert(log, "payload", (1, 0, b"other"), "REPLACE")
+
+
+def test_small_state_is_mutable(log: sqlite3.Connection) -> None:
+    log.execute("INSERT INTO meta VALUES ('a', x'00')")
+    log.execute("UPDATE meta SET value = x'01'")
+    log.execute("DELETE FROM meta")
+
+
+def test_the_first_migration_is_fixed_for_good(log: sqlite3.Connection) -> None:
+    """A released migration is never edited. Before the first release: change the digest along with the tables."""
+    text = "\n".join(sql for (sql,) in log.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL ORDER BY name"))
+    assert (
+        hashlib.sha256(text.encode()).hexdigest() == "86027a6c0c1582a1b75940e239170db87be46c9427583d6d7553d929aa2681e4"
+    )
+
+
+def test_migrating_twice_changes_nothing(log: sqlite3.Connection) -> None:
+    before = list(log.iterdump())
+    migrate(log)
+    assert list(log.iterdump()) == before
+    assert read_applied(log) == [migration.__name__ for migration in MIGRATIONS]
+
+
+def test_a_log_from_the_future_is_refused_and_named(log: sqlite3.Connection) -> None:
+    insert(log, "migration", ("m999_later", 0))
+    with pytest.raises(StoreUnavailable, match=r"newer version.*m999_later.*upgrade"):
+        migrate(log)
+    assert not log.in_transaction
+
+
+def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
+    for number, statement in enumerate(("CREATE TABLE t(x)", "PRAGMA application_id = 7")):
+        connection = sqlite3.connect(tmp_path / f"{number}.db", isolation_level=None)
+        connection.execute(statement)
+        with pytest.raises(StoreUnavailable, match="another program"):
+            migrate(connection)
+        connection.close()
+
+
+def test_an_empty_file_has_had_no_migration(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "log.db")
+    assert read_applied(connection) == []
+    connection.close()
+
+
+def test_a_migration_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    def m002_broken(connection: sqlite3.Connection) -> None:
+        connection.execute("CREATE TABLE fine(x)")
+        connection.execute("CREATE TABLE broken(")
+
+    connection = sqlite3.connect(tmp_path / "log.db", isolation_level=None)
+    with pytest.raises(sqlite3.OperationalError):
+        migrate(connection, (*MIGRATIONS, m002_broken))
+    assert list_tables(connection) == set()
+    assert connection.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,)
+    connection.close()

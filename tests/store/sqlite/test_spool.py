@@ -1,0 +1,113 @@
+import asyncio
+import logging
+
+import pytest
+
+from proxy.model.exchange import weigh
+from proxy.store.sqlite.spool import Entry, Spool
+from tests.store.samples import make_opening, make_outcome, make_reading, make_round
+
+WEIGHT = weigh(make_opening())
+
+
+class Desk:
+    """A spool, and what it handed over."""
+
+    def __init__(self, max_bytes: int = 100_000, hold_ms: int = 60_000) -> None:
+        self.handed: list[list[Entry]] = []
+        self.spool = Spool(asyncio.get_running_loop(), self.handed.append, max_bytes, hold_ms)
+
+    def settle(self, is_stored: bool) -> None:
+        for entries in self.handed:
+            self.spool.settle(entries, is_stored)
+        self.handed.clear()
+
+
+async def test_urgent_records_are_handed_over_at_once_as_one_entry() -> None:
+    desk = Desk()
+    desk.spool.append((make_opening(), make_round()), is_urgent=True)
+    ((entry,),) = desk.handed
+    assert entry.records == (make_opening(), make_round())
+
+
+async def test_what_is_held_goes_ahead_of_what_comes_later() -> None:
+    desk = Desk()
+    desk.spool.append((make_reading("e1"),), is_urgent=False)
+    desk.spool.append((make_reading("e2"),), is_urgent=False)
+    assert desk.handed == []
+    desk.spool.append((make_opening("e3"),), is_urgent=True)
+    (entries,) = desk.handed
+    assert [entry.records[0].exchange for entry in entries] == ["e1", "e2", "e3"]
+    desk.spool.flush()
+    assert len(desk.handed) == 1
+
+
+async def test_what_is_held_is_handed_over_after_its_time() -> None:
+    desk = Desk(hold_ms=1)
+    loop = asyncio.get_running_loop()
+    handed = loop.create_future()
+    desk.spool = Spool(loop, handed.set_result, 100_000, hold_ms=1)
+    desk.spool.append((make_reading(),), is_urgent=False)
+    (entry,) = await asyncio.wait_for(handed, 10)
+    assert entry.records == (make_reading(),)
+
+
+async def test_counts_follow_what_is_under_way() -> None:
+    desk = Desk()
+    desk.spool.append((make_opening(), make_round()), is_urgent=True)
+    assert (desk.spool.pending, desk.spool.pending_bytes) == (2, WEIGHT + weigh(make_round()))
+    desk.settle(True)
+    assert (desk.spool.pending, desk.spool.pending_bytes, desk.spool.dropped) == (0, 0, 0)
+
+
+async def test_what_has_no_room_is_dropped_and_what_was_there_stays() -> None:
+    desk = Desk(max_bytes=2 * WEIGHT)
+    futures = [desk.spool.append((make_opening(f"e{i}"),), is_urgent=True) for i in range(3)]
+    assert [future.done() for future in futures] == [False, False, True]
+    assert futures[2].result() is False
+    assert (desk.spool.dropped, desk.spool.generation, desk.spool.pending) == (1, 1, 2)
+    desk.settle(True)
+    assert futures[0].result() is futures[1].result() is True
+    assert not desk.spool.append((make_opening("e4"),), is_urgent=True).done()
+
+
+async def test_what_was_lost_is_counted_by_record_and_changes_the_generation() -> None:
+    desk = Desk()
+    future = desk.spool.append((make_opening(), make_round(), make_outcome()), is_urgent=True)
+    desk.settle(False)
+    assert future.result() is False
+    assert (desk.spool.dropped, desk.spool.generation) == (3, 1)
+
+
+async def test_after_close_everything_is_handed_over_and_nothing_is_taken() -> None:
+    desk = Desk()
+    desk.spool.append((make_reading(),), is_urgent=False)
+    desk.spool.close()
+    assert len(desk.handed) == 1
+    assert desk.spool.append((make_opening(),), is_urgent=True).result() is False
+
+
+async def test_a_cancelled_future_is_left_alone() -> None:
+    desk = Desk()
+    future = desk.spool.append((make_opening(),), is_urgent=True)
+    future.cancel()
+    desk.settle(True)
+    assert future.cancelled()
+    assert desk.spool.pending == 0
+
+
+async def test_losses_are_loud_but_no_flood(caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk(max_bytes=0)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(1000):
+            desk.spool.append((make_opening(),), is_urgent=True)
+    assert "lost records, 1 so far" in caplog.text
+    assert "512 so far" in caplog.text
+    assert len(caplog.records) == 10
+
+
+def test_settling_for_an_event_loop_that_has_ended_does_nothing() -> None:
+    loop = asyncio.new_event_loop()
+    spool = Spool(loop, lambda entries: None, 1000, 1000)
+    loop.close()
+    spool.settle_soon([], True)

@@ -1,0 +1,246 @@
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from proxy.model.errors import StoreUnavailable
+from proxy.model.exchange import Usage
+from proxy.model.log import Fault
+from proxy.model.manifest import Blob, BlobPiece, Manifest, digest_of, encode_recipe, keep_head, keep_whole
+from proxy.store.policy import StorePolicy
+from proxy.store.sqlite.verify import verify_log
+from tests.store.samples import (
+    OTHER_TENANT,
+    chain_body,
+    make_key,
+    make_opening,
+    make_outcome,
+    make_reading,
+    make_round,
+    make_trailer,
+    make_turns,
+)
+from tests.store.sqlite.conftest import Opener
+from tests.store.sqlite.disk import Disk
+from tests.store.sqlite.spoiling import lose_index_entry, spoil
+
+TURNS = make_turns(6, size=1500)
+LINKS = [piece.link for piece in chain_body(TURNS).slices]
+SLICE = digest_of(TURNS[2][1]).hex()
+TOOLS = Blob(digest_of(b"the tools"), b"the tools")
+STREAM = b"data: {}\n\n" * 400
+
+
+@pytest.fixture
+async def path(open_archive: Opener, policy: StorePolicy) -> Path:
+    """A closed log with something of every kind in it."""
+    archive = open_archive()
+    usage = Usage(input=10, output=2)
+    for i in range(4):
+        exchange = f"e{i}"
+        archive.append(make_opening(exchange, chain_body(TURNS[: i + 3])), make_round(exchange))
+        archive.append(make_outcome(exchange, received=STREAM), make_trailer(0, b"\n", exchange))
+        archive.append(make_reading(exchange, usage=usage, error="overloaded"), is_urgent=False)
+    body = Manifest(encode_recipe((b"[", BlobPiece(TOOLS.digest), b"]")), (), (TOOLS,), 11)
+    archive.append(make_opening("e4", body, key=make_key("other", OTHER_TENANT)), make_round("e4", 0, keep_whole(b"x")))
+    archive.append(make_opening("e6", chain_body([])))
+    archive.append(make_opening("e5", keep_head(b"head", 900, digest_of(b"all"))), make_round("e5"))
+    assert await archive.append(make_outcome("e5", received=b"head", size=900, whole=digest_of(b"all")))
+    await archive.close()
+    return policy.path
+
+
+def find(path: Path) -> list[str]:
+    return [f"{fault.where}: {fault.what}" for fault in verify_log(path).faults]
+
+
+def test_a_sound_log_has_no_faults(path: Path) -> None:
+    found = verify_log(path)
+    assert (found.exchanges, found.rounds, found.slices, found.faults) == (7, 6, 6, ())
+
+
+PAYLOAD = f"(SELECT id FROM blob WHERE digest = x'{SLICE}')"
+
+DAMAGE = {
+    # contents
+    "a slice's content": (
+        f"UPDATE payload SET codec = 0, bytes = x'31' WHERE id = {PAYLOAD}",
+        "blob",
+        "match its digest",
+    ),
+    "a slice's packing": (f"UPDATE payload SET bytes = x'ffff' WHERE id = {PAYLOAD}", "blob", "cannot be unpacked"),
+    "a codec": (f"UPDATE payload SET codec = 9 WHERE id = {PAYLOAD}", "blob", "no codec has the number 9"),
+    "a missing content": (f"DELETE FROM payload WHERE id = {PAYLOAD}", "blob", "content is missing, and no erasure"),
+    "a blob's size": (f"UPDATE blob SET size = size + 1 WHERE digest = x'{SLICE}'", "blob", "bytes in place of"),
+    "a blob's digest": (f"UPDATE blob SET digest = zeroblob(32) WHERE digest = x'{SLICE}'", "blob", "match its digest"),
+    "a missing blob": (f"DELETE FROM blob WHERE digest = x'{SLICE}'", "link", "its content is not in the log"),
+    "an unnamed payload": ("INSERT INTO payload VALUES (9999, 0, x'00')", "payload 9999", "nothing refers to it"),
+    "an answer": (
+        "UPDATE payload SET codec = 0, bytes = x'00' WHERE id = (SELECT received FROM outcome WHERE seq = 2)",
+        "outcome 2 (received)",
+        "does not match its digest",
+    ),
+    "an answer's size": (
+        "UPDATE outcome SET size = 7 WHERE seq = 1",
+        "outcome 1 (received)",
+        "4000 bytes in place of 7",
+    ),
+    "a trailer": (
+        "UPDATE payload SET bytes = x'0a0a' WHERE id = (SELECT received FROM trailer WHERE seq = 3)",
+        "trailer 3",
+        "does not match its digest",
+    ),
+    "a reading": (
+        "DELETE FROM payload WHERE id = (SELECT answer FROM reading WHERE seq = 1)",
+        "reading 1 (answer)",
+        "content is missing",
+    ),
+    "a provider's error": (
+        "UPDATE payload SET bytes = x'00' WHERE id = (SELECT error FROM reading WHERE seq = 4)",
+        "reading 4 (error)",
+        "does not match its digest",
+    ),
+    # links
+    "a gap": (
+        f"UPDATE raw SET gap = x'20' WHERE link = x'{LINKS[3].hex()}'",
+        f"link {LINKS[3].hex()}",
+        "does not follow",
+    ),
+    "a parent": (
+        f"UPDATE raw SET parent = x'{LINKS[0].hex()}' WHERE link = x'{LINKS[3].hex()}'",
+        f"link {LINKS[3].hex()}",
+        "does not follow",
+    ),
+    "a slice swapped": (
+        f"UPDATE raw SET blob = (SELECT max(id) FROM blob) WHERE link = x'{LINKS[3].hex()}'",
+        f"link {LINKS[3].hex()}",
+        "does not follow",
+    ),
+    "a missing link": (
+        f"DELETE FROM raw WHERE link = x'{LINKS[2].hex()}'",
+        f"link {LINKS[3].hex()}",
+        "its parent is neither in the log",
+    ),
+    "a tenant": ("UPDATE tenant SET fingerprint = x'00' WHERE id = 1", f"link {LINKS[0].hex()}", "tenant's root"),
+    # recipes
+    "a missing tip": (
+        f"DELETE FROM raw WHERE link = x'{LINKS[5].hex()}'",
+        "exchange 4",
+        "content that is not in the log",
+    ),
+    "a missing member": (
+        f"DELETE FROM blob WHERE digest = x'{TOOLS.digest.hex()}'",
+        "exchange 5",
+        "content that is not in the log",
+    ),
+    "an envelope": (
+        "UPDATE payload SET codec = 0, bytes = x'ff' WHERE id = (SELECT envelope FROM round WHERE seq = 5)",
+        "round 5",
+        "recipe cannot be read",
+    ),
+    "a missing envelope": (
+        "DELETE FROM payload WHERE id = (SELECT envelope FROM exchange WHERE seq = 1)",
+        "blob",
+        "content is missing",
+    ),
+    # the record
+    "a model": ("UPDATE exchange SET model = 'cheaper' WHERE seq = 3", "exchange 3", "was altered"),
+    "a tip": (f"UPDATE exchange SET tip = x'{LINKS[0].hex()}' WHERE seq = 3", "exchange 3", "was altered"),
+    "a time": ("UPDATE exchange SET opened_ms = opened_ms + 1 WHERE seq = 1", "exchange 1", "was altered"),
+    "an owner": ("UPDATE exchange SET session = 2 WHERE seq = 2", "exchange 2", "was altered"),
+    "headers": ("UPDATE outcome SET changes = x'5b5d' WHERE seq = 2", "outcome 2", "was altered"),
+    "whose headers": ("UPDATE outcome SET headers = headers - 1 WHERE seq = 2", "outcome 2", "was altered"),
+    "a status": ("UPDATE outcome SET status = 500 WHERE seq = 4", "outcome 4", "was altered"),
+    "an answer swapped": (
+        "UPDATE outcome SET received = (SELECT received FROM outcome WHERE seq = 1) WHERE seq = 2",
+        "outcome 2",
+        "was altered",
+    ),
+    "what was sent": ("UPDATE round SET envelope = NULL WHERE seq = 5", "round 5", "was altered"),
+    "a usage": ("UPDATE reading SET output = 0 WHERE seq = 3", "reading 3", "was altered"),
+    "an order": ("UPDATE trailer SET i = 1 WHERE seq = 1", "trailer 1", "was altered"),
+    "a seal": ("UPDATE exchange SET seal = zeroblob(16) WHERE seq = 2", "exchange 3", "the one before it, was altered"),
+    "a removed round": ("DELETE FROM round WHERE seq = 2", "round 3", "is preceded by 1"),
+    "a removed reading": ("DELETE FROM reading WHERE seq = 1", "reading 2", "is preceded by 0"),
+    "a removed exchange": ("DELETE FROM exchange WHERE seq = 2", "round 2", "refers to a row of exchange"),
+    "a removed session": ("DELETE FROM session WHERE id = 1", "exchange 1", "refers to a row of session"),
+    "a session's name": ("UPDATE session SET key = 'mine' WHERE id = 1", "exchange 1", "was altered"),
+    "a number": ("UPDATE exchange SET n = 9 WHERE seq = 4", f"session {make_key().id}", "have gaps"),
+    "an empty session": (
+        "INSERT INTO session VALUES (7, 'empty', 1, 'openai', 'f', 0)",
+        "session empty",
+        "have gaps",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "where", "what"), DAMAGE.values(), ids=list(DAMAGE))
+def test_damage_is_found_and_named(path: Path, damage: str, where: str, what: str) -> None:
+    spoil(path, damage)
+    found = verify_log(path).faults
+    assert any(fault.where.startswith(where) and what in fault.what for fault in found), find(path)
+
+
+def test_a_row_removed_at_the_end_is_missed_by_what_refers_to_it(path: Path) -> None:
+    spoil(path, "DELETE FROM exchange WHERE seq = 7")
+    assert "round 6: refers to a row of exchange that is not in the log" in find(path)
+
+
+def test_a_hole_is_accepted_with_its_erasure_only(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    (payload,) = connection.execute(f"SELECT {PAYLOAD}").fetchone()
+    connection.close()
+    spoil(
+        path, f"DELETE FROM payload WHERE id = {payload}", f"INSERT INTO erasure VALUES (1, 0, 's', {payload}, x'00')"
+    )
+    assert find(path) == [f"blob {payload}: its content is missing, and no erasure names it"]
+    spoil(path, f"INSERT INTO erasure VALUES (2, 0, 's', {payload}, x'{SLICE}')")
+    assert find(path) == []
+
+
+def test_a_damaged_page_is_a_fault_and_the_rest_is_still_looked_at(path: Path) -> None:
+    spoil(path, "UPDATE payload SET codec = 9 WHERE codec = 1")
+    connection = sqlite3.connect(path)
+    (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'trailer'").fetchone()
+    connection.close()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * 4096)
+        file.write(b"\xa5" * 4096)
+    found = find(path)
+    assert any(fault.startswith("file: ") for fault in found)
+    assert any(fault.startswith("blob ") and "no codec has the number 9" in fault for fault in found)
+    assert any(fault.startswith("round ") or "malformed" in fault for fault in found)
+
+
+def test_an_index_that_lost_an_entry_is_found(path: Path) -> None:
+    lose_index_entry(path)
+    assert any("index erasure_payload" in fault for fault in find(path))
+
+
+def test_many_faults_are_listed_up_to_a_bound(path: Path) -> None:
+    spoil(
+        path,
+        "WITH RECURSIVE n(i) AS (SELECT 10000 UNION ALL SELECT i + 1 FROM n WHERE i < 13000)"
+        " INSERT INTO payload SELECT i, 0, x'00' FROM n",
+    )
+    spoil(path, "UPDATE outcome SET status = 1")
+    found = verify_log(path).faults
+    assert len(found) == 1001
+    assert found[-1] == Fault("log", "more faults than are listed here")
+
+
+async def test_a_log_is_verified_while_it_is_written(open_archive: Opener, disk: Disk) -> None:
+    archive = open_archive()
+    await archive.append(make_opening("e1"), make_round("e1"))
+    commit = disk.hold("COMMIT")
+    late = archive.append(make_opening("e2"), make_round("e2"))
+    await disk.arrived("COMMIT")
+    found = await archive.verify()
+    assert (found.exchanges, found.faults) == (1, ())
+    commit.set()
+    assert await late
+
+
+def test_where_there_is_no_log_that_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="there is no log"):
+        verify_log(tmp_path / "log.db")

@@ -1,0 +1,42 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.model.exchange import Usage
+from proxy.store.storable import fit_count, fit_text, fit_usage
+
+
+@given(st.text())
+def test_text_with_utf8_stays_as_it_is(text: str) -> None:
+    assert fit_text(text) == text
+
+
+@given(st.text(st.characters()))
+def test_any_text_gets_an_encoding(text: str) -> None:
+    assert len(fit_text(text)) == len(text)
+    fit_text(text).encode()
+
+
+def test_lone_surrogates_become_question_marks() -> None:
+    assert fit_text("a\ud800é\udfff") == "a?é?"
+
+
+@pytest.mark.parametrize(
+    ("count", "fitted"), [(None, None), (0, 0), (2**63 - 1, 2**63 - 1), (2**63, 2**63 - 1), (-(2**70), 1 - 2**63)]
+)
+def test_counts_are_held_within_64_bits(count: int | None, fitted: int | None) -> None:
+    assert fit_count(count) == fitted
+
+
+def test_usage_keeps_each_count_in_its_place() -> None:
+    usage = Usage(input=1, output=2, cached=3, written=4, reasoning=2**64)
+    assert fit_usage(usage) == Usage(input=1, output=2, cached=3, written=4, reasoning=2**63 - 1)
+
+
+@pytest.mark.parametrize("usage", [None, Usage()])
+def test_usage_that_says_nothing_is_none(usage: Usage | None) -> None:
+    assert fit_usage(usage) is None
+
+
+def test_a_count_of_zero_says_something() -> None:
+    assert fit_usage(Usage(output=0)) == Usage(output=0)

@@ -1,5 +1,7 @@
 """The parsing of an answer, without a connection: framing, what is refused, what is left alone."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ def test_an_answer_cut_anywhere_is_the_same_answer(sent: bytes, cuts: set[int]) 
     incoming = Incoming("POST")
     edges = [0, *sorted(cut for cut in cuts if cut < len(sent)), len(sent)]
     body = b""
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in itertools.pairwise(edges):
         incoming.feed(sent[start:end])
         body += incoming.take()
     assert (incoming.status, body, incoming.is_complete, incoming.can_keep) == (200, b"hello world", True, True)

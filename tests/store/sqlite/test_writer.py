@@ -217,9 +217,11 @@ async def test_a_record_that_cannot_be_stored_does_not_sink_those_beside_it(open
         archive.append(make_opening("e3", opened_ms=2**80)),  # no column takes it
         archive.append(make_opening("e4", chain_body(turns, known=4))),
     ]
+    before = disk.count("BEGIN")
     commit.set()
     assert await first
     assert [await future for future in beside] == [True, False, True, False, False, True]
+    assert disk.count("BEGIN") == before + 1 + len(beside)  # together, then each by itself, and that once
     assert (archive.health.dropped, archive.health.generation, archive.health.problem) == (3, 3, "")
     assert await list_ids(archive) == ["e0", "e1", "e2", "e4"]
     assert await archive.load_request("e4") == join_body(turns)
@@ -336,13 +338,11 @@ async def test_much_that_was_written_is_copied_into_the_log_in_a_pause(
 
 async def test_too_much_is_copied_under_load_too(open_archive: Opener, disk: Disk) -> None:
     archive = open_archive()
-    copying = disk.hold("PRAGMA wal_checkpoint(PASSIVE)")
     for i in range(5):
         archive.append(make_opening(f"e{i}", keep_whole(os.urandom(7_900_000))))
-    await disk.arrived("PRAGMA wal_checkpoint(PASSIVE)")
-    waiting = archive.append(make_opening("last"))
-    copying.set()
-    assert await waiting
+    assert await archive.append(make_opening("last", keep_whole(os.urandom(900_000))))
+    steps = [step for step in disk.statements if step in ("COMMIT", "PRAGMA wal_checkpoint(PASSIVE)")]
+    assert steps[-2:] == ["PRAGMA wal_checkpoint(PASSIVE)", "COMMIT"]
 
 
 async def test_a_copy_that_fails_is_logged_and_writing_goes_on(

@@ -41,9 +41,13 @@ class Lineage:
                 return _shorten(f"{_text(name)}:{_text(value)}")
         return _shorten(_name_in_body(body) or _name_by_client(fields))
 
-    def name_session(self, tenant: bytes, upstream: str, family: str) -> SessionKey:
-        """The session of a family; its id is derived, so the same family has the same id in every process."""
-        seed = hashlib.sha256(b"session\0%s\0%s\0%s" % (tenant, upstream.encode(), family.encode())).digest()
+    def name_session(self, tenant: bytes, upstream: str, family: str, exchange: str) -> SessionKey:
+        """The session of a family, else of the exchange alone.
+
+        Its id is derived, so the same family has the same id in every process.
+        """
+        name = f"family\0{family}" if family else f"exchange\0{exchange}"
+        seed = hashlib.sha256(b"%s\0%s\0%s" % (tenant, upstream.encode(), name.encode())).digest()
         return SessionKey(seed[:10].hex(), tenant, upstream, family)
 
 

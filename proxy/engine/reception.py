@@ -93,7 +93,7 @@ class Reception:
         exchange = self._ids.next_exchange()
         opening = Opening(
             exchange=exchange,
-            session=self._lineage.name_session(caller.tenant, caller.upstream.name, caller.family or exchange),
+            session=self._lineage.name_session(caller.tenant, caller.upstream.name, caller.family, exchange),
             kind=reading.kind,
             wire=reading.wire,
             mode=mode,

@@ -17,9 +17,9 @@ Completeness = Literal["complete", "truncated", "aborted", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class SessionKey:
-    """A conversation: `family` is the id the client named it by, or the exchange's own id where it named none.
+    """A conversation: `family` is the client's own name for it, empty where it gave none and each call stands alone.
 
-    `id` is derived from the other three, so that it needs no look-up; `tenant` is a salted fingerprint (16 bytes).
+    `id` is derived (`engine/lineage`), so that it needs no look-up; `tenant` is a salted fingerprint (16 bytes).
     """
 
     id: str

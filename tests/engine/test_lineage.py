@@ -71,7 +71,7 @@ def test_ids_of_any_length_and_alphabet_name_families_and_different_ids_differen
     families = [LINEAGE.name_family(((b"x-session-id", value),), None) for value in (one, two)]
     assert all(0 < len(family) <= 200 for family in families)
     assert (families[0] == families[1]) == (one == two)
-    sessions = [LINEAGE.name_session(b"t" * 16, "main", family) for family in families]
+    sessions = [LINEAGE.name_session(b"t" * 16, "main", family, "x1") for family in families]
     assert (sessions[0].id == sessions[1].id) == (one == two)
 
 
@@ -83,11 +83,18 @@ def test_a_long_name_in_a_body_is_known_by_its_digest() -> None:
 
 
 def test_a_session_is_named_by_tenant_upstream_and_family_the_same_in_every_process() -> None:
-    key = LINEAGE.name_session(b"t" * 16, "main", "f")
-    assert key == Lineage(b"other salt").name_session(b"t" * 16, "main", "f")
+    key = LINEAGE.name_session(b"t" * 16, "main", "f", "x1")
+    assert key == Lineage(b"other salt").name_session(b"t" * 16, "main", "f", "x2")
     assert (key.tenant, key.upstream, key.family) == (b"t" * 16, "main", "f")
     others = [(b"u" * 16, "main", "f"), (b"t" * 16, "other", "f"), (b"t" * 16, "main", "g")]
-    assert len({key.id, *(LINEAGE.name_session(*other).id for other in others)}) == 4
+    assert len({key.id, *(LINEAGE.name_session(*other, "x1").id for other in others)}) == 4
+
+
+def test_a_call_without_a_family_has_a_session_that_no_family_can_name() -> None:
+    key = LINEAGE.name_session(b"t" * 16, "main", "", "x1")
+    assert key.family == ""
+    others = [("", "x2"), ("x1", "x1"), ("x1", "x2")]
+    assert len({key.id, *(LINEAGE.name_session(b"t" * 16, "main", *other).id for other in others)}) == 3
 
 
 def test_a_tenant_is_its_credential_seen_through_the_salt() -> None:

@@ -98,6 +98,12 @@ def test_tool_calls_of_servers_with_ways_of_their_own(
     assert [(c["id"], c["function"].get("name"), c["function"]["arguments"]) for c in found] == calls
 
 
+def test_a_tool_call_of_odd_types_is_taken_as_it_comes() -> None:
+    odd: list[object] = [{"index": 0, "id": "b", "function": "f"}, {"index": 0, "id": {}, "function": None}, 7]
+    stream = deltas(call("{}", "f", id="a", index=0), {"tool_calls": odd}, {"tool_calls": "odd"})
+    assert message(stream)["tool_calls"] == [{"id": "a", "function": "f"}]
+
+
 def test_deepseek_sends_reasoning_and_counts_with_its_last_choice() -> None:
     counts = {"prompt_tokens": 9, "completion_tokens": 5, "prompt_cache_hit_tokens": 8, "prompt_cache_miss_tokens": 1}
     answer = read(

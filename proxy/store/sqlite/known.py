@@ -15,17 +15,14 @@ from proxy.store.sqlite.recent import Recent
 NO_SEAL = b""
 SEALED = ("exchange", "round", "outcome", "trailer", "reading")
 
-_BLOBS, _LINKS, _EXCHANGES, _SESSIONS, _HEADERS, _RECEIVED = 16384, 16384, 4096, 4096, 256, 256
+_BLOBS, _LINKS, _EXCHANGES, _SESSIONS, _HEADERS, _RECEIVED = 8192, 8192, 4096, 4096, 256, 256
 
-# An erased payload leaves no row, yet its number must not be given again: records are asked for the last one they name.
+# The number of an erased payload is not given again: records go on naming it.
 _LAST = {
     "tenant": "SELECT ifnull(max(id), 0) FROM tenant",
     "session": "SELECT ifnull(max(id), 0) FROM session",
     "payload": """SELECT max(
-        ifnull((SELECT max(id) FROM payload), 0), ifnull((SELECT max(id) FROM blob), 0),
-        ifnull((SELECT received FROM outcome ORDER BY seq DESC LIMIT 1), 0),
-        ifnull((SELECT received FROM trailer ORDER BY seq DESC LIMIT 1), 0),
-        ifnull((SELECT max(answer, ifnull(error, 0)) FROM reading ORDER BY seq DESC LIMIT 1), 0))""",
+        ifnull((SELECT max(id) FROM payload), 0), ifnull((SELECT max(payload) FROM erasure), 0))""",
 }
 _FIND_BLOB = "SELECT id FROM blob WHERE tenant = ? AND digest = ?"
 _FIND_LINK = "SELECT 1 FROM raw WHERE link = ?"

@@ -5,8 +5,9 @@ Rule: the call belongs to the TaskRunner, not to the request; whatever the clien
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from dataclasses import replace
 from typing import Any, cast
+
+from msgspec.structs import replace
 
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Client, RequestBody

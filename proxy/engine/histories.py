@@ -6,7 +6,8 @@ manifest made from nothing names the same things.
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from proxy.model.manifest import (
     Blob,
@@ -30,8 +31,7 @@ _UNNAMED_KEPT = 32
 _WORTH_REMEMBERING = 4 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class History:
+class History(msgspec.Struct, frozen=True, gc=False):
     """A body that was seen: its split, the link after each item, the digest of each large member."""
 
     split: SplitBody

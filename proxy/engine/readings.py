@@ -20,6 +20,7 @@ from proxy.wire.sse import read_events
 
 _INLINE_BYTES = 64 * 1024
 _MOST_WAITING = 1024
+_GATHER_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ def read_received(form: Format, headers: Headers, content: bytes, cap: int) -> t
     Raises ValueError where the bytes hold no answer.
     """
     plain = decode_content(content, find(headers, b"content-encoding").decode("latin-1"), cap)
-    if is_event_stream(headers):
+    if is_event_stream(headers) and not plain.startswith(b"{"):  # an error may be labelled as a stream
         answer = form.read_events(read_events(plain))
         return answer, _render(answer.value)
     value = read_object(plain.decode("utf-8", "replace"))
@@ -61,7 +62,10 @@ def is_event_stream(headers: Headers) -> bool:
 
 
 class Readings:
-    """Reads recorded answers one after another, off the hot path, the long ones in a thread."""
+    """Reads recorded answers one after another, off the hot path, the long ones in a thread.
+
+    They are gathered for a moment, so that reading one does not delay the call that comes right behind it.
+    """
 
     def __init__(self, archive: Archive, bus: EventBus, tasks: TaskRunner, cap: int) -> None:
         self._archive = archive
@@ -81,8 +85,10 @@ class Readings:
             self._running = self._tasks.spawn(self._run())
 
     async def _run(self) -> None:
+        await asyncio.sleep(_GATHER_SECONDS)
         while self._waiting:
             await self._read(self._waiting.popleft())
+        self._archive.flush()
 
     async def _read(self, received: Received) -> None:
         arguments = (received.format, received.headers, received.content, self._cap)

@@ -20,9 +20,10 @@ from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import Completeness, Headers, Opening, Outcome, Record, Timings, Trailer
 from proxy.wire.format import Format
 from proxy.wire.headers import find, forward_response, keep_for_log, redact
-from proxy.wire.sse import MARKER_REACH
+from proxy.wire.sse import EVENT_END, MARKER_REACH
 
 _LINGER_SECONDS = 0.05
+_LAST_EVENT_SECONDS = 2.0
 _COMPANY_SECONDS = 0.003
 
 
@@ -243,10 +244,12 @@ def _find_ender(flight: Flight, response: UpstreamResponse) -> EndFinder | None:
 
 
 async def _linger(response: UpstreamResponse, tape: Tape, held: bytes) -> tuple[bytes, bool]:
-    """Wait a moment for the body to end behind its end marker, as it nearly always does at once."""
+    """Wait for the rest of the event that ends a stream, and a moment for the body to end behind it."""
     try:
-        async with asyncio.timeout(_LINGER_SECONDS):
+        async with asyncio.timeout(_LAST_EVENT_SECONDS) as waiting:
             while not response.is_ended:
+                if EVENT_END.search(held):
+                    waiting.reschedule(asyncio.get_running_loop().time() + _LINGER_SECONDS)
                 chunk = await response.read()
                 tape.add(chunk)
                 held += chunk

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
+import msgspec
+
 from proxy.model.exchange import Completeness, Kind
 
 
-@dataclass(frozen=True, slots=True)
-class ExchangeRecorded:
+class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
     """A round's outcome was handed to the log. Sizes in bytes, times in seconds."""
 
     exchange: str

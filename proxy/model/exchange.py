@@ -7,6 +7,8 @@ perhaps `Trailer`s (bytes after the end marker), and a `Reading`: what the answe
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from proxy.model.manifest import Manifest
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -15,8 +17,7 @@ Kind = Literal["managed", "passthrough"]
 Completeness = Literal["complete", "truncated", "aborted", "failed"]
 
 
-@dataclass(frozen=True, slots=True)
-class SessionKey:
+class SessionKey(msgspec.Struct, frozen=True, gc=False):
     """A conversation: `family` is the client's own name for it, empty where it gave none and each call stands alone.
 
     `id` is derived (`engine/lineage`), so that it needs no look-up; `tenant` is a salted fingerprint (16 bytes).
@@ -38,8 +39,7 @@ class ClientRequest:
     body: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(msgspec.Struct, frozen=True, gc=False):
     """The client's request. `target` has its query values dropped; `headers` are the allow-listed ones."""
 
     exchange: str
@@ -55,8 +55,7 @@ class Opening:
     opened_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(msgspec.Struct, frozen=True, gc=False):
     """One upstream call, the k-th of its exchange. `body` is None where the client's own bytes were sent."""
 
     exchange: str
@@ -65,8 +64,7 @@ class Round:
     body: Manifest | None
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
+class Timings(msgspec.Struct, frozen=True, gc=False):
     """Milliseconds since the request was read whole: upstream's head, its first body byte, the end."""
 
     head_ms: float
@@ -74,8 +72,7 @@ class Timings:
     total_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True, gc=False):
     """How a round ended. `status` 0: no answer came. `received` are the upstream's raw body bytes, up to the cap.
 
     `size` counts all that came; where it exceeds what was kept, `whole_digest` is the SHA-256 of all of it.
@@ -93,8 +90,7 @@ class Outcome:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Trailer:
+class Trailer(msgspec.Struct, frozen=True, gc=False):
     """Bytes that came after the outcome was recorded at the stream's end marker, in order of `i` from 0."""
 
     exchange: str
@@ -129,8 +125,7 @@ class Answer:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True, gc=False):
     """What a round's answer says, as `Answer.value` in JSON.
 
     Derived: may be absent, can be made again from the bytes.

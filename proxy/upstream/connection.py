@@ -33,6 +33,7 @@ class Connection(asyncio.Protocol):
         self._active = 0.0
         self._is_reading_paused = False
         self._is_lost = False
+        self._poll: select.poll | None = None
         self.idle_since = 0.0
         self.keep_for = 0.0
         self.waits_for_client = False
@@ -66,9 +67,10 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if self._is_lost or transport is None or transport.is_closing():
             return False
-        poll = select.poll()
-        poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
-        return not poll.poll(0)
+        if self._poll is None:
+            self._poll = select.poll()
+            self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return not self._poll.poll(0)
 
     def begin(self, method: str, head: bytes, body: bytes, idle_timeout: float) -> None:
         """Send a request's head, and its body where that is at hand."""

@@ -8,7 +8,6 @@ plain scanner. What repeats an earlier body is not looked at again: `split_after
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -25,16 +24,14 @@ _BLOCK = 64 * 1024
 _AFTER_VALUE = b",] \t\r\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(msgspec.Struct, frozen=True, gc=False):
     """Bytes from `start` up to `end` of a body."""
 
     start: int
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class SplitBody:
+class SplitBody(msgspec.Struct, frozen=True, gc=False):
     """A body and where its parts stand.
 
     `members` are the values of the top-level object; `items` the elements of the array member that holds the

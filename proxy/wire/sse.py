@@ -4,6 +4,7 @@ Rule: lenient and total. Any bytes give some events; CR, LF and CRLF end lines, 
 over, and a last event without its blank line counts, since it is evidence of what was sent.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ TYPED_DATA_LINE = DATA_LINE + rb'\{[ \t]{0,4}"type"[ \t]{0,4}:[ \t]{0,4}"'
 # bytes before each piece, beginning with b"\n" before the first, and search from 1: at 0 any byte looks like a line's
 # first.
 MARKER_REACH = 64
+
+EVENT_END = re.compile(rb"\n\n|\r\r|\r\n\r\n|\n\r\n")
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,7 +170,7 @@ async def test_reading_goes_on_after_the_reader_was_cancelled() -> None:
     desk.submit("x1")
     assert len(await desk.finish()) == 1
     desk.readings.submit(Received("x2", 0, form, JSON, b'{"a":"' + b"x" * 100_000 + b'"}'))
-    assert not await desk.tasks.finish(0.01)
+    assert not await desk.tasks.finish(0.3)
     form.release.set()
     desk.submit("x3")
     assert [reading.exchange for reading in await desk.finish()] == ["x1", "x3"]

@@ -1,6 +1,5 @@
 """Events are values: equal by content, and nobody who receives one can change it for the next."""
 
-import dataclasses
 
 import pytest
 
@@ -20,5 +19,5 @@ def test_events_with_the_same_content_are_equal() -> None:
     ],
 )
 def test_a_subscriber_cannot_change_an_event(event: Event) -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         event.exchange = "x9"  # type: ignore[misc]

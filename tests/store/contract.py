@@ -1,11 +1,11 @@
 """What every archive does. Rule: a store subclasses `ArchiveContract` and gives it an `archive`; the rest is equal."""
 
 import itertools
-from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from proxy.engine.ports import Archive
 from proxy.model.errors import NotFound

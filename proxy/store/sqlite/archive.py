@@ -1,7 +1,6 @@
 """The log in one SQLite file, put together: lock, writer thread, spool, reader. Rule: parts are built only here."""
 
 import asyncio
-import os
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +12,9 @@ from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import Connect, connect_writer, prepare_file
 from proxy.store.sqlite.lock import WriterLock
 from proxy.store.sqlite.reader import SqliteReader
+from proxy.store.sqlite.schema import read_salt
 from proxy.store.sqlite.spool import Entry, Spool
 from proxy.store.sqlite.writer import Writer
-
-_SALT_SIZE = 32
 
 
 class SqliteArchive:
@@ -31,7 +29,7 @@ class SqliteArchive:
     ) -> None:
         self._policy = policy
         self._lock = lock
-        self._salt = _load_or_create_salt(connection)
+        self._salt = read_salt(connection)
         self._spool = Spool(loop, self._put, policy.spool_bytes, policy.hold_ms)
         self._writer = Writer(connection, policy, self._spool.settle_soon)
         self._reader = SqliteReader(policy.path)
@@ -105,7 +103,7 @@ def open_sqlite(
     """
     try:
         policy.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = WriterLock(policy.path)
+        lock = WriterLock(policy.path.resolve())  # one log may have several names
     except OSError as error:
         raise StoreUnavailable(
             f"{policy.path} cannot be written: {error}; check the data directory (--data)"
@@ -128,11 +126,3 @@ async def open_reader(path: Path) -> SqliteReader:
     reader = SqliteReader(path)
     await reader.open()
     return reader
-
-
-def _load_or_create_salt(connection: sqlite3.Connection) -> bytes:
-    connection.execute(
-        "INSERT INTO meta(key, value) VALUES ('salt', ?) ON CONFLICT DO NOTHING", (os.urandom(_SALT_SIZE),)
-    )
-    (salt,) = connection.execute("SELECT value FROM meta WHERE key = 'salt'").fetchone()
-    return bytes(salt)

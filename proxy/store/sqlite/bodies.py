@@ -3,6 +3,9 @@
 SQLite walks the chain and unpacks the payloads in the reader's thread; the event loop only joins.
 """
 
+import sqlite3
+from collections.abc import Iterable
+
 import aiosqlite
 
 from proxy.model.errors import NotFound, StoreUnavailable
@@ -67,8 +70,8 @@ async def _load_chain(connection: aiosqlite.Connection, tenant: int, tip: bytes)
     return b"".join(parts)
 
 
-def _expect_content(rows: object) -> bytes:
-    ((content,),) = list(rows) or ((None,),)  # type: ignore[call-overload]
+def _expect_content(rows: Iterable[sqlite3.Row]) -> bytes:
+    content = next((content for (content,) in rows), None)
     if content is None:
         raise NotFound("this content was erased")
     return bytes(content)

@@ -8,6 +8,7 @@ from pathlib import Path
 from proxy.model.errors import StoreUnavailable
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.codec import unpack
+from proxy.store.sqlite.problem import advise
 from proxy.store.sqlite.schema import MIGRATIONS, migrate, read_applied
 
 Connect = Callable[..., sqlite3.Connection]
@@ -42,17 +43,19 @@ def connect_writer(policy: StorePolicy, connect: Connect = sqlite3.connect) -> s
     if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
         raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; palimpsest needs 3.37 or newer")
     # Opened by the thread that starts the server, so that errors show at once; from then on used by the writer thread.
-    connection = connect(policy.path, isolation_level=None, check_same_thread=False, timeout=policy.busy_ms / 1000)
     try:
-        read_applied(connection)  # a file that is not ours is refused before anything in it changes
-        _check_small(connection, policy.path)
-        _set_up(connection, policy)
-        migrate(connection)
+        connection = connect(policy.path, isolation_level=None, check_same_thread=False, timeout=policy.busy_ms / 1000)
+        try:
+            read_applied(connection)  # a file that is not ours is refused before anything in it changes
+            _check_small(connection, policy.path)
+            _set_up(connection, policy)
+            migrate(connection)
+        except BaseException:
+            connection.close()
+            raise
     except sqlite3.Error as error:
-        connection.close()
-        raise StoreUnavailable(f"{policy.path} cannot be used: {error}; see `palimpsest verify`") from error
+        raise StoreUnavailable(f"{policy.path} cannot be used ({advise(error)})") from error
     except StoreUnavailable as error:
-        connection.close()
         raise StoreUnavailable(f"{policy.path}: {error}") from error
     return connection
 
@@ -68,7 +71,7 @@ def connect_reader(path: Path) -> sqlite3.Connection:
             raise StoreUnavailable(f"there is no log at {path}; check the data directory (--data)")
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
     except (OSError, sqlite3.Error) as error:
-        raise StoreUnavailable(f"{path} cannot be opened: {error}") from error
+        raise StoreUnavailable(f"{path} cannot be opened: {advise(error)}") from error
     try:
         connection.execute("PRAGMA query_only = ON")
         connection.create_function("unpack", 2, _unpack_or_none, deterministic=True)
@@ -76,7 +79,7 @@ def connect_reader(path: Path) -> sqlite3.Connection:
             raise StoreUnavailable("the log has not been brought up to this version; start the server once")
     except (sqlite3.Error, StoreUnavailable) as error:
         connection.close()
-        raise StoreUnavailable(f"{path} cannot be read: {error}") from error
+        raise StoreUnavailable(f"{path} cannot be read: {advise(error)}") from error
     return connection
 
 

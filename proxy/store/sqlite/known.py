@@ -15,7 +15,7 @@ from proxy.store.sqlite.recent import Recent
 NO_SEAL = b""
 SEALED = ("exchange", "round", "outcome", "trailer", "reading")
 
-_BLOBS, _LINKS, _EXCHANGES, _SESSIONS, _HEADERS, _RECEIVED = 8192, 8192, 4096, 4096, 256, 256
+_BLOBS, _LINKS, _EXCHANGES, _SESSIONS, _HEADERS, _RECEIVED = 8192, 8192, 4096, 4096, 256, 2048
 
 # The number of an erased payload is not given again: records go on naming it.
 _LAST = {

@@ -31,8 +31,14 @@ def describe_problem(error: Exception, policy: StorePolicy) -> str:
     name = str(getattr(error, "sqlite_errorname", ""))
     if name == "SQLITE_FULL" and _is_at_cap(policy):
         return f"store is full: {policy.path} has reached store.max_bytes; raise it or erase old sessions"
-    advice = next((advice for prefix, advice in _ADVICE.items() if name.startswith(prefix)), "see the error")
-    return f"{policy.path} cannot be written ({error}): {advice}. Records wait in memory (store.spool_bytes)."
+    return f"{policy.path} cannot be written ({advise(error)}). Records wait in memory (store.spool_bytes)."
+
+
+def advise(error: Exception) -> str:
+    """An error of SQLite and what to do about it."""
+    name = str(getattr(error, "sqlite_errorname", ""))
+    advice = next((advice for prefix, advice in _ADVICE.items() if name.startswith(prefix)), "")
+    return f"{error}: {advice}" if advice else str(error)
 
 
 def _is_at_cap(policy: StorePolicy) -> bool:

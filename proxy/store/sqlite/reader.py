@@ -1,4 +1,4 @@
-"""Reading the log. Rule: connections of its own that cannot write, one statement per listing however long it is."""
+"""Reading the log. Rule: own connections that cannot write; a long listing takes no more statements than a short."""
 
 import asyncio
 import sqlite3
@@ -21,12 +21,20 @@ from proxy.store.sqlite.connection import connect_reader
 from proxy.store.sqlite.envelope import join_recipe
 from proxy.store.sqlite.verify import verify_log
 
-# The last exchange of a session is one step in an index, so only the sessions that are listed are summed up.
-# Activity is ordered by seq: the wall clock may jump.
+# Two ways to the latest exchange of the sessions with the newest activity, which is in order of seq, for the wall clock
+# may jump. Of few sessions, the last exchange of each is one step in an index; of many (a client that names none makes
+# one with every call), the newest exchanges that have no successor in their session are soon as many as are asked for.
+_FEW_SESSIONS = 1000
+_COUNT_SESSIONS = "SELECT ifnull(max(id), 0) FROM session"
+_LATEST_OF_FEW = """
+    SELECT s.id, (SELECT e.seq FROM exchange e WHERE e.session = s.id ORDER BY e.n DESC LIMIT 1) AS seq
+    FROM session s ORDER BY 2 DESC LIMIT ?"""
+_LATEST_OF_MANY = """
+    SELECT e.session AS id, e.seq FROM exchange e
+    WHERE NOT EXISTS (SELECT 1 FROM exchange later WHERE later.session = e.session AND later.n = e.n + 1)
+    ORDER BY e.seq DESC LIMIT ?"""
 _SESSIONS = """
-    WITH latest AS (
-        SELECT s.id, (SELECT e.seq FROM exchange e WHERE e.session = s.id ORDER BY e.n DESC LIMIT 1) AS seq
-        FROM session s ORDER BY 2 DESC LIMIT ?)
+    WITH latest AS MATERIALIZED ({latest})
     SELECT s.key, s.family, s.upstream, s.created_ms, e.opened_ms, e.n, e.model,
         (SELECT ifnull(sum(g.input), 0) FROM exchange x JOIN reading g ON g.exchange = x.seq WHERE x.session = s.id),
         (SELECT ifnull(sum(g.output), 0) FROM exchange x JOIN reading g ON g.exchange = x.seq WHERE x.session = s.id)
@@ -74,15 +82,24 @@ _TRAILERS = "SELECT received FROM trailer WHERE exchange = ? AND k = ? ORDER BY 
 class SqliteReader:
     """What can be read from a log, whether or not a server is writing it."""
 
-    def __init__(self, path: Path, connect: Callable[[Path], sqlite3.Connection] = connect_reader) -> None:
+    def __init__(
+        self,
+        path: Path,
+        connect: Callable[[Path], sqlite3.Connection] = connect_reader,
+        few_sessions: int = _FEW_SESSIONS,
+    ) -> None:
         self._path = path
         self._connect = connect
+        self._few_sessions = few_sessions
+        self._is_closed = False
         self._connection: aiosqlite.Connection | None = None
         self._opening = asyncio.Lock()
 
     async def open(self) -> None:
         """Connect now rather than with the first question. Raises StoreUnavailable."""
         async with self._opening:
+            if self._is_closed:  # a late question would leave a connection, and its thread, that nobody closes
+                raise StoreUnavailable("the log is closed")
             if self._connection is None:
                 # made here and handed over: a connection that fails within aiosqlite leaves a thread behind
                 connection = await asyncio.to_thread(self._connect, self._path)
@@ -90,15 +107,18 @@ class SqliteReader:
                 self._connection = await aiosqlite.Connection(lambda: connection, 64)
 
     async def close(self) -> None:
-        """Let go of the file."""
+        """Let go of the file for good."""
         async with self._opening:
+            self._is_closed = True
             if self._connection is not None:
                 await self._connection.close()
                 self._connection = None
 
     async def list_sessions(self, limit: int = 100) -> Sequence[SessionRow]:
         """Newest activity first."""
-        return [SessionRow(*row) for row in await self._fetch(_SESSIONS, (limit,))]
+        ((count,),) = await self._fetch(_COUNT_SESSIONS, ())
+        latest = _LATEST_OF_FEW if count <= self._few_sessions else _LATEST_OF_MANY
+        return [SessionRow(*row) for row in await self._fetch(_SESSIONS.format(latest=latest), (limit,))]
 
     async def list_exchanges(self, session: str) -> Sequence[ExchangeRow]:
         """All exchanges of a session, oldest first. Raises NotFound for an unknown session."""

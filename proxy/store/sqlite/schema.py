@@ -5,8 +5,9 @@ that repeats (slices, large members, headers, envelopes) by digest, once per ten
 no row there but their digest beside the reference: one random page write less for each.
 `raw` is the byte chain; its key is the link itself, which commits to tenant, parent, gap and content.
 A recipe is an envelope (a blob, the same for all calls with equal parameters) and the tip of its chain; headers are
-those of an earlier call (a blob) and what differs. `exchange`, `round`, `outcome`, `trailer` and `reading` are the
-record: contiguous `seq`, and `seal` = H(seal before, row), so that `verify` sees a removed or altered row.
+those of an earlier call (a blob) and the values that differ (`changes`, not content). `exchange`, `round`, `outcome`,
+`trailer` and `reading` are the record: contiguous `seq`, and `seal` = H(seal before, row), so that `verify` sees a
+removed or altered row.
 
 Triggers: UPDATE and DELETE abort. An INSERT whose key exists aborts too, for REPLACE deletes without firing delete
 triggers on connections that did not set `recursive_triggers`. Mutable are `meta` and `permit`; a payload may be deleted
@@ -15,6 +16,7 @@ Foreign keys are declared among record tables only: they make SQLite refuse an o
 to content are made by the writer in the same transaction and checked by `verify`; a key would cost a look-up each.
 """
 
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +24,8 @@ from collections.abc import Callable, Sequence
 from proxy.model.errors import StoreUnavailable
 
 APPLICATION_ID = 0x50414C49  # "PALI"
+
+_SALT_SIZE = 32
 
 _TABLES = (
     "CREATE TABLE tenant(id INTEGER PRIMARY KEY, fingerprint BLOB NOT NULL UNIQUE) STRICT",
@@ -102,6 +106,7 @@ def m001_record(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
     for table, keys in _KEYS.items():
         _guard(connection, table, keys)
+    connection.execute("INSERT INTO meta(key, value) VALUES ('salt', ?)", (os.urandom(_SALT_SIZE),))
 
 
 Migration = Callable[[sqlite3.Connection], None]
@@ -141,6 +146,12 @@ def read_applied(connection: sqlite3.Connection) -> list[str]:
             f"the log was written by a newer version of palimpsest (its schema is at {applied[-1]}); upgrade this one"
         )
     return applied
+
+
+def read_salt(connection: sqlite3.Connection) -> bytes:
+    """The random bytes made with the log, which fingerprints of credentials are salted with."""
+    (salt,) = connection.execute("SELECT value FROM meta WHERE key = 'salt'").fetchone()
+    return bytes(salt)
 
 
 def _guard(connection: sqlite3.Connection, table: str, keys: tuple[str, ...]) -> None:

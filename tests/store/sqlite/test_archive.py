@@ -98,6 +98,15 @@ async def test_after_kill_9_all_that_was_acknowledged_is_there_and_the_log_opens
     await archive.close()
 
 
+async def test_after_kill_9_the_log_can_be_read_before_any_server_opens_it(policy: StorePolicy) -> None:
+    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", KILLED, str(policy.path)], cwd=ROOT)
+    assert policy.path.with_name("log.db-wal").stat().st_size > 0
+    reader = await open_reader(policy.path)
+    assert len(await reader.list_exchanges(make_key().id)) == 40
+    assert (await reader.verify()).faults == ()
+    await reader.close()
+
+
 async def test_files_and_directory_are_for_their_owner_alone_whatever_the_umask(policy: StorePolicy) -> None:
     before = os.umask(0)
     try:
@@ -125,6 +134,14 @@ async def test_a_second_writer_is_refused_and_told_who_holds_the_log(policy: Sto
     assert await archive.append(make_opening())
     await archive.close()
     await open_at(policy).close()
+
+
+async def test_a_log_has_one_writer_by_whatever_name_it_is_called(policy: StorePolicy, tmp_path: Path) -> None:
+    archive = open_at(policy)
+    (tmp_path / "alias.db").symlink_to(policy.path)
+    with pytest.raises(StoreUnavailable, match="another process"):
+        open_at(StorePolicy(tmp_path / "alias.db"))
+    await archive.close()
 
 
 def write_text(path: Path) -> None:

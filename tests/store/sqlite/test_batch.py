@@ -1,8 +1,8 @@
 import sqlite3
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from proxy.model.exchange import Headers, Record
 from proxy.model.manifest import Blob, BlobPiece, ChainPiece, Manifest, digest_of, encode_recipe, keep_whole

@@ -39,7 +39,7 @@ def test_a_little_waits_for_a_rest_and_much_for_a_pause(connection: sqlite3.Conn
 
 
 def test_too_much_is_overdue_whether_rows_or_content(connection: sqlite3.Connection) -> None:
-    for rows, content in ((8192, 0), (0, 8192 * 4096)):
+    for rows, content in ((2048, 0), (0, 2048 * 4096)):
         checkpoint = Checkpoint(connection)
         checkpoint.count(rows - 1 if rows else 0, content - 4096 if content else 0)
         assert not checkpoint.is_overdue

@@ -50,6 +50,11 @@ def test_the_writer_may_be_used_by_its_thread_and_checks_foreign_keys(policy: St
     connection.close()
 
 
+def test_a_file_sqlite_cannot_open_is_refused(policy: StorePolicy, tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match=r"cannot be used \(unable to open database file: .* owner and mode"):
+        connect_writer(replace(policy, path=tmp_path))
+
+
 def test_an_old_sqlite_is_refused(policy: StorePolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 36, 0))
     with pytest.raises(StoreUnavailable, match=r"needs 3\.37"):

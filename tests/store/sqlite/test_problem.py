@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.problem import describe_problem, is_store_failing
+from proxy.store.sqlite.problem import advise, describe_problem, is_store_failing
 
 
 def raise_full(path: Path, pages: int) -> sqlite3.Error:
@@ -61,3 +61,4 @@ def test_a_lock_of_another_is_named(tmp_path: Path) -> None:
 def test_an_error_without_a_name_is_quoted() -> None:
     text = describe_problem(sqlite3.OperationalError("strange"), StorePolicy(Path("log.db")))
     assert "log.db cannot be written (strange)" in text
+    assert advise(sqlite3.OperationalError("strange")) == "strange"

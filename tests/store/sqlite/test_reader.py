@@ -62,9 +62,12 @@ async def reader(open_archive: Opener, policy: StorePolicy, counting: Counting) 
     await reader.close()
 
 
-async def test_a_listing_is_one_statement_however_long_it_is(reader: SqliteReader, counting: Counting) -> None:
+async def test_a_listing_takes_as_many_statements_however_long_it_is(reader: SqliteReader, counting: Counting) -> None:
+    assert len(await reader.list_sessions(limit=1)) == 1
+    few = len(counting.statements)
+    counting.statements.clear()
     assert len(await reader.list_sessions()) == 3
-    assert len(counting.statements) == 1
+    assert len(counting.statements) == few
     counting.statements.clear()
     assert len(await reader.list_exchanges(make_key("agent-0").id)) == 10
     assert len(counting.statements) == 1
@@ -85,6 +88,31 @@ async def test_a_sum_up_of_sessions_looks_at_those_that_are_listed_only(reader: 
     assert (row.id, row.exchanges, row.input_tokens) == (make_key("agent-2").id, 10, sum(range(2, 30, 3)))
 
 
+@pytest.mark.parametrize("limit", [1, 2, 100])
+async def test_few_sessions_and_many_are_listed_alike(reader: SqliteReader, policy: StorePolicy, limit: int) -> None:
+    many = SqliteReader(policy.path, few_sessions=0)
+    assert await many.list_sessions(limit) == await reader.list_sessions(limit)
+    await many.close()
+
+
+async def test_the_newest_of_many_sessions_are_found_without_a_look_at_all(
+    open_archive: Opener, policy: StorePolicy, counting: Counting
+) -> None:
+    archive = open_archive()
+    for i in range(300):
+        archive.append(make_opening(f"e{i}", key=make_key(f"unnamed-{i}")))
+    await archive.close()
+    reader = SqliteReader(policy.path, counting.connect, few_sessions=0)
+    rows = await reader.list_sessions(limit=5)
+    await reader.close()
+    assert [row.family for row in rows] == [f"unnamed-{i}" for i in range(299, 294, -1)]
+    connection = sqlite3.connect(policy.path)
+    plan = "EXPLAIN QUERY PLAN " + counting.statements[-1].replace("LIMIT ?", "LIMIT 5")
+    steps = [step for *_, step in connection.execute(plan)]
+    connection.close()
+    assert "SCAN e" in steps and not any("TEMP B-TREE" in step for step in steps[: steps.index("SCAN e") + 2])
+
+
 async def test_questions_may_be_asked_at_the_same_time(reader: SqliteReader) -> None:
     bodies = await asyncio.gather(*[reader.load_request(f"e{i}") for i in range(10)])
     assert list(bodies) == [join_body(TURNS[: i + 1]) for i in range(10)]
@@ -99,14 +127,22 @@ async def test_a_reader_sees_what_is_committed_after_it_was_opened(open_archive:
     await reader.close()
 
 
-async def test_the_first_question_opens_and_closing_twice_is_fine(open_archive: Opener, policy: StorePolicy) -> None:
+async def test_the_first_question_opens_the_log(open_archive: Opener, policy: StorePolicy) -> None:
+    await open_archive().close()
+    reader = SqliteReader(policy.path)
+    assert list(await reader.list_sessions()) == []
+    await reader.close()
+
+
+async def test_closing_is_for_good_so_that_no_late_question_leaves_a_thread(
+    open_archive: Opener, policy: StorePolicy
+) -> None:
     await open_archive().close()
     reader = SqliteReader(policy.path)
     await reader.close()
-    assert list(await reader.list_sessions()) == []
     await reader.close()
-    await reader.close()
-    assert (await reader.verify()).faults == ()
+    with pytest.raises(StoreUnavailable, match="the log is closed"):
+        await reader.list_sessions()
 
 
 async def test_a_reader_without_a_server_leaves_the_log_as_it_was(open_archive: Opener, policy: StorePolicy) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from proxy.model.errors import StoreUnavailable
-from proxy.store.sqlite.schema import APPLICATION_ID, MIGRATIONS, migrate, read_applied
+from proxy.store.sqlite.schema import APPLICATION_ID, MIGRATIONS, migrate, read_applied, read_salt
 
 MUTABLE = {"meta", "permit"}
 # one row of each table; what it refers to need not exist, for foreign keys are off on a foreign connection
@@ -138,6 +138,16 @@ def test_migrating_twice_changes_nothing(log: sqlite3.Connection) -> None:
     migrate(log)
     assert list(log.iterdump()) == before
     assert read_applied(log) == [migration.__name__ for migration in MIGRATIONS]
+
+
+def test_the_salt_is_made_with_the_log_and_is_its_own(log: sqlite3.Connection, tmp_path: Path) -> None:
+    salt = read_salt(log)
+    migrate(log)
+    other = sqlite3.connect(tmp_path / "other.db", isolation_level=None)
+    migrate(other)
+    assert len(salt) == 32
+    assert read_salt(log) == salt != read_salt(other)
+    other.close()
 
 
 def test_a_log_from_the_future_is_refused_and_named(log: sqlite3.Connection) -> None:

@@ -1,6 +1,7 @@
 """Readings: what can be read is, what cannot is told and harms nothing."""
 
 import gzip
+import json
 import threading
 from collections.abc import Iterable, Mapping
 
@@ -77,6 +78,16 @@ def test_an_answer_is_read_streamed_or_not(headers: Headers, content: bytes) -> 
     answer = read(headers, content)
     assert answer.finish == "stop"
     assert '"hi"' in str(answer.value).replace("'", '"')
+
+
+def test_an_error_that_is_labelled_as_a_stream_is_read_as_what_it_is() -> None:
+    assert read(STREAM, b'{"error":{"message":"too long"}}').error == "too long"
+
+
+def test_an_answer_that_streams_what_json_cannot_spell_twice_is_rendered_all_the_same() -> None:
+    chunk = b'data: {"choices":[{"index":0,"delta":{"content":"\\ud800"},"finish_reason":"stop"}]}\n\n'
+    answer, rendered = read_received(ChatCompletions(), STREAM, chunk, CAP)
+    assert json.loads(rendered) == answer.value
 
 
 def test_an_encoded_answer_is_decoded_first() -> None:

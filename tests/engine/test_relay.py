@@ -210,6 +210,20 @@ async def test_what_comes_after_the_end_marker_is_passed_on_and_recorded_as_trai
     assert (call.archive.outcome.received, call.archive.outcome.completeness) == (STREAMED, "complete")
 
 
+async def test_an_end_marker_waits_for_the_rest_of_its_event() -> None:
+    response = ScriptedResponse(FIRST, b"data: [DONE]")
+    call = Call(response, is_instant=True)
+    await call.client.wait_for_body(len(FIRST))
+    with pytest.raises(TimeoutError):  # longer than what comes behind a whole event is waited for
+        async with asyncio.timeout(0.15):
+            await call.archive.wait_for(Outcome)
+    response.feed(b"\n\n", ending="eof")
+    await call.finish()
+    assert call.archive.outcome.received == FIRST + DONE
+    assert call.archive.of(Trailer) == []
+    assert call.client.is_whole
+
+
 @pytest.mark.parametrize("is_late", [True, False])
 async def test_a_break_behind_the_end_marker_is_a_break_at_the_client(is_late: bool) -> None:
     response = ScriptedResponse(FIRST, DONE, ending="open" if is_late else "cut")

@@ -1,6 +1,5 @@
 """Events are values: equal by content, and nobody who receives one can change it for the next."""
 
-
 import pytest
 
 from proxy.model.events import Event, ExchangeRecorded, ReadingFailed

@@ -1,6 +1,5 @@
 """Records: immutable, and their weight follows the bytes they hold."""
 
-
 import pytest
 
 from proxy.model.exchange import ClientRequest, Outcome, Record, Round, Timings, Trailer, weigh

@@ -2,7 +2,6 @@
 
 import base64
 import json
-from dataclasses import asdict
 from typing import Any, NoReturn
 
 import msgspec
@@ -54,8 +53,8 @@ def is_json(content: bytes) -> bool:
 def _describe_round(row: RoundRow) -> Document:
     return {name: getattr(row, name) for name in _ROUND_FIELDS} | {
         "headers": _spell(row.headers),
-        "timings": row.timings and asdict(row.timings),
-        "usage": row.usage and asdict(row.usage),
+        "timings": row.timings,
+        "usage": row.usage,
         "answer": msgspec.Raw(row.answer) if row.answer else None,
     }
 

@@ -87,7 +87,8 @@ class AsgiClient:
         call.add_done_callback(lambda _: over.set())
         self._connection.watch(over.set)
         try:
-            await asyncio.sleep(0)  # a task that never took a step leaves no record
+            if over.is_set():
+                await asyncio.sleep(0)  # a task that never took a step leaves no record
             await over.wait()
         finally:
             self._connection.unwatch(over.set)

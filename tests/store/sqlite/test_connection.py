@@ -74,6 +74,14 @@ def test_damage_that_reading_would_not_meet_is_met_at_the_start(policy: StorePol
         connect_writer(policy)
 
 
+def test_a_large_log_is_not_read_through_at_the_start(policy: StorePolicy) -> None:
+    connection = connect_writer(policy)
+    connection.execute("INSERT INTO meta VALUES ('much', zeroblob(70000000))")
+    connection.close()
+    lose_index_entry(policy.path)  # would be met by reading it all
+    connect_writer(policy).close()
+
+
 def test_a_reader_cannot_write(policy: StorePolicy) -> None:
     connect_writer(policy).close()
     connection = connect_reader(policy.path)

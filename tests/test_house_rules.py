@@ -15,7 +15,12 @@ FILE_LINES, FUNCTION_LINES, CLASS_LINES = 400, 50, 250
 # Imports a function may hold, by file: libraries that few need and that cost start-up time. None so far.
 LAZY_IMPORTS: dict[str, set[str]] = {}
 # The boundaries where an exception of any kind is caught for good.
-BROAD_EXCEPTS = ["proxy/engine/bus.py", "proxy/engine/readings.py", "proxy/store/sqlite/writer.py"]
+BROAD_EXCEPTS = [
+    "proxy/engine/bus.py",
+    "proxy/engine/readings.py",
+    "proxy/engine/reception.py",
+    "proxy/store/sqlite/writer.py",
+]
 MOST_BROAD_EXCEPTS = 4
 
 _EMPTY_MODULE = re.compile(r"(?:base|common|data|helpers?|info|misc|utils?)$")

@@ -78,7 +78,7 @@ class Exchanges:
         received = self._receive(request, form)
         upstream, opening = received.upstream, received.opening
         entry = self._relay.enter(lambda: _records(opening, upstream.name))
-        entry.append()
+        entry.append(is_urgent=received.is_stream)
         flight = self._take_off(request, received, entry, form, client)
         await self._relay.carry(flight, upstream.send(request.method, request.target, request.headers, request.body))
 

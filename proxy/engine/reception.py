@@ -3,6 +3,7 @@
 Rule: recognising never fails a call. A body that cannot be read in parts is kept whole and goes to the first upstream.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -20,6 +21,8 @@ from proxy.wire.headers import keep_for_log, keep_target
 
 _NOTHING = keep_whole(b"")
 
+_log = logging.getLogger("palimpsest.reception")
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -31,10 +34,11 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A request as recognised."""
+    """A request as recognised. `is_stream`: the client asks for a streamed answer."""
 
     opening: Opening
     upstream: Upstream
+    is_stream: bool = False
 
 
 class _Caller(NamedTuple):
@@ -52,6 +56,7 @@ class _Reading(NamedTuple):
     wire: str
     model: str
     body: Manifest
+    is_stream: bool = False
 
 
 class Reception:
@@ -72,15 +77,17 @@ class Reception:
     def receive(self, request: ClientRequest, form: Format, mode: Mode) -> Received:
         """Recognise a request whose body is at hand."""
         tenant = self._lineage.find_tenant(request.headers)
-        family = self._lineage.name_family(request.headers, None)
-        if len(request.body) > self._policy.record_cap_bytes:
-            split, manifest = split_body(request.body, form.items_key), self._keep_capped(request.body)
-        else:
-            split, manifest = self._take_stock((tenant, form.name, family), request.body, form)
-        family = self._lineage.name_family(request.headers, split)
-        model = read_text(split.member("model")) if split is not None else ""
+        early = self._lineage.name_family(request.headers, None)
+        try:
+            split, manifest = self._take_stock((tenant, form.name, early), request.body, form)
+            family = self._lineage.name_family(request.headers, split)
+            model = read_text(split.member("model")) if split is not None else ""
+            is_stream = split is not None and split.member("stream") == b"true"
+        except Exception:  # noqa: BLE001 - a boundary: what we cannot make out must not fail the call
+            _log.exception("a request was not understood; it is carried and kept whole")
+            family, model, is_stream, manifest = early, "", False, self._keep_whole(request.body)
         caller = _Caller(tenant, family, self._choose(model))
-        return self._open(request, mode, caller, _Reading("managed", form.name, model, manifest))
+        return self._open(request, mode, caller, _Reading("managed", form.name, model, manifest, is_stream))
 
     def receive_stream(self, request: ClientRequest, mode: Mode) -> Received:
         """Recognise a request whose body is still to come; whoever passes it on fills in the opening's body."""
@@ -104,9 +111,11 @@ class Reception:
             body=reading.body,
             opened_ms=self._clock.now_ms(),
         )
-        return Received(opening, caller.upstream)
+        return Received(opening, caller.upstream, reading.is_stream)
 
     def _take_stock(self, key: Key, content: bytes, form: Format) -> tuple[SplitBody | None, Manifest]:
+        if len(content) > self._policy.record_cap_bytes:
+            return split_body(content, form.items_key), self._keep_whole(content)
         self._forget_after_loss()
         known, shared = self._histories.find(key, content)
         split = split_known(content, form.items_key, known, shared)
@@ -117,8 +126,11 @@ class Reception:
             self._histories.remember(key, history, known)
         return split, manifest
 
-    def _keep_capped(self, content: bytes) -> Manifest:
-        return keep_head(content[: self._policy.record_cap_bytes], len(content), digest_of(content))
+    def _keep_whole(self, content: bytes) -> Manifest:
+        cap = self._policy.record_cap_bytes
+        if len(content) <= cap:
+            return keep_whole(content)
+        return keep_head(content[:cap], len(content), digest_of(content))
 
     def _forget_after_loss(self) -> None:
         """Manifests lean on what earlier ones brought to the log; after a loss they must bring everything again."""

@@ -30,7 +30,8 @@ _COMPANY_SECONDS = 0.003
 class Entry:
     """The opening of an exchange on its way to the log: appended once, when its body is known or its answer ends.
 
-    It may wait a few milliseconds for company: an answer that is there by then shares its commit.
+    Unless it is urgent it may wait a few milliseconds for company: an answer that is there by then shares its commit. A
+    streamed answer never is, for its first byte waits for the opening.
     """
 
     def __init__(self, archive: Archive, make: Callable[[], tuple[Opening, *tuple[Record, ...]]]) -> None:
@@ -39,12 +40,12 @@ class Entry:
         self.opening: Opening | None = None
         self.commit: asyncio.Future[bool] | None = None
 
-    def append(self) -> Opening:
+    def append(self, *, is_urgent: bool = False) -> Opening:
         """Queue the opening if that has not been done."""
         if self.opening is None:
             records = self._make()
             self.opening = records[0]
-            self.commit = self._archive.append(*records, is_urgent=False)
+            self.commit = self._archive.append(*records, is_urgent=is_urgent)
         return self.opening
 
 
@@ -175,15 +176,15 @@ class Relay:
             return await _linger(response, tape, chunk[cut:])
 
     async def _pass_rest(self, flight: Flight, response: UpstreamResponse) -> None:
-        """What comes after a stream's end marker: passed on at once, recorded as trailers."""
+        """What comes after a stream's end marker: passed on at once, recorded as trailers up to the cap."""
         i = 0
         try:
             while not response.is_ended:
                 chunk = await response.read()
-                if chunk:
-                    self._archive.append(
-                        Trailer(flight.exchange, flight.k, i, redact(chunk, flight.secrets, is_error=False))
-                    )
+                flight.tape.add(chunk)
+                if chunk and not flight.tape.is_capped:
+                    kept = redact(chunk, flight.secrets, is_error=False)
+                    self._archive.append(Trailer(flight.exchange, flight.k, i, kept))
                     i += 1
                 await flight.client.write(chunk, is_last=response.is_ended)
         except UpstreamUnreachable:

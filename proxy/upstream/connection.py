@@ -133,7 +133,9 @@ class Connection(asyncio.Protocol):
             and transport is not None
             and not transport.get_write_buffer_size()  # an early answer: the rest of the request may never be read
         )
-        self._incoming = _IDLE
+        if incoming is not _IDLE:
+            incoming.close()
+            self._incoming = _IDLE
         if not is_kept:
             self.close()
         return is_kept

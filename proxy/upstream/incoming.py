@@ -60,6 +60,10 @@ class Incoming:
         self.buffered = 0
         return content
 
+    def close(self) -> None:
+        """Nothing more is fed. The parser holds our methods: without it, a call leaves no cycle to collect."""
+        del self._parser
+
     # --- httptools callbacks -----------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:

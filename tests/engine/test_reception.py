@@ -181,3 +181,28 @@ async def test_what_another_tenant_sent_is_never_taken_as_known() -> None:
     assert (len(mine.body.slices), len(theirs.body.slices)) == (1, 1)
     assert mine.body.slices[0].link != theirs.body.slices[0].link
     assert mine.session.id != theirs.session.id
+
+
+class Broken(ChatCompletions):
+    """A format with a defect of its own."""
+
+    @property
+    def items_key(self) -> str:  # type: ignore[override]
+        raise RuntimeError("a defect")
+
+
+@pytest.mark.parametrize("cap", [1_000_000, 10])
+async def test_a_defect_in_reading_a_request_does_not_fail_the_call(cap: int, caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk(cap=cap)
+    request = ClientRequest("POST", b"/v1/chat/completions", ((b"x-session-id", b"s"),), ask("m", "secret words"))
+    received = desk.reception.receive(request, Broken(), "observe")
+    assert (received.opening.kind, received.opening.model, received.is_stream) == ("managed", "", False)
+    assert received.opening.session.family == "x-session-id:s"
+    assert received.opening.body.size == len(request.body)
+    assert "a request was not understood" in caplog.text
+    assert "secret words" not in caplog.text
+
+
+@pytest.mark.parametrize(("said", "is_stream"), [(b"true", True), (b"false", False), (b'"true"', False), (b"1", False)])
+async def test_a_streamed_answer_is_asked_for_by_the_bodys_own_word(said: bytes, *, is_stream: bool) -> None:
+    assert Desk().receive(b'{"model":"m","stream":%b,"messages":[1]}' % said).is_stream == is_stream

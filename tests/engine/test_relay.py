@@ -210,6 +210,32 @@ async def test_what_comes_after_the_end_marker_is_passed_on_and_recorded_as_trai
     assert (call.archive.outcome.received, call.archive.outcome.completeness) == (STREAMED, "complete")
 
 
+@pytest.mark.parametrize(("body", "is_urgent"), [(b'{"stream":true}', True), (b'{"stream":false}', False)])
+async def test_the_opening_of_a_stream_does_not_wait_for_company(body: bytes, *, is_urgent: bool) -> None:
+    request = ClientRequest("POST", b"/v1/chat/completions", (), body)
+    call = Call(ScriptedResponse(b"{}", headers=JSON, ending="whole"), is_instant=True, request=request)
+    await call.finish()
+    assert [each.is_urgent for each in call.archive.appended if isinstance(each.records[0], Opening)] == [is_urgent]
+
+
+async def test_what_comes_behind_the_end_is_kept_up_to_the_cap_only() -> None:
+    response = ScriptedResponse(FIRST, DONE)
+    engine = Engine(
+        ScriptedUpstream(answer=response), EnginePolicy(record_cap_bytes=len(STREAMED) + 5), is_instant=True
+    )
+    client = RecordingClient()
+    task = engine.exchanges.begin(REQUEST, "chat_completions", client)
+    await client.wait_for_body(len(STREAMED))
+    for late in (b": 1\n\n", b": 2\n\n"):
+        response.feed(late)
+        await response.wait_until_starved()
+    response.feed(ending="eof")
+    await wait_out(task)
+    assert await engine.tasks.finish(LIMIT)
+    assert client.body == STREAMED + b": 1\n\n: 2\n\n"
+    assert engine.archive.of(Trailer) == [Trailer("x1", 0, 0, b": 1\n\n")]
+
+
 async def test_an_end_marker_waits_for_the_rest_of_its_event() -> None:
     response = ScriptedResponse(FIRST, b"data: [DONE]")
     call = Call(response, is_instant=True)

@@ -51,15 +51,19 @@ class Running:
         return code
 
 
-def start_proxy(data: Path, upstream: str, *options: str) -> Running:
-    """Start a proxy on a free port and wait for its address."""
-    command = [sys.executable, "-m", "proxy", "serve", "--port", "0", "--data", str(data), "--upstream", upstream]
+def start_proxy(data: Path, upstream: str, *options: str, **settings: str) -> Running:
+    """Start a proxy on a free port and wait for its address; `settings` are names of the environment without prefix.
+
+    An empty `upstream` leaves it to the settings.
+    """
+    command = [sys.executable, "-m", "proxy", "serve", "--port", "0", "--data", str(data)]
+    command += ["--upstream", upstream] if upstream else []
     process = subprocess.Popen(
         [*command, "--admin-token", TOKEN, *options],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONWARNINGS": "default"},
+        env={**os.environ, **{f"PALIMPSEST_{name}": value for name, value in settings.items()}},
     )
     running = Running(process, data, 0)
     assert process.stderr is not None
@@ -81,9 +85,9 @@ def _drain(running: Running) -> None:
 
 
 @contextlib.contextmanager
-def run_proxy(data: Path, upstream: str, *options: str) -> Iterator[Running]:
+def run_proxy(data: Path, upstream: str, *options: str, **settings: str) -> Iterator[Running]:
     """A proxy for the length of a `with` block; its output is in `output` afterwards."""
-    running = start_proxy(data, upstream, *options)
+    running = start_proxy(data, upstream, *options, **settings)
     try:
         yield running
     finally:

@@ -170,3 +170,16 @@ def test_everything_said_is_in_the_log_and_no_credential_is(provider: Provider, 
     assert any(path.name == "log.db" for path in files)
     assert not [path for path in files if KEY.encode() in path.read_bytes()]
     assert KEY not in "".join(proxy.output)
+
+
+def test_a_key_of_the_settings_goes_upstream_only(provider: Provider, tmp_path: Path) -> None:
+    own = "sk-of-the-settings-0123456789"
+    upstreams = json.dumps([{"name": "main", "base_url": provider.base_url, "api_key": own}])
+    with run_proxy(tmp_path, "", UPSTREAMS=upstreams) as proxy, make_client(proxy.base_url) as client:
+        say(client)
+        embed(client)
+    for seen in provider.seen[-2:]:
+        assert dict(seen.headers)["authorization"] == f"Bearer {own}"
+    files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [content for content in files if own.encode() in content or KEY.encode() in content]
+    assert own not in "".join(proxy.output)

@@ -32,6 +32,11 @@ def read_state(proxy: Running) -> tuple[int, str]:
     return answer.status_code, answer.json()["status"]
 
 
+def read_reasons(proxy: Running) -> list[str]:
+    reasons: list[str] = httpx.get(f"{proxy.origin}/-/ready", timeout=PATIENCE).json()["reasons"]
+    return reasons
+
+
 async def wait_for_state(proxy: Running, state: str) -> None:
     async with asyncio.timeout(PATIENCE):
         while (await asyncio.to_thread(read_state, proxy))[1] != state:
@@ -85,8 +90,7 @@ async def test_a_full_log_says_so_and_calls_go_on(provider: Provider, tmp_path: 
             if read_state(proxy)[1] == "degraded":
                 break
         await wait_for_state(proxy, "degraded")
-        reasons = httpx.get(f"{proxy.origin}/-/ready", timeout=PATIENCE).json()["reasons"]
-        assert "store.max_bytes" in reasons[0]
+        assert "store.max_bytes" in read_reasons(proxy)[0]
         assert call(proxy, "full").status_code == 200
     assert (tmp_path / "log.db").stat().st_size <= 400_000
 

@@ -36,7 +36,6 @@ from proxy.server.routes import Endpoints, build_routes
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
 _CUT_SECONDS = 3
-_COLLECT_AFTER = (20_000, 20, 50)
 
 _log = logging.getLogger("palimpsest")
 
@@ -104,7 +103,7 @@ async def _run(settings: Settings) -> None:
         try:
             app, health = build_app(engine, settings, policy)
             _announce(settings, policy, listener.getsockname()[1])
-            _calm_collector()
+            gc.freeze()  # what the start has made stays: the collector need not look at it again
             server = DrainingServer(_configure(app, policy), health, engine.tasks, policy.drain_seconds)
             await server.serve([listener])
         finally:
@@ -137,13 +136,6 @@ def _configure(app: ASGIApp, policy: ServerPolicy) -> uvicorn.Config:
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=math.ceil(policy.drain_seconds) + _CUT_SECONDS,
     )
-
-
-def _calm_collector() -> None:
-    """Collect cycles seldom, and leave out what the start has made: a call makes many objects and no cycle."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_COLLECT_AFTER)
 
 
 def _listen(policy: ServerPolicy) -> socket.socket:

@@ -96,6 +96,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Part of asyncio's Protocol."""
         self._data = data
         super().data_received(data)
+        self._data = b""  # an idle connection holds nothing
         if not self._is_in_head or self.transport.is_closing():
             return
         # The parser keeps a field until it ends, so that an endless one would never be counted by `on_header`.

@@ -9,8 +9,9 @@ import typer
 
 from proxy.cli.conversation import continue_conversation, find_newest
 from proxy.cli.documents import Document, describe_body, describe_exchange, write_json
-from proxy.cli.doors import Doors, LogReader, find_session
+from proxy.cli.doors import Doors, find_session
 from proxy.cli.options import ConfigOption, DataOption, SessionArgument
+from proxy.engine.ports import LogReader
 from proxy.model.log import ExchangeRow
 
 Form = Literal["json", "jsonl", "openai"]

@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 import typer
 
 from proxy.cli.documents import describe_exchange, write_json
-from proxy.cli.doors import Doors, LogReader, find_session
+from proxy.cli.doors import Doors, find_session
 from proxy.cli.listings import list_exchanges, list_sessions, tell_exchange
 from proxy.cli.options import ConfigOption, DataOption, JsonOption, SessionArgument
+from proxy.engine.ports import LogReader
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow
 

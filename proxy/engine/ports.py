@@ -100,25 +100,8 @@ class Client(Protocol):
         ...
 
 
-class Archive(Protocol):
-    """The append-only log, and what can be read back from it."""
-
-    @property
-    def health(self) -> ArchiveHealth:
-        """How the log is doing now; cheap."""
-        ...
-
-    def append(self, *records: Record, is_urgent: bool = True) -> "asyncio.Future[bool]":
-        """Queue records, in order, behind everything queued before; never blocks, never raises.
-
-        The future turns True once they (and all before them) are durable, False if they were dropped for want of room.
-        Records that are not urgent may wait for the next ones that are, for `flush`, or a second at most.
-        """
-        ...
-
-    def flush(self) -> None:
-        """Let records that are not urgent wait no longer."""
-        ...
+class LogReader(Protocol):
+    """What can be read back from the log."""
 
     async def list_sessions(self, limit: int = 100) -> Sequence[SessionRow]:
         """Newest activity first."""
@@ -145,7 +128,28 @@ class Archive(Protocol):
         ...
 
     async def close(self) -> None:
-        """Write what is pending (for a bounded time) and let go."""
+        """Let go; an archive first writes what is pending, for a bounded time."""
+        ...
+
+
+class Archive(LogReader, Protocol):
+    """The append-only log."""
+
+    @property
+    def health(self) -> ArchiveHealth:
+        """How the log is doing now; cheap."""
+        ...
+
+    def append(self, *records: Record, is_urgent: bool = True) -> "asyncio.Future[bool]":
+        """Queue records, in order, behind everything queued before; never blocks, never raises.
+
+        The future turns True once they (and all before them) are durable, False if they were dropped for want of room.
+        Records that are not urgent may wait for the next ones that are, for `flush`, or a second at most.
+        """
+        ...
+
+    def flush(self) -> None:
+        """Let records that are not urgent wait no longer."""
         ...
 
 

@@ -119,10 +119,3 @@ def open_sqlite(
     except BaseException:
         lock.release()
         raise
-
-
-async def open_reader(path: Path) -> SqliteReader:
-    """Open a log for reading, with or without a server that writes it. Raises StoreUnavailable."""
-    reader = SqliteReader(path)
-    await reader.open()
-    return reader

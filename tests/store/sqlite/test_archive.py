@@ -14,7 +14,8 @@ from proxy.model.errors import StoreUnavailable
 from proxy.model.exchange import Usage
 from proxy.model.manifest import keep_whole
 from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.archive import SqliteArchive, open_reader, open_sqlite
+from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
+from proxy.store.sqlite.reader import SqliteReader
 from tests.store.contract import ArchiveContract
 from tests.store.samples import (
     TENANT,
@@ -101,7 +102,7 @@ async def test_after_kill_9_all_that_was_acknowledged_is_there_and_the_log_opens
 async def test_after_kill_9_the_log_can_be_read_before_any_server_opens_it(policy: StorePolicy) -> None:
     await asyncio.to_thread(subprocess.run, [sys.executable, "-c", KILLED, str(policy.path)], cwd=ROOT)
     assert policy.path.with_name("log.db-wal").stat().st_size > 0
-    reader = await open_reader(policy.path)
+    reader = SqliteReader(policy.path)
     assert len(await reader.list_exchanges(make_key().id)) == 40
     assert (await reader.verify()).faults == ()
     await reader.close()
@@ -216,7 +217,7 @@ async def test_closing_leaves_one_file_that_is_the_whole_log(policy: StorePolicy
     await archive.close()
     assert not policy.path.with_name("log.db-wal").exists()
     moved = policy.path.rename(tmp_path / "moved.db")
-    reader = await open_reader(moved)
+    reader = SqliteReader(moved)
     assert await reader.load_request("e1") == b"all of it"
     await reader.close()
 

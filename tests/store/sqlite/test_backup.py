@@ -6,8 +6,9 @@ import pytest
 
 from proxy.model.errors import Conflict, StoreUnavailable
 from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.archive import open_reader, open_sqlite
+from proxy.store.sqlite.archive import open_sqlite
 from proxy.store.sqlite.backup import copy_log
+from proxy.store.sqlite.reader import SqliteReader
 from tests.store.samples import chain_body, join_body, make_key, make_opening, make_turns
 from tests.store.sqlite.conftest import Opener
 from tests.store.sqlite.disk import Disk
@@ -80,7 +81,7 @@ async def test_a_log_can_be_copied_with_no_server(open_archive: Opener, policy: 
     archive = open_archive()
     await archive.append(make_opening())
     await archive.close()
-    reader = await open_reader(policy.path)
+    reader = SqliteReader(policy.path)
     await reader.backup(tmp_path / "copy.db")
     await reader.close()
     connection = sqlite3.connect(tmp_path / "copy.db")

@@ -8,7 +8,6 @@ import pytest
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.exchange import Usage
 from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.archive import open_reader
 from proxy.store.sqlite.connection import connect_reader
 from proxy.store.sqlite.reader import SqliteReader
 from tests.store.samples import (
@@ -120,7 +119,7 @@ async def test_questions_may_be_asked_at_the_same_time(reader: SqliteReader) -> 
 
 async def test_a_reader_sees_what_is_committed_after_it_was_opened(open_archive: Opener, policy: StorePolicy) -> None:
     archive = open_archive()
-    reader = await open_reader(policy.path)
+    reader = SqliteReader(policy.path)
     assert list(await reader.list_sessions()) == []
     await archive.append(make_opening())
     assert len(await reader.list_sessions()) == 1
@@ -150,7 +149,7 @@ async def test_a_reader_without_a_server_leaves_the_log_as_it_was(open_archive: 
     await archive.append(make_opening())
     await archive.close()
     before = policy.path.read_bytes()
-    reader = await open_reader(policy.path)
+    reader = SqliteReader(policy.path)
     assert len(await reader.list_exchanges(make_key().id)) == 1
     await reader.close()
     assert policy.path.read_bytes() == before
@@ -180,7 +179,7 @@ async def test_rows_are_listed_after_their_content_was_erased(open_archive: Open
     await archive.append(make_opening(), make_round(), make_outcome(), make_reading(error="said"))
     await archive.close()
     spoil(policy.path, *ERASE_ALL)
-    reader = await open_reader(policy.path)
+    reader = SqliteReader(policy.path)
     (row,) = await reader.list_exchanges(make_key().id)
     assert (row.id, row.headers, row.digest) == ("e1", (), b"")
     assert (row.rounds[0].status, row.rounds[0].headers, row.rounds[0].answer) == (200, (), b"")
@@ -195,7 +194,7 @@ async def test_damaged_content_is_told_from_missing_content(open_archive: Opener
     await archive.append(make_opening(), make_round(), make_outcome(received=b"x" * 5000))
     await archive.close()
     spoil(policy.path, "UPDATE payload SET bytes = x'ff' WHERE codec = 1")
-    reader = await open_reader(policy.path)
+    reader = SqliteReader(policy.path)
     with pytest.raises(StoreUnavailable, match=r"cannot be read.*palimpsest verify"):
         await reader.load_received("e1", 0)
     await reader.close()

@@ -1,6 +1,6 @@
 """One client call, end to end: receive, record, send, relay.
 
-Rule: the call belongs to the TaskRunner, not to the request; whatever the client does, its record is completed.
+Rule: the TaskRunner holds the call; whatever the client does, its record is completed.
 """
 
 import asyncio
@@ -52,24 +52,24 @@ class Exchanges:
             raise BadRequest(f"x-palimpsest-mode is one of {', '.join(_MODES)}, not {asked[:40]!r}")
         return cast(Mode, asked)
 
-    def begin(self, request: ClientRequest, wire: str, client: Client) -> "asyncio.Task[None]":
+    async def carry(self, request: ClientRequest, wire: str, client: Client) -> None:
         """Carry a request whose body is at hand, in the wire format named.
 
-        Cancel the task when the client has left, once it has taken a first step: from then on it leaves a record.
+        Cancelled when the client has left, it leaves the record of an aborted call.
         """
-        return self._tasks.spawn(self._answer_errors(self._carry(request, self._formats[wire], client), client))
+        await self._tasks.host(self._answer_errors(self._carry(request, self._formats[wire], client), client))
 
-    def begin_stream(self, request: ClientRequest, body: RequestBody | None, client: Client) -> "asyncio.Task[None]":
-        """Carry a request whose body, if any, streams through unread; cancel the task as that of `begin`."""
-        return self._tasks.spawn(self._answer_errors(self._carry_stream(request, body, client), client))
+    async def carry_stream(self, request: ClientRequest, body: RequestBody | None, client: Client) -> None:
+        """Carry a request whose body, if any, streams through unread; to be cancelled as `carry`."""
+        await self._tasks.host(self._answer_errors(self._carry_stream(request, body, client), client))
 
     async def _answer_errors(self, carrying: Coroutine[Any, Any, None], client: Client) -> None:
         try:
             await carrying
         except ProxyError as error:
-            await client.fail(error)
+            client.fail(error)
         except asyncio.CancelledError:
-            await client.dismiss()
+            client.dismiss()
             raise
         finally:
             client.abort()

@@ -4,7 +4,7 @@ Rule: one Protocol per question; implementations live in the shells and in tests
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from proxy.model.errors import ProxyError
@@ -42,6 +42,13 @@ class UpstreamResponse(Protocol):
         """
         ...
 
+    async def pump(self, take: Callable[[bytes], bool]) -> None:
+        """Hand on what comes, the moment it comes, until `take` returns False or the answer is here whole.
+
+        The piece that came together with the end is left to `read`. Raises as `read` does, after the pieces that came.
+        """
+        ...
+
     def close(self) -> None:
         """Let go of the answer; a connection in mid-answer is closed."""
         ...
@@ -76,19 +83,23 @@ class Upstream(Protocol):
 class Client(Protocol):
     """Whoever asked. Every method may be called after the client has left; it then does nothing."""
 
-    async def start(self, status: int, headers: Headers) -> None:
+    def start(self, status: int, headers: Headers) -> None:
         """The answer's head."""
         ...
 
-    async def write(self, content: bytes, *, is_last: bool = False) -> None:
-        """Body bytes; returns when the client's side can take more. `is_last` ends the answer cleanly."""
+    def write(self, content: bytes, *, is_last: bool = False) -> bool:
+        """Body bytes. `is_last` ends the answer cleanly. False: the client is slow, no more before `drain` returns."""
         ...
 
-    async def fail(self, error: ProxyError) -> None:
+    async def drain(self) -> None:
+        """Return when the client's side can take more."""
+        ...
+
+    def fail(self, error: ProxyError) -> None:
         """Answer with this error as JSON; once the answer has started, the same as `abort`."""
         ...
 
-    async def dismiss(self) -> None:
+    def dismiss(self) -> None:
         """The call was cancelled: where nothing was sent and the client is still there, tell it to try again."""
         ...
 

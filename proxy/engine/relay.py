@@ -85,6 +85,34 @@ class EndFinder:
         return max(0, match.start() - known) if match else -1
 
 
+class Passage:
+    """Passes pieces of an answer on until its end marker; holds what begins with that."""
+
+    def __init__(self, flight: Flight, ender: EndFinder | None, clock: Clock) -> None:
+        self._flight = flight
+        self._write = flight.client.write
+        self._ender = ender
+        self._clock = clock
+        self.held = b""
+
+    def note(self, piece: bytes) -> None:
+        """Keep a piece for the record."""
+        if not self._flight.first_at:
+            self._flight.first_at = self._clock.monotonic()
+        self._flight.tape.add(piece)
+
+    def take(self, piece: bytes) -> bool:
+        """Pass a piece on; False where it is held from here on, or the client is slow."""
+        self.note(piece)
+        cut = self._ender.find(piece) if self._ender is not None else -1
+        if cut < 0:
+            return self._write(piece)
+        if cut:
+            self._write(piece[:cut])
+        self.held = piece[cut:]
+        return False
+
+
 class Relay:
     """Pumps answers. Every path through `carry` leaves exactly one outcome per round in the log."""
 
@@ -142,8 +170,8 @@ class Relay:
             flight.client.abort()
             return
         await self._gate.wait(recorded)
-        await flight.client.start(status, forward_response(headers))
-        await flight.client.write(held, is_last=is_ended)
+        flight.client.start(status, forward_response(headers))
+        flight.client.write(held, is_last=is_ended)
         if not is_ended:
             await self._pass_rest(flight, response)
 
@@ -158,22 +186,16 @@ class Relay:
         if flight.entry.commit is not None:
             self._archive.flush()
             await self._gate.wait(flight.entry.commit)
-        await client.start(response.status, forward_response(response.headers))
-        ender = _find_ender(flight, response)
-        while True:
-            chunk = await response.read()
-            if not flight.first_at:
-                flight.first_at = self._clock.monotonic()
-            tape.add(chunk)
-            if response.is_ended:
-                return chunk, True
-            cut = ender.find(chunk) if ender is not None else -1
-            if cut < 0:
-                await client.write(chunk)
-                continue
-            if cut:
-                await client.write(chunk[:cut])
-            return await _linger(response, tape, chunk[cut:])
+        client.start(response.status, forward_response(response.headers))
+        passage = Passage(flight, _find_ender(flight, response), self._clock)
+        while not response.is_received:
+            await response.pump(passage.take)
+            if passage.held:
+                return await _linger(response, tape, passage.held)
+            await client.drain()
+        content = await response.read()
+        passage.note(content)
+        return content, True
 
     async def _pass_rest(self, flight: Flight, response: UpstreamResponse) -> None:
         """What comes after a stream's end marker: passed on at once, recorded as trailers up to the cap."""
@@ -186,7 +208,8 @@ class Relay:
                     kept = redact(chunk, flight.secrets, is_error=False)
                     self._archive.append(Trailer(flight.exchange, flight.k, i, kept))
                     i += 1
-                await flight.client.write(chunk, is_last=response.is_ended)
+                if not flight.client.write(chunk, is_last=response.is_ended):
+                    await flight.client.drain()
         except UpstreamUnreachable:
             flight.client.abort()
 

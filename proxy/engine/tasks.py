@@ -12,10 +12,10 @@ _log = logging.getLogger("palimpsest.tasks")
 
 
 class TaskRunner:
-    """Owns tasks: starts them, keeps them alive, reports what they raise, ends them."""
+    """Owns tasks: starts or takes them, keeps them alive, reports what they raise, ends them."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -26,6 +26,16 @@ class TaskRunner:
         self._tasks.add(task)
         task.add_done_callback(self._let_go)
         return task
+
+    async def host(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do work in the task at hand, and hold that one meanwhile as if it had been spawned: a task less per call."""
+        task = asyncio.current_task()
+        assert task is not None, "work is hosted by a task"
+        self._tasks.add(task)
+        try:
+            await work
+        finally:
+            self._tasks.discard(task)
 
     def cancel(self) -> None:
         """Tell every task to end."""

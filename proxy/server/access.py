@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import Headers
-from proxy.server.client import AsgiClient
+from proxy.server.client import ServedClient
 from proxy.server.errors import Refused
 from proxy.server.policy import ServerPolicy
 from proxy.wire.headers import find
@@ -60,11 +60,11 @@ class Management:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         try:
-            self._rules.check_management(tuple(scope["headers"]), scope["query_string"])
+            self._rules.check_management(scope["headers"], scope["query_string"])
         except ProxyError as error:
-            client = AsgiClient(scope, receive, send, self._policy)
+            client = ServedClient(scope, self._policy)
             client.expect_nothing()
-            return await client.fail(error)
+            return client.fail(error)
         await self._app(scope, receive, send)
 
 
@@ -79,16 +79,16 @@ class Entrance:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
-        headers: Headers = tuple(scope["headers"])
+        headers: Headers = scope["headers"]
         try:
             if find(headers, b"upgrade").lower() == b"websocket":
                 raise Refused(426, "upgrade_required", "websockets are not spoken here; use HTTP streaming")
             if self._has_own_key:
                 self._rules.check_host(headers)
         except ProxyError as error:
-            client = AsgiClient(scope, receive, send, self._policy)
+            client = ServedClient(scope, self._policy)
             client.expect_nothing()
-            return await client.fail(error)
+            return client.fail(error)
         await self._app(scope, receive, send)
 
 

@@ -1,21 +1,22 @@
-"""The client of one request, over ASGI. Rule: never a clean end that the engine did not ask for.
+"""The client of one request that is passed on. Rule: never a clean end that the engine did not ask for.
 
 Implements the engine's `Client` and `RequestBody`.
 """
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any, NoReturn
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Scope
+from uvicorn._types import HTTPRequestEvent
 
 from proxy.model.errors import ProxyError, TooLarge
 from proxy.model.exchange import ClientRequest, Headers
+from proxy.server.cycle import Cycle
 from proxy.server.errors import Refused, render_error
 from proxy.server.policy import ServerPolicy
-from proxy.server.protocol import CONNECTION, TARGET
+from proxy.server.protocol import CONNECTION, CYCLE, TARGET, GuardedProtocol
 from proxy.wire.headers import find
-
-_BODILESS = (204, 304)
 
 
 def read_request(scope: Scope, body: bytes = b"") -> ClientRequest:
@@ -23,110 +24,109 @@ def read_request(scope: Scope, body: bytes = b"") -> ClientRequest:
     target: bytes = scope["extensions"][TARGET]
     if not target.startswith(b"/"):  # absolute form, as sent to a proxy: whose host it names does not matter here
         target = scope["raw_path"] + b"?" * bool(scope["query_string"]) + scope["query_string"]
-    return ClientRequest(scope["method"], target, tuple(scope["headers"]), body)
+    return ClientRequest(scope["method"], target, scope["headers"], body)
 
 
-class AsgiClient:
+class ServedClient:
     """Reads a request's body, writes its answer, notices that the client has left."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, policy: ServerPolicy) -> None:
-        self._scope = scope
-        self._receive = receive
-        self._send = send
+    def __init__(self, scope: Scope, policy: ServerPolicy) -> None:
+        self._headers: Headers = scope["headers"]
+        self._connection: GuardedProtocol = scope["extensions"][CONNECTION]
+        self._cycle: Cycle = scope["extensions"][CYCLE]
         self._policy = policy
         self._is_started = False
-        self._body_ended = asyncio.Event()
+        self._is_body_ended = False
         self.is_finished = False
 
     @property
     def has_body(self) -> bool:
         """Whether the request announces a body."""
-        headers = self._scope["headers"]
+        headers = self._headers
         return find(headers, b"content-length") not in (b"", b"0") or bool(find(headers, b"transfer-encoding"))
 
     async def read_whole(self) -> bytes:
         """The whole body. Raises TooLarge above the cap, early where the length is announced, and Refused."""
         cap = self._policy.max_body_bytes
-        announced = find(self._scope["headers"], b"content-length")
+        announced = find(self._headers, b"content-length")
         if announced.isdigit() and int(announced) > cap:
             raise _too_large(cap)
         pieces: list[bytes] = []
         size = 0
-        while True:
+        while self._cycle.more_body:
             message = await self._next_message()
-            piece = message["body"]
-            size += len(piece)
+            pieces.append(message["body"])
+            size += len(message["body"])
             if size > cap:
                 raise _too_large(cap)
-            pieces.append(piece)
-            if not message["more_body"]:
-                self._body_ended.set()
-                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.append(self._cycle.take())
+        self._is_body_ended = True
+        if size + len(pieces[-1]) > cap:
+            raise _too_large(cap)
+        return b"".join(pieces)
 
     async def read(self) -> bytes:
         """The next bytes of the body, empty at the end. Never returns when the client leaves: the call is cancelled."""
-        while not self._body_ended.is_set():
+        while not self._is_body_ended:
             try:
                 message = await self._next_message()
             except ProxyError:
                 self.abort()
                 await _never()
             if not message["more_body"]:
-                self._body_ended.set()
+                self._is_body_ended = True
             if message["body"]:
                 return bytes(message["body"])
         return b""
 
     def expect_nothing(self) -> None:
         """The request has no body to wait for."""
-        self._body_ended.set()
+        self._is_body_ended = True
 
-    async def see_through(self, call: "asyncio.Task[None]") -> None:
-        """Wait for a call's end; a client that leaves before cancels it."""
-        over = asyncio.Event()
-        call.add_done_callback(lambda _: over.set())
-        self._connection.watch(over.set)
+    async def see_through(self, call: Coroutine[Any, Any, None]) -> None:
+        """Let a call run to its end; a client that leaves before cancels it."""
+        task = asyncio.current_task()
+        assert task is not None, "uvicorn serves every request in a task"
+        leave = task.cancel
+        self._connection.watch(leave)
         try:
-            if over.is_set():
-                await asyncio.sleep(0)  # a task that never took a step leaves no record
-            await over.wait()
+            await call
+        except asyncio.CancelledError:
+            pass  # the call has put its things in order, and this task ends with it
         finally:
-            self._connection.unwatch(over.set)
-            call.cancel()
-        if not call.done():
-            await asyncio.wait((call,))
+            self._connection.unwatch(leave)
 
-    async def start(self, status: int, headers: Headers) -> None:
+    def start(self, status: int, headers: Headers) -> None:
         """The answer's head; nothing if it has been sent."""
-        if self._is_started:
-            return
-        self._is_started = True
-        if status in _BODILESS:
-            # uvicorn would wait for the body that this length only describes (RFC 9110, 15.4.5)
-            headers = tuple(field for field in headers if field[0] != b"content-length")
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        if not self._is_started:
+            self._is_started = True
+            self._cycle.start_answer(status, headers)
 
-    async def write(self, content: bytes, *, is_last: bool = False) -> None:
-        """Body bytes."""
+    def write(self, content: bytes, *, is_last: bool = False) -> bool:
+        """Body bytes; False: no more should come before `drain` returns."""
         if self.is_finished or (not content and not is_last):
-            return
-        await self._send({"type": "http.response.body", "body": content, "more_body": not is_last})
+            return True
         self.is_finished = is_last
+        return self._cycle.write_answer(content, is_last=is_last)
 
-    async def fail(self, error: ProxyError) -> None:
+    async def drain(self) -> None:
+        """Wait until the client's side can take more."""
+        await self._cycle.flow.drain()
+
+    def fail(self, error: ProxyError) -> None:
         """Answer with our own error, or break off."""
         if self._is_started or self.is_finished:
             self.abort()
             return
         status, headers, body = render_error(error)
-        await self.start(status, headers)
-        await self.write(body, is_last=True)
-        if not self._body_ended.is_set():
+        self.start(status, headers)
+        self.write(body, is_last=True)
+        if not self._is_body_ended:
             self._connection.linger()
 
-    async def dismiss(self) -> None:
+    def dismiss(self) -> None:
         """The server must stop: say so where nothing was sent, else break off."""
-        await self.fail(Refused(503, "shutting_down", "the server is shutting down; try again"))
+        self.fail(Refused(503, "shutting_down", "the server is shutting down; try again"))
 
     def abort(self) -> None:
         """Break off; nothing after a whole answer."""
@@ -134,10 +134,10 @@ class AsgiClient:
             self.is_finished = True
             self._connection.break_off()
 
-    async def _next_message(self) -> Message:
+    async def _next_message(self) -> HTTPRequestEvent:
         try:
             async with asyncio.timeout(self._policy.body_timeout):
-                message = await self._receive()
+                message = await self._cycle.receive()
         except TimeoutError:
             message_text = f"no byte of the request body for {self._policy.body_timeout:g} s (server.body_timeout)"
             raise Refused(408, "body_timeout", message_text) from None
@@ -145,10 +145,6 @@ class AsgiClient:
             self.abort()
             raise Refused(400, "client_left", "the client left before its request was whole")
         return message
-
-    @property
-    def _connection(self) -> Any:
-        return self._scope["extensions"][CONNECTION]
 
 
 def _too_large(cap: int) -> TooLarge:

@@ -7,7 +7,7 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.engine.exchange import Exchanges
 from proxy.model.errors import ProxyError
-from proxy.server.client import AsgiClient, read_request
+from proxy.server.client import ServedClient, read_request
 from proxy.server.passthrough import Passthrough
 from proxy.server.policy import ServerPolicy
 
@@ -23,11 +23,11 @@ class Managed:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
-        client = AsgiClient(scope, receive, send, self._policy)
+        client = ServedClient(scope, self._policy)
         try:
-            if self._exchanges.read_mode(tuple(scope["headers"])) == "bypass":
+            if self._exchanges.read_mode(scope["headers"]) == "bypass":
                 return await self._passthrough(scope, receive, send)
             body = await client.read_whole()
         except ProxyError as error:
-            return await client.fail(error)
-        await client.see_through(self._exchanges.begin(read_request(scope, body), self._wire, client))
+            return client.fail(error)
+        await client.see_through(self._exchanges.carry(read_request(scope, body), self._wire, client))

@@ -3,7 +3,7 @@
 from starlette.types import Receive, Scope, Send
 
 from proxy.engine.exchange import Exchanges
-from proxy.server.client import AsgiClient, read_request
+from proxy.server.client import ServedClient, read_request
 from proxy.server.policy import ServerPolicy
 
 
@@ -16,8 +16,8 @@ class Passthrough:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
-        client = AsgiClient(scope, receive, send, self._policy)
+        client = ServedClient(scope, self._policy)
         body = client if client.has_body else None
         if body is None:
             client.expect_nothing()
-        await client.see_through(self._exchanges.begin_stream(read_request(scope), body, client))
+        await client.see_through(self._exchanges.carry_stream(read_request(scope), body, client))

@@ -10,16 +10,20 @@ import select
 import sys
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
 import httptools
+from starlette.types import Scope
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from proxy.server.cycle import Cycle
 from proxy.server.errors import render_plain
 from proxy.server.policy import ServerPolicy
 
 CONNECTION = "palimpsest.connection"
+CYCLE = "palimpsest.cycle"
 TARGET = "palimpsest.target"
 
 _READ_AHEAD = 1024 * 1024
@@ -30,6 +34,8 @@ _SLACK = 64 * 1024
 
 class GuardedProtocol(HttpToolsProtocol):
     """One client connection."""
+
+    cycle: Cycle
 
     def __init__(
         self,
@@ -49,12 +55,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._look_timer: asyncio.TimerHandle | None = None
-        self._watching: list[Callable[[], None]] = []
-        self._cycles: list[Any] = []
+        self._watching: list[Callable[[], object]] = []
+        self._cycles: list[Cycle] = []
 
     # --- for the application -----------------------------------------------------------------------------------------
 
-    def watch(self, notify: Callable[[], None]) -> None:
+    def watch(self, notify: Callable[[], object]) -> None:
         """Call this when the client has left, at once if it has."""
         self._watching.append(notify)
         if self.parser is None:
@@ -62,14 +68,14 @@ class GuardedProtocol(HttpToolsProtocol):
         elif not self.cycle.more_body:
             self.flow.resume_reading()  # or leaving would not be seen
 
-    def unwatch(self, notify: Callable[[], None]) -> None:
+    def unwatch(self, notify: Callable[[], object]) -> None:
         """The opposite of `watch`."""
         self._watching.remove(notify)
 
     def break_off(self) -> None:
         """End the connection after what was written, without ending the answer."""
         self._disconnect_cycles()
-        self.transport.close()
+        self.cycle.break_off()
 
     def linger(self) -> None:
         """Close soon if the rest of a refused body keeps coming: closing at once would reset the answer away."""
@@ -159,20 +165,16 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._get_upgrade() not in (None, b"websocket"):
             self._is_read_anew = True
             return
-        self.scope["extensions"] = {CONNECTION: self, TARGET: self.url}  # type: ignore[dict-item]
-        super().on_headers_complete()
-        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete] + [self.cycle]
+        self._begin(version)
 
     def on_body(self, body: bytes) -> None:
         """Part of httptools' protocol. Reads further ahead than uvicorn, whose reader wakes up for every 64 KB."""
         if self.cycle.response_complete:
             return
-        self.cycle.body += body
-        if len(self.cycle.body) > _READ_AHEAD:
+        if self.cycle.put(body) > _READ_AHEAD:
             self.flow.pause_reading()
             if self._look_timer is None:
                 self._look_timer = self.loop.call_later(_LOOK_SECONDS, self._look)
-        self.cycle.message_event.set()
 
     def on_message_complete(self) -> None:
         """Part of httptools' protocol."""
@@ -202,6 +204,39 @@ class GuardedProtocol(HttpToolsProtocol):
         rest = self._data[offset:]
         self.parser = httptools.HttpRequestParser(self)
         self.data_received(head + rest)
+
+    def _begin(self, version: str) -> None:
+        """Start serving a request, or queue it behind the one before it on the same connection; as uvicorn does."""
+        url = httptools.parse_url(self.url)
+        path = url.path.decode("ascii")
+        cycle = Cycle(
+            scope=self.scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=[],
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        scope: Scope = self.scope  # type: ignore[assignment]
+        scope["http_version"] = version
+        scope["method"] = self.parser.get_method().decode("ascii")
+        scope["path"] = unquote(path) if "%" in path else path
+        scope["raw_path"] = url.path
+        scope["query_string"] = url.query or b""
+        scope["headers"] = tuple(self.headers)
+        scope["extensions"] = {CONNECTION: self, CYCLE: cycle, TARGET: self.url}
+        before, self.cycle = self.cycle, cycle
+        self._cycles = [each for each in self._cycles if not each.response_complete] + [cycle]
+        if before is None or before.response_complete:
+            self._start_asgi_task(cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, self.app))
 
     def _disconnect_cycles(self) -> None:
         for cycle in self._cycles:

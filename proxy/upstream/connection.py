@@ -7,6 +7,7 @@ supplies TLS and sockets, so what is ours is this file, `incoming` and the pool 
 
 import asyncio
 import select
+from collections.abc import Callable
 from typing import cast
 
 from proxy.model.errors import UpstreamUnreachable
@@ -28,6 +29,7 @@ class Connection(asyncio.Protocol):
         self._error: UpstreamUnreachable | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
+        self._sink: Callable[[bytes], bool] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._idle_timeout = 0.0
         self._active = 0.0
@@ -113,12 +115,27 @@ class Connection(asyncio.Protocol):
             if incoming.is_complete and self._error is None:
                 return b""
             await self._wait()
-        content = incoming.take()
-        if self._is_reading_paused and self._transport is not None:
-            self._is_reading_paused = False
-            self._active = self._loop.time()
-            self._transport.resume_reading()
-        return content
+        return self._take()
+
+    async def pump(self, take: Callable[[bytes], bool]) -> None:
+        """Hand on what comes until `take` says no or the answer is here whole: from the transport's callback, for a
+        task that is woken for every chunk costs more than the chunk.
+
+        Raises UpstreamUnreachable after the last byte that came.
+        """
+        incoming = self._incoming
+        while not incoming.is_complete:
+            if not incoming.buffered:
+                self._sink = take
+                try:
+                    await self._wait()
+                    is_refused = self._sink is None
+                finally:
+                    self._sink = None
+                if is_refused:
+                    return
+            elif not take(self._take()):
+                return
 
     def finish(self) -> bool:
         """Let go of the request; True if the connection can carry another one, else it is closed."""
@@ -166,6 +183,10 @@ class Connection(asyncio.Protocol):
             if not incoming.is_complete:
                 self._fail(f"the upstream's answer is not valid HTTP: {error}")
             self.close()
+        if self._sink is not None and incoming.buffered and not incoming.is_complete:
+            if self._sink(incoming.take()):
+                return
+            self._sink = None
         if incoming.buffered > _HIGH_WATER and not self._is_reading_paused and self._transport is not None:
             self._is_reading_paused = True
             self._transport.pause_reading()
@@ -206,6 +227,14 @@ class Connection(asyncio.Protocol):
             await self._waiter
         finally:
             self._waiter = None
+
+    def _take(self) -> bytes:
+        content = self._incoming.take()
+        if self._is_reading_paused and self._transport is not None:
+            self._is_reading_paused = False
+            self._active = self._loop.time()
+            self._transport.resume_reading()
+        return content
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -66,6 +66,10 @@ class Response:
         """The next bytes, empty at the end."""
         return await self._open.read()
 
+    async def pump(self, take: Callable[[bytes], bool]) -> None:
+        """Hand on what comes until `take` says no or the answer is here whole."""
+        await self._open.pump(take)
+
     def close(self) -> None:
         """Give the connection back, or close it in mid-answer."""
         if self._connection is None:

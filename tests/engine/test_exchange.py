@@ -49,9 +49,7 @@ async def test_a_request_may_ask_for_a_mode(asked: bytes, mode: str) -> None:
     headers: Headers = ((b"x-palimpsest-mode", asked),) if asked else ()
     engine = make_engine(answer())
     assert engine.exchanges.read_mode(headers) == mode
-    await finish(
-        engine, engine.exchanges.begin(replace(MANAGED, headers=headers), "chat_completions", RecordingClient())
-    )
+    await finish(engine, engine.begin(replace(MANAGED, headers=headers), "chat_completions", RecordingClient()))
     assert engine.archive.opening.mode == mode
 
 
@@ -64,8 +62,8 @@ async def test_an_unknown_mode_is_a_bad_request_that_reaches_neither_upstream_no
     engine = make_engine(answer())
     headers: Headers = ((b"x-palimpsest-mode", b"\xffverbose" + b"x" * 100),)
     managed, streamed = RecordingClient(), RecordingClient()
-    await finish(engine, engine.exchanges.begin(replace(MANAGED, headers=headers), "chat_completions", managed))
-    await finish(engine, engine.exchanges.begin_stream(replace(UPLOAD, headers=headers), FedBody(b""), streamed))
+    await finish(engine, engine.begin(replace(MANAGED, headers=headers), "chat_completions", managed))
+    await finish(engine, engine.begin_stream(replace(UPLOAD, headers=headers), FedBody(b""), streamed))
     for client in (managed, streamed):
         assert isinstance(client.error, BadRequest)
         assert "manage, observe, bypass" in str(client.error)
@@ -75,7 +73,7 @@ async def test_an_unknown_mode_is_a_bad_request_that_reaches_neither_upstream_no
 
 async def test_the_upstream_gets_the_clients_own_bytes_and_the_log_knows_it() -> None:
     engine, client = make_engine(answer(b'{"a":1}')), RecordingClient()
-    await finish(engine, engine.exchanges.begin(MANAGED, "chat_completions", client))
+    await finish(engine, engine.begin(MANAGED, "chat_completions", client))
     (call,) = engine.upstream.calls
     assert (call.method, call.target, call.headers, call.body) == ("POST", MANAGED.target, HEADERS, BODY)
     assert engine.archive.of(Round) == [Round("x1", 0, "main", None)]
@@ -86,28 +84,28 @@ async def test_with_refuse_no_call_goes_out_while_the_log_has_a_problem() -> Non
     engine = Engine(ScriptedUpstream(answer=answer()), EnginePolicy(on_failure="refuse"), is_instant=True)
     engine.archive.health = replace(HEALTHY, problem="disk full")
     managed, streamed = RecordingClient(), RecordingClient()
-    await finish(engine, engine.exchanges.begin(MANAGED, "chat_completions", managed))
-    await finish(engine, engine.exchanges.begin_stream(UPLOAD, FedBody(b""), streamed))
+    await finish(engine, engine.begin(MANAGED, "chat_completions", managed))
+    await finish(engine, engine.begin_stream(UPLOAD, FedBody(b""), streamed))
     for client in (managed, streamed):
         assert client.error is not None
         assert (client.error.status, "disk full" in str(client.error)) == (503, True)
     assert engine.upstream.calls == []
     engine.archive.health = HEALTHY
     well = RecordingClient()
-    await finish(engine, engine.exchanges.begin(MANAGED, "chat_completions", well))
+    await finish(engine, engine.begin(MANAGED, "chat_completions", well))
     assert well.is_whole
 
 
 async def test_with_forward_calls_go_on_while_the_log_has_a_problem() -> None:
     engine, client = make_engine(answer()), RecordingClient()
     engine.archive.health = replace(HEALTHY, problem="disk full")
-    await finish(engine, engine.exchanges.begin(MANAGED, "chat_completions", client))
+    await finish(engine, engine.begin(MANAGED, "chat_completions", client))
     assert client.is_whole
 
 
 async def test_a_streaming_body_passes_unread_and_its_opening_is_recorded_when_it_has_passed() -> None:
     engine, client, body = make_engine(), RecordingClient(), FedBody(b"one ", b"two")
-    task = engine.exchanges.begin_stream(UPLOAD, body, client)
+    task = engine.begin_stream(UPLOAD, body, client)
     async with asyncio.timeout(LIMIT):
         await engine.upstream.called.wait()
     assert engine.archive.appended == []
@@ -125,7 +123,7 @@ async def test_a_streaming_body_passes_unread_and_its_opening_is_recorded_when_i
 
 async def test_a_streaming_body_above_the_cap_passes_whole_and_is_kept_to_the_cap() -> None:
     engine = Engine(ScriptedUpstream(answer=answer()), EnginePolicy(record_cap_bytes=5), is_instant=True)
-    await finish(engine, engine.exchanges.begin_stream(UPLOAD, FedBody(b"one ", b"two", b""), RecordingClient()))
+    await finish(engine, engine.begin_stream(UPLOAD, FedBody(b"one ", b"two", b""), RecordingClient()))
     kept = engine.archive.opening.body
     assert engine.upstream.calls[0].uploaded == b"one two"
     assert [blob.content for blob in kept.blobs] == [b"one t"]
@@ -134,7 +132,7 @@ async def test_a_streaming_body_above_the_cap_passes_whole_and_is_kept_to_the_ca
 
 async def test_without_a_body_the_opening_is_recorded_before_the_upstream_is_asked() -> None:
     engine, client = make_engine(), RecordingClient()
-    task = engine.exchanges.begin_stream(ClientRequest("GET", b"/v1/models", ()), None, client)
+    task = engine.begin_stream(ClientRequest("GET", b"/v1/models", ()), None, client)
     async with asyncio.timeout(LIMIT):
         await engine.upstream.called.wait()
     assert (engine.archive.opening.body.size, engine.upstream.calls[0].body) == (0, b"")
@@ -146,7 +144,7 @@ async def test_without_a_body_the_opening_is_recorded_before_the_upstream_is_ask
 async def test_an_upstream_may_answer_while_the_upload_is_still_going() -> None:
     response = ScriptedResponse(b"too ", b"large", status=413, headers=JSON, ending="eof")
     engine, client, body = make_engine(response, reads=1), RecordingClient(), FedBody(b"one ", b"two")
-    await finish(engine, engine.exchanges.begin_stream(UPLOAD, body, client))
+    await finish(engine, engine.begin_stream(UPLOAD, body, client))
     assert (client.status, client.body, client.is_whole) == (413, b"too large", True)
     assert [blob.content for blob in engine.archive.opening.body.blobs] == [b"one "]
     assert engine.archive.outcome.completeness == "complete"
@@ -162,7 +160,7 @@ async def test_an_early_answer_is_not_held_back_for_an_opening_that_is_not_writt
     response = ScriptedResponse(b"early")
     engine = Engine(ScriptedUpstream(answer=response, reads=1))
     client = RecordingClient()
-    task = engine.exchanges.begin_stream(UPLOAD, FedBody(b"one "), client)
+    task = engine.begin_stream(UPLOAD, FedBody(b"one "), client)
     assert await client.wait_for_body(5) == b"early"
     assert engine.archive.appended == []
     task.cancel()
@@ -172,7 +170,7 @@ async def test_an_early_answer_is_not_held_back_for_an_opening_that_is_not_writt
 
 async def test_a_client_that_leaves_during_its_upload_leaves_a_record_of_what_came() -> None:
     engine, client = make_engine(answer()), RecordingClient()
-    task = engine.exchanges.begin_stream(UPLOAD, FedBody(b"one "), client)
+    task = engine.begin_stream(UPLOAD, FedBody(b"one "), client)
     async with asyncio.timeout(LIMIT):
         await engine.upstream.called.wait()
     task.cancel()
@@ -186,7 +184,7 @@ async def test_a_client_that_leaves_during_its_upload_leaves_a_record_of_what_ca
 async def test_no_end_of_a_stream_is_sought_where_the_wire_is_not_known() -> None:
     response = ScriptedResponse(b"data: [DONE]\n\n", headers=STREAM)
     engine, client = make_engine(response), RecordingClient()
-    task = engine.exchanges.begin_stream(UPLOAD, None, client)
+    task = engine.begin_stream(UPLOAD, None, client)
     await response.wait_until_starved()
     assert (client.body, engine.archive.of(Outcome)) == (b"data: [DONE]\n\n", [])
     response.feed(ending="eof")
@@ -196,21 +194,22 @@ async def test_no_end_of_a_stream_is_sought_where_the_wire_is_not_known() -> Non
 
 async def test_a_target_that_the_upstream_refuses_is_answered_and_recorded_as_failed() -> None:
     engine, client = make_engine(BadRequest("no dots")), RecordingClient()
-    await finish(engine, engine.exchanges.begin(MANAGED, "chat_completions", client))
+    await finish(engine, engine.begin(MANAGED, "chat_completions", client))
     assert client.error is not None
     assert (client.error.status, engine.archive.outcome.completeness) == (400, "failed")
 
 
-async def test_a_defect_breaks_the_answer_and_is_recorded_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_defect_breaks_the_answer_and_is_recorded_and_raised() -> None:
     engine, client = make_engine(ValueError("a defect")), RecordingClient()
-    await finish(engine, engine.exchanges.begin(MANAGED, "chat_completions", client))
+    call = engine.begin(MANAGED, "chat_completions", client)
+    await finish(engine, call)
     assert (client.is_aborted, engine.archive.outcome.completeness) == (True, "aborted")
-    assert "a defect" in caplog.text
+    assert str(call.exception()) == "a defect"
 
 
 async def test_a_call_is_held_by_the_runner_even_if_nobody_else_holds_it() -> None:
     engine, client = make_engine(), RecordingClient()
-    engine.exchanges.begin(MANAGED, "chat_completions", client)
+    engine.begin(MANAGED, "chat_completions", client)
     async with asyncio.timeout(LIMIT):
         await engine.upstream.called.wait()
     gc.collect()
@@ -224,4 +223,4 @@ async def test_a_call_is_held_by_the_runner_even_if_nobody_else_holds_it() -> No
 
 async def test_an_unknown_wire_is_a_mistake_of_the_caller() -> None:
     with pytest.raises(KeyError):
-        make_engine().exchanges.begin(MANAGED, "no_such_wire", RecordingClient())
+        await make_engine().exchanges.carry(MANAGED, "no_such_wire", RecordingClient())

@@ -51,10 +51,10 @@ async def test_a_broken_answer_stays_broken() -> None:
 async def test_a_client_ends_once() -> None:
     recording = RecordingClient()
     client: Client = recording
-    await client.start(200, ())
-    await client.write(b"a", is_last=True)
-    await client.write(b"b")
-    await client.fail(BadRequest("late"))
+    client.start(200, ())
+    client.write(b"a", is_last=True)
+    client.write(b"b")
+    client.fail(BadRequest("late"))
     client.abort()
     assert (recording.body, recording.is_whole, recording.is_aborted, recording.error) == (b"a", True, False, None)
 

@@ -41,7 +41,7 @@ class Call:
         self.engine = Engine(ScriptedUpstream(answer=response), is_instant=is_instant)
         self.archive = self.engine.archive
         self.client = RecordingClient()
-        self.task = self.engine.exchanges.begin(request, "chat_completions", self.client)
+        self.task = self.engine.begin(request, "chat_completions", self.client)
 
     async def finish(self) -> None:
         await wait_out(self.task)
@@ -94,7 +94,7 @@ async def test_a_log_that_never_commits_delays_both_ends_of_an_answer_for_a_boun
         ScriptedUpstream(answer=ScriptedResponse(FIRST, DONE, ending="eof")), EnginePolicy(commit_wait_ms=20)
     )
     client = RecordingClient()
-    await wait_out(engine.exchanges.begin(REQUEST, "chat_completions", client))
+    await wait_out(engine.begin(REQUEST, "chat_completions", client))
     assert (client.body, client.is_whole) == (FIRST + DONE, True)
     assert not engine.archive.commit_of(Opening).done()
     assert "20 ms behind" in engine.relay.problem
@@ -224,7 +224,7 @@ async def test_what_comes_behind_the_end_is_kept_up_to_the_cap_only() -> None:
         ScriptedUpstream(answer=response), EnginePolicy(record_cap_bytes=len(STREAMED) + 5), is_instant=True
     )
     client = RecordingClient()
-    task = engine.exchanges.begin(REQUEST, "chat_completions", client)
+    task = engine.begin(REQUEST, "chat_completions", client)
     await client.wait_for_body(len(STREAMED))
     for late in (b": 1\n\n", b": 2\n\n"):
         response.feed(late)
@@ -338,7 +338,7 @@ async def test_a_slow_reader_holds_the_upstream_back() -> None:
     response.feed(b"1", b"2", b"3")
     async with asyncio.timeout(LIMIT):
         await call.client.stalled.wait()
-    assert (response.left, call.client.body) == (2, FIRST)
+    assert (response.left, call.client.body) == (2, FIRST + b"1")
     call.client.can_take.set()
     await response.wait_until_starved()
     assert call.client.body == FIRST + b"123"

@@ -49,7 +49,7 @@ async def carry(sent: bytes, pieces: list[bytes], ending: Ending, leaves_after: 
     response = ScriptedResponse(*pieces, ending=ending, headers=STREAM)
     response.is_slow = True
     engine, client = Engine(ScriptedUpstream(answer=response), is_soon=True), RecordingClient()
-    task = engine.exchanges.begin(ClientRequest("POST", b"/", (), BODY), "chat_completions", client)
+    task = engine.begin(ClientRequest("POST", b"/", (), BODY), "chat_completions", client)
     await asyncio.sleep(0)  # the call has begun; now the client may leave at any step
     for _ in range(leaves_after or 0):
         await asyncio.sleep(0)
@@ -84,7 +84,7 @@ async def record(
     """Carry an answer, and return what the client got of it."""
     engine = Engine(ScriptedUpstream(answer=response), is_instant=True, own_keys=own_keys)
     client = RecordingClient()
-    await wait_out(engine.exchanges.begin(ClientRequest("POST", b"/", headers, BODY), "chat_completions", client))
+    await wait_out(engine.begin(ClientRequest("POST", b"/", headers, BODY), "chat_completions", client))
     await engine.tasks.finish(5)
     return engine, client.body
 
@@ -125,7 +125,7 @@ async def test_a_credential_echoed_behind_the_end_marker_stays_out_of_the_log() 
     response = ScriptedResponse(b"data: [DONE]\n\n")
     engine, client = Engine(ScriptedUpstream(answer=response), is_instant=True), RecordingClient()
     request = ClientRequest("POST", b"/", ((b"x-api-key", KEY),), BODY)
-    task = engine.exchanges.begin(request, "chat_completions", client)
+    task = engine.begin(request, "chat_completions", client)
     await client.wait_for_body(14)
     response.feed(b": " + KEY + b"\n\n", ending="eof")
     await wait_out(task)
@@ -140,7 +140,7 @@ async def test_an_answer_above_the_record_cap_passes_whole_and_is_kept_to_the_ca
     piece = b"x" * (1024 * 1024)
     engine.upstream.answer(ScriptedResponse(*([piece] * 9), headers=JSON, ending="eof"))
     client = RecordingClient()
-    await wait_out(engine.exchanges.begin(ClientRequest("POST", b"/", (), BODY), "chat_completions", client))
+    await wait_out(engine.begin(ClientRequest("POST", b"/", (), BODY), "chat_completions", client))
     await engine.tasks.finish(5)
     outcome: Outcome = engine.archive.outcome
     assert (len(client.body), client.is_whole) == (9 * len(piece), True)

@@ -63,14 +63,14 @@ class JournalingClient(RecordingClient):
         super().__init__()
         self._journal = journal
 
-    async def start(self, status: int, headers: Headers) -> None:
+    def start(self, status: int, headers: Headers) -> None:
         if not self.started.is_set():
             self._journal.append("head")
-        await super().start(status, headers)
+        super().start(status, headers)
 
-    async def write(self, content: bytes, *, is_last: bool = False) -> None:
+    def write(self, content: bytes, *, is_last: bool = False) -> bool:
         self._journal.append(f"last {content.decode()!r}" if is_last else f"bytes {content.decode()!r}")
-        await super().write(content, is_last=is_last)
+        return super().write(content, is_last=is_last)
 
 
 def open_recording(
@@ -94,7 +94,7 @@ async def carry(archive: SqliteArchive, response: ScriptedResponse, client: Reco
     form = ChatCompletions()
     exchanges = Exchanges(policy, {form.name: form}, reception, relay, tasks)
     request = ClientRequest("POST", b"/v1/chat/completions", (), BODY)
-    await exchanges.begin(request, form.name, client)
+    await exchanges.carry(request, form.name, client)
     await tasks.finish(5)
 
 

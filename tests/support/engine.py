@@ -13,14 +13,14 @@ from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import Exchanges
 from proxy.engine.lineage import Lineage
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.ports import RequestBody
+from proxy.engine.ports import Client, RequestBody
 from proxy.engine.readings import Readings
 from proxy.engine.reception import Reception, Route
 from proxy.engine.relay import Relay
 from proxy.engine.tasks import TaskRunner
 from proxy.model.errors import NotFound, ProxyError, UpstreamUnreachable
 from proxy.model.events import Event
-from proxy.model.exchange import Headers, Opening, Outcome, Reading, Record, SessionKey
+from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, Record, SessionKey
 from proxy.model.log import ArchiveHealth, ExchangeRow, SessionRow, Verification
 from proxy.model.manifest import Manifest, keep_whole
 from proxy.wire.chat_completions import ChatCompletions
@@ -148,14 +148,11 @@ class ScriptedResponse:
         self.status = status
         self.headers = headers
         self.is_ended = self.is_closed = self.is_slow = False
+        self.is_received = ending == "whole"
         self.starved = asyncio.Event()
         self._pieces = deque(pieces)
         self._ending = ending
         self._fed = asyncio.Event()
-
-    @property
-    def is_received(self) -> bool:
-        return self._ending == "whole"
 
     @property
     def left(self) -> int:
@@ -174,13 +171,26 @@ class ScriptedResponse:
         async with asyncio.timeout(LIMIT):
             await self.starved.wait()
 
-    async def read(self) -> bytes:
+    async def pump(self, take: Callable[[bytes], bool]) -> None:
+        while not self.is_received:
+            await self._wait_for_more()
+            if not self._pieces and self._ending == "cut":
+                raise UpstreamUnreachable("the upstream broke off")
+            if not self._pieces or (len(self._pieces) == 1 and self._ending == "last"):
+                self.is_received = True
+            elif not take(self._pieces.popleft()):
+                return
+
+    async def _wait_for_more(self) -> None:
         if self.is_slow:
             await asyncio.sleep(0)
         while not self._pieces and self._ending == "open":
             self._fed.clear()
             self.starved.set()
             await self._fed.wait()
+
+    async def read(self) -> bytes:
+        await self._wait_for_more()
         if self._ending == "whole":
             self.is_ended = True
             content = b"".join(self._pieces)
@@ -227,15 +237,12 @@ class RecordingClient:
                 await self._changed.wait()
         return self.body
 
-    async def start(self, status: int, headers: Headers) -> None:
+    def start(self, status: int, headers: Headers) -> None:
         if not self.started.is_set() and not self.ended.is_set():
             self.status, self.headers = status, headers
             self.started.set()
 
-    async def write(self, content: bytes, *, is_last: bool = False) -> None:
-        if not self.can_take.is_set():
-            self.stalled.set()
-            await self.can_take.wait()
+    def write(self, content: bytes, *, is_last: bool = False) -> bool:
         assert self.started.is_set() or self.ended.is_set(), "a body before its head"
         if not self.ended.is_set():
             self.writes.append(content)
@@ -243,15 +250,21 @@ class RecordingClient:
             self._changed.set()
             if is_last:
                 self.ended.set()
+        return self.can_take.is_set()
 
-    async def fail(self, error: ProxyError) -> None:
+    async def drain(self) -> None:
+        if not self.can_take.is_set():
+            self.stalled.set()
+            await self.can_take.wait()
+
+    def fail(self, error: ProxyError) -> None:
         if self.started.is_set():
             self.abort()
         elif not self.ended.is_set():
             self.error = error
             self.ended.set()
 
-    async def dismiss(self) -> None:
+    def dismiss(self) -> None:
         self.abort()
 
     def abort(self) -> None:
@@ -378,6 +391,14 @@ class Engine:
         self.reception = Reception(policy, routes, self.archive, lineage, self.clock, CountingIds())
         formats = {"chat_completions": ChatCompletions()}
         self.exchanges = Exchanges(policy, formats, self.reception, self.relay, self.tasks, own_keys)
+
+    def begin(self, request: ClientRequest, wire: str, client: Client) -> "asyncio.Task[None]":
+        """A call in a task of its own, as the server has one for each."""
+        return asyncio.create_task(self.exchanges.carry(request, wire, client))
+
+    def begin_stream(self, request: ClientRequest, body: RequestBody | None, client: Client) -> "asyncio.Task[None]":
+        """The same for a body that streams."""
+        return asyncio.create_task(self.exchanges.carry_stream(request, body, client))
 
 
 async def wait_out(task: "asyncio.Task[None]") -> None:

@@ -24,6 +24,7 @@ from proxy import __version__
 from proxy.assembly import Engine, build_engine, find_admin_token
 from proxy.config import Settings
 from proxy.engine.tasks import TaskRunner
+from proxy.heap import HeapTrimmer, find_trim, read_resident_bytes
 from proxy.model.errors import ProxyError
 from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.server.health import Health
@@ -103,9 +104,12 @@ async def _run(settings: Settings) -> None:
         try:
             app, health = build_app(engine, settings, policy)
             _announce(settings, policy, listener.getsockname()[1])
+            trimmer = HeapTrimmer(lambda: not engine.tasks, find_trim(), read_resident_bytes)
+            trimmer.start(asyncio.get_running_loop())
             gc.freeze()  # what the start has made stays: the collector need not look at it again
             server = DrainingServer(_configure(app, policy), health, engine.tasks, policy.drain_seconds)
             await server.serve([listener])
+            trimmer.stop()
         finally:
             await engine.close()
 

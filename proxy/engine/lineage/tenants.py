@@ -1,0 +1,96 @@
+"""Whose a request is (BEHAVIOUR B2): a principal of the settings, else a JWT's subject, else the credential itself.
+
+Rule: tenants are told apart by keyed hashes; credentials are kept in memory only, as hashes, for half an hour of
+idleness at most. What a JWT says is not checked here: a token that the upstream has not accepted has proven nothing.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from proxy.engine.policy import Principal
+from proxy.engine.ports import Clock
+from proxy.model.exchange import Headers
+from proxy.wire.headers import bare_credential, find, find_credential
+
+_IDLE_SECONDS = 1800.0
+_MOST = 4096
+_JWT_PARTS = 3
+_claims = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class Caller(NamedTuple):
+    """Who calls: 16 bytes for the tenant, 16 for the very credential."""
+
+    tenant: bytes
+    token: bytes
+
+
+class Tenants:
+    """Tells tenants apart. `salt` is the installation's secret."""
+
+    def __init__(self, salt: bytes, clock: Clock, principals: Mapping[str, Principal] | None = None) -> None:
+        self._salt = salt
+        self._clock = clock
+        self._by_key = {
+            self._hash(key.encode()): self._hash(b"principal\0" + name.encode())
+            for name, principal in (principals or {}).items()
+            for key in principal.keys
+        }
+        self._by_header = tuple(
+            (principal.header.lower().encode("latin-1"), name.encode())
+            for name, principal in (principals or {}).items()
+            if principal.header
+        )
+        self._proven: OrderedDict[bytes, float] = OrderedDict()
+
+    def find(self, headers: Headers) -> Caller:
+        """Whose a request with these headers is."""
+        presented = find_credential(headers)
+        token = self._hash(presented)
+        for field, name in self._by_header:
+            if value := find(headers, field):
+                return Caller(self._hash(b"header\0%b\0%b" % (name, value)), token)
+        if self._by_key and (tenant := self._by_key.get(self._hash(bare_credential(presented)))):
+            return Caller(tenant, token)
+        return Caller(self._find_subject(presented) or token, token)
+
+    def prove(self, token: bytes) -> None:
+        """The upstream has answered 2xx to this very credential."""
+        now = self._clock.monotonic()
+        self._proven[token] = now
+        self._proven.move_to_end(token)
+        while self._proven and (len(self._proven) > _MOST or self._is_old(next(iter(self._proven.values())), now)):
+            self._proven.popitem(last=False)
+
+    def is_proven(self, token: bytes) -> bool:
+        """Whether the upstream has accepted this very credential of late."""
+        at = self._proven.get(token)
+        return at is not None and not self._is_old(at, self._clock.monotonic())
+
+    def _is_old(self, at: float, now: float) -> bool:
+        return now - at > _IDLE_SECONDS
+
+    def _find_subject(self, presented: bytes) -> bytes:
+        """HMAC of issuer, subject and audience, so that a token that is renewed stays the same tenant; else empty."""
+        parts = bare_credential(presented).split(b".")
+        if len(parts) != _JWT_PARTS or not parts[1].startswith(b"ey"):
+            return b""
+        try:
+            claims = _claims.decode(base64.urlsafe_b64decode(parts[1] + b"=" * (-len(parts[1]) % 4)))
+        except (binascii.Error, ValueError, RecursionError):
+            return b""
+        if "iss" not in claims or "sub" not in claims:
+            return b""
+        named = b"\0".join(bytes(claims.get(name, b"")) for name in ("iss", "sub", "aud"))
+        return hmac.new(self._salt, b"jwt\0" + named, hashlib.sha256).digest()[:16]
+
+    def _hash(self, content: bytes) -> bytes:
+        """BLAKE2b keyed with the salt (RFC 7693), 16 bytes."""
+        return hashlib.blake2b(content, key=self._salt, digest_size=16).digest()

@@ -1,9 +1,11 @@
 import asyncio
 import logging
+from pathlib import Path
 
 import pytest
 
 from proxy.model.exchange import weigh
+from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.spool import Entry, Spool
 from tests.store.samples import make_opening, make_outcome, make_reading, make_round
 
@@ -15,7 +17,8 @@ class Desk:
 
     def __init__(self, max_bytes: int = 100_000, hold_ms: int = 60_000) -> None:
         self.handed: list[list[Entry]] = []
-        self.spool = Spool(asyncio.get_running_loop(), self.handed.append, max_bytes, hold_ms)
+        self.policy = StorePolicy(Path("log.db"), spool_bytes=max_bytes, hold_ms=hold_ms)
+        self.spool = Spool(asyncio.get_running_loop(), self.handed.append, self.policy)
 
     def settle(self, is_stored: bool) -> None:
         for entries in self.handed:
@@ -46,7 +49,7 @@ async def test_what_is_held_is_handed_over_after_its_time() -> None:
     desk = Desk(hold_ms=1)
     loop = asyncio.get_running_loop()
     handed = loop.create_future()
-    desk.spool = Spool(loop, handed.set_result, 100_000, hold_ms=1)
+    desk.spool = Spool(loop, handed.set_result, desk.policy)
     desk.spool.append((make_reading(),), is_urgent=False)
     (entry,) = await asyncio.wait_for(handed, 10)
     assert entry.records == (make_reading(),)
@@ -108,6 +111,6 @@ async def test_losses_are_loud_but_no_flood(caplog: pytest.LogCaptureFixture) ->
 
 def test_settling_for_an_event_loop_that_has_ended_does_nothing() -> None:
     loop = asyncio.new_event_loop()
-    spool = Spool(loop, lambda entries: None, 1000, 1000)
+    spool = Spool(loop, lambda entries: None, StorePolicy(Path("log.db")))
     loop.close()
     spool.settle_soon([], True)

@@ -62,6 +62,11 @@ class Journal:
         _HEAD.pack_into(self._map, 0, _MAGIC, self.nonce)
 
     @property
+    def end(self) -> int:
+        """The place where the last entry ends."""
+        return self._ring.end
+
+    @property
     def is_filling(self) -> bool:
         """True where more than half is in use: entries had better not wait for company."""
         return self._ring.used > self._half

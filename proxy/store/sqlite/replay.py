@@ -84,7 +84,7 @@ def _list_entries(leftover: Leftover, place: int) -> tuple[list[Entry], int]:
         if records is None:
             _log.error("an entry of the journal could not be understood; it is lost")
         else:
-            entries.append(Entry(records, sum(map(weigh, records)), None, end))
+            entries.append(Entry(records, sum(map(weigh, records)), None, end, True))
     return entries, place
 
 

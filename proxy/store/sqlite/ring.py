@@ -18,24 +18,24 @@ _LOW_BITS = 0xFFFF_FFFF
 
 
 class Ring:
-    """Adds entries at the end, frees them from the front. `area` is kept; its size is a multiple of 8 bytes."""
+    """Adds entries at the `end`, frees them from the front. `area` is kept; its size is a multiple of 8 bytes."""
 
     def __init__(self, area: memoryview, nonce: int) -> None:
         self._area = area
         self._size = len(area)
         self._nonce = nonce
         self._freed = 0
-        self._end = 0
+        self.end = 0
 
     @property
     def used(self) -> int:
         """Bytes between the oldest entry that is not freed and the end."""
-        return self._end - self._freed
+        return self.end - self._freed
 
     def add(self, payload: bytes) -> int:
         """Lay down an entry; the place where it ends, or 0 where there is no room for it."""
         area, length = self._area, len(payload)
-        before = self._end
+        before = self.end
         size = _measure(length)
         at = before % self._size
         start = before
@@ -47,8 +47,8 @@ class Ring:
         # The header goes last. A kill in between leaves the payload behind a header of other days.
         area[at + _HEADER.size : at + _HEADER.size + length] = payload
         _HEADER.pack_into(area, at, self._nonce, before, length, _sum(before, payload))
-        self._freed, self._end = freed, start + size
-        return self._end
+        self._freed, self.end = freed, start + size
+        return self.end
 
     def free(self, place: int) -> None:
         """Give up all entries that end at the place or before it."""

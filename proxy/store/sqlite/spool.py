@@ -21,13 +21,15 @@ _log = logging.getLogger(__name__)
 class Entry:
     """The records of one append: stored together or not at all.
 
-    `stored` is who waits for that; `place` is where the entry ends in the journal, 0 where it is not in it.
+    `stored` is who waits for that. `place` is where the journal ended behind this entry, 0 where there was nothing in
+    it; `is_kept` tells whether the entry itself is there.
     """
 
     records: tuple[Record, ...]
     weight: int
     stored: "asyncio.Future[bool] | None"
     place: int = 0
+    is_kept: bool = False
 
 
 class Spool:
@@ -69,13 +71,13 @@ class Spool:
         if journal is not None and not self._outside:
             place = journal.add(records)
             if place:
-                self._last = Entry(records, weight, None, place)
+                self._last = Entry(records, weight, None, place, True)
                 self._held.append(self._last)
                 self._hold(is_urgent)
                 return self._safe
         stored = self._make_future()
         self._outside += 1
-        self._last = Entry(records, weight, stored)
+        self._last = Entry(records, weight, stored, journal.end if journal is not None else 0)
         self._held.append(self._last)
         # beside a journal this is what it could not take: nothing is journaled until it is written
         self._hold(is_urgent or journal is not None)
@@ -115,9 +117,9 @@ class Spool:
         for entry in entries:
             self.pending -= len(entry.records)
             self.pending_bytes -= entry.weight
-            if not entry.place:
+            if not entry.is_kept:
                 self._outside -= 1
-            elif is_stored and self._journal is not None:
+            if is_stored and self._journal is not None:
                 # What was refused is freed with the next that is stored: until then the mark stands before it.
                 self._journal.free(entry.place)
             if not is_stored:

@@ -185,7 +185,7 @@ class Writer:
         """Closing, and the store still fails: what waits is lost, unless it is in the journal."""
         while not self._queue.empty():
             self._take(self._queue.get_nowait())
-        self._pending = deque(entry for entry in self._pending if not entry.place)
+        self._pending = deque(entry for entry in self._pending if not entry.is_kept)
         self._finish(list(self._pending), False)
 
     def _copy_log(self) -> None:

@@ -8,9 +8,11 @@ import pytest
 
 from proxy.model.manifest import keep_whole
 from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
+from proxy.store.sqlite.archive import SqliteArchive
 from proxy.store.sqlite.journal import name_journal
 from proxy.store.sqlite.mark import read_mark
+from proxy.store.sqlite.reader import SqliteReader
+from proxy.store.sqlite.replay import recover_log
 from tests.store.samples import make_key, make_opening, make_outcome, make_round
 from tests.store.sqlite.conftest import Opener
 from tests.store.sqlite.disk import FULL, LOCKED, Disk
@@ -51,9 +53,12 @@ async def test_closing_while_the_store_fails_leaves_the_journal_to_the_next_star
     assert (archive.health.dropped, archive.health.pending) == (1, 3)
     assert "3 records are in" in caplog.text
     assert name_journal(policy.path).exists()
-    again = open_sqlite(policy, asyncio.get_running_loop())
-    assert await list_ids(again) == ["e0", "e1", "e2"]
-    await again.close()
+    recover_log(policy)
+    reader = SqliteReader(policy.path)
+    try:
+        assert [row.id for row in await reader.list_exchanges(make_key().id)] == ["e0", "e1", "e2"]
+    finally:
+        await reader.close()
 
 
 async def test_readers_see_what_was_appended_before(open_archive: Opener, tmp_path: Path) -> None:

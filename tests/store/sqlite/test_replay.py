@@ -117,11 +117,11 @@ async def check_all_there(archive: SqliteArchive | SqliteReader) -> None:
 @pytest.mark.parametrize("moment", ["before the commit", "in the commit", "after the commit"])
 @pytest.mark.parametrize("durability", ["normal", "full"])
 async def test_after_kill_9_all_that_was_acknowledged_is_there_exactly_once(
-    policy: StorePolicy, moment: str, durability: str, caplog: pytest.LogCaptureFixture
+    open_archive: Opener, policy: StorePolicy, moment: str, durability: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = await asyncio.to_thread(kill, policy, moment)
     assert read_ids(policy.path) == ([f"e{i}" for i in range(30)] if moment == "after the commit" else [])
-    archive = open_sqlite(replace(policy, durability=durability), asyncio.get_running_loop())  # type: ignore[arg-type]
+    archive = open_archive(durability=durability)
     await check_all_there(archive)
     assert "could not take" not in caplog.text, "nothing was tried a second time"
     assert path.exists() == (durability == "normal")
@@ -131,7 +131,7 @@ async def test_after_kill_9_all_that_was_acknowledged_is_there_exactly_once(
 
 
 async def test_a_replay_that_is_killed_goes_on_where_it_was(
-    policy: StorePolicy, caplog: pytest.LogCaptureFixture
+    open_archive: Opener, policy: StorePolicy, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = await asyncio.to_thread(kill, policy)
     content = path.read_bytes()
@@ -139,7 +139,7 @@ async def test_a_replay_that_is_killed_goes_on_where_it_was(
         recover_log(policy)
         assert not path.exists()
         path.write_bytes(content)
-    archive = open_sqlite(policy, asyncio.get_running_loop())
+    archive = open_archive()
     await check_all_there(archive)
     assert "could not take" not in caplog.text
     await archive.close()
@@ -200,14 +200,14 @@ def test_recovery_of_a_log_that_is_locked_only_warns_and_lets_go(
 
 @pytest.mark.parametrize("error", [FULL, LOCKED], ids=str)
 async def test_a_log_that_takes_no_writes_is_not_opened_and_the_journal_is_kept(
-    policy: StorePolicy, disk: Disk, error: Exception
+    open_archive: Opener, policy: StorePolicy, disk: Disk, error: Exception
 ) -> None:
     path = await asyncio.to_thread(crash, policy, (make_opening("e1"),), (make_opening("e2"),))
     disk.fail("INSERT INTO exchange", error)
     with pytest.raises(StoreUnavailable, match=rf"2 appends .*log\.db\.journal are not in the log yet: .*{error}"):
-        open_sqlite(policy, asyncio.get_running_loop(), disk.connect)
+        open_archive()
     assert path.exists()
-    archive = open_sqlite(policy, asyncio.get_running_loop(), disk.connect)  # nothing is held by the one that failed
+    archive = open_archive()  # nothing is held by the one that failed
     assert [row.id for row in await archive.list_exchanges(make_key().id)] == ["e1", "e2"]
     await archive.close()
 

@@ -170,6 +170,19 @@ async def test_what_the_journal_does_not_take_waits_for_its_commit_and_so_does_a
     assert futures[4].done()
 
 
+async def test_answers_run_ahead_of_the_writer_by_some_records_only(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "large")
+    desk = Desk(10_000_000, journal=journal)
+    futures = [desk.spool.append((make_reading(f"e{i}"),), is_urgent=True) for i in range(300)]
+    ahead = [future.done() for future in futures].index(False)
+    assert 100 < ahead < 200
+    assert not any(future.done() for future in futures[ahead:])
+    desk.settle(True)
+    assert futures[-1].result() is True
+    assert desk.spool.append((make_reading("next"),), is_urgent=True).done()
+    journal.remove()
+
+
 async def test_once_all_is_written_the_journal_takes_records_again(journal: Journal) -> None:
     desk = Desk(journal=journal)
     futures = [desk.spool.append((large(i),), is_urgent=True) for i in range(4)]

@@ -5,12 +5,15 @@ that are not known are continued like text.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from proxy.model.exchange import Answer, Usage
+from proxy.wire import anthropic_identity
+from proxy.wire.body import Span
 from proxy.wire.deltas import Places, assemble, keep, merge, settle_object
 from proxy.wire.evidence import read_error, read_fields, read_kind, read_object, read_text, read_typed_error, read_usage
+from proxy.wire.identity import Item
 from proxy.wire.sse import EVENT_LINE, TYPED_DATA_LINE, ServerEvent
 
 _USAGE_NAMES = {
@@ -42,6 +45,18 @@ class AnthropicMessages:
     def read_events(self, events: Iterable[ServerEvent]) -> Answer:
         """The answer a stream adds up to, in the shape of a non-streamed one."""
         return assemble(_Stream(), events, self.read_answer)
+
+    def read_items(self, content: bytes, spans: Sequence[Span]) -> list[Item]:
+        """The messages at these spans of a request body."""
+        return anthropic_identity.READER.read_items(content, spans)
+
+    def read_input(self, member: bytes) -> list[Item]:
+        """The messages in a conversation that is no array. There are none: this wire knows only arrays."""
+        return []
+
+    def read_reply(self, value: Mapping[str, object]) -> tuple[tuple[Item, ...], ...]:
+        """For each alternative of an answer, what a client adds to its history."""
+        return anthropic_identity.read_alternatives(value)
 
 
 def _read_usage(value: object) -> Usage | None:

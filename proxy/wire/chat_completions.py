@@ -5,11 +5,14 @@ that a server invents raises.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from proxy.model.exchange import Answer
+from proxy.wire import chat_identity
+from proxy.wire.body import Span
 from proxy.wire.deltas import Places, assemble, keep, merge, settle, settle_object
 from proxy.wire.evidence import read_error, read_fields, read_objects, read_text, read_usage
+from proxy.wire.identity import Item
 from proxy.wire.sse import DATA_LINE, ServerEvent
 
 _END = "[DONE]"
@@ -55,6 +58,18 @@ class ChatCompletions:
     def read_events(self, events: Iterable[ServerEvent]) -> Answer:
         """The answer a stream adds up to, in the shape of a non-streamed one."""
         return assemble(_Stream(), events, self.read_answer)
+
+    def read_items(self, content: bytes, spans: Sequence[Span]) -> list[Item]:
+        """The messages at these spans of a request body."""
+        return chat_identity.READER.read_items(content, spans)
+
+    def read_input(self, member: bytes) -> list[Item]:
+        """The messages in a conversation that is no array. There are none: this wire knows only arrays."""
+        return []
+
+    def read_reply(self, value: Mapping[str, object]) -> tuple[tuple[Item, ...], ...]:
+        """For each alternative of an answer, what a client adds to its history."""
+        return chat_identity.read_alternatives(value)
 
 
 class _Stream:

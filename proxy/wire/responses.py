@@ -5,10 +5,12 @@ is missing, since they repeat what it says.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.model.exchange import Answer
+from proxy.wire import responses_identity
+from proxy.wire.body import Span
 from proxy.wire.deltas import Places, assemble, keep, merge, settle, settle_object
 from proxy.wire.evidence import (
     read_error,
@@ -19,6 +21,7 @@ from proxy.wire.evidence import (
     read_typed_error,
     read_usage,
 )
+from proxy.wire.identity import Item
 from proxy.wire.sse import DATA_LINE, EVENT_LINE, TYPED_DATA_LINE, ServerEvent
 
 _ENDS = frozenset({"response.completed", "response.failed", "response.incomplete"})
@@ -88,6 +91,18 @@ class Responses:
     def read_events(self, events: Iterable[ServerEvent]) -> Answer:
         """The answer a stream ended with, or what its events add up to."""
         return assemble(_Stream(), events, self.read_answer)
+
+    def read_items(self, content: bytes, spans: Sequence[Span]) -> list[Item]:
+        """The messages at these spans of a request body."""
+        return responses_identity.READER.read_items(content, spans)
+
+    def read_input(self, member: bytes) -> list[Item]:
+        """The messages in a conversation that is no array. A plain string is one user message."""
+        return responses_identity.read_plain(member)
+
+    def read_reply(self, value: Mapping[str, object]) -> tuple[tuple[Item, ...], ...]:
+        """For each alternative of an answer, what a client adds to its history."""
+        return responses_identity.read_alternatives(value)
 
 
 class _Stream:

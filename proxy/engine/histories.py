@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from proxy.engine.lineage.chain import Chain
 from proxy.model.manifest import (
     Blob,
     BlobPiece,
@@ -24,7 +25,7 @@ from proxy.model.manifest import (
 from proxy.wire.body import SplitBody, count_shared, split_after, split_body
 
 _LARGE_MEMBER = 512
-_ITEM_WEIGHT = 200
+_ITEM_WEIGHT = 260
 _TAIL = 64
 _NAMED_KEPT = 4
 _UNNAMED_KEPT = 32
@@ -32,11 +33,12 @@ _WORTH_REMEMBERING = 4 * 1024
 
 
 class History(msgspec.Struct, frozen=True, gc=False):
-    """A body that was seen: its split, the link after each item, the digest of each large member."""
+    """A body that was seen: its split, the link after each item, the digest of each large member, its messages."""
 
     split: SplitBody
     links: Sequence[bytes]
     digests: Mapping[str, bytes]
+    chain: Chain
 
     @property
     def weight(self) -> int:
@@ -116,7 +118,9 @@ def split_known(content: bytes, items_key: str, known: History | None, shared: i
     return split_body(content, items_key)
 
 
-def take_stock(tenant: bytes, split: SplitBody, known: History | None, shared: int) -> tuple[Manifest, History | None]:
+def take_stock(
+    tenant: bytes, split: SplitBody, chain: Chain, known: History | None, shared: int
+) -> tuple[Manifest, History | None]:
     """The manifest of a split body, with only what the remembered one did not bring; and what to remember of it."""
     if not split.items:
         return _keep_members(split, (), known)[0], None
@@ -125,7 +129,7 @@ def take_stock(tenant: bytes, split: SplitBody, known: History | None, shared: i
     slices = tuple(chain_slices(parent, _elements(split, shared)))
     links.extend(s.link for s in slices)
     manifest, digests = _keep_members(split, slices, known, links[-1])
-    return manifest, History(split, links, digests)
+    return manifest, History(split, links, digests, chain)
 
 
 def _elements(split: SplitBody, start: int) -> list[tuple[bytes, bytes]]:

@@ -254,6 +254,7 @@ class Relay:
                 outcome.size,
                 outcome.timings.first_byte_ms / 1000,
                 outcome.timings.total_ms / 1000,
+                is_readable=flight.format is not None and outcome.size > 0,
             )
         )
 

@@ -8,7 +8,7 @@ from proxy.model.exchange import Completeness, Kind
 
 
 class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
-    """A round's outcome was handed to the log. Sizes in bytes, times in seconds."""
+    """A round's outcome was handed to the log. Sizes in bytes, times in seconds. `is_readable`: a reading will follow."""
 
     exchange: str
     session: str
@@ -21,6 +21,7 @@ class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
     received_size: int
     first_byte_s: float
     total_s: float
+    is_readable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ class AnthropicMessages:
 
     name = "anthropic_messages"
     items_key = "messages"
+    previous_key = ""
     end_marker = re.compile(EVENT_LINE + rb"message_stop(?=[\r\n])|" + TYPED_DATA_LINE + b'message_stop"')
 
     def read_answer(self, value: Mapping[str, object]) -> Answer:

@@ -42,6 +42,7 @@ class ChatCompletions:
 
     name = "chat_completions"
     items_key = "messages"
+    previous_key = ""
     end_marker = re.compile(DATA_LINE + rb"\[DONE\]")
 
     def read_answer(self, value: Mapping[str, object]) -> Answer:

@@ -24,6 +24,11 @@ class Format(Protocol):
         ...
 
     @property
+    def previous_key(self) -> str:
+        """The member that names, by its id, a stored answer which the request goes on from; empty if there is none."""
+        ...
+
+    @property
     def end_marker(self) -> re.Pattern[bytes]:
         """Matches at a line that ends a stream as a whole; searched in raw bytes."""
         ...

@@ -72,6 +72,7 @@ class Responses:
 
     name = "responses"
     items_key = "input"
+    previous_key = "previous_response_id"
     end_marker = re.compile(
         EVENT_LINE + _END + rb"(?=[\r\n])|" + DATA_LINE + rb"\[DONE\]|" + TYPED_DATA_LINE + _END + b'"'
     )

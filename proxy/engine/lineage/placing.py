@@ -24,11 +24,13 @@ _LONG_CHARACTERS = 500
 _SMALL_ANSWER = 64
 _FEW_MESSAGES = 3
 _ADOPTABLE_NODES = 3
-_MOST_UNANSWERED = 4096
+_MOST_REMEMBERED = 4096
+_MOST_NAMES = 64
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
-    """A request as lineage sees it. `session` is the one its id names, or its own where it has none.
+    """A request as lineage sees it. `session` is the one its id names, or its own where it has none;
+    `token` is its very credential, hashed.
 
     `nodes` has one element for each message behind the preamble; `fresh` are the messages from `start` on, which is
     where the bytes that were seen before end. `root` is the parent of the first node.
@@ -36,6 +38,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
 
     exchange: str
     session: SessionKey
+    token: bytes
     traits: Traits
     root: bytes
     nodes: Sequence[bytes]
@@ -63,6 +66,7 @@ class Placing:
     def __init__(self, forest: Forest) -> None:
         self._forest = forest
         self._unanswered: OrderedDict[bytes, Known] = OrderedDict()
+        self._recalled: OrderedDict[bytes, None] = OrderedDict()
 
     def lacks(self, asked: Asked) -> bool:
         """Whether the request holds an assistant's message that nothing in memory accounts for."""
@@ -70,9 +74,14 @@ class Placing:
             return False
         known = self._forest.get(asked.session.id) if asked.session.family else self._prove(asked)[0]
         base = known.measure(asked.nodes) if known is not None else 0
-        if base < asked.start:
-            return True
-        return any(item.role == "assistant" and item.form for item in asked.fresh[base - asked.start :])
+        return base < asked.start or any(node not in self._recalled for node in _list_foreign(asked, base))
+
+    def note_recalled(self, asked: Asked) -> None:
+        """The log has been asked, and has said all it knows."""
+        for node in _list_foreign(asked, 0):
+            self._recalled[node] = None
+        while len(self._recalled) > _MOST_REMEMBERED:
+            self._recalled.popitem(last=False)
 
     def place(self, asked: Asked) -> Place:
         """Decide, and remember what was decided."""
@@ -96,7 +105,7 @@ class Placing:
         if known.key.family or known.tips != {tip} or not known.is_leaf(tip):
             return
         self._unanswered[tip] = known
-        if len(self._unanswered) > _MOST_UNANSWERED:
+        if len(self._unanswered) > _MOST_REMEMBERED:
             self._unanswered.popitem(last=False)
 
     def _find(self, asked: Asked) -> tuple[Known, tuple[str, bytes] | None]:
@@ -152,9 +161,21 @@ class Placing:
             known.depth = step.depth
 
 
-def name_answer(items: Sequence[Item]) -> list[tuple[str, Item]]:
-    """The marks of an answer's messages: their calls, and their text where it says enough to be known by."""
-    return [(name, item) for item in items for name in _name_item(item)]
+def name_unknown(asked: Asked) -> list[str]:
+    """The names by which the log may know what a request shows."""
+    return [name for item in asked.fresh for name in _name_item(item)][-_MOST_NAMES:]
+
+
+def name_answer(item: Item) -> list[str]:
+    """The names by which a message of an answer may be known again."""
+    return [*_name_item(item), *([f"item:{item.reference}"] if item.reference and item.form else [])]
+
+
+def _list_foreign(asked: Asked, base: int) -> list[bytes]:
+    """The nodes of assistant messages behind the first `base`, as far as they are fresh."""
+    first = max(0, base - asked.start)
+    pairs = zip(asked.fresh[first:], asked.nodes[asked.start + first :], strict=True)
+    return [node for item, node in pairs if item.role == "assistant" and item.form]
 
 
 def _name_item(item: Item) -> list[str]:

@@ -22,6 +22,7 @@ from proxy.model.errors import StoreUnavailable
 from proxy.store.secret import load_or_create_secret
 from proxy.store.sqlite.archive import open_sqlite
 from proxy.store.sqlite.reader import SqliteReader
+from proxy.store.sqlite.replay import recover_log
 from proxy.upstream.forwarder import Forwarder
 from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.chat_completions import ChatCompletions
@@ -87,5 +88,10 @@ async def build_engine(settings: Settings) -> Engine:
 
 
 def open_log(settings: Settings) -> SqliteReader:
-    """The log for reading, beside a server that may be writing it; its methods raise StoreUnavailable if it is none."""
-    return SqliteReader(settings.store_policy().path)
+    """The log for reading, beside a server that may be writing it; its methods raise StoreUnavailable if it is none.
+
+    Beside a server it may lack the last few milliseconds; what a killed server left in its journal is brought in first.
+    """
+    policy = settings.store_policy()
+    recover_log(policy)
+    return SqliteReader(policy.path)

@@ -2,6 +2,7 @@
 
 An exchange is one client call. It has one `Opening`, a `Round` for every upstream call it took, an `Outcome` per round,
 perhaps `Trailer`s (bytes after the end marker), and a `Reading`: what the answer says, derived from the bytes.
+A store may lay records down as msgspec encodes them: a new field goes to the end and has a default.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ Kind = Literal["managed", "passthrough"]
 Completeness = Literal["complete", "truncated", "aborted", "failed"]
 
 
-class SessionKey(msgspec.Struct, frozen=True, gc=False):
+class SessionKey(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A conversation: `family` is the client's own name for it, empty where it gave none and each call stands alone.
 
     `id` is derived (`engine/lineage`), so that it needs no look-up; `tenant` is a salted fingerprint (16 bytes).
@@ -39,7 +40,7 @@ class ClientRequest:
     body: bytes = b""
 
 
-class Opening(msgspec.Struct, frozen=True, gc=False):
+class Opening(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     """The client's request. `target` has its query values dropped; `headers` are the allow-listed ones."""
 
     exchange: str
@@ -55,7 +56,7 @@ class Opening(msgspec.Struct, frozen=True, gc=False):
     opened_ms: int
 
 
-class Round(msgspec.Struct, frozen=True, gc=False):
+class Round(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     """One upstream call, the k-th of its exchange. `body` is None where the client's own bytes were sent."""
 
     exchange: str
@@ -64,7 +65,7 @@ class Round(msgspec.Struct, frozen=True, gc=False):
     body: Manifest | None
 
 
-class Timings(msgspec.Struct, frozen=True, gc=False):
+class Timings(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Milliseconds since the request was read whole: upstream's head, its first body byte, the end."""
 
     head_ms: float
@@ -72,7 +73,7 @@ class Timings(msgspec.Struct, frozen=True, gc=False):
     total_ms: float
 
 
-class Outcome(msgspec.Struct, frozen=True, gc=False):
+class Outcome(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     """How a round ended. `status` 0: no answer came. `received` are the upstream's raw body bytes, up to the cap.
 
     `size` counts all that came; where it exceeds what was kept, `whole_digest` is the SHA-256 of all of it.
@@ -90,7 +91,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     error: str = ""
 
 
-class Trailer(msgspec.Struct, frozen=True, gc=False):
+class Trailer(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     """Bytes that came after the outcome was recorded at the stream's end marker, in order of `i` from 0."""
 
     exchange: str
@@ -125,7 +126,7 @@ class Answer:
     error: str = ""
 
 
-class Reading(msgspec.Struct, frozen=True, gc=False):
+class Reading(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     """What a round's answer says, as `Answer.value` in JSON.
 
     Derived: may be absent, can be made again from the bytes.

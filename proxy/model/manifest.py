@@ -18,7 +18,7 @@ LINK_SIZE = 16
 _LITERAL, _BLOB, _CHAIN = 0, 1, 2
 
 
-class Slice(msgspec.Struct, frozen=True, gc=False):
+class Slice(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One element of a chain: `gap` are the bytes between the element before (or the bracket) and `content`."""
 
     link: bytes
@@ -28,7 +28,7 @@ class Slice(msgspec.Struct, frozen=True, gc=False):
     content: bytes
 
 
-class Blob(msgspec.Struct, frozen=True, gc=False):
+class Blob(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Content stored once per tenant under its SHA-256."""
 
     digest: bytes
@@ -50,7 +50,7 @@ class ChainPiece(msgspec.Struct, frozen=True, gc=False):
 Piece = bytes | BlobPiece | ChainPiece
 
 
-class Manifest(msgspec.Struct, frozen=True, gc=False):
+class Manifest(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One body as it goes to the store: the recipe, and the slices and blobs it may be the first to need.
 
     `slices` are ordered parents first. `size` is that of the body in bytes. A body above the record cap is kept to the

@@ -89,7 +89,7 @@ class Metrics(Collector):
 
     def _collect_log(self) -> Iterable[Metric]:
         health = self._health()
-        yield GaugeMetricFamily("palimpsest_log_pending_records", "Records not yet durable.", value=health.pending)
+        yield GaugeMetricFamily("palimpsest_log_pending_records", "Records not yet in log.db.", value=health.pending)
         yield GaugeMetricFamily("palimpsest_log_pending_bytes", "Bytes of those records.", value=health.pending_bytes)
         yield CounterMetricFamily("palimpsest_log_dropped_records", "Records lost for good.", value=health.dropped)
         yield GaugeMetricFamily(

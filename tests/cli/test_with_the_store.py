@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,26 +22,29 @@ RECEIVED = b'{"choices":[{"message":{"role":"assistant","content":"hi"}}],"usage
 KEY = SessionKey("5e55i0n", b"t" * 16, "openai", "agent-7")
 
 
+OPENING = Opening(
+    exchange="e1",
+    session=KEY,
+    kind="managed",
+    wire="chat_completions",
+    mode="manage",
+    model="m",
+    method="POST",
+    target="/v1/chat/completions",
+    headers=(),
+    body=keep_whole(REQUEST),
+    opened_ms=1_700_000_000_000,
+)
+
+
 async def write_exchange(data: Path, ask: Callable[[], None]) -> None:
     """Record one exchange, then ask in another thread while the log is still open for writing."""
     archive = open_sqlite(load_settings(None, {"data": data}).store_policy(), asyncio.get_running_loop())
-    opening = Opening(
-        exchange="e1",
-        session=KEY,
-        kind="managed",
-        wire="chat_completions",
-        mode="manage",
-        model="m",
-        method="POST",
-        target="/v1/chat/completions",
-        headers=(),
-        body=keep_whole(REQUEST),
-        opened_ms=1_700_000_000_000,
-    )
     outcome = Outcome("e1", 0, 200, (), "complete", RECEIVED, len(RECEIVED), b"", Timings(1, 2, 3))
     reading = Reading("e1", 0, RECEIVED, Usage(input=3, output=1), "stop", "")
     try:
-        assert await archive.append(opening, Round("e1", 0, "openai", None), outcome, reading)
+        assert await archive.append(OPENING, Round("e1", 0, "openai", None), outcome, reading)
+        await archive.list_sessions()  # who reads here sees all; another process might be milliseconds behind
         await asyncio.to_thread(ask)
     finally:
         await archive.close()
@@ -80,6 +85,29 @@ async def test_a_backup_is_a_log_of_its_own(tmp_path: Path, capfdbinary: pytest.
     await write_exchange(tmp_path, check)
     assert await asyncio.to_thread(ask, copy, "show", "5e", "1", "--raw", "request") == 0
     assert capfdbinary.readouterr().out == REQUEST
+
+
+async def test_after_a_crash_what_is_only_in_the_journal_is_read(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """The data directory is copied in the moment in which a kill would have left it."""
+    crashed = tmp_path / "crashed"
+
+    def check() -> None:
+        shutil.copytree(tmp_path / "data", crashed)
+
+    (tmp_path / "data").mkdir()
+    archive = open_sqlite(
+        replace(load_settings(None, {"data": tmp_path / "data"}).store_policy(), journal_hold_ms=60_000),
+        asyncio.get_running_loop(),
+    )
+    archive.append(OPENING, Round("e1", 0, "openai", None))
+    await asyncio.to_thread(check)
+    await archive.close()
+    assert await asyncio.to_thread(ask, crashed, "show", "5e", "1", "--raw", "request") == 0
+    assert capfdbinary.readouterr().out == REQUEST
+    assert not (crashed / "log.db.journal").exists()
+    assert await asyncio.to_thread(ask, crashed, "verify") == 0
 
 
 def test_without_a_log_the_command_says_so_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

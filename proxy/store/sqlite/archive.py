@@ -1,6 +1,7 @@
-"""The log in one SQLite file, put together: lock, writer thread, spool, reader. Rule: parts are built only here."""
+"""The log in one SQLite file, put together: lock, journal, writer, spool, reader. Rule: parts are built only here."""
 
 import asyncio
+import logging
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +11,19 @@ from proxy.model.exchange import Record
 from proxy.model.log import ArchiveHealth, ExchangeRow, SessionRow, Verification
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import Connect, connect_writer, prepare_file
+from proxy.store.sqlite.journal import Journal, name_journal
 from proxy.store.sqlite.lock import WriterLock
+from proxy.store.sqlite.mark import Mark, set_mark
 from proxy.store.sqlite.reader import SqliteReader
+from proxy.store.sqlite.replay import replay_journal
 from proxy.store.sqlite.schema import read_salt
 from proxy.store.sqlite.spool import Entry, Spool
 from proxy.store.sqlite.writer import Writer
+
+_log = logging.getLogger(__name__)
+
+# A commit takes milliseconds, under load some tens of them; a page that shows what was so far is better than none.
+_MOST_LAG_SECONDS = 2.0
 
 
 class SqliteArchive:
@@ -26,11 +35,13 @@ class SqliteArchive:
         loop: asyncio.AbstractEventLoop,
         lock: WriterLock,
         connection: sqlite3.Connection,
+        journal: Journal | None,
     ) -> None:
         self._policy = policy
         self._lock = lock
         self._salt = read_salt(connection)
-        self._spool = Spool(loop, self._put, policy.spool_bytes, policy.hold_ms)
+        self._journal = journal
+        self._spool = Spool(loop, self._put, policy, journal)
         self._writer = Writer(connection, policy, self._spool.settle_soon)
         self._reader = SqliteReader(policy.path)
         self._writer.start()
@@ -43,11 +54,16 @@ class SqliteArchive:
     @property
     def health(self) -> ArchiveHealth:
         """How the log is doing now; cheap."""
-        spool = self._spool
-        return ArchiveHealth(self._writer.problem, spool.pending, spool.pending_bytes, spool.dropped, spool.generation)
+        spool, problem = self._spool, self._writer.problem
+        if problem:
+            problem = f"{problem} Records wait in memory (store.spool_bytes)."
+        return ArchiveHealth(problem, spool.pending, spool.pending_bytes, spool.dropped, spool.generation)
 
     def append(self, *records: Record, is_urgent: bool = True) -> "asyncio.Future[bool]":
-        """Queue records, in order, as one transaction; True once durable, False once lost for good."""
+        """Queue records, in order, to be stored together; True once durable, False once lost for good.
+
+        With a journal the future is True at once, as a rule; a record that the log then refuses is counted in `health`.
+        """
         return self._spool.append(records, is_urgent)
 
     def flush(self) -> None:
@@ -56,30 +72,37 @@ class SqliteArchive:
 
     async def list_sessions(self, limit: int = 100) -> Sequence[SessionRow]:
         """Newest activity first."""
+        await self._catch_up()
         return await self._reader.list_sessions(limit)
 
     async def list_exchanges(self, session: str) -> Sequence[ExchangeRow]:
         """All exchanges of a session, oldest first. Raises NotFound for an unknown session."""
+        await self._catch_up()
         return await self._reader.list_exchanges(session)
 
     async def load_request(self, exchange: str) -> bytes:
         """The client's body, byte for byte (its head, where it was capped). Raises NotFound."""
+        await self._catch_up()
         return await self._reader.load_request(exchange)
 
     async def load_sent(self, exchange: str, k: int) -> bytes:
         """The body sent upstream in round k, byte for byte. Raises NotFound."""
+        await self._catch_up()
         return await self._reader.load_sent(exchange, k)
 
     async def load_received(self, exchange: str, k: int) -> bytes:
         """The body the upstream answered with in round k, as far as it was kept. Raises NotFound."""
+        await self._catch_up()
         return await self._reader.load_received(exchange, k)
 
     async def verify(self) -> Verification:
         """Re-derive every digest, link, recipe and seal from what is stored."""
+        await self._catch_up()
         return await self._reader.verify()
 
     async def backup(self, target: Path) -> None:
         """Copy the log as it stands to a new file, while it is written. Raises Conflict where the file exists."""
+        await self._catch_up()
         await self._reader.backup(target)
 
     async def close(self) -> None:
@@ -87,8 +110,25 @@ class SqliteArchive:
         self._spool.close()
         await self._reader.close()
         is_ended = await asyncio.to_thread(self._writer.stop, self._policy.close_ms / 1000)
+        if self._journal is not None:
+            self._close_journal(self._journal)
+            self._journal = None
         if is_ended:  # else the thread may still write: the lock goes with the process
             self._lock.release()
+
+    def _close_journal(self, journal: Journal) -> None:
+        if not self._spool.pending:
+            journal.remove()
+            return
+        journal.close()
+        path = name_journal(self._policy.path)
+        _log.warning("%d records are in %s only; the next start brings them into the log", self._spool.pending, path)
+
+    async def _catch_up(self) -> None:
+        """Whoever reads sees what was appended before; not where the store fails, or takes too long."""
+        written = None if self._writer.problem else self._spool.drain()
+        if written is not None:
+            await asyncio.wait((written,), timeout=_MOST_LAG_SECONDS)
 
     def _put(self, entries: list[Entry]) -> None:
         self._writer.put(entries)
@@ -110,7 +150,13 @@ def open_sqlite(
         ) from error
     try:
         prepare_file(policy.path)
-        return SqliteArchive(policy, loop, lock, connect_writer(policy, connect))
+        connection = connect_writer(policy, connect)
+        try:
+            replay_journal(connection, policy)
+            return SqliteArchive(policy, loop, lock, connection, _open_journal(policy, connection))
+        except BaseException:
+            connection.close()
+            raise
     except OSError as error:
         lock.release()
         raise StoreUnavailable(
@@ -119,3 +165,21 @@ def open_sqlite(
     except BaseException:
         lock.release()
         raise
+
+
+def _open_journal(policy: StorePolicy, connection: sqlite3.Connection) -> Journal | None:
+    """A new journal, which the log's mark names; None where durability asks for more, or it cannot be made."""
+    if policy.durability == "full":
+        return None
+    path = name_journal(policy.path)
+    try:
+        journal = Journal(path)
+        try:
+            set_mark(connection, Mark(journal.nonce))
+        except BaseException:
+            journal.remove()
+            raise
+    except (OSError, sqlite3.Error) as error:
+        _log.warning("there is no room for %s (%s): answers wait for the log's commits instead", path, error)
+        return None
+    return journal

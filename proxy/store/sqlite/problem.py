@@ -31,7 +31,7 @@ def describe_problem(error: Exception, policy: StorePolicy) -> str:
     name = str(getattr(error, "sqlite_errorname", ""))
     if name == "SQLITE_FULL" and _is_at_cap(policy):
         return f"store is full: {policy.path} has reached store.max_bytes; raise it or erase old sessions"
-    return f"{policy.path} cannot be written ({advise(error)}). Records wait in memory (store.spool_bytes)."
+    return f"{policy.path} cannot be written ({advise(error)})."
 
 
 def advise(error: Exception) -> str:

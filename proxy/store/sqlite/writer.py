@@ -2,6 +2,7 @@
 
 Group commit: what queued up during one transaction makes the next. A store that fails keeps its records, in order, and
 is tried again until it works; a record that fails by itself is found by going through its batch one append at a time.
+A commit takes the log's mark along, to the last of its entries that is in the journal.
 """
 
 import logging
@@ -17,6 +18,7 @@ from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.batch import Batch
 from proxy.store.sqlite.checkpoint import Checkpoint
 from proxy.store.sqlite.known import Known
+from proxy.store.sqlite.mark import move_mark
 from proxy.store.sqlite.problem import describe_problem, is_store_failing
 from proxy.store.sqlite.spool import Entry
 
@@ -57,6 +59,13 @@ class Writer:
     def put(self, entries: list[Entry]) -> None:
         """Queue entries behind everything queued before."""
         self._queue.put(entries)
+
+    def write_now(self, entries: list[Entry]) -> str:
+        """Write entries in the calling thread, instead of `start`; what is wrong where the log takes no writes."""
+        self._pending.extend(entries)
+        while self._pending and not self.problem:
+            self._write_some()
+        return self.problem
 
     def stop(self, within_s: float) -> bool:
         """Write what is queued, then end; blocks for about `within_s` at most. False: the thread hangs in the disk."""
@@ -132,6 +141,9 @@ class Writer:
                 for record in entry.records:
                     batch.add(record)
             rows = batch.write(connection)
+            place = max((entry.place for entry in entries), default=0)
+            if place:
+                move_mark(connection, place)
             connection.execute("COMMIT")
         except BaseException:
             self._known.forget()
@@ -170,9 +182,10 @@ class Writer:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Closing, and the store still fails: everything that waits is lost."""
+        """Closing, and the store still fails: what waits is lost, unless it is in the journal."""
         while not self._queue.empty():
             self._take(self._queue.get_nowait())
+        self._pending = deque(entry for entry in self._pending if not entry.is_kept)
         self._finish(list(self._pending), False)
 
     def _copy_log(self) -> None:

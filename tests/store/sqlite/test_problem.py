@@ -55,7 +55,7 @@ def test_a_lock_of_another_is_named(tmp_path: Path) -> None:
     other.close()
     text = describe_problem(caught.value, StorePolicy(tmp_path / "log.db"))
     assert "another process holds a lock" in text
-    assert "Records wait in memory" in text and str(tmp_path / "log.db") in text
+    assert "cannot be written" in text and str(tmp_path / "log.db") in text
 
 
 def test_an_error_without_a_name_is_quoted() -> None:

@@ -1,9 +1,13 @@
 import asyncio
 import logging
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from proxy.model.exchange import weigh
+from proxy.model.exchange import Outcome, weigh
+from proxy.store.policy import StorePolicy
+from proxy.store.sqlite.journal import Journal
 from proxy.store.sqlite.spool import Entry, Spool
 from tests.store.samples import make_opening, make_outcome, make_reading, make_round
 
@@ -13,9 +17,10 @@ WEIGHT = weigh(make_opening())
 class Desk:
     """A spool, and what it handed over."""
 
-    def __init__(self, max_bytes: int = 100_000, hold_ms: int = 60_000) -> None:
+    def __init__(self, max_bytes: int = 100_000, hold_ms: int = 60_000, journal: Journal | None = None) -> None:
         self.handed: list[list[Entry]] = []
-        self.spool = Spool(asyncio.get_running_loop(), self.handed.append, max_bytes, hold_ms)
+        self.policy = StorePolicy(Path("log.db"), spool_bytes=max_bytes, hold_ms=hold_ms, journal_hold_ms=hold_ms)
+        self.spool = Spool(asyncio.get_running_loop(), self.handed.append, self.policy, journal)
 
     def settle(self, is_stored: bool) -> None:
         for entries in self.handed:
@@ -46,7 +51,7 @@ async def test_what_is_held_is_handed_over_after_its_time() -> None:
     desk = Desk(hold_ms=1)
     loop = asyncio.get_running_loop()
     handed = loop.create_future()
-    desk.spool = Spool(loop, handed.set_result, 100_000, hold_ms=1)
+    desk.spool = Spool(loop, handed.set_result, desk.policy)
     desk.spool.append((make_reading(),), is_urgent=False)
     (entry,) = await asyncio.wait_for(handed, 10)
     assert entry.records == (make_reading(),)
@@ -108,6 +113,115 @@ async def test_losses_are_loud_but_no_flood(caplog: pytest.LogCaptureFixture) ->
 
 def test_settling_for_an_event_loop_that_has_ended_does_nothing() -> None:
     loop = asyncio.new_event_loop()
-    spool = Spool(loop, lambda entries: None, 1000, 1000)
+    spool = Spool(loop, lambda entries: None, StorePolicy(Path("log.db")))
     loop.close()
     spool.settle_soon([], True)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    journal = Journal(tmp_path / "journal", 16384)
+    yield journal
+    journal.remove()
+
+
+def large(i: int) -> Outcome:
+    return make_outcome(f"e{i}", received=bytes(5000))
+
+
+async def test_what_is_in_the_journal_is_safe_at_once_and_waits_for_company_even_if_urgent(journal: Journal) -> None:
+    desk = Desk(journal=journal)
+    stored = desk.spool.append((make_opening(),), is_urgent=True)
+    assert stored.result() is True
+    desk.spool.flush()
+    assert (desk.handed, desk.spool.pending) == ([], 1)
+
+
+async def test_what_is_in_the_journal_is_handed_over_after_its_time(journal: Journal) -> None:
+    desk = Desk(journal=journal)
+    handed = asyncio.get_running_loop().create_future()
+    policy = StorePolicy(Path("log.db"), hold_ms=60_000, journal_hold_ms=1)
+    desk.spool = Spool(asyncio.get_running_loop(), handed.set_result, policy, journal)
+    desk.spool.append((make_opening("e1"),), is_urgent=False)
+    desk.spool.append((make_opening("e2"),), is_urgent=True)
+    entries = await asyncio.wait_for(handed, 10)
+    assert [entry.records for entry in entries] == [(make_opening("e1"),), (make_opening("e2"),)]
+
+
+async def test_a_journal_more_than_half_full_waits_for_no_company(journal: Journal) -> None:
+    desk = Desk(journal=journal)
+    desk.spool.append((large(1),), is_urgent=False)
+    assert desk.handed == []
+    desk.spool.append((large(2),), is_urgent=False)
+    assert [len(entries) for entries in desk.handed] == [2]
+
+
+async def test_what_the_journal_does_not_take_waits_for_its_commit_and_so_does_all_behind_it(journal: Journal) -> None:
+    desk = Desk(journal=journal)
+    futures = [desk.spool.append((large(i),), is_urgent=False) for i in range(4)]
+    futures.append(desk.spool.append((make_reading("small"),), is_urgent=False))
+    assert [future.done() for future in futures] == [True, True, True, False, False]
+    entries = [entry for entries in desk.handed for entry in entries]
+    assert [entry.records[0].exchange for entry in entries] == ["e0", "e1", "e2", "e3", "small"]
+    desk.spool.settle(entries[:4], True)
+    assert futures[3].result() is True and not futures[4].done()
+    assert not desk.spool.append((make_reading("behind"),), is_urgent=False).done()
+    desk.settle(True)
+    assert futures[4].done()
+
+
+async def test_answers_run_ahead_of_the_writer_by_some_records_only(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "large")
+    desk = Desk(10_000_000, journal=journal)
+    futures = [desk.spool.append((make_reading(f"e{i}"),), is_urgent=True) for i in range(300)]
+    ahead = [future.done() for future in futures].index(False)
+    assert 100 < ahead < 200
+    assert not any(future.done() for future in futures[ahead:])
+    desk.settle(True)
+    assert futures[-1].result() is True
+    assert desk.spool.append((make_reading("next"),), is_urgent=True).done()
+    journal.remove()
+
+
+async def test_once_all_is_written_the_journal_takes_records_again(journal: Journal) -> None:
+    desk = Desk(journal=journal)
+    futures = [desk.spool.append((large(i),), is_urgent=True) for i in range(4)]
+    desk.settle(True)
+    assert all(future.result() for future in futures)
+    assert desk.spool.append((large(5),), is_urgent=True).done()
+    assert desk.spool.pending == 1
+
+
+async def test_a_loss_after_a_future_said_true_is_counted_and_frees_nothing_yet(journal: Journal) -> None:
+    desk = Desk(journal=journal)
+    for _ in range(3):
+        desk.spool.append((large(1),), is_urgent=True)
+    desk.settle(False)
+    assert (desk.spool.dropped, desk.spool.generation, desk.spool.pending) == (3, 3, 0)
+    # the mark in the log still stands before them, until the next is stored, in the journal or not
+    assert not desk.spool.append((large(2),), is_urgent=True).done()
+    desk.settle(True)
+    assert desk.spool.append((large(3),), is_urgent=True).done()
+
+
+async def test_what_finds_no_room_in_the_spool_is_not_in_the_journal_either(journal: Journal) -> None:
+    desk = Desk(max_bytes=0, journal=journal)
+    assert desk.spool.append((make_opening(),), is_urgent=True).result() is False
+    assert journal.add((make_opening(),)) < 1000
+
+
+async def test_whoever_drains_waits_for_all_that_was_appended(journal: Journal) -> None:
+    for desk in (Desk(journal=journal), Desk()):
+        assert desk.spool.drain() is None
+        for i in range(3):
+            desk.spool.append((make_opening(f"e{i}"),), is_urgent=False)
+        drained = desk.spool.drain()
+        assert drained is not None and drained is desk.spool.drain()
+        desk.spool.append((make_opening("later"),), is_urgent=False)
+        ((*most, last),) = desk.handed
+        desk.spool.settle(most, True)
+        assert not drained.done()
+        desk.spool.settle([last], True)
+        assert drained.done()
+        desk.spool.close()
+        assert desk.spool.drain() is None

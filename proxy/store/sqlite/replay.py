@@ -1,0 +1,107 @@
+"""What a killed server left in its journal, brought into the log. Rule: each entry once; what cannot be read is kept.
+
+The log's mark says which journal is its own and how much of it is there already. It moves with every transaction, so
+that a replay may itself be killed at any moment.
+"""
+
+import logging
+import sqlite3
+from pathlib import Path
+
+from proxy.model.errors import StoreUnavailable
+from proxy.model.exchange import weigh
+from proxy.store.policy import StorePolicy
+from proxy.store.sqlite.connection import connect_writer
+from proxy.store.sqlite.journal import Leftover, name_journal
+from proxy.store.sqlite.lock import WriterLock
+from proxy.store.sqlite.mark import read_mark
+from proxy.store.sqlite.problem import advise
+from proxy.store.sqlite.spool import Entry
+from proxy.store.sqlite.writer import Writer
+
+_log = logging.getLogger(__name__)
+
+
+def replay_journal(connection: sqlite3.Connection, policy: StorePolicy) -> None:
+    """Write what is only in the journal, then delete the file; the lock is held. Raises StoreUnavailable, OSError.
+
+    The journal is kept where the log takes no writes, and set aside where it is not this log's.
+    """
+    path = name_journal(policy.path)
+    if not path.exists():
+        return
+    leftover = Leftover(path.read_bytes())
+    try:
+        mark = read_mark(connection)
+    except sqlite3.Error as error:
+        raise StoreUnavailable(f"{policy.path} cannot be read ({advise(error)})") from error
+    if leftover.nonce and leftover.nonce == mark.nonce:
+        entries, end = _list_entries(leftover, mark.place)
+        _write(connection, policy, entries)
+        is_understood = not leftover.has_more(end)
+    else:
+        is_understood = leftover.is_blank
+    if is_understood:
+        path.unlink()
+    else:
+        aside = path.with_name(path.name + ".aside")
+        _log.warning("%s does not follow on this log, or is damaged: it was put aside as %s", path, aside.name)
+        path.replace(aside)
+
+
+def recover_log(policy: StorePolicy) -> None:
+    """Before a log is read without its server: bring in what a kill left in the journal.
+
+    Does nothing beside a running server, and no more than a warning where it cannot be done.
+    """
+    path = name_journal(policy.path)
+    try:
+        if not path.exists() or not policy.path.exists():
+            return
+        lock = WriterLock(policy.path.resolve())
+    except StoreUnavailable:
+        return  # a server holds it, and writes its journal itself
+    except OSError as error:
+        _warn(path, error)
+        return
+    try:
+        connection = connect_writer(policy)
+        try:
+            replay_journal(connection, policy)
+        finally:
+            connection.close()
+    except (StoreUnavailable, OSError) as error:
+        _warn(path, error)
+    finally:
+        lock.release()
+
+
+def _list_entries(leftover: Leftover, place: int) -> tuple[list[Entry], int]:
+    """What follows on the place, and where it ends."""
+    entries: list[Entry] = []
+    for records, end in leftover.read(place):
+        place = end
+        if records is None:
+            _log.error("an entry of the journal could not be understood; it is lost")
+        else:
+            entries.append(Entry(records, sum(map(weigh, records)), None, end, True))
+    return entries, place
+
+
+def _write(connection: sqlite3.Connection, policy: StorePolicy, entries: list[Entry]) -> None:
+    stored: list[bool] = []
+    writer = Writer(connection, policy, lambda done, is_stored: stored.extend([is_stored] * len(done)))
+    problem = writer.write_now(entries)
+    if problem:
+        raise StoreUnavailable(
+            f"{len(entries) - len(stored)} appends that a killed server left in {name_journal(policy.path)} are not in"
+            f" the log yet: {problem} They are kept; start again once that is mended."
+        )
+    if entries:
+        _log.warning(
+            "%d appends of a killed server were brought into the log, %d refused", sum(stored), stored.count(False)
+        )
+
+
+def _warn(path: Path, error: Exception) -> None:
+    _log.warning("the last records of a killed server are still in %s: %s", path, error)

@@ -1,0 +1,291 @@
+import asyncio
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from proxy.model.errors import StoreUnavailable
+from proxy.model.exchange import Record
+from proxy.store.policy import StorePolicy
+from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
+from proxy.store.sqlite.journal import Journal, name_journal
+from proxy.store.sqlite.mark import read_mark
+from proxy.store.sqlite.reader import SqliteReader
+from proxy.store.sqlite.replay import recover_log
+from tests.store.samples import make_key, make_opening, make_outcome, make_round, make_trailer
+from tests.store.sqlite.conftest import Opener
+from tests.store.sqlite.disk import FULL, LOCKED, Disk
+
+ROOT = Path(__file__).parents[3]
+
+# Appends 30 calls and is killed: before the writer has any of them, or in the middle of the commit or right behind it,
+# which the event loop never hears of.
+KILLED = """
+import asyncio, os, signal, sqlite3, sys
+from pathlib import Path
+from proxy.store.policy import StorePolicy
+from proxy.store.sqlite.archive import open_sqlite
+from tests.store.samples import make_opening, make_outcome, make_round
+
+path, moment = Path(sys.argv[1]), sys.argv[2]
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+class Connection(sqlite3.Connection):
+    is_armed = False
+
+    def execute(self, sql, *parameters):
+        if self.is_armed and moment == "in the commit" and sql == "COMMIT":
+            die()
+        cursor = super().execute(sql, *parameters)
+        if self.is_armed and moment == "after the commit" and sql == "COMMIT":
+            die()
+        return cursor
+
+async def main():
+    policy = StorePolicy(path, journal_hold_ms=60_000 if moment == "before the commit" else 1)
+    connect = lambda *a, **o: sqlite3.connect(*a, factory=Connection, **o)
+    archive = open_sqlite(policy, asyncio.get_running_loop(), connect)
+    Connection.is_armed = True
+    for i in range(30):
+        stored = archive.append(make_opening(f"e{i}"), make_round(f"e{i}"), make_outcome(f"e{i}"))
+        assert stored.result() is True
+    if moment == "before the commit":
+        die()
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> StorePolicy:
+    return StorePolicy(tmp_path / "data" / "log.db", busy_ms=1, close_ms=2000)
+
+
+def kill(policy: StorePolicy, moment: str = "before the commit") -> Path:
+    """A server's death with 30 calls in its journal; the journal it left."""
+    command = [sys.executable, "-c", KILLED, str(policy.path), moment]
+    assert subprocess.run(command, cwd=ROOT, check=False, timeout=60).returncode == -signal.SIGKILL
+    return name_journal(policy.path)
+
+
+def crash(policy: StorePolicy, *appends: tuple[Record, ...]) -> Path:
+    """The same without a process of its own: a log whose journal holds these appends and nothing is written."""
+    path = name_journal(policy.path)
+
+    async def leave() -> bytes:
+        archive = open_sqlite(replace(policy, journal_hold_ms=60_000), asyncio.get_running_loop())
+        for records in appends:
+            assert archive.append(*records).result() is True
+        content = path.read_bytes()
+        shutil.copy(policy.path, policy.path.with_name("before"))
+        shutil.copy(policy.path.with_name("log.db-wal"), policy.path.with_name("before-wal"))
+        await archive.close()
+        return content
+
+    content = asyncio.run(leave())
+    policy.path.with_name("before").replace(policy.path)
+    policy.path.with_name("before-wal").replace(policy.path.with_name("log.db-wal"))
+    path.write_bytes(content)
+    return path
+
+
+def read_ids(path: Path) -> list[str]:
+    """What is in the log's file."""
+    connection = sqlite3.connect(path)
+    try:
+        return [name for (name,) in connection.execute("SELECT id FROM exchange ORDER BY seq")]
+    finally:
+        connection.close()
+
+
+async def check_all_there(archive: SqliteArchive | SqliteReader) -> None:
+    rows = await archive.list_exchanges(make_key().id)
+    assert [row.id for row in rows] == [f"e{i}" for i in range(30)]
+    assert all(row.rounds[0].completeness == "complete" for row in rows)
+    assert (await archive.verify()).faults == ()
+
+
+@pytest.mark.parametrize("moment", ["before the commit", "in the commit", "after the commit"])
+@pytest.mark.parametrize("durability", ["normal", "full"])
+async def test_after_kill_9_all_that_was_acknowledged_is_there_exactly_once(
+    open_archive: Opener, policy: StorePolicy, moment: str, durability: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = await asyncio.to_thread(kill, policy, moment)
+    assert read_ids(policy.path) == ([f"e{i}" for i in range(30)] if moment == "after the commit" else [])
+    archive = open_archive(durability=durability)
+    await check_all_there(archive)
+    assert "could not take" not in caplog.text, "nothing was tried a second time"
+    assert path.exists() == (durability == "normal")
+    assert await archive.append(make_opening("e30"))
+    await archive.close()
+    assert not path.exists()
+
+
+async def test_a_replay_that_is_killed_goes_on_where_it_was(
+    open_archive: Opener, policy: StorePolicy, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = await asyncio.to_thread(kill, policy)
+    content = path.read_bytes()
+    for _ in range(2):  # the second time everything is in the log, and the file as it was
+        recover_log(policy)
+        assert not path.exists()
+        path.write_bytes(content)
+    archive = open_archive()
+    await check_all_there(archive)
+    assert "could not take" not in caplog.text
+    await archive.close()
+
+
+async def test_a_log_is_recovered_for_readers_without_a_server(policy: StorePolicy) -> None:
+    path = await asyncio.to_thread(kill, policy)
+    recover_log(policy)
+    assert not path.exists()
+    reader = SqliteReader(policy.path)
+    try:
+        await check_all_there(reader)
+    finally:
+        await reader.close()
+
+
+async def test_beside_a_server_recovery_leaves_its_journal_alone(
+    open_archive: Opener, policy: StorePolicy, caplog: pytest.LogCaptureFixture
+) -> None:
+    archive = open_archive(durability="normal", journal_hold_ms=60_000)
+    archive.append(make_opening("e1"))
+    recover_log(policy)
+    assert read_ids(policy.path) == [] and name_journal(policy.path).exists()
+    assert caplog.text == ""
+    assert await archive.load_request("e1") == b"{}"
+
+
+def test_recovery_makes_nothing_where_nothing_is(policy: StorePolicy) -> None:
+    recover_log(policy)
+    assert not policy.path.parent.exists()
+    policy.path.parent.mkdir()
+    name_journal(policy.path).write_bytes(b"left over")
+    recover_log(policy)
+    assert [path.name for path in policy.path.parent.iterdir()] == ["log.db.journal"]
+
+
+def test_recovery_that_may_not_write_only_warns(policy: StorePolicy, caplog: pytest.LogCaptureFixture) -> None:
+    path = crash(policy, (make_opening("e1"),))
+    policy.path.with_name("log.db.lock").unlink()
+    policy.path.with_name("log.db.lock").mkdir()  # nobody can open that, whatever his rights
+    recover_log(policy)
+    assert "the last records of a killed server are still in" in caplog.text
+    assert path.exists() and read_ids(policy.path) == []
+
+
+def test_recovery_of_a_log_that_is_locked_only_warns_and_lets_go(
+    policy: StorePolicy, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = crash(policy, (make_opening("e1"),))
+    other = sqlite3.connect(policy.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    recover_log(policy)
+    other.close()
+    assert "end that process" in caplog.text and path.exists()
+    recover_log(policy)
+    assert read_ids(policy.path) == ["e1"]
+
+
+@pytest.mark.parametrize("error", [FULL, LOCKED], ids=str)
+async def test_a_log_that_takes_no_writes_is_not_opened_and_the_journal_is_kept(
+    open_archive: Opener, policy: StorePolicy, disk: Disk, error: Exception
+) -> None:
+    path = await asyncio.to_thread(crash, policy, (make_opening("e1"),), (make_opening("e2"),))
+    disk.fail("INSERT INTO exchange", error)
+    with pytest.raises(StoreUnavailable, match=rf"2 appends .*log\.db\.journal are not in the log yet: .*{error}"):
+        open_archive()
+    assert path.exists()
+    archive = open_archive()  # nothing is held by the one that failed
+    assert [row.id for row in await archive.list_exchanges(make_key().id)] == ["e1", "e2"]
+    await archive.close()
+
+
+def test_records_the_log_refuses_are_named_and_passed_over(
+    policy: StorePolicy, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, good = (make_opening("e1"), make_round("e1")), (make_opening("e2"),)
+    path = crash(policy, first, (make_outcome("e1", k=7),), (make_opening("e1"),), good)
+    recover_log(policy)
+    assert read_ids(policy.path) == ["e1", "e2"]
+    assert "could not take Outcome: IntegrityError" in caplog.text
+    assert "2 appends of a killed server were brought into the log, 2 refused" in caplog.text
+    assert not path.exists()
+
+
+def test_an_entry_nobody_understands_is_passed_over(policy: StorePolicy, caplog: pytest.LogCaptureFixture) -> None:
+    odd = make_trailer("no number", b"")  # type: ignore[arg-type]
+    path = crash(policy, (make_opening("e1"),), (odd,), (make_opening("e2"),))
+    recover_log(policy)
+    assert read_ids(policy.path) == ["e1", "e2"] and not path.exists()
+    assert "could not be understood" in caplog.text
+
+
+@pytest.mark.parametrize("damage", ["another log", "name", "garbage"])
+def test_a_journal_that_is_not_the_logs_is_put_aside_and_never_read(
+    policy: StorePolicy, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = crash(policy, (make_opening("e1"),))
+    content = bytearray(path.read_bytes())
+    if damage == "another log":
+        other = replace(policy, path=tmp_path / "other" / "log.db")
+        content = bytearray(crash(other, (make_opening("theirs"),)).read_bytes())
+    elif damage == "name":
+        content[8] ^= 1
+    else:
+        content = bytearray(os.urandom(5000))
+    path.write_bytes(content)
+    recover_log(policy)
+    assert read_ids(policy.path) == []
+    assert not path.exists()
+    assert path.with_name("log.db.journal.aside").read_bytes() == content
+    assert "does not follow on this log, or is damaged" in caplog.text
+
+
+def test_a_journal_that_goes_on_from_a_later_log_is_put_aside(policy: StorePolicy) -> None:
+    """An old copy of the log beside the newest journal: what lies between is gone."""
+    path = crash(policy, (make_opening("e1"),))
+    journal = Journal(path)
+    for _ in range(2):
+        journal.free(journal.add((make_trailer(0, b"in a log of later"),)))
+    last = journal.add((make_opening("e9"),))
+    journal.close()
+    connection = sqlite3.connect(policy.path)
+    connection.execute("UPDATE meta SET value = ? WHERE key = 'journal'", (journal.nonce.to_bytes(8, "little"),))
+    connection.commit()
+    connection.close()
+    assert last > 4 * 1024 * 1024
+    recover_log(policy)
+    assert read_ids(policy.path) == []
+    assert path.with_name("log.db.journal.aside").exists()
+
+
+def test_a_journal_that_was_only_begun_is_nothing(policy: StorePolicy, caplog: pytest.LogCaptureFixture) -> None:
+    path = crash(policy, (make_opening("e1"),))
+    recover_log(policy)
+    Journal(path).close()  # killed before the log knew of it
+    caplog.clear()
+    recover_log(policy)
+    assert caplog.text == ""
+    assert [each.name for each in policy.path.parent.iterdir() if "journal" in each.name] == []
+
+
+def test_the_mark_is_left_at_the_end_of_what_was_brought_in(policy: StorePolicy) -> None:
+    crash(policy, (make_opening("e1"),), (make_opening("e2"),))
+    connection = sqlite3.connect(policy.path)
+    before = read_mark(connection)
+    recover_log(policy)
+    after = read_mark(connection)
+    connection.close()
+    assert before.place == 0 < after.place and before.nonce == after.nonce

@@ -1,0 +1,101 @@
+"""Where an exchange stands: its conversation as a chain of nodes, and what is recorded of it.
+
+A node is `H(node before, normal form of the message)`, so that it names everything from the root of its chain; the root
+is that of an upstream. Nodes are the same for all tenants, sessions are not: what is known is always a node *of a
+session*, and a session has one tenant. Rule (BEHAVIOUR B1): an id is a hint, the chain is the proof.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from proxy.model.exchange import SessionKey
+
+NODE_SIZE = 16
+
+Relation = Literal["root", "append", "retry", "branch", "side", "compaction"]
+"""How an exchange continues its session.
+
+`root`: the first of its chain. `append`: it goes on where a recorded answer ended. `retry`: the same history as an
+earlier one. `branch`: it shares a beginning with what is known, then differs (an edit, a regenerated answer, a rewind).
+`side`: a title, a summary, a commit message: a call beside the conversation. `compaction`: the client has replaced its
+history by a shorter one.
+"""
+
+
+class NodeRow(msgspec.Struct, frozen=True, gc=False):
+    """A node that a session has not had before. `is_answer`: an answer recorded here, not only what a client sent."""
+
+    node: bytes
+    parent: bytes
+    is_answer: bool
+
+
+class CallRow(msgspec.Struct, frozen=True, gc=False):
+    """A tool call and the node that makes it."""
+
+    call: str
+    node: bytes
+
+
+class Step(msgspec.Struct, frozen=True, gc=False):
+    """Where a request stands; recorded with its opening.
+
+    `tip` is its last node, `depth` the number of its nodes, `base` how many of them its session knew.
+    """
+
+    exchange: str
+    relation: Relation
+    tip: bytes
+    depth: int
+    base: int
+    nodes: tuple[NodeRow, ...]
+    calls: tuple[CallRow, ...]
+
+
+class Reply(msgspec.Struct, frozen=True, gc=False):
+    """Where the answers of a round stand, one chain for each alternative; recorded with its reading."""
+
+    exchange: str
+    k: int
+    nodes: tuple[NodeRow, ...]
+    calls: tuple[CallRow, ...]
+
+
+class Adoption(msgspec.Struct, frozen=True, gc=False):
+    """A session goes on, under another credential, where another one of the same history stood (BEHAVIOUR B2)."""
+
+    session: SessionKey
+    source: str
+    node: bytes
+    at_ms: int
+
+
+class StoredSession(msgspec.Struct, frozen=True, gc=False):
+    """A session as the log has it."""
+
+    key: SessionKey
+    nodes: tuple[NodeRow, ...]
+    calls: tuple[CallRow, ...]
+
+
+def root_of_chain(upstream: str) -> bytes:
+    """The parent of the first nodes of an upstream's conversations."""
+    return hashlib.sha256(b"lineage\0" + upstream.encode()).digest()[:NODE_SIZE]
+
+
+def node_after(parent: bytes, form: bytes) -> bytes:
+    """The node of a message with this normal form behind `parent`: 16 bytes of SHA-256."""
+    return hashlib.sha256(parent + form).digest()[:NODE_SIZE]
+
+
+def extend_chain(parent: bytes, forms: Iterable[bytes]) -> list[bytes]:
+    """The nodes of messages in order; one without a form adds nothing, so its node is the one before."""
+    nodes = []
+    for form in forms:
+        if form:
+            parent = hashlib.sha256(parent + form).digest()[:NODE_SIZE]
+        nodes.append(parent)
+    return nodes

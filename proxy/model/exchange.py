@@ -22,12 +22,14 @@ class SessionKey(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A conversation: `family` is the client's own name for it, empty where it gave none and each call stands alone.
 
     `id` is derived (`engine/lineage`), so that it needs no look-up; `tenant` is a salted fingerprint (16 bytes).
+    `parent` is the id of the session whose agent started this one, empty where the client names none.
     """
 
     id: str
     tenant: bytes
     upstream: str
     family: str
+    parent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,12 @@ from proxy.model.exchange import SessionKey
 
 NODE_SIZE = 16
 
-Relation = Literal["root", "append", "retry", "branch", "side", "compaction"]
+Relation = Literal["root", "append", "retry", "branch", "compaction"]
 """How an exchange continues its session.
 
-`root`: the first of its chain. `append`: it goes on where a recorded answer ended. `retry`: the same history as an
-earlier one. `branch`: it shares a beginning with what is known, then differs (an edit, a regenerated answer, a rewind).
-`side`: a title, a summary, a commit message: a call beside the conversation. `compaction`: the client has replaced its
-history by a shorter one.
+`root`: nothing before it is known. `append`: it goes on where nothing went on before. `retry`: the same history as an
+earlier exchange. `branch`: it shares a beginning with what is known, then differs (an edit, another answer, a rewind).
+`compaction`: the client has replaced its history by a shorter one.
 """
 
 
@@ -33,26 +32,32 @@ class NodeRow(msgspec.Struct, frozen=True, gc=False):
     is_answer: bool
 
 
-class CallRow(msgspec.Struct, frozen=True, gc=False):
-    """A tool call and the node that makes it."""
+class Mark(msgspec.Struct, frozen=True, gc=False):
+    """A name by which a message may be known again: `call:ID`, `item:ID`, `response:ID`, or `form:HEX` of an answer.
 
-    call: str
+    `form` is the normal form of the message that bears it: a name is a hint, and it counts only with the same form.
+    """
+
+    name: str
     node: bytes
+    form: bytes
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
     """Where a request stands; recorded with its opening.
 
-    `tip` is its last node, `depth` the number of its nodes, `base` how many of them its session knew.
+    `tip` is its last node, `depth` the number of its messages, `base` how many of them its session knew. `is_side`: it
+    bears the signs of a call beside the conversation (a title, a summary, a commit message; PROTOCOL §2).
     """
 
     exchange: str
     relation: Relation
+    is_side: bool
     tip: bytes
     depth: int
     base: int
     nodes: tuple[NodeRow, ...]
-    calls: tuple[CallRow, ...]
+    marks: tuple[Mark, ...]
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):
@@ -61,24 +66,25 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
     exchange: str
     k: int
     nodes: tuple[NodeRow, ...]
-    calls: tuple[CallRow, ...]
+    marks: tuple[Mark, ...]
 
 
 class Adoption(msgspec.Struct, frozen=True, gc=False):
     """A session goes on, under another credential, where another one of the same history stood (BEHAVIOUR B2)."""
 
-    session: SessionKey
+    session: str
     source: str
     node: bytes
     at_ms: int
 
 
 class StoredSession(msgspec.Struct, frozen=True, gc=False):
-    """A session as the log has it."""
+    """A session as the log has it. `tips` are the nodes at which its requests ended."""
 
     key: SessionKey
+    tips: tuple[bytes, ...]
     nodes: tuple[NodeRow, ...]
-    calls: tuple[CallRow, ...]
+    marks: tuple[Mark, ...]
 
 
 def root_of_chain(upstream: str) -> bytes:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from proxy.model.errors import ProxyError
-from proxy.model.exchange import Headers, Record
+from proxy.model.exchange import Headers
 from proxy.model.log import ArchiveHealth, ExchangeRow, SessionRow, Verification
+from proxy.model.record import Record
 
 
 class UpstreamResponse(Protocol):

@@ -20,9 +20,10 @@ from proxy.engine.relay import Relay
 from proxy.engine.tasks import TaskRunner
 from proxy.model.errors import NotFound, ProxyError, UpstreamUnreachable
 from proxy.model.events import Event
-from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, Record, SessionKey
+from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, SessionKey
 from proxy.model.log import ArchiveHealth, ExchangeRow, SessionRow, Verification
 from proxy.model.manifest import Manifest, keep_whole
+from proxy.model.record import Record
 from proxy.wire.chat_completions import ChatCompletions
 
 LIMIT = 5.0

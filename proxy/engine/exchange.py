@@ -16,8 +16,9 @@ from proxy.engine.relay import Entry, Flight, Relay
 from proxy.engine.tape import Tape
 from proxy.engine.tasks import TaskRunner
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
-from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, Record, Round
+from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, Round
 from proxy.model.manifest import Manifest, keep_head, keep_whole
+from proxy.model.record import Record
 from proxy.wire.format import Format
 from proxy.wire.headers import bare_credential, find, is_credential
 

@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from proxy.model.errors import ProxyError
-from proxy.model.exchange import Headers, Record
+from proxy.model.exchange import Headers
+from proxy.model.lineage import StoredSession
 from proxy.model.log import ArchiveHealth, ExchangeRow, SessionRow, Verification
+from proxy.model.record import Record
 
 
 class UpstreamResponse(Protocol):
@@ -143,7 +145,23 @@ class LogReader(Protocol):
         ...
 
 
-class Archive(LogReader, Protocol):
+class Ancestry(Protocol):
+    """What the log knows of the conversations that a request may continue."""
+
+    async def recall(self, nodes: Sequence[bytes], marks: Sequence[str], session: str) -> Sequence[StoredSession]:
+        """Sessions that may hold what a request continues, the newest last, a bounded number.
+
+        The one with this id, those in which the deepest of these nodes that is a recorded answer stands, and those that
+        bear one of the marks. Raises StoreUnavailable.
+        """
+        ...
+
+    async def has_sessions(self) -> bool:
+        """Whether there is any. Raises StoreUnavailable."""
+        ...
+
+
+class Archive(LogReader, Ancestry, Protocol):
     """The append-only log."""
 
     @property

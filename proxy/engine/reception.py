@@ -43,7 +43,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A request as recognised. `is_stream`: the client asks for a streamed answer. `step`: where it stands, if known."""
+    """A request as recognised. `is_stream`: a streamed answer is asked for. `step`: where it stands, if known."""
 
     opening: Opening
     upstream: Upstream
@@ -75,7 +75,13 @@ class Reception:
     """Turns requests into openings."""
 
     def __init__(
-        self, policy: EnginePolicy, routes: Sequence[Route], lineage: Lineage, readings: Readings, clock: Clock, ids: Ids
+        self,
+        policy: EnginePolicy,
+        routes: Sequence[Route],
+        lineage: Lineage,
+        readings: Readings,
+        clock: Clock,
+        ids: Ids,
     ) -> None:
         self._policy = policy
         self._routes = tuple(routes)
@@ -139,12 +145,14 @@ class Reception:
             return self._keep_apart(request, caller, exchange)
         model = read_text(split.member("model"))
         upstream = self._choose(model)
-        session = make_session(tenant, upstream.name, early if early.family else self._naming.read((), split), exchange)
+        session = make_session(tenant, upstream.name, self._naming.read(request.headers, split), exchange)
         root = self._find_root(form, split, session)
         chain_before = known.chain if known is not None else None
         messages = self._lineage.resolve(tenant, read_messages(form, split, chain_before, shared, root))
         chain = make_chain(messages, chain_before, root)
-        body, history = take_stock(tenant, split, chain, known, shared) if is_kept else (self._keep_whole(content), None)
+        body, history = (
+            take_stock(tenant, split, chain, known, shared) if is_kept else (self._keep_whole(content), None)
+        )
         if history is not None:
             self._histories.remember(key, history, known)
         traits = Traits(model, split.member("tools") not in _NONE, messages.system, split.member("stream") == b"true")

@@ -17,7 +17,8 @@ from proxy.engine.readings import Readings, Received, is_event_stream
 from proxy.engine.tape import Tape
 from proxy.model.errors import ProxyError, UpstreamUnreachable
 from proxy.model.events import ExchangeRecorded
-from proxy.model.exchange import Completeness, Headers, Opening, Outcome, Record, Timings, Trailer
+from proxy.model.exchange import Completeness, Headers, Opening, Outcome, Timings, Trailer
+from proxy.model.record import Record
 from proxy.wire.format import Format
 from proxy.wire.headers import find, forward_response, keep_for_log, redact
 from proxy.wire.sse import EVENT_END, MARKER_REACH

@@ -8,7 +8,10 @@ from proxy.model.exchange import Completeness, Kind
 
 
 class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
-    """A round's outcome was handed to the log. Sizes in bytes, times in seconds. `is_readable`: a reading will follow."""
+    """A round's outcome was handed to the log. Sizes in bytes, times in seconds.
+
+    `is_readable`: a reading will follow, or ReadingFailed.
+    """
 
     exchange: str
     session: str

@@ -2,7 +2,7 @@
 
 An exchange is one client call. It has one `Opening`, a `Round` for every upstream call it took, an `Outcome` per round,
 perhaps `Trailer`s (bytes after the end marker), and a `Reading`: what the answer says, derived from the bytes.
-A store may lay records down as msgspec encodes them: a new field goes to the end and has a default.
+Where it stands in its conversation is in `model/lineage`; all kinds of records are in `model/record`.
 """
 
 from dataclasses import dataclass
@@ -140,17 +140,3 @@ class Reading(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     usage: Usage | None
     finish: str
     error: str
-
-
-Record = Opening | Round | Outcome | Trailer | Reading
-
-
-def weigh(record: Record) -> int:
-    """Bytes of memory a record holds while it waits, roughly; the spool's bound is in these."""
-    if isinstance(record, Opening):
-        return 1024 + record.body.weight
-    if isinstance(record, Round):
-        return 256 + (record.body.weight if record.body else 0)
-    if isinstance(record, Reading):
-        return 256 + len(record.answer)
-    return 512 + len(record.received)

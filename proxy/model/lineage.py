@@ -14,6 +14,7 @@ import msgspec
 from proxy.model.exchange import SessionKey
 
 NODE_SIZE = 16
+LONGEST_MARK = 200
 
 Relation = Literal["root", "append", "retry", "branch", "compaction"]
 """How an exchange continues its session.
@@ -24,7 +25,7 @@ earlier exchange. `branch`: it shares a beginning with what is known, then diffe
 """
 
 
-class NodeRow(msgspec.Struct, frozen=True, gc=False):
+class NodeRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A node that a session has not had before. `is_answer`: an answer recorded here, not only what a client sent."""
 
     node: bytes
@@ -32,10 +33,11 @@ class NodeRow(msgspec.Struct, frozen=True, gc=False):
     is_answer: bool
 
 
-class Mark(msgspec.Struct, frozen=True, gc=False):
+class Mark(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A name by which a message may be known again: `call:ID`, `item:ID`, `response:ID`, or `form:HEX` of an answer.
 
-    `form` is the normal form of the message that bears it: a name is a hint, and it counts only with the same form.
+    Whoever makes a name, or asks for one, makes it with `name_mark`. `form` is the normal form of the message that
+    bears it: a name is a hint, and it counts only with the same form.
     """
 
     name: str
@@ -43,7 +45,7 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
     form: bytes
 
 
-class Step(msgspec.Struct, frozen=True, gc=False):
+class Step(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     """Where a request stands; recorded with its opening.
 
     `tip` is its last node, `depth` the number of its messages, `base` how many of them its session knew. `is_side`: it
@@ -60,7 +62,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     marks: tuple[Mark, ...]
 
 
-class Reply(msgspec.Struct, frozen=True, gc=False):
+class Reply(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     """Where the answers of a round stand, one chain for each alternative; recorded with its reading."""
 
     exchange: str
@@ -69,7 +71,7 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
     marks: tuple[Mark, ...]
 
 
-class Adoption(msgspec.Struct, frozen=True, gc=False):
+class Adoption(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     """A session goes on, under another credential, where another one of the same history stood (BEHAVIOUR B2)."""
 
     session: str
@@ -79,7 +81,11 @@ class Adoption(msgspec.Struct, frozen=True, gc=False):
 
 
 class StoredSession(msgspec.Struct, frozen=True, gc=False):
-    """A session as the log has it. `tips` are the nodes at which its requests ended."""
+    """A session as the log has it.
+
+    `tips` are the nodes at which its requests ended, each once. `nodes` come parents first; one that was seen in a
+    request before it was recorded as an answer is there twice.
+    """
 
     key: SessionKey
     tips: tuple[bytes, ...]
@@ -105,3 +111,20 @@ def extend_chain(parent: bytes, forms: Iterable[bytes]) -> list[bytes]:
             parent = hashlib.sha256(parent + form).digest()[:NODE_SIZE]
         nodes.append(parent)
     return nodes
+
+
+def name_mark(name: str) -> str:
+    """The name under which a mark is kept and asked for: the name itself, by its digest where it is long or no text.
+
+    Long is more than 200 characters; an id of any length and alphabet is accepted. What was named so stays as it is.
+    """
+    if len(name) <= LONGEST_MARK and (name.isascii() or _is_text(name)):
+        return name
+    kind = name.partition(":")[0]
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{kind}:sha256:{digest}" if len(kind) <= LONGEST_MARK // 2 and _is_text(kind) else f"sha256:{digest}"
+
+
+def _is_text(name: str) -> bool:
+    """Whether it has an encoding: a lone surrogate has none."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from proxy.model.errors import NotFound
-from proxy.model.exchange import Opening, Record, Round, Trailer
+from proxy.model.exchange import Opening, Round, Trailer
 from proxy.model.log import ArchiveHealth, ExchangeRow, Fault, RoundRow, SessionRow, Verification
 from proxy.model.manifest import (
     BlobPiece,
@@ -20,6 +20,7 @@ from proxy.model.manifest import (
     link_after,
     root_of,
 )
+from proxy.model.record import Record
 from proxy.store.storable import fit_text, fit_usage
 from proxy.store.tables import Exchange, Tables
 

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from proxy.model.exchange import Opening, Outcome, Reading, Record, Round, SessionKey, Trailer
+from proxy.model.exchange import Opening, Outcome, Reading, Round, SessionKey, Trailer
 from proxy.model.manifest import BlobPiece, ChainPiece, Manifest, Slice, decode_recipe, root_of
+from proxy.model.record import Record
 
 _log = logging.getLogger(__name__)
 

@@ -59,6 +59,10 @@ class AnthropicMessages:
         """For each alternative of an answer, what a client adds to its history."""
         return anthropic_identity.read_alternatives(value)
 
+    def read_ids(self, value: Mapping[str, object]) -> tuple[str, ...]:
+        """None: no request refers to a stored message."""
+        return ()
+
 
 def _read_usage(value: object) -> Usage | None:
     """As counted, but with the whole prompt as `input`: Anthropic counts only what the cache had no part in."""

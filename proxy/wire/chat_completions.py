@@ -72,6 +72,10 @@ class ChatCompletions:
         """For each alternative of an answer, what a client adds to its history."""
         return chat_identity.read_alternatives(value)
 
+    def read_ids(self, value: Mapping[str, object]) -> tuple[str, ...]:
+        """None: no request refers to a stored message."""
+        return ()
+
 
 class _Stream:
     """What has come of an answer."""

@@ -61,3 +61,7 @@ class Format(Protocol):
         `read_items` of the echo gives the same forms. An error has no alternatives.
         """
         ...
+
+    def read_ids(self, value: Mapping[str, object]) -> tuple[str, ...]:
+        """The ids by which later requests may refer to the items of an answer, in their order; none on most wires."""
+        ...

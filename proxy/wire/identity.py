@@ -36,8 +36,7 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     messages are system, and whatever answers a tool call is tool, an Anthropic user message with a tool's result too.
     `form` is the hash of the normal form, empty for an element that is no part of identity (Responses reasoning).
     `calls` are the ids of the tool calls it makes, `results` of those it answers. `weight` counts characters of text
-    and arguments, to judge how much evidence it is. `reference` is the id a Responses `item_reference` refers to;
-    of an item of an answer, its own.
+    and arguments, to judge how much evidence it is. `reference` is the id a Responses `item_reference` refers to.
     """
 
     role: str

@@ -105,6 +105,10 @@ class Responses:
         """For each alternative of an answer, what a client adds to its history."""
         return responses_identity.read_alternatives(value)
 
+    def read_ids(self, value: Mapping[str, object]) -> tuple[str, ...]:
+        """The ids of the output items, to which an `item_reference` refers."""
+        return tuple(read_text(item.get("id")) for item in read_objects(value.get("output")))
+
 
 class _Stream:
     """What has come of an answer."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from proxy.wire.canonical import settle_arguments, settle_object
-from proxy.wire.evidence import read_objects, read_text
+from proxy.wire.evidence import read_objects
 from proxy.wire.identity import (
     Item,
     Part,
@@ -44,15 +44,10 @@ class _Element(msgspec.Struct, gc=False):
 
 
 def read_alternatives(value: Mapping[str, object]) -> tuple[tuple[Item, ...], ...]:
-    """The items of the one answer, each with its own id as `reference`; nothing where there is none."""
+    """The items of the one answer; nothing where there is none."""
     if not isinstance(value.get("output"), list):
         return ()
-    return (
-        tuple(
-            msgspec.structs.replace(READER.read_value(item), reference=read_text(item.get("id")))
-            for item in read_objects(value["output"])
-        ),
-    )
+    return (tuple(READER.read_value(item) for item in read_objects(value["output"])),)
 
 
 def read_plain(member: bytes) -> list[Item]:

@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.engine.histories import Histories, History, Key, split_known, take_stock
+from proxy.engine.lineage.chain import Chain
 from proxy.model.manifest import BlobPiece, Manifest, Slice, decode_recipe, root_of
 
+CHAIN = Chain(b"r" * 16, 0, b"", ())
 KEY: Key = (b"tenant", "chat_completions", "family")
 UNNAMED: Key = (b"tenant", "chat_completions", "")
 PLENTY = 10_000_000
@@ -49,7 +51,7 @@ def see(histories: Histories, content: bytes, key: Key = KEY) -> Manifest:
     known, shared = histories.find(key, content)
     split = split_known(content, "messages", known, shared)
     assert split is not None
-    manifest, history = take_stock(key[0], split, known, shared)
+    manifest, history = take_stock(key[0], split, CHAIN, known, shared)
     if history is not None:
         histories.remember(key, history, known)
     return manifest

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping
 import pytest
 
 from proxy.engine.bus import EventBus
+from proxy.engine.policy import EnginePolicy
 from proxy.engine.readings import Readings, Received, is_event_stream, read_received
 from proxy.engine.tasks import TaskRunner
 from proxy.model.events import Event, ReadingFailed
 from proxy.model.exchange import Answer, Headers, Reading
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.sse import ServerEvent
-from tests.support.engine import JSON, STREAM, FakeArchive
+from tests.support.engine import JSON, STREAM, FakeArchive, FixedClock, make_lineage
 
 ANSWER = b'{"choices":[{"message":{"content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":7}}'
 CHUNKS = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
@@ -30,7 +31,8 @@ class Desk:
         self.failures: list[Event] = []
         bus = EventBus(self.tasks)
         bus.subscribe(ReadingFailed, self.failures.append)
-        self.readings = Readings(self.archive, bus, self.tasks, CAP)
+        lineage = make_lineage(self.archive, FixedClock(), EnginePolicy())
+        self.readings = Readings(self.archive, bus, self.tasks, lineage, CAP)
 
     def submit(self, exchange: str, content: bytes = ANSWER, headers: Headers = JSON) -> None:
         self.readings.submit(Received(exchange, 0, ChatCompletions(), headers, content))
@@ -184,4 +186,4 @@ async def test_reading_goes_on_after_the_reader_was_cancelled() -> None:
     assert not await desk.tasks.finish(0.3)
     form.release.set()
     desk.submit("x3")
-    assert [reading.exchange for reading in await desk.finish()] == ["x1", "x3"]
+    assert [reading.exchange for reading in await desk.finish()] == ["x1", "x2", "x3"]

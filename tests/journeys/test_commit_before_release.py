@@ -14,7 +14,6 @@ from typing import Any, Literal
 from proxy.engine.bus import EventBus
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import Exchanges
-from proxy.engine.lineage import Lineage
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.readings import Readings
 from proxy.engine.reception import Reception, Route
@@ -33,6 +32,7 @@ from tests.support.engine import (
     RecordingClient,
     ScriptedResponse,
     ScriptedUpstream,
+    make_lineage,
 )
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
@@ -110,10 +110,11 @@ def open_recording(
 async def carry(archive: SqliteArchive, response: ScriptedResponse, client: RecordingClient) -> None:
     policy, tasks = EnginePolicy(commit_wait_ms=10_000), TaskRunner()
     bus, clock = EventBus(tasks), FixedClock()
-    readings = Readings(archive, bus, tasks, policy.record_cap_bytes)
+    lineage = make_lineage(archive, clock, policy)
+    readings = Readings(archive, bus, tasks, lineage, policy.record_cap_bytes)
     relay = Relay(archive, CommitGate(archive, policy.commit_wait_ms), readings, bus, clock)
     routes = [Route(ScriptedUpstream(answer=response))]
-    reception = Reception(policy, routes, archive, Lineage(archive.salt), clock, CountingIds())
+    reception = Reception(policy, routes, lineage, readings, clock, CountingIds())
     form = ChatCompletions()
     exchanges = Exchanges(policy, {form.name: form}, reception, relay, tasks)
     request = ClientRequest("POST", b"/v1/chat/completions", (), BODY)

@@ -11,18 +11,21 @@ from typing import Any, Literal, NoReturn, TypeVar
 from proxy.engine.bus import EventBus
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import Exchanges
-from proxy.engine.lineage import Lineage
+from proxy.engine.lineage.tenants import Tenants
+from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.ports import Client, RequestBody
+from proxy.engine.ports import Archive, Client, Clock, RequestBody
 from proxy.engine.readings import Readings
 from proxy.engine.reception import Reception, Route
 from proxy.engine.relay import Relay
 from proxy.engine.tasks import TaskRunner
 from proxy.model.errors import NotFound, ProxyError, UpstreamUnreachable
-from proxy.model.events import Event
-from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, Record, SessionKey
+from proxy.model.events import Event, ExchangeRecorded, ReadingFailed
+from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, SessionKey
+from proxy.model.lineage import StoredSession
 from proxy.model.log import ArchiveHealth, ExchangeRow, SessionRow, Verification
 from proxy.model.manifest import Manifest, keep_whole
+from proxy.model.record import Record
 from proxy.wire.chat_completions import ChatCompletions
 
 LIMIT = 5.0
@@ -62,6 +65,8 @@ class FakeArchive:
         self.health = HEALTHY
         self._is_instant, self._is_soon = is_instant, is_soon
         self.appended: list[Appended] = []
+        self.stored: list[StoredSession] = []
+        self.recalled: list[tuple[tuple[bytes, ...], tuple[str, ...], str]] = []
         self._grown, self.flushed = asyncio.Event(), asyncio.Event()
 
     def append(self, *records: Record, is_urgent: bool = True) -> "asyncio.Future[bool]":
@@ -125,6 +130,13 @@ class FakeArchive:
         _miss(exchange)
 
     load_received = load_sent
+
+    async def recall(self, nodes: Sequence[bytes], marks: Sequence[str], session: str) -> Sequence[StoredSession]:
+        self.recalled.append((tuple(nodes), tuple(marks), session))
+        return self.stored
+
+    async def has_sessions(self) -> bool:
+        return bool(self.stored)
 
     async def verify(self) -> Verification:
         return Verification(0, 0, 0, 0, ())
@@ -364,6 +376,12 @@ class CountingIds:
         return f"x{next(self._numbers)}"
 
 
+def make_lineage(archive: Archive, clock: Clock, policy: EnginePolicy, *, is_fresh: bool = True) -> Lineage:
+    """Lineage over an archive, as the assembly makes it."""
+    tenants = Tenants(b"salt", clock, policy.principals)
+    return Lineage(archive, tenants, clock, policy.cache_bytes // 4, is_fresh=is_fresh)
+
+
 class Engine:
     """The engine's parts, wired over fakes as the assembly wires them over shells."""
 
@@ -374,6 +392,7 @@ class Engine:
         *,
         is_instant: bool = False,
         is_soon: bool = False,
+        is_fresh: bool = True,
         own_keys: tuple[bytes, ...] = (),
     ) -> None:
         policy = policy or EnginePolicy(commit_wait_ms=5_000)
@@ -385,10 +404,13 @@ class Engine:
         self.events: list[Event] = []
         self.bus.subscribe_all(self.events.append)
         self.gate = CommitGate(self.archive, policy.commit_wait_ms)
-        self.readings = Readings(self.archive, self.bus, self.tasks, policy.record_cap_bytes)
+        self.lineage = make_lineage(self.archive, self.clock, policy, is_fresh=is_fresh)
+        self.bus.subscribe(ExchangeRecorded, self.lineage.note_outcome)
+        self.bus.subscribe(ReadingFailed, self.lineage.note_unread)
+        self.readings = Readings(self.archive, self.bus, self.tasks, self.lineage, policy.record_cap_bytes)
         self.relay = Relay(self.archive, self.gate, self.readings, self.bus, self.clock)
-        lineage, routes = Lineage(b"salt", policy.session_headers), [Route(self.upstream)]
-        self.reception = Reception(policy, routes, self.archive, lineage, self.clock, CountingIds())
+        routes = [Route(self.upstream)]
+        self.reception = Reception(policy, routes, self.lineage, self.readings, self.clock, CountingIds())
         formats = {"chat_completions": ChatCompletions()}
         self.exchanges = Exchanges(policy, formats, self.reception, self.relay, self.tasks, own_keys)
 

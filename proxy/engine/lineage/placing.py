@@ -1,4 +1,4 @@
-"""Where a request belongs: which session, which of its nodes, and how it goes on from there (PROTOCOL §2, BEHAVIOUR B1).
+"""Where a request belongs: its session, and how it goes on from what is known there (PROTOCOL §2, BEHAVIOUR B1).
 
 Rule: an id that the client sends names the session; without one a recorded answer in the request's own chain must prove
 it. Where nothing proves it the request begins a session: a conversation that is found twice does no harm, one that is
@@ -14,7 +14,7 @@ import msgspec
 from proxy.engine.lineage.forest import Forest
 from proxy.engine.lineage.known import Known, Traits
 from proxy.model.exchange import SessionKey
-from proxy.model.lineage import Mark, NodeRow, Relation, Step
+from proxy.model.lineage import Mark, NodeRow, Relation, Step, name_mark
 from proxy.wire.identity import Item
 
 # Ids that some servers count up instead of drawing them: `name:0`, `functions.name:3`.
@@ -166,9 +166,9 @@ def name_unknown(asked: Asked) -> list[str]:
     return [name for item in asked.fresh for name in _name_item(item)][-_MOST_NAMES:]
 
 
-def name_answer(item: Item) -> list[str]:
-    """The names by which a message of an answer may be known again."""
-    return [*_name_item(item), *([f"item:{item.reference}"] if item.reference and item.form else [])]
+def name_answer(item: Item, own_id: str) -> list[str]:
+    """The names by which a message of an answer may be known again; `own_id` is what the upstream stores it under."""
+    return [*_name_item(item), *([name_mark(f"item:{own_id}")] if own_id and item.form else [])]
 
 
 def _list_foreign(asked: Asked, base: int) -> list[bytes]:
@@ -181,7 +181,7 @@ def _list_foreign(asked: Asked, base: int) -> list[bytes]:
 def _name_item(item: Item) -> list[str]:
     if item.role != "assistant" or not item.form:
         return []
-    names = [f"call:{call}" for call in item.calls if not _COUNTED.fullmatch(call)]
+    names = [name_mark(f"call:{call}") for call in item.calls if not _COUNTED.fullmatch(call)]
     if not item.calls and item.weight >= _TELLING_CHARACTERS:
         names.append(f"form:{item.form.hex()}")
     return names
@@ -237,4 +237,4 @@ def _is_side(asked: Asked, known: Known, base: int) -> bool:
     lacks_tools = before.has_tools and not now.has_tools
     if base:
         return lacks_tools and any(lesser)
-    return lacks_tools or 0 < asked.most_output <= _SMALL_ANSWER or sum(lesser) >= 2  # noqa: PLR2004
+    return lacks_tools or 0 < asked.most_output <= _SMALL_ANSWER or sum(lesser) >= 2

@@ -18,7 +18,7 @@ from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.ports import Archive, Clock
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import ExchangeRecorded, ReadingFailed
-from proxy.model.lineage import Adoption, Mark, NodeRow, Reply, extend_chain
+from proxy.model.lineage import Adoption, Mark, NodeRow, Reply, extend_chain, name_mark
 from proxy.wire.evidence import read_text
 from proxy.wire.format import Format
 from proxy.wire.identity import Item
@@ -62,7 +62,7 @@ class Lineage:
 
     def find_response(self, tenant: bytes, response: str) -> bytes:
         """The node of a stored Responses answer of this tenant, which a request goes on from; else empty."""
-        mark = self._find_mark(tenant, f"response:{response}")
+        mark = self._find_mark(tenant, name_mark(f"response:{response}"))
         return mark.node if mark is not None else b""
 
     def resolve(self, tenant: bytes, messages: Messages) -> Messages:
@@ -75,9 +75,7 @@ class Lineage:
         """The exchanges whose answers this request may show, and which have not been read yet."""
         if not self._unread:
             return ()
-        return [
-            exchange for node in asked.nodes[max(0, asked.start - 1) :] for exchange in self._unread.get(node, ())
-        ]
+        return [exchange for node in asked.nodes[max(0, asked.start - 1) :] for exchange in self._unread.get(node, ())]
 
     async def place(self, asked: Asked) -> Place:
         """Decide where a request belongs, and keep it in mind until its answer has been read."""
@@ -110,15 +108,16 @@ class Lineage:
         if place is None:
             return None
         response = read_text(value.get("id")) if form.previous_key else ""
+        ids = form.read_ids(value)
         nodes: list[NodeRow] = []
         marks: list[Mark] = []
         for items in form.read_reply(value):
             chain = extend_chain(place.tip, (item.form for item in items))
             nodes += _list_answer(place, chain)
-            for item, node in zip(items, chain, strict=True):
-                marks += [Mark(name, node, item.form) for name in name_answer(item)]
+            for i, (item, node) in enumerate(zip(items, chain, strict=True)):
+                marks += [Mark(name, node, item.form) for name in name_answer(item, ids[i] if i < len(ids) else "")]
             if response and chain:
-                marks.append(Mark(f"response:{response}", chain[-1], items[-1].form))
+                marks.append(Mark(name_mark(f"response:{response}"), chain[-1], items[-1].form))
         self._forest.add(place.known, nodes, marks)
         return Reply(exchange, k, tuple(nodes), tuple(marks))
 
@@ -150,7 +149,7 @@ class Lineage:
         return found[0] if len(found) == 1 else None
 
     def _resolve(self, tenant: bytes, item: Item) -> Item:
-        mark = self._find_mark(tenant, f"item:{item.reference}") if item.reference else None
+        mark = self._find_mark(tenant, name_mark(f"item:{item.reference}")) if item.reference else None
         return item if mark is None else replace(item, form=mark.form)
 
     async def _recall(self, asked: Asked) -> None:

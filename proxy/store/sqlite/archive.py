@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from proxy.model.errors import StoreUnavailable
-from proxy.model.exchange import Record
 from proxy.model.log import ArchiveHealth, ExchangeRow, SessionRow, Verification
+from proxy.model.record import Record
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import Connect, connect_writer, prepare_file
 from proxy.store.sqlite.journal import Journal, name_journal

@@ -7,8 +7,9 @@ forgets what it believed when it sees the archive's `generation` change, and sen
 import sqlite3
 from collections.abc import Sequence
 
-from proxy.model.exchange import Headers, Opening, Outcome, Reading, Record, Round, SessionKey, Trailer, Usage
+from proxy.model.exchange import Headers, Opening, Outcome, Reading, Round, SessionKey, Trailer, Usage
 from proxy.model.manifest import BlobPiece, ChainPiece, Manifest, Slice, digest_of
+from proxy.model.record import Record
 from proxy.store.sqlite.codec import SMALL, TINY, encode_changes, encode_headers, pack, seal_after
 from proxy.store.sqlite.envelope import split_recipe
 from proxy.store.sqlite.known import HeaderBase, Known, Reference, Session, Tenant

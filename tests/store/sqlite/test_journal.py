@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.model.exchange import Record, Usage
+from proxy.model.exchange import Usage
 from proxy.model.manifest import Manifest
+from proxy.model.record import Record
 from proxy.store.sqlite.journal import JOURNAL_SIZE, Journal, Leftover, name_journal
 from tests.store.samples import (
     chain_body,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from proxy.model.errors import StoreUnavailable
-from proxy.model.exchange import Record
+from proxy.model.record import Record
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.journal import Journal, name_journal

@@ -72,7 +72,7 @@ def mark_for_the_cache(message: Message, random: Random) -> None:
 
 
 def add_extras(message: Message, random: Random) -> None:
-    extras = {
+    extras: Message = {
         **{"name": None, "refusal": None, "annotations": [], "audio": None, "parsed": {"a": 1}, "index": 3},
         **{"function_call": None, "provider_specific_fields": {"x": [1]}, "reasoning_content": "because"},
         **{"reasoning": "why", "reasoning_details": [{"text": "x"}], "thinking": "x", "thinking_blocks": [{}]},

@@ -11,6 +11,8 @@ from typing import NoReturn
 
 import msgspec
 
+from proxy.wire.evidence import MAX_DEPTH, is_shallow
+
 REFUSED = (ValueError, RecursionError)
 
 # What marks parts for a cache and is moved about between requests.
@@ -45,11 +47,14 @@ def load(text: str | bytes) -> object:
 def canonical(value: object) -> bytes:
     """The one spelling of a value that `load` gave, or a decoder with `settle_number`. Raises REFUSED."""
     try:
-        return _encode(value)
+        encoded = _encode(value)
     except UnicodeEncodeError:
         # Has a lone surrogate, which only this spelling can have; so the two never give the same bytes.
-        text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=_refuse)
-        return text.encode()
+        encoded = json.dumps(value, sort_keys=True, separators=(",", ":"), default=_refuse).encode()
+    # A limit of our own, since the stack's depends on who calls. Brackets in strings count too, so few are walked.
+    if encoded.count(b"{") + encoded.count(b"[") > MAX_DEPTH and not is_shallow(value):
+        raise ValueError("too deep")
+    return encoded
 
 
 def settle_arguments(arguments: object) -> bytes | str:
@@ -64,15 +69,17 @@ def settle_arguments(arguments: object) -> bytes | str:
         return arguments
 
 
-def prune(value: object) -> object:
-    """The value without cache markers and null members at any level, except inside a tool's input."""
+def prune(value: object, depth: int = MAX_DEPTH) -> object:
+    """The value without cache markers and null members at any level, except inside a tool's input. Raises REFUSED."""
+    if not depth:
+        raise ValueError("too deep")
     if isinstance(value, Mapping):
         return {
-            key: member if key in _OPAQUE else prune(member)
+            key: member if key in _OPAQUE else prune(member, depth - 1)
             for key, member in value.items()
             if member is not None and key != _MARKER
         }
-    return [prune(element) for element in value] if isinstance(value, list) else value
+    return [prune(element, depth - 1) for element in value] if isinstance(value, list) else value
 
 
 def settle_object(value: object, *dropped: str) -> bytes:

@@ -24,7 +24,7 @@ def read_object(text: str) -> dict[str, object] | None:
     if not isinstance(value, dict):
         return None
     # Brackets inside strings count too, so only the few texts with many are walked.
-    if text.count("{") + text.count("[") > MAX_DEPTH and not _is_shallow(value):
+    if text.count("{") + text.count("[") > MAX_DEPTH and not is_shallow(value):
         return None
     return value
 
@@ -37,8 +37,9 @@ def _decode_leniently(text: str) -> object:
         return None
 
 
-def _is_shallow(value: dict[str, object]) -> bool:
-    level: list[dict[str, object] | list[object]] = [value]
+def is_shallow(value: object) -> bool:
+    """Whether nothing in a value is deeper than MAX_DEPTH."""
+    level = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH):
         members = [member for outer in level for member in (outer.values() if isinstance(outer, dict) else outer)]
         level = [member for member in members if isinstance(member, dict | list)]

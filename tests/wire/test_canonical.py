@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.wire.canonical import REFUSED, canonical, load, prune, settle_arguments, settle_object
+from proxy.wire.evidence import MAX_DEPTH
 from tests.support.echoes import inputs, spell_like_javascript, values
 
 randoms = st.randoms(use_true_random=False)
@@ -80,6 +81,25 @@ def test_arguments_are_compared_as_json(value: object, random: Random) -> None:
         settled == settle_arguments(spell_like_javascript(value, random)) == settle_arguments(load(json.dumps(value)))
     )
     assert isinstance(settled, bytes)
+
+
+@pytest.mark.parametrize("end", ["1", '"\\ud800"'])
+def test_values_may_be_as_deep_as_answers(end: str) -> None:
+    deep = "[" * MAX_DEPTH + end + "]" * MAX_DEPTH
+    assert canonical(load(deep)) == deep.encode()
+    for text in (f"[{deep}]", "[" * 900 + end + "]" * 900):
+        with pytest.raises(ValueError, match="too deep"):
+            canonical(load(text))
+    assert canonical("[" * 1000) == b'"%b"' % (b"[" * 1000)
+
+
+def test_pruning_goes_as_deep_and_no_deeper() -> None:
+    value: object = 1
+    for _ in range(MAX_DEPTH - 1):
+        value = {"a": value}
+    assert prune(value) == value
+    with pytest.raises(ValueError, match="too deep"):
+        prune([value])
 
 
 def test_no_arguments_are_an_empty_object() -> None:

@@ -104,6 +104,16 @@ def test_a_member_that_does_not_count_may_be_deep(wire: Format) -> None:
     assert wire.read_items(raw, [Span(0, len(raw))])[0].form == read_one(wire, HELLO).form
 
 
+def test_a_part_too_deep_makes_its_message_known_by_its_bytes() -> None:
+    forms = []
+    for end in ("1", "2", "1.0"):
+        part = '{"type":"image","x":' + "[" * 200 + end + "]" * 200 + "}"
+        item = read(ChatCompletions(), [f'{{"role":"user","content":[{part}]}}'])[0]
+        assert (item.role, item.weight) == ("user", len(part) + 28)
+        forms.append(item.form)
+    assert len(set(forms)) == 3
+
+
 def test_another_shape_keeps_its_role_and_weighs_its_bytes() -> None:
     item = read_one(ChatCompletions(), {"role": "developer", "content": 1.0})
     assert (item.role, item.weight) == ("system", len('{"content":1,"role":"developer"}'))

@@ -64,20 +64,28 @@ def _read(message: _Message, source: Source) -> Item:
     parts: list[Settled] = []
     calls: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
+    weight = 0
     for place, block in enumerate(content):
         kind = block.type
         if kind == "text" and not block.citations:
-            parts += (block.text,) if block.text else ()
+            if block.text:
+                parts.append(block.text)
+                weight += len(block.text)
         elif kind == "tool_use":
-            parts.append((kind, block.id, block.name, settle_arguments(block.input)))
+            arguments = settle_arguments(block.input)
+            parts.append((kind, block.id, block.name, arguments))
             calls += (block.id,) if block.id else ()
+            weight += len(arguments)
         elif kind == "tool_result":
-            parts.append((kind, block.tool_use_id, block.is_error or None, _settle_said(block.content)))
+            said = _settle_said(block.content)
+            parts.append((kind, block.tool_use_id, block.is_error or None, said))
             results += (block.tool_use_id,) if block.tool_use_id else ()
+            weight += len(said) if isinstance(said, str) else weigh(said)
         elif kind not in _DROPPED:
             parts.append(settle_object(load_elements(source, "content")[place]))
+            weight += weigh(parts[-1])
     form = digest_form((_WIRE, message.role, collapse(parts)))
-    return Item("tool" if results else name_role(message.role), form, calls, results, weigh(parts))
+    return Item("tool" if results else name_role(message.role), form, calls, results, weight)
 
 
 def _settle_said(content: object) -> object:

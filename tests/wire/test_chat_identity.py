@@ -185,6 +185,8 @@ DIFFERENT: list[Any] = [
     {"role": "assistant", "function_call": {"name": "f", "arguments": '{"a": 1}'}},
     {"role": "assistant", "function_call": {"name": "f", "arguments": '{"a": 2}'}},
     {"role": "assistant", "tool_calls": [call()], "function_call": {"name": "f", "arguments": "{}"}},
+    {"role": "assistant", "tool_calls": [call()], "tool_call_id": "call_1"},
+    {"role": "assistant", "tool_calls": [call()], "name": "n"},
     {"role": "user", "content": "\ud800"},
     {"role": "user", "content": "\udfff"},
     {"role": "user", "content": "\\ud800"},

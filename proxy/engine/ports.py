@@ -10,8 +10,10 @@ from typing import Protocol
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import Headers
 from proxy.model.lineage import StoredSession
-from proxy.model.log import ArchiveHealth, ExchangeRow, SessionRow, Verification
+from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, SessionRow, Verification
 from proxy.model.record import Record
+
+MOST_RECALLED = 64
 
 
 class UpstreamResponse(Protocol):
@@ -124,6 +126,13 @@ class LogReader(Protocol):
         """All exchanges of a session, oldest first. Raises NotFound for an unknown session."""
         ...
 
+    async def list_branches(self, session: str) -> Sequence[BranchRow]:
+        """The branches of a session in the order in which they began; none of calls without a `Step`.
+
+        Raises NotFound for an unknown session.
+        """
+        ...
+
     async def load_request(self, exchange: str) -> bytes:
         """The client's body, byte for byte (its head, where it was capped). Raises NotFound."""
         ...
@@ -146,18 +155,19 @@ class LogReader(Protocol):
 
 
 class Ancestry(Protocol):
-    """What the log knows of the conversations that a request may continue."""
+    """What the log knows of where a request belongs."""
 
     async def recall(self, nodes: Sequence[bytes], marks: Sequence[str], session: str) -> Sequence[StoredSession]:
-        """Sessions that may hold what a request continues, the newest last, a bounded number.
+        """Sessions that may hold what a request continues, of all tenants; newest last, `MOST_RECALLED` at most.
 
-        The one with this id, those in which the deepest of these nodes that is a recorded answer stands, and those that
-        bear one of the marks. Raises StoreUnavailable.
+        `nodes` are those of the request's chain, the first message's first. They are: the session with this id, those
+        in which the deepest of the nodes that is a recorded answer anywhere stands as an answer, and those that bear
+        one of the marks (named by `name_mark`). Where there are too many the newest count, and the one with the id.
         """
         ...
 
     async def has_sessions(self) -> bool:
-        """Whether there is any. Raises StoreUnavailable."""
+        """False while the log has none: there is nothing to recall."""
         ...
 
 

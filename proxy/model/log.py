@@ -1,13 +1,19 @@
 """What can be read back from the log. Rule: rows as values, oldest first unless said otherwise."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from proxy.model.exchange import Completeness, Headers, Kind, Mode, Timings, Usage
+from proxy.model.lineage import Relation
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRow:
-    """A session in a listing; times in milliseconds since the epoch."""
+    """A session in a listing; times in milliseconds since the epoch.
+
+    `parent`: id of the session whose agent started it. `adopted`: id of the session that it goes on from, under another
+    credential. Each empty where there is none. `branches`: as `list_branches` has; `side`: exchanges beside them.
+    """
 
     id: str
     family: str
@@ -18,6 +24,27 @@ class SessionRow:
     model: str
     input_tokens: int
     output_tokens: int
+    parent: str = ""
+    branches: int = 0
+    side: int = 0
+    adopted: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BranchRow:
+    """A way a session went: a tip with no other tip behind it (a tip is a node at which a request ended).
+
+    `depth`: messages of the first request that ended there. `exchanges`: number in the session and id of those whose
+    requests ended on the way to the tip, oldest first. Of what no older branch has: `relation` is that of its first
+    exchange, `left` the node before it, empty where it shares nothing; `is_side` if all its exchanges are side calls.
+    """
+
+    tip: bytes
+    depth: int
+    exchanges: tuple[tuple[int, str], ...]
+    relation: Relation
+    left: bytes
+    is_side: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +67,10 @@ class RoundRow:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRow:
-    """One client call: what was asked (without its body) and how each round ended. `n` counts from 1 in its session."""
+    """One client call: what was asked (without its body) and how each round ended. `n` counts from 1 in its session.
+
+    `relation` to `base` are those of its `Step`; of a call that has none: empty, False and 0.
+    """
 
     seq: int
     id: str
@@ -58,6 +88,11 @@ class ExchangeRow:
     digest: bytes
     opened_ms: int
     rounds: tuple[RoundRow, ...]
+    relation: Relation | Literal[""] = ""
+    is_side: bool = False
+    tip: bytes = b""
+    depth: int = 0
+    base: int = 0
 
 
 @dataclass(frozen=True, slots=True)

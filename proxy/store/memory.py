@@ -8,9 +8,11 @@ import asyncio
 import os
 from collections.abc import Iterator, Sequence
 
+from proxy.engine.ports import MOST_RECALLED
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Opening, Round, Trailer
-from proxy.model.log import ArchiveHealth, ExchangeRow, Fault, RoundRow, SessionRow, Verification
+from proxy.model.lineage import StoredSession, name_mark
+from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Fault, RoundRow, SessionRow, Verification
 from proxy.model.manifest import (
     BlobPiece,
     Manifest,
@@ -71,6 +73,29 @@ class MemoryArchive:
             raise NotFound(f"there is no session {session}")
         return [self._make_exchange(tables.exchanges[exchange]) for exchange in tables.sessions[session].values()]
 
+    async def list_branches(self, session: str) -> Sequence[BranchRow]:
+        """The branches of a session in the order in which they began. Raises NotFound for an unknown session."""
+        tables = self._tables
+        if session not in tables.sessions:
+            raise NotFound(f"there is no session {session}")
+        return tables.trees[session].list_branches(tables.sessions[session])
+
+    async def recall(self, nodes: Sequence[bytes], marks: Sequence[str], session: str) -> Sequence[StoredSession]:
+        """Sessions that may hold what a request continues; newest last (see `Ancestry`)."""
+        trees, names = self._tables.trees, set(map(name_mark, marks))
+        deepest = next((node for node in reversed(nodes) if self._is_answer(node)), None)
+        found = [
+            key
+            for key, tree in trees.items()
+            if key != session and ((deepest and tree.has_answer(deepest)) or not names.isdisjoint(tree.marks))
+        ]
+        kept = {session, *found[-(MOST_RECALLED - (session in trees)) :]}
+        return [tree.store(self._tables.keys[key]) for key, tree in trees.items() if key in kept]
+
+    async def has_sessions(self) -> bool:
+        """False while the log has none."""
+        return bool(self._tables.sessions)
+
     async def load_request(self, exchange: str) -> bytes:
         """The client's body, byte for byte (its head, where it was capped). Raises NotFound."""
         opening = self._find_opening(exchange)
@@ -104,6 +129,9 @@ class MemoryArchive:
         """Take nothing more; what was taken can still be read."""
         self._is_closed = True
 
+    def _is_answer(self, node: bytes) -> bool:
+        return any(tree.has_answer(node) for tree in self._tables.trees.values())
+
     def _find_opening(self, exchange: str) -> Opening:
         if exchange not in self._tables.exchanges:
             raise NotFound(f"there is no exchange {exchange}")
@@ -135,7 +163,7 @@ class MemoryArchive:
 
     def _make_session(self, session: str) -> SessionRow:
         tables, last = self._tables, self._find_last(session)
-        key, exchanges = tables.keys[session], tables.sessions[session]
+        key, exchanges, tree = tables.keys[session], tables.sessions[session], tables.trees[session]
         first, names = tables.exchanges[exchanges[1]], set(exchanges.values())
         usages = [fit_usage(reading.usage) for reading in tables.readings.values() if reading.exchange in names]
         return SessionRow(
@@ -148,11 +176,16 @@ class MemoryArchive:
             model=fit_text(last.opening.model),
             input_tokens=sum(usage.input or 0 for usage in usages if usage),
             output_tokens=sum(usage.output or 0 for usage in usages if usage),
+            parent=fit_text(key.parent),
+            branches=len(tree.list_branches(exchanges)),
+            side=sum(step.is_side for step in tree.steps.values()),
+            adopted=next((source for source, _ in tree.adoptions), ""),
         )
 
     def _make_exchange(self, exchange: Exchange) -> ExchangeRow:
         opening = exchange.opening
         rounds = sorted(self._tables.rounds[opening.exchange].items())
+        step = self._tables.trees[opening.session.id].steps.get(exchange.n)
         return ExchangeRow(
             seq=exchange.seq,
             id=opening.exchange,
@@ -170,6 +203,11 @@ class MemoryArchive:
             digest=opening.body.digest,
             opened_ms=opening.opened_ms,
             rounds=tuple(self._make_round(record) for _, record in rounds),
+            relation=step.relation if step else "",
+            is_side=bool(step and step.is_side),
+            tip=step.tip if step else b"",
+            depth=step.depth if step else 0,
+            base=step.base if step else 0,
         )
 
     def _make_round(self, record: Round) -> RoundRow:

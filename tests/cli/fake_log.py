@@ -9,7 +9,7 @@ from proxy.cli.doors import Doors
 from proxy.config import Settings
 from proxy.model.errors import Conflict, NotFound
 from proxy.model.exchange import Timings, Usage
-from proxy.model.log import ExchangeRow, Fault, RoundRow, SessionRow, Verification
+from proxy.model.log import BranchRow, ExchangeRow, Fault, RoundRow, SessionRow, Verification
 
 ANSWER = b'{"choices":[{"message":{"role":"assistant","content":"hi \\ud83d"},"n":1e400}]}'
 REQUEST = b'{\n "messages": [ {"role":"user", "content":"12345678901234567890123 \\u00e9"} ],\r\n "n": 1e400}'
@@ -65,6 +65,9 @@ class FakeLog:
 
     async def list_exchanges(self, session: str) -> Sequence[ExchangeRow]:
         return [row for row in self.exchanges if row.session == session]
+
+    async def list_branches(self, session: str) -> Sequence[BranchRow]:
+        return ()
 
     async def load_request(self, exchange: str) -> bytes:
         return self.bodies[exchange]

@@ -23,7 +23,7 @@ from proxy.model.errors import NotFound, ProxyError, UpstreamUnreachable
 from proxy.model.events import Event, ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, SessionKey
 from proxy.model.lineage import StoredSession
-from proxy.model.log import ArchiveHealth, ExchangeRow, SessionRow, Verification
+from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, SessionRow, Verification
 from proxy.model.manifest import Manifest, keep_whole
 from proxy.model.record import Record
 from proxy.wire.chat_completions import ChatCompletions
@@ -121,6 +121,9 @@ class FakeArchive:
         return ()
 
     async def list_exchanges(self, session: str) -> Sequence[ExchangeRow]:
+        _miss(session)
+
+    async def list_branches(self, session: str) -> Sequence[BranchRow]:
         _miss(session)
 
     async def load_request(self, exchange: str) -> bytes:

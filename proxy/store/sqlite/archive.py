@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from proxy.model.errors import StoreUnavailable
-from proxy.model.log import ArchiveHealth, ExchangeRow, SessionRow, Verification
+from proxy.model.lineage import StoredSession
+from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, SessionRow, Verification
 from proxy.model.record import Record
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import Connect, connect_writer, prepare_file
@@ -24,6 +25,8 @@ _log = logging.getLogger(__name__)
 
 # A commit takes milliseconds, under load some tens of them; a page that shows what was so far is better than none.
 _MOST_LAG_SECONDS = 2.0
+# A client waits: a conversation that is found twice does no harm.
+_MOST_LAG_OF_A_CALL_SECONDS = 0.25
 
 
 class SqliteArchive:
@@ -80,6 +83,21 @@ class SqliteArchive:
         await self._catch_up()
         return await self._reader.list_exchanges(session)
 
+    async def list_branches(self, session: str) -> Sequence[BranchRow]:
+        """The branches of a session in the order in which they began. Raises NotFound for an unknown session."""
+        await self._catch_up()
+        return await self._reader.list_branches(session)
+
+    async def recall(self, nodes: Sequence[bytes], marks: Sequence[str], session: str) -> Sequence[StoredSession]:
+        """Sessions that may hold what a request continues; newest last (see `Ancestry`)."""
+        await self._catch_up(_MOST_LAG_OF_A_CALL_SECONDS)
+        return await self._reader.recall(nodes, marks, session)
+
+    async def has_sessions(self) -> bool:
+        """False while the log has none."""
+        await self._catch_up(_MOST_LAG_OF_A_CALL_SECONDS)
+        return await self._reader.has_sessions()
+
     async def load_request(self, exchange: str) -> bytes:
         """The client's body, byte for byte (its head, where it was capped). Raises NotFound."""
         await self._catch_up()
@@ -124,11 +142,11 @@ class SqliteArchive:
         path = name_journal(self._policy.path)
         _log.warning("%d records are in %s only; the next start brings them into the log", self._spool.pending, path)
 
-    async def _catch_up(self) -> None:
+    async def _catch_up(self, within_s: float = _MOST_LAG_SECONDS) -> None:
         """Whoever reads sees what was appended before; not where the store fails, or takes too long."""
         written = None if self._writer.problem else self._spool.drain()
         if written is not None:
-            await asyncio.wait((written,), timeout=_MOST_LAG_SECONDS)
+            await asyncio.wait((written,), timeout=within_s)
 
     def _put(self, entries: list[Entry]) -> None:
         self._writer.put(entries)

@@ -12,13 +12,16 @@ import aiosqlite
 
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.exchange import Completeness, Headers, Kind, Mode, Timings, Usage
-from proxy.model.log import ExchangeRow, RoundRow, SessionRow, Verification
+from proxy.model.lineage import StoredSession
+from proxy.model.log import BranchRow, ExchangeRow, RoundRow, SessionRow, Verification
 from proxy.model.manifest import digest_of, encode_recipe
 from proxy.store.sqlite.backup import copy_log
 from proxy.store.sqlite.bodies import load_body, load_payload
 from proxy.store.sqlite.codec import decode_headers
 from proxy.store.sqlite.connection import connect_reader
 from proxy.store.sqlite.envelope import join_recipe
+from proxy.store.sqlite.growth import RELATIONS
+from proxy.store.sqlite.recall import TreeReader
 from proxy.store.sqlite.verify import verify_log
 
 # Two ways to the latest exchange of the sessions with the newest activity, which is in order of seq, for the wall clock
@@ -33,11 +36,23 @@ _LATEST_OF_MANY = """
     SELECT e.session AS id, e.seq FROM exchange e
     WHERE NOT EXISTS (SELECT 1 FROM exchange later WHERE later.session = e.session AND later.n = e.n + 1)
     ORDER BY e.seq DESC LIMIT ?"""
+# `inner`: nodes with a tip behind them (see `store/branches`)
 _SESSIONS = """
-    WITH latest AS MATERIALIZED ({latest})
+    WITH RECURSIVE latest AS MATERIALIZED ({latest}),
+    inner(session, n) AS (
+        SELECT t.session, d.parent FROM latest JOIN step t ON t.session = latest.id
+            JOIN node d ON d.session = t.session AND d.n = t.tip
+        UNION
+        SELECT inner.session, d.parent FROM inner JOIN node d ON d.session = inner.session AND d.n = inner.n)
     SELECT s.key, s.family, s.upstream, s.created_ms, e.opened_ms, e.n, e.model,
         (SELECT ifnull(sum(g.input), 0) FROM exchange x JOIN reading g ON g.exchange = x.seq WHERE x.session = s.id),
-        (SELECT ifnull(sum(g.output), 0) FROM exchange x JOIN reading g ON g.exchange = x.seq WHERE x.session = s.id)
+        (SELECT ifnull(sum(g.output), 0) FROM exchange x JOIN reading g ON g.exchange = x.seq WHERE x.session = s.id),
+        s.parent,
+        (SELECT count(DISTINCT t.tip) FROM step t WHERE t.session = s.id AND t.tip > 0
+            AND NOT EXISTS (SELECT 1 FROM inner WHERE inner.session = s.id AND inner.n = t.tip)),
+        (SELECT count(*) FROM step t WHERE t.session = s.id AND t.is_side),
+        ifnull((SELECT o.key FROM adoption a JOIN session o ON o.id = a.source WHERE a.session = s.id
+            ORDER BY a.n LIMIT 1), '')
     FROM latest JOIN session s ON s.id = latest.id JOIN exchange e ON e.seq = latest.seq
     ORDER BY latest.seq DESC"""
 
@@ -52,9 +67,12 @@ _EXCHANGES = """
         AS round_size,
         o.error AS round_error, unpack(ge.codec, ge.bytes) AS answer_error,
         unpack(ga.codec, ga.bytes) AS answer,
-        g.input, g.output, g.cached, g.written, g.reasoning, g.finish
+        g.input, g.output, g.cached, g.written, g.reasoning, g.finish,
+        t.relation, t.is_side, ifnull(d.hash, t.outer) AS stand, t.depth, t.base
     FROM session s
     JOIN exchange e ON e.session = s.id
+    LEFT JOIN step t ON t.session = e.session AND t.n = e.n
+    LEFT JOIN node d ON d.session = t.session AND d.n = t.tip
     LEFT JOIN payload eh ON eh.id = e.headers
     LEFT JOIN payload ee ON ee.id = e.envelope
     LEFT JOIN round r ON r.exchange = e.seq
@@ -94,6 +112,7 @@ class SqliteReader:
         self._is_closed = False
         self._connection: aiosqlite.Connection | None = None
         self._opening = asyncio.Lock()
+        self._trees = TreeReader(path, connect)
 
     async def open(self) -> None:
         """Connect now rather than with the first question. Raises StoreUnavailable."""
@@ -110,6 +129,7 @@ class SqliteReader:
         """Let go of the file for good."""
         async with self._opening:
             self._is_closed = True
+            await self._trees.close()
             if self._connection is not None:
                 await self._connection.close()
                 self._connection = None
@@ -126,6 +146,18 @@ class SqliteReader:
         if not rows:
             raise NotFound(f"there is no session {session}")
         return [_make_exchange(list(group)) for _, group in groupby(rows, key=lambda row: row["seq"])]
+
+    async def list_branches(self, session: str) -> Sequence[BranchRow]:
+        """The branches of a session in the order in which they began. Raises NotFound for an unknown session."""
+        return await self._trees.list_branches(session)
+
+    async def recall(self, nodes: Sequence[bytes], marks: Sequence[str], session: str) -> Sequence[StoredSession]:
+        """Sessions that may hold what a request continues; newest last (see `Ancestry`)."""
+        return await self._trees.recall(nodes, marks, session)
+
+    async def has_sessions(self) -> bool:
+        """False while the log has none."""
+        return await self._trees.has_sessions()
 
     async def load_request(self, exchange: str) -> bytes:
         """The client's body, byte for byte (its head, where it was capped). Raises NotFound."""
@@ -197,6 +229,11 @@ def _make_exchange(rows: list[sqlite3.Row]) -> ExchangeRow:
         digest=_digest_recipe(row["envelope"], row["tip"]),
         opened_ms=row["opened_ms"],
         rounds=tuple(_make_rounds(rows)),
+        relation="" if row["relation"] is None else RELATIONS[row["relation"]],
+        is_side=bool(row["is_side"]),
+        tip=row["stand"] or b"",
+        depth=row["depth"] or 0,
+        base=row["base"] or 0,
     )
 
 

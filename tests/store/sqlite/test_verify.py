@@ -167,7 +167,7 @@ DAMAGE = {
     "a session's name": ("UPDATE session SET key = 'mine' WHERE id = 1", "exchange 1", "was altered"),
     "a number": ("UPDATE exchange SET n = 9 WHERE seq = 4", f"session {make_key().id}", "have gaps"),
     "an empty session": (
-        "INSERT INTO session VALUES (7, 'empty', 1, 'openai', 'f', 0)",
+        "INSERT INTO session VALUES (7, 'empty', 1, 'openai', 'f', 0, '')",
         "session empty",
         "have gaps",
     ),

@@ -21,8 +21,9 @@ class EnginePolicy:
 
     `commit_wait_ms` bounds both waits for durability (BEHAVIOUR B32b). `record_cap_bytes` is what is kept of one body.
     `on_failure`: what happens to calls while the log takes no writes. `session_headers` are request headers, besides
-    the known ones, that name a conversation; `cache_bytes` bounds what is remembered to recognise repeated
-    histories: three quarters of it bodies, a quarter nodes. `principals` are tenants by name.
+    the known ones, that name a conversation; `infer`: whether those without a name are recognised by their content.
+    `cache_bytes` bounds what is remembered to recognise repeated histories: three quarters of it bodies, a quarter
+    nodes. `principals` are tenants by name.
     """
 
     mode: Mode = "manage"
@@ -30,5 +31,6 @@ class EnginePolicy:
     record_cap_bytes: int = 8 * 1024 * 1024
     on_failure: Literal["forward", "refuse"] = "forward"
     session_headers: tuple[str, ...] = ()
+    infer: bool = True
     cache_bytes: int = 64 * 1024 * 1024
     principals: Mapping[str, Principal] = field(default_factory=dict)

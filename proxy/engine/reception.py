@@ -171,7 +171,7 @@ class Reception:
 
     async def _place(self, recognised: _Recognised) -> Place | None:
         asked = recognised.asked
-        if asked is None:
+        if asked is None or not (asked.session.family or self._policy.infer):
             return None
         for exchange in self._lineage.list_unread(asked):
             self._readings.hurry(exchange)

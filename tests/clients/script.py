@@ -1,0 +1,131 @@
+"""What the scripted model does next: it uses the tools it is offered, one after another, and then says that it is done.
+
+Rule: pure; the answer follows from the request alone, so that a client is told the same direct and through the proxy.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Json = dict[str, Any]
+
+NOTE, COPY = "notes.txt", "copy.txt"
+CONTENT = "The log is complete. é\n"
+# Every last answer of a turn begins with this: it is how the script knows its own in a history.
+DONE = "Done:"
+# What the model calls, by part: both of a pair in one answer. A part that no offered tool plays is left out.
+STEPS = (("read", "shell"), ("shell",), ("write",))
+
+_PARTS = {
+    "read": re.compile(r"(read|view|cat)(_?files?)?", re.IGNORECASE),
+    "shell": re.compile(
+        r"(local_)?(bash|shell|terminal)(_command)?|(exec|execute|run)(_shell)?_commands?", re.IGNORECASE
+    ),
+    "write": re.compile(r"(write|create)(_?(to_)?file)?", re.IGNORECASE),
+}
+_PATH = re.compile(r"(absolute_?|file_?)?(path|name)s?", re.IGNORECASE)
+_COMMAND = re.compile(r"(cmd|command)s?", re.IGNORECASE)
+_TEXT = re.compile(r"(new_?|file_?)?(content|text|contents)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call of the model."""
+
+    name: str
+    arguments: Json
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One answer of the model: what it says, and what it calls. Without calls it is the last one of its turn."""
+
+    text: str
+    calls: tuple[Call, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """How the model answers one client. `folder`: where the client works; `prose`: what is said where no tool is
+    offered, for clients that take their edits from text; `is_serial`: one call per answer only.
+    """
+
+    folder: str
+    prose: str = ""
+    is_serial: bool = False
+
+    def answer(self, asked: Json) -> Turn:
+        """The answer to a request in any of the three wire formats."""
+        tools = dict(read_tools(asked))
+        steps = [step for part in STEPS if (step := self._fit(part, tools))]
+        if self.is_serial:
+            steps = [[call] for step in steps for call in step]
+        said = list(read_history(asked))
+        left = said[::-1].index(DONE) if DONE in said else len(said)
+        for step in steps:
+            if left < len(step):
+                return Turn("I will look.", tuple(step))
+            left -= len(step)
+        turns = said.count(DONE) + 1
+        return Turn(self.prose if not tools and self.prose else f"{DONE} turn {turns}. \U0001f600")
+
+    def _fit(self, parts: Sequence[str], tools: Mapping[str, Json]) -> list[Call]:
+        found = [(part, name) for part in parts for name in tools if _PARTS[part].fullmatch(name)]
+        first = {part: name for part, name in reversed(found)}
+        return [Call(first[part], self._fill(part, tools[first[part]])) for part in parts if part in first]
+
+    def _fill(self, part: str, schema: Json) -> Json:
+        """Arguments for all that the schema demands, and for what gives the call its meaning."""
+        properties = schema.get("properties") or {}
+        wanted = set(schema.get("required") or properties)
+        return {name: self._value(part, name, kind) for name, kind in properties.items() if name in wanted}
+
+    def _value(self, part: str, name: str, schema: Json) -> Any:
+        kind = _find_kind(schema)
+        text = "notes"
+        if _PATH.fullmatch(name):
+            text = f"{self.folder}/{COPY if part == 'write' else NOTE}"
+        elif _COMMAND.fullmatch(name):
+            text = f"cat {NOTE}"
+        elif _TEXT.fullmatch(name):
+            text = CONTENT
+        if kind == "array":
+            return [self._value(part, name, schema.get("items") or {})]
+        if kind == "object":
+            return self._fill(part, schema)
+        return (
+            schema["enum"][0] if schema.get("enum") else {"boolean": False, "integer": 1, "number": 1}.get(kind, text)
+        )
+
+
+def read_tools(asked: Json) -> Iterator[tuple[str, Json]]:
+    """Names and schemas of the functions that a request offers; other kinds of tools are left out."""
+    for tool in asked.get("tools") or ():
+        inner = tool.get("function") or tool
+        schema = inner.get("parameters") or inner.get("input_schema")
+        if inner.get("name") and isinstance(schema, dict):
+            yield inner["name"], schema
+
+
+def read_history(asked: Json) -> Iterator[str]:
+    """What the model did so far, oldest first: the name of each tool it called, and DONE where it ended a turn."""
+    items = asked.get("messages") or asked.get("input") or ()
+    for item in () if isinstance(items, str) else items:
+        if item.get("type") == "function_call":
+            yield item["name"]
+        if item.get("role") != "assistant":
+            continue
+        yield from (call["function"]["name"] for call in item.get("tool_calls") or ())
+        content = item.get("content") or ()
+        for part in [{"text": content}] if isinstance(content, str) else content:
+            if part.get("type") == "tool_use":
+                yield part["name"]
+            elif str(part.get("text")).startswith(DONE):
+                yield DONE
+
+
+def _find_kind(schema: Json) -> str:
+    """The first type that is not null, of a schema that may name several."""
+    kinds = schema.get("type") or [option.get("type") for option in schema.get("anyOf") or ()]
+    return next((kind for kind in ([kinds] if isinstance(kinds, str) else kinds) if kind and kind != "null"), "string")

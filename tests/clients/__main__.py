@@ -14,6 +14,7 @@ from tests.clients.environment import Broken, Missing, prepare
 from tests.clients.journey import run_journey
 from tests.clients.sdks import SDKS
 
+_MOST_REASONS = 12
 CLIENTS = {client.name: client for client in (*SDKS, *AGENTS)}
 
 
@@ -37,8 +38,10 @@ def main(arguments: list[str]) -> int:
             f"{name:<18} {end:<7} {time.monotonic() - began:4.0f} s  {reasons[0] if reasons else ''}".rstrip(),
             flush=True,
         )
-        for reason in reasons[1:]:
+        for reason in reasons[1:_MOST_REASONS]:
             print(f"{'':<18} {reason}", flush=True)
+        if len(reasons) > _MOST_REASONS:
+            print(f"{'':<18} and {len(reasons) - _MOST_REASONS} more", flush=True)
     summary = ", ".join(f"{counts[end]} {end}" for end in ("ok", "FAILED", "skipped"))
     print(f"journeys: {summary} in {time.monotonic() - start:.0f} s")
     return 1 if counts["FAILED"] else 0

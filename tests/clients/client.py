@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from string import Template
 from typing import Literal
 
+from tests.clients.script import Script
+
 Normal = Callable[[bytes], bytes]
 
 
@@ -40,8 +42,7 @@ class Client:
     needs: tuple[str, ...] = ()
     newest_python: tuple[int, int] = (3, 14)
     seconds: float = 90
-    prose: str = ""
-    is_serial: bool = False
+    script: Script = field(default_factory=Script)
     says_the_same: bool = True
     normal: Normal = bytes
     # A client that calls at the same time has no order of its calls.

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tests.clients.client import Client, Expected
-from tests.clients.script import CONTENT, DONE
+from tests.clients.script import CONTENT, COPY, DONE
 from tests.clients.upstream import Exchange
 
 _AROUND = 60
@@ -67,11 +67,12 @@ def check_run(client: Client, run: Run) -> Iterator[str]:
     """Whether a run was one at all: fine by its own account, with tools that really ran."""
     if any(run.codes):
         yield f"exit codes {run.codes}"
-    if not client.prose and DONE.encode() not in run.output:
+    if not client.script.prose and DONE.encode() not in run.output:
         yield f"the last answer is not in the output: {run.output[-300:]!r}"
-    calls = [call for call in run.recording if call.method == "POST"]
-    # What the tool read stands at the end of the history, in JSON's way of writing.
-    if not any(CONTENT[:20].encode() in call.body for call in calls[1:]):
+    if client.script.prose and COPY not in dict(run.files):
+        yield "the file that the answer holds was not written"
+    # The part of the note that JSON writes as it is.
+    if not client.script.prose and not any(CONTENT[:20].encode() in call.body for call in run.recording):
         yield "no request carries what a tool read"
 
 
@@ -117,7 +118,7 @@ def _shape(client: Client, recording: Sequence[Exchange]) -> list[bytes]:
 
 def _path(target: str) -> str:
     """A target without the values in its query: the log keeps the names only."""
-    return re.sub(r"=[^&]*", "=", target)
+    return re.sub(r"=[^&]*", "", target)
 
 
 def _names(run: Run) -> list[str]:

@@ -69,7 +69,8 @@ def _install_node(pins: Path, into: Path) -> None:
 def _install_with_npm(pins: Path, into: Path) -> None:
     for name in ("package.json", "package-lock.json"):
         shutil.copy(pins / name, into)
-    _run(into, "npm", "ci", "--no-audit", "--no-fund", "--loglevel=error")
+    # Not `npm ci`: a lock made on one platform may lack what is optional on others, which it does not forgive.
+    _run(into, "npm", "install", "--no-save", "--no-audit", "--no-fund", "--loglevel=error")
 
 
 def _run(folder: Path, *command: str) -> None:

@@ -10,14 +10,16 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from proxy.assembly import open_log
 from proxy.config import load_settings
 from tests.clients.client import Client, fill
 from tests.clients.comparing import Recorded, Run, check_run, check_sessions, compare_log, compare_runs
-from tests.clients.script import CONTENT, NOTE, Script
+from tests.clients.script import CONTENT, NOTE
 from tests.clients.upstream import Upstream, run_upstream
 from tests.journeys.running import run_command, run_proxy
 
@@ -25,10 +27,13 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 # A port that nothing listens on: a client that wants to reach the world beside its upstream fails at once.
 _NOWHERE = "http://127.0.0.1:9"
+_TOOK_TOO_LONG = 124  # as `timeout` says it
 _SETTINGS = {
     "LANG": "C.UTF-8", "TERM": "dumb", "NO_COLOR": "1", "CI": "1", "DO_NOT_TRACK": "1", "OPENAI_API_KEY": "sk-dummy",
     "HTTP_PROXY": _NOWHERE, "HTTPS_PROXY": _NOWHERE, "NO_PROXY": "127.0.0.1,localhost", "OPENAI_BASE_URL": "$origin/v1",
     "PYTHONDONTWRITEBYTECODE": "1",
+    # Sets have an order of their own in every process otherwise, and aider sends them.
+    "PYTHONHASHSEED": "0",
 }  # fmt: skip
 
 
@@ -47,7 +52,7 @@ def run_journey(client: Client, programs: Sequence[Path], root: Path) -> list[st
 def _travel(client: Client, programs: Sequence[Path], root: Path, data: Path | None) -> tuple[Run, list[Recorded]]:
     """One run, through a proxy that keeps its log in `data` if there is one, and what is in that log."""
     work = root / "work"
-    script = Script(str(work), client.prose, client.is_serial)
+    script = replace(client.script, folder=str(work))
     with contextlib.ExitStack() as stack:
         upstream = stack.enter_context(run_upstream(script))
         origin = upstream.origin
@@ -77,38 +82,45 @@ def _drive(client: Client, programs: Sequence[Path], places: Mapping[str, str], 
     settings = _SETTINGS | {"HOME": places["home"]} | dict(client.settings)
     environment = {"PATH": path} | {name: fill(value, places) for name, value in settings.items()}
     codes, output = [], b""
-    for command in client.commands:
-        words = [fill(word, places) for word in command]
-        words[0] = shutil.which(words[0], path=path) or words[0]
-        code, said = _run(words, environment, places["work"], client.seconds)
-        codes.append(code)
-        output += said
+    try:
+        for command in client.commands:
+            words = [fill(word, places) for word in command]
+            words[0] = shutil.which(words[0], path=path) or words[0]
+            code, said = _run(words, environment, places["work"], client.seconds)
+            codes.append(code)
+            output += said
+    finally:
+        _end_what_is_left(places["home"])
     files = tuple(_read_files(Path(places["work"])))
     return Run(tuple(codes), output, tuple(upstream.recording), files)
 
 
 def _run(words: Sequence[str], environment: Mapping[str, str], folder: str, seconds: float) -> tuple[int, bytes]:
     """Exit code and standard output of a program; what it says beside that is shown where it fails."""
-    process = subprocess.Popen(
-        words,
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        output, trouble = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, trouble = process.communicate()
-        return -1, output + b"\ntook too long\n" + trouble
-    finally:
-        # The group is the program's own: what it left running ends with it.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    return process.returncode, output + (trouble if process.returncode else b"")
+    # Files and not pipes: a daemon that it leaves may hold them open.
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as trouble:
+        process = subprocess.Popen(
+            words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=trouble
+        )
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            code = _TOOK_TOO_LONG
+        for file in (output, trouble):
+            file.seek(0)
+        return code, output.read() + (trouble.read() if code else b"")
+
+
+def _end_what_is_left(home: str) -> None:
+    """End the daemons that a client left: they are known by their home, which is of this run alone."""
+    mark = f"HOME={home}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        # Others' processes cannot be looked at, and any may end meanwhile.
+        with contextlib.suppress(OSError):
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                os.kill(int(folder.name), signal.SIGKILL)
 
 
 def _read_files(work: Path) -> Iterator[tuple[str, bytes]]:

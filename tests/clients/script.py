@@ -22,11 +22,11 @@ _PARTS = {
     "shell": re.compile(
         r"(local_)?(bash|shell|terminal)(_command)?|(exec|execute|run)(_shell)?_commands?", re.IGNORECASE
     ),
-    "write": re.compile(r"(write|create)(_?(to_)?file)?", re.IGNORECASE),
+    "write": re.compile(r"(write|create)(_?(to_)?file)?|editor", re.IGNORECASE),
 }
 _PATH = re.compile(r"(absolute_?|file_?)?(path|name)s?", re.IGNORECASE)
 _COMMAND = re.compile(r"(cmd|command)s?", re.IGNORECASE)
-_TEXT = re.compile(r"(new_?|file_?)?(content|text|contents)", re.IGNORECASE)
+_TEXT = re.compile(r"(new_?|file_?)?(contents?|text)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,28 +47,30 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """How the model answers one client. `folder`: where the client works; `prose`: what is said where no tool is
-    offered, for clients that take their edits from text; `is_serial`: one call per answer only.
+    """How the model answers one client. `folder`: where the client works; `command`: what it runs in the shell;
+    `ending`: the command that ends the work, for clients that want one; `prose`: what is said where no tool is offered,
+    for clients that take their edits from text.
     """
 
-    folder: str
+    folder: str = ""
+    command: str = f"cat {NOTE}"
+    ending: str = ""
     prose: str = ""
-    is_serial: bool = False
 
     def answer(self, asked: Json) -> Turn:
         """The answer to a request in any of the three wire formats."""
         tools = dict(read_tools(asked))
         steps = [step for part in STEPS if (step := self._fit(part, tools))]
-        if self.is_serial:
-            steps = [[call] for step in steps for call in step]
         said = list(read_history(asked))
         left = said[::-1].index(DONE) if DONE in said else len(said)
         for step in steps:
             if left < len(step):
                 return Turn("I will look.", tuple(step))
             left -= len(step)
-        turns = said.count(DONE) + 1
-        return Turn(self.prose if not tools and self.prose else f"{DONE} turn {turns}. \U0001f600")
+        if self.prose and not tools:
+            return Turn(self.prose)
+        calls = [Call(call.name, call.arguments | {"command": self.ending}) for call in self._fit(["shell"], tools)]
+        return Turn(f"{DONE} turn {said.count(DONE) + 1}. \U0001f600", tuple(calls) if self.ending else ())
 
     def _fit(self, parts: Sequence[str], tools: Mapping[str, Json]) -> list[Call]:
         found = [(part, name) for part in parts for name in tools if _PARTS[part].fullmatch(name)]
@@ -87,7 +89,7 @@ class Script:
         if _PATH.fullmatch(name):
             text = f"{self.folder}/{COPY if part == 'write' else NOTE}"
         elif _COMMAND.fullmatch(name):
-            text = f"cat {NOTE}"
+            text = self.command
         elif _TEXT.fullmatch(name):
             text = CONTENT
         if kind == "array":

@@ -2,6 +2,9 @@
 
 Rule: everything is installed by pip and npm as this machine has them set up; nothing is downloaded otherwise, and
 nothing is installed outside `.journeys/`. An environment stays until its pins change.
+
+To pin anew: `pip-compile` with the options of LOCK in the Makefile makes a `requirements.txt` from its `.in`, and
+`npm install --package-lock-only --omit-lockfile-registry-resolved` a `package-lock.json` from its `package.json`.
 """
 
 import hashlib
@@ -55,9 +58,9 @@ def _install(name: str, install: Callable[[Path, Path], None]) -> Path:
 
 
 def _install_with_pip(pins: Path, into: Path) -> None:
-    _run(into, sys.executable, "-m", "venv", "--without-pip", ".")
+    run(into, sys.executable, "-m", "venv", "--without-pip", ".")
     pip = (sys.executable, "-m", "pip", "--python", "bin/python", "--disable-pip-version-check", "--quiet", "install")
-    _run(into, *pip, "--require-hashes", "--requirement", str(pins / "requirements.txt"))
+    run(into, *pip, "--require-hashes", "--requirement", str(pins / "requirements.txt"))
 
 
 def _install_node(pins: Path, into: Path) -> None:
@@ -70,10 +73,11 @@ def _install_with_npm(pins: Path, into: Path) -> None:
     for name in ("package.json", "package-lock.json"):
         shutil.copy(pins / name, into)
     # Not `npm ci`: a lock made on one platform may lack what is optional on others, which it does not forgive.
-    _run(into, "npm", "install", "--no-save", "--no-audit", "--no-fund", "--loglevel=error")
+    run(into, "npm", "install", "--no-save", "--no-audit", "--no-fund", "--loglevel=error")
 
 
-def _run(folder: Path, *command: str) -> None:
+def run(folder: Path, *command: str) -> None:
+    """Run one step of an installation. Raises Broken."""
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -100,6 +100,7 @@ def test_sessions_are_held_where_the_client_names_them() -> None:
     assert len(list(check_sessions(expected, LOG))) == 1
     assert len(list(check_sessions(expected, (named[0], replace(named[1], session="s2"))))) == 1
     assert len(list(check_sessions(expected, named[:1]))) == 1
+    assert list(check_sessions(Expected(calls=2, sessions=7), LOG)) == [], "not yet where nothing names them"
     assert list(check_sessions(expected, (*named, replace(LOG[0], wire="", session="s3")))) == []
 
 

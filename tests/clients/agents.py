@@ -70,9 +70,16 @@ def _mask_codex(body: bytes) -> bytes:
     return blank(body, r"Chunk ID: (\w+)", r"Wall time: ([\d.]+)", r"_at_unix_ms\W+(\d+)")
 
 
+def _mask_opencode(body: bytes) -> bytes:
+    """What a subagent did comes back with its session's random id."""
+    return number_ids(body, re.compile(rb"ses_\w{26}"))
+
+
 def _mask_claude(body: bytes) -> bytes:
-    """An installation has a random id of 64 digits, a session a UUID."""
-    return number_ids(number_ids(body), re.compile(rb'(?<=device_id\\":\\")[0-9a-f]{64}'))
+    """An installation has a random id of 64 digits, a session a UUID; a subagent's id and time come with its report."""
+    body = number_ids(number_ids(body), re.compile(rb'(?<=device_id\\":\\")[0-9a-f]{64}'))
+    body = number_ids(body, re.compile(rb"(?<=agentId: )\w{17}|(?<=with to: ')\w{17}"))
+    return blank(body, r"duration_ms: (\d+)")
 
 
 AGENTS: tuple[Client, ...] = (
@@ -116,7 +123,7 @@ AGENTS: tuple[Client, ...] = (
             ("opencode", "run", "--model", "journeys/scripted", "--auto", _FIRST),
             ("opencode", "run", "--model", "journeys/scripted", "--auto", "--continue", _SECOND),
         ),
-        Expected(9, 1, side_calls=1, names="x-session-id:"),
+        Expected(14, 2, side_calls=1, names="x-session-id:"),
         {
             "OPENCODE_DISABLE_MODELS_FETCH": "1",
             "OPENCODE_DISABLE_AUTOUPDATE": "1",
@@ -126,22 +133,27 @@ AGENTS: tuple[Client, ...] = (
         {"$home/.config/opencode/opencode.json": _OPENCODE},
         # It asks for a title and for the first answer at the same time.
         is_ordered=False,
+        script=Script(helper="general"),
+        normal=_mask_opencode,
         says_the_same=False,
     ),
     Client(
         "claude-code",
         "npm",
         ((*_CLAUDE, _FIRST), (*_CLAUDE, _SECOND, "--continue")),
-        Expected(8, 1, names="claude-code:"),
+        Expected(13, 2, names="claude-code:"),
         {
             "ANTHROPIC_BASE_URL": "$origin",
             "ANTHROPIC_API_KEY": "sk-ant-dummy",
             "DISABLE_TELEMETRY": "1",
             "DISABLE_ERROR_REPORTING": "1",
             "DISABLE_AUTOUPDATER": "1",
+            # A subagent in the background would run beside the conversation, in an order of chance.
+            "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
         },
         {"$home/.claude.json": '{"hasCompletedOnboarding": true}'},
         normal=_mask_claude,
+        script=Script(helper="general-purpose"),
         says_the_same=False,
     ),
     Client(

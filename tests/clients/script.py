@@ -15,13 +15,16 @@ CONTENT = "The log is complete. é\n"
 # Every last answer of a turn begins with this: it is how the script knows its own in a history.
 DONE = "Done:"
 # What the model calls, by part: both of a pair in one answer. A part that no offered tool plays is left out.
-STEPS = (("read", "shell"), ("shell",), ("write",))
+STEPS = (("read", "shell"), ("shell",), ("helper",), ("write",))
+# What it asks of a helper, in the first turn only; whoever is asked this asks no helper in turn.
+HELP = "Help me with the notes."
 
 _PARTS = {
     "read": re.compile(r"(read|view|cat)(_?files?)?", re.IGNORECASE),
     "shell": re.compile(
         r"(local_)?(bash|shell|terminal)(_command)?|(exec|execute|run)(_shell)?_commands?", re.IGNORECASE
     ),
+    "helper": re.compile(r"agent|task", re.IGNORECASE),
     "write": re.compile(r"(write|create)(_?(to_)?file)?|editor", re.IGNORECASE),
 }
 _PATH = re.compile(r"(absolute_?|file_?)?(path|name)s?", re.IGNORECASE)
@@ -48,20 +51,23 @@ class Turn:
 @dataclass(frozen=True, slots=True)
 class Script:
     """How the model answers one client. `folder`: where the client works; `command`: what it runs in the shell;
-    `ending`: the command that ends the work, for clients that want one; `prose`: what is said where no tool is offered,
-    for clients that take their edits from text.
+    `ending`: the command that ends the work, for clients that want one; `helper`: the kind of subagent it asks, if any;
+    `prose`: what is said where no tool is offered, for clients that take their edits from text.
     """
 
     folder: str = ""
     command: str = f"cat {NOTE}"
     ending: str = ""
+    helper: str = ""
     prose: str = ""
 
     def answer(self, asked: Json) -> Turn:
         """The answer to a request in any of the three wire formats."""
         tools = dict(read_tools(asked))
-        steps = [step for part in STEPS if (step := self._fit(part, tools))]
         said = list(read_history(asked))
+        asks_help = self.helper and DONE not in said and not is_helper(asked)
+        parts = [part for part in STEPS if part != ("helper",) or asks_help]
+        steps = [step for part in parts if (step := self._fit(part, tools))]
         left = said[::-1].index(DONE) if DONE in said else len(said)
         for step in steps:
             if left < len(step):
@@ -92,6 +98,10 @@ class Script:
             text = self.command
         elif _TEXT.fullmatch(name):
             text = CONTENT
+        elif name == "prompt":
+            text = HELP
+        elif name == "subagent_type":
+            text = self.helper
         if kind == "array":
             return [self._value(part, name, schema.get("items") or {})]
         if kind == "object":
@@ -108,6 +118,13 @@ def read_tools(asked: Json) -> Iterator[tuple[str, Json]]:
         schema = inner.get("parameters") or inner.get("input_schema")
         if inner.get("name") and isinstance(schema, dict):
             yield inner["name"], schema
+
+
+def is_helper(asked: Json) -> bool:
+    """Whether a conversation begins with the model's own request for help."""
+    items = asked.get("messages") or asked.get("input") or ()
+    texts = [str(item.get("content")) for item in items if not isinstance(item, str) and item.get("role") == "user"]
+    return any(HELP in text for text in texts)
 
 
 def read_history(asked: Json) -> Iterator[str]:

@@ -16,11 +16,11 @@ Normal = Callable[[bytes], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the log has to make of a journey: so many calls in formats we read, in so many conversations, so many of the
-    calls on the side (titles, summaries).
+    """What the log has to make of a journey: so many calls in formats we read, in so many sessions (a subagent's is one
+    of its own), so many of the calls on the side (titles, summaries, commit messages).
 
     `names`: how the names of the client's sessions begin. Today only a session that its client names is one session, so
-    `sessions` is held where there are `names`; the rest waits for lineage by content.
+    `sessions` is held where there are `names`; the others, and `side_calls`, wait for lineage by content.
     """
 
     calls: int
@@ -43,7 +43,6 @@ class Client:
     newest_python: tuple[int, int] = (3, 14)
     seconds: float = 90
     script: Script = field(default_factory=Script)
-    says_the_same: bool = True
     normal: Normal = bytes
     # A client that calls at the same time has no order of its calls.
     is_ordered: bool = True

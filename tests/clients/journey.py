@@ -43,7 +43,8 @@ def run_journey(client: Client, programs: Sequence[Path], root: Path) -> list[st
     if faults := list(check_run(client, direct)):
         return [f"direct: {fault}" for fault in faults]
     through, log = _travel(client, programs, root, data=root / "data")
-    faults = [*compare_runs(client, direct, through), *compare_log(through.recording, log)]
+    faults = [f"through the proxy: {fault}" for fault in check_run(client, through)]
+    faults += [*compare_runs(client, direct, through), *compare_log(through.recording, log)]
     faults += check_sessions(client.expected, log)
     verified = run_command("verify", "--data", str(root / "data"))
     return faults + ([f"palimpsest verify: {verified.stdout.decode()}"] if verified.returncode else [])

@@ -24,7 +24,7 @@ _PARTS = {
     "shell": re.compile(
         r"(local_)?(bash|shell|terminal)(_command)?|(exec|execute|run)(_shell)?_commands?", re.IGNORECASE
     ),
-    "helper": re.compile(r"agent|task", re.IGNORECASE),
+    "helper": re.compile(r"(spawn_)?agent|task", re.IGNORECASE),
     "write": re.compile(r"(write|create)(_?(to_)?file)?|editor", re.IGNORECASE),
 }
 _PATH = re.compile(r"(absolute_?|file_?)?(path|name)s?", re.IGNORECASE)
@@ -98,7 +98,7 @@ class Script:
             text = self.command
         elif _TEXT.fullmatch(name):
             text = CONTENT
-        elif name == "prompt":
+        elif name in ("prompt", "task"):
             text = HELP
         elif name == "subagent_type":
             text = self.helper

@@ -44,6 +44,13 @@ def find(name: str) -> Client:
     [
         ("codex", codex(ONE, "a", "thread_id"), codex(TWO, "a", "thread_id"), codex(ONE, "b", "thread_id")),
         ("codex", b"Chunk ID: a1b2\\nWall time: 0.01 s", b"Chunk ID: ffff\\nWall time: 2.5 s", b"Chunk IDs"),
+        ("opencode", b"ses_" + b"a" * 26, b"ses_" + b"b" * 26, b"ses_" + b"b" * 25),
+        (
+            "claude-code",
+            b"agentId: a1234567890abcdef\nduration_ms: 17",
+            b"agentId: afedcba0987654321\nduration_ms: 9",
+            b"agentId: a123\nduration_ms: 17",
+        ),
         ("claude-code", claude("a" * 64, ONE), claude("b" * 64, TWO), claude("a" * 63, ONE)),
     ],
 )

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.script import CONTENT, DONE, Call, Script, Turn
+from tests.clients.script import CONTENT, DONE, HELP, Call, Script, Turn
 
 SCRIPT = Script("/somewhere")
 READ, SHELL, WRITE = (
@@ -89,6 +89,17 @@ def test_prose_is_for_requests_without_tools() -> None:
     script = Script(prose="Take this.")
     assert script.answer({"messages": []}) == Turn("Take this.")
     assert script.answer({"messages": [], "tools": [offer("fetch", {})]}).text.startswith(DONE)
+
+
+def test_help_is_asked_once_and_by_no_helper() -> None:
+    script = Script(helper="general")
+    agent = offer("Agent", {"prompt": {"type": "string"}, "subagent_type": {"type": "string"}})
+    asks = (Call("Agent", {"prompt": HELP, "subagent_type": "general"}),)
+    assert script.answer({"tools": [agent], "messages": "Hello"}).calls == asks
+    assert script.answer({"tools": [agent], "messages": in_chat(then=f"{DONE} turn 1.")}).calls == ()
+    for content in (HELP, [{"type": "text", "text": f"<system>\n{HELP}"}]):
+        assert script.answer({"tools": [agent], "input": [{"role": "user", "content": content}]}).calls == ()
+    assert SCRIPT.answer({"tools": [agent], "messages": "Hello"}).calls == (), "only of clients with a kind of helper"
 
 
 def test_a_client_may_want_the_end_as_a_command() -> None:

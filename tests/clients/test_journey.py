@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients import journey
 from tests.clients.client import Client, Expected
 from tests.clients.journey import run_journey
 
@@ -38,6 +39,11 @@ CLIENT = Client(
 def test_a_journey_without_a_fault(tmp_path: Path) -> None:
     assert run_journey(replace(CLIENT, files={}), PROGRAMS, tmp_path) == []
     assert (tmp_path / "output-through").read_bytes() == "Done: turn 1. \U0001f600\n".encode()
+
+
+def test_the_log_is_held_against_what_the_upstream_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journey, "compare_log", lambda seen, log: [f"{len(seen)} calls, {len(log)} in the log"])
+    assert run_journey(replace(CLIENT, files={}), PROGRAMS, tmp_path) == ["3 calls, 3 in the log"]
 
 
 def test_what_differs_is_told(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ class Relay:
         Raises ProxyError where none came; a cancelled call is recorded as aborted.
         """
         flight.began = self._clock.monotonic()
-        flushing = asyncio.get_running_loop().call_later(_COMPANY_SECONDS, self._archive.flush)
+        flushing = self._hold(flight.entry)
         try:
             response = await sending
         except ProxyError as error:
@@ -149,12 +149,19 @@ class Relay:
             self._record(flight, 0, (), "aborted", "")
             raise
         finally:
-            flushing.cancel()
+            if flushing is not None:
+                flushing.cancel()
         flight.head_at = self._clock.monotonic()
         try:
             await self._pump(flight, response)
         finally:
             response.close()
+
+    def _hold(self, entry: Entry) -> asyncio.TimerHandle | None:
+        """Let an opening that is not durable yet wait for company, a few milliseconds at most."""
+        if entry.commit is not None and entry.commit.done():
+            return None
+        return asyncio.get_running_loop().call_later(_COMPANY_SECONDS, self._archive.flush)
 
     async def _pump(self, flight: Flight, response: UpstreamResponse) -> None:
         status, headers = response.status, response.headers
@@ -184,9 +191,10 @@ class Relay:
             flight.first_at = self._clock.monotonic()
             tape.add(content)
             return content, True
-        if flight.entry.commit is not None:
+        commit = flight.entry.commit
+        if commit is not None and not commit.done():
             self._archive.flush()
-            await self._gate.wait(flight.entry.commit)
+            await self._gate.wait(commit)
         client.start(response.status, forward_response(response.headers))
         passage = Passage(flight, _find_ender(flight, response), self._clock)
         while not response.is_received:

@@ -6,6 +6,7 @@ goes out, never after. Redirects are passed on, proxies of the environment are n
 
 import asyncio
 import ssl
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -159,7 +160,7 @@ class Forwarder:
         return connection
 
     def _take_idle(self) -> Connection | None:
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         while self._idle:
             connection = self._idle.pop()
             if now - connection.idle_since < connection.keep_for and connection.is_fresh():
@@ -171,7 +172,7 @@ class Forwarder:
         if len(self._idle) >= _KEEP_MOST:
             connection.close()
             return
-        connection.idle_since = asyncio.get_running_loop().time()
+        connection.idle_since = time.monotonic()
         self._idle.append(connection)
 
     def _fields(self, headers: Headers, *, has_key: bool) -> bytes:

@@ -179,9 +179,9 @@ async def test_what_the_journal_does_not_take_waits_for_its_commit_and_so_does_a
 async def test_answers_run_ahead_of_the_writer_by_some_records_only(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "large")
     desk = Desk(10_000_000, journal=journal)
-    futures = [desk.spool.append((make_reading(f"e{i}"),), is_urgent=True) for i in range(300)]
+    futures = [desk.spool.append((make_reading(f"e{i}"),), is_urgent=True) for i in range(1500)]
     ahead = [future.done() for future in futures].index(False)
-    assert 100 < ahead < 200
+    assert 1000 < ahead < 1100
     assert not any(future.done() for future in futures[ahead:])
     desk.settle(True)
     assert futures[-1].result() is True

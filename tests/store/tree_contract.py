@@ -5,7 +5,7 @@ from typing import Protocol
 import pytest
 from msgspec.structs import replace
 
-from proxy.engine.ports import MOST_RECALLED, Ancestry, Archive
+from proxy.engine.ports import MOST_MARKS, MOST_RECALLED, Ancestry, Archive
 from proxy.model.errors import NotFound
 from proxy.model.lineage import Adoption, Mark, StoredSession, name_mark, root_of_chain
 from proxy.model.log import BranchRow
@@ -111,6 +111,12 @@ class TreeContract:
         assert await recall_ids(archive, A.node, B.node) == expected[3:]
         assert await recall_ids(archive, A.node, B.node, session=expected[0]) == [expected[0], *expected[4:]]
         assert await recall_ids(archive, A.node, B.node, session=expected[9]) == expected[3:]
+
+    async def test_of_many_marks_the_last_are_looked_up(self, archive: TreeArchive) -> None:
+        session = await add_turns(archive)
+        unknown = [f"call:x{i}" for i in range(MOST_MARKS)]
+        assert await recall_ids(archive, marks=("call:1", *unknown)) == []
+        assert await recall_ids(archive, marks=("call:1", *unknown[1:])) == [session]
 
     async def test_what_the_log_has_already_is_passed_over(self, archive: TreeArchive) -> None:
         await add_turns(archive)

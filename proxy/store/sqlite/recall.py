@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from proxy.engine.ports import MOST_RECALLED
+from proxy.engine.ports import MOST_MARKS, MOST_RECALLED
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import Mark, NodeRow, StoredSession, name_mark
@@ -109,7 +109,7 @@ def recall_sessions(
     """As `Ancestry.recall`, in the calling thread."""
     named = [found for (found,) in connection.execute(_WITH_KEY, (fit_text(session),))]
     found = set(_find_by_nodes(connection, nodes))
-    for name in map(name_mark, marks):
+    for name in map(name_mark, marks[-MOST_MARKS:]):
         found.update(each for (each,) in connection.execute(_WITH_MARK, (key_of(name), name)))
     newest = sorted(found.difference(named), reverse=True)[: MOST_RECALLED - len(named)]
     return [_load_session(connection, each) for each in sorted((*named, *newest))]

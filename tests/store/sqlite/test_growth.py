@@ -75,8 +75,7 @@ def test_a_conversation_that_goes_on_needs_a_look_up_for_its_mark_alone(log: sql
 
 
 def test_one_that_remembers_nothing_goes_on_where_the_log_is(log: sqlite3.Connection) -> None:
-    records = [make_opening(), make_step("e1", [A]), make_reply("e1", [B], [make_mark("call:1", B)])]
-    write(log, load(log), *records)
+    write(log, load(log), make_opening(), make_step("e1", [A]), make_reply("e1", [B], [make_mark("call:1", B)]))
     write(log, load(log), make_opening("e2"), make_step("e2", [A, C, D], marks=[make_mark("call:1", D)]))
     assert list_nodes(log) == [(1, A.node, 0), (2, B.node, 1), (3, C.node, 2), (4, D.node, 3)]
     seal = b""

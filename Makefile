@@ -10,7 +10,7 @@ CODE := proxy tests benchmarks
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench format lock clean
+.PHONY: help run test journeys bench format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ test: $(VENV)/.dev ## format, lint, types, import contracts, tests with coverage
 	@printf 'branches covered in model and wire, percent: '
 	@$(BIN)/coverage report --include='proxy/model/*,proxy/wire/*' --format=total --fail-under=100
 
+journeys: $(VENV)/.dev ## real clients, direct and through the proxy; ALL=1: the agents too; names in ARGS
+	$(BIN)/python -m tests.clients $(if $(ALL),--all) $(ARGS)
+
 bench: $(VENV)/.dev ## measure the proxy; options in ARGS
 	$(BIN)/python -m benchmarks.run $(ARGS)
 
@@ -38,8 +41,8 @@ lock: $(VENV)/.dev ## resolve pyproject.toml anew into the two locks
 	$(LOCK) --upgrade --output-file requirements.lock pyproject.toml
 	$(LOCK) --upgrade --output-file requirements-dev.lock --extra dev --constraint requirements.lock pyproject.toml
 
-clean: ## remove the virtual environment and all caches
-	rm -rf $(VENV) build dist *.egg-info .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+clean: ## remove the virtual environments and all caches
+	rm -rf $(VENV) .journeys build dist *.egg-info .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find proxy tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # The environment is made without a pip of its own, so that Pythons whose `venv` lacks ensurepip will do.

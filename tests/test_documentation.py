@@ -34,14 +34,18 @@ def read_tree() -> dict[str, str]:
     block = re.search(r"(?s)```\n(proxy/.*?)```", ARCHITECTURE)
     assert block
     found: dict[str, str] = {}
-    folders: list[str] = []
+    files: dict[str, list[str]] = {}
+    folder = ""
     for line in block[1].splitlines():
-        name, _, text = line.strip().partition(" ")
-        folders = folders[: (len(line) - len(line.lstrip())) // 2]
-        path = "".join([*folders, name])
-        if name.endswith("/"):
-            folders.append(name)
-        found[path] = text.strip()
+        if line.startswith("    "):
+            files.setdefault(folder, []).append(line.strip())
+        else:
+            folder, _, text = line.partition(" ")
+            found[folder] = text.strip()
+    for folder, lines in files.items():
+        for entry in " ".join(lines).split(" · "):
+            name, _, text = entry.partition(": ")
+            found[f"{folder}{name}.py"] = text
     return found
 
 

@@ -231,17 +231,21 @@ def run_provider() -> Iterator[Provider]:
         Route("/v1/models", endpoints.models),
         Route("/v1/files", endpoints.files, methods=["POST"]),
     ]
-    config = uvicorn.Config(
-        Starlette(routes=routes), port=0, log_config=None, ws="none", lifespan="off", http="httptools"
-    )
+    with run_application(Starlette(routes=routes)) as provider.port:
+        yield provider
+
+
+@contextlib.contextmanager
+def run_application(application: Starlette) -> Iterator[int]:
+    """Any application on a loopback port for the length of a `with` block; the port."""
+    config = uvicorn.Config(application, port=0, log_config=None, ws="none", lifespan="off", http="httptools")
     config.timeout_graceful_shutdown = 1
     server = uvicorn.Server(config)
     sock = config.bind_socket()
-    provider.port = sock.getsockname()[1]
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
     thread.start()
     try:
-        yield provider
+        yield sock.getsockname()[1]
     finally:
         server.should_exit = True
         thread.join(10)

@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 # Records by which answers may run ahead of the writer; beyond, they wait for all of these. Measured with 16 clients
 # that never pause: with thousands the writer starves until the journal is full and answers wait a quarter of a second;
-# with 128 the wait is no longer than without a journal. A server that keeps up at a thousand calls a second has 60.
+# with 128 they wait no longer than without a journal. A server that keeps up at a thousand calls a second has 60.
 _MOST_AHEAD = 128
 
 

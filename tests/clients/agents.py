@@ -1,0 +1,180 @@
+"""The agent clients: whole programs, started headless.
+
+Rule: what is masked of their requests is named with its reason.
+"""
+
+import re
+
+from tests.clients.client import Client, Expected
+from tests.clients.masking import blank, number_ids, sort_member
+from tests.clients.script import CONTENT, COPY, NOTE, Script
+
+_FIRST, _SECOND = "Read the notes.", "Read them again, please. é"
+_LITELLM = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_TELEMETRY": "False", "OPENAI_API_BASE": "$origin/v1"}
+_GIT = {
+    f"GIT_{role}_{part}": value
+    for role in ("AUTHOR", "COMMITTER")
+    # With the same date a commit has the same name.
+    for part, value in (("NAME", "journey"), ("EMAIL", "journey@localhost"), ("DATE", "2026-01-01T00:00:00Z"))
+}
+
+_CODEX = """\
+model = "scripted"
+model_provider = "journeys"
+check_for_update_on_startup = false
+
+[model_providers.journeys]
+name = "journeys"
+base_url = "$origin/v1"
+env_key = "OPENAI_API_KEY"
+wire_api = "responses"
+
+[analytics]
+enabled = false
+"""
+_OPENCODE = """\
+{
+  "autoupdate": false,
+  "share": "disabled",
+  "provider": {
+    "journeys": {
+      "npm": "@ai-sdk/openai-compatible",
+      "options": {"baseURL": "$origin/v1", "apiKey": "sk-dummy"},
+      "models": {"scripted": {"name": "scripted"}}
+    }
+  }
+}
+"""
+
+_QWEN = """\
+{
+  "privacy": {"usageStatisticsEnabled": false},
+  "telemetry": {"enabled": false},
+  "general": {"enableAutoUpdate": false}
+}
+"""
+
+_AIDER = (
+    "aider", "--model", "openai/scripted", "--edit-format", "whole", "--yes-always", "--no-check-update",
+    "--analytics-disable", "--no-show-model-warnings", "--no-show-release-notes", "--no-pretty", "--no-gitignore",
+    "--no-suggest-shell-commands", "--map-tokens", "0",
+)  # fmt: skip
+_CLAUDE = ("claude", "--model", "scripted", "--allowedTools", "Bash,Read,Write", "-p")
+_CODEX_EXEC = ("codex", "exec", "--skip-git-repo-check", "--sandbox", "danger-full-access")
+
+
+def _mask_codex(body: bytes) -> bytes:
+    """Its metadata have their keys in random order; items, turns and threads have random ids; commands get a random
+    name and are timed.
+    """
+    body = number_ids(sort_member(body, "client_metadata"))
+    return blank(body, r"Chunk ID: (\w+)", r"Wall time: ([\d.]+)", r"_at_unix_ms\W+(\d+)")
+
+
+def _mask_opencode(body: bytes) -> bytes:
+    """What a subagent did comes back with its session's random id."""
+    return number_ids(body, re.compile(rb"ses_\w{26}"))
+
+
+def _mask_claude(body: bytes) -> bytes:
+    """An installation has a random id of 64 digits, a session a UUID; a subagent's id and time come with its report."""
+    body = number_ids(number_ids(body), re.compile(rb'(?<=device_id\\":\\")[0-9a-f]{64}'))
+    body = number_ids(body, re.compile(rb"(?<=agentId: )\w{17}|(?<=with to: ')\w{17}"))
+    return blank(body, r"duration_ms: (\d+)")
+
+
+AGENTS: tuple[Client, ...] = (
+    Client(
+        "aider",
+        "pip",
+        (
+            (*_AIDER, "--message", _FIRST, "notes.txt"),
+            (*_AIDER, "--restore-chat-history", "--message", _SECOND, "notes.txt"),
+        ),
+        # It restores its history from Markdown, and not as it was: the second process has a conversation of its own.
+        Expected(4, 2, side_calls=1),
+        _LITELLM | _GIT,
+        needs=("git",),
+        newest_python=(3, 12),
+        script=Script(prose=f"I will write a copy.\n\n{COPY}\n```\n{CONTENT}```\n"),
+    ),
+    Client(
+        "mini-swe-agent",
+        "pip",
+        (("mini", "-y", "--exit-immediately", "-m", "openai/scripted", "-t", _FIRST, "-o", "$home/trajectory.json"),),
+        Expected(3, 1),
+        _LITELLM
+        | {"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors", "MSWEA_GLOBAL_CONFIG_DIR": "$home"},
+        script=Script(ending="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
+    ),
+    Client(
+        "codex",
+        "npm",
+        ((*_CODEX_EXEC, _FIRST), (*_CODEX_EXEC, "resume", "--last", _SECOND)),
+        Expected(6, 1, names="codex:"),
+        files={"$home/.codex/config.toml": _CODEX},
+        normal=_mask_codex,
+    ),
+    Client(
+        "opencode",
+        "npm",
+        (
+            ("opencode", "run", "--model", "journeys/scripted", "--auto", _FIRST),
+            ("opencode", "run", "--model", "journeys/scripted", "--auto", "--continue", _SECOND),
+        ),
+        Expected(14, 2, side_calls=1, names="x-session-id:"),
+        {
+            "OPENCODE_DISABLE_MODELS_FETCH": "1",
+            "OPENCODE_DISABLE_AUTOUPDATE": "1",
+            "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+            "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
+        },
+        {"$home/.config/opencode/opencode.json": _OPENCODE},
+        # It asks for a title and for the first answer at the same time.
+        is_ordered=False,
+        script=Script(helper="general"),
+        normal=_mask_opencode,
+    ),
+    Client(
+        "claude-code",
+        "npm",
+        ((*_CLAUDE, _FIRST), (*_CLAUDE, _SECOND, "--continue")),
+        Expected(13, 2, names="claude-code:"),
+        {
+            "ANTHROPIC_BASE_URL": "$origin",
+            "ANTHROPIC_API_KEY": "sk-ant-dummy",
+            "DISABLE_TELEMETRY": "1",
+            "DISABLE_ERROR_REPORTING": "1",
+            "DISABLE_AUTOUPDATER": "1",
+            # A subagent in the background would run beside the conversation, in an order of chance.
+            "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
+        },
+        {"$home/.claude.json": '{"hasCompletedOnboarding": true}'},
+        normal=_mask_claude,
+        script=Script(helper="general-purpose"),
+    ),
+    Client(
+        "qwen-code",
+        "npm",
+        (
+            ("qwen", "--auth-type", "openai", "-m", "scripted", "--yolo", "-p", _FIRST),
+            ("qwen", "--auth-type", "openai", "-m", "scripted", "--yolo", "--continue", "-p", _SECOND),
+        ),
+        Expected(8, 1),
+        files={"$home/.qwen/settings.json": _QWEN},
+        # It may miss what a command wrote that ends at once.
+        script=Script(command=f"cat {NOTE}; sleep 1"),
+    ),
+    Client(
+        "cline",
+        "npm",
+        (
+            ("cline", "auth", "-p", "openai-compatible", "-k", "sk-dummy", "-m", "scripted", "-b", "$origin/v1"),
+            ("cline", "--auto-approve", "true", _FIRST),
+        ),
+        # One turn: it goes on with a conversation in a terminal only. The subagent's conversation is the second.
+        Expected(9, 2),
+        {"CLINE_TELEMETRY_DISABLED": "1", "CLINE_NO_AUTO_UPDATE": "1"},
+        script=Script(helper="any"),
+    ),
+)

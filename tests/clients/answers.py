@@ -1,0 +1,153 @@
+"""A turn of the scripted model as a provider writes it, in three wire formats, streamed or whole.
+
+Rule: pure; ids follow from `n`, the number of the answer, so that they are unique within a journey as real ones are.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tests.clients.script import Json, Turn
+from tests.journeys.provider import chat_chunk, sse
+
+
+def write_chat(turn: Turn, n: int, asked: Json) -> list[bytes]:
+    """The pieces of an answer to `/v1/chat/completions`."""
+    usage = {"prompt_tokens": 7, "completion_tokens": 11, "total_tokens": 18}
+    calls = [
+        {
+            "id": f"call_{n}_{k}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": _spell(call.arguments)},
+        }
+        for k, call in enumerate(turn.calls)
+    ]
+    finish = "tool_calls" if calls else "stop"
+    own = {"id": f"chatcmpl-{n}", "model": asked.get("model", "")}
+    if not asked.get("stream"):
+        message = {"role": "assistant", "content": turn.text, "refusal": None} | (
+            {"tool_calls": calls} if calls else {}
+        )
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
+        whole = {"object": "chat.completion", "created": 1, "choices": [choice], "usage": usage}
+        return [json.dumps(own | whole).encode()]
+    chunks = [chat_chunk({"role": "assistant", "content": ""}, **own)]
+    chunks += [chat_chunk({"content": word}, **own) for word in _cut(turn.text)]
+    for index, call in enumerate(calls):
+        name, arguments = call["function"]["name"], call["function"]["arguments"]  # type: ignore[index]
+        opening = {**call, "index": index, "function": {"name": name, "arguments": ""}}
+        chunks.append(chat_chunk({"tool_calls": [opening]}, **own))
+        pieces = [{"index": index, "function": {"arguments": piece}} for piece in _cut(arguments)]
+        chunks += [chat_chunk({"tool_calls": [piece]}, **own) for piece in pieces]
+    chunks.append(chat_chunk({}, finish, **own))
+    if (asked.get("stream_options") or {}).get("include_usage"):
+        chunks.append(chat_chunk({}, **own) | {"choices": [], "usage": usage})
+    return sse(*chunks)
+
+
+def write_response(turn: Turn, n: int, asked: Json) -> list[bytes]:
+    """The pieces of an answer to `/v1/responses`."""
+    text = {"type": "output_text", "text": turn.text, "annotations": [], "logprobs": []}
+    message = {"type": "message", "id": f"msg_{n}", "role": "assistant", "status": "completed", "content": [text]}
+    output: list[Json] = [message]
+    for k, call in enumerate(turn.calls):
+        item = {"type": "function_call", "id": f"fc_{n}_{k}", "call_id": f"call_{n}_{k}", "name": call.name}
+        output.append(item | {"arguments": _spell(call.arguments), "status": "completed"})
+    whole = _describe_response(n, asked)
+    counts = {"input_tokens": 7, "output_tokens": 11, "total_tokens": 18}
+    details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
+    done = whole | {"status": "completed", "output": output, "usage": counts | details}
+    if not asked.get("stream"):
+        return [json.dumps(done).encode()]
+    events: list[Json] = [{"type": f"response.{kind}", "response": whole} for kind in ("created", "in_progress")]
+    for index, item in enumerate(output):
+        events += _stream_item(item, index)
+    events.append({"type": "response.completed", "response": done})
+    return _name_events(event | {"sequence_number": k} for k, event in enumerate(events))
+
+
+def write_message(turn: Turn, n: int, asked: Json) -> list[bytes]:
+    """The pieces of an answer to `/v1/messages`."""
+    blocks: list[Json] = [{"type": "text", "text": turn.text}]
+    blocks += [
+        {"type": "tool_use", "id": f"toolu_{n}_{k}", "name": call.name, "input": call.arguments}
+        for k, call in enumerate(turn.calls)
+    ]
+    end = {"stop_reason": "tool_use" if turn.calls else "end_turn", "stop_sequence": None}
+    usage = {"input_tokens": 7, "output_tokens": 11}
+    message: Json = {"id": f"msg_{n}", "type": "message", "role": "assistant", "model": asked.get("model", "")}
+    if not asked.get("stream"):
+        return [json.dumps(message | end | {"content": blocks, "usage": usage}).encode()]
+    opening = message | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+    events: list[Json] = [{"type": "message_start", "message": opening}]
+    for index, block in enumerate(blocks):
+        events += _stream_block(block, index)
+    events.append({"type": "message_delta", "delta": end, "usage": usage})
+    return _name_events([*events, {"type": "message_stop"}])
+
+
+def _stream_block(block: Json, index: int) -> Iterator[Json]:
+    """The events by which one block of a message comes."""
+    member, delta, kind = "text", "text_delta", "text"
+    if block["type"] == "tool_use":
+        member, delta, kind = "input", "input_json_delta", "partial_json"
+    whole = block[member] if member == "text" else _spell(block[member])
+    empty: Json = {member: "" if member == "text" else {}}
+    yield {"type": "content_block_start", "index": index, "content_block": block | empty}
+    for piece in _cut(whole):
+        yield {"type": "content_block_delta", "index": index, "delta": {"type": delta, kind: piece}}
+    yield {"type": "content_block_stop", "index": index}
+
+
+def _describe_response(n: int, asked: Json) -> Json:
+    """A response under way, with what its object has to have."""
+    echoed = {name: asked.get(name) for name in ("model", "instructions")}
+    return echoed | {
+        "id": f"resp_{n}", "object": "response", "created_at": 1, "status": "in_progress", "error": None,
+        "incomplete_details": None, "metadata": {}, "parallel_tool_calls": True, "tools": [], "tool_choice": "auto",
+        "temperature": 1.0, "top_p": 1.0, "output": [], "usage": None,
+    }  # fmt: skip
+
+
+def _stream_item(item: Json, index: int) -> Iterator[Json]:
+    """The events by which one item of the output comes."""
+    place = {"item_id": item["id"], "output_index": index}
+    empty: Json = {"content": []} if "content" in item else {"arguments": ""}
+    opening = item | {"status": "in_progress"} | empty
+    yield {"type": "response.output_item.added", "output_index": index, "item": opening}
+    if item["type"] == "function_call":
+        for piece in _cut(item["arguments"]):
+            yield {"type": "response.function_call_arguments.delta", **place, "delta": piece}
+        whole = {"name": item["name"], "arguments": item["arguments"]}
+        yield {"type": "response.function_call_arguments.done", **place, **whole}
+    else:
+        place["content_index"] = 0
+        part = item["content"][0]
+        yield {"type": "response.content_part.added", **place, "part": part | {"text": ""}}
+        for piece in _cut(part["text"]):
+            yield {"type": "response.output_text.delta", **place, "delta": piece, "logprobs": []}
+        yield {"type": "response.output_text.done", **place, "text": part["text"], "logprobs": []}
+        yield {"type": "response.content_part.done", **place, "part": part}
+    yield {"type": "response.output_item.done", "output_index": index, "item": item}
+
+
+def _name_events(events: Iterable[Json]) -> list[bytes]:
+    return [f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in events]
+
+
+def _spell(arguments: Json) -> str:
+    """Arguments as models write them: with spaces, and characters beyond ASCII as they are."""
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+def _cut(text: str) -> list[str]:
+    """A text in three pieces, as fragments of a stream."""
+    size = max(1, -(-len(text) // 3))
+    return [text[start : start + size] for start in range(0, len(text), size)]
+
+
+WRITERS: dict[str, Any] = {
+    "/v1/chat/completions": write_chat,
+    "/v1/responses": write_response,
+    "/v1/messages": write_message,
+}

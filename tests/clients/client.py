@@ -1,0 +1,53 @@
+"""What the journeys know of a client: how it is installed and started, what of it differs by chance, what we expect.
+
+Rule: values only. In commands, files and settings `$origin` is where calls go (direct or through the proxy), `$home`
+and `$work` are the client's own folders, `$programs` is that of our programs, `$packages` that of what was installed.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from string import Template
+from typing import Literal
+
+from tests.clients.script import Script
+
+Normal = Callable[[bytes], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the log has to make of a journey: so many calls in formats we read, in so many sessions (a subagent's is one
+    of its own), so many of the calls on the side (titles, summaries, commit messages).
+
+    `names`: how the names of the client's sessions begin. Today only a session that its client names is one session, so
+    `sessions` is held where there are `names`; the others, and `side_calls`, wait for lineage by content.
+    """
+
+    calls: int
+    sessions: int
+    side_calls: int = 0
+    names: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """One client and its journey. `normal` takes out of a request what differs by chance; it says why."""
+
+    name: str
+    kind: Literal["pip", "npm"]
+    commands: tuple[tuple[str, ...], ...]
+    expected: Expected
+    settings: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    newest_python: tuple[int, int] = (3, 14)
+    seconds: float = 90
+    script: Script = field(default_factory=Script)
+    normal: Normal = bytes
+    # A client that calls at the same time has no order of its calls.
+    is_ordered: bool = True
+
+
+def fill(text: str, places: Mapping[str, str]) -> str:
+    """A text with its places filled in."""
+    return Template(text).substitute(places)

@@ -1,0 +1,155 @@
+"""One client's journey: direct and through the proxy, each in fresh folders, then both held against each other.
+
+Rule: the folders have the same paths both times, so that no path has to be masked; a client ends within its time, with
+all that it started; nothing it sends can leave this machine.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from proxy.assembly import open_log
+from proxy.config import load_settings
+from tests.clients.client import Client, fill
+from tests.clients.comparing import Recorded, Run, check_run, check_sessions, compare_log, compare_runs
+from tests.clients.script import CONTENT, NOTE
+from tests.clients.upstream import Upstream, run_upstream
+from tests.journeys.running import run_command, run_proxy
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+# A port that nothing listens on: a client that wants to reach the world beside its upstream fails at once.
+_NOWHERE = "http://127.0.0.1:9"
+_TOOK_TOO_LONG = 124  # as `timeout` says it
+_SETTINGS = {
+    "LANG": "C.UTF-8", "TERM": "dumb", "NO_COLOR": "1", "CI": "1", "DO_NOT_TRACK": "1", "OPENAI_API_KEY": "sk-dummy",
+    "HTTP_PROXY": _NOWHERE, "HTTPS_PROXY": _NOWHERE, "NO_PROXY": "127.0.0.1,localhost", "OPENAI_BASE_URL": "$origin/v1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    # Sets have an order of their own in every process otherwise, and aider sends them.
+    "PYTHONHASHSEED": "0",
+}  # fmt: skip
+
+
+def run_journey(client: Client, programs: Sequence[Path], root: Path) -> list[str]:
+    """Everything that is wrong with a client's journey; `programs` are folders of its programs, `root` is scratch."""
+    direct, _ = _travel(client, programs, root, data=None)
+    if faults := list(check_run(client, direct)):
+        return [f"direct: {fault}" for fault in faults]
+    through, log = _travel(client, programs, root, data=root / "data")
+    faults = [f"through the proxy: {fault}" for fault in check_run(client, through)]
+    faults += [*compare_runs(client, direct, through), *compare_log(through.recording, log)]
+    faults += check_sessions(client.expected, log)
+    verified = run_command("verify", "--data", str(root / "data"))
+    return faults + ([f"palimpsest verify: {verified.stdout.decode()}"] if verified.returncode else [])
+
+
+def _travel(client: Client, programs: Sequence[Path], root: Path, data: Path | None) -> tuple[Run, list[Recorded]]:
+    """One run, through a proxy that keeps its log in `data` if there is one, and what is in that log."""
+    work = root / "work"
+    script = replace(client.script, folder=str(work))
+    with contextlib.ExitStack() as stack:
+        upstream = stack.enter_context(run_upstream(script))
+        origin = upstream.origin
+        if data is not None:
+            origin = stack.enter_context(run_proxy(data, f"{upstream.origin}/v1")).origin
+        places = {"origin": origin, "home": str(root / "home"), "work": str(work), "programs": str(PROGRAMS)}
+        places["packages"] = str(programs[-1].parent)
+        _furnish(client, root, places)
+        run = _drive(client, programs, places, upstream)
+    (root / ("output-through" if data else "output-direct")).write_bytes(run.output)
+    return run, asyncio.run(_read_log(data)) if data else []
+
+
+def _furnish(client: Client, root: Path, places: Mapping[str, str]) -> None:
+    for name in ("home", "work"):
+        shutil.rmtree(root / name, ignore_errors=True)
+        (root / name).mkdir(parents=True)
+    (root / "work" / NOTE).write_text(CONTENT)
+    for name, text in client.files.items():
+        path = Path(fill(name, places))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(fill(text, places))
+
+
+def _drive(client: Client, programs: Sequence[Path], places: Mapping[str, str], upstream: Upstream) -> Run:
+    path = os.pathsep.join([*map(str, programs), os.defpath])
+    settings = _SETTINGS | {"HOME": places["home"]} | dict(client.settings)
+    environment = {"PATH": path} | {name: fill(value, places) for name, value in settings.items()}
+    codes, output = [], b""
+    try:
+        for command in client.commands:
+            words = [fill(word, places) for word in command]
+            words[0] = shutil.which(words[0], path=path) or words[0]
+            code, said = _run(words, environment, places["work"], client.seconds)
+            codes.append(code)
+            output += said
+    finally:
+        _end_what_is_left(places["home"])
+    files = tuple(_read_files(Path(places["work"])))
+    return Run(tuple(codes), output, tuple(upstream.recording), files)
+
+
+def _run(words: Sequence[str], environment: Mapping[str, str], folder: str, seconds: float) -> tuple[int, bytes]:
+    """Exit code and standard output of a program; what it says beside that is shown where it fails."""
+    # Files and not pipes: a daemon that it leaves may hold them open.
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as trouble:
+        process = subprocess.Popen(
+            words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=trouble
+        )
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            code = _TOOK_TOO_LONG
+        for file in (output, trouble):
+            file.seek(0)
+        return code, output.read() + (trouble.read() if code else b"")
+
+
+def _end_what_is_left(home: str) -> None:
+    """End the daemons that a client left: they are known by their home, which is of this run alone."""
+    mark = f"HOME={home}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        # Others' processes cannot be looked at, and any may end meanwhile.
+        with contextlib.suppress(OSError):
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                os.kill(int(folder.name), signal.SIGKILL)
+
+
+def _read_files(work: Path) -> Iterator[tuple[str, bytes]]:
+    """The files that a client left in its folder, but its own and git's."""
+    for path in sorted(work.rglob("*")):
+        name = path.relative_to(work)
+        if path.is_file() and not any(part.startswith(".") for part in name.parts):
+            yield name.as_posix(), path.read_bytes()
+
+
+async def _read_log(data: Path) -> list[Recorded]:
+    """Every exchange in a proxy's log, through the reader that `show` and `export` use."""
+    log = open_log(load_settings(None, {"data": data}))
+    try:
+        return [
+            Recorded(
+                session.id,
+                session.family,
+                row.wire,
+                row.method,
+                row.target,
+                tuple(str(round_.completeness) for round_ in row.rounds),
+                await log.load_request(row.id),
+                await log.load_sent(row.id, 0),
+                await log.load_received(row.id, 0),
+            )
+            for session in await log.list_sessions(10_000)
+            for row in await log.list_exchanges(session.id)
+        ]
+    finally:
+        await log.close()

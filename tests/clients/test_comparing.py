@@ -1,0 +1,115 @@
+"""Comparing: each way in which a run through the proxy can differ is seen, and a run without a difference is fine."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.clients.client import Client, Expected, fill
+from tests.clients.comparing import (
+    Recorded,
+    Run,
+    check_run,
+    check_sessions,
+    compare_log,
+    compare_runs,
+    find_difference,
+)
+from tests.clients.script import CONTENT, Script
+from tests.clients.upstream import Exchange
+
+CLIENT = Client("some", "pip", (), Expected(calls=2, sessions=1))
+CALLS = (Exchange("POST", "/v1/x?a=1", b'{"n":1}', b"one"), Exchange("POST", "/v1/x", f"{CONTENT} 2".encode(), b"two"))
+RUN = Run((0, 0), b"Done: turn 1.", CALLS, (("copy.txt", b"x"),))
+LOG = tuple(
+    Recorded("s1", "", "chat", call.method, call.target.split("=")[0], ("complete",), call.body, call.body, call.answer)
+    for call in CALLS
+)
+
+
+def test_the_same_is_the_same() -> None:
+    assert list(compare_runs(CLIENT, RUN, RUN)) == []
+    assert list(check_run(CLIENT, RUN)) == []
+    assert list(compare_log(CALLS, LOG)) == []
+    assert list(check_sessions(CLIENT.expected, LOG)) == []
+
+
+@pytest.mark.parametrize(
+    ("through", "word"),
+    [
+        (replace(RUN, codes=(0, 1)), "exit codes"),
+        (replace(RUN, output=b"Done: turn 2."), "output"),
+        (replace(RUN, files=()), "files that differ: copy.txt"),
+        (replace(RUN, recording=CALLS[:1]), "calls"),
+        (replace(RUN, recording=CALLS[::-1]), "call 1"),
+        (replace(RUN, recording=(CALLS[0], replace(CALLS[1], body=CALLS[1].body + b" "))), "call 2: at byte"),
+        (replace(RUN, recording=(CALLS[0], replace(CALLS[1], target="/v1/y"))), "call 2"),
+        (replace(RUN, recording=(CALLS[0], replace(CALLS[1], method="PUT"))), "call 2"),
+    ],
+)
+def test_a_difference_is_seen(through: Run, word: str) -> None:
+    faults = list(compare_runs(CLIENT, RUN, through))
+    assert faults
+    assert faults[0].startswith(word)
+
+
+def test_only_what_a_client_names_is_forgiven() -> None:
+    through = replace(RUN, recording=(replace(CALLS[0], body=b'{"n":2}'), CALLS[1]))
+    lenient = replace(CLIENT, normal=lambda body: body.replace(b"2", b"1"))
+    assert list(compare_runs(lenient, RUN, through)) == []
+    assert list(compare_runs(replace(CLIENT, is_ordered=False), RUN, replace(RUN, recording=CALLS[::-1]))) == []
+
+
+@pytest.mark.parametrize(
+    ("client", "run", "word"),
+    [
+        (CLIENT, replace(RUN, codes=(0, 3)), "exit codes (0, 3)"),
+        (CLIENT, replace(RUN, output=b"no"), "the last answer is not in the output"),
+        (CLIENT, replace(RUN, recording=CALLS[:1]), "no request carries what a tool read"),
+        (replace(CLIENT, script=Script(prose="x")), replace(RUN, files=()), "the file that the answer holds"),
+    ],
+)
+def test_a_run_that_was_none_is_seen(client: Client, run: Run, word: str) -> None:
+    [fault] = check_run(client, run)
+    assert fault.startswith(word)
+
+
+@pytest.mark.parametrize(
+    ("change", "count"),
+    [
+        ({"request": b"other"}, 2),
+        ({"sent": b"other"}, 2),
+        ({"received": b"other"}, 4),
+        ({"target": "/v1/y"}, 4),
+        ({"completeness": ("truncated",)}, 1),
+        ({"completeness": ()}, 1),
+    ],
+)
+def test_a_log_with_other_bytes_is_seen(change: dict[str, object], count: int) -> None:
+    assert len(list(compare_log(CALLS, (LOG[0], replace(LOG[1], **change))))) == count  # type: ignore[arg-type]
+
+
+def test_a_call_that_the_log_lacks_or_has_twice_is_seen() -> None:
+    assert len(list(compare_log(CALLS, LOG[:1]))) == 2
+    assert len(list(compare_log(CALLS, (*LOG, LOG[0])))) == 2
+
+
+def test_sessions_are_held_where_the_client_names_them() -> None:
+    named = tuple(replace(row, name="codex:1") for row in LOG)
+    expected = Expected(calls=2, sessions=1, names="codex:")
+    assert list(check_sessions(expected, named)) == []
+    assert len(list(check_sessions(expected, LOG))) == 1
+    assert len(list(check_sessions(expected, (named[0], replace(named[1], session="s2"))))) == 1
+    assert len(list(check_sessions(expected, named[:1]))) == 1
+    assert list(check_sessions(Expected(calls=2, sessions=7), LOG)) == [], "not yet where nothing names them"
+    assert list(check_sessions(expected, (*named, replace(LOG[0], wire="", session="s3")))) == []
+
+
+def test_a_difference_is_shown_where_it_is() -> None:
+    assert find_difference(b"abc", b"abd") == "at byte 2: b'abc' is now b'abd'"
+    assert find_difference(b"abc", b"ab") == "at byte 2: b'abc' is now b'ab'"
+
+
+def test_places_are_filled_in() -> None:
+    assert fill("$origin/v1 {x}", {"origin": "http://h"}) == "http://h/v1 {x}"
+    with pytest.raises(KeyError):
+        fill("$nowhere", {})

@@ -1,0 +1,90 @@
+"""The command `python -m tests.clients`: which clients it runs, what it prints, how it ends."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.clients import __main__ as command
+from tests.clients.agents import AGENTS
+from tests.clients.client import Client
+from tests.clients.environment import Broken, Missing
+from tests.clients.sdks import SDKS
+
+
+@pytest.fixture
+def roots(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Journeys are not made; of some clients they fail. The folders that they were given."""
+    given: list[Path] = []
+
+    def prepare(client: Client) -> list[Path]:
+        if client.name == "openai-node":
+            raise Missing("npm is not installed")
+        if client.name == "llm":
+            raise Broken("cannot install: no network")
+        return []
+
+    def run_journey(client: Client, programs: Sequence[Path], root: Path) -> list[str]:
+        given.append(root)
+        return [f"fault {n}" for n in range(20)] if client.name == "codex" else []
+
+    monkeypatch.setattr(command, "prepare", prepare)
+    monkeypatch.setattr(command, "run_journey", run_journey)
+    return given
+
+
+def test_a_journey_that_is_fine(roots: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["openai-python"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"openai-python +ok +\d+ s", lines[0])
+    assert re.fullmatch(r"journeys: 1 ok, 0 FAILED, 0 skipped in \d+ s", lines[1])
+    assert not roots[0].exists()
+
+
+def test_a_missing_tool_is_a_printed_skip(roots: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["openai-node"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"openai-node +skipped +\d+ s +npm is not installed", lines[0])
+    assert "0 ok, 0 FAILED, 1 skipped" in lines[1]
+
+
+def test_failures_are_shown_and_counted(roots: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["codex", "llm", "litellm"]) == 1
+    out = capsys.readouterr().out
+    assert "fault 11" in out
+    assert "fault 12" not in out
+    assert "and 8 more" in out
+    assert "cannot install: no network" in out
+    assert "journeys: 1 ok, 2 FAILED, 0 skipped" in out
+
+
+def test_folders_are_kept_if_wished(roots: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    command.main(["openai-python", "--keep"])
+    assert f"kept in {roots[0]}" in capsys.readouterr().out
+    roots[0].rmdir()
+
+
+@pytest.mark.parametrize(("arguments", "clients"), [([], SDKS), (["--all"], (*SDKS, *AGENTS))])
+def test_the_sdks_run_unless_all_are_wished(
+    arguments: list[str], clients: Sequence[Client], roots: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command.main(arguments)
+    lines = capsys.readouterr().out.splitlines()
+    named = [line.split()[0] for line in lines if line[0] != " "]
+    assert named == [*(client.name for client in clients), "journeys:"]
+
+
+def test_the_clients_are_those_of_the_issue() -> None:
+    assert [client.name for client in SDKS] == [
+        "openai-python", "openai-agents", "langchain-openai", "pydantic-ai", "litellm", "llm", "openai-node",
+    ]  # fmt: skip
+    assert [client.name for client in AGENTS] == [
+        "aider", "mini-swe-agent", "codex", "opencode", "claude-code", "qwen-code", "cline",
+    ]  # fmt: skip
+
+
+def test_an_unknown_client_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["nobody"])
+    assert "no such client: nobody" in capsys.readouterr().err

@@ -1,0 +1,43 @@
+"""The scripted upstream: it keeps what it was sent and what it answered, and answers by the script."""
+
+import httpx
+
+from tests.clients.script import DONE, Script
+from tests.clients.upstream import run_upstream
+
+TOOL = {"name": "bash", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}}
+
+
+def test_calls_are_answered_and_kept() -> None:
+    with run_upstream(Script("/x")) as upstream:
+        asked = {"model": "m", "messages": [], "tools": [{"type": "function", "function": TOOL}]}
+        first = httpx.post(f"{upstream.origin}/v1/chat/completions?a=1", json=asked)
+        second = httpx.post(f"{upstream.origin}/v1/responses", json={"model": "m", "input": "Hi", "stream": True})
+        third = httpx.post(f"{upstream.origin}/v1/chat/completions", json=asked)
+    made = [answer.json()["choices"][0]["message"]["tool_calls"][0] for answer in (first, third)]
+    assert [call["id"] for call in made] == ["call_1_0", "call_2_0"], "a call without tools takes no number"
+    assert made[0]["function"] == {"name": "bash", "arguments": '{"command": "cat notes.txt"}'}
+    assert DONE in second.text
+    assert second.headers["content-type"].startswith("text/event-stream")
+    assert [(call.method, call.target) for call in upstream.recording] == [
+        ("POST", "/v1/chat/completions?a=1"),
+        ("POST", "/v1/responses"),
+        ("POST", "/v1/chat/completions"),
+    ]
+    assert [call.answer for call in upstream.recording] == [first.content, second.content, third.content]
+    assert upstream.recording[0].body == first.request.content
+
+
+def test_what_is_asked_beside_conversations_is_answered_too() -> None:
+    with run_upstream(Script()) as upstream:
+        answers = [
+            httpx.request(method, upstream.origin + path)
+            for method, path in (
+                ("HEAD", "/"),
+                ("GET", "/v1/models"),
+                ("POST", "/v1/messages/count_tokens"),
+                ("GET", "/x"),
+            )
+        ]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 404]
+    assert [call.answer for call in upstream.recording] == [answer.content for answer in answers]

@@ -14,6 +14,7 @@ from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, SessionRow, V
 from proxy.model.record import Record
 
 MOST_RECALLED = 64
+MOST_MARKS = 64
 
 
 class UpstreamResponse(Protocol):
@@ -162,7 +163,8 @@ class Ancestry(Protocol):
 
         `nodes` are those of the request's chain, the first message's first. They are: the session with this id, those
         in which the deepest of the nodes that is a recorded answer anywhere stands as an answer, and those that bear
-        one of the marks (named by `name_mark`). Where there are too many the newest count, and the one with the id.
+        one of the marks (named by `name_mark`). Where there are too many the newest count, and the one with the id; of
+        too many marks the last `MOST_MARKS`, each of which is a look-up of its own.
         """
         ...
 

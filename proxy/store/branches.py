@@ -8,7 +8,7 @@ Where a path forks, the branch goes on to the side where a request went first; e
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from proxy.model.lineage import Relation
+from proxy.model.lineage import NodeRow, Relation
 from proxy.model.log import BranchRow
 
 
@@ -23,8 +23,13 @@ class Stand(NamedTuple):
     is_side: bool
 
 
+def name_parent(parents: Mapping[bytes, bytes], row: NodeRow) -> bytes:
+    """The node before it, empty where a chain begins: a parent that comes later in the log changes nothing."""
+    return row.parent if row.parent in parents else b""
+
+
 def find_branches(parents: Mapping[bytes, bytes], stands: Sequence[Stand]) -> list[BranchRow]:
-    """The branches in the order in which they began. `parents` names the node before each, parents first."""
+    """The branches in the order in which they began. `parents`: as `name_parent` has it, in order."""
     first = _find_first(parents, stands)
     heirs = _find_heirs(parents, first)
     ended: dict[bytes, list[Stand]] = {}
@@ -34,7 +39,7 @@ def find_branches(parents: Mapping[bytes, bytes], stands: Sequence[Stand]) -> li
     for tip in first:
         if tip not in heirs:
             start, path = _trace(parents, heirs, tip)
-            found.append((first[start], _make_branch(path, path.index(start), parents[start] in parents, ended)))
+            found.append((first[start], _make_branch(path, path.index(start), bool(parents[start]), ended)))
     return [branch for _, branch in sorted(found, key=lambda pair: pair[0])]
 
 
@@ -46,7 +51,7 @@ def _find_first(parents: Mapping[bytes, bytes], stands: Sequence[Stand]) -> dict
             first.setdefault(stand.tip, stand.n)
     for node in reversed(list(parents)):
         parent = parents[node]
-        if node in first and parent in parents:
+        if node in first and parent:
             first[parent] = min(first[node], first.get(parent, first[node]))
     return first
 
@@ -58,7 +63,8 @@ def _find_heirs(parents: Mapping[bytes, bytes], first: Mapping[bytes, int]) -> d
         parent = parents[node]
         if parent not in heirs or number < first[heirs[parent]]:
             heirs[parent] = node
-    return {parent: heir for parent, heir in heirs.items() if parent in parents}
+    heirs.pop(b"", None)
+    return heirs
 
 
 def _trace(parents: Mapping[bytes, bytes], heirs: Mapping[bytes, bytes], tip: bytes) -> tuple[bytes, list[bytes]]:
@@ -67,7 +73,7 @@ def _trace(parents: Mapping[bytes, bytes], heirs: Mapping[bytes, bytes], tip: by
     while heirs.get(parents[start]) == start:
         start = parents[start]
     path = [tip]
-    while parents[path[-1]] in parents:
+    while parents[path[-1]]:
         path.append(parents[path[-1]])
     return start, path[::-1]
 

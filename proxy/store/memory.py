@@ -8,7 +8,7 @@ import asyncio
 import os
 from collections.abc import Iterator, Sequence
 
-from proxy.engine.ports import MOST_RECALLED
+from proxy.engine.ports import MOST_MARKS, MOST_RECALLED
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Opening, Round, Trailer
 from proxy.model.lineage import StoredSession, name_mark
@@ -82,7 +82,7 @@ class MemoryArchive:
 
     async def recall(self, nodes: Sequence[bytes], marks: Sequence[str], session: str) -> Sequence[StoredSession]:
         """Sessions that may hold what a request continues; newest last (see `Ancestry`)."""
-        trees, names = self._tables.trees, set(map(name_mark, marks))
+        trees, names = self._tables.trees, set(map(name_mark, marks[-MOST_MARKS:]))
         deepest = next((node for node in reversed(nodes) if self._is_answer(node)), None)
         found = [
             key

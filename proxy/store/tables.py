@@ -11,6 +11,7 @@ from proxy.model.exchange import Opening, Outcome, Reading, Round, SessionKey, T
 from proxy.model.lineage import Adoption, Reply, Step, name_mark, root_of_chain
 from proxy.model.manifest import BlobPiece, ChainPiece, Manifest, Slice, decode_recipe, root_of
 from proxy.model.record import Record
+from proxy.store.branches import name_parent
 from proxy.store.tree import Tree
 
 _log = logging.getLogger(__name__)
@@ -127,7 +128,7 @@ class Tables:
                 self._expect_node(key, row.parent)
                 self._insert(tree.nodes, (row.node, row.is_answer), row)
             if row.node not in tree.parents:
-                self._insert(tree.parents, row.node, row.parent)
+                self._insert(tree.parents, row.node, name_parent(tree.parents, row))
         for mark in record.marks:
             self._expect(tree.parents, mark.node)
             name = name_mark(mark.name)

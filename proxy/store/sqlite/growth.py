@@ -70,19 +70,23 @@ class Growth:
 
     def _add_nodes(self, tree: Tree, exchange: int, nodes: Sequence[NodeRow]) -> None:
         for row in nodes:
-            known = self._trees.find_place(tree, row.node)
+            parent = self._trees.find_place(tree, row.parent)
+            # the last node has no child, so what comes behind it is new: most calls need no look-up
+            is_new = parent is not None and parent.n == tree.nodes and tree.is_plain
+            known = None if is_new else self._trees.find_place(tree, row.node)
             if known is None or (row.is_answer and not known.is_answer):
-                self._append_node(tree, exchange, row, known)
+                self._append_node(tree, exchange, row, parent)
+                n = known.n if known else tree.nodes
+                self._trees.put_place(tree, row.node, Place(n, row.is_answer))
 
-    def _append_node(self, tree: Tree, exchange: int, row: NodeRow, known: Place | None) -> None:
-        parent = self._trees.find_place(tree, row.parent)
+    def _append_node(self, tree: Tree, exchange: int, row: NodeRow, parent: Place | None) -> None:
         if parent is None:
             self._expect_outer(tree, row.parent)
+            tree.is_plain = tree.is_plain and row.parent == tree.root
         tree.nodes += 1
         n, outer = (parent.n, None) if parent else (0, row.parent)
         tree.seal = seal_node(tree.seal, tree.nodes, row.node, row.parent, row.is_answer, exchange)
         self.rows["node"].append((tree.session, tree.nodes, row.node, n, outer, row.is_answer, exchange, tree.seal))
-        self._trees.put_place(tree, row.node, Place(known.n if known else tree.nodes, row.is_answer))
         self._fresh.add(row.node)
 
     def _add_marks(self, tree: Tree, marks: Sequence[Mark]) -> None:

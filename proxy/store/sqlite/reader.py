@@ -43,17 +43,22 @@ _SESSIONS = """
         SELECT t.session, d.parent FROM latest JOIN step t ON t.session = latest.id
             JOIN node d ON d.session = t.session AND d.n = t.tip
         UNION
-        SELECT inner.session, d.parent FROM inner JOIN node d ON d.session = inner.session AND d.n = inner.n)
+        SELECT inner.session, d.parent FROM inner JOIN node d ON d.session = inner.session AND d.n = inner.n),
+    leaf AS MATERIALIZED (
+        SELECT session, count(*) AS branches FROM (
+            SELECT t.session, t.tip FROM latest JOIN step t ON t.session = latest.id WHERE t.tip > 0
+            EXCEPT SELECT session, n FROM inner)
+        GROUP BY session)
     SELECT s.key, s.family, s.upstream, s.created_ms, e.opened_ms, e.n, e.model,
         (SELECT ifnull(sum(g.input), 0) FROM exchange x JOIN reading g ON g.exchange = x.seq WHERE x.session = s.id),
         (SELECT ifnull(sum(g.output), 0) FROM exchange x JOIN reading g ON g.exchange = x.seq WHERE x.session = s.id),
         s.parent,
-        (SELECT count(DISTINCT t.tip) FROM step t WHERE t.session = s.id AND t.tip > 0
-            AND NOT EXISTS (SELECT 1 FROM inner WHERE inner.session = s.id AND inner.n = t.tip)),
+        ifnull(leaf.branches, 0),
         (SELECT count(*) FROM step t WHERE t.session = s.id AND t.is_side),
         ifnull((SELECT o.key FROM adoption a JOIN session o ON o.id = a.source WHERE a.session = s.id
             ORDER BY a.n LIMIT 1), '')
     FROM latest JOIN session s ON s.id = latest.id JOIN exchange e ON e.seq = latest.seq
+        LEFT JOIN leaf ON leaf.session = latest.id
     ORDER BY latest.seq DESC"""
 
 _EXCHANGES = """

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from proxy.engine.ports import MOST_RECALLED
+from proxy.engine.ports import MOST_MARKS, MOST_RECALLED
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import Mark, NodeRow, StoredSession, name_mark
 from proxy.model.log import BranchRow
-from proxy.store.branches import Stand, find_branches
+from proxy.store.branches import Stand, find_branches, name_parent
 from proxy.store.sqlite.growth import RELATIONS
 from proxy.store.sqlite.trees import key_of
 from proxy.store.storable import fit_text
@@ -109,7 +109,7 @@ def recall_sessions(
     """As `Ancestry.recall`, in the calling thread."""
     named = [found for (found,) in connection.execute(_WITH_KEY, (fit_text(session),))]
     found = set(_find_by_nodes(connection, nodes))
-    for name in map(name_mark, marks):
+    for name in map(name_mark, marks[-MOST_MARKS:]):
         found.update(each for (each,) in connection.execute(_WITH_MARK, (key_of(name), name)))
     newest = sorted(found.difference(named), reverse=True)[: MOST_RECALLED - len(named)]
     return [_load_session(connection, each) for each in sorted((*named, *newest))]
@@ -157,7 +157,7 @@ def _list_branches(connection: sqlite3.Connection, session: str) -> list[BranchR
     nodes = _load_nodes(connection, found[0])
     parents: dict[bytes, bytes] = {}
     for row in nodes:
-        parents.setdefault(row.node, row.parent)
+        parents.setdefault(row.node, name_parent(parents, row))
     stands = [
         Stand(n, exchange, nodes[tip - 1].node if tip else outer, depth, RELATIONS[relation], bool(is_side))
         for n, exchange, tip, outer, depth, relation, is_side in connection.execute(_STANDS, found)

@@ -6,7 +6,7 @@ As in `known`: entries are put in while a batch is built, and `forget` follows e
 import sqlite3
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 from proxy.model.lineage import root_of_chain
 from proxy.store.sqlite.recent import Recent
@@ -23,13 +23,14 @@ _FIND_TREE = """
     FROM session s LEFT JOIN node last
         ON last.session = s.id AND last.n = (SELECT max(x.n) FROM node x WHERE x.session = s.id)
     WHERE s.key = ?"""
+# INDEXED BY: the planner would rather go through the whole session
 # the place of a node is its first row; a second row says that it is also an answer
 _FIND_NODE = """
-    SELECT min(n), max(is_answer) FROM node
+    SELECT min(n), max(is_answer) FROM node INDEXED BY node_hash
     WHERE substr(hash, 1, 6) = substr(?1, 1, 6) AND is_answer IN (0, 1) AND session = ?2 AND hash = ?1"""
 _FIND_ANYWHERE = """
     SELECT 1 FROM node WHERE substr(hash, 1, 6) = substr(?1, 1, 6) AND is_answer IN (0, 1) AND hash = ?1 LIMIT 1"""
-_FIND_MARK = "SELECT 1 FROM mark WHERE key = ? AND session = ? AND name = ?"
+_FIND_MARK = "SELECT 1 FROM mark INDEXED BY mark_key WHERE key = ? AND session = ? AND name = ?"
 _FIND_ADOPTION = "SELECT 1 FROM adoption WHERE session = ? AND source = ? AND node = ?"
 
 
@@ -37,7 +38,8 @@ _FIND_ADOPTION = "SELECT 1 FROM adoption WHERE session = ? AND source = ? AND no
 class Tree:
     """A session's row id, the root of its chains, and how much of each table it has.
 
-    `born` is the batch that the session is new in: the tables have nothing of it yet.
+    `born` is the batch that the session is new in: the tables have nothing of it yet. `is_plain`: every chain of it is
+    known to begin at the root, so that a node has no child with a lower number than its own.
     """
 
     session: int
@@ -47,10 +49,10 @@ class Tree:
     seal: bytes
     marks: int
     adoptions: int
+    is_plain: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A node's number in its session, and whether an answer is recorded there."""
 
     n: int
@@ -89,7 +91,7 @@ class Trees:
 
     def plant(self, key: str, session: int, upstream: str) -> None:
         """Remember a session that is new."""
-        self._trees.put(key, Tree(session, root_of_chain(upstream), self._batch, 0, b"", 0, 0))
+        self._trees.put(key, Tree(session, root_of_chain(upstream), self._batch, 0, b"", 0, 0, True))
 
     def find(self, key: str) -> Tree | None:
         """The tree of the session with this key; its numbers are counted in place."""

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from proxy.engine.ports import Archive
 from proxy.model.errors import StoreUnavailable
 from proxy.model.exchange import Usage
 from proxy.model.manifest import keep_whole
@@ -30,6 +29,7 @@ from tests.store.samples import (
     make_round,
     make_turns,
 )
+from tests.store.tree_contract import TreeArchive, TreeContract
 
 ROOT = Path(__file__).parents[3]
 
@@ -43,9 +43,9 @@ def open_at(policy: StorePolicy) -> SqliteArchive:
     return open_sqlite(policy, asyncio.get_running_loop())
 
 
-class TestSqliteArchive(ArchiveContract):
+class TestSqliteArchive(ArchiveContract, TreeContract):
     @pytest.fixture(params=["full", "normal"])
-    async def archive(self, policy: StorePolicy, request: pytest.FixtureRequest) -> AsyncIterator[Archive]:
+    async def archive(self, policy: StorePolicy, request: pytest.FixtureRequest) -> AsyncIterator[TreeArchive]:
         archive = open_at(replace(policy, durability=request.param))
         yield archive
         await archive.close()

@@ -1,0 +1,145 @@
+"""Reading trees from SQLite; what any store answers is in `tree_contract`."""
+
+import asyncio
+import itertools
+import os
+import sqlite3
+import threading
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from proxy.model.errors import StoreUnavailable
+from proxy.model.lineage import Mark, NodeRow, Relation, node_after, root_of_chain
+from proxy.store.memory import MemoryArchive
+from proxy.store.policy import StorePolicy
+from proxy.store.sqlite.connection import connect_reader
+from proxy.store.sqlite.reader import SqliteReader
+from proxy.store.sqlite.recall import TreeReader, recall_sessions
+from tests.store.contract import is_stored
+from tests.store.samples import make_chain, make_key, make_opening, make_reply, make_step
+from tests.store.sqlite.conftest import Opener
+
+RELATIONS: tuple[Relation, ...] = ("root", "append", "retry", "branch", "compaction")
+_names = (f"t{i}" for i in itertools.count())
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> list[tuple[int, list[int], bool, int]]:
+    """Calls of some sessions: session, path of forms from the root, whether it is a side call, what is answered."""
+    path = st.lists(st.integers(0, 2), min_size=0, max_size=5)
+    return draw(st.lists(st.tuples(st.integers(0, 2), path, st.booleans(), st.integers(0, 3)), max_size=12))
+
+
+def make_path(forms: list[int], answer: int) -> tuple[list[NodeRow], NodeRow]:
+    rows, parent = [], root_of_chain("openai")
+    for form in forms:
+        rows.append(NodeRow(node_after(parent, b"%d" % form), parent, False))
+        parent = rows[-1].node
+    return rows, NodeRow(node_after(parent, b"%d" % answer), parent, True)
+
+
+@settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=60)
+@given(calls(), st.lists(st.integers(0, 2), max_size=6), st.lists(st.integers(0, 5), max_size=2))
+async def test_both_stores_answer_alike(
+    open_archive: Opener, drawn: list[tuple[int, list[int], bool, int]], asked: list[int], named: list[int]
+) -> None:
+    memory, name = MemoryArchive(), next(_names)
+    archive = open_archive(path=open_archive.path.with_name(f"{name}.db"), durability="normal")
+    for number, (session, forms, is_side, answer) in enumerate(drawn):
+        x, key = f"e{number}", make_key(f"s{session}")
+        rows, reply = make_path(forms, answer)
+        marks = [Mark(f"call:{answer}", reply.node, b"%d" % number)]
+        relation = RELATIONS[number % len(RELATIONS)]
+        for records in (
+            (make_opening(x, key=key), make_step(x, rows, relation=relation, is_side=is_side)),
+            (make_reply(x, [reply], marks),),
+        ):
+            assert await is_stored(memory, *records)
+            archive.append(*records)
+    nodes = [row.node for row in make_path(asked, 0)[0]]
+    for marks_asked, id_asked in (((), ""), ([f"call:{i}" for i in named], make_key("s1").id)):
+        assert list(await archive.recall(nodes, marks_asked, id_asked)) == list(
+            await memory.recall(nodes, marks_asked, id_asked)
+        )
+    for session in {call[0] for call in drawn}:
+        key_asked = make_key(f"s{session}").id
+        assert list(await archive.list_branches(key_asked)) == list(await memory.list_branches(key_asked))
+    assert list(await archive.list_sessions()) == list(await memory.list_sessions())
+    assert archive.health.dropped == 0
+    assert (await archive.verify()).faults == ()
+    await archive.close()
+
+
+async def test_the_end_of_what_is_stored_is_found_by_halving(open_archive: Opener, policy: StorePolicy) -> None:
+    archive = open_archive()
+    chain = make_chain(*(f"{'!' if i % 2 else ''}{i}" for i in range(690)))
+    assert await archive.append(make_opening(), make_step("e1", chain))
+    await archive.close()
+    connection = connect_reader(policy.path)
+    questions: list[str] = []
+    connection.set_trace_callback(questions.append)
+    (found,) = recall_sessions(connection, [row.node for row in chain] + [os.urandom(16)] * 500, (), "")
+    assert found.nodes == chain
+    assert sum("FROM node" in question for question in questions) <= 16
+    questions.clear()
+    assert recall_sessions(connection, [os.urandom(16)] * 690, (), "") == []
+    assert len(questions) <= 12
+    connection.close()
+
+
+async def test_what_was_just_appended_is_recalled(open_archive: Opener) -> None:
+    archive = open_archive(durability="normal", hold_ms=60_000, journal_hold_ms=60_000)
+    assert not await archive.has_sessions()
+    archive.append(make_opening(), make_step("e1", make_chain("a", "!b")), is_urgent=False)
+    assert await archive.has_sessions()
+    archive.append(make_opening("e2", key=make_key("b")), is_urgent=False)
+    assert [each.key for each in await archive.recall((), (), make_key("b").id)] == [make_key("b")]
+    archive.append(make_opening("e3"), make_step("e3", make_chain("c")), is_urgent=False)
+    assert len(await archive.list_branches(make_key().id)) == 2
+
+
+async def test_whoever_goes_away_leaves_the_connection_to_the_next(open_archive: Opener, policy: StorePolicy) -> None:
+    archive = open_archive()
+    await archive.append(make_opening())
+    began, gate = threading.Event(), threading.Event()
+
+    def connect(path: object) -> sqlite3.Connection:
+        began.set()
+        assert gate.wait(10)
+        return connect_reader(policy.path)
+
+    trees = TreeReader(policy.path, connect)
+    first = asyncio.get_running_loop().create_task(trees.has_sessions())
+    await asyncio.to_thread(began.wait, 10)
+    first.cancel()
+    second = asyncio.get_running_loop().create_task(trees.has_sessions())
+    gate.set()
+    assert await second
+    await trees.close()
+
+
+async def test_a_closed_log_and_a_missing_one_are_said_to_be(policy: StorePolicy) -> None:
+    reader = SqliteReader(policy.path)
+    with pytest.raises(StoreUnavailable, match="there is no log"):
+        await reader.has_sessions()
+    await reader.close()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        await reader.recall((), (), "s")
+
+
+async def test_a_damaged_log_says_what_to_do(open_archive: Opener, policy: StorePolicy) -> None:
+    archive = open_archive()
+    assert await archive.append(make_opening(), make_step("e1", make_chain("a")))
+    await archive.close()
+    connection = sqlite3.connect(policy.path)
+    (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'node'").fetchone()
+    connection.close()
+    with policy.path.open("r+b") as file:
+        file.seek((page - 1) * 4096)
+        file.write(b"\xa5" * 4096)
+    reader = SqliteReader(policy.path)
+    with pytest.raises(StoreUnavailable, match="palimpsest verify"):
+        await reader.list_branches(make_key().id)
+    await reader.close()

@@ -23,6 +23,7 @@ FORM_SIZE = 16
 _ROLES = {"developer": "system", "function": "tool"}
 
 _pack = msgspec.msgpack.Encoder().encode
+_encode = msgspec.json.Encoder().encode
 _UNUSED = b"\xc1"  # no MessagePack begins with it
 
 T = TypeVar("T")
@@ -174,11 +175,7 @@ class Reader(Generic[T]):
 
     def read_value(self, value: dict[str, object]) -> Item:
         """The item in a decoded value, exactly as if it had come in a body."""
-        try:
-            raw = dumps(value).encode()
-        except REFUSED:  # deeper than any reader of answers lets through
-            raw = b""
-        return self.read_item(raw)
+        return self.read_item(_render(value))
 
     def _settle(self, shape: T, source: Source) -> Item:
         try:
@@ -208,3 +205,15 @@ class Reader(Generic[T]):
     def _know_by_bytes(self, source: Source, role: str) -> Item:
         raw = source.content[source.span.start : source.span.end]
         return Item(role, digest_form((self._wire, "raw", raw)), weight=len(raw))
+
+
+def _render(value: dict[str, object]) -> bytes:
+    """A value as JSON, by the fastest encoder that takes it; nothing if it is deeper than any reader lets through."""
+    try:
+        return _encode(value)
+    except (*REFUSED, msgspec.MsgspecError, OverflowError, TypeError):  # lone surrogates, integers of any size
+        pass
+    try:
+        return dumps(value).encode()
+    except REFUSED:
+        return b""

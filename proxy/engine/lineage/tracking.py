@@ -72,10 +72,14 @@ class Lineage:
         return replace(messages, fresh=[self._resolve(tenant, item) for item in messages.fresh])
 
     def list_unread(self, asked: Asked) -> Sequence[str]:
-        """The exchanges whose answers this request may show, and which have not been read yet."""
+        """The exchanges whose answers this request may show, and which have not been read yet.
+
+        Not those of its own tip: it shows nothing behind that.
+        """
         if not self._unread:
             return ()
-        return [exchange for node in asked.nodes[max(0, asked.start - 1) :] for exchange in self._unread.get(node, ())]
+        nodes = asked.nodes[max(0, asked.start - 1) : -1]
+        return [exchange for node in nodes for exchange in self._unread.get(node, ())]
 
     async def place(self, asked: Asked) -> Place:
         """Decide where a request belongs, and keep it in mind until its answer has been read."""

@@ -412,7 +412,7 @@ class Engine:
         self.archive = after.archive if after else FakeArchive(is_instant=is_instant, is_soon=is_soon)
         self.clock = FixedClock()
         self.ids = after.ids if after else CountingIds()
-        self.tasks = tasks or TaskRunner()
+        self.tasks = TaskRunner() if tasks is None else tasks
         self.bus = EventBus(self.tasks)
         self.events: list[Event] = []
         self.bus.subscribe_all(self.events.append)

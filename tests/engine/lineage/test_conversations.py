@@ -16,7 +16,7 @@ from tests.support.clients import LOOK, Message, Said
 from tests.support.lineage_world import Asking, Call, World
 from tests.support.tongues import BLOCKS, CHAT, ITEMS, Tongue
 
-LONG = "So far this was done: " + "much and more. " * 60
+LONG = "x" * 520
 TELLING = "The function returns six, and nobody knows why it does."
 OTHER = "It returns seven now, which is what was asked for here."
 
@@ -34,6 +34,19 @@ calls = st.builds(
     st.sampled_from([{}, LOOK]),
 )
 saids = texts | calls | st.just(Said("I will look.", "call_own", LOOK))
+
+
+def needs(choose: Callable[[Call], bool]) -> Any:
+    """A step that makes sense only where there is such a call."""
+    return precondition(lambda machine: any(map(choose, machine.world.calls)))
+
+
+def is_usable(call: Call) -> bool:
+    return call.is_usable
+
+
+def is_flying(call: Call) -> bool:
+    return call.state == "flight"
 
 
 class Conversations(RuleBasedStateMachine):
@@ -71,59 +84,68 @@ class Conversations(RuleBasedStateMachine):
             messages = [tongue.user("For example."), *tongue.echo(canned, 1), *results, *messages]
         self.world.send(Asking(tenant, name, system, messages), seed)
 
+    @needs(is_usable)
     @rule(back=picks, way=ways, then=users, seed=seeds, alternative=st.integers(0, 1), refuses=st.integers(0, 9))
     def go_on(self, back: int, way: int, then: str, seed: int, alternative: int, refuses: int) -> None:
         """The next turn, a fork, or a rewind; perhaps while the log cannot be read."""
-        if call := self.pick(back, lambda call: call.is_usable):
+        if call := self.pick(back, is_usable):
             asking = Asking(*_who(call), self.extend(call, way, alternative, then))
             self.world.send(asking, seed, refuses=refuses == 0)
 
+    @needs(bool)
     @rule(back=picks, seed=seeds)
     def retry(self, back: int, seed: int) -> None:
         """The same again, after whatever came of it; perhaps spelled anew."""
         if call := self.pick(back):
             self.world.send(call.asking, seed)
 
+    @needs(bool)
     @rule(back=picks, at=picks, text=users, keeps=st.booleans())
     def edit(self, back: int, at: int, text: str, *, keeps: bool) -> None:
         """An earlier message becomes another; what came behind goes, or stays."""
         if call := self.pick(back):
             messages = list(call.asking.messages)
-            at %= len(messages)
+            at %= max(1, len(messages))
             behind = messages[at + 1 :] if keeps else []
             self.world.send(Asking(*_who(call), [*messages[:at], self.world.tongue.user(text), *behind]), 0)
 
+    @needs(is_usable)
     @rule(back=picks, way=ways, kept=st.integers(0, 3), seed=seeds)
     def compact(self, back: int, way: int, kept: int, seed: int) -> None:
         """A client's own compaction: a summary, and a few messages that it keeps."""
-        if call := self.pick(back, lambda call: call.is_usable):
+        if call := self.pick(back, is_usable):
             messages = self.extend(call, way, 0, "and now?")
             tail = messages[len(messages) - kept :]
             self.world.send(Asking(*_who(call), [self.world.tongue.user(LONG + "!"), *tail]), seed)
 
+    @needs(bool)
     @rule(back=picks, dropped=st.integers(1, 4))
     def truncate(self, back: int, dropped: int) -> None:
         """The oldest messages are dropped, all of them too."""
         if call := self.pick(back):
             self.world.send(Asking(*_who(call), call.asking.messages[dropped:]), 0)
 
+    @needs(is_usable)
     @rule(back=picks, way=ways, tenant=tenants, name=names, seed=seeds)
     def move(self, back: int, way: int, tenant: str, name: str, seed: int) -> None:
         """Another credential, or another name, goes on with a history."""
-        if call := self.pick(back, lambda call: call.is_usable):
+        if call := self.pick(back, is_usable):
             messages = self.extend(call, way, 0, "and now?")
             self.world.send(Asking(tenant, name, call.asking.system, messages), seed)
 
+    @needs(is_flying)
     @rule(back=picks, answers=st.lists(saids, min_size=1, max_size=2))
     def answer(self, back: int, answers: list[Said]) -> None:
         """A call in flight is answered."""
         self.finish(back, answers, "complete", 200)
 
+    @needs(is_flying)
     @rule(back=picks, how=st.sampled_from([("complete", 429), ("aborted", 0), ("failed", 0), ("truncated", 200)]))
     def fail(self, back: int, how: tuple[Any, int]) -> None:
         """Or not, or not wholly."""
         self.finish(back, [Said("Half an")], *how)
 
+    @needs(lambda call: call.state == "unread")
     @rule(back=picks)
     def read(self, back: int) -> None:
         """An answer is read at last."""
@@ -131,14 +153,14 @@ class Conversations(RuleBasedStateMachine):
             self.world.read(call)
 
     @precondition(lambda self: len(self.world.calls) > 4)
-    @rule(what=st.sampled_from(["restart", "lose", *[""] * 4]))
+    @rule(what=st.sampled_from(["restart", "lose", *[""] * 8]))
     def upset(self, what: str) -> None:
         """Memory is lost."""
         if what:
             getattr(self.world, what)()
 
     def finish(self, back: int, answers: list[Said], completeness: Any, status: int) -> None:
-        if call := self.pick(back, lambda call: call.state == "flight"):
+        if call := self.pick(back, is_flying):
             count = 2 if self.world.tongue is CHAT else 1
             own = tuple(self._draw_id(said) for said in answers[:count])
             self.world.finish(call, own, completeness, status)

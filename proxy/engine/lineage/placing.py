@@ -91,6 +91,10 @@ class Placing:
         foreign = _find_foreign(asked, known.measure(asked.nodes) if known is not None else 0)
         return bool(foreign) and (foreign not in self._recalled or self._losses != self._forest.losses)
 
+    def is_unproven(self, asked: Asked) -> bool:
+        """Whether the request shows answers, none of which is known to be one in its own chain."""
+        return not asked.session.family and bool(_find_foreign(asked, 0)) and self._prove(asked)[0] is None
+
     def note_recalled(self, asked: Asked) -> None:
         """The log has been asked, and has said all it knows."""
         if self._losses != self._forest.losses:  # what was recalled before may have been dropped since

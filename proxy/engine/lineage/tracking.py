@@ -5,7 +5,7 @@ a conversation or a stored item, that memory does not know. What is derived here
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -77,12 +77,17 @@ class Lineage:
         await self._learn(session, names)
         return replace(messages, fresh=[self._resolve(session, item) for item in messages.fresh])
 
-    def list_unread(self, asked: Asked) -> Sequence[str]:
-        """The exchanges whose answers this request may show, and which have not been read yet."""
+    def list_unread(self, asked: Asked) -> Iterator[str]:
+        """The exchanges whose answers this request may show, and which have not been read yet.
+
+        To be read one by one as they come: where those in its own chain prove nothing, it may show any of the tenant's.
+        """
         if not self._unread:
-            return ()
+            return
         nodes = [asked.node_at(depth) for depth in range(max(0, asked.start - 1), len(asked.nodes) + 1)]
-        return [exchange for node in dict.fromkeys(nodes) for exchange in self._unread.get(node, ())]
+        yield from [exchange for node in dict.fromkeys(nodes) for exchange in self._unread.get(node, ())]
+        if self._placing.is_unproven(asked):
+            yield from self.list_unread_of(asked.session.tenant)
 
     def list_unread_of(self, tenant: bytes) -> Sequence[str]:
         """All exchanges of a tenant whose answers wait to be read."""

@@ -25,7 +25,7 @@ from proxy.model.manifest import (
 from proxy.wire.body import SplitBody, count_shared, split_after, split_body
 
 _LARGE_MEMBER = 512
-_ITEM_WEIGHT = 260
+_ITEM_WEIGHT = 520
 _TAIL = 64
 _NAMED_KEPT = 4
 _UNNAMED_KEPT = 32
@@ -90,6 +90,10 @@ class Histories:
             self._weight -= entries.pop(0).weight
         while self._weight > self._cache_bytes:
             self._drop_oldest()
+
+    def holds(self, key: Key, history: History) -> bool:
+        """Whether this very body is still remembered."""
+        return any(entry is history for entry in self._seen.get(key, ()))
 
     def clear(self) -> None:
         """Forget everything: the log lost a record that later manifests would lean on."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from proxy.engine.histories import Histories, split_known, take_stock
-from proxy.engine.lineage.chain import make_chain, read_messages
+from proxy.engine.histories import Histories, History, Key, split_known, take_stock
+from proxy.engine.lineage.chain import Chain, Messages, make_chain, read_messages
 from proxy.engine.lineage.known import Traits
 from proxy.engine.lineage.naming import Naming, make_session, read_text
 from proxy.engine.lineage.placing import Asked, Place
@@ -52,14 +52,14 @@ class Received:
 
 
 class _Recognised(NamedTuple):
-    """What a body says. `asked` is None where it cannot be read in parts."""
+    """What a body says. `step` is None where it cannot be read in parts."""
 
     session: SessionKey
     upstream: Upstream
     model: str
     body: Manifest
     is_stream: bool = False
-    asked: Asked | None = None
+    step: Step | None = None
 
 
 class _Reading(NamedTuple):
@@ -96,18 +96,14 @@ class Reception:
         """Recognise a request whose body is at hand. Waits for the log where memory does not know its history."""
         exchange = self._ids.next_exchange()
         caller = self._lineage.tenants.find(request.headers)
-        if self._lineage.forget_lost():
-            self._histories.clear()  # manifests lean on what earlier ones brought to the log
         try:
-            recognised = self._recognise(request, form, caller, exchange)
-            place = await self._place(recognised)
+            recognised = await self._recognise(request, form, caller, exchange)
         except Exception:  # noqa: BLE001 - a boundary: what we cannot make out must not fail the call
             _log.exception("a request was not understood; it is carried and kept whole")
-            recognised, place = self._keep_apart(request, caller, exchange), None
-        session = recognised.session if place is None else place.session
+            recognised = self._keep_apart(request, caller, exchange)
         reading = _Reading("managed", form.name, recognised.model, recognised.body)
-        opening = self._open(request, mode, exchange, session, reading)
-        return Received(opening, recognised.upstream, recognised.is_stream, place.step if place else None)
+        opening = self._open(request, mode, exchange, recognised.session, reading)
+        return Received(opening, recognised.upstream, recognised.is_stream, recognised.step)
 
     def receive_stream(self, request: ClientRequest, mode: Mode) -> Received:
         """Recognise a request whose body is still to come; whoever passes it on fills in the opening's body."""
@@ -134,10 +130,11 @@ class Reception:
             opened_ms=self._clock.now_ms(),
         )
 
-    def _recognise(self, request: ClientRequest, form: Format, caller: Caller, exchange: str) -> _Recognised:
-        content, tenant = request.body, caller.tenant
+    async def _recognise(self, request: ClientRequest, form: Format, caller: Caller, exchange: str) -> _Recognised:
+        content = request.body
         early = self._naming.read(request.headers, None)
-        key = (tenant, form.name, early.family)
+        key = (caller.tenant, form.name, early.family)
+        self._forget_lost()
         is_kept = len(content) <= self._policy.record_cap_bytes
         known, shared = self._histories.find(key, content) if is_kept else (None, 0)
         split = split_known(content, form.items_key, known, shared)
@@ -145,49 +142,65 @@ class Reception:
             return self._keep_apart(request, caller, exchange)
         model = read_text(split.member("model"))
         upstream = self._choose(model)
-        session = make_session(tenant, upstream.name, self._naming.read(request.headers, split), exchange)
-        root = self._find_root(form, split, session)
-        chain_before = known.chain if known is not None else None
-        messages = self._lineage.resolve(tenant, read_messages(form, split, chain_before, shared, root))
-        chain = make_chain(messages, chain_before, root)
-        body, history = (
-            take_stock(tenant, split, chain, known, shared) if is_kept else (self._keep_whole(content), None)
-        )
-        if history is not None:
-            self._histories.remember(key, history, known)
+        session = make_session(caller.tenant, upstream.name, self._naming.read(request.headers, split), exchange)
+        messages, chain = await self._read_chain(form, split, session, known, shared)
         traits = Traits(model, split.member("tools") not in _NONE, messages.system, split.member("stream") == b"true")
         asked = Asked(
             exchange=exchange,
             session=session,
             token=caller.token,
             traits=traits,
-            root=root,
+            root=chain.root,
             nodes=chain.nodes,
-            fresh=messages.fresh,
+            items=chain.items,
             start=messages.start,
             most_output=_read_output_limit(split),
         )
-        return _Recognised(session, upstream, model, body, traits.is_stream, asked)
+        place = await self._place(asked) if session.family or self._policy.infer else Place(session, None)
+        # From here on nothing waits: what is remembered is in the log with the opening, before any later request's.
+        body = self._take_stock(key, split, chain, known, shared) if is_kept else self._keep_whole(content)
+        return _Recognised(place.session, upstream, model, body, traits.is_stream, place.step)
 
-    async def _place(self, recognised: _Recognised) -> Place | None:
-        asked = recognised.asked
-        if asked is None or not (asked.session.family or self._policy.infer):
-            return None
+    async def _read_chain(
+        self, form: Format, split: SplitBody, session: SessionKey, known: History | None, shared: int
+    ) -> tuple[Messages, Chain]:
+        """The messages behind what is known, and all of them as a chain.
+
+        It begins at a stored answer, where the body goes on from one, else at the upstream's root.
+        """
+        root, chain = root_of_chain(session.upstream), known.chain if known is not None else None
+        if form.previous_key:
+            for exchange in self._lineage.list_unread_of(session.tenant):
+                self._readings.hurry(exchange)  # a request may refer to any of them by an id
+            if previous := read_text(split.member(form.previous_key)):
+                root = await self._lineage.find_response(session, previous) or root
+        messages = await self._lineage.resolve(session, read_messages(form, split, chain, shared, root))
+        return messages, make_chain(messages, chain, root)
+
+    async def _place(self, asked: Asked) -> Place:
         for exchange in self._lineage.list_unread(asked):
             self._readings.hurry(exchange)
         return await self._lineage.place(asked)
+
+    def _take_stock(self, key: Key, split: SplitBody, chain: Chain, known: History | None, shared: int) -> Manifest:
+        """The manifest of a body, which leans on a remembered one only if that is still remembered."""
+        self._forget_lost()
+        if known is None or not self._histories.holds(key, known):
+            known, shared = None, 0
+        body, history = take_stock(key[0], split, chain, known, shared)
+        if history is not None:
+            self._histories.remember(key, history, known)
+        return body
+
+    def _forget_lost(self) -> None:
+        if self._lineage.forget_lost():
+            self._histories.clear()  # manifests lean on what earlier ones brought to the log
 
     def _keep_apart(self, request: ClientRequest, caller: Caller, exchange: str) -> _Recognised:
         """A body that is not understood: whole, to the first upstream, in the session that its headers name."""
         upstream = self._choose("")
         session = make_session(caller.tenant, upstream.name, self._naming.read(request.headers, None), exchange)
         return _Recognised(session, upstream, "", self._keep_whole(request.body))
-
-    def _find_root(self, form: Format, split: SplitBody, session: SessionKey) -> bytes:
-        """Where the body's chain begins: at a stored answer, where it goes on from one, else at the upstream's root."""
-        previous = read_text(split.member(form.previous_key)) if form.previous_key else ""
-        stored = self._lineage.find_response(session.tenant, previous) if previous else b""
-        return stored or root_of_chain(session.upstream)
 
     def _keep_whole(self, content: bytes) -> Manifest:
         cap = self._policy.record_cap_bytes

@@ -10,7 +10,7 @@ from proxy.engine.histories import Histories, History, Key, split_known, take_st
 from proxy.engine.lineage.chain import Chain
 from proxy.model.manifest import BlobPiece, Manifest, Slice, decode_recipe, root_of
 
-CHAIN = Chain(b"r" * 16, 0, b"", ())
+CHAIN = Chain(b"r" * 16, 0, b"", (), ())
 KEY: Key = (b"tenant", "chat_completions", "family")
 UNNAMED: Key = (b"tenant", "chat_completions", "")
 PLENTY = 10_000_000

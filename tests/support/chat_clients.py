@@ -196,7 +196,8 @@ def play_aider(session: str) -> list[Request]:
         {"role": "assistant", "content": "Ok."},
     ]
     history: list[Message] = []
-    for asked, text in ((QUESTION, "It returns six."), (FOLLOW_UP, "Changed."), (AFTER, "They pass.")):
+    for asked, said in ((QUESTION, "It returns six."), (FOLLOW_UP, "Changed."), (AFTER, "They pass.")):
+        text = f"{said} This is what I found in the repository of {session}."
         turn = {"role": "user", "content": asked}
         reminder = {"role": "system", "content": "Answer with edits only."}
         system = {"role": "system", "content": SYSTEM}

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from itertools import count
@@ -19,14 +19,18 @@ from proxy.engine.readings import Readings
 from proxy.engine.reception import Reception, Route
 from proxy.engine.relay import Relay
 from proxy.engine.tasks import TaskRunner
-from proxy.model.errors import NotFound, ProxyError, UpstreamUnreachable
+from proxy.model.errors import NotFound, ProxyError, StoreUnavailable, UpstreamUnreachable
 from proxy.model.events import Event, ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, SessionKey
 from proxy.model.lineage import StoredSession
 from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, SessionRow, Verification
 from proxy.model.manifest import Manifest, keep_whole
 from proxy.model.record import Record
+from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.chat_completions import ChatCompletions
+from proxy.wire.format import Format
+from proxy.wire.responses import Responses
+from tests.support.ancestry import Trees
 
 LIMIT = 5.0
 STREAM: Headers = ((b"content-type", b"text/event-stream"),)
@@ -65,7 +69,8 @@ class FakeArchive:
         self.health = HEALTHY
         self._is_instant, self._is_soon = is_instant, is_soon
         self.appended: list[Appended] = []
-        self.stored: list[StoredSession] = []
+        self.trees = Trees()
+        self.refuses_recall = False
         self.recalled: list[tuple[tuple[bytes, ...], tuple[str, ...], str]] = []
         self._grown, self.flushed = asyncio.Event(), asyncio.Event()
 
@@ -76,6 +81,8 @@ class FakeArchive:
         elif self._is_soon:
             asyncio.get_running_loop().call_soon(commit.set_result, True)
         self.appended.append(Appended(records, commit, is_urgent))
+        for record in records:
+            self.trees.take(record)
         self._grown.set()
         return commit
 
@@ -136,10 +143,12 @@ class FakeArchive:
 
     async def recall(self, nodes: Sequence[bytes], marks: Sequence[str], session: str) -> Sequence[StoredSession]:
         self.recalled.append((tuple(nodes), tuple(marks), session))
-        return self.stored
+        if self.refuses_recall:
+            raise StoreUnavailable("the log cannot be read")
+        return self.trees.recall(nodes, marks, session)
 
     async def has_sessions(self) -> bool:
-        return bool(self.stored)
+        return bool(self.trees.by_id)
 
     async def verify(self) -> Verification:
         return Verification(0, 0, 0, 0, ())
@@ -397,24 +406,29 @@ class Engine:
         is_soon: bool = False,
         is_fresh: bool = True,
         own_keys: tuple[bytes, ...] = (),
+        after: "Engine | None" = None,
+        tasks: TaskRunner | None = None,
     ) -> None:
+        """`after` is an engine that was ended: this one goes on with its log."""
         policy = policy or EnginePolicy(commit_wait_ms=5_000)
         self.upstream = upstream or ScriptedUpstream()
-        self.archive = FakeArchive(is_instant=is_instant, is_soon=is_soon)
+        self.archive = after.archive if after else FakeArchive(is_instant=is_instant, is_soon=is_soon)
         self.clock = FixedClock()
-        self.tasks = TaskRunner()
+        self.ids = after.ids if after else CountingIds()
+        self.tasks = TaskRunner() if tasks is None else tasks
         self.bus = EventBus(self.tasks)
         self.events: list[Event] = []
         self.bus.subscribe_all(self.events.append)
         self.gate = CommitGate(self.archive, policy.commit_wait_ms)
-        self.lineage = make_lineage(self.archive, self.clock, policy, is_fresh=is_fresh)
+        self.lineage = make_lineage(self.archive, self.clock, policy, is_fresh=is_fresh and after is None)
         self.bus.subscribe(ExchangeRecorded, self.lineage.note_outcome)
         self.bus.subscribe(ReadingFailed, self.lineage.note_unread)
         self.readings = Readings(self.archive, self.bus, self.tasks, self.lineage, policy.record_cap_bytes)
         self.relay = Relay(self.archive, self.gate, self.readings, self.bus, self.clock)
         routes = [Route(self.upstream)]
-        self.reception = Reception(policy, routes, self.lineage, self.readings, self.clock, CountingIds())
-        formats = {"chat_completions": ChatCompletions()}
+        self.reception = Reception(policy, routes, self.lineage, self.readings, self.clock, self.ids)
+        forms: tuple[Format, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
+        formats: Mapping[str, Format] = {form.name: form for form in forms}
         self.exchanges = Exchanges(policy, formats, self.reception, self.relay, self.tasks, own_keys)
 
     def begin(self, request: ClientRequest, wire: str, client: Client) -> "asyncio.Task[None]":

@@ -15,13 +15,14 @@ class Chain(msgspec.Struct, frozen=True, gc=False):
     """The nodes of a body, one for each message behind the preamble.
 
     `preamble` is the number of leading system messages, which are outside the chain, for they hold dates and folders;
-    `system` is their digest. `root` is the parent of the first node.
+    `system` is their digest. `root` is the parent of the first node. `items` are the messages as they were read.
     """
 
     root: bytes
     preamble: int
     system: bytes
     nodes: Sequence[bytes]
+    items: Sequence[Item]
 
 
 class Messages(msgspec.Struct, frozen=True, gc=False):
@@ -51,4 +52,5 @@ def make_chain(messages: Messages, known: Chain | None, root: bytes) -> Chain:
     """The chain of a body, of which `known` has the first `messages.start` nodes."""
     nodes = list(known.nodes[: messages.start]) if known is not None else []
     nodes += extend_chain(nodes[-1] if nodes else root, (item.form for item in messages.fresh))
-    return Chain(root, messages.preamble, messages.system, nodes)
+    items = [*(known.items[: messages.start] if known is not None else ()), *messages.fresh]
+    return Chain(root, messages.preamble, messages.system, nodes, items)

@@ -8,8 +8,8 @@ from proxy.model.exchange import SessionKey
 from proxy.model.lineage import Mark, NodeRow
 
 _SESSION_WEIGHT = 1000
-_NODE_WEIGHT = 250
-_MARK_WEIGHT = 250
+_NODE_WEIGHT = 600
+_MARK_WEIGHT = 500
 
 _PLAIN, _PROVEN, _ANSWER = 0, 1, 2
 
@@ -26,12 +26,13 @@ class Traits(msgspec.Struct, frozen=True, gc=False):
 class Known:
     """The nodes of a session: which of them prove that a request belongs here, and which have something behind them."""
 
-    __slots__ = ("_inner", "_levels", "depth", "key", "marks", "tips", "traits", "weight")
+    __slots__ = ("_inner", "_levels", "adopted", "depth", "key", "marks", "tips", "traits", "weight")
 
     def __init__(self, key: SessionKey) -> None:
         self.key = key
         self.marks: dict[str, Mark] = {}
         self.tips: set[bytes] = set()
+        self.adopted: set[str] = set()
         self.traits: Traits | None = None
         self.depth = 0
         self.weight = _SESSION_WEIGHT
@@ -68,10 +69,6 @@ class Known:
     def is_answer(self, node: bytes) -> bool:
         """Whether an answer that was recorded here ends at the node."""
         return self._levels.get(node) == _ANSWER
-
-    def is_proven(self, node: bytes) -> bool:
-        """Whether a recorded answer of this session stands at the node or before it."""
-        return self._levels.get(node, _PLAIN) >= _PROVEN
 
     def is_leaf(self, node: bytes) -> bool:
         """Whether nothing is known behind the node."""

@@ -1,8 +1,8 @@
 """Where a request belongs: its session, and how it goes on from what is known there (PROTOCOL §2, BEHAVIOUR B1).
 
 Rule: an id that the client sends names the session; without one a recorded answer in the request's own chain must prove
-it. Where nothing proves it the request begins a session: a conversation that is found twice does no harm, one that is
-given to another does.
+it, or one that is shown elsewhere (a client's own compaction). Where nothing proves it the request begins a session: a
+conversation that is found twice does no harm, one that is given to another does.
 """
 
 import re
@@ -17,8 +17,8 @@ from proxy.model.exchange import SessionKey
 from proxy.model.lineage import Mark, NodeRow, Relation, Step, name_mark
 from proxy.wire.identity import Item
 
-# Ids that some servers count up instead of drawing them: `name:0`, `functions.name:3`.
-_COUNTED = re.compile(r"(?:functions\.)?[\w.-]*:\d+")
+# Ids that some servers count up instead of drawing them: `name:0`, `functions.name:3`, `call_1`, `12`.
+_COUNTED = re.compile(r"[\w.-]*:\d+|(?:[A-Za-z]+[_.-]|call|tool)?\d{1,4}")
 _TELLING_CHARACTERS = 40
 _LONG_CHARACTERS = 500
 _SMALL_ANSWER = 64
@@ -28,12 +28,15 @@ _MOST_REMEMBERED = 4096
 _MOST_NAMES = 64
 
 
+Likeness = tuple[bytes, bytes, bytes]
+
+
 class Asked(msgspec.Struct, frozen=True, gc=False):
     """A request as lineage sees it. `session` is the one its id names, or its own where it has none;
     `token` is its very credential, hashed.
 
-    `nodes` has one element for each message behind the preamble; `fresh` are the messages from `start` on, which is
-    where the bytes that were seen before end. `root` is the parent of the first node.
+    `nodes` and `items` have one element for each message behind the preamble; at `start` the bytes end that were seen
+    before. `root` is the parent of the first node.
     """
 
     exchange: str
@@ -42,21 +45,30 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     traits: Traits
     root: bytes
     nodes: Sequence[bytes]
-    fresh: Sequence[Item]
+    items: Sequence[Item]
     start: int = 0
     most_output: int = 0
 
     @property
     def tip(self) -> bytes:
         """The last node; the root where there is none."""
-        return self.nodes[-1] if self.nodes else self.root
+        return self.node_at(len(self.nodes))
+
+    @property
+    def likeness(self) -> Likeness:
+        """What a request and its retry have in common; equal first messages under other orders are other calls."""
+        return self.session.tenant, self.tip, self.traits.system
+
+    def node_at(self, depth: int) -> bytes:
+        """The node of the message at this depth, counted from 1; the root at 0."""
+        return self.nodes[depth - 1] if depth else self.root
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):
     """What was decided. `source`: the session of another credential that this one goes on from, and the node."""
 
     session: SessionKey
-    step: Step
+    step: Step | None
     source: tuple[str, bytes] | None = None
 
 
@@ -65,27 +77,37 @@ class Placing:
 
     def __init__(self, forest: Forest) -> None:
         self._forest = forest
-        self._unanswered: OrderedDict[bytes, Known] = OrderedDict()
+        self._unanswered: OrderedDict[Likeness, str] = OrderedDict()
         self._recalled: OrderedDict[bytes, None] = OrderedDict()
+        self._losses = 0
 
     def lacks(self, asked: Asked) -> bool:
-        """Whether the request holds an assistant's message that nothing in memory accounts for."""
+        """Whether memory does not have the session that is named, or a message of an assistant is from nowhere."""
         if self._forest.is_complete:
             return False
         known = self._forest.get(asked.session.id) if asked.session.family else self._prove(asked)[0]
-        base = known.measure(asked.nodes) if known is not None else 0
-        return base < asked.start or any(node not in self._recalled for node in _list_foreign(asked, base))
+        if known is None and asked.session.family:
+            return True
+        foreign = _find_foreign(asked, known.measure(asked.nodes) if known is not None else 0)
+        return bool(foreign) and (foreign not in self._recalled or self._losses != self._forest.losses)
+
+    def is_unproven(self, asked: Asked) -> bool:
+        """Whether the request shows answers, none of which is known to be one in its own chain."""
+        return not asked.session.family and bool(_find_foreign(asked, 0)) and self._prove(asked)[0] is None
 
     def note_recalled(self, asked: Asked) -> None:
         """The log has been asked, and has said all it knows."""
-        for node in _list_foreign(asked, 0):
-            self._recalled[node] = None
-        while len(self._recalled) > _MOST_REMEMBERED:
+        if self._losses != self._forest.losses:  # what was recalled before may have been dropped since
+            self._losses = self._forest.losses
+            self._recalled.clear()
+        if foreign := _find_foreign(asked, 0):
+            self._recalled[foreign] = None
+        if len(self._recalled) > _MOST_REMEMBERED:
             self._recalled.popitem(last=False)
 
-    def place(self, asked: Asked) -> Place:
-        """Decide, and remember what was decided."""
-        known, source = self._find(asked)
+    def place(self, asked: Asked, *, is_certain: bool = True) -> Place:
+        """Decide, and remember what was decided. Not `is_certain`: the log may know of another session to choose."""
+        known, source = self._find(asked, is_certain=is_certain)
         base = known.measure(asked.nodes)
         step = Step(
             exchange=asked.exchange,
@@ -100,61 +122,51 @@ class Placing:
         self._remember(asked, known, step)
         return Place(known.key, step, source)
 
-    def note_unanswered(self, known: Known, tip: bytes) -> None:
+    def note_unanswered(self, known: Known, likeness: Likeness) -> None:
         """A first request came to nothing: the next one like it is a retry, not another conversation."""
-        if known.key.family or known.tips != {tip} or not known.is_leaf(tip):
+        if known.key.family or known.tips != {likeness[1]}:
             return
-        self._unanswered[tip] = known
+        self._unanswered[likeness] = known.key.id
         if len(self._unanswered) > _MOST_REMEMBERED:
             self._unanswered.popitem(last=False)
 
-    def _find(self, asked: Asked) -> tuple[Known, tuple[str, bytes] | None]:
+    def _find(self, asked: Asked, *, is_certain: bool) -> tuple[Known, tuple[str, bytes] | None]:
         proven, source = self._prove(asked)
-        if asked.session.family:
-            known = self._forest.open(asked.session)
-            return known, None if known.measure(asked.nodes) else source
-        found = proven or self._join(asked) or self._recognise(asked)
-        if found is not None:
-            return self._forest.open(found.key), None
-        return self._forest.open(asked.session), source
+        if asked.session.family or not is_certain:
+            return self._forest.open(asked.session), source
+        found = proven or self._join(asked)
+        if found is None and (found := self._recognise(asked)):
+            source = None
+        return self._forest.open(asked.session if found is None else found.key), source
 
     def _prove(self, asked: Asked) -> tuple[Known | None, tuple[str, bytes] | None]:
         """The caller's session whose recorded answer is deepest in the chain; or another's, where there is none."""
         source = None
-        for count in range(len(asked.nodes), 0, -1):
-            node = asked.nodes[count - 1]
-            namesakes = self._forest.find_by_node(node)
-            own = [known for known in namesakes if known.key.tenant == asked.session.tenant]
-            if own:
-                return next((known for known in reversed(own) if known.is_leaf(node)), own[-1]), None
-            if namesakes and source is None and count >= _ADOPTABLE_NODES:
-                source = (namesakes[-1].key.id, node)
+        for depth in range(len(asked.nodes), -1, -1):
+            node = asked.node_at(depth)
+            if own := self._forest.find_own(asked.session.tenant, node):
+                return _choose(own, node), None
+            if source is None and depth >= _ADOPTABLE_NODES and (others := self._forest.find_any(node)):
+                source = (others[-1].key.id, node)
         return None, source
 
     def _join(self, asked: Asked) -> Known | None:
-        known = self._unanswered.pop(asked.tip, None)
-        if known is None or known.key.tenant != asked.session.tenant:
-            return None
-        return known
+        known = self._forest.get(self._unanswered.pop(asked.likeness, ""))
+        return known if known is not None and known.tips == {asked.tip} else None
 
     def _recognise(self, asked: Asked) -> Known | None:
         """The one session that made the calls or gave the answers which this request shows elsewhere in its chain."""
-        votes: dict[str, int] = {}
-        for item in asked.fresh:
+        found: dict[str, Known] = {}
+        for item in asked.items:
             for name in _name_item(item):
-                bearers = [
-                    known
-                    for known in self._forest.find_by_mark(name)
-                    if known.key.tenant == asked.session.tenant
-                    and known.key.upstream == asked.session.upstream
-                    and known.marks[name].form == item.form
-                ]
-                if len(bearers) == 1:
-                    votes[bearers[0].key.id] = votes.get(bearers[0].key.id, 0) + 1
-        return self._forest.get(max(votes, key=lambda session: votes[session])) if len(votes) == 1 else None
+                bearers = self._forest.find_by_mark(asked.session.tenant, asked.session.upstream, name)
+                alike = [known for known in bearers if known.marks[name].form == item.form]
+                if len(alike) == 1 and alike[0].is_answer(alike[0].marks[name].node):
+                    found[alike[0].key.id] = alike[0]
+        return next(iter(found.values())) if len(found) == 1 else None
 
     def _remember(self, asked: Asked, known: Known, step: Step) -> None:
-        self._forest.add(known, step.nodes, step.marks)
+        self._forest.add(known.key.id, step.nodes, step.marks)
         known.tips.add(step.tip)
         if not step.is_side:
             known.traits = asked.traits
@@ -163,19 +175,27 @@ class Placing:
 
 def name_unknown(asked: Asked) -> list[str]:
     """The names by which the log may know what a request shows."""
-    return [name for item in asked.fresh for name in _name_item(item)][-_MOST_NAMES:]
+    return [name for item in asked.items for name in _name_item(item)][-_MOST_NAMES:]
 
 
 def name_answer(item: Item, own_id: str) -> list[str]:
     """The names by which a message of an answer may be known again; `own_id` is what the upstream stores it under."""
-    return [*_name_item(item), *([name_mark(f"item:{own_id}")] if own_id and item.form else [])]
+    return [*_name_item(item), *([name_mark(f"item:{own_id}")] if own_id else [])]
 
 
-def _list_foreign(asked: Asked, base: int) -> list[bytes]:
-    """The nodes of assistant messages behind the first `base`, as far as they are fresh."""
-    first = max(0, base - asked.start)
-    pairs = zip(asked.fresh[first:], asked.nodes[asked.start + first :], strict=True)
-    return [node for item, node in pairs if item.role == "assistant" and item.form]
+def _choose(namesakes: Sequence[Known], node: bytes) -> Known:
+    """Of sessions that have come to the node: one without a name, with nothing behind it yet, and the newest."""
+    unnamed = [known for known in namesakes if not known.key.family] or namesakes
+    return next((known for known in reversed(unnamed) if known.is_leaf(node)), unnamed[-1])
+
+
+def _find_foreign(asked: Asked, base: int) -> bytes:
+    """The deepest node of an assistant's message behind the first `base`; it stands for all before it. Else empty."""
+    for depth in range(len(asked.nodes), base, -1):
+        item = asked.items[depth - 1]
+        if item.role == "assistant" and item.form:
+            return asked.node_at(depth)
+    return b""
 
 
 def _name_item(item: Item) -> list[str]:
@@ -189,7 +209,7 @@ def _name_item(item: Item) -> list[str]:
 
 def _list_new(asked: Asked, known: Known, base: int) -> list[NodeRow]:
     rows = []
-    parent = asked.nodes[base - 1] if base else asked.root
+    parent = asked.node_at(base)
     for node in asked.nodes[base:]:
         if node != parent:  # a message without a form adds none
             rows.append(NodeRow(node, parent, False))
@@ -200,26 +220,24 @@ def _list_new(asked: Asked, known: Known, base: int) -> list[NodeRow]:
 def _list_marks(asked: Asked, base: int) -> list[Mark]:
     """Calls that a client shows and that were not recorded as answers: the client brought them along."""
     marks = []
-    for offset, item in enumerate(asked.fresh):
-        at = asked.start + offset
-        if at >= base:
-            marks += [Mark(name, asked.nodes[at], item.form) for name in _name_item(item) if name[0] == "c"]
+    for node, item in zip(asked.nodes[base:], asked.items[base:], strict=True):
+        marks += [Mark(name, node, item.form) for name in _name_item(item) if name.startswith("call:")]
     return marks
 
 
 def _relate(asked: Asked, known: Known, base: int) -> Relation:
     if not known.tips:
         return "root"
-    if base == 0:
+    if base == 0 and not known.has(asked.root):
         return "compaction" if _is_compacted(asked, known) else "root"
-    if base == len(asked.nodes):
-        return "retry" if asked.tip in known.tips else "branch"
-    return "append" if known.is_leaf(asked.nodes[base - 1]) else "branch"
+    if base == len(asked.nodes) and asked.tip in known.tips:
+        return "retry"
+    return "append" if known.is_leaf(asked.node_at(base)) else "branch"
 
 
 def _is_compacted(asked: Asked, known: Known) -> bool:
     is_shorter = 0 < len(asked.nodes) < known.depth
-    return is_shorter and not _is_side(asked, known, 0) and any(i.weight >= _LONG_CHARACTERS for i in asked.fresh)
+    return is_shorter and not _is_side(asked, known, 0) and any(i.weight >= _LONG_CHARACTERS for i in asked.items)
 
 
 def _is_side(asked: Asked, known: Known, base: int) -> bool:

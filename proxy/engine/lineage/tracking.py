@@ -1,11 +1,11 @@
 """Lineage as the engine uses it: requests are placed, answers become nodes, the log is asked for what memory lacks.
 
-Rule: on the event loop, and waits for nothing but the log, and for that only where a request shows an answer that
-memory does not know. What is derived here may be missing; it never fails a call.
+Rule: on the event loop, and waits for nothing but the log, and for that only where a request shows an answer, or names
+a conversation or a stored item, that memory does not know. What is derived here may be missing; it never fails a call.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -13,11 +13,12 @@ from msgspec.structs import replace
 from proxy.engine.lineage.chain import Messages
 from proxy.engine.lineage.forest import Forest
 from proxy.engine.lineage.known import Known
-from proxy.engine.lineage.placing import Asked, Place, Placing, name_answer, name_unknown
+from proxy.engine.lineage.placing import Asked, Likeness, Place, Placing, name_answer, name_unknown
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.ports import Archive, Clock
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import ExchangeRecorded, ReadingFailed
+from proxy.model.exchange import SessionKey
 from proxy.model.lineage import Adoption, Mark, NodeRow, Reply, extend_chain, name_mark
 from proxy.wire.evidence import read_text
 from proxy.wire.format import Format
@@ -33,6 +34,7 @@ class _Open(msgspec.Struct, gc=False):
     known: Known
     tip: bytes
     token: bytes
+    likeness: Likeness
     source: tuple[str, bytes] | None
 
 
@@ -60,35 +62,46 @@ class Lineage:
         self._forest.clear()
         return True
 
-    def find_response(self, tenant: bytes, response: str) -> bytes:
-        """The node of a stored Responses answer of this tenant, which a request goes on from; else empty."""
-        mark = self._find_mark(tenant, name_mark(f"response:{response}"))
-        return mark.node if mark is not None else b""
+    async def find_response(self, session: SessionKey, response: str) -> bytes:
+        """The node of a stored Responses answer of this tenant and upstream, which a request goes on from; or empty."""
+        name = name_mark(f"response:{response}")
+        await self._learn(session, [name])
+        nodes = {mark.node for mark in self._list_marks(session, name)}
+        return nodes.pop() if len(nodes) == 1 else b""
 
-    def resolve(self, tenant: bytes, messages: Messages) -> Messages:
+    async def resolve(self, session: SessionKey, messages: Messages) -> Messages:
         """References to items that are stored, in place of which their forms count."""
-        if not any(item.reference for item in messages.fresh):
+        names = [name_mark(f"item:{item.reference}") for item in messages.fresh if item.reference]
+        if not names:
             return messages
-        return replace(messages, fresh=[self._resolve(tenant, item) for item in messages.fresh])
+        await self._learn(session, names)
+        return replace(messages, fresh=[self._resolve(session, item) for item in messages.fresh])
 
-    def list_unread(self, asked: Asked) -> Sequence[str]:
+    def list_unread(self, asked: Asked) -> Iterator[str]:
         """The exchanges whose answers this request may show, and which have not been read yet.
 
-        Not those of its own tip: it shows nothing behind that.
+        Not those of its own tip, behind which it shows nothing. To be read one by one as they come: where those in its
+        own chain prove nothing, it may show any of the tenant's.
         """
         if not self._unread:
-            return ()
-        nodes = asked.nodes[max(0, asked.start - 1) : -1]
-        return [exchange for node in nodes for exchange in self._unread.get(node, ())]
+            return
+        nodes = [asked.node_at(depth) for depth in range(max(0, asked.start - 1), len(asked.nodes))]
+        yield from [exchange for node in dict.fromkeys(nodes) for exchange in self._unread.get(node, ())]
+        if self._placing.is_unproven(asked):
+            yield from self.list_unread_of(asked.session.tenant)
+
+    def list_unread_of(self, tenant: bytes) -> Sequence[str]:
+        """All exchanges of a tenant whose answers wait to be read."""
+        waiting = [exchange for exchanges in self._unread.values() for exchange in exchanges]
+        return [exchange for exchange in waiting if self._open[exchange].known.key.tenant == tenant]
 
     async def place(self, asked: Asked) -> Place:
         """Decide where a request belongs, and keep it in mind until its answer has been read."""
-        if self._placing.lacks(asked):
-            await self._recall(asked)
-        place = self._placing.place(asked)
-        known = self._forest.get(place.session.id)
-        assert known is not None, "it has just been placed there"
-        self._open[asked.exchange] = _Open(known, place.step.tip, asked.token, place.source)
+        is_certain = not self._placing.lacks(asked) or await self._recall(asked)
+        place = self._placing.place(asked, is_certain=is_certain)
+        known = self._forest.open(place.session)
+        self._forest.shrink()
+        self._open[asked.exchange] = _Open(known, place.step.tip, asked.token, asked.likeness, place.source)
         return place
 
     def note_outcome(self, event: ExchangeRecorded) -> None:
@@ -99,7 +112,7 @@ class Lineage:
         if event.status in _SUCCESS:
             self._accept(place)
         if event.completeness != "complete" or event.status not in _SUCCESS:
-            self._placing.note_unanswered(place.known, place.tip)
+            self._placing.note_unanswered(place.known, place.likeness)
         if event.is_readable:
             self._unread.setdefault(place.tip, []).append(event.exchange)
         else:
@@ -122,8 +135,9 @@ class Lineage:
                 marks += [Mark(name, node, item.form) for name in name_answer(item, ids[i] if i < len(ids) else "")]
             if response and chain:
                 marks.append(Mark(name_mark(f"response:{response}"), chain[-1], items[-1].form))
-        self._forest.add(place.known, nodes, marks)
-        return Reply(exchange, k, tuple(nodes), tuple(marks))
+        self._forest.add(place.known.key.id, nodes, marks)
+        self._forest.shrink()
+        return Reply(exchange, k, tuple(dict.fromkeys(nodes)), tuple(dict.fromkeys(marks)))
 
     def note_unread(self, event: ReadingFailed) -> None:
         """An answer could not be read."""
@@ -143,28 +157,42 @@ class Lineage:
     def _accept(self, place: _Open) -> None:
         """The upstream has accepted the credential: what it goes on from, if that is another's, is its own now."""
         self.tenants.prove(place.token)
-        if place.source is not None:
+        if place.source is not None and place.source[0] not in place.known.adopted:
             session, node = place.source
+            place.known.adopted.add(session)
             self._archive.append(Adoption(place.known.key.id, session, node, self._clock.now_ms()), is_urgent=False)
 
-    def _find_mark(self, tenant: bytes, name: str) -> Mark | None:
-        """The mark of this name, if only one session of the tenant has it."""
-        found = [known.marks[name] for known in self._forest.find_by_mark(name) if known.key.tenant == tenant]
-        return found[0] if len(found) == 1 else None
+    def _list_marks(self, session: SessionKey, name: str) -> list[Mark]:
+        """The marks of this name that the session's tenant has at its upstream."""
+        return [known.marks[name] for known in self._forest.find_by_mark(session.tenant, session.upstream, name)]
 
-    def _resolve(self, tenant: bytes, item: Item) -> Item:
-        mark = self._find_mark(tenant, name_mark(f"item:{item.reference}")) if item.reference else None
-        return item if mark is None else replace(item, form=mark.form)
+    def _resolve(self, session: SessionKey, item: Item) -> Item:
+        marks = self._list_marks(session, name_mark(f"item:{item.reference}")) if item.reference else ()
+        forms = {mark.form for mark in marks}
+        return replace(item, form=forms.pop()) if len(forms) == 1 else item
 
-    async def _recall(self, asked: Asked) -> None:
+    async def _learn(self, session: SessionKey, names: Sequence[str]) -> None:
+        """Have the sessions in memory that bear these marks."""
+        unknown = [name for name in names if not self._list_marks(session, name)]
+        if unknown and not self._forest.is_complete:
+            await self._ask((), unknown, session.id)
+
+    async def _recall(self, asked: Asked) -> bool:
+        is_answered = await self._ask(asked.nodes, name_unknown(asked), asked.session.id)
+        if is_answered:
+            self._placing.note_recalled(asked)
+        return is_answered
+
+    async def _ask(self, nodes: Sequence[bytes], names: Sequence[str], session: str) -> bool:
+        """Whether the log has answered."""
         try:
             async with asyncio.timeout(_RECALL_SECONDS):
-                found = await self._archive.recall(asked.nodes, name_unknown(asked), asked.session.id)
+                found = await self._archive.recall(nodes, names, session)
         except (StoreUnavailable, TimeoutError):
-            return  # a conversation that is found twice does no harm
+            return False  # a conversation that is found twice does no harm
         for stored in found:
             self._forest.absorb(stored)
-        self._placing.note_recalled(asked)
+        return True
 
 
 def _list_answer(place: _Open, chain: Sequence[bytes]) -> list[NodeRow]:

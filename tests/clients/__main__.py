@@ -51,10 +51,8 @@ def _try(client: Client, *, keep: bool) -> tuple[str, list[str]]:
     """How a journey ended, and why."""
     try:
         programs = prepare(client)
-    except Missing as missing:
-        return "skipped", [str(missing)]
-    except Broken as broken:
-        return "FAILED", [str(broken)]
+    except (Missing, Broken) as why:
+        return "skipped", [str(why)]
     root = Path(tempfile.mkdtemp(prefix=f"journey-{client.name}-"))
     try:
         faults = run_journey(client, programs, root)

@@ -28,7 +28,7 @@ class Missing(Exception):
 
 
 class Broken(Exception):
-    """An environment that could not be made."""
+    """An environment that could not be made here; the journey is skipped, and says why."""
 
 
 def prepare(client: Client) -> list[Path]:

@@ -13,6 +13,7 @@ _CALL_HEADINGS = ("CALL", "RELATION", "TIME", "STATUS", "INPUT", "OUTPUT", "SECO
 _ID_DIGITS = 12
 _WIDTH = 80
 _MODEL_WIDTH = 14
+_FAMILY_WIDTH = 56
 _OPEN = "open, or cut by a crash"
 _NO_USAGE = Usage()
 
@@ -37,12 +38,12 @@ def tell_session(overview: Overview) -> str:
         f"session   {row.id}",
         f"name      {row.family or '- (its client sends none)'}",
         f"model     {row.model or '-'}, upstream {row.upstream}",
-        f"calls     {row.exchanges}, in {_count(row.branches, 'branch', 'branches')}, {row.side} of them side calls",
+        f"calls     {row.exchanges}, {_count(row.branches, 'branch', 'branches')}, {_count(row.side, 'side call')}",
         f"time      {write_time(row.created_ms)} to {write_time(row.last_ms)}",
         f"tokens    input {row.input_tokens}, output {row.output_tokens}",
         *([f"parent    {row.parent}"] if row.parent else []),
         *([f"goes on   from session {row.adopted}, under another credential"] if row.adopted else []),
-        *[f"child     {child.id}  {cut(child.family, 48)}".rstrip() for child in overview.children],
+        *[f"child     {child.id}  {cut(child.family, _FAMILY_WIDTH - 10)}".rstrip() for child in overview.children],
     ]
     return make_plain("\n".join(lines)) + f"\n\n{_list_calls(overview)}\n"
 
@@ -72,14 +73,14 @@ def _place_session(row: SessionRow, level: int) -> tuple[object, ...]:
 
 
 def _name_session(row: SessionRow, level: int) -> str:
-    names = [f"{row.model or 'no model'} at {row.upstream}"]
+    names = []
     if row.parent and not level:
         names.append(f"child of {row.parent[:_ID_DIGITS]}")
     if row.adopted:
         names.append(f"goes on from {row.adopted[:_ID_DIGITS]}")
     if row.family:
-        names.append(row.family)
-    return "; ".join(names)
+        names.append(cut(row.family, _FAMILY_WIDTH))
+    return "; ".join([*names, f"{row.model or 'no model'} at {row.upstream}"])
 
 
 def _list_calls(overview: Overview) -> str:

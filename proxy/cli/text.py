@@ -43,4 +43,4 @@ def _flatten(text: str) -> str:
 
 
 def _pad(cell: str, width: int) -> str:
-    return cell.rjust(width) if cell.isdigit() else cell.ljust(width)
+    return cell.rjust(width) if cell.replace(".", "", 1).isdigit() else cell.ljust(width)

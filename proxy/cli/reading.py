@@ -10,7 +10,7 @@ from proxy.cli.options import ConfigOption, DataOption, JsonOption, SessionArgum
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.documents import describe_overview, describe_sessions, list_calls, write_json
 from proxy.engine.reports.exports import describe_whole
-from proxy.engine.reports.finding import Part, find_session, list_matching, load_part, pick_exchange
+from proxy.engine.reports.finding import Part, find_exchanges, list_matching, load_part, pick_exchange
 from proxy.engine.reports.overview import load_overview
 
 
@@ -53,7 +53,8 @@ def show(  # noqa: PLR0913 - each parameter is an option of the command line
     async def ask(log: LogReader) -> bytes:
         if n is None:
             return await _render_session(log, session, as_json=as_json)
-        row = pick_exchange(await log.list_exchanges(await find_session(log, session)), n)
+        _, rows = await find_exchanges(log, session)
+        row = pick_exchange(rows, n)
         if raw is not None:
             return await load_part(log, row, raw)
         return write_json(await describe_whole(log, row)) if as_json else tell_exchange(row).encode()

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.documents import describe_overview, describe_sessions, list_calls, write_json
 from proxy.engine.reports.exports import FORMS, Form, describe_whole, open_export
-from proxy.engine.reports.finding import Part, find_session, list_matching, load_part, pick_exchange
+from proxy.engine.reports.finding import Part, find_exchanges, list_matching, load_part, pick_exchange
 from proxy.engine.reports.overview import load_overview
 from proxy.model.errors import BadRequest, ProxyError
 from proxy.model.log import ExchangeRow
@@ -127,7 +127,8 @@ class ManagementApi:
         return pick_exchange(await self._list_rows(request), n)
 
     async def _list_rows(self, request: Request) -> Sequence[ExchangeRow]:
-        return await self._log.list_exchanges(await find_session(self._log, request.path_params["id"]))
+        _, rows = await find_exchanges(self._log, request.path_params["id"])
+        return rows
 
 
 def _respond_json(body: bytes, status: int = 200, more: dict[str, str] | None = None) -> Response:

@@ -3,7 +3,6 @@
 import base64
 import json
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import Any, NoReturn
 
 import msgspec
@@ -27,13 +26,13 @@ def write_json(document: object) -> bytes:
 
 def describe_sessions(rows: Iterable[SessionRow]) -> list[Document]:
     """Sessions as in a listing."""
-    return [asdict(row) for row in rows]
+    return [_describe_session(row) for row in rows]
 
 
 def describe_overview(overview: Overview) -> Document:
     """A session with its tree and the sessions that it started."""
     return {
-        "session": asdict(overview.session),
+        "session": _describe_session(overview.session),
         "branches": [_describe_fork(fork) for fork in overview.forks],
         "children": describe_sessions(overview.children),
     }
@@ -88,6 +87,10 @@ def _is_lenient_json(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def _describe_session(row: SessionRow) -> Document:
+    return {name: getattr(row, name) for name in SessionRow.__slots__}
 
 
 def _describe_fork(fork: Fork) -> Document:

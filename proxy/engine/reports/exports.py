@@ -11,7 +11,7 @@ import msgspec
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.conversation import load_conversation, pick_end
 from proxy.engine.reports.documents import Document, describe_body, describe_exchange, describe_missing, write_json
-from proxy.engine.reports.finding import find_session, pick_branch
+from proxy.engine.reports.finding import find_exchanges, pick_branch
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow
 
@@ -29,9 +29,8 @@ class Export(NamedTuple):
 
 async def open_export(log: LogReader, prefix: str, form: Form, tip: str = "") -> Export:
     """The session whose id begins so, all of it or the branch whose tip begins so. Raises NotFound."""
-    session = await find_session(log, prefix)
+    session, rows = await find_exchanges(log, prefix)
     branch = pick_branch(await log.list_branches(session), tip) if tip else None
-    rows = await log.list_exchanges(session)
     names = {name for _, name in branch.exchanges} if branch is not None else {row.id for row in rows}
     chosen = [row for row in rows if row.id in names]
     if form == "openai":

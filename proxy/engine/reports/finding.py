@@ -4,6 +4,7 @@ Rule: how an id begins is enough where only one begins so; an error says what is
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Literal
 
 from proxy.engine.ports import LogReader
@@ -28,9 +29,16 @@ async def list_matching(log: LogReader, limit: int, family: str = "", parent: st
     return [row for row in rows if row.family.startswith(family) and row.parent.startswith(parent)][:limit]
 
 
-async def find_session(log: LogReader, prefix: str) -> str:
-    """The id of the one session whose id begins so. Raises NotFound, naming candidates."""
-    return pick_session(await log.list_sessions(EVERY), prefix).id
+async def find_exchanges(log: LogReader, prefix: str) -> tuple[str, Sequence[ExchangeRow]]:
+    """The id of the one session whose id begins so, and its exchanges. Raises NotFound, naming candidates.
+
+    A whole id, which is what programs have, takes no look at the other sessions.
+    """
+    if prefix.isascii() and prefix.isalnum() and len(prefix) <= _LONGEST:
+        with suppress(NotFound):
+            return prefix, await log.list_exchanges(prefix)
+    session = pick_session(await log.list_sessions(EVERY), prefix).id
+    return session, await log.list_exchanges(session)
 
 
 def pick_session(rows: Sequence[SessionRow], prefix: str) -> SessionRow:

@@ -1,17 +1,19 @@
 """Finding sessions, exchanges and branches by what somebody calls them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from proxy.engine.reports.finding import (
-    find_session,
+    find_exchanges,
     list_matching,
     load_part,
     pick_branch,
     pick_exchange,
 )
 from proxy.model.errors import NotFound
+from proxy.model.log import SessionRow
 from tests.support.fake_log import BRANCHES, EXCHANGE, REQUEST, ROUND, SESSION, TREE, FakeLog, branch, tip_of
 
 
@@ -19,41 +21,56 @@ def log_of(*ids: str) -> FakeLog:
     return FakeLog(sessions=[replace(SESSION, id=id_) for id_ in ids])
 
 
+async def find_id(log: FakeLog, prefix: str) -> str:
+    return (await find_exchanges(log, prefix))[0]
+
+
 async def test_a_unique_beginning_is_enough() -> None:
-    assert await find_session(log_of("abc", "abd", "x"), "x") == "x"
-    assert await find_session(log_of("abc", "abd"), "abc") == "abc"
+    assert await find_id(log_of("abc", "abd", "x"), "x") == "x"
+    assert await find_id(log_of("abc", "abd"), "abc") == "abc"
 
 
 async def test_a_whole_id_wins_over_longer_ones() -> None:
-    assert await find_session(log_of("abcd", "abc"), "abc") == "abc"
+    assert await find_id(log_of("abcd", "abc"), "abc") == "abc"
+
+
+async def test_a_whole_id_takes_no_look_at_other_sessions() -> None:
+    class Narrow(FakeLog):
+        """A log whose sessions cannot be listed."""
+
+        async def list_sessions(self, limit: int = 100) -> Sequence[SessionRow]:
+            raise AssertionError("nobody asked for a list")
+
+    name, rows = await find_exchanges(Narrow(), "abc1")
+    assert (name, [row.id for row in rows]) == ("abc1", ["x1"])
 
 
 async def test_several_candidates_are_named() -> None:
     with pytest.raises(NotFound, match=r"2 sessions begin with 'ab' \(abc, abd\)"):
-        await find_session(log_of("abc", "abd"), "ab")
+        await find_id(log_of("abc", "abd"), "ab")
     with pytest.raises(NotFound, match=r"a1, a2, a3, a4, a5, …"):
-        await find_session(log_of("a1", "a2", "a3", "a4", "a5", "a6"), "a")
+        await find_id(log_of("a1", "a2", "a3", "a4", "a5", "a6"), "a")
 
 
-@pytest.mark.parametrize("asked", ["x", "", "ab", "..", "\0", "é"])
+@pytest.mark.parametrize("asked", ["x", "", "ab", "..", "\0", "é", "\udcff", "x" * 10_000])
 async def test_no_candidate_says_where_to_look(asked: str) -> None:
     with pytest.raises(NotFound, match=r"no session .* `palimpsest sessions` or GET /-/api/sessions"):
-        await find_session(log_of("cbc"), asked)
+        await find_id(log_of("cbc"), asked)
 
 
 async def test_what_is_near_is_named() -> None:
     with pytest.raises(NotFound, match=r"no session begins with '5f3b9'; near it: 5f3a, 5f3c$"):
-        await find_session(log_of("5f3a", "abc", "5f3c", "5f4a"), "5f3b9")
+        await find_id(log_of("5f3a", "abc", "5f3c", "5f4a"), "5f3b9")
 
 
 async def test_a_family_leads_to_its_session() -> None:
     with pytest.raises(NotFound, match=r"near it: abc1$"):
-        await find_session(FakeLog(), "agent-7")
+        await find_id(FakeLog(), "agent-7")
 
 
 async def test_an_endless_name_is_not_repeated_in_full() -> None:
     with pytest.raises(NotFound) as caught:
-        await find_session(log_of("x" * 20), "x" * 10_000)
+        await find_id(log_of("x" * 20), "x" * 10_000)
     assert len(str(caught.value)) < 200
 
 

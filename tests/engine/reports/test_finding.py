@@ -89,7 +89,8 @@ def test_an_exchange_that_is_not_there_is_not_made_up() -> None:
 
 
 def test_a_branch_is_found_by_how_its_tip_begins() -> None:
-    assert pick_branch(BRANCHES, b"five".hex()[:3].upper()).depth == 5
+    assert pick_branch(BRANCHES, b"five".hex()[:3]).depth == 5
+    assert pick_branch([branch("jk", 7, (1,))], "6A6B").depth == 7
     assert pick_branch(BRANCHES, tip_of("seven").hex()).is_side
 
 

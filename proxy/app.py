@@ -29,6 +29,7 @@ from proxy.model.errors import ProxyError
 from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.server.health import Health
 from proxy.server.inspector import Inspector
+from proxy.server.management import ManagementApi
 from proxy.server.metrics import Metrics
 from proxy.server.policy import ServerPolicy
 from proxy.server.protocol import GuardedProtocol
@@ -123,7 +124,8 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     health = Health(lambda: engine.relay.problem, metrics, refuses=settings.store.on_failure == "refuse")
     inspector = Inspector(_list_facts(settings))
     has_own_key = any(upstream.api_key for upstream in settings.upstream_policies())
-    return build_routes(Endpoints(engine.exchanges, health, inspector), policy, has_own_key=has_own_key), health
+    endpoints = Endpoints(engine.exchanges, health, inspector, ManagementApi(engine.archive))
+    return build_routes(endpoints, policy, has_own_key=has_own_key), health
 
 
 def _configure(app: ASGIApp, policy: ServerPolicy) -> uvicorn.Config:

@@ -108,6 +108,7 @@ class Exchanges:
     def _take_off(
         self, request: ClientRequest, received: Received, entry: Entry, form: Format | None, client: Client
     ) -> Flight:
+        client.label(_list_labels(received.opening))
         return Flight(
             received.opening.exchange,
             entry,
@@ -135,6 +136,16 @@ class TapedBody:
         else:
             self._entry.append()
         return content
+
+
+def _list_labels(opening: Opening) -> Headers:
+    """The fields by which a client finds its call in the log."""
+    if opening.mode == "bypass":
+        return ()
+    return (
+        (b"x-palimpsest-session", opening.session.id.encode()),
+        (b"x-palimpsest-exchange", opening.exchange.encode()),
+    )
 
 
 def _list_records(received: Received, opening: Opening) -> tuple[Opening, *tuple[Record, ...]]:

@@ -88,6 +88,10 @@ class Upstream(Protocol):
 class Client(Protocol):
     """Whoever asked. Every method may be called after the client has left; it then does nothing."""
 
+    def label(self, fields: Headers) -> None:
+        """What the head of the answer bears besides its own fields, our own errors included."""
+        ...
+
     def start(self, status: int, headers: Headers) -> None:
         """The answer's head."""
         ...

@@ -178,7 +178,7 @@ class Relay:
             flight.client.abort()
             return
         await self._gate.wait(recorded)
-        flight.client.start(status, forward_response(headers))
+        _start(flight, response)
         flight.client.write(held, is_last=is_ended)
         if not is_ended:
             await self._pass_rest(flight, response)
@@ -195,7 +195,7 @@ class Relay:
         if commit is not None and not commit.done():
             self._archive.flush()
             await self._gate.wait(commit)
-        client.start(response.status, forward_response(response.headers))
+        _start(flight, response)
         passage = Passage(flight, _find_ender(flight, response), self._clock)
         while not response.is_received:
             await response.pump(passage.take)
@@ -266,6 +266,11 @@ class Relay:
                 is_readable=flight.format is not None and outcome.size > 0,
             )
         )
+
+
+def _start(flight: Flight, response: UpstreamResponse) -> None:
+    """The answer's head, if it has not been sent."""
+    flight.client.start(response.status, forward_response(response.headers))
 
 
 def _find_ender(flight: Flight, response: UpstreamResponse) -> EndFinder | None:

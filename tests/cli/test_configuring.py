@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from proxy.config.example import render_example
-from tests.cli.fake_log import FakeLog, call
+from tests.cli.calling import call
+from tests.support.fake_log import FakeLog
 
 
 def test_right_settings_are_said_to_be_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -239,6 +239,7 @@ class RecordingClient:
     def __init__(self) -> None:
         self.status = 0
         self.headers: Headers = ()
+        self.labels: Headers = ()
         self.writes: list[bytes] = []
         self.error: ProxyError | None = None
         self.is_whole = self.is_aborted = False
@@ -260,6 +261,9 @@ class RecordingClient:
                 self._changed.clear()
                 await self._changed.wait()
         return self.body
+
+    def label(self, fields: Headers) -> None:
+        self.labels = fields
 
     def start(self, status: int, headers: Headers) -> None:
         if not self.started.is_set() and not self.ended.is_set():

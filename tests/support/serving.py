@@ -26,6 +26,7 @@ from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import Opening, Outcome
 from proxy.server.health import Health
 from proxy.server.inspector import Inspector
+from proxy.server.management import ManagementApi
 from proxy.server.metrics import Metrics
 from proxy.server.policy import ServerPolicy
 from proxy.server.protocol import GuardedProtocol
@@ -94,10 +95,10 @@ class Plan:
 
 
 @contextlib.asynccontextmanager
-async def serving(plan: Plan) -> AsyncIterator[Served]:
+async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterator[Served]:
     """Serve until the block ends; then nothing may be left that had to be cancelled."""
     loop = asyncio.get_running_loop()
-    archive, tasks = FakeArchive(is_instant=True), TaskRunner()
+    archive, tasks = archive or FakeArchive(is_instant=True), TaskRunner()
     bus = EventBus(tasks)
     upstream = UpstreamPolicy(
         "scripted",
@@ -111,7 +112,8 @@ async def serving(plan: Plan) -> AsyncIterator[Served]:
     metrics = Metrics(lambda: archive.health, lambda: len(tasks))
     bus.subscribe(ExchangeRecorded, metrics.count_exchange)
     health = Health(lambda: archive.health.problem, metrics, refuses=plan.engine.on_failure == "refuse")
-    endpoints = Endpoints(exchanges, health, Inspector((("mode", plan.engine.mode),)))
+    inspector = Inspector((("mode", plan.engine.mode),))
+    endpoints = Endpoints(exchanges, health, inspector, ManagementApi(archive))
     app = build_routes(endpoints, plan.server, has_own_key=bool(plan.api_key))
     config = uvicorn.Config(
         app, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False, date_header=False

@@ -1,14 +1,13 @@
-"""A log in memory for the commands, and a way to run them."""
+"""A log whose rows a test makes up. Rule: it answers as the port says, with what it was given."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from proxy.cli.application import run
-from proxy.cli.doors import Doors
 from proxy.config import Settings
 from proxy.model.errors import Conflict, NotFound
 from proxy.model.exchange import Timings, Usage
+from proxy.model.lineage import Relation
 from proxy.model.log import BranchRow, ExchangeRow, Fault, RoundRow, SessionRow, Verification
 
 ANSWER = b'{"choices":[{"message":{"role":"assistant","content":"hi \\ud83d"},"n":1e400}]}'
@@ -56,6 +55,7 @@ class FakeLog:
     sessions: Sequence[SessionRow] = (SESSION,)
     exchanges: Sequence[ExchangeRow] = (EXCHANGE,)
     bodies: dict[str, bytes] = field(default_factory=lambda: {"x1": REQUEST})
+    branches: Sequence[BranchRow] = ()
     faults: tuple[Fault, ...] = ()
     opened: list[Settings] = field(default_factory=list)
     is_closed: bool = False
@@ -64,16 +64,20 @@ class FakeLog:
         return self.sessions[:limit]
 
     async def list_exchanges(self, session: str) -> Sequence[ExchangeRow]:
+        if session not in [row.id for row in self.sessions]:
+            raise NotFound(f"there is no session {session}")
         return [row for row in self.exchanges if row.session == session]
 
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
-        return ()
+        return self.branches
 
     async def load_request(self, exchange: str) -> bytes:
+        if exchange not in self.bodies:
+            raise NotFound("this content was erased")
         return self.bodies[exchange]
 
     async def load_sent(self, exchange: str, k: int) -> bytes:
-        return b"sent %d: " % k + self.bodies[exchange]
+        return b"sent %d: " % k + await self.load_request(exchange)
 
     async def load_received(self, exchange: str, k: int) -> bytes:
         if not self.exchanges[0].rounds[k].completeness:
@@ -96,37 +100,47 @@ def _write(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
+def tip_of(name: str) -> bytes:
+    """A node by a name of up to 16 characters."""
+    return name.encode().ljust(16, b"\0")
+
+
+def stand(n: int, tip: str, depth: int, relation: str = "append", **changes: object) -> ExchangeRow:
+    """An exchange that has a place in the session's tree."""
+    return exchange(n, tip=tip_of(tip), depth=depth, relation=relation, **changes)
+
+
+def branch(tip: str, depth: int, numbers: Sequence[int], relation: Relation = "append", left: str = "") -> BranchRow:
+    """A branch with the exchanges of these numbers."""
+    names = tuple((n, f"x{n}") for n in numbers)
+    return BranchRow(tip_of(tip), depth, names, relation, tip_of(left) if left else b"", False)
+
+
 def exchange(n: int, **changes: object) -> ExchangeRow:
     """Another exchange of the same session."""
     return replace(EXCHANGE, id=f"x{n}", n=n, **changes)  # type: ignore[arg-type]
 
 
-def call(log: FakeLog, *arguments: str) -> int:
-    """Run a command on the log; the exit code."""
+# Turns 1, 2 and 3; 4 is the second turn put otherwise, and 5 goes on from it; 6 asks the second turn again; 7 is a
+# side call, 8 a call that is not read.
+TREE = (
+    stand(1, "one", 1, "root"),
+    stand(2, "two", 3),
+    stand(3, "three", 5),
+    stand(4, "four", 3, "branch"),
+    stand(5, "five", 5),
+    stand(6, "two", 3, "retry"),
+    stand(7, "seven", 1, "root", is_side=True),
+    exchange(8, wire="", model="", kind="passthrough", method="GET", target="/v1/models"),
+)
+BRANCHES = (
+    branch("three", 5, (1, 2, 3, 6), "root"),
+    branch("five", 5, (1, 4, 5), "branch", left="answer"),
+    replace(branch("seven", 1, (7,), "root"), is_side=True),
+)
 
-    def open_log(settings: Settings) -> FakeLog:
-        log.opened.append(settings)
-        return log
 
-    def serve(settings: Settings) -> int:
-        log.opened.append(settings)
-        return 0
-
-    try:
-        run(Doors(serve, open_log), arguments)
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    raise AssertionError("a command always ends the process")
-
-
-def call_without_log(*arguments: str) -> int:
-    """Run a command where there is no log to open."""
-
-    def open_log(settings: Settings) -> FakeLog:
-        raise NotFound("there is no log; choose --data")
-
-    try:
-        run(Doors(lambda settings: 3, open_log), arguments)
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    raise AssertionError("a command always ends the process")
+def tree_log() -> FakeLog:
+    """A log with one session that has branches."""
+    bodies = {row.id: b'{"messages":[{"role":"user","content":"%d"}]}' % row.n for row in TREE}
+    return FakeLog(exchanges=TREE, bodies=bodies, branches=BRANCHES)

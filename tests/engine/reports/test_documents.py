@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from proxy.cli.documents import describe_body, is_json, write_json
+from proxy.engine.reports.documents import describe_body, is_json, write_json
 
 
 @pytest.mark.parametrize("content", [b"{}", b' [1e400, "\\ud800"] ', b'"x"', b"12345678901234567890123"])

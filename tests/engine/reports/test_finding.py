@@ -1,0 +1,114 @@
+"""Finding sessions, exchanges and branches by what somebody calls them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from proxy.engine.reports.finding import (
+    find_exchanges,
+    list_matching,
+    load_part,
+    pick_branch,
+    pick_exchange,
+)
+from proxy.model.errors import NotFound
+from proxy.model.log import SessionRow
+from tests.support.fake_log import BRANCHES, EXCHANGE, REQUEST, ROUND, SESSION, TREE, FakeLog, branch, tip_of
+
+
+def log_of(*ids: str) -> FakeLog:
+    return FakeLog(sessions=[replace(SESSION, id=id_) for id_ in ids])
+
+
+async def find_id(log: FakeLog, prefix: str) -> str:
+    return (await find_exchanges(log, prefix))[0]
+
+
+async def test_a_unique_beginning_is_enough() -> None:
+    assert await find_id(log_of("abc", "abd", "x"), "x") == "x"
+    assert await find_id(log_of("abc", "abd"), "abc") == "abc"
+
+
+async def test_a_whole_id_wins_over_longer_ones() -> None:
+    assert await find_id(log_of("abcd", "abc"), "abc") == "abc"
+
+
+async def test_a_whole_id_takes_no_look_at_other_sessions() -> None:
+    class Narrow(FakeLog):
+        """A log whose sessions cannot be listed."""
+
+        async def list_sessions(self, limit: int = 100) -> Sequence[SessionRow]:
+            raise AssertionError("nobody asked for a list")
+
+    name, rows = await find_exchanges(Narrow(), "abc1")
+    assert (name, [row.id for row in rows]) == ("abc1", ["x1"])
+
+
+async def test_several_candidates_are_named() -> None:
+    with pytest.raises(NotFound, match=r"2 sessions begin with 'ab' \(abc, abd\)"):
+        await find_id(log_of("abc", "abd"), "ab")
+    with pytest.raises(NotFound, match=r"a1, a2, a3, a4, a5, …"):
+        await find_id(log_of("a1", "a2", "a3", "a4", "a5", "a6"), "a")
+
+
+@pytest.mark.parametrize("asked", ["x", "", "ab", "..", "\0", "é", "\udcff", "x" * 10_000])
+async def test_no_candidate_says_where_to_look(asked: str) -> None:
+    with pytest.raises(NotFound, match=r"no session .* `palimpsest sessions` or GET /-/api/sessions"):
+        await find_id(log_of("cbc"), asked)
+
+
+async def test_what_is_near_is_named() -> None:
+    with pytest.raises(NotFound, match=r"no session begins with '5f3b9'; near it: 5f3a, 5f3c$"):
+        await find_id(log_of("5f3a", "abc", "5f3c", "5f4a"), "5f3b9")
+
+
+async def test_a_family_leads_to_its_session() -> None:
+    with pytest.raises(NotFound, match=r"near it: abc1$"):
+        await find_id(FakeLog(), "agent-7")
+
+
+async def test_an_endless_name_is_not_repeated_in_full() -> None:
+    with pytest.raises(NotFound) as caught:
+        await find_id(log_of("x" * 20), "x" * 10_000)
+    assert len(str(caught.value)) < 200
+
+
+async def test_family_and_parent_are_matched_by_how_they_begin() -> None:
+    log = FakeLog(sessions=[SESSION, replace(SESSION, id="b", parent="abc1"), replace(SESSION, id="c", family="x")])
+    assert [row.id for row in await list_matching(log, 9, "agent-")] == ["abc1", "b"]
+    assert [row.id for row in await list_matching(log, 9, "", "abc")] == ["b"]
+    assert [row.id for row in await list_matching(log, 1, "agent-")] == ["abc1"]
+    assert [row.id for row in await list_matching(log, 2)] == ["abc1", "b"]
+
+
+def test_an_exchange_that_is_not_there_is_not_made_up() -> None:
+    assert pick_exchange(TREE, 4).id == "x4"
+    with pytest.raises(NotFound, match="no exchange 9; it has 8, counted from 1"):
+        pick_exchange(TREE, 9)
+
+
+def test_a_branch_is_found_by_how_its_tip_begins() -> None:
+    assert pick_branch(BRANCHES, b"five".hex()[:3]).depth == 5
+    assert pick_branch([branch("jk", 7, (1,))], "6A6B").depth == 7
+    assert pick_branch(BRANCHES, tip_of("seven").hex()).is_side
+
+
+def test_a_branch_that_is_not_there_is_answered_with_the_tips() -> None:
+    tips = [name.encode().ljust(16, b"\0").hex()[:12] for name in ("seven", "five", "three")]
+    for asked in ("ff", "", "x" * 10_000):
+        with pytest.raises(NotFound, match="; the tips are " + ", ".join(tips)):
+            pick_branch(BRANCHES, asked)
+    with pytest.raises(NotFound, match="2 branches begin with '61'"):
+        pick_branch([branch("aa", 1, (1,)), branch("ab", 1, (2,))], "61")
+    with pytest.raises(NotFound, match="has no branches"):
+        pick_branch([], "61")
+
+
+async def test_a_body_is_that_of_the_round_named_or_the_last() -> None:
+    log, row = FakeLog(), replace(EXCHANGE, rounds=(ROUND, replace(ROUND, k=1)))
+    assert await load_part(log, row, "request") == REQUEST
+    assert (await load_part(log, row, "sent")).startswith(b"sent 1")
+    assert (await load_part(log, row, "sent", 0)).startswith(b"sent 0")
+    assert (await load_part(log, row, "received", 0)).startswith(b"received 0")
+    assert (await load_part(log, replace(row, rounds=()), "sent")).startswith(b"sent 0")

@@ -119,7 +119,6 @@ class World:
         health = self.engine.archive.health
         self.engine.archive.health = replace(health, generation=health.generation + 1)
         self.is_whole = False
-        self._failed.clear()
 
     async def _make(self, after: Engine | None) -> Engine:
         return Engine(policy=self._policy, is_instant=True, after=after, tasks=StillTasks())

@@ -220,8 +220,10 @@ class World:
             candidates: set[str] = set()
         else:
             candidates = self._list_candidates(call)
-            assert call.session in (candidates or {new}) or (refuses and call.session == new), "another's session"
-        is_joined = call.session == self._failed.pop(call.likeness, None) and not asking.name
+            is_lost = call.session == new and (refuses or self._is_hidden(call))
+            is_right = call.session in (candidates or {new}) or is_lost
+            assert is_right, f"{call.session} is another's: {call.exchange} is new ({new}) or one of {candidates}"
+        is_joined = not asking.name and call.session == self._failed.pop(call.likeness, None)
         call.adopts = (asking.name != "" or call.session == new or is_joined) and self._is_adopting(call)
 
     def _list_candidates(self, call: Call) -> set[str]:
@@ -237,12 +239,20 @@ class World:
             if self.is_whole:
                 event("retry of a first request")
                 return {failed}
-            return {failed, make_session(call.tenant, "main", Name(), call.exchange).id}
+            new = make_session(call.tenant, "main", Name(), call.exchange).id
+            return {failed, new, *self._list_witnesses(call, own)}
         return self._list_witnesses(call, own)
+
+    def _is_hidden(self, call: Call) -> bool:
+        """Whether the log, when asked for the deepest answer in the chain, tells of another tenant's only."""
+        for node in reversed(call.nodes):
+            if tenants := {tree.key.tenant for tree in self.trees.values() if tree.has_answer(node)}:
+                return call.tenant not in tenants and not self.is_whole
+        return False
 
     def _narrow(self, sessions: set[str], behind: Sequence[bytes]) -> set[str]:
         """Those that have come further along this chain; of these, the unnamed."""
-        for node in behind:
+        for node in behind if self.is_whole else ():  # one that has come further may have been dropped
             sessions = {s for s in sessions if any(r.node == node for r in self.trees[s].nodes.values())} or sessions
         return {s for s in sessions if not self.trees[s].key.family} or sessions
 

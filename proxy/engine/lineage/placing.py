@@ -88,7 +88,9 @@ class Placing:
         known = self._forest.get(asked.session.id) if asked.session.family else self._prove(asked)[0]
         if known is None and asked.session.family:
             return True
-        foreign = _find_foreign(asked, known.measure(asked.nodes) if known is not None else 0)
+        # One with a name may have gone the way of one without, which is to be preferred.
+        is_settled = known is not None and known.key.family == asked.session.family
+        foreign = _find_foreign(asked, known.measure(asked.nodes) if known is not None and is_settled else 0)
         return bool(foreign) and (foreign not in self._recalled or self._losses != self._forest.losses)
 
     def is_unproven(self, asked: Asked) -> bool:

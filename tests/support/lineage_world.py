@@ -6,12 +6,10 @@ the same so far, and were answered the same, each is a candidate: no proxy can t
 
 import asyncio
 import json
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, TypeVar, cast
-
-from hypothesis import event
 
 from proxy.engine.lineage.naming import Name, make_session
 from proxy.engine.lineage.placing import name_unknown
@@ -72,10 +70,11 @@ class Call:
 
 
 class World:
-    """An engine, its log, and all calls."""
+    """An engine, its log, and all calls. `note` is told which rules were met."""
 
-    def __init__(self, tongue: Tongue, cache_bytes: int) -> None:
+    def __init__(self, tongue: Tongue, cache_bytes: int, note: Callable[[str], None] = lambda text: None) -> None:
         self.tongue = tongue
+        self._note = note
         self.calls: list[Call] = []
         self.root = root_of_chain("main")
         self.is_whole = True
@@ -214,7 +213,7 @@ class World:
         if asking.name:
             named = make_session(call.tenant, "main", Name(f"x-session-id:{asking.name}"), "").id
             assert call.session == named
-            event("named")
+            self._note("named")
             if refuses:
                 self._shaky.add(named)
             candidates: set[str] = set()
@@ -232,12 +231,12 @@ class World:
         for depth in range(len(call.nodes), 0, -1):
             node = call.nodes[depth - 1]
             if proven := {key for key, tree in own.items() if tree.has_answer(node)}:
-                event("proven" if len(proven) == 1 else "proven, several candidates")
+                self._note("proven" if len(proven) == 1 else "proven, several candidates")
                 return self._narrow(proven, call.nodes[depth:])
         failed = self._failed.get(call.likeness)
         if failed is not None and set(own[failed].tips) == {call.tip}:
             if self.is_whole:
-                event("retry of a first request")
+                self._note("retry of a first request")
                 return {failed}
             new = make_session(call.tenant, "main", Name(), call.exchange).id
             return {failed, new, *self._list_witnesses(call, own)}
@@ -263,7 +262,7 @@ class World:
                 alike = [t for t in own.values() if name in t.marks and t.marks[name].form == item.form]
                 if len(alike) == 1 and alike[0].has_answer(alike[0].marks[name].node):
                     found.add(alike[0].key.id)
-        event(f"shown answers of {min(len(found), 2)} sessions")
+        self._note(f"shown answers of {min(len(found), 2)} sessions")
         return found if len(found) == 1 else set()
 
     def _is_adopting(self, call: Call) -> bool:
@@ -290,9 +289,9 @@ class World:
             if tree and call.tip in tree.tips and call.nodes:
                 assert step.relation == "retry" or base == 0
         assert not any(row.is_answer for row in step.nodes)
-        event(f"relation {step.relation}")
+        self._note(f"relation {step.relation}")
         if step.is_side:
-            event("side")
+            self._note("side")
 
     def _check_path(self, call: Call) -> None:
         path = [node for node in dict.fromkeys(call.nodes) if node != self.root]
@@ -303,7 +302,7 @@ class World:
         seen = sum(len(other.adopted) for other in self.calls)
         call.adopted = adoptions[seen:]
         for adoption in call.adopted:
-            event("adoption")
+            self._note("adoption")
             source = self.trees[adoption.source]
             assert call.is_accepted and len(call.nodes) >= ADOPTABLE
             assert adoption.session == call.session and adoption.node in call.nodes

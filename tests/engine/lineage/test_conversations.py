@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
@@ -56,7 +56,7 @@ class Conversations(RuleBasedStateMachine):
 
     @initialize(cache=st.sampled_from([20_000, 60_000, 1_000_000_000]))
     def begin(self, cache: int) -> None:
-        self.world = World(self.tongue, cache)
+        self.world = World(self.tongue, cache, event)
         self.number = 0
 
     def teardown(self) -> None:
@@ -189,7 +189,9 @@ def _who(call: Call) -> tuple[str, str, str]:
     return call.asking.tenant, call.asking.name, call.asking.system
 
 
-@pytest.mark.parametrize(("machine", "count"), [(Conversations, 60), (ItemConversations, 15), (BlockConversations, 15)])
+@pytest.mark.parametrize(
+    ("machine", "count"), [(Conversations, 250), (ItemConversations, 60), (BlockConversations, 60)]
+)
 def test_no_conversation_is_given_what_is_anothers(machine: type[Conversations], count: int) -> None:
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
     profile = settings(max_examples=count, stateful_step_count=50, deadline=None, suppress_health_check=slow)

@@ -35,8 +35,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     """A request as lineage sees it. `session` is the one its id names, or its own where it has none;
     `token` is its very credential, hashed.
 
-    `nodes` and `items` have one element for each message behind the preamble; at `start` the bytes end that were seen
-    before. `root` is the parent of the first node.
+    `nodes` and `items` have one element for each message behind the preamble; `root` is the parent of the first node.
     """
 
     exchange: str
@@ -46,7 +45,6 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     root: bytes
     nodes: Sequence[bytes]
     items: Sequence[Item]
-    start: int = 0
     most_output: int = 0
 
     @property

@@ -199,7 +199,8 @@ class Looks:
 def _run_turn(engine: Engine, form: ChatCompletions, messages: list[Message]) -> Step:
     received = _go(engine, {"messages": messages}, (), form)
     engine.lineage.note_answer(received.opening.exchange, 0, form, CHAT.answer([PLAIN]))
-    return received.step
+    step: Step = received.step
+    return step
 
 
 def _receive(body: object, headers: Headers = JSON) -> Step | None:

@@ -48,7 +48,7 @@ class Desk:
         self.count += 1
         session = SessionKey(f"{tenant.decode()}{name}" if name else f"x{self.count}", tenant, "main", name)
         nodes = extend_chain(root, [item.form for item in items])
-        return Asked(f"x{self.count}", session, b"k", traits, root, nodes, items, 0, output)
+        return Asked(f"x{self.count}", session, b"k", traits, root, nodes, items, output)
 
     def place(self, *items: Item, answer: Item | None = None, **fields: object) -> Place:
         asked = self.ask(*items, **fields)  # type: ignore[arg-type]
@@ -332,7 +332,7 @@ def test_signs_of_a_call_beside_the_conversation(
 ) -> None:
     desk.place(HI, name="n", answer=THERE)
     traits = replace(MAIN, **changes)
-    assert desk.place(*chain, name="n", traits=traits, **fields).step.is_side is is_side
+    assert desk.place(*chain, name="n", traits=traits, output=fields.get("output", 0)).step.is_side is is_side
     assert desk.place(HI, THERE, MORE, name="n").step.is_side is False  # it does not count for what comes
 
 

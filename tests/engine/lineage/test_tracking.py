@@ -37,7 +37,7 @@ class Desk:
     def __init__(self, after: "Desk | None" = None, **policy: Any) -> None:
         chosen = EnginePolicy(**policy)
         self.upstream = ScriptedUpstream()
-        self.engine = Engine(self.upstream, chosen, is_instant=True, after=after.engine if after else None)
+        self.engine: Engine = Engine(self.upstream, chosen, is_instant=True, after=after.engine if after else None)
 
     async def send(
         self, *messages: Message, answer: Message | None = None, key: str = "k", name: str = "", **fields: Any

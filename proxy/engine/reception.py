@@ -153,7 +153,6 @@ class Reception:
             root=chain.root,
             nodes=chain.nodes,
             items=chain.items,
-            start=messages.start,
             most_output=_read_output_limit(split),
         )
         place = await self._place(asked) if session.family or self._policy.infer else Place(session, None)

@@ -416,9 +416,9 @@ class Engine:
         """`after` is an engine that was ended: this one goes on with its log."""
         policy = policy or EnginePolicy(commit_wait_ms=5_000)
         self.upstream = upstream or ScriptedUpstream()
-        self.archive = after.archive if after else FakeArchive(is_instant=is_instant, is_soon=is_soon)
+        self.archive: FakeArchive = after.archive if after else FakeArchive(is_instant=is_instant, is_soon=is_soon)
         self.clock = FixedClock()
-        self.ids = after.ids if after else CountingIds()
+        self.ids: CountingIds = after.ids if after else CountingIds()
         self.tasks = TaskRunner() if tasks is None else tasks
         self.bus = EventBus(self.tasks)
         self.events: list[Event] = []

@@ -6,12 +6,10 @@ the same so far, and were answered the same, each is a candidate: no proxy can t
 
 import asyncio
 import json
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, TypeVar, cast
-
-from hypothesis import event
 
 from proxy.engine.lineage.naming import Name, make_session
 from proxy.engine.lineage.placing import name_unknown
@@ -72,10 +70,11 @@ class Call:
 
 
 class World:
-    """An engine, its log, and all calls."""
+    """An engine, its log, and all calls. `note` is told which rules were met."""
 
-    def __init__(self, tongue: Tongue, cache_bytes: int) -> None:
+    def __init__(self, tongue: Tongue, cache_bytes: int, note: Callable[[str], None] = lambda text: None) -> None:
         self.tongue = tongue
+        self._note = note
         self.calls: list[Call] = []
         self.root = root_of_chain("main")
         self.is_whole = True
@@ -214,14 +213,16 @@ class World:
         if asking.name:
             named = make_session(call.tenant, "main", Name(f"x-session-id:{asking.name}"), "").id
             assert call.session == named
-            event("named")
+            self._note("named")
             if refuses:
                 self._shaky.add(named)
             candidates: set[str] = set()
         else:
             candidates = self._list_candidates(call)
-            assert call.session in (candidates or {new}) or (refuses and call.session == new), "another's session"
-        is_joined = call.session == self._failed.pop(call.likeness, None) and not asking.name
+            is_lost = call.session == new and (refuses or self._is_hidden(call))
+            is_right = call.session in (candidates or {new}) or is_lost
+            assert is_right, f"{call.session} is another's: {call.exchange} is new ({new}) or one of {candidates}"
+        is_joined = not asking.name and call.session == self._failed.pop(call.likeness, None)
         call.adopts = (asking.name != "" or call.session == new or is_joined) and self._is_adopting(call)
 
     def _list_candidates(self, call: Call) -> set[str]:
@@ -230,19 +231,27 @@ class World:
         for depth in range(len(call.nodes), 0, -1):
             node = call.nodes[depth - 1]
             if proven := {key for key, tree in own.items() if tree.has_answer(node)}:
-                event("proven" if len(proven) == 1 else "proven, several candidates")
+                self._note("proven" if len(proven) == 1 else "proven, several candidates")
                 return self._narrow(proven, call.nodes[depth:])
         failed = self._failed.get(call.likeness)
         if failed is not None and set(own[failed].tips) == {call.tip}:
             if self.is_whole:
-                event("retry of a first request")
+                self._note("retry of a first request")
                 return {failed}
-            return {failed, make_session(call.tenant, "main", Name(), call.exchange).id}
+            new = make_session(call.tenant, "main", Name(), call.exchange).id
+            return {failed, new, *self._list_witnesses(call, own)}
         return self._list_witnesses(call, own)
+
+    def _is_hidden(self, call: Call) -> bool:
+        """Whether the log, when asked for the deepest answer in the chain, tells of another tenant's only."""
+        for node in reversed(call.nodes):
+            if tenants := {tree.key.tenant for tree in self.trees.values() if tree.has_answer(node)}:
+                return call.tenant not in tenants and not self.is_whole
+        return False
 
     def _narrow(self, sessions: set[str], behind: Sequence[bytes]) -> set[str]:
         """Those that have come further along this chain; of these, the unnamed."""
-        for node in behind:
+        for node in behind if self.is_whole else ():  # one that has come further may have been dropped
             sessions = {s for s in sessions if any(r.node == node for r in self.trees[s].nodes.values())} or sessions
         return {s for s in sessions if not self.trees[s].key.family} or sessions
 
@@ -253,7 +262,7 @@ class World:
                 alike = [t for t in own.values() if name in t.marks and t.marks[name].form == item.form]
                 if len(alike) == 1 and alike[0].has_answer(alike[0].marks[name].node):
                     found.add(alike[0].key.id)
-        event(f"shown answers of {min(len(found), 2)} sessions")
+        self._note(f"shown answers of {min(len(found), 2)} sessions")
         return found if len(found) == 1 else set()
 
     def _is_adopting(self, call: Call) -> bool:
@@ -280,9 +289,9 @@ class World:
             if tree and call.tip in tree.tips and call.nodes:
                 assert step.relation == "retry" or base == 0
         assert not any(row.is_answer for row in step.nodes)
-        event(f"relation {step.relation}")
+        self._note(f"relation {step.relation}")
         if step.is_side:
-            event("side")
+            self._note("side")
 
     def _check_path(self, call: Call) -> None:
         path = [node for node in dict.fromkeys(call.nodes) if node != self.root]
@@ -293,7 +302,7 @@ class World:
         seen = sum(len(other.adopted) for other in self.calls)
         call.adopted = adoptions[seen:]
         for adoption in call.adopted:
-            event("adoption")
+            self._note("adoption")
             source = self.trees[adoption.source]
             assert call.is_accepted and len(call.nodes) >= ADOPTABLE
             assert adoption.session == call.session and adoption.node in call.nodes

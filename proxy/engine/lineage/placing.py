@@ -35,8 +35,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     """A request as lineage sees it. `session` is the one its id names, or its own where it has none;
     `token` is its very credential, hashed.
 
-    `nodes` and `items` have one element for each message behind the preamble; at `start` the bytes end that were seen
-    before. `root` is the parent of the first node.
+    `nodes` and `items` have one element for each message behind the preamble; `root` is the parent of the first node.
     """
 
     exchange: str
@@ -46,7 +45,6 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     root: bytes
     nodes: Sequence[bytes]
     items: Sequence[Item]
-    start: int = 0
     most_output: int = 0
 
     @property
@@ -88,7 +86,9 @@ class Placing:
         known = self._forest.get(asked.session.id) if asked.session.family else self._prove(asked)[0]
         if known is None and asked.session.family:
             return True
-        foreign = _find_foreign(asked, known.measure(asked.nodes) if known is not None else 0)
+        # One with a name may have gone the way of one without, which is to be preferred.
+        is_settled = known is not None and known.key.family == asked.session.family
+        foreign = _find_foreign(asked, known.measure(asked.nodes) if known is not None and is_settled else 0)
         return bool(foreign) and (foreign not in self._recalled or self._losses != self._forest.losses)
 
     def is_unproven(self, asked: Asked) -> bool:

@@ -85,8 +85,8 @@ class Lineage:
         """
         if not self._unread:
             return
-        nodes = [asked.node_at(depth) for depth in range(max(0, asked.start - 1), len(asked.nodes))]
-        yield from [exchange for node in dict.fromkeys(nodes) for exchange in self._unread.get(node, ())]
+        waiting = [node for node in (asked.root, *asked.nodes) if node in self._unread]
+        yield from [exchange for node in dict.fromkeys(waiting) for exchange in self._unread[node]]
         if self._placing.is_unproven(asked):
             yield from self.list_unread_of(asked.session.tenant)
 

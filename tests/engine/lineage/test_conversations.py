@@ -5,10 +5,10 @@ conversations one and the same to anyone who looks at content, any of the candid
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
@@ -20,6 +20,7 @@ LONG = "x" * 520
 TELLING = "The function returns six, and nobody knows why it does."
 OTHER = "It returns seven now, which is what was asked for here."
 
+T = TypeVar("T", bound=Callable[..., None])
 users = st.sampled_from(["hi", "go on", LONG])
 tenants = st.sampled_from(["one", "one", "one", "two"])
 names = st.sampled_from(["", "", "", "a", "b"])
@@ -36,7 +37,7 @@ calls = st.builds(
 saids = texts | calls | st.just(Said("I will look.", "call_own", LOOK))
 
 
-def needs(choose: Callable[[Call], bool]) -> Any:
+def needs(choose: Callable[[Call], bool]) -> Callable[[T], T]:
     """A step that makes sense only where there is such a call."""
     return precondition(lambda machine: any(map(choose, machine.world.calls)))
 
@@ -56,7 +57,7 @@ class Conversations(RuleBasedStateMachine):
 
     @initialize(cache=st.sampled_from([20_000, 60_000, 1_000_000_000]))
     def begin(self, cache: int) -> None:
-        self.world = World(self.tongue, cache)
+        self.world = World(self.tongue, cache, event)
         self.number = 0
 
     def teardown(self) -> None:
@@ -189,7 +190,9 @@ def _who(call: Call) -> tuple[str, str, str]:
     return call.asking.tenant, call.asking.name, call.asking.system
 
 
-@pytest.mark.parametrize(("machine", "count"), [(Conversations, 60), (ItemConversations, 15), (BlockConversations, 15)])
+@pytest.mark.parametrize(
+    ("machine", "count"), [(Conversations, 250), (ItemConversations, 60), (BlockConversations, 60)]
+)
 def test_no_conversation_is_given_what_is_anothers(machine: type[Conversations], count: int) -> None:
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
     profile = settings(max_examples=count, stateful_step_count=50, deadline=None, suppress_health_check=slow)

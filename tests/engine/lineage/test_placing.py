@@ -1,0 +1,404 @@
+"""Where a request is put, and how it goes on: every sign that counts, and those that do not."""
+
+import pytest
+from msgspec.structs import replace
+
+from proxy.engine.lineage.forest import Forest
+from proxy.engine.lineage.known import Known, Traits
+from proxy.engine.lineage.placing import Asked, Place, Placing, name_answer, name_unknown
+from proxy.model.exchange import SessionKey
+from proxy.model.lineage import Mark, NodeRow, extend_chain, root_of_chain
+from proxy.wire.identity import Item
+
+ROOT = root_of_chain("main")
+ONE, TWO = b"1" * 16, b"2" * 16
+MAIN = Traits("m", has_tools=True, system=b"s", is_stream=True)
+STRONG = "call_Zk93fQpX"
+
+
+def say(role: str, text: str, *calls: str, weight: int = 5) -> Item:
+    return Item(role, f"{role}:{text}:{calls}".ljust(16)[:64].encode(), calls, (), weight)
+
+
+def user(text: str, weight: int = 5) -> Item:
+    return say("user", text, weight=weight)
+
+
+def bot(text: str, *calls: str, weight: int = 5) -> Item:
+    return say("assistant", text, *calls, weight=weight)
+
+
+class Desk:
+    """A placing over an empty forest."""
+
+    def __init__(self, *, is_complete: bool = True) -> None:
+        self.forest = Forest(10_000_000, is_complete=is_complete)
+        self.placing = Placing(self.forest)
+        self.count = 0
+
+    def ask(
+        self,
+        *items: Item,
+        name: str = "",
+        tenant: bytes = ONE,
+        traits: Traits = MAIN,
+        output: int = 0,
+        root: bytes = ROOT,
+    ) -> Asked:
+        self.count += 1
+        session = SessionKey(f"{tenant.decode()}{name}" if name else f"x{self.count}", tenant, "main", name)
+        nodes = extend_chain(root, [item.form for item in items])
+        return Asked(f"x{self.count}", session, b"k", traits, root, nodes, items, output)
+
+    def place(self, *items: Item, answer: Item | None = None, **fields: object) -> Place:
+        asked = self.ask(*items, **fields)  # type: ignore[arg-type]
+        place = self.placing.place(asked)
+        if answer is not None:
+            self.answer(place, answer)
+        return place
+
+    def answer(self, place: Place, item: Item) -> bytes:
+        (node,) = extend_chain(place.step.tip, [item.form])
+        marks = [Mark(name, node, item.form) for name in name_answer(item, "")]
+        self.forest.add(place.session.id, [NodeRow(node, place.step.tip, True)], marks)
+        return node
+
+    def known(self, place: Place) -> Known:
+        known = self.forest.get(place.session.id)
+        assert known is not None
+        return known
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+HI, THERE, MORE, SO, THEN = user("hi"), bot("there"), user("more"), bot("so"), user("then")
+
+
+def test_equal_first_messages_are_conversations_apart(desk: Desk) -> None:
+    assert desk.place(HI).session.id != desk.place(HI).session.id
+
+
+def test_equal_canned_examples_are_conversations_apart(desk: Desk) -> None:
+    example = (user("e"), bot("a", STRONG), user("q"))
+    first = desk.place(*example, answer=THERE)
+    second = desk.place(*example, answer=SO)
+    assert first.session.id != second.session.id
+    assert desk.place(*example, THERE, MORE).session == first.session
+    assert desk.place(*example, SO, MORE).session == second.session
+
+
+def test_a_recorded_answer_in_its_own_chain_proves_where_a_request_belongs(desk: Desk) -> None:
+    first = desk.place(HI, answer=THERE)
+    after = desk.place(HI, THERE, MORE)
+    assert (after.session, after.step.relation, after.step.base, after.step.depth) == (first.session, "append", 2, 3)
+    assert [row.parent for row in after.step.nodes] == [extend_chain(ROOT, [HI.form, THERE.form])[-1]]
+
+
+def test_the_deepest_answer_decides(desk: Desk) -> None:
+    first, second = desk.place(HI, answer=THERE), desk.place(HI, answer=THERE)
+    assert desk.place(HI, THERE, MORE, answer=SO).session == second.session  # the newest of those alike
+    assert desk.place(HI, THERE, MORE, answer=bot("other")).session == second.session  # a retry of it
+    assert desk.place(HI, THERE, THEN, answer=SO).session == first.session  # here nothing went on yet
+    assert desk.place(HI, THERE, MORE, SO, THEN).session == second.session
+    assert desk.place(HI, THERE, THEN, SO, MORE).session == first.session
+
+
+def test_of_namesakes_one_without_a_name_is_preferred_by_a_request_without_one(desk: Desk) -> None:
+    first = desk.place(HI, answer=THERE)
+    named = desk.place(HI, answer=THERE, name="n")
+    assert desk.place(HI, THERE, MORE).session == first.session
+    assert desk.place(HI, THERE, MORE, name="n").session == named.session
+
+
+def test_a_name_decides_whatever_the_chain_says(desk: Desk) -> None:
+    first = desk.place(HI, answer=THERE)
+    other = desk.place(HI, THERE, MORE, name="n")
+    assert (other.session.id != first.session.id, other.step.relation, other.step.base) == (True, "root", 0)
+    assert desk.place(MORE, name="n").session == other.session
+
+
+def test_nothing_of_another_tenant_proves_anything(desk: Desk) -> None:
+    first = desk.place(HI, answer=bot("there", STRONG))
+    for chain in ((HI, bot("there", STRONG), MORE), (MORE, bot("there", STRONG))):
+        other = desk.place(*chain, tenant=TWO)
+        assert (other.session.id != first.session.id, other.session.tenant) == (True, TWO)
+
+
+def relations(desk: Desk, *chains: tuple[Item, ...]) -> list[str]:
+    return [desk.place(*chain, name="n").step.relation for chain in chains]
+
+
+def test_relations(desk: Desk) -> None:
+    desk.place(HI, name="n", answer=THERE)
+    chains = ((HI,), (HI, THERE, MORE), (HI, THERE, MORE), (HI, THERE, THEN), (HI, THERE), (THEN,), (HI, MORE))
+    assert relations(desk, *chains) == ["retry", "append", "retry", "branch", "branch", "root", "branch"]
+
+
+def test_a_history_that_ends_with_its_answer_goes_on_from_it(desk: Desk) -> None:
+    desk.place(HI, name="n", answer=THERE)
+    assert relations(desk, (HI, THERE), (HI, THERE), ()) == ["append", "retry", "root"]
+
+
+def test_an_edit_forth_and_back_adds_nothing_the_second_time(desk: Desk) -> None:
+    desk.place(HI, answer=THERE)
+    steps = [desk.place(HI, THERE, user(f"u{i % 3}"), SO, THEN).step for i in range(9)]
+    assert [len(step.nodes) for step in steps] == [3, 3, 3, 0, 0, 0, 0, 0, 0]
+    assert [step.relation for step in steps] == ["append", "branch", "branch", *["retry"] * 6]
+
+
+def test_a_client_that_goes_on_from_a_much_shorter_history_has_compacted(desk: Desk) -> None:
+    desk.place(HI, THERE, MORE, SO, THEN, name="n")
+    assert relations(desk, (user("long", 500), THEN), (user("short", 499),)) == ["compaction", "root"]
+    long = tuple(user(f"u{i}", 600) for i in range(5))
+    assert relations(desk, long) == ["root"]
+
+
+@pytest.mark.parametrize("item", [bot("a", STRONG), bot("text", weight=40)])
+def test_an_answer_that_is_kept_elsewhere_tells_whose_request_it_is(desk: Desk, item: Item) -> None:
+    first = desk.place(HI, answer=item)
+    after = desk.place(user("sum", 600), item, MORE)
+    assert (after.session, after.step.base) == (first.session, 0)
+    assert desk.place(user("sum", 600), item, MORE).session == first.session  # nothing was answered yet
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        bot("short", weight=39),
+        *[bot("a", call) for call in ("call_1", "read:0", "functions.read:3", "12", "call7")],
+    ],
+)
+def test_short_texts_and_ids_that_are_counted_up_tell_nothing(desk: Desk, item: Item) -> None:
+    first = desk.place(HI, answer=item)
+    assert desk.place(user("sum", 600), item, MORE).session.id != first.session.id
+    assert name_answer(item, "") == [] == name_unknown(desk.ask(item))
+
+
+@pytest.mark.parametrize(
+    "call", [STRONG, "D681PevKs", "365174485", "call_s1_1", "toolu_01A09q90qw90lq917835lq9", "DkQpXWvsR"]
+)
+def test_ids_that_are_drawn_are_names(call: str) -> None:
+    assert name_answer(bot("a", call), "own") == [f"call:{call}", "item:own"]
+
+
+def test_a_kept_answer_counts_only_with_the_same_form(desk: Desk) -> None:
+    first = desk.place(HI, answer=bot("a", STRONG))
+    assert desk.place(user("sum"), bot("b", STRONG), MORE).session.id != first.session.id
+
+
+def test_a_kept_answer_that_two_sessions_gave_tells_nothing(desk: Desk) -> None:
+    for text in ("q", "r"):
+        desk.place(user(text), answer=bot("a", STRONG))
+    assert desk.place(user("sum"), bot("a", STRONG), MORE).session.id == "x3"
+
+
+def test_kept_answers_of_two_sessions_tell_nothing(desk: Desk) -> None:
+    desk.place(HI, answer=bot("a", STRONG))
+    desk.place(HI, answer=bot("b", STRONG + "x"))
+    assert desk.place(user("sum"), bot("a", STRONG), bot("b", STRONG + "x")).session.id == "x3"
+
+
+def test_what_a_client_brought_along_was_never_an_answer(desk: Desk) -> None:
+    desk.place(user("q"), bot("a", STRONG), MORE)
+    assert desk.place(user("r"), bot("a", STRONG), MORE).session.id == "x2"
+
+
+def test_what_a_client_brought_along_makes_an_answer_ambiguous(desk: Desk) -> None:
+    desk.place(HI, answer=bot("a", STRONG))
+    desk.place(user("r"), bot("a", STRONG), MORE, name="n")
+    assert desk.place(user("t"), bot("a", STRONG), MORE).session.id == "x3"
+
+
+def test_a_first_request_that_came_to_nothing_is_tried_again(desk: Desk) -> None:
+    first = desk.place(HI)
+    desk.placing.note_unanswered(desk.known(first), desk.ask(HI).likeness)
+    again = desk.place(HI)
+    assert (again.session, again.step.relation, again.step.nodes) == (first.session, "retry", ())
+    assert desk.place(HI).session != first.session  # the second like it is another conversation
+
+
+def test_a_retry_has_the_same_tenant_and_the_same_orders(desk: Desk) -> None:
+    first = desk.place(HI)
+    desk.placing.note_unanswered(desk.known(first), desk.ask(HI).likeness)
+    titled = replace(MAIN, system=b"other")
+    assert desk.place(HI, tenant=TWO).session != first.session
+    assert desk.place(HI, traits=titled).session != first.session
+    assert desk.place(HI, traits=replace(MAIN, is_stream=False, model="n")).session == first.session
+
+
+def test_a_retry_joins_no_session_that_has_gone_on_or_was_dropped_or_has_a_name(desk: Desk) -> None:
+    first = desk.place(HI, answer=THERE)
+    desk.placing.note_unanswered(desk.known(first), desk.ask(HI).likeness)
+    desk.place(HI, THERE, MORE)
+    assert desk.place(HI).session != first.session
+    desk.placing.note_unanswered(desk.known(first), desk.ask(HI).likeness)
+    assert desk.place(HI).session != first.session
+    named = desk.place(HI, name="n")
+    desk.placing.note_unanswered(desk.known(named), desk.ask(HI).likeness)
+    assert desk.place(HI).session != named.session
+    other = desk.place(MORE)
+    desk.placing.note_unanswered(desk.known(other), desk.ask(MORE).likeness)
+    desk.forest.clear()
+    assert desk.place(MORE).session != other.session
+
+
+def test_a_retry_after_a_part_of_an_answer_is_a_retry_all_the_same(desk: Desk) -> None:
+    first = desk.place(HI, answer=bot("hal"))
+    desk.placing.note_unanswered(desk.known(first), desk.ask(HI).likeness)
+    assert desk.place(HI).session == first.session
+
+
+def test_only_the_newest_of_many_failures_are_kept_in_mind(desk: Desk) -> None:
+    first = desk.place(HI)
+    desk.placing.note_unanswered(desk.known(first), desk.ask(HI).likeness)
+    for i in range(4096):
+        place = desk.place(user(str(i)))
+        desk.placing.note_unanswered(desk.known(place), desk.ask(user(str(i))).likeness)
+    assert desk.place(HI).session != first.session
+    assert desk.place(user("0")).session.id == "x3"
+
+
+def test_another_credential_goes_on_from_three_nodes_with_an_answer(desk: Desk) -> None:
+    first = desk.place(HI, answer=THERE)
+    assert desk.place(HI, THERE, THEN, tenant=TWO).source is None  # of which two are known
+    desk.place(HI, THERE, MORE)
+    node = extend_chain(ROOT, [each.form for each in (HI, THERE, MORE)])[-1]
+    moved = desk.place(HI, THERE, MORE, SO, tenant=TWO)
+    assert (moved.session.id != first.session.id, moved.source) == (True, (first.session.id, node))
+    named = desk.place(HI, THERE, MORE, SO, tenant=TWO, name="n")
+    assert named.source == (first.session.id, node)
+
+
+def test_what_is_a_credentials_own_needs_no_source(desk: Desk) -> None:
+    desk.place(HI, THERE, answer=THERE)
+    for chain in ((HI, THERE, THERE, MORE), (HI,)):
+        assert desk.place(*chain).source is None
+    desk.place(HI, THERE, THERE, tenant=TWO, answer=SO)
+    assert desk.place(HI, THERE, THERE, SO, THEN, tenant=TWO).source is None
+
+
+def test_a_retry_under_another_credential_still_knows_its_source(desk: Desk) -> None:
+    desk.place(HI, THERE, MORE, answer=SO)
+    chain = (HI, THERE, MORE, SO, THEN)
+    first = desk.place(*chain, tenant=TWO)
+    desk.placing.note_unanswered(desk.known(first), desk.ask(*chain, tenant=TWO).likeness)
+    again = desk.place(*chain, tenant=TWO)
+    assert (again.session, again.source) == (first.session, first.source)
+    assert again.source is not None
+    for _ in range(2):
+        assert desk.place(*chain, tenant=TWO, name="n").source == first.source
+
+
+def test_a_request_goes_on_from_the_stored_answer_that_is_its_root(desk: Desk) -> None:
+    first = desk.place(HI)
+    root = desk.answer(first, THERE)
+    after = desk.place(MORE, root=root)
+    assert (after.session, after.step.relation, after.step.base) == (first.session, "append", 0)
+    assert desk.place(THEN, root=root).step.relation == "branch"
+    assert desk.place(MORE, root=root).step.relation == "retry"
+    assert desk.place(root=root).step.relation == "branch"
+
+
+def test_a_message_without_a_form_adds_no_node(desk: Desk) -> None:
+    silent = Item("assistant", b"")
+    step = desk.place(silent, HI, silent, THERE, name="n").step
+    assert (step.depth, [row.node for row in step.nodes]) == (4, extend_chain(ROOT, [HI.form, THERE.form]))
+    assert [row.parent for row in step.nodes] == [ROOT, step.nodes[0].node]
+
+
+SIDES = [
+    ({}, {}, (HI, THERE, MORE), False),
+    ({"has_tools": False}, {}, (HI, THERE, MORE), False),  # `llm` drops its tools
+    ({"has_tools": False, "model": "n"}, {}, (HI, THERE, MORE), True),
+    ({"model": "n", "system": b"o", "is_stream": False}, {}, (HI, THERE, MORE), False),
+    ({}, {"output": 64}, (HI, THERE, MORE), False),
+    ({"has_tools": False}, {}, (THEN,), True),
+    ({}, {"output": 64}, (THEN,), True),
+    ({}, {"output": 65}, (THEN,), False),
+    ({"model": "n"}, {}, (THEN,), True),
+    ({"system": b"o"}, {}, (THEN,), True),
+    ({"is_stream": False}, {}, (THEN,), True),
+    ({"is_stream": False}, {}, (THEN, HI, SO, MORE), False),
+    ({"is_stream": False, "model": "n"}, {}, (THEN, HI, SO, MORE), True),
+]
+
+
+@pytest.mark.parametrize(("changes", "fields", "chain", "is_side"), SIDES)
+def test_signs_of_a_call_beside_the_conversation(
+    desk: Desk, changes: dict[str, object], fields: dict[str, int], chain: tuple[Item, ...], *, is_side: bool
+) -> None:
+    desk.place(HI, name="n", answer=THERE)
+    traits = replace(MAIN, **changes)
+    assert desk.place(*chain, name="n", traits=traits, output=fields.get("output", 0)).step.is_side is is_side
+    assert desk.place(HI, THERE, MORE, name="n").step.is_side is False  # it does not count for what comes
+
+
+def test_the_first_call_is_beside_only_if_its_answer_is_tiny(desk: Desk) -> None:
+    bare = Traits("m", has_tools=False, system=b"", is_stream=False)
+    assert [desk.place(HI, traits=bare, output=n).step.is_side for n in (0, 64, 65)] == [False, True, False]
+
+
+def test_the_log_is_asked_about_answers_that_are_from_nowhere(desk: Desk) -> None:
+    assert not desk.placing.lacks(desk.ask(HI, THERE, MORE))  # it has nothing else
+    desk.forest.is_complete = False
+    assert not desk.placing.lacks(desk.ask(HI))
+    asked = desk.ask(HI, THERE, MORE)
+    assert desk.placing.lacks(asked)
+    desk.placing.note_recalled(asked)
+    assert not desk.placing.lacks(desk.ask(HI, THERE, THEN))
+    assert desk.placing.lacks(desk.ask(HI, THERE, MORE, SO))
+    assert desk.placing.lacks(desk.ask(HI, SO, MORE))
+
+
+def test_the_log_is_not_asked_about_what_memory_accounts_for(desk: Desk) -> None:
+    desk.place(HI, answer=THERE)
+    desk.forest.is_complete = False
+    assert not desk.placing.lacks(desk.ask(HI, THERE, MORE))
+    assert desk.placing.lacks(desk.ask(HI, THERE, MORE, SO))
+
+
+def test_the_log_is_asked_again_when_something_was_dropped(desk: Desk) -> None:
+    desk.forest.clear()
+    asked = desk.ask(HI, THERE, MORE)
+    desk.placing.note_recalled(asked)
+    assert not desk.placing.lacks(asked)
+    desk.forest.clear()
+    assert desk.placing.lacks(asked)
+    desk.placing.note_recalled(desk.ask(HI, SO))
+    assert desk.placing.lacks(asked)
+
+
+def test_the_log_is_asked_for_a_named_session_that_is_not_here(desk: Desk) -> None:
+    desk.forest.clear()
+    assert desk.placing.lacks(desk.ask(HI, name="n"))
+    desk.place(HI, name="n")
+    assert not desk.placing.lacks(desk.ask(MORE, name="n"))
+
+
+def test_a_request_without_a_name_does_not_trust_a_named_namesake_alone(desk: Desk) -> None:
+    desk.place(HI, name="n", answer=THERE)
+    desk.forest.is_complete = False
+    assert desk.placing.lacks(desk.ask(HI, THERE, MORE))
+    assert not desk.placing.lacks(desk.ask(HI, THERE, MORE, name="n"))
+
+
+def test_where_the_log_cannot_be_asked_a_request_begins_a_session(desk: Desk) -> None:
+    first = desk.place(HI, answer=THERE)
+    asked = desk.ask(HI, THERE, MORE, SO, THEN)
+    assert desk.placing.place(asked, is_certain=False).session == asked.session != first.session
+    named = desk.place(HI, name="n")
+    assert desk.placing.place(desk.ask(MORE, name="n"), is_certain=False).session == named.session
+
+
+def test_of_what_a_request_shows_the_newest_names_are_asked_for(desk: Desk) -> None:
+    asked = desk.ask(*[bot("a", f"{STRONG}{i}") for i in range(100)], user("u"))
+    assert name_unknown(asked) == [f"call:{STRONG}{i}" for i in range(36, 100)]
+
+
+def test_whether_a_request_shows_answers_but_proves_nothing(desk: Desk) -> None:
+    desk.place(HI, answer=THERE)
+    asked = [desk.ask(HI), desk.ask(HI, THERE, MORE), desk.ask(HI, SO), desk.ask(HI, SO, name="n")]
+    assert [desk.placing.is_unproven(each) for each in asked] == [False, False, True, False]

@@ -25,7 +25,7 @@ _SMALL_ANSWER = 64
 _FEW_MESSAGES = 3
 _ADOPTABLE_NODES = 3
 _MOST_REMEMBERED = 4096
-_MOST_NAMES = 64
+_MOST_NAMES = 32
 
 
 Likeness = tuple[bytes, bytes, bytes]

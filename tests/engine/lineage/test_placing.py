@@ -395,7 +395,7 @@ def test_where_the_log_cannot_be_asked_a_request_begins_a_session(desk: Desk) ->
 
 def test_of_what_a_request_shows_the_newest_names_are_asked_for(desk: Desk) -> None:
     asked = desk.ask(*[bot("a", f"{STRONG}{i}") for i in range(100)], user("u"))
-    assert name_unknown(asked) == [f"call:{STRONG}{i}" for i in range(36, 100)]
+    assert name_unknown(asked) == [f"call:{STRONG}{i}" for i in range(68, 100)]
 
 
 def test_whether_a_request_shows_answers_but_proves_nothing(desk: Desk) -> None:

@@ -250,10 +250,11 @@ class World:
         return False
 
     def _narrow(self, sessions: set[str], behind: Sequence[bytes]) -> set[str]:
-        """Those that have come further along this chain; of these, the unnamed."""
+        """Those without a name; of these, the ones that have come further along this chain."""
+        sessions = {s for s in sessions if not self.trees[s].key.family} or sessions
         for node in behind if self.is_whole else ():  # one that has come further may have been dropped
             sessions = {s for s in sessions if any(r.node == node for r in self.trees[s].nodes.values())} or sessions
-        return {s for s in sessions if not self.trees[s].key.family} or sessions
+        return sessions
 
     def _list_witnesses(self, call: Call, own: dict[str, Tree]) -> set[str]:
         found = set()

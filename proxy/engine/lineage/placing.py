@@ -25,7 +25,7 @@ _SMALL_ANSWER = 64
 _FEW_MESSAGES = 3
 _ADOPTABLE_NODES = 3
 _MOST_REMEMBERED = 4096
-_MOST_NAMES = 64
+_MOST_NAMES = 32
 
 
 Likeness = tuple[bytes, bytes, bytes]
@@ -144,8 +144,9 @@ class Placing:
         source = None
         for depth in range(len(asked.nodes), -1, -1):
             node = asked.node_at(depth)
-            if own := self._forest.find_own(asked.session.tenant, node):
-                return _choose(own, node), None
+            own = self._forest.find_own(asked.session.tenant, node)
+            if answered := [known for known in own if known.is_answer(node)]:
+                return _choose(answered, asked, depth), None
             if source is None and depth >= _ADOPTABLE_NODES and (others := self._forest.find_any(node)):
                 source = (others[-1].key.id, node)
         return None, source
@@ -183,10 +184,13 @@ def name_answer(item: Item, own_id: str) -> list[str]:
     return [*_name_item(item), *([name_mark(f"item:{own_id}")] if own_id else [])]
 
 
-def _choose(namesakes: Sequence[Known], node: bytes) -> Known:
-    """Of sessions that have come to the node: one without a name, with nothing behind it yet, and the newest."""
-    unnamed = [known for known in namesakes if not known.key.family] or namesakes
-    return next((known for known in reversed(unnamed) if known.is_leaf(node)), unnamed[-1])
+def _choose(namesakes: Sequence[Known], asked: Asked, depth: int) -> Known:
+    """Of sessions that gave the same answers: one without a name that went the same way, else no way; the newest."""
+    left = [known for known in namesakes if not known.key.family] or namesakes
+    for node in reversed(asked.nodes[depth:]):
+        if found := [known for known in left if known.has(node)]:
+            return found[-1]
+    return next((known for known in reversed(left) if known.is_leaf(asked.node_at(depth))), left[-1])
 
 
 def _find_foreign(asked: Asked, base: int) -> bytes:

@@ -135,6 +135,8 @@ class Lineage:
                 marks += [Mark(name, node, item.form) for name in name_answer(item, ids[i] if i < len(ids) else "")]
             if response and chain:
                 marks.append(Mark(name_mark(f"response:{response}"), chain[-1], items[-1].form))
+        placed = {row.node for row in nodes}
+        marks = [mark for mark in marks if mark.node in placed or place.known.has(mark.node)]  # a root bears none
         self._forest.add(place.known.key.id, nodes, marks)
         self._forest.shrink()
         return Reply(exchange, k, tuple(dict.fromkeys(nodes)), tuple(dict.fromkeys(marks)))

@@ -395,10 +395,25 @@ def test_where_the_log_cannot_be_asked_a_request_begins_a_session(desk: Desk) ->
 
 def test_of_what_a_request_shows_the_newest_names_are_asked_for(desk: Desk) -> None:
     asked = desk.ask(*[bot("a", f"{STRONG}{i}") for i in range(100)], user("u"))
-    assert name_unknown(asked) == [f"call:{STRONG}{i}" for i in range(36, 100)]
+    assert name_unknown(asked) == [f"call:{STRONG}{i}" for i in range(68, 100)]
 
 
 def test_whether_a_request_shows_answers_but_proves_nothing(desk: Desk) -> None:
     desk.place(HI, answer=THERE)
     asked = [desk.ask(HI), desk.ask(HI, THERE, MORE), desk.ask(HI, SO), desk.ask(HI, SO, name="n")]
     assert [desk.placing.is_unproven(each) for each in asked] == [False, False, True, False]
+
+
+def test_an_answer_counts_more_than_what_stands_behind_a_shallower_one(desk: Desk) -> None:
+    desk.place(HI, name="a", answer=THERE)
+    desk.place(HI, THERE, MORE, SO, THEN, name="a")
+    other = desk.place(HI, THERE, MORE, name="b", answer=SO)
+    assert desk.place(HI, THERE, MORE, SO, THEN).session == other.session
+
+
+def test_only_the_newest_of_many_questions_to_the_log_are_kept_in_mind(desk: Desk) -> None:
+    desk.forest.clear()
+    asked = [desk.ask(HI, bot(str(i))) for i in range(4097)]
+    for each in asked:
+        desk.placing.note_recalled(each)
+    assert [desk.placing.lacks(asked[i]) for i in (0, 1, 4096)] == [True, False, False]

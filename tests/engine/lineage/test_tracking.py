@@ -289,6 +289,37 @@ async def test_where_the_log_cannot_be_read_a_call_goes_on_in_a_session_of_its_o
     assert not caplog.records
 
 
+async def test_the_log_is_asked_once_about_a_history_that_it_does_not_know() -> None:
+    desk = Desk()
+    desk.engine.lineage._forest.clear()
+    for _ in range(3):
+        await desk.send(*CHAIN, status=429)
+        await desk.settle()
+    assert len(desk.engine.archive.recalled) == 1
+
+
+async def test_what_the_log_has_lost_is_not_known_any_more() -> None:
+    desk = Desk()
+    await desk.send(user("a"), name="n")
+    await desk.settle()
+    desk.engine.archive.health = replace(desk.engine.archive.health, generation=1)
+    desk.engine.archive.trees.by_id.clear()
+    step = await desk.send(*CHAIN, name="n")
+    assert (step.relation, step.base, len(step.nodes)) == ("root", 0, 3)
+
+
+@pytest.mark.parametrize("messages", [[], [user("hi")]])
+async def test_a_mark_stands_at_a_node_of_its_session(messages: list[Message]) -> None:
+    desk = Desk()
+    reasoning = {"type": "reasoning", "id": "rs_1", "summary": []}
+    desk.upstream.answer(ScriptedResponse(json.dumps({"output": [reasoning]}).encode(), headers=JSON, ending="whole"))
+    request = ClientRequest("POST", b"/v1/responses", (), json.dumps({"input": messages}).encode())
+    await desk.engine.exchanges.carry(request, "responses", RecordingClient())
+    await desk.settle()
+    (reply,) = desk.engine.archive.of(Reply)
+    assert [mark.node for mark in reply.marks] == [desk.step.tip for _ in messages]
+
+
 class Stalling:
     """A log that does not answer before it is told to."""
 

@@ -38,6 +38,9 @@ from proxy.server.routes import Endpoints, build_routes
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
 _CUT_SECONDS = 3
+# Nearly all that a call makes is freed by its count. With the collector's usual 700 objects it looks at the calls under
+# way again and again: 3 % of a call at 64 at once.
+_GC_THRESHOLD = 20_000
 
 _log = logging.getLogger("palimpsest")
 
@@ -107,6 +110,7 @@ async def _run(settings: Settings) -> None:
             _announce(settings, policy, listener.getsockname()[1])
             trimmer = HeapTrimmer(lambda: not engine.tasks, find_trim(), read_resident_bytes)
             trimmer.start(asyncio.get_running_loop())
+            gc.set_threshold(_GC_THRESHOLD)
             gc.freeze()  # what the start has made stays: the collector need not look at it again
             server = DrainingServer(_configure(app, policy), health, engine.tasks, policy.drain_seconds)
             await server.serve([listener])

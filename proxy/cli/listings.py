@@ -123,7 +123,7 @@ def _tell_round(row: RoundRow) -> Iterator[str]:
     if row.timings:
         yield f"timing    first byte {row.timings.first_byte_ms:.0f} ms, end {row.timings.total_ms:.0f} ms"
     if row.usage:
-        counts = [(name, getattr(row.usage, name)) for name in Usage.__slots__]
+        counts = [(name, getattr(row.usage, name)) for name in Usage.__struct_fields__]
         yield "tokens    " + ", ".join(f"{name} {count}" for name, count in counts if count is not None)
     if row.finish:
         yield f"finish    {row.finish}"

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from dataclasses import dataclass
 
 import msgspec
 
@@ -23,8 +22,7 @@ _MOST_WAITING = 1024
 _GATHER_SECONDS = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(msgspec.Struct, frozen=True, gc=False):
     """A recorded answer that waits to be read."""
 
     exchange: str

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
+import msgspec
+
 from proxy.engine.histories import Histories, History, Key, split_known, take_stock
 from proxy.engine.lineage.chain import Chain, Messages, make_chain, read_messages
 from proxy.engine.lineage.known import Traits
-from proxy.engine.lineage.naming import Naming, make_session, read_text
+from proxy.engine.lineage.naming import Naming, make_session, read_body, read_text
 from proxy.engine.lineage.placing import Asked, Place
 from proxy.engine.lineage.tenants import Caller
 from proxy.engine.lineage.tracking import Lineage
@@ -41,8 +43,7 @@ class Route:
     models: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(msgspec.Struct, frozen=True, gc=False):
     """A request as recognised. `is_stream`: a streamed answer is asked for. `step`: where it stands, if known."""
 
     opening: Opening
@@ -109,7 +110,7 @@ class Reception:
         """Recognise a request whose body is still to come; whoever passes it on fills in the opening's body."""
         exchange, upstream = self._ids.next_exchange(), self._choose("")
         tenant = self._lineage.tenants.find(request.headers).tenant
-        session = make_session(tenant, upstream.name, self._naming.read(request.headers, None), exchange)
+        session = make_session(tenant, upstream.name, self._naming.read(request.headers), exchange)
         opening = self._open(request, mode, exchange, session, _Reading("passthrough", "", "", _NOTHING))
         return Received(opening, upstream)
 
@@ -132,8 +133,8 @@ class Reception:
 
     async def _recognise(self, request: ClientRequest, form: Format, caller: Caller, exchange: str) -> _Recognised:
         content = request.body
-        early = self._naming.read(request.headers, None)
-        key = (caller.tenant, form.name, early.family)
+        named = self._naming.read(request.headers)
+        key = (caller.tenant, form.name, named.family)
         self._forget_lost()
         is_kept = len(content) <= self._policy.record_cap_bytes
         known, shared = self._histories.find(key, content) if is_kept else (None, 0)
@@ -142,7 +143,7 @@ class Reception:
             return self._keep_apart(request, caller, exchange)
         model = read_text(split.member("model"))
         upstream = self._choose(model)
-        session = make_session(caller.tenant, upstream.name, self._naming.read(request.headers, split), exchange)
+        session = make_session(caller.tenant, upstream.name, read_body(named, split), exchange)
         messages, chain = await self._read_chain(form, split, session, known, shared)
         traits = Traits(model, split.member("tools") not in _NONE, messages.system, split.member("stream") == b"true")
         asked = Asked(
@@ -155,10 +156,12 @@ class Reception:
             items=chain.items,
             most_output=_read_output_limit(split),
         )
-        place = await self._place(asked) if session.family or self._policy.infer else Place(session, None)
+        place = await self._place(asked) if session.family or self._policy.infer else None
         # From here on nothing waits: what is remembered is in the log with the opening, before any later request's.
         body = self._take_stock(key, split, chain, known, shared) if is_kept else self._keep_whole(content)
-        return _Recognised(place.session, upstream, model, body, traits.is_stream, place.step)
+        if place is not None:
+            return _Recognised(place.session, upstream, model, body, traits.is_stream, place.step)
+        return _Recognised(session, upstream, model, body, traits.is_stream)
 
     async def _read_chain(
         self, form: Format, split: SplitBody, session: SessionKey, known: History | None, shared: int
@@ -198,7 +201,7 @@ class Reception:
     def _keep_apart(self, request: ClientRequest, caller: Caller, exchange: str) -> _Recognised:
         """A body that is not understood: whole, to the first upstream, in the session that its headers name."""
         upstream = self._choose("")
-        session = make_session(caller.tenant, upstream.name, self._naming.read(request.headers, None), exchange)
+        session = make_session(caller.tenant, upstream.name, self._naming.read(request.headers), exchange)
         return _Recognised(session, upstream, "", self._keep_whole(request.body))
 
     def _keep_whole(self, content: bytes) -> Manifest:

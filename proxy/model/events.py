@@ -1,6 +1,4 @@
-"""Facts the engine publishes. Rule: one frozen dataclass per fact, past tense, declared when it is published."""
-
-from dataclasses import dataclass
+"""Facts the engine publishes. Rule: one frozen value per fact, past tense, declared when it is published."""
 
 import msgspec
 
@@ -27,8 +25,7 @@ class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
     is_readable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ReadingFailed:
+class ReadingFailed(msgspec.Struct, frozen=True, gc=False):
     """The bytes of an answer could not be interpreted; they are in the log all the same."""
 
     exchange: str

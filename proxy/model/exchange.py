@@ -5,7 +5,6 @@ perhaps `Trailer`s (bytes after the end marker), and a `Reading`: what the answe
 Where it stands in its conversation is in `model/lineage`; all kinds of records are in `model/record`.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -32,8 +31,7 @@ class SessionKey(msgspec.Struct, frozen=True, gc=False, array_like=True):
     parent: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ClientRequest:
+class ClientRequest(msgspec.Struct, frozen=True, gc=False):
     """A request as the client sent it. `target` is path and query, raw; header names are lower case."""
 
     method: str
@@ -102,8 +100,7 @@ class Trailer(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     received: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """Tokens as the provider counted them; None where it said nothing. `input` includes `cached` and `written`."""
 
     input: int | None = None
@@ -113,8 +110,7 @@ class Usage:
     reasoning: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """An answer as one object of its wire, assembled from the bytes.
 
     `value` has the shape of the wire's non-streamed answer. `finish` joins the finish reasons of all choices with a

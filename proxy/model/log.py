@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from proxy.model.exchange import Completeness, Headers, Kind, Mode, Timings, Usage
 from proxy.model.lineage import Relation
 
@@ -114,8 +116,7 @@ class Verification:
     faults: tuple[Fault, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ArchiveHealth:
+class ArchiveHealth(msgspec.Struct, frozen=True, gc=False):
     """How the log is doing. `problem` is empty while it keeps its promise; `dropped` counts records lost for good.
 
     `generation` changes whenever a record was lost: whoever remembers what the log holds must forget it then.

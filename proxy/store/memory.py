@@ -1,6 +1,7 @@
 """The log in memory, for tests and for programs that embed the engine. Rule: what can be observed is as with a file.
 
-Records of one append are taken together or not at all; what is a duplicate or refers to nothing is refused and counted.
+Records of one append are taken together, at worst without those of lineage, or not at all; what is a duplicate or
+refers to nothing is refused and counted.
 It is bounded by nothing but memory, and gone with the process.
 """
 
@@ -22,7 +23,7 @@ from proxy.model.manifest import (
     link_after,
     root_of,
 )
-from proxy.model.record import Record
+from proxy.model.record import Record, leave_lineage
 from proxy.store.storable import fit_text, fit_usage
 from proxy.store.tables import Exchange, Tables
 
@@ -51,11 +52,12 @@ class MemoryArchive:
 
     def append(self, *records: Record, is_urgent: bool = True) -> "asyncio.Future[bool]":
         """Take records, all or none; the future is done at once."""
-        stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        stored.set_result(not self._is_closed and self._tables.add(records))
-        if not stored.result():
-            self._dropped += len(records)
+        taken = self._take(records)
+        if len(taken) < len(records):
+            self._dropped += len(records) - len(taken)
             self._generation += 1
+        stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        stored.set_result(bool(taken))
         return stored
 
     def flush(self) -> None:
@@ -128,6 +130,13 @@ class MemoryArchive:
     async def close(self) -> None:
         """Take nothing more; what was taken can still be read."""
         self._is_closed = True
+
+    def _take(self, records: tuple[Record, ...]) -> tuple[Record, ...]:
+        """Those that are kept: all, all but what was derived, or none."""
+        for offer in (records, leave_lineage(records)):
+            if offer and not self._is_closed and self._tables.add(offer):
+                return offer
+        return ()
 
     def _is_answer(self, node: bytes) -> bool:
         return any(tree.has_answer(node) for tree in self._tables.trees.values())

@@ -6,6 +6,7 @@ since the upstream, or a server before it, may normalise them differently from u
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from proxy.model.errors import BadRequest
@@ -32,8 +33,7 @@ class Origin:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """What to ask an origin for. `is_under_base`: a configured key may be sent along."""
 
     path: bytes

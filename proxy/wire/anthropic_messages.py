@@ -6,22 +6,23 @@ that are not known are continued like text.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from proxy.model.exchange import Answer, Usage
 from proxy.wire import anthropic_identity
 from proxy.wire.body import Span
 from proxy.wire.deltas import Places, assemble, keep, merge, settle_object
-from proxy.wire.evidence import read_error, read_fields, read_kind, read_object, read_text, read_typed_error, read_usage
+from proxy.wire.evidence import UsageNames, read_error, read_fields, read_kind, read_object, read_text, read_typed_error
 from proxy.wire.identity import Item
 from proxy.wire.sse import EVENT_LINE, TYPED_DATA_LINE, ServerEvent
 
-_USAGE_NAMES = {
-    "input": ("input_tokens",),
-    "output": ("output_tokens",),
-    "cached": ("cache_read_input_tokens",),
-    "written": ("cache_creation_input_tokens",),
-}
+_USAGE = UsageNames(
+    input=("input_tokens",),
+    output=("output_tokens",),
+    cached=("cache_read_input_tokens",),
+    written=("cache_creation_input_tokens",),
+)
 # Types of blocks whose beginning is missing, where the delta is not named after them.
 _BLOCK_TYPES = {"input_json_delta": "tool_use", "citations_delta": "text", "signature_delta": "thinking"}
 
@@ -66,7 +67,7 @@ class AnthropicMessages:
 
 def _read_usage(value: object) -> Usage | None:
     """As counted, but with the whole prompt as `input`: Anthropic counts only what the cache had no part in."""
-    usage = read_usage(value, _USAGE_NAMES)
+    usage = _USAGE.read(value)
     if usage is None:
         return None
     parts = [count for count in (usage.input, usage.cached, usage.written) if count is not None]

@@ -11,7 +11,7 @@ from proxy.model.exchange import Answer
 from proxy.wire import chat_identity
 from proxy.wire.body import Span
 from proxy.wire.deltas import Places, assemble, keep, merge, settle, settle_object
-from proxy.wire.evidence import read_error, read_fields, read_objects, read_text, read_usage
+from proxy.wire.evidence import UsageNames, read_error, read_fields, read_objects, read_text
 from proxy.wire.identity import Item
 from proxy.wire.sse import DATA_LINE, ServerEvent
 
@@ -19,22 +19,22 @@ _END = "[DONE]"
 _PADDING = "obfuscation"
 
 # After the standard names: DeepSeek's, Moonshot's, and those of Anthropic's models behind LiteLLM and OpenRouter.
-_USAGE_NAMES = {
-    "input": ("prompt_tokens",),
-    "output": ("completion_tokens",),
-    "cached": (
+_USAGE = UsageNames(
+    input=("prompt_tokens",),
+    output=("completion_tokens",),
+    cached=(
         "prompt_tokens_details.cached_tokens",
         "prompt_cache_hit_tokens",
         "cached_tokens",
         "cache_read_input_tokens",
     ),
-    "written": (
+    written=(
         "prompt_tokens_details.cache_write_tokens",
         "prompt_tokens_details.cache_creation_tokens",
         "cache_creation_input_tokens",
     ),
-    "reasoning": ("completion_tokens_details.reasoning_tokens", "reasoning_tokens"),
-}
+    reasoning=("completion_tokens_details.reasoning_tokens", "reasoning_tokens"),
+)
 
 
 class ChatCompletions:
@@ -51,7 +51,7 @@ class ChatCompletions:
         errors = (read_error(value), *(read_error({"error": choice.get("error")}) for choice in choices))
         return Answer(
             value=dict(value),
-            usage=read_usage(value.get("usage"), _USAGE_NAMES),
+            usage=_USAGE.read(value.get("usage")),
             finish=",".join(filter(None, (read_text(choice.get("finish_reason")) for choice in choices))),
             error=next(filter(None, errors), ""),
         )

@@ -90,7 +90,7 @@ def forward_response(headers: Headers) -> Headers:
 
 def keep_for_log(headers: Headers) -> Headers:
     """The fields that may rest in the log."""
-    return tuple((name, value) for name, value in headers if name in _STORED or name.startswith(_STORED_PREFIXES))
+    return tuple([field for field in headers if field[0] in _STORED or field[0].startswith(_STORED_PREFIXES)])
 
 
 def is_credential(name: bytes) -> bool:
@@ -107,7 +107,7 @@ def find_credential(headers: Headers) -> bytes:
 
 
 def _named_by_connection(headers: Headers) -> frozenset[bytes]:
-    value = b",".join(value for name, value in headers if name == b"connection")
+    value = b",".join([value for name, value in headers if name == b"connection"])
     if not value:
         return frozenset()
     return frozenset(token.strip().lower() for token in value.split(b","))

@@ -13,13 +13,13 @@ from proxy.wire import responses_identity
 from proxy.wire.body import Span
 from proxy.wire.deltas import Places, assemble, keep, merge, settle, settle_object
 from proxy.wire.evidence import (
+    UsageNames,
     read_error,
     read_fields,
     read_kind,
     read_objects,
     read_text,
     read_typed_error,
-    read_usage,
 )
 from proxy.wire.identity import Item
 from proxy.wire.sse import DATA_LINE, EVENT_LINE, TYPED_DATA_LINE, ServerEvent
@@ -28,13 +28,13 @@ _ENDS = frozenset({"response.completed", "response.failed", "response.incomplete
 _END = rb"response\.(?:completed|failed|incomplete)"
 _UNDER_WAY = frozenset({"queued", "in_progress"})
 
-_USAGE_NAMES = {
-    "input": ("input_tokens",),
-    "output": ("output_tokens",),
-    "cached": ("input_tokens_details.cached_tokens",),
-    "written": ("input_tokens_details.cache_write_tokens",),
-    "reasoning": ("output_tokens_details.reasoning_tokens",),
-}
+_USAGE = UsageNames(
+    input=("input_tokens",),
+    output=("output_tokens",),
+    cached=("input_tokens_details.cached_tokens",),
+    written=("input_tokens_details.cache_write_tokens",),
+    reasoning=("output_tokens_details.reasoning_tokens",),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Responses:
         status = read_text(value.get("status"))
         return Answer(
             value=dict(value),
-            usage=read_usage(value.get("usage"), _USAGE_NAMES),
+            usage=_USAGE.read(value.get("usage")),
             finish=reason or ("" if status in _UNDER_WAY else status),
             error=read_error(value),
         )

@@ -1,11 +1,11 @@
 """Receiving requests: where they go, how they are named, what of them is kept, and that none is refused."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from proxy.engine.bus import EventBus
 from proxy.engine.lineage.naming import Name, make_session

@@ -48,13 +48,19 @@ async def is_stored(archive: Archive, *records: Record) -> bool:
     Their future may say that they are safe before the log refuses them: what counts is then in `health`, at the latest
     when somebody reads.
     """
+    dropped = await count_dropped(archive, *records)
+    assert dropped == 0 or dropped == len(records)
+    return not dropped
+
+
+async def count_dropped(archive: Archive, *records: Record) -> int:
+    """Append records; how many of them the log has refused."""
     before = archive.health.dropped
     is_safe = await archive.append(*records)
     await archive.list_sessions(1)
     dropped = archive.health.dropped - before
-    assert dropped == 0 or dropped == len(records)
-    assert is_safe or dropped
-    return not dropped
+    assert is_safe or dropped == len(records)
+    return dropped
 
 
 class ArchiveContract:

@@ -10,7 +10,7 @@ from proxy.model.errors import NotFound
 from proxy.model.lineage import Adoption, Mark, StoredSession, name_mark, root_of_chain
 from proxy.model.log import BranchRow
 from proxy.model.record import Record
-from tests.store.contract import is_stored
+from tests.store.contract import count_dropped, is_stored
 from tests.store.samples import (
     OPENED_MS,
     OTHER_TENANT,
@@ -211,11 +211,17 @@ class TreeContract:
             archive, make_opening(), make_step("e1", [A], marks=[make_mark("c:1", A)]), make_round("e7")
         )
         assert not await archive.has_sessions()
+
+    async def test_a_step_that_is_refused_costs_nothing_but_itself(self, archive: TreeArchive) -> None:
         assert await is_stored(archive, make_opening(), make_step("e1", [A]))
-        assert not await is_stored(archive, make_opening("e2"), make_step("e2", [B, C], marks=[make_mark("c:1", D)]))
+        generation = archive.health.generation
+        step = make_step("e2", [B, C], marks=[make_mark("c:1", D)])
+        assert await count_dropped(archive, make_opening("e2"), make_round("e2"), step) == 1
+        assert archive.health.generation != generation
         (stored,) = await archive.recall((), ("c:1",), make_key().id)
         assert (stored.nodes, stored.marks) == ((A,), ())
-        assert await is_stored(archive, make_opening("e2"), make_step("e2", [B, C], marks=[make_mark("c:1", C)]))
+        assert [row.id for row in await archive.list_exchanges(make_key().id)] == ["e1", "e2"]
+        assert await is_stored(archive, make_step("e2", [B, C], marks=[make_mark("c:1", C)]))
         assert await recall_ids(archive, marks=("c:1",)) == [make_key().id]
 
     async def test_where_a_call_stands_is_listed_with_it(self, archive: TreeArchive) -> None:

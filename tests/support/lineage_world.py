@@ -7,9 +7,11 @@ the same so far, and were answered the same, each is a candidate: no proxy can t
 import asyncio
 import json
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar, cast
+
+from msgspec.structs import replace
 
 from proxy.engine.lineage.naming import Name, make_session
 from proxy.engine.lineage.placing import name_unknown
@@ -140,6 +142,7 @@ class World:
         received = self.run(self.engine.reception.receive(request, self.tongue.form, "observe"))
         self.engine.archive.refuses_recall = False
         assert received.step is not None
+        self.is_whole &= self.engine.lineage._forest.is_complete  # receiving may have dropped a session
         opening, step = received.opening, received.step
         call = Call(asking, opening.exchange, opening.session.id, tenant, nodes, items)
         call.tip = nodes[-1] if nodes else self.root

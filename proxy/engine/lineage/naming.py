@@ -21,10 +21,14 @@ _LONGEST = 200
 
 
 class Name(NamedTuple):
-    """A family, empty where the client names none, and the family of the agent that started it, if it says so."""
+    """A family, empty where the client names none, and the family of the agent that started it, if it says so.
+
+    `is_weak`: taken from fields that one client sends with all its requests; a name in the body goes before.
+    """
 
     family: str = ""
     parent: str = ""
+    is_weak: bool = False
 
 
 class Naming:
@@ -33,8 +37,8 @@ class Naming:
     def __init__(self, session_headers: tuple[str, ...] = ()) -> None:
         self._headers = tuple(name.lower().encode("latin-1") for name in session_headers) + _GENERIC
 
-    def read(self, headers: Headers, body: SplitBody | None) -> Name:
-        """The client's own name for the conversation; of a field that is there twice, the first counts."""
+    def read(self, headers: Headers) -> Name:
+        """What the header fields name the conversation; of a field that is there twice, the first counts."""
         fields = dict(reversed(headers))
         if own := fields.get(_OWN):
             return Name(_shorten(_text(own)))
@@ -42,9 +46,15 @@ class Naming:
             if value := fields.get(name):
                 parent = fields.get(_PARENTS.get(name, b""), b"")
                 return Name(_name_field(name, value), _name_field(name, parent) if parent not in (b"", value) else "")
-        if family := _name_in_body(body):
-            return Name(_shorten(family))
         return _name_by_client(fields)
+
+
+def read_body(named: Name, body: SplitBody) -> Name:
+    """The name of a conversation whose fields name it so, and which has this body."""
+    if named.family and not named.is_weak:
+        return named
+    family = _name_in_body(body)
+    return Name(_shorten(family)) if family else named
 
 
 def make_session(tenant: bytes, upstream: str, name: Name, exchange: str) -> SessionKey:
@@ -64,9 +74,7 @@ def _name_field(name: bytes, value: bytes) -> str:
     return _shorten(f"{_text(name)}:{_text(value)}")
 
 
-def _name_in_body(body: SplitBody | None) -> str:
-    if body is None:
-        return ""
+def _name_in_body(body: SplitBody) -> str:
     for name in _BODY_MEMBERS:
         value = read_text(body.member(name))
         if value:
@@ -92,13 +100,14 @@ def _name_by_client(fields: Mapping[bytes, bytes]) -> Name:
         return Name(
             _shorten(f"codex:{_text(thread)}"),
             _shorten(f"codex:{_text(parent)}") if parent not in (b"", thread) else "",
+            is_weak=True,
         )
     if session := fields.get(b"x-claude-code-session-id"):
         main = f"claude-code:{_text(session)}"
         agent = fields.get(b"x-claude-code-agent-id")
         if agent and agent != b"main":
-            return Name(_shorten(f"{main}:{_text(agent)}"), _shorten(f"{main}:main"))
-        return Name(_shorten(f"{main}:main"))
+            return Name(_shorten(f"{main}:{_text(agent)}"), _shorten(f"{main}:main"), is_weak=True)
+        return Name(_shorten(f"{main}:main"), is_weak=True)
     return Name()
 
 

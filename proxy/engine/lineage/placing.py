@@ -66,7 +66,7 @@ class Place(msgspec.Struct, frozen=True, gc=False):
     """What was decided. `source`: the session of another credential that this one goes on from, and the node."""
 
     session: SessionKey
-    step: Step | None
+    step: Step
     source: tuple[str, bytes] | None = None
 
 

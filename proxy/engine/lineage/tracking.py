@@ -85,7 +85,7 @@ class Lineage:
         """
         if not self._unread:
             return
-        waiting = [node for node in (asked.root, *asked.nodes) if node in self._unread]
+        waiting = [node for node in (asked.root, *asked.nodes[:-1]) if node in self._unread]
         yield from [exchange for node in dict.fromkeys(waiting) for exchange in self._unread[node]]
         if self._placing.is_unproven(asked):
             yield from self.list_unread_of(asked.session.tenant)

@@ -24,10 +24,10 @@ _MOST_AHEAD = 1024
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """The records of one append: stored together or not at all.
+    """The records of one append: stored together, at worst without those of lineage, or not at all.
 
     `stored` is who waits for that. `place` is where the journal ended behind this entry, 0 where there was nothing in
-    it; `is_kept` tells whether the entry itself is there.
+    it; `is_kept` tells whether the entry itself is there. `refused` records of lineage were left out.
     """
 
     records: tuple[Record, ...]
@@ -35,6 +35,7 @@ class Entry:
     stored: "asyncio.Future[bool] | None"
     place: int = 0
     is_kept: bool = False
+    refused: int = 0
 
 
 class Spool:
@@ -120,15 +121,16 @@ class Spool:
     def settle(self, entries: Sequence[Entry], is_stored: bool) -> None:
         """Note that entries were stored, or lost for good, and tell who waits."""
         for entry in entries:
-            self.pending -= len(entry.records)
+            self.pending -= len(entry.records) + entry.refused
             self.pending_bytes -= entry.weight
             if not entry.is_kept:
                 self._outside -= 1
             if is_stored and self._journal is not None:
                 # What was refused is freed with the next that is stored: until then the mark stands before it.
                 self._journal.free(entry.place)
-            if not is_stored:
-                self._drop(len(entry.records))
+            lost = entry.refused if is_stored else len(entry.records) + entry.refused
+            if lost:
+                self._drop(lost)
             if entry.stored is not None and not entry.stored.done():
                 entry.stored.set_result(is_stored)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.engine.lineage.naming import Name, Naming, make_session, read_text
+from proxy.engine.lineage.naming import Name, Naming, make_session, read_body, read_text
 from proxy.model.exchange import Headers
 from proxy.wire.body import Span, SplitBody, split_body
 
@@ -30,45 +30,46 @@ def split(content: bytes) -> SplitBody:
 
 
 NAMED = split(b'{"litellm_session_id":"v","session_id":"w"}')
+UNNAMED = split(b'{"model":"m"}')
 
 
 @pytest.mark.parametrize("first", range(len(IN_ORDER)))
 def test_the_first_name_in_the_order_of_the_protocol_counts(first: int) -> None:
     left = IN_ORDER[first:]
     headers: Headers = tuple((name, b"v") for name, _ in reversed(left) if name != b"body")
-    body = NAMED if any(name == b"body" for name, _ in left) else None
-    assert NAMING.read(headers, body).family == left[0][1]
+    body = NAMED if any(name == b"body" for name, _ in left) else UNNAMED
+    assert read_body(NAMING.read(headers), body).family == left[0][1]
 
 
 def test_a_body_names_its_session_by_either_member() -> None:
-    assert NAMING.read((), split(b'{"session_id":"w"}')).family == "session_id:w"
-    assert NAMING.read((), split(b'{"litellm_session_id":"","session_id":"w"}')).family == "session_id:w"
+    assert read_body(Name(), split(b'{"session_id":"w"}')).family == "session_id:w"
+    assert read_body(Name(), split(b'{"litellm_session_id":"","session_id":"w"}')).family == "session_id:w"
 
 
 @pytest.mark.parametrize("value", [b"null", b"7", b'""', b"{}", b'"\\ud800"', b'["w"]', b'"\xff"'])
 def test_what_is_no_text_names_nothing_and_harms_nothing(value: bytes) -> None:
-    assert NAMING.read((), split(b'{"session_id":' + value + b"}")).family == ""
+    assert read_body(Name(), split(b'{"session_id":' + value + b"}")).family == ""
     assert read_text(value) == ""
 
 
 def test_an_agent_of_claude_code_is_a_family_of_its_own() -> None:
     headers: Headers = ((b"x-claude-code-session-id", b"s"), (b"x-claude-code-agent-id", b"a"))
-    assert NAMING.read(headers, None).family == "claude-code:s:a"
+    assert NAMING.read(headers).family == "claude-code:s:a"
 
 
 @pytest.mark.parametrize("name", [b"user", b"prompt-cache-key", b"x-request-id", b"x-session"])
 def test_other_fields_name_no_conversation(name: bytes) -> None:
     body = split(b'{"user":"u","safety_identifier":"s","prompt_cache_key":"k"}')
-    assert NAMING.read(((name, b"v"),), body).family == ""
+    assert read_body(NAMING.read(((name, b"v"),)), body).family == ""
 
 
 def test_an_empty_name_is_none() -> None:
-    assert NAMING.read(((b"x-palimpsest-session", b""), (b"thread-id", b"t")), None).family == "codex:t"
+    assert NAMING.read(((b"x-palimpsest-session", b""), (b"thread-id", b"t"))).family == "codex:t"
 
 
 @given(st.binary(min_size=1, max_size=300), st.binary(min_size=1, max_size=300))
 def test_ids_of_any_length_and_alphabet_name_families_and_different_ids_different_ones(one: bytes, two: bytes) -> None:
-    families = [NAMING.read(((b"x-session-id", value),), None).family for value in (one, two)]
+    families = [NAMING.read(((b"x-session-id", value),)).family for value in (one, two)]
     assert all(0 < len(family) <= 200 for family in families)
     assert (families[0] == families[1]) == (one == two)
     sessions = [make_session(b"t" * 16, "main", Name(family), "x1") for family in families]
@@ -77,7 +78,7 @@ def test_ids_of_any_length_and_alphabet_name_families_and_different_ids_differen
 
 def test_a_long_name_in_a_body_is_known_by_its_digest() -> None:
     long = "é" * 201
-    family = NAMING.read((), split(b'{"session_id":"%b"}' % long.encode())).family
+    family = read_body(Name(), split(b'{"session_id":"%b"}' % long.encode())).family
     assert family.startswith("sha256:")
     assert len(family) == 71
 
@@ -110,8 +111,8 @@ CHILDREN: list[tuple[Headers, Headers]] = [
 
 @pytest.mark.parametrize(("child", "parent"), CHILDREN)
 def test_a_session_knows_the_one_whose_agent_started_it(child: Headers, parent: Headers) -> None:
-    started = make_session(b"t" * 16, "main", NAMING.read(child, None), "x1")
-    starter = make_session(b"t" * 16, "main", NAMING.read(parent, None), "x2")
+    started = make_session(b"t" * 16, "main", NAMING.read(child), "x1")
+    starter = make_session(b"t" * 16, "main", NAMING.read(parent), "x2")
     assert started.parent == starter.id
     assert starter.parent == ""
 
@@ -119,7 +120,7 @@ def test_a_session_knows_the_one_whose_agent_started_it(child: Headers, parent: 
 @pytest.mark.parametrize("name", [b"x-session-id", b"thread-id"])
 def test_nobody_is_their_own_parent(name: bytes) -> None:
     headers: Headers = ((name, b"a"), (b"x-parent-session-id", b"a"), (b"x-codex-parent-thread-id", b"a"))
-    assert NAMING.read(headers, None).parent == ""
+    assert NAMING.read(headers).parent == ""
 
 
 @pytest.mark.parametrize(
@@ -135,4 +136,4 @@ def test_nobody_is_their_own_parent(name: bytes) -> None:
 )
 def test_a_history_that_the_upstream_holds_names_its_conversation(raw: bytes, family: str) -> None:
     body = SplitBody(raw, {"conversation": Span(0, len(raw))}, ())
-    assert NAMING.read((), body).family == family
+    assert read_body(Name(), body).family == family

@@ -3,10 +3,10 @@
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from proxy.engine.policy import EnginePolicy
 from proxy.model.errors import UpstreamUnreachable

@@ -189,6 +189,8 @@ class Archive(LogReader, Ancestry, Protocol):
         """Queue records, in order, behind everything queued before; never blocks, never raises.
 
         The future turns True once they (and all before them) are durable, False if they were dropped for want of room.
+        A store may learn later that it cannot take what is durable (a duplicate, what refers to nothing): then `health`
+        counts it. Records of lineage may be refused without those they came with.
         Records that are not urgent may wait for the next ones that are, for `flush`, or a second at most.
         """
         ...

@@ -108,6 +108,7 @@ def open_recording(
 
 
 async def carry(archive: SqliteArchive, response: ScriptedResponse, client: RecordingClient) -> None:
+    """One call, and the end of the log."""
     policy, tasks = EnginePolicy(commit_wait_ms=10_000), TaskRunner()
     bus, clock = EventBus(tasks), FixedClock()
     lineage = make_lineage(archive, clock, policy)
@@ -118,19 +119,22 @@ async def carry(archive: SqliteArchive, response: ScriptedResponse, client: Reco
     form = ChatCompletions()
     exchanges = Exchanges(policy, {form.name: form}, reception, relay, tasks)
     request = ClientRequest("POST", b"/v1/chat/completions", (), BODY)
-    await exchanges.carry(request, form.name, client)
-    await tasks.finish(5)
+    try:
+        await exchanges.carry(request, form.name, client)
+        await tasks.finish(5)
+    finally:
+        await archive.close()
+
+
+def stream() -> ScriptedResponse:
+    return ScriptedResponse(b"data: {}\n\n", b"data: 1\n\ndata: [DONE]\n\n", headers=STREAM, ending="eof")
 
 
 async def test_a_stream_begins_after_the_question_and_ends_after_the_answer_is_committed(tmp_path: Path) -> None:
     journal, pragmas = list[str](), list[str]()
     archive = open_recording(tmp_path, "full", journal, pragmas)
     client = JournalingClient(journal)
-    response = ScriptedResponse(b"data: {}\n\n", b"data: 1\n\ndata: [DONE]\n\n", headers=STREAM, ending="eof")
-    try:
-        await carry(archive, response, client)
-    finally:
-        await archive.close()
+    await carry(archive, stream(), client)
     assert journal == [
         "commit exchange",
         "head",
@@ -146,11 +150,7 @@ async def test_a_stream_begins_after_the_question_and_ends_after_the_answer_is_i
     journal, pragmas = list[str](), list[str]()
     archive = open_recording(tmp_path, "normal", [], pragmas)
     client = RecoveringClient(journal, tmp_path / "log.db")
-    response = ScriptedResponse(b"data: {}\n\n", b"data: 1\n\ndata: [DONE]\n\n", headers=STREAM, ending="eof")
-    try:
-        await carry(archive, response, client)
-    finally:
-        await archive.close()
+    await carry(archive, stream(), client)
     assert journal == [
         "journal Opening",
         "journal Round",
@@ -168,10 +168,7 @@ async def test_a_whole_answer_is_released_after_both_are_committed(tmp_path: Pat
     journal = list[str]()
     archive = open_recording(tmp_path, "full", journal, [])
     client = JournalingClient(journal)
-    try:
-        await carry(archive, ScriptedResponse(b'{"id":1}', headers=JSON, ending="whole"), client)
-    finally:
-        await archive.close()
+    await carry(archive, ScriptedResponse(b'{"id":1}', headers=JSON, ending="whole"), client)
     assert journal == ["commit exchange", "commit outcome", "head", "last '{\"id\":1}'"]
 
 

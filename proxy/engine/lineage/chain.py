@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from proxy.model.growing import Growing
 from proxy.model.lineage import NODE_SIZE, extend_chain
 from proxy.wire.body import SplitBody
 from proxy.wire.format import Format
@@ -21,8 +22,8 @@ class Chain(msgspec.Struct, frozen=True, gc=False):
     root: bytes
     preamble: int
     system: bytes
-    nodes: Sequence[bytes]
-    items: Sequence[Item]
+    nodes: Growing[bytes]
+    items: Growing[Item]
 
 
 class Messages(msgspec.Struct, frozen=True, gc=False):
@@ -50,7 +51,11 @@ def read_messages(form: Format, split: SplitBody, known: Chain | None, shared: i
 
 def make_chain(messages: Messages, known: Chain | None, root: bytes) -> Chain:
     """The chain of a body, of which `known` has the first `messages.start` nodes."""
-    nodes = list(known.nodes[: messages.start]) if known is not None else []
-    nodes += extend_chain(nodes[-1] if nodes else root, (item.form for item in messages.fresh))
-    items = [*(known.items[: messages.start] if known is not None else ()), *messages.fresh]
+    start = messages.start
+    forms = [item.form for item in messages.fresh]
+    if known is None or not start:
+        nodes, items = Growing(extend_chain(root, forms)), Growing(list(messages.fresh))
+    else:
+        nodes = known.nodes.extend(start, extend_chain(known.nodes[start - 1], forms))
+        items = known.items.extend(start, messages.fresh)
     return Chain(root, messages.preamble, messages.system, nodes, items)

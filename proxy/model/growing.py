@@ -47,6 +47,9 @@ class Growing(Sequence[T]):
     def __iter__(self) -> Iterator[T]:
         return islice(self._shared, self._length)
 
+    def __reversed__(self) -> Iterator[T]:
+        return islice(reversed(self._shared), len(self._shared) - self._length, None)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Growing) and self[:] == other[:]
 

@@ -66,7 +66,7 @@ class Desk:
 
     def answer(self, place: Placed, item: Item) -> bytes:
         (node,) = extend_chain(place.step.tip, [item.form])
-        marks = [Mark(name, node, item.form) for name in name_answer(item, "")]
+        marks = [Mark(name, node, item.form) for name in name_answer(item, "", place.session)]
         self.forest.add(place.session.id, [NodeRow(node, place.step.tip, True)], marks)
         return node
 

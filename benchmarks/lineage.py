@@ -17,7 +17,7 @@ import orjson
 
 from proxy.engine.bus import EventBus
 from proxy.engine.histories import Histories, split_known, take_stock
-from proxy.engine.lineage.chain import Chain
+from proxy.engine.lineage.chain import Chain, Preamble
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.policy import EnginePolicy
@@ -105,7 +105,7 @@ class Bare:
 
     def __init__(self) -> None:
         self.histories = Histories(1 << 30)
-        self.chain = Chain(b"", 0, b"", Growing([]), Growing([]))
+        self.chain = Chain(b"", Preamble(0, b"", b"", b""), Growing([]), Growing([]))
 
     def receive(self, body: bytes) -> None:
         known, shared = self.histories.find(KEY, body)

@@ -44,7 +44,7 @@ class History(msgspec.Struct, frozen=True, gc=False, eq=False):
     @property
     def weight(self) -> int:
         """Bytes of memory, roughly."""
-        return len(self.split.content) + _ITEM_WEIGHT * len(self.links)
+        return len(self.split.content) + len(self.chain.preamble.orders) + _ITEM_WEIGHT * len(self.links)
 
     def continues(self, other: "History") -> bool:
         """Whether this one has all the items of the other, and perhaps more."""

@@ -18,8 +18,9 @@ from proxy.model.exchange import SessionKey
 from proxy.model.lineage import Mark, NodeRow, Relation, Step, name_mark
 from proxy.wire.identity import Item
 
-# Ids that some servers count up instead of drawing them: `name:0`, `functions.name:3`, `call_1`, `12`.
-_COUNTED = re.compile(r"[\w.-]*:\d+|(?:[A-Za-z]+[_.-]|call|tool)?\d{1,4}")
+# Ids that some servers count up instead of drawing them, so that any two conversations are certain to have equal ones:
+# `name:0` and `functions.name:3` (BEHAVIOUR B1), and just so `call_1`, `read_file_2` and `12`.
+_COUNTED = re.compile(r"[\w.-]*:\d+|(?:(?:[A-Za-z]+[_.-])+|call|tool)?\d{1,4}")
 _TELLING_CHARACTERS = 40
 _LONG_CHARACTERS = 500
 _SMALL_ANSWER = 64
@@ -247,16 +248,27 @@ def _list_new(asked: Asked, base: int) -> tuple[list[NodeRow], list[Mark]]:
 def _relate(asked: Asked, known: Known, base: int) -> Relation:
     if not known.tips:
         return "root"
+    if _is_compacted(asked, known, base):
+        return "compaction"
     if base == 0 and not known.has(asked.root):
-        return "compaction" if _is_compacted(asked, known) else "root"
+        return "root"
     if base == len(asked.nodes) and asked.tip in known.tips:
         return "retry"
     return "append" if known.is_leaf(asked.node_at(base)) else "branch"
 
 
-def _is_compacted(asked: Asked, known: Known) -> bool:
-    is_shorter = 0 < len(asked.nodes) < known.depth
-    return is_shorter and not _is_side(asked, known, 0) and any(i.weight >= _LONG_CHARACTERS for i in asked.items)
+def _is_compacted(asked: Asked, known: Known, base: int) -> bool:
+    """A shorter history with a long new text, which shares nothing with the old one but perhaps its beginning.
+
+    Some clients keep what the user said first (codex, cline). Then what was answered there is gone, and the user goes
+    on at once; behind an edit or a rewind the answer before it is still there, for it is the user's word that changes.
+    """
+    if not base < len(asked.nodes) < known.depth or _is_side(asked, known, base):
+        return False
+    fresh = asked.items[base:]
+    if base and (asked.node_at(base) not in known.tips or fresh[0].role != "user"):
+        return False
+    return any(item.weight >= _LONG_CHARACTERS and item.role != "tool" for item in fresh)
 
 
 def _is_side(asked: Asked, known: Known, base: int) -> bool:

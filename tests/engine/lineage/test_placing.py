@@ -81,13 +81,6 @@ def test_an_edit_forth_and_back_adds_nothing_the_second_time(desk: Desk) -> None
     assert [step.relation for step in steps] == ["append", "branch", "branch", *["retry"] * 6]
 
 
-def test_a_client_that_goes_on_from_a_much_shorter_history_has_compacted(desk: Desk) -> None:
-    desk.place(HI, THERE, MORE, SO, THEN, name="n")
-    assert relations(desk, (user("long", 500), THEN), (user("short", 499),)) == ["compaction", "root"]
-    long = tuple(user(f"u{i}", 600) for i in range(5))
-    assert relations(desk, long) == ["root"]
-
-
 def test_a_first_request_that_came_to_nothing_is_tried_again(desk: Desk) -> None:
     first = desk.place(HI)
     desk.placing.note_unanswered(desk.known(first), desk.ask(HI).likeness)

@@ -20,7 +20,7 @@ def test_an_answer_that_is_kept_elsewhere_tells_whose_request_it_is(desk: Desk, 
     "item",
     [
         bot("short", weight=39),
-        *[bot("a", call) for call in ("call_1", "read:0", "functions.read:3", "12", "call7")],
+        *[bot("a", call) for call in ("call_1", "read:0", "functions.read:3", "12", "call7", "read_file_2")],
     ],
 )
 def test_short_texts_and_ids_that_are_counted_up_tell_nothing(desk: Desk, item: Item) -> None:

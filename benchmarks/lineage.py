@@ -34,6 +34,7 @@ FORM = ChatCompletions()
 KEY = (b"t" * 16, FORM.name, "")
 MESSAGES, BYTES = 690, 800_000
 ROUNDS = 40
+SMALL_ROUNDS = 3000
 
 Message = dict[str, Any]
 T = TypeVar("T")
@@ -162,6 +163,23 @@ def measure_turns(history: list[Message], rounds: int, *, is_respelled: bool = F
     return Figures(*(statistics.median(each[1:]) for each in (whole, parts, loads)))
 
 
+def measure_small(rounds: int, *, is_repeated: bool) -> Figures:
+    """Median milliseconds of a call of 1 KB that begins a session, its answer included."""
+    desk, bare = Desk(), Bare()
+    whole: list[float] = []
+    parts: list[float] = []
+    loads: list[float] = []
+    for i in range(rounds):
+        asked = f"question {0 if is_repeated else i} " + "word " * 150
+        body = spell([{"role": "system", "content": "You help. " * 20}, {"role": "user", "content": asked}])
+        spent, received = take_time(lambda body=body: desk.receive(body))
+        answering, _ = take_time(lambda received=received, i=i: desk.answer(received, f"This is what answers it: {i}"))
+        whole.append(spent + answering)
+        parts.append(take_time(lambda body=body: bare.receive(body))[0])
+        loads.append(take_time(lambda body=body: orjson.loads(body))[0])
+    return Figures(*map(statistics.median, (whole, parts, loads)))
+
+
 def take_time(work: Callable[[], T]) -> tuple[float, T]:
     """Milliseconds of this thread's own time, and what came of it."""
     began = time.thread_time_ns()
@@ -177,6 +195,8 @@ async def main() -> None:
         show(name, measure_turns(long, ROUNDS, is_respelled=is_respelled), f"{target}")
     for size in (10, 100, 1000, 5000):
         show(f"a turn of {size} messages (4 per 1 KB)", measure_turns(make_history(size, size * 250), ROUNDS), "flat")
+    for name, is_repeated in (("a call of 1 KB, and its answer", False), ("the same, an equal body each time", True)):
+        show(name, measure_small(SMALL_ROUNDS, is_repeated=is_repeated), "0.025")
 
 
 def show(name: str, found: Figures, target: str) -> None:

@@ -137,8 +137,8 @@ class Lineage:
             marks += _list_names(place, chain, items, ids)
             if response and chain:
                 marks.append(Mark(name_mark(f"response:{response}"), chain[-1], items[-1].form))
-        placed = [row.node for row in nodes]
-        marks = [mark for mark in marks if mark.node in placed or place.known.has(mark.node)]  # a root bears none
+        if not place.known.has(place.tip):  # a root bears none
+            marks = [mark for mark in marks if mark.node != place.tip]
         self._forest.add(place.known.key.id, nodes, marks)
         self._forest.shrink()
         return Reply(exchange, k, _keep_once(nodes), _keep_once(marks))

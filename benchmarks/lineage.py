@@ -26,7 +26,6 @@ from proxy.engine.reception import Received, Reception, Route
 from proxy.engine.system import SystemClock
 from proxy.engine.tasks import TaskRunner
 from proxy.model.exchange import ClientRequest
-from proxy.model.growing import Growing
 from proxy.store.memory import MemoryArchive
 from proxy.wire.chat_completions import ChatCompletions
 
@@ -106,7 +105,7 @@ class Bare:
 
     def __init__(self) -> None:
         self.histories = Histories(1 << 30)
-        self.chain = Chain(b"", Preamble(0, b"", b"", b""), Growing([]), Growing([]))
+        self.chain = Chain(b"", Preamble(0, b"", b"", b""), (), ())
 
     def receive(self, body: bytes) -> None:
         known, shared = self.histories.find(KEY, body)

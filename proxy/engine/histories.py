@@ -5,12 +5,12 @@ manifest made from nothing names the same things.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from proxy.engine.lineage.chain import Chain
-from proxy.model.growing import Growing
+from proxy.model.growing import extend
 from proxy.model.manifest import (
     Blob,
     BlobPiece,
@@ -37,7 +37,7 @@ class History(msgspec.Struct, frozen=True, gc=False, eq=False):
     """A body that was seen: its split, the link after each item, the digest of each large member, its messages."""
 
     split: SplitBody
-    links: Growing[bytes]
+    links: Sequence[bytes]
     digests: Mapping[str, bytes]
     chain: Chain
 
@@ -130,10 +130,11 @@ def take_stock(
     """The manifest of a split body, with only what the remembered one did not bring; and what to remember of it."""
     if not split.items:
         return _keep_members(split, (), known)[0], None
-    before = known.links if known is not None else Growing[bytes]([])
+    before = known.links if known is not None else ()
     parent = before[shared - 1] if shared else root_of(tenant)
     slices = tuple(chain_slices(parent, _elements(split, shared)))
-    links = before.extend(shared, [s.link for s in slices])
+    fresh = [s.link for s in slices]
+    links = extend(before, shared, fresh) if shared else fresh
     manifest, digests = _keep_members(split, slices, known, links[-1])
     return manifest, History(split, links, digests, chain)
 

@@ -1,7 +1,8 @@
 """A sequence that grows at its end, and shares its beginning with what it has grown from.
 
 Rule: elements that are there stay as they are. Whoever goes on from the end of the list does so in place; a second one
-who goes on from the same place gets a list of its own, so neither ever sees what the other has added.
+who goes on from the same place gets a list of its own, so neither ever sees what the other has added. What has not
+grown yet may be any sequence: most of what is received is short, and never goes on.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,6 +10,11 @@ from itertools import islice
 from typing import TypeVar, overload
 
 T = TypeVar("T")
+
+
+def extend(known: Sequence[T], count: int, more: Iterable[T]) -> "Growing[T]":
+    """The first `count` elements of what is known, and `more`; from the second time on it costs what is new."""
+    return known.extend(count, more) if isinstance(known, Growing) else Growing([*known[:count], *more])
 
 
 class Growing(Sequence[T]):
@@ -51,7 +57,7 @@ class Growing(Sequence[T]):
         return islice(reversed(self._shared), len(self._shared) - self._length, None)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Growing) and self[:] == other[:]
+        return isinstance(other, Sequence) and self[:] == list(other)
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -7,11 +7,11 @@ plain scanner. What repeats an earlier body is not looked at again: `split_after
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from proxy.model.growing import Growing
+from proxy.model.growing import extend
 
 _MEMBER_GAP = re.compile(rb'[ \t\r\n]*[{,][ \t\r\n]*"(?:[^"\\]++|\\.)*+"[ \t\r\n]*:[ \t\r\n]*')
 _OBJECT_END = re.compile(rb"[ \t\r\n]*}[ \t\r\n]*\Z")
@@ -42,7 +42,7 @@ class SplitBody(msgspec.Struct, frozen=True, gc=False):
 
     content: bytes
     members: Mapping[str, Span]
-    items: Growing[Span]
+    items: Sequence[Span]
 
     def member(self, name: str) -> bytes:
         """The raw JSON of a top-level member, empty if absent."""
@@ -66,7 +66,7 @@ def split_body(content: bytes, items_key: str) -> SplitBody | None:
         items = _find_elements(content, span) if span and is_array else []
     except _Unaccounted:
         return None
-    return SplitBody(content, members, Growing(items))
+    return SplitBody(content, members, tuple(items))
 
 
 def split_after(content: bytes, items_key: str, known: SplitBody, count: int) -> SplitBody | None:
@@ -87,7 +87,7 @@ def split_after(content: bytes, items_key: str, known: SplitBody, count: int) ->
         name: Span(s.start if s.start < start else s.start + offset, s.end if s.end <= start else s.end + offset)
         for name, s in short.members.items()
     }
-    return SplitBody(content, members, known.items.extend(count, moved))
+    return SplitBody(content, members, extend(known.items, count, moved))
 
 
 def count_shared(content: bytes, known: SplitBody) -> int:

@@ -1,25 +1,26 @@
 """Sequences that share what they begin with: each sees its own elements, whoever goes on from where."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.model.growing import Growing
+from proxy.model.growing import Growing, extend
 
 steps = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20), st.lists(st.integers(), max_size=4)), max_size=12)
 
 
 @given(steps)
 def test_nobody_sees_what_another_has_added(steps: list[tuple[int, int, list[int]]]) -> None:
-    made = [(Growing[int]([]), list[int]())]
+    made: list[tuple[Sequence[int], list[int]]] = [((7, 8), [7, 8])]
     for whose, kept, more in steps:
         growing, expected = made[whose % len(made)]
         count = kept % (len(expected) + 1)
-        made.append((growing.extend(count, more), [*expected[:count], *more]))
+        made.append((extend(growing, count, more), [*expected[:count], *more]))
     for growing, expected in made:
-        assert list(growing) == growing[:] == expected
+        assert list(growing) == list(growing[:]) == expected
         assert list(reversed(growing)) == expected[::-1]
 
 
@@ -45,5 +46,6 @@ def test_equal_are_those_of_equal_elements() -> None:
     one = Growing([1])
     one.extend(1, [2])
     assert one == Growing([1]) != Growing([1, 2])
-    assert one != [1]
+    assert [1] == one == (1,)
+    assert one not in ([2], 1)
     assert repr(one) == "Growing([1])"

@@ -217,7 +217,7 @@ def test_what_lineage_sees_of_items() -> None:
 def test_a_plain_string_is_one_user_message(member: str) -> None:
     split = split_body(b'{"input": %b}' % member.encode(), WIRE.items_key)
     assert split is not None
-    assert not split.items
+    assert split.items == ()
     assert WIRE.read_input(split.member("input")) == [read_one(WIRE, {"role": "user", "content": [text("say €")]})]
 
 

@@ -5,7 +5,7 @@ from hashlib import sha256
 
 import msgspec
 
-from proxy.model.growing import Growing
+from proxy.model.growing import extend
 from proxy.model.lineage import NODE_SIZE, extend_chain
 from proxy.wire.body import SplitBody
 from proxy.wire.format import Format
@@ -35,8 +35,8 @@ class Chain(msgspec.Struct, frozen=True, gc=False):
 
     root: bytes
     preamble: Preamble
-    nodes: Growing[bytes]
-    items: Growing[Item]
+    nodes: Sequence[bytes]
+    items: Sequence[Item]
 
 
 class Messages(msgspec.Struct, frozen=True, gc=False):
@@ -67,11 +67,9 @@ def make_chain(messages: Messages, known: Chain | None, root: bytes) -> Chain:
     start = messages.start
     forms = [item.form for item in messages.fresh]
     if known is None or not start:
-        nodes, items = Growing(extend_chain(root, forms)), Growing(list(messages.fresh))
-    else:
-        nodes = known.nodes.extend(start, extend_chain(known.nodes[start - 1], forms))
-        items = known.items.extend(start, messages.fresh)
-    return Chain(root, messages.preamble, nodes, items)
+        return Chain(root, messages.preamble, extend_chain(root, forms), messages.fresh)
+    nodes = extend(known.nodes, start, extend_chain(known.nodes[start - 1], forms))
+    return Chain(root, messages.preamble, nodes, extend(known.items, start, messages.fresh))
 
 
 def _settle_orders(form: Format, orders: bytes, known: Preamble) -> Preamble:

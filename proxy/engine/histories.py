@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from proxy.engine.lineage.chain import Chain
+from proxy.model.growing import extend
 from proxy.model.manifest import (
     Blob,
     BlobPiece,
@@ -32,7 +33,7 @@ _UNNAMED_KEPT = 32
 _WORTH_REMEMBERING = 4 * 1024
 
 
-class History(msgspec.Struct, frozen=True, gc=False):
+class History(msgspec.Struct, frozen=True, gc=False, eq=False):
     """A body that was seen: its split, the link after each item, the digest of each large member, its messages."""
 
     split: SplitBody
@@ -43,11 +44,12 @@ class History(msgspec.Struct, frozen=True, gc=False):
     @property
     def weight(self) -> int:
         """Bytes of memory, roughly."""
-        return len(self.split.content) + _ITEM_WEIGHT * len(self.links)
+        return len(self.split.content) + len(self.chain.preamble.orders) + _ITEM_WEIGHT * len(self.links)
 
     def continues(self, other: "History") -> bool:
         """Whether this one has all the items of the other, and perhaps more."""
-        return self.links[: len(other.links)] == other.links
+        end = len(other.links)
+        return end <= len(self.links) and self.links[end - 1] == other.links[-1]  # a link names all before it
 
 
 Key = tuple[bytes, str, str]
@@ -128,10 +130,11 @@ def take_stock(
     """The manifest of a split body, with only what the remembered one did not bring; and what to remember of it."""
     if not split.items:
         return _keep_members(split, (), known)[0], None
-    links = list(known.links[:shared]) if known is not None else []
-    parent = links[-1] if links else root_of(tenant)
+    before = known.links if known is not None else ()
+    parent = before[shared - 1] if shared else root_of(tenant)
     slices = tuple(chain_slices(parent, _elements(split, shared)))
-    links.extend(s.link for s in slices)
+    fresh = [s.link for s in slices]
+    links = extend(before, shared, fresh) if shared else fresh
     manifest, digests = _keep_members(split, slices, known, links[-1])
     return manifest, History(split, links, digests, chain)
 

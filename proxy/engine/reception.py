@@ -145,7 +145,9 @@ class Reception:
         upstream = self._choose(model)
         session = make_session(caller.tenant, upstream.name, read_body(named, split), exchange)
         messages, chain = await self._read_chain(form, split, session, known, shared)
-        traits = Traits(model, split.member("tools") not in _NONE, messages.system, split.member("stream") == b"true")
+        traits = Traits(
+            model, split.member("tools") not in _NONE, messages.preamble.system, split.member("stream") == b"true"
+        )
         asked = Asked(
             exchange=exchange,
             session=session,

@@ -5,8 +5,8 @@ is that of an upstream. Nodes are the same for all tenants, sessions are not: wh
 session*, and a session has one tenant. Rule (BEHAVIOUR B1): an id is a hint, the chain is the proof.
 """
 
-import hashlib
 from collections.abc import Iterable
+from hashlib import sha256
 from typing import Literal
 
 import msgspec
@@ -95,12 +95,12 @@ class StoredSession(msgspec.Struct, frozen=True, gc=False):
 
 def root_of_chain(upstream: str) -> bytes:
     """The parent of the first nodes of an upstream's conversations."""
-    return hashlib.sha256(b"lineage\0" + upstream.encode()).digest()[:NODE_SIZE]
+    return sha256(b"lineage\0" + upstream.encode()).digest()[:NODE_SIZE]
 
 
 def node_after(parent: bytes, form: bytes) -> bytes:
     """The node of a message with this normal form behind `parent`: 16 bytes of SHA-256."""
-    return hashlib.sha256(parent + form).digest()[:NODE_SIZE]
+    return sha256(parent + form).digest()[:NODE_SIZE]
 
 
 def extend_chain(parent: bytes, forms: Iterable[bytes]) -> list[bytes]:
@@ -108,7 +108,7 @@ def extend_chain(parent: bytes, forms: Iterable[bytes]) -> list[bytes]:
     nodes = []
     for form in forms:
         if form:
-            parent = hashlib.sha256(parent + form).digest()[:NODE_SIZE]
+            parent = sha256(parent + form).digest()[:NODE_SIZE]
         nodes.append(parent)
     return nodes
 
@@ -121,7 +121,7 @@ def name_mark(name: str) -> str:
     if len(name) <= LONGEST_MARK and (name.isascii() or _is_text(name)):
         return name
     kind = name.partition(":")[0]
-    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+    digest = sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
     return f"{kind}:sha256:{digest}" if len(kind) <= LONGEST_MARK // 2 and _is_text(kind) else f"sha256:{digest}"
 
 

@@ -5,11 +5,12 @@ blocks of any other type as a whole; thinking and cache markers do not, nor cita
 tool's result in it is a tool's for lineage, whatever text stands beside the result.
 """
 
+import re
 from collections.abc import Mapping
 
 import msgspec
 
-from proxy.wire.canonical import settle_arguments, settle_object
+from proxy.wire.canonical import REFUSED, load, settle_arguments, settle_object
 from proxy.wire.identity import (
     Item,
     Reader,
@@ -25,6 +26,8 @@ from proxy.wire.identity import (
 
 _WIRE = "anthropic_messages"
 _TEXTS = frozenset({"text"})
+# Claude Code since 2.1.36, as a first block or line: its `cch` is drawn from the whole body.
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 _DROPPED = frozenset({"thinking", "redacted_thinking"})
 
 
@@ -54,6 +57,16 @@ def read_alternatives(value: Mapping[str, object]) -> tuple[tuple[Item, ...], ..
     if not isinstance(value.get("content"), list):
         return ()
     return ((READER.read_value({"role": value.get("role") or "assistant", "content": value["content"]}),),)
+
+
+def read_orders(member: bytes) -> bytes:
+    """The form of the text that tells the model who it is, less the line that is another one in every request."""
+    try:
+        parts = settle_values(load(member), _TEXTS)
+    except REFUSED:
+        return digest_form((_WIRE, "raw", member))
+    kept = [_BILLING.sub("", part, count=1) if isinstance(part, str) else part for part in parts]
+    return digest_form((_WIRE, "system", collapse([part for part in kept if part])))
 
 
 def _read(message: _Message, source: Source) -> Item:

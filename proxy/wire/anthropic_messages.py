@@ -32,6 +32,7 @@ class AnthropicMessages:
 
     name = "anthropic_messages"
     items_key = "messages"
+    orders_key = "system"
     previous_key = ""
     end_marker = re.compile(EVENT_LINE + rb"message_stop(?=[\r\n])|" + TYPED_DATA_LINE + b'message_stop"')
 
@@ -55,6 +56,10 @@ class AnthropicMessages:
     def read_input(self, member: bytes) -> list[Item]:
         """The messages in a conversation that is no array. There are none: this wire knows only arrays."""
         return []
+
+    def read_orders(self, member: bytes) -> bytes:
+        """The form of the system's text, string or blocks."""
+        return anthropic_identity.read_orders(member)
 
     def read_reply(self, value: Mapping[str, object]) -> tuple[tuple[Item, ...], ...]:
         """For each alternative of an answer, what a client adds to its history."""

@@ -7,9 +7,11 @@ plain scanner. What repeats an earlier body is not looked at again: `split_after
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
+
+from proxy.model.growing import extend
 
 _MEMBER_GAP = re.compile(rb'[ \t\r\n]*[{,][ \t\r\n]*"(?:[^"\\]++|\\.)*+"[ \t\r\n]*:[ \t\r\n]*')
 _OBJECT_END = re.compile(rb"[ \t\r\n]*}[ \t\r\n]*\Z")
@@ -40,7 +42,7 @@ class SplitBody(msgspec.Struct, frozen=True, gc=False):
 
     content: bytes
     members: Mapping[str, Span]
-    items: tuple[Span, ...]
+    items: Sequence[Span]
 
     def member(self, name: str) -> bytes:
         """The raw JSON of a top-level member, empty if absent."""
@@ -61,10 +63,10 @@ def split_body(content: bytes, items_key: str) -> SplitBody | None:
         members = _find_members(content)
         span = members.get(items_key)
         is_array = span is not None and content[span.start : span.start + 1] == b"["
-        items = _find_elements(content, span) if span and is_array else ()
+        items = _find_elements(content, span) if span and is_array else []
     except _Unaccounted:
         return None
-    return SplitBody(content, members, items)
+    return SplitBody(content, members, tuple(items))
 
 
 def split_after(content: bytes, items_key: str, known: SplitBody, count: int) -> SplitBody | None:
@@ -80,21 +82,18 @@ def split_after(content: bytes, items_key: str, known: SplitBody, count: int) ->
     if short is None or (b"," in rest[:skipped]) != bool(short.items):
         return None
     offset = end - start + skipped
-    moved = tuple(Span(s.start + offset, s.end + offset) for s in short.items)
+    moved = [Span(s.start + offset, s.end + offset) for s in short.items]
     members = {
         name: Span(s.start if s.start < start else s.start + offset, s.end if s.end <= start else s.end + offset)
         for name, s in short.members.items()
     }
-    return SplitBody(content, members, known.items[:count] + moved)
+    return SplitBody(content, members, extend(known.items, count, moved))
 
 
 def count_shared(content: bytes, known: SplitBody) -> int:
     """How many of `known`'s first items stand in `content` at the same place, with the same bytes up to their end."""
     if not known.items or known.items[0].end > len(content):
         return 0
-    last = known.items[-1].end
-    if content.startswith(known.content[:last]):
-        return _count_ended(content, known, len(known.items))
     same = _common_prefix(content, known.content)
     low, high = 0, len(known.items)
     while low < high:
@@ -117,7 +116,7 @@ def _common_prefix(a: bytes, b: bytes) -> int:
     """Length of the common prefix; compares blocks, then halves of the block that differs."""
     limit = min(len(a), len(b))
     at = 0
-    while at < limit and a[at : at + _BLOCK] == b[at : at + _BLOCK]:
+    while at < limit and a.startswith(b[at : at + _BLOCK], at):
         at += _BLOCK
     if at >= limit:
         return limit
@@ -150,18 +149,18 @@ def _find_members(content: bytes) -> dict[str, Span]:
     return spans
 
 
-def _find_elements(content: bytes, array: Span) -> tuple[Span, ...]:
+def _find_elements(content: bytes, array: Span) -> list[Span]:
     try:
         values = _elements.decode(content[array.start : array.end])
     except _REFUSED:
-        return tuple(_scan_values(content, array.start + 1))
+        return list(_scan_values(content, array.start + 1))
     spans = []
     at = array.start + 1
     for value in values:
         span = _place(bytes(value), content, _pass(_ELEMENT_GAP, content, at))
         spans.append(span)
         at = span.end
-    return tuple(spans)
+    return spans
 
 
 def _place(value: bytes, content: bytes, at: int) -> Span:

@@ -42,6 +42,7 @@ class ChatCompletions:
 
     name = "chat_completions"
     items_key = "messages"
+    orders_key = ""
     previous_key = ""
     end_marker = re.compile(DATA_LINE + rb"\[DONE\]")
 
@@ -67,6 +68,10 @@ class ChatCompletions:
     def read_input(self, member: bytes) -> list[Item]:
         """The messages in a conversation that is no array. There are none: this wire knows only arrays."""
         return []
+
+    def read_orders(self, member: bytes) -> bytes:
+        """There are none beside the messages."""
+        return b""
 
     def read_reply(self, value: Mapping[str, object]) -> tuple[tuple[Item, ...], ...]:
         """For each alternative of an answer, what a client adds to its history."""

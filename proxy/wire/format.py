@@ -24,6 +24,11 @@ class Format(Protocol):
         ...
 
     @property
+    def orders_key(self) -> str:
+        """The member beside the conversation that tells the model who it is; empty where only messages do."""
+        ...
+
+    @property
     def previous_key(self) -> str:
         """The member that names, by its id, a stored answer which the request goes on from; empty if there is none."""
         ...
@@ -53,6 +58,10 @@ class Format(Protocol):
         """The elements in the raw member under `items_key` where it is no array: a plain string is one user message
         on the Responses wire; nowhere else is there any.
         """
+        ...
+
+    def read_orders(self, member: bytes) -> bytes:
+        """What makes the raw member under `orders_key` the same when it comes again. Total."""
         ...
 
     def read_reply(self, value: Mapping[str, object]) -> tuple[tuple[Item, ...], ...]:

@@ -72,6 +72,7 @@ class Responses:
 
     name = "responses"
     items_key = "input"
+    orders_key = "instructions"
     previous_key = "previous_response_id"
     end_marker = re.compile(
         EVENT_LINE + _END + rb"(?=[\r\n])|" + DATA_LINE + rb"\[DONE\]|" + TYPED_DATA_LINE + _END + b'"'
@@ -100,6 +101,10 @@ class Responses:
     def read_input(self, member: bytes) -> list[Item]:
         """The messages in a conversation that is no array. A plain string is one user message."""
         return responses_identity.read_plain(member)
+
+    def read_orders(self, member: bytes) -> bytes:
+        """The form of a system message that says the same."""
+        return responses_identity.READER.read_item(b'{"role":"system","content":%b}' % member).form
 
     def read_reply(self, value: Mapping[str, object]) -> tuple[tuple[Item, ...], ...]:
         """For each alternative of an answer, what a client adds to its history."""

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.engine.histories import Histories, History, Key, split_known, take_stock
-from proxy.engine.lineage.chain import Chain
+from proxy.engine.lineage.chain import Chain, Preamble
 from proxy.model.manifest import BlobPiece, Manifest, Slice, decode_recipe, root_of
 
-CHAIN = Chain(b"r" * 16, 0, b"", (), ())
+CHAIN = Chain(b"r" * 16, Preamble(0, b"", b"", b""), (), ())
 KEY: Key = (b"tenant", "chat_completions", "family")
 UNNAMED: Key = (b"tenant", "chat_completions", "")
 PLENTY = 10_000_000

@@ -28,7 +28,7 @@ SYSTEM = "You help with a small repository. " * 20
 QUESTION, FOLLOW_UP = "Which value does a.py return → now?", "Thank you. Make it seven."
 FILE = "def answer():\n\treturn 6  # é\n" * 10
 TASK, REPORT = "Find every use of answer().", "It is used in b.py."
-DIGEST = "So far: a.py was read, and answer() returns six. " * 5
+DIGEST = "So far: a.py was read, and answer() returns six. " * 12
 AFTER = "And run the tests."
 
 

@@ -324,8 +324,12 @@ class World:
         assert forest.weight <= self._most_bytes or len(forest) == 1
         if len(forest) < len(self.trees):
             self.is_whole = False
-        for index in (forest._by_node, forest._by_tenant_and_node, forest._by_tenant_and_mark):
-            assert all(known in sessions for each in index.values() for known in each) and all(index.values())
+        estates = forest._estates.values()
+        assert all(estate.by_node or estate.by_mark for estate in estates)
+        for index in (forest._by_node, *[each for estate in estates for each in (estate.by_node, estate.by_mark)]):
+            for found in index.values():
+                assert not isinstance(found, list) or len(found) > 1
+                assert all(known in sessions for known in (found if isinstance(found, list) else [found]))
 
 
 @dataclass

@@ -6,7 +6,8 @@ sends never hides what another has.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TypeVar
 
 from proxy.engine.lineage.known import Known
 from proxy.model.exchange import SessionKey
@@ -15,7 +16,20 @@ from proxy.model.lineage import Mark, NodeRow, StoredSession
 # Of sessions that have gone the same way so far (workers that begin alike), the newest this many are told apart.
 _NAMESAKES = 64
 
-_Index = dict[bytes, list[Known]]
+K = TypeVar("K", bound=Hashable)
+
+# Nearly always one session has a key, so it stands there itself; a list, the newest last, where there are several.
+_Index = dict[K, Known | list[Known]]
+
+
+class _Estate:
+    """What leads to the sessions of one tenant."""
+
+    __slots__ = ("by_mark", "by_node")
+
+    def __init__(self) -> None:
+        self.by_node: _Index[bytes] = {}
+        self.by_mark: _Index[str] = {}
 
 
 class Forest:
@@ -27,9 +41,8 @@ class Forest:
     def __init__(self, most_bytes: int, *, is_complete: bool) -> None:
         self._most_bytes = most_bytes
         self._sessions: OrderedDict[str, Known] = OrderedDict()
-        self._by_node: _Index = {}
-        self._by_tenant_and_node: _Index = {}
-        self._by_tenant_and_mark: _Index = {}
+        self._by_node: _Index[bytes] = {}
+        self._estates: dict[bytes, _Estate] = {}
         self.weight = 0
         self.losses = 0
         self.is_complete = is_complete
@@ -43,15 +56,17 @@ class Forest:
 
     def find_own(self, tenant: bytes, node: bytes) -> Sequence[Known]:
         """The tenant's sessions in which this node proves something, the newest last."""
-        return self._by_tenant_and_node.get(tenant + node, ())
+        estate = self._estates.get(tenant)
+        return _find(estate.by_node, node) if estate is not None else ()
 
     def find_any(self, node: bytes) -> Sequence[Known]:
         """Whoever's sessions in which this node proves something, the newest last."""
-        return self._by_node.get(node, ())
+        return _find(self._by_node, node)
 
     def find_by_mark(self, tenant: bytes, upstream: str, name: str) -> Sequence[Known]:
         """The tenant's sessions at an upstream that have a mark of this name; none where they are too many to tell."""
-        bearers = self._by_tenant_and_mark.get(tenant + name.encode(), ())
+        estate = self._estates.get(tenant)
+        bearers = _find(estate.by_mark, name) if estate is not None else ()
         return [known for known in bearers if known.key.upstream == upstream] if len(bearers) < _NAMESAKES else ()
 
     def open(self, key: SessionKey) -> Known:
@@ -64,20 +79,18 @@ class Forest:
             self._sessions.move_to_end(key.id)
         return known
 
-    def add(self, session: str, nodes: Iterable[NodeRow], marks: Iterable[Mark]) -> None:
+    def add(self, session: str, nodes: Iterable[NodeRow], marks: Sequence[Mark]) -> None:
         """Take what a session has gained; nodes parents first. Of one that was dropped meanwhile the log has it all."""
         known = self._sessions.get(session)
         if known is None:
             self._lose()
             return
-        before, tenant = known.weight, known.key.tenant
-        for row in nodes:
-            if known.add_node(row):
-                _enter(self._by_node, row.node, known)
-                _enter(self._by_tenant_and_node, tenant + row.node, known)
+        before = known.weight
+        proving = [row.node for row in nodes if known.add_node(row)]
         for mark in marks:
             known.add_mark(mark)
-            _enter(self._by_tenant_and_mark, tenant + mark.name.encode(), known)
+        if proving or marks:
+            self._lead_to(known, proving, marks)
         self.weight += known.weight - before
 
     def absorb(self, stored: StoredSession) -> Known:
@@ -91,8 +104,7 @@ class Forest:
         """Forget everything: the log has lost a record, so that what is here may not be there."""
         self._sessions.clear()
         self._by_node.clear()
-        self._by_tenant_and_node.clear()
-        self._by_tenant_and_mark.clear()
+        self._estates.clear()
         self.weight = 0
         self._lose()
 
@@ -102,28 +114,59 @@ class Forest:
             _, known = self._sessions.popitem(last=False)
             self.weight -= known.weight
             self._lose()
-            for node in known.nodes:
-                _leave(self._by_node, node, known)
-                _leave(self._by_tenant_and_node, known.key.tenant + node, known)
-            for name in known.marks:
-                _leave(self._by_tenant_and_mark, known.key.tenant + name.encode(), known)
+            self._forget_ways_to(known)
+
+    def _lead_to(self, known: Known, proving: Iterable[bytes], marks: Iterable[Mark]) -> None:
+        estate = self._estates.get(known.key.tenant)
+        if estate is None:
+            estate = self._estates[known.key.tenant] = _Estate()
+        for node in proving:
+            _enter(self._by_node, node, known)
+            _enter(estate.by_node, node, known)
+        for mark in marks:
+            _enter(estate.by_mark, mark.name, known)
+
+    def _forget_ways_to(self, known: Known) -> None:
+        estate = self._estates.get(known.key.tenant)
+        if estate is None:
+            return
+        for node in known.nodes:
+            _leave(self._by_node, node, known)
+            _leave(estate.by_node, node, known)
+        for name in known.marks:
+            _leave(estate.by_mark, name, known)
+        if not estate.by_node and not estate.by_mark:
+            del self._estates[known.key.tenant]
 
     def _lose(self) -> None:
         self.losses += 1
         self.is_complete = False
 
 
-def _enter(index: _Index, key: bytes, known: Known) -> None:
-    sessions = index.setdefault(key, [])
-    if known not in sessions:
-        sessions.append(known)
-        if len(sessions) > _NAMESAKES:
-            del sessions[0]
+def _find(index: _Index[K], key: K) -> Sequence[Known]:
+    found = index.get(key)
+    if found is None:
+        return ()
+    return found if isinstance(found, list) else (found,)
 
 
-def _leave(index: _Index, key: bytes, known: Known) -> None:
-    sessions = index.get(key, [])
-    if known in sessions:
-        sessions.remove(known)
-        if not sessions:
-            del index[key]
+def _enter(index: _Index[K], key: K, known: Known) -> None:
+    found = index.setdefault(key, known)
+    if found is known:
+        return
+    if not isinstance(found, list):
+        index[key] = [found, known]
+    elif known not in found:
+        found.append(known)
+        if len(found) > _NAMESAKES:
+            del found[0]
+
+
+def _leave(index: _Index[K], key: K, known: Known) -> None:
+    found = index.get(key)
+    if found is known:
+        del index[key]
+    elif isinstance(found, list) and known in found:
+        found.remove(known)
+        if len(found) == 1:
+            index[key] = found[0]

@@ -77,7 +77,9 @@ class Known:
     def measure(self, nodes: Sequence[bytes]) -> int:
         """How many nodes of a chain, from its beginning, this session has had."""
         levels = self._levels
-        for count in range(len(nodes), 0, -1):
-            if nodes[count - 1] in levels:
+        count = len(nodes)
+        for node in reversed(nodes):
+            if node in levels:
                 return count
+            count -= 1
         return 0

@@ -8,6 +8,7 @@ conversation that is found twice does no harm, one that is given to another does
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import chain, islice
 
 import msgspec
 
@@ -17,8 +18,9 @@ from proxy.model.exchange import SessionKey
 from proxy.model.lineage import Mark, NodeRow, Relation, Step, name_mark
 from proxy.wire.identity import Item
 
-# Ids that some servers count up instead of drawing them: `name:0`, `functions.name:3`, `call_1`, `12`.
-_COUNTED = re.compile(r"[\w.-]*:\d+|(?:[A-Za-z]+[_.-]|call|tool)?\d{1,4}")
+# Ids that some servers count up instead of drawing them, so that any two conversations are certain to have equal ones:
+# `name:0` and `functions.name:3` (BEHAVIOUR B1), and just so `call_1`, `read_file_2` and `12`.
+_COUNTED = re.compile(r"[\w.-]*:\d+|(?:(?:[A-Za-z]+[_.-])+|call|tool)?\d{1,4}")
 _TELLING_CHARACTERS = 40
 _LONG_CHARACTERS = 500
 _SMALL_ANSWER = 64
@@ -83,9 +85,12 @@ class Placing:
         """Whether memory does not have the session that is named, or a message of an assistant is from nowhere."""
         if self._forest.is_complete:
             return False
-        known = self._forest.get(asked.session.id) if asked.session.family else self._prove(asked)[0]
-        if known is None and asked.session.family:
-            return True
+        if asked.session.family:
+            known = self._forest.get(asked.session.id)
+            if known is None:
+                return True
+        else:
+            known = self._prove(asked)[0] if _find_foreign(asked, 0) else None
         # One with a name may have gone the way of one without, which is to be preferred.
         is_settled = known is not None and known.key.family == asked.session.family
         foreign = _find_foreign(asked, known.measure(asked.nodes) if known is not None and is_settled else 0)
@@ -108,16 +113,17 @@ class Placing:
     def place(self, asked: Asked, *, is_certain: bool = True) -> Place:
         """Decide, and remember what was decided. Not `is_certain`: the log may know of another session to choose."""
         known, source = self._find(asked, is_certain=is_certain)
-        base = known.measure(asked.nodes)
+        base, depth = known.measure(asked.nodes), len(asked.nodes)
+        nodes, marks = _list_new(asked, base)
         step = Step(
             exchange=asked.exchange,
             relation=_relate(asked, known, base),
             is_side=_is_side(asked, known, base),
             tip=asked.tip,
-            depth=len(asked.nodes),
+            depth=depth,
             base=base,
-            nodes=tuple(_list_new(asked, known, base)),
-            marks=tuple(_list_marks(asked, base)),
+            nodes=tuple(nodes),
+            marks=tuple(marks),
         )
         self._remember(asked, known, step)
         return Place(known.key, step, source)
@@ -141,17 +147,20 @@ class Placing:
 
     def _prove(self, asked: Asked) -> tuple[Known | None, tuple[str, bytes] | None]:
         """The caller's session whose recorded answer is deepest in the chain; or another's, where there is none."""
-        source = None
-        for depth in range(len(asked.nodes), -1, -1):
-            node = asked.node_at(depth)
-            own = self._forest.find_own(asked.session.tenant, node)
-            if answered := [known for known in own if known.is_answer(node)]:
+        forest, tenant, source = self._forest, asked.session.tenant, None
+        depth = len(asked.nodes)
+        for node in chain(reversed(asked.nodes), (asked.root,)):
+            own = forest.find_own(tenant, node)
+            if own and (answered := [known for known in own if known.is_answer(node)]):
                 return _choose(answered, asked, depth), None
-            if source is None and depth >= _ADOPTABLE_NODES and (others := self._forest.find_any(node)):
+            if source is None and depth >= _ADOPTABLE_NODES and (others := forest.find_any(node)):
                 source = (others[-1].key.id, node)
+            depth -= 1
         return None, source
 
     def _join(self, asked: Asked) -> Known | None:
+        if not self._unanswered:
+            return None
         known = self._forest.get(self._unanswered.pop(asked.likeness, ""))
         return known if known is not None and known.tips == {asked.tip} else None
 
@@ -176,12 +185,21 @@ class Placing:
 
 def name_unknown(asked: Asked) -> list[str]:
     """The names by which the log may know what a request shows."""
-    return [name for item in asked.items for name in _name_item(item)][-_MOST_NAMES:]
+    names: list[str] = []
+    for item in reversed(asked.items):
+        names[:0] = _name_item(item)
+        if len(names) >= _MOST_NAMES:
+            break
+    return names[-_MOST_NAMES:]
 
 
-def name_answer(item: Item, own_id: str) -> list[str]:
-    """The names by which a message of an answer may be known again; `own_id` is what the upstream stores it under."""
-    return [*_name_item(item), *([name_mark(f"item:{own_id}")] if own_id else [])]
+def name_answer(item: Item, own_id: str, session: SessionKey) -> Sequence[str]:
+    """The names by which a message of an answer may be known again; `own_id` is what the upstream stores it under.
+
+    Nobody asks for what was said in a session that its client names: the name tells.
+    """
+    names = _name_calls(item) if session.family else _name_item(item)
+    return [*names, name_mark(f"item:{own_id}")] if own_id else names
 
 
 def _choose(namesakes: Sequence[Known], asked: Asked, depth: int) -> Known:
@@ -195,53 +213,62 @@ def _choose(namesakes: Sequence[Known], asked: Asked, depth: int) -> Known:
 
 def _find_foreign(asked: Asked, base: int) -> bytes:
     """The deepest node of an assistant's message behind the first `base`; it stands for all before it. Else empty."""
-    for depth in range(len(asked.nodes), base, -1):
-        item = asked.items[depth - 1]
+    for item, node in zip(reversed(asked.items), islice(reversed(asked.nodes), len(asked.nodes) - base), strict=False):
         if item.role == "assistant" and item.form:
-            return asked.node_at(depth)
+            return node
     return b""
 
 
-def _name_item(item: Item) -> list[str]:
-    if item.role != "assistant" or not item.form:
-        return []
-    names = [name_mark(f"call:{call}") for call in item.calls if not _COUNTED.fullmatch(call)]
-    if not item.calls and item.weight >= _TELLING_CHARACTERS:
-        names.append(f"form:{item.form.hex()}")
-    return names
+def _name_item(item: Item) -> Sequence[str]:
+    if item.calls or item.weight < _TELLING_CHARACTERS or item.role != "assistant" or not item.form:
+        return _name_calls(item)
+    return [f"form:{item.form.hex()}"]
 
 
-def _list_new(asked: Asked, known: Known, base: int) -> list[NodeRow]:
-    rows = []
+def _name_calls(item: Item) -> Sequence[str]:
+    if not item.calls or item.role != "assistant" or not item.form:
+        return ()
+    return [name_mark(f"call:{call}") for call in item.calls if not _COUNTED.fullmatch(call)]
+
+
+def _list_new(asked: Asked, base: int) -> tuple[list[NodeRow], list[Mark]]:
+    """What a client brought: the nodes behind the first `base`, and the calls that were not recorded as answers."""
+    rows: list[NodeRow] = []
+    marks: list[Mark] = []
     parent = asked.node_at(base)
-    for node in asked.nodes[base:]:
+    for node, item in zip(asked.nodes[base:], asked.items[base:], strict=True):
         if node != parent:  # a message without a form adds none
             rows.append(NodeRow(node, parent, False))
+        if item.calls:
+            marks += [Mark(name, node, item.form) for name in _name_calls(item)]
         parent = node
-    return rows
-
-
-def _list_marks(asked: Asked, base: int) -> list[Mark]:
-    """Calls that a client shows and that were not recorded as answers: the client brought them along."""
-    marks = []
-    for node, item in zip(asked.nodes[base:], asked.items[base:], strict=True):
-        marks += [Mark(name, node, item.form) for name in _name_item(item) if name.startswith("call:")]
-    return marks
+    return rows, marks
 
 
 def _relate(asked: Asked, known: Known, base: int) -> Relation:
     if not known.tips:
         return "root"
+    if _is_compacted(asked, known, base):
+        return "compaction"
     if base == 0 and not known.has(asked.root):
-        return "compaction" if _is_compacted(asked, known) else "root"
+        return "root"
     if base == len(asked.nodes) and asked.tip in known.tips:
         return "retry"
     return "append" if known.is_leaf(asked.node_at(base)) else "branch"
 
 
-def _is_compacted(asked: Asked, known: Known) -> bool:
-    is_shorter = 0 < len(asked.nodes) < known.depth
-    return is_shorter and not _is_side(asked, known, 0) and any(i.weight >= _LONG_CHARACTERS for i in asked.items)
+def _is_compacted(asked: Asked, known: Known, base: int) -> bool:
+    """A shorter history with a long new text, which shares nothing with the old one but perhaps its beginning.
+
+    Some clients keep what the user said first (codex, cline). Then what was answered there is gone, and the user goes
+    on at once; behind an edit or a rewind the answer before it is still there, for it is the user's word that changes.
+    """
+    if not base < len(asked.nodes) < known.depth or _is_side(asked, known, base):
+        return False
+    fresh = asked.items[base:]
+    if base and (asked.node_at(base) not in known.tips or fresh[0].role != "user"):
+        return False
+    return any(item.weight >= _LONG_CHARACTERS and item.role != "tool" for item in fresh)
 
 
 def _is_side(asked: Asked, known: Known, base: int) -> bool:

@@ -6,6 +6,7 @@ a conversation or a stored item, that memory does not know. What is derived here
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -26,6 +27,8 @@ from proxy.wire.identity import Item
 
 _RECALL_SECONDS = 0.25
 _SUCCESS = range(200, 300)
+
+T = TypeVar("T")
 
 
 class _Open(msgspec.Struct, gc=False):
@@ -129,17 +132,16 @@ class Lineage:
         nodes: list[NodeRow] = []
         marks: list[Mark] = []
         for items in form.read_reply(value):
-            chain = extend_chain(place.tip, (item.form for item in items))
+            chain = extend_chain(place.tip, [item.form for item in items])
             nodes += _list_answer(place, chain)
-            for i, (item, node) in enumerate(zip(items, chain, strict=True)):
-                marks += [Mark(name, node, item.form) for name in name_answer(item, ids[i] if i < len(ids) else "")]
+            marks += _list_names(place, chain, items, ids)
             if response and chain:
                 marks.append(Mark(name_mark(f"response:{response}"), chain[-1], items[-1].form))
-        placed = {row.node for row in nodes}
-        marks = [mark for mark in marks if mark.node in placed or place.known.has(mark.node)]  # a root bears none
+        if not place.known.has(place.tip):  # a root bears none
+            marks = [mark for mark in marks if mark.node != place.tip]
         self._forest.add(place.known.key.id, nodes, marks)
         self._forest.shrink()
-        return Reply(exchange, k, tuple(dict.fromkeys(nodes)), tuple(dict.fromkeys(marks)))
+        return Reply(exchange, k, _keep_once(nodes), _keep_once(marks))
 
     def note_unread(self, event: ReadingFailed) -> None:
         """An answer could not be read."""
@@ -201,3 +203,18 @@ def _list_answer(place: _Open, chain: Sequence[bytes]) -> list[NodeRow]:
     """The nodes of an answer behind a request's tip, but those that were recorded as answers before."""
     pairs = zip([place.tip, *chain], chain, strict=False)
     return [NodeRow(node, parent, True) for parent, node in pairs if node != parent and not place.known.is_answer(node)]
+
+
+def _list_names(place: _Open, chain: Sequence[bytes], items: Sequence[Item], ids: Sequence[str]) -> list[Mark]:
+    """What the messages of an answer may be known by."""
+    session = place.known.key
+    return [
+        Mark(name, node, item.form)
+        for i, (item, node) in enumerate(zip(items, chain, strict=True))
+        for name in name_answer(item, ids[i] if i < len(ids) else "", session)
+    ]
+
+
+def _keep_once(rows: Sequence[T]) -> tuple[T, ...]:
+    """Each once: alternatives may be equal, or begin alike."""
+    return tuple(rows) if len(rows) < 2 else tuple(dict.fromkeys(rows))

@@ -40,8 +40,9 @@ SYSTEM, HI, THERE, MORE = ("system", "s"), ("user", "hi"), ("assistant", "there"
 def test_leading_system_messages_are_no_part_of_the_chain() -> None:
     form = ChatCompletions()
     plain, ordered = make(form, split(HI)), make(form, split(SYSTEM, ("developer", "d"), HI))
-    assert (plain.nodes, plain.preamble, ordered.preamble) == (ordered.nodes, 0, 2)
-    assert plain.system != ordered.system != make(form, split(("system", "t"), ("developer", "d"), HI)).system
+    assert (plain.nodes, plain.preamble.count, ordered.preamble.count) == (ordered.nodes, 0, 2)
+    other = make(form, split(("system", "t"), ("developer", "d"), HI))
+    assert len({each.preamble.system for each in (plain, ordered, other)}) == 3
     assert len(make(form, split(HI, SYSTEM)).nodes) == 2
     assert list(plain.nodes) == extend_chain(ROOT, [item.form for item in plain.items])
 
@@ -79,3 +80,40 @@ def test_a_plain_string_is_a_message_and_nothing_is_none() -> None:
         assert body is not None
         chain = make_chain(read_messages(form, body, None, 0, ROOT), None, ROOT)
         assert (len(chain.nodes), len(chain.items)) == (count, count)
+
+
+class CountingResponses(Responses):
+    """Counts how often orders are read."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def read_orders(self, member: bytes) -> bytes:
+        self.count += 1
+        return super().read_orders(member)
+
+
+def instruct(orders: object, *said: str, known: Chain | None = None, form: Responses | None = None) -> Chain:
+    items = [{"role": "user", "content": text} for text in said]
+    body = split_body(json.dumps({"input": items, "instructions": orders}).encode(), "input")
+    assert body is not None
+    shared = len(known.items) if known is not None else 0
+    return make_chain(read_messages(form or Responses(), body, known, shared, ROOT), known, ROOT)
+
+
+def test_orders_beside_the_conversation_tell_who_the_model_is_to_be() -> None:
+    nothing, helper, titler = (instruct(orders, "hi") for orders in (None, "You help.", "You make titles."))
+    assert len({each.preamble.system for each in (nothing, helper, titler)}) == 3
+    assert nothing.nodes == helper.nodes == titler.nodes
+    assert nothing.preamble == instruct("", "hi").preamble
+
+
+def test_orders_that_are_known_are_not_read_again_and_others_are() -> None:
+    form = CountingResponses()
+    first = instruct("You help.", "hi", form=form)
+    again = instruct("You help.", "hi", "more", known=first, form=form)
+    assert (form.count, again.preamble) == (1, first.preamble)
+    for orders in ("You make titles.", None):
+        other = instruct(orders, "hi", "more", known=first, form=form)
+        assert other == instruct(orders, "hi", "more")
+        assert other.preamble.system != first.preamble.system

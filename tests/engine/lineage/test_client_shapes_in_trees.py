@@ -1,6 +1,7 @@
 """Where the calls of real clients' shapes land: two sessions of each, in turns, with equal beginnings."""
 
 import json
+from dataclasses import replace
 from itertools import chain, pairwise
 
 import pytest
@@ -76,6 +77,7 @@ async def test_a_clients_own_compaction_stays_in_the_session_that_it_names(clien
         kinds = {kind: {session for request, session, _ in landed if request.kind == kind} for kind in ("main", "side")}
         compaction = {session for request, session, _ in landed if request.kind == "compaction"}
         assert compaction == kinds["main"]
+        assert [step.relation for request, _, step in landed if request.kind == "main"][-1] == "compaction"
         assert kinds["side"] in (set(), kinds["main"])
 
 
@@ -109,6 +111,19 @@ async def test_a_title_is_beside_the_conversation(client: str) -> None:
     landed = await Desk().send_all(*turns(client))
     assert [step.is_side for request, _, step in landed if request.kind == "side"] == [True]
     assert not any(step.is_side for request, _, step in landed if request.kind == "main")
+
+
+@pytest.mark.parametrize(("client", "key"), [("claude-code", "system"), ("codex", "instructions")])
+async def test_a_call_under_other_orders_is_beside_the_conversation(client: str, key: str) -> None:
+    desk, main = Desk(), [request for request in turns(client) if request.kind == "main"]
+    session, _ = await desk.send(main[0])
+    body = json.loads(main[0].body)
+    items_key = main[0].format.items_key
+    for orders, is_side in ((body[key], False), ("You make titles.", True)):
+        body[items_key][-1]["content"][0]["text"] = f"Which words name this? {orders}"
+        asked = replace(main[0], body=json.dumps({**body, key: orders}).encode())
+        beside, step = await desk.send(asked)
+        assert (beside, step.is_side) == (session, is_side)
 
 
 async def test_files_that_wander_to_the_end_leave_a_conversation_one_by_its_answers() -> None:

@@ -3,78 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from proxy.engine.lineage.forest import Forest
-from proxy.engine.lineage.known import Known, Traits
-from proxy.engine.lineage.placing import Asked, Place, Placing, name_answer, name_unknown
-from proxy.model.exchange import SessionKey
-from proxy.model.lineage import Mark, NodeRow, extend_chain, root_of_chain
+from proxy.engine.lineage.known import Traits
+from proxy.model.lineage import extend_chain
 from proxy.wire.identity import Item
-
-ROOT = root_of_chain("main")
-ONE, TWO = b"1" * 16, b"2" * 16
-MAIN = Traits("m", has_tools=True, system=b"s", is_stream=True)
-STRONG = "call_Zk93fQpX"
-
-
-def say(role: str, text: str, *calls: str, weight: int = 5) -> Item:
-    return Item(role, f"{role}:{text}:{calls}".ljust(16)[:64].encode(), calls, (), weight)
-
-
-def user(text: str, weight: int = 5) -> Item:
-    return say("user", text, weight=weight)
-
-
-def bot(text: str, *calls: str, weight: int = 5) -> Item:
-    return say("assistant", text, *calls, weight=weight)
-
-
-class Desk:
-    """A placing over an empty forest."""
-
-    def __init__(self, *, is_complete: bool = True) -> None:
-        self.forest = Forest(10_000_000, is_complete=is_complete)
-        self.placing = Placing(self.forest)
-        self.count = 0
-
-    def ask(
-        self,
-        *items: Item,
-        name: str = "",
-        tenant: bytes = ONE,
-        traits: Traits = MAIN,
-        output: int = 0,
-        root: bytes = ROOT,
-    ) -> Asked:
-        self.count += 1
-        session = SessionKey(f"{tenant.decode()}{name}" if name else f"x{self.count}", tenant, "main", name)
-        nodes = extend_chain(root, [item.form for item in items])
-        return Asked(f"x{self.count}", session, b"k", traits, root, nodes, items, output)
-
-    def place(self, *items: Item, answer: Item | None = None, **fields: object) -> Place:
-        asked = self.ask(*items, **fields)  # type: ignore[arg-type]
-        place = self.placing.place(asked)
-        if answer is not None:
-            self.answer(place, answer)
-        return place
-
-    def answer(self, place: Place, item: Item) -> bytes:
-        (node,) = extend_chain(place.step.tip, [item.form])
-        marks = [Mark(name, node, item.form) for name in name_answer(item, "")]
-        self.forest.add(place.session.id, [NodeRow(node, place.step.tip, True)], marks)
-        return node
-
-    def known(self, place: Place) -> Known:
-        known = self.forest.get(place.session.id)
-        assert known is not None
-        return known
-
-
-@pytest.fixture
-def desk() -> Desk:
-    return Desk()
-
-
-HI, THERE, MORE, SO, THEN = user("hi"), bot("there"), user("more"), bot("so"), user("then")
+from tests.engine.lineage.desk import HI, MAIN, MORE, ROOT, SO, STRONG, THEN, THERE, TWO, Desk, bot, user
 
 
 def test_equal_first_messages_are_conversations_apart(desk: Desk) -> None:
@@ -154,62 +86,6 @@ def test_a_client_that_goes_on_from_a_much_shorter_history_has_compacted(desk: D
     assert relations(desk, (user("long", 500), THEN), (user("short", 499),)) == ["compaction", "root"]
     long = tuple(user(f"u{i}", 600) for i in range(5))
     assert relations(desk, long) == ["root"]
-
-
-@pytest.mark.parametrize("item", [bot("a", STRONG), bot("text", weight=40)])
-def test_an_answer_that_is_kept_elsewhere_tells_whose_request_it_is(desk: Desk, item: Item) -> None:
-    first = desk.place(HI, answer=item)
-    after = desk.place(user("sum", 600), item, MORE)
-    assert (after.session, after.step.base) == (first.session, 0)
-    assert desk.place(user("sum", 600), item, MORE).session == first.session  # nothing was answered yet
-
-
-@pytest.mark.parametrize(
-    "item",
-    [
-        bot("short", weight=39),
-        *[bot("a", call) for call in ("call_1", "read:0", "functions.read:3", "12", "call7")],
-    ],
-)
-def test_short_texts_and_ids_that_are_counted_up_tell_nothing(desk: Desk, item: Item) -> None:
-    first = desk.place(HI, answer=item)
-    assert desk.place(user("sum", 600), item, MORE).session.id != first.session.id
-    assert name_answer(item, "") == [] == name_unknown(desk.ask(item))
-
-
-@pytest.mark.parametrize(
-    "call", [STRONG, "D681PevKs", "365174485", "call_s1_1", "toolu_01A09q90qw90lq917835lq9", "DkQpXWvsR"]
-)
-def test_ids_that_are_drawn_are_names(call: str) -> None:
-    assert name_answer(bot("a", call), "own") == [f"call:{call}", "item:own"]
-
-
-def test_a_kept_answer_counts_only_with_the_same_form(desk: Desk) -> None:
-    first = desk.place(HI, answer=bot("a", STRONG))
-    assert desk.place(user("sum"), bot("b", STRONG), MORE).session.id != first.session.id
-
-
-def test_a_kept_answer_that_two_sessions_gave_tells_nothing(desk: Desk) -> None:
-    for text in ("q", "r"):
-        desk.place(user(text), answer=bot("a", STRONG))
-    assert desk.place(user("sum"), bot("a", STRONG), MORE).session.id == "x3"
-
-
-def test_kept_answers_of_two_sessions_tell_nothing(desk: Desk) -> None:
-    desk.place(HI, answer=bot("a", STRONG))
-    desk.place(HI, answer=bot("b", STRONG + "x"))
-    assert desk.place(user("sum"), bot("a", STRONG), bot("b", STRONG + "x")).session.id == "x3"
-
-
-def test_what_a_client_brought_along_was_never_an_answer(desk: Desk) -> None:
-    desk.place(user("q"), bot("a", STRONG), MORE)
-    assert desk.place(user("r"), bot("a", STRONG), MORE).session.id == "x2"
-
-
-def test_what_a_client_brought_along_makes_an_answer_ambiguous(desk: Desk) -> None:
-    desk.place(HI, answer=bot("a", STRONG))
-    desk.place(user("r"), bot("a", STRONG), MORE, name="n")
-    assert desk.place(user("t"), bot("a", STRONG), MORE).session.id == "x3"
 
 
 def test_a_first_request_that_came_to_nothing_is_tried_again(desk: Desk) -> None:
@@ -341,79 +217,8 @@ def test_the_first_call_is_beside_only_if_its_answer_is_tiny(desk: Desk) -> None
     assert [desk.place(HI, traits=bare, output=n).step.is_side for n in (0, 64, 65)] == [False, True, False]
 
 
-def test_the_log_is_asked_about_answers_that_are_from_nowhere(desk: Desk) -> None:
-    assert not desk.placing.lacks(desk.ask(HI, THERE, MORE))  # it has nothing else
-    desk.forest.is_complete = False
-    assert not desk.placing.lacks(desk.ask(HI))
-    asked = desk.ask(HI, THERE, MORE)
-    assert desk.placing.lacks(asked)
-    desk.placing.note_recalled(asked)
-    assert not desk.placing.lacks(desk.ask(HI, THERE, THEN))
-    assert desk.placing.lacks(desk.ask(HI, THERE, MORE, SO))
-    assert desk.placing.lacks(desk.ask(HI, SO, MORE))
-
-
-def test_the_log_is_not_asked_about_what_memory_accounts_for(desk: Desk) -> None:
-    desk.place(HI, answer=THERE)
-    desk.forest.is_complete = False
-    assert not desk.placing.lacks(desk.ask(HI, THERE, MORE))
-    assert desk.placing.lacks(desk.ask(HI, THERE, MORE, SO))
-
-
-def test_the_log_is_asked_again_when_something_was_dropped(desk: Desk) -> None:
-    desk.forest.clear()
-    asked = desk.ask(HI, THERE, MORE)
-    desk.placing.note_recalled(asked)
-    assert not desk.placing.lacks(asked)
-    desk.forest.clear()
-    assert desk.placing.lacks(asked)
-    desk.placing.note_recalled(desk.ask(HI, SO))
-    assert desk.placing.lacks(asked)
-
-
-def test_the_log_is_asked_for_a_named_session_that_is_not_here(desk: Desk) -> None:
-    desk.forest.clear()
-    assert desk.placing.lacks(desk.ask(HI, name="n"))
-    desk.place(HI, name="n")
-    assert not desk.placing.lacks(desk.ask(MORE, name="n"))
-
-
-def test_a_request_without_a_name_does_not_trust_a_named_namesake_alone(desk: Desk) -> None:
-    desk.place(HI, name="n", answer=THERE)
-    desk.forest.is_complete = False
-    assert desk.placing.lacks(desk.ask(HI, THERE, MORE))
-    assert not desk.placing.lacks(desk.ask(HI, THERE, MORE, name="n"))
-
-
-def test_where_the_log_cannot_be_asked_a_request_begins_a_session(desk: Desk) -> None:
-    first = desk.place(HI, answer=THERE)
-    asked = desk.ask(HI, THERE, MORE, SO, THEN)
-    assert desk.placing.place(asked, is_certain=False).session == asked.session != first.session
-    named = desk.place(HI, name="n")
-    assert desk.placing.place(desk.ask(MORE, name="n"), is_certain=False).session == named.session
-
-
-def test_of_what_a_request_shows_the_newest_names_are_asked_for(desk: Desk) -> None:
-    asked = desk.ask(*[bot("a", f"{STRONG}{i}") for i in range(100)], user("u"))
-    assert name_unknown(asked) == [f"call:{STRONG}{i}" for i in range(68, 100)]
-
-
-def test_whether_a_request_shows_answers_but_proves_nothing(desk: Desk) -> None:
-    desk.place(HI, answer=THERE)
-    asked = [desk.ask(HI), desk.ask(HI, THERE, MORE), desk.ask(HI, SO), desk.ask(HI, SO, name="n")]
-    assert [desk.placing.is_unproven(each) for each in asked] == [False, False, True, False]
-
-
 def test_an_answer_counts_more_than_what_stands_behind_a_shallower_one(desk: Desk) -> None:
     desk.place(HI, name="a", answer=THERE)
     desk.place(HI, THERE, MORE, SO, THEN, name="a")
     other = desk.place(HI, THERE, MORE, name="b", answer=SO)
     assert desk.place(HI, THERE, MORE, SO, THEN).session == other.session
-
-
-def test_only_the_newest_of_many_questions_to_the_log_are_kept_in_mind(desk: Desk) -> None:
-    desk.forest.clear()
-    asked = [desk.ask(HI, bot(str(i))) for i in range(4097)]
-    for each in asked:
-        desk.placing.note_recalled(each)
-    assert [desk.placing.lacks(asked[i]) for i in (0, 1, 4096)] == [True, False, False]

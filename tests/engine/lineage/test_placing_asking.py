@@ -1,0 +1,69 @@
+"""When the log is asked before a request is put, and what is decided where it cannot be."""
+
+from tests.engine.lineage.desk import HI, MORE, SO, THEN, THERE, Desk, bot
+
+
+def test_the_log_is_asked_about_answers_that_are_from_nowhere(desk: Desk) -> None:
+    assert not desk.placing.lacks(desk.ask(HI, THERE, MORE))  # it has nothing else
+    desk.forest.is_complete = False
+    assert not desk.placing.lacks(desk.ask(HI))
+    asked = desk.ask(HI, THERE, MORE)
+    assert desk.placing.lacks(asked)
+    desk.placing.note_recalled(asked)
+    assert not desk.placing.lacks(desk.ask(HI, THERE, THEN))
+    assert desk.placing.lacks(desk.ask(HI, THERE, MORE, SO))
+    assert desk.placing.lacks(desk.ask(HI, SO, MORE))
+
+
+def test_the_log_is_not_asked_about_what_memory_accounts_for(desk: Desk) -> None:
+    desk.place(HI, answer=THERE)
+    desk.forest.is_complete = False
+    assert not desk.placing.lacks(desk.ask(HI, THERE, MORE))
+    assert desk.placing.lacks(desk.ask(HI, THERE, MORE, SO))
+
+
+def test_the_log_is_asked_again_when_something_was_dropped(desk: Desk) -> None:
+    desk.forest.clear()
+    asked = desk.ask(HI, THERE, MORE)
+    desk.placing.note_recalled(asked)
+    assert not desk.placing.lacks(asked)
+    desk.forest.clear()
+    assert desk.placing.lacks(asked)
+    desk.placing.note_recalled(desk.ask(HI, SO))
+    assert desk.placing.lacks(asked)
+
+
+def test_the_log_is_asked_for_a_named_session_that_is_not_here(desk: Desk) -> None:
+    desk.forest.clear()
+    assert desk.placing.lacks(desk.ask(HI, name="n"))
+    desk.place(HI, name="n")
+    assert not desk.placing.lacks(desk.ask(MORE, name="n"))
+
+
+def test_a_request_without_a_name_does_not_trust_a_named_namesake_alone(desk: Desk) -> None:
+    desk.place(HI, name="n", answer=THERE)
+    desk.forest.is_complete = False
+    assert desk.placing.lacks(desk.ask(HI, THERE, MORE))
+    assert not desk.placing.lacks(desk.ask(HI, THERE, MORE, name="n"))
+
+
+def test_where_the_log_cannot_be_asked_a_request_begins_a_session(desk: Desk) -> None:
+    first = desk.place(HI, answer=THERE)
+    asked = desk.ask(HI, THERE, MORE, SO, THEN)
+    assert desk.placing.place(asked, is_certain=False).session == asked.session != first.session
+    named = desk.place(HI, name="n")
+    assert desk.placing.place(desk.ask(MORE, name="n"), is_certain=False).session == named.session
+
+
+def test_whether_a_request_shows_answers_but_proves_nothing(desk: Desk) -> None:
+    desk.place(HI, answer=THERE)
+    asked = [desk.ask(HI), desk.ask(HI, THERE, MORE), desk.ask(HI, SO), desk.ask(HI, SO, name="n")]
+    assert [desk.placing.is_unproven(each) for each in asked] == [False, False, True, False]
+
+
+def test_only_the_newest_of_many_questions_to_the_log_are_kept_in_mind(desk: Desk) -> None:
+    desk.forest.clear()
+    asked = [desk.ask(HI, bot(str(i))) for i in range(4097)]
+    for each in asked:
+        desk.placing.note_recalled(each)
+    assert [desk.placing.lacks(asked[i]) for i in (0, 1, 4096)] == [True, False, False]

@@ -11,6 +11,7 @@ import pytest
 from tests.clients import journey
 from tests.clients.client import Client, Expected, Tree
 from tests.clients.journey import run_journey
+from tests.clients.logs import read_log
 
 PROGRAMS = [Path(sys.executable).parent]
 TALK = """
@@ -40,6 +41,8 @@ CLIENT = Client(
 def test_a_journey_without_a_fault(tmp_path: Path) -> None:
     assert run_journey(replace(CLIENT, files={}), PROGRAMS, tmp_path) == []
     assert (tmp_path / "output-through").read_bytes() == "Done: turn 1. \U0001f600\n".encode()
+    answers = [row.received for row in read_log(tmp_path / "data").exchanges]
+    assert (b'"call_1_0"' in answers[0], b'"call_1001_0"' in answers[3]) == (True, True), "the first run comes first"
 
 
 def test_the_log_is_held_against_what_the_upstream_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

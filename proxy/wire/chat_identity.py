@@ -1,7 +1,8 @@
 """What makes a Chat Completions message the same message.
 
 Rule: role, name, content, tool calls and the call that is answered count, and nothing else: not reasoning in any
-spelling, not refusals, annotations or what a server adds. `developer` is `system`. The older `function_call` counts
+spelling, not refusals, annotations or what a server adds, nor white space at the end of an answer, which aider
+drops. `developer` is `system`. The older `function_call` counts
 unless it is null, and `function` messages count as such, though lineage sees them as a tool's.
 """
 
@@ -71,6 +72,8 @@ def _read(message: _Message, source: Source) -> Item:
     content: object = message.content or None
     if isinstance(content, list):
         content = collapse(settle_parts(content, source, _TEXTS, _REASONING))
+    if message.role == "assistant" and isinstance(content, str):
+        content = content.rstrip() or None
     answered = message.tool_call_id or None
     results = (answered,) if answered else ()
     role = "system" if message.role == "developer" else message.role

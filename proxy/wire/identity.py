@@ -2,8 +2,9 @@
 
 Rule: the normal form survives every change that clients make to messages they echo (PROTOCOL §1) and no other. What
 counts is a closed list per wire (`chat_identity`, `responses_identity`, `anthropic_identity`); text counts exactly,
-white space included. Forms are for comparing, never for sending. Reading is total: an element of another shape is known
-by its canonical JSON, and one that is no JSON by its bytes.
+white space included, except at the end of an answer on a wire where a client drops it. Forms are for comparing, never
+for sending. Reading is total: an element of another shape is known by its canonical JSON, and one that is no JSON by
+its bytes.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -13,32 +12,10 @@ import pytest
 
 from tests.journeys.provider import WORDS, run_provider
 from tests.journeys.running import TOKEN, Running, run_command, run_proxy
+from tests.journeys.talk import Talk, user
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 ANSWER = "".join(WORDS)
-
-
-def user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
-def echo(message: Any) -> dict[str, Any]:
-    """An answer as a program puts it back into its history."""
-    return message.model_dump(exclude_none=True)  # type: ignore[no-any-return]
-
-
-class Talk:
-    """The conversation; `labels` are the session and exchange that each answer named."""
-
-    def __init__(self, client: openai.OpenAI) -> None:
-        self._client = client
-        self.labels: list[tuple[str, str]] = []
-
-    def ask(self, *messages: Any, **more: Any) -> Any:
-        """One call; the answer's message."""
-        raw = self._client.chat.completions.with_raw_response.create(model="m", messages=[*messages], **more)
-        self.labels.append((raw.headers["x-palimpsest-session"], raw.headers["x-palimpsest-exchange"]))
-        return echo(raw.parse().choices[0].message)
 
 
 class Told:

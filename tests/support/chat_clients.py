@@ -197,12 +197,12 @@ def play_aider(session: str) -> list[Request]:
     ]
     history: list[Message] = []
     for asked, said in ((QUESTION, "It returns six."), (FOLLOW_UP, "Changed."), (AFTER, "They pass.")):
-        text = f"{said} This is what I found in the repository of {session}."
+        text = f"{said} This is what I found in the repository of {session}."  # comes back without the line's end
         turn = {"role": "user", "content": asked}
         reminder = {"role": "system", "content": "Answer with edits only."}
         system = {"role": "system", "content": SYSTEM}
         messages = [system, *history, *files, turn, reminder]
-        recorder.send({"model": "m", "messages": messages, "stream": True}, answer(Said(text)))
+        recorder.send({"model": "m", "messages": messages, "stream": True}, answer(Said(f"{text}\n")))
         history = [*history, turn, {"role": "assistant", "content": text}]
     commit = [{"role": "system", "content": "Write a commit message."}, {"role": "user", "content": FILE}]
     recorder.send({"model": "small", "messages": commit}, answer(Said("Return seven")), "side")

@@ -153,6 +153,9 @@ class FakeArchive:
     async def verify(self) -> Verification:
         return Verification(0, 0, 0, 0, ())
 
+    async def reopen(self) -> None:
+        """Another process has the log now."""
+
     async def close(self) -> None:
         return None
 
@@ -411,12 +414,14 @@ class Engine:
         is_fresh: bool = True,
         own_keys: tuple[bytes, ...] = (),
         after: "Engine | None" = None,
+        archive: FakeArchive | None = None,
         tasks: TaskRunner | None = None,
     ) -> None:
-        """`after` is an engine that was ended: this one goes on with its log."""
+        """`after` is an engine that was ended: this one goes on with its log. Else its log is `archive`, or an own."""
         policy = policy or EnginePolicy(commit_wait_ms=5_000)
         self.upstream = upstream or ScriptedUpstream()
-        self.archive: FakeArchive = after.archive if after else FakeArchive(is_instant=is_instant, is_soon=is_soon)
+        own = archive or FakeArchive(is_instant=is_instant, is_soon=is_soon)
+        self.archive: FakeArchive = after.archive if after else own
         self.clock = FixedClock()
         self.ids: CountingIds = after.ids if after else CountingIds()
         self.tasks = TaskRunner() if tasks is None else tasks

@@ -8,6 +8,7 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Any, TypeVar, cast
 
@@ -19,17 +20,25 @@ from proxy.engine.policy import EnginePolicy
 from proxy.engine.readings import Received as Answered
 from proxy.engine.tasks import TaskRunner
 from proxy.model.events import ExchangeRecorded
-from proxy.model.exchange import ClientRequest, Completeness, Headers
+from proxy.model.exchange import ClientRequest, Completeness, Headers, Outcome, Round, Timings
 from proxy.model.lineage import Adoption, Step, extend_chain, root_of_chain
 from proxy.wire.identity import Item, count_preamble
 from tests.support.ancestry import Tree
 from tests.support.clients import Message, Said
 from tests.support.echoes import read, spell
-from tests.support.engine import JSON, Engine
+from tests.support.engine import JSON, Engine, FakeArchive
+from tests.support.kept_archive import KeptArchive
 from tests.support.tongues import Tongue
 
 T = TypeVar("T")
 ADOPTABLE = 3
+
+
+class StillLoop(asyncio.SelectorEventLoop):
+    """Time stands still: on a busy machine, too, nothing comes too late."""
+
+    def time(self) -> float:
+        return 0.0
 
 
 class StillTasks(TaskRunner):
@@ -72,9 +81,15 @@ class Call:
 
 
 class World:
-    """An engine, its log, and all calls. `note` is told which rules were met."""
+    """An engine, its log, and all calls. `note` is told which rules were met; `log` is where the log is kept, if so."""
 
-    def __init__(self, tongue: Tongue, cache_bytes: int, note: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self,
+        tongue: Tongue,
+        cache_bytes: int,
+        note: Callable[[str], None] = lambda text: None,
+        log: Path | None = None,
+    ) -> None:
         self.tongue = tongue
         self._note = note
         self.calls: list[Call] = []
@@ -83,10 +98,10 @@ class World:
         self.is_broken = False
         self._policy = EnginePolicy(cache_bytes=cache_bytes)
         self._most_bytes = cache_bytes // 4
-        self._loop = asyncio.new_event_loop()
+        self._loop = StillLoop()
         self._failed: dict[tuple[bytes, bytes, str], str] = {}
         self._shaky: set[str] = set()
-        self.engine = self.run(self._make(None))
+        self.engine = self.run(self._begin(log))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._loop.run_until_complete(work)
@@ -99,8 +114,12 @@ class World:
             if call.state == "unread":
                 self.read(call)
         lineage = self.engine.lineage
-        assert self.is_broken or (lineage._open, lineage._unread) == ({}, {})
-        self._loop.close()
+        try:
+            assert self.is_broken or (lineage._open, lineage._unread) == ({}, {})
+            self.run(self.engine.archive.close())
+        finally:
+            self.run(self._loop.shutdown_default_executor())
+            self._loop.close()
 
     @property
     def trees(self) -> dict[str, Tree]:
@@ -108,7 +127,7 @@ class World:
 
     def restart(self) -> None:
         """Another process over the same log: what was not read is never read."""
-        self.engine = self.run(self._make(self.engine))
+        self.engine = self.run(self._go_on(self.engine))
         self.is_whole = False
         self._failed.clear()
         for call in self.calls:
@@ -121,8 +140,13 @@ class World:
         self.engine.archive.health = replace(health, generation=health.generation + 1)
         self.is_whole = False
 
-    async def _make(self, after: Engine | None) -> Engine:
-        return Engine(policy=self._policy, is_instant=True, after=after, tasks=StillTasks())
+    async def _begin(self, log: Path | None) -> Engine:
+        archive = KeptArchive(log) if log else FakeArchive(is_instant=True)
+        return Engine(policy=self._policy, archive=archive, tasks=StillTasks())
+
+    async def _go_on(self, after: Engine) -> Engine:
+        await after.archive.reopen()
+        return Engine(policy=self._policy, after=after, tasks=StillTasks())
 
     def send(self, asking: Asking, seed: int, *, refuses: bool = False) -> Call:
         """A request, spelled in one of many ways, and all that must hold of where it is put."""
@@ -150,7 +174,7 @@ class World:
         assert (opening.session.tenant, opening.session.upstream) == (tenant, "main")
         self._check_session(call, refuses=refuses)
         self._check_step(call, step)
-        self.run(self._append(opening, step))
+        self.run(self._append(opening, Round(call.exchange, 0, "main", None), step))
         self._check_path(call)
         self.check_memory()
         self.calls.append(call)
@@ -177,6 +201,10 @@ class World:
             *(call.exchange, call.session, "managed", self.tongue.form.name, "main", status, completeness),
             *(1, len(content), 0.0, 0.0),
             is_readable=bool(content),
+        )
+        size, times = len(content), Timings(0.0, 0.0, 0.0)
+        self.engine.archive.append(
+            Outcome(call.exchange, 0, status, JSON, completeness, content, size, b"", times), is_urgent=False
         )
         self.engine.bus.publish(recorded)
         if content:

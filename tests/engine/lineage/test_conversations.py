@@ -5,6 +5,8 @@ conversations one and the same to anyone who looks at content, any of the candid
 """
 
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import pytest
@@ -57,8 +59,12 @@ class Conversations(RuleBasedStateMachine):
 
     @initialize(cache=st.sampled_from([20_000, 60_000, 1_000_000_000]))
     def begin(self, cache: int) -> None:
-        self.world = World(self.tongue, cache, event)
+        self.world = World(self.tongue, cache, event, self.choose_log())
         self.number = 0
+
+    def choose_log(self) -> Path | None:
+        """Where the log is kept; in memory, if nowhere."""
+        return None
 
     def teardown(self) -> None:
         if hasattr(self, "world"):
@@ -186,14 +192,30 @@ class BlockConversations(Conversations):
     tongue = BLOCKS
 
 
+class KeptConversations(Conversations):
+    """The same over a log in a file, which is closed and opened again at each restart."""
+
+    def choose_log(self) -> Path:
+        self.folder = TemporaryDirectory(prefix="conversations-")
+        return Path(self.folder.name) / "log.db"
+
+    def teardown(self) -> None:
+        super().teardown()
+        if hasattr(self, "folder"):
+            self.folder.cleanup()
+
+
 def _who(call: Call) -> tuple[str, str, str]:
     return call.asking.tenant, call.asking.name, call.asking.system
 
 
+# How many of each, of a hundred examples that the profile asks for; see `tests/conftest`.
 @pytest.mark.parametrize(
-    ("machine", "count"), [(Conversations, 250), (ItemConversations, 60), (BlockConversations, 60)]
+    ("machine", "count"),
+    [(Conversations, 250), (ItemConversations, 60), (BlockConversations, 60), (KeptConversations, 60)],
 )
 def test_no_conversation_is_given_what_is_anothers(machine: type[Conversations], count: int) -> None:
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-    profile = settings(max_examples=count, stateful_step_count=50, deadline=None, suppress_health_check=slow)
+    examples = count * settings().max_examples // 100
+    profile = settings(max_examples=examples, stateful_step_count=50, deadline=None, suppress_health_check=slow)
     run_state_machine_as_test(machine, settings=profile)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from proxy.model.errors import ProxyError
-from proxy.model.exchange import Headers
+from proxy.model.exchange import Headers, SessionKey
 from proxy.model.lineage import StoredSession
 from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, SessionRow, Verification
 from proxy.model.record import Record
@@ -162,13 +162,17 @@ class LogReader(Protocol):
 class Ancestry(Protocol):
     """What the log knows of where a request belongs."""
 
-    async def recall(self, nodes: Sequence[bytes], marks: Sequence[str], session: str) -> Sequence[StoredSession]:
-        """Sessions that may hold what a request continues, of all tenants; newest last, `MOST_RECALLED` at most.
+    async def recall(
+        self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
+    ) -> Sequence[StoredSession]:
+        """Sessions that may hold what a request continues; newest last, `MOST_RECALLED` at most.
 
-        `nodes` are those of the request's chain, the first message's first. They are: the session with this id, those
-        in which the deepest of the nodes that is a recorded answer anywhere stands as an answer, and those that bear
-        one of the marks (named by `name_mark`). Where there are too many the newest count, and the one with the id; of
-        too many marks the last `MOST_MARKS`, each of which is a look-up of its own.
+        `nodes` are those of the request's chain, the first message's first; `session` is the one that the request is
+        taken to belong to, and whose it is. They are, of this tenant: that session; those in which the deepest of the
+        nodes that is a recorded answer of the tenant's stands as an answer; those that bear one of the marks (named by
+        `name_mark`). Where the tenant has no such answer, those of the others in which the deepest answer of anyone
+        stands as one. Where there are too many, what is named first here counts, and then the newest; of too many marks
+        the last `MOST_MARKS`, each of which is a look-up of its own.
         """
         ...
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from proxy.engine.ports import MOST_MARKS, MOST_RECALLED
 from proxy.model.errors import NotFound
-from proxy.model.exchange import Opening, Round, Trailer
+from proxy.model.exchange import Opening, Round, SessionKey, Trailer
 from proxy.model.lineage import StoredSession, name_mark
 from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Fault, RoundRow, SessionRow, Verification
 from proxy.model.manifest import (
@@ -80,17 +80,19 @@ class MemoryArchive:
             raise NotFound(f"there is no session {session}")
         return tables.trees[session].list_branches(tables.sessions[session])
 
-    async def recall(self, nodes: Sequence[bytes], marks: Sequence[str], session: str) -> Sequence[StoredSession]:
+    async def recall(
+        self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
+    ) -> Sequence[StoredSession]:
         """Sessions that may hold what a request continues; newest last (see `Ancestry`)."""
-        trees, names = self._tables.trees, set(map(name_mark, marks[-MOST_MARKS:]))
-        deepest = next((node for node in reversed(nodes) if self._is_answer(node)), None)
-        found = [
-            key
-            for key, tree in trees.items()
-            if key != session and ((deepest and tree.has_answer(deepest)) or not names.isdisjoint(tree.marks))
-        ]
-        kept = {session, *found[-(MOST_RECALLED - (session in trees)) :]}
-        return [tree.store(self._tables.keys[key]) for key, tree in trees.items() if key in kept]
+        trees, keys, names = self._tables.trees, self._tables.keys, set(map(name_mark, marks[-MOST_MARKS:]))
+        own = [key for key in trees if keys[key].tenant == session.tenant]
+        named = [key for key in own if key == session.id]
+        bearing = [key for key in own if not names.isdisjoint(trees[key].marks)]
+        answered = self._find_answered(own, nodes)
+        others = [] if answered else self._find_answered(list(trees), nodes)
+        found = dict.fromkeys(key for group in (named, answered, bearing, others) for key in reversed(group))
+        kept = set(list(found)[:MOST_RECALLED])
+        return [tree.store(keys[key]) for key, tree in trees.items() if key in kept]
 
     async def has_sessions(self) -> bool:
         """False while the log has none."""
@@ -129,8 +131,10 @@ class MemoryArchive:
         """Take nothing more; what was taken can still be read."""
         self._is_closed = True
 
-    def _is_answer(self, node: bytes) -> bool:
-        return any(tree.has_answer(node) for tree in self._tables.trees.values())
+    def _find_answered(self, sessions: Sequence[str], nodes: Sequence[bytes]) -> list[str]:
+        """Those of the sessions in which the deepest of the nodes that is an answer in any of them is one."""
+        found = ([key for key in sessions if self._tables.trees[key].has_answer(node)] for node in reversed(nodes))
+        return next(filter(None, found), [])
 
     def _find_opening(self, exchange: str) -> Opening:
         if exchange not in self._tables.exchanges:

@@ -141,8 +141,10 @@ class FakeArchive:
 
     load_received = load_sent
 
-    async def recall(self, nodes: Sequence[bytes], marks: Sequence[str], session: str) -> Sequence[StoredSession]:
-        self.recalled.append((tuple(nodes), tuple(marks), session))
+    async def recall(
+        self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
+    ) -> Sequence[StoredSession]:
+        self.recalled.append((tuple(nodes), tuple(marks), session.id))
         if self.refuses_recall:
             raise StoreUnavailable("the log cannot be read")
         return self.trees.recall(nodes, marks, session)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from proxy.model.errors import StoreUnavailable
+from proxy.model.exchange import SessionKey
 from proxy.model.lineage import StoredSession
 from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, SessionRow, Verification
 from proxy.model.record import Record
@@ -88,7 +89,9 @@ class SqliteArchive:
         await self._catch_up()
         return await self._reader.list_branches(session)
 
-    async def recall(self, nodes: Sequence[bytes], marks: Sequence[str], session: str) -> Sequence[StoredSession]:
+    async def recall(
+        self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
+    ) -> Sequence[StoredSession]:
         """Sessions that may hold what a request continues; newest last (see `Ancestry`)."""
         await self._catch_up(_MOST_LAG_OF_A_CALL_SECONDS)
         return await self._reader.recall(nodes, marks, session)

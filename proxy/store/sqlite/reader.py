@@ -11,7 +11,7 @@ from typing import cast
 import aiosqlite
 
 from proxy.model.errors import NotFound, StoreUnavailable
-from proxy.model.exchange import Completeness, Headers, Kind, Mode, Timings, Usage
+from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, Timings, Usage
 from proxy.model.lineage import StoredSession
 from proxy.model.log import BranchRow, ExchangeRow, RoundRow, SessionRow, Verification
 from proxy.model.manifest import digest_of, encode_recipe
@@ -156,7 +156,9 @@ class SqliteReader:
         """The branches of a session in the order in which they began. Raises NotFound for an unknown session."""
         return await self._trees.list_branches(session)
 
-    async def recall(self, nodes: Sequence[bytes], marks: Sequence[str], session: str) -> Sequence[StoredSession]:
+    async def recall(
+        self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
+    ) -> Sequence[StoredSession]:
         """Sessions that may hold what a request continues; newest last (see `Ancestry`)."""
         return await self._trees.recall(nodes, marks, session)
 

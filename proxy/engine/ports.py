@@ -10,11 +10,12 @@ from typing import Protocol
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import Headers, SessionKey
 from proxy.model.lineage import StoredSession
-from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, SessionRow, Verification
+from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Selection, SessionRow, Verification
 from proxy.model.record import Record
 
 MOST_RECALLED = 64
 MOST_MARKS = 64
+ALL_SESSIONS = Selection()
 
 
 class UpstreamResponse(Protocol):
@@ -123,12 +124,20 @@ class Client(Protocol):
 class LogReader(Protocol):
     """What can be read back from the log."""
 
-    async def list_sessions(self, limit: int = 100) -> Sequence[SessionRow]:
-        """Newest activity first."""
+    async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
+        """Newest activity first; `limit` bounds what is in memory at once."""
         ...
 
-    async def list_exchanges(self, session: str) -> Sequence[ExchangeRow]:
-        """All exchanges of a session, oldest first. Raises NotFound for an unknown session."""
+    async def find_session(self, session: str) -> SessionRow:
+        """The session with this id. Raises NotFound."""
+        ...
+
+    async def list_ids(self, prefix: str, limit: int) -> Sequence[str]:
+        """The ids of sessions that begin so, in order, so that a whole id comes before longer ones."""
+        ...
+
+    async def list_exchanges(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        """The exchanges of a session behind number `after`, oldest first. Raises NotFound for an unknown session."""
         ...
 
     async def list_branches(self, session: str) -> Sequence[BranchRow]:

@@ -8,11 +8,11 @@ import asyncio
 import os
 from collections.abc import Iterator, Sequence
 
-from proxy.engine.ports import MOST_MARKS, MOST_RECALLED
+from proxy.engine.ports import ALL_SESSIONS, MOST_MARKS, MOST_RECALLED
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Opening, Round, SessionKey, Trailer
 from proxy.model.lineage import StoredSession, name_mark
-from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Fault, RoundRow, SessionRow, Verification
+from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Fault, RoundRow, Selection, SessionRow, Verification
 from proxy.model.manifest import (
     BlobPiece,
     Manifest,
@@ -61,24 +61,29 @@ class MemoryArchive:
     def flush(self) -> None:
         """Nothing waits here."""
 
-    async def list_sessions(self, limit: int = 100) -> Sequence[SessionRow]:
+    async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
         """Newest activity first."""
-        latest = sorted(self._tables.sessions, key=lambda key: self._find_last(key).seq, reverse=True)
+        chosen = [key for key in self._tables.sessions if self._is_chosen(key, selection)]
+        latest = sorted(chosen, key=lambda key: self._find_last(key).seq, reverse=True)
         return [self._make_session(key) for key in latest[:limit]]
 
-    async def list_exchanges(self, session: str) -> Sequence[ExchangeRow]:
-        """All exchanges of a session, oldest first. Raises NotFound for an unknown session."""
-        tables = self._tables
-        if session not in tables.sessions:
-            raise NotFound(f"there is no session {session}")
-        return [self._make_exchange(tables.exchanges[exchange]) for exchange in tables.sessions[session].values()]
+    async def find_session(self, session: str) -> SessionRow:
+        """The session with this id. Raises NotFound."""
+        return self._make_session(self._expect(session))
+
+    async def list_ids(self, prefix: str, limit: int) -> Sequence[str]:
+        """The ids of sessions that begin so, in order."""
+        return sorted(key for key in self._tables.sessions if key.startswith(fit_text(prefix)))[:limit]
+
+    async def list_exchanges(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        """The exchanges of a session behind number `after`, oldest first. Raises NotFound for an unknown session."""
+        names = list(self._tables.sessions[self._expect(session)].values())
+        return [self._make_exchange(self._tables.exchanges[name]) for name in names[after : after + limit]]
 
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
         """The branches of a session in the order in which they began. Raises NotFound for an unknown session."""
         tables = self._tables
-        if session not in tables.sessions:
-            raise NotFound(f"there is no session {session}")
-        return tables.trees[session].list_branches(tables.sessions[session])
+        return tables.trees[self._expect(session)].list_branches(tables.sessions[session])
 
     async def recall(
         self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
@@ -136,6 +141,19 @@ class MemoryArchive:
         found = ([key for key in sessions if self._tables.trees[key].has_answer(node)] for node in reversed(nodes))
         return next(filter(None, found), [])
 
+    def _expect(self, session: str) -> str:
+        if session not in self._tables.sessions:
+            raise NotFound(f"there is no session {session}")
+        return session
+
+    def _is_chosen(self, session: str, selection: Selection) -> bool:
+        key = self._tables.keys[session]
+        return (
+            fit_text(key.family).startswith(fit_text(selection.family))
+            and fit_text(key.parent).startswith(fit_text(selection.parent))
+            and self._find_last(session).seq < selection.before
+        )
+
     def _find_opening(self, exchange: str) -> Opening:
         if exchange not in self._tables.exchanges:
             raise NotFound(f"there is no exchange {exchange}")
@@ -184,6 +202,7 @@ class MemoryArchive:
             branches=len(tree.list_branches(exchanges)),
             side=sum(step.is_side for step in tree.steps.values()),
             adopted=next((source for source, _ in tree.adoptions), ""),
+            seq=last.seq,
         )
 
     def _make_exchange(self, exchange: Exchange) -> ExchangeRow:

@@ -9,7 +9,7 @@ from proxy.engine.ports import MOST_MARKS, MOST_RECALLED, Ancestry, Archive
 from proxy.model.errors import NotFound
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import Adoption, Mark, StoredSession, name_mark, root_of_chain
-from proxy.model.log import BranchRow
+from proxy.model.log import BranchRow, Call
 from proxy.model.record import Record
 from tests.store.contract import is_stored
 from tests.store.samples import (
@@ -32,6 +32,7 @@ A, B, C, D = CHAIN
 NODES = [row.node for row in CHAIN]
 ROOT = root_of_chain("openai")
 NEW = make_key("new")
+TURNS = (Call(1, "agent-71", 1), Call(2, "agent-72", 3))  # as `add_turns` makes them
 NEW_OF_OTHER = make_key("new", OTHER_TENANT)
 
 
@@ -290,8 +291,8 @@ class TreeContract:
         await archive.append(make_opening("e4"), make_step("e4", [last], base=4))
         await archive.append(make_opening("e5"), make_step("e5", tip=edit.node, depth=3, base=3, relation="retry"))
         assert list(await archive.list_branches(session)) == [
-            BranchRow(last.node, 5, ((1, "agent-71"), (2, "agent-72"), (4, "e4")), "root", b"", False),
-            BranchRow(edit.node, 3, ((1, "agent-71"), (3, "e3"), (5, "e5")), "branch", B.node, False),
+            BranchRow(last.node, 5, (*TURNS, Call(4, "e4", 5)), "root", b"", False),
+            BranchRow(edit.node, 3, (TURNS[0], Call(3, "e3", 3), Call(5, "e5", 3)), "branch", B.node, False),
         ]
 
     async def test_side_calls_and_new_beginnings_are_branches_of_their_own(self, archive: TreeArchive) -> None:
@@ -312,7 +313,7 @@ class TreeContract:
         session = await add_turns(archive)
         await archive.append(make_opening("e3"), make_step("e3", tip=B.node, depth=2, base=2, relation="branch"))
         (branch,) = await archive.list_branches(session)
-        assert branch.exchanges == ((1, "agent-71"), (2, "agent-72"), (3, "e3"))
+        assert branch.exchanges == (*TURNS, Call(3, "e3", 2))
         assert (await archive.list_sessions())[0].branches == 1
 
     async def test_calls_without_a_place_are_on_no_branch(self, archive: TreeArchive) -> None:

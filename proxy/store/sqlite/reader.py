@@ -51,18 +51,19 @@ _SESSIONS = """
     forked AS MATERIALIZED (
         SELECT id FROM latest WHERE EXISTS (SELECT 1 FROM node d WHERE d.session = latest.id AND d.parent <> d.n - 1)),
     inner(session, n) AS (
-        SELECT t.session, d.parent FROM forked JOIN step t ON t.session = forked.id
+        SELECT t.session, d.parent FROM forked CROSS JOIN step t ON t.session = forked.id
             JOIN node d ON d.session = t.session AND d.n = t.tip
         UNION
         SELECT inner.session, d.parent FROM inner JOIN node d ON d.session = inner.session AND d.n = inner.n),
     leaf AS MATERIALIZED (
         SELECT session, count(*) AS branches FROM (
-            SELECT t.session, t.tip FROM forked JOIN step t ON t.session = forked.id WHERE t.tip > 0
+            SELECT t.session, t.tip FROM forked CROSS JOIN step t ON t.session = forked.id WHERE t.tip > 0
             EXCEPT SELECT session, n FROM inner)
         GROUP BY session),
     spent AS MATERIALIZED (
         SELECT x.session, sum(g.input) AS input, sum(g.output) AS output
-        FROM latest JOIN exchange x ON x.session = latest.id JOIN reading g ON g.exchange = x.seq GROUP BY x.session)
+        FROM latest CROSS JOIN exchange x ON x.session = latest.id CROSS JOIN reading g ON g.exchange = x.seq
+        GROUP BY x.session)
     SELECT s.key, s.family, s.upstream, s.created_ms, e.opened_ms, e.n, e.model,
         ifnull(spent.input, 0), ifnull(spent.output, 0), s.parent,
         CASE WHEN s.id IN (SELECT id FROM forked) THEN ifnull(leaf.branches, 0)

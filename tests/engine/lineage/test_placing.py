@@ -349,6 +349,7 @@ def test_the_log_is_asked_about_answers_that_are_from_nowhere(desk: Desk) -> Non
     assert desk.placing.lacks(asked)
     desk.placing.note_recalled(asked)
     assert not desk.placing.lacks(desk.ask(HI, THERE, THEN))
+    assert desk.placing.lacks(replace(asked, session=replace(asked.session, tenant=b"another's")))
     assert desk.placing.lacks(desk.ask(HI, THERE, MORE, SO))
     assert desk.placing.lacks(desk.ask(HI, SO, MORE))
 

@@ -1,6 +1,6 @@
 """`palimpsest export`. Rule: all the log holds of a session, in files or on standard output; nothing is overwritten."""
 
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -46,7 +46,7 @@ def export(  # noqa: PLR0913 - each parameter is an option of the command line
                 typer.echo(piece, nl=False)
             return
         await _write_pieces(output / _FILES[form], opened.pieces)
-        await _write_bodies(log, opened.exchanges, output)
+        await _write_bodies(log, opened.read(), output)
 
     doors.read(data, config, ask)
     if output is not None:
@@ -66,8 +66,8 @@ async def _write_pieces(path: Path, pieces: AsyncIterator[bytes]) -> None:
             target.write(piece)
 
 
-async def _write_bodies(log: LogReader, rows: Sequence[ExchangeRow], into: Path) -> None:
-    for row in rows:
+async def _write_bodies(log: LogReader, rows: AsyncIterator[ExchangeRow], into: Path) -> None:
+    async for row in rows:
         await _write_body(into / f"{row.n:04}-request", log.load_request(row.id))
         for round_ in row.rounds:
             await _write_body(into / f"{row.n:04}-{round_.k}-sent", log.load_sent(row.id, round_.k))

@@ -31,7 +31,7 @@ def list_sessions(rows: Sequence[SessionRow]) -> str:
     return lay_out(_SESSION_HEADINGS, lines)
 
 
-def tell_session(overview: Overview) -> str:
+def tell_session(overview: Overview, exchanges: Sequence[ExchangeRow]) -> str:
     """A session: what it is called, whose it is, its tree, and the sessions it started."""
     row = overview.session
     lines = [
@@ -45,7 +45,7 @@ def tell_session(overview: Overview) -> str:
         *([f"goes on   from session {row.adopted}, under another credential"] if row.adopted else []),
         *[f"child     {child.id}  {cut(child.family, _FAMILY_WIDTH - 10)}".rstrip() for child in overview.children],
     ]
-    return make_plain("\n".join(lines)) + f"\n\n{_list_calls(overview)}\n"
+    return make_plain("\n".join(lines)) + f"\n\n{_list_calls(overview, exchanges)}\n"
 
 
 def tell_exchange(row: ExchangeRow) -> str:
@@ -83,9 +83,9 @@ def _name_session(row: SessionRow, level: int) -> str:
     return "; ".join([*names, f"{row.model or 'no model'} at {row.upstream}"])
 
 
-def _list_calls(overview: Overview) -> str:
+def _list_calls(overview: Overview, exchanges: Sequence[ExchangeRow]) -> str:
     """The tree, then what has no place in it."""
-    rows = {row.n: row for row in overview.exchanges}
+    rows = {row.n: row for row in exchanges}
     side = frozenset(n for n, row in rows.items() if row.is_side)
     days = {write_time(row.opened_ms)[:10] for row in rows.values()}
     when = slice(11, 19) if len(days) == 1 else slice(5, 16)

@@ -10,8 +10,9 @@ from proxy.cli.options import ConfigOption, DataOption, JsonOption, SessionArgum
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.documents import describe_overview, describe_sessions, list_calls, write_json
 from proxy.engine.reports.exports import describe_whole
-from proxy.engine.reports.finding import Part, find_exchanges, list_matching, load_part, pick_exchange
+from proxy.engine.reports.finding import Part, find_exchange, list_matching, load_part, read_pages
 from proxy.engine.reports.overview import load_overview
+from proxy.model.log import Selection
 
 
 def sessions(  # noqa: PLR0913 - each parameter is an option of the command line
@@ -27,7 +28,8 @@ def sessions(  # noqa: PLR0913 - each parameter is an option of the command line
 ) -> None:
     """List sessions, the newest call first."""
     doors: Doors = context.obj
-    rows = doors.read(data, config, lambda log: list_matching(log, limit, family, parent))
+    selection = Selection(family, parent)
+    rows = doors.read(data, config, lambda log: list_matching(log, limit, selection))
     if as_json:
         typer.echo(write_json(describe_sessions(rows)), nl=False)
     elif not rows and (family or parent):
@@ -53,8 +55,7 @@ def show(  # noqa: PLR0913 - each parameter is an option of the command line
     async def ask(log: LogReader) -> bytes:
         if n is None:
             return await _render_session(log, session, as_json=as_json)
-        _, rows = await find_exchanges(log, session)
-        row = pick_exchange(rows, n)
+        row = await find_exchange(log, session, n)
         if raw is not None:
             return await load_part(log, row, raw)
         return write_json(await describe_whole(log, row)) if as_json else tell_exchange(row).encode()
@@ -64,6 +65,7 @@ def show(  # noqa: PLR0913 - each parameter is an option of the command line
 
 async def _render_session(log: LogReader, session: str, *, as_json: bool) -> bytes:
     overview = await load_overview(log, session)
+    exchanges = [row async for page in read_pages(log, overview.session.id) for row in page]
     if as_json:
-        return write_json(describe_overview(overview) | {"exchanges": list_calls(overview.exchanges)})
-    return tell_session(overview).encode()
+        return write_json(describe_overview(overview) | {"exchanges": list_calls(exchanges)})
+    return tell_session(overview, exchanges).encode()

@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from proxy.model.errors import ProxyError
-from proxy.model.exchange import Headers
+from proxy.model.exchange import Headers, SessionKey
 from proxy.model.lineage import StoredSession
-from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, SessionRow, Verification
+from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Selection, SessionRow, Verification
 from proxy.model.record import Record
 
 MOST_RECALLED = 64
 MOST_MARKS = 64
+ALL_SESSIONS = Selection()
 
 
 class UpstreamResponse(Protocol):
@@ -123,12 +124,20 @@ class Client(Protocol):
 class LogReader(Protocol):
     """What can be read back from the log."""
 
-    async def list_sessions(self, limit: int = 100) -> Sequence[SessionRow]:
-        """Newest activity first."""
+    async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
+        """Newest activity first; `limit` bounds what is in memory at once."""
         ...
 
-    async def list_exchanges(self, session: str) -> Sequence[ExchangeRow]:
-        """All exchanges of a session, oldest first. Raises NotFound for an unknown session."""
+    async def find_session(self, session: str) -> SessionRow:
+        """The session with this id. Raises NotFound."""
+        ...
+
+    async def list_ids(self, prefix: str, limit: int) -> Sequence[str]:
+        """The ids of sessions that begin so, in order, so that a whole id comes before longer ones."""
+        ...
+
+    async def list_exchanges(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        """The exchanges of a session behind number `after`, oldest first. Raises NotFound for an unknown session."""
         ...
 
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
@@ -162,13 +171,17 @@ class LogReader(Protocol):
 class Ancestry(Protocol):
     """What the log knows of where a request belongs."""
 
-    async def recall(self, nodes: Sequence[bytes], marks: Sequence[str], session: str) -> Sequence[StoredSession]:
-        """Sessions that may hold what a request continues, of all tenants; newest last, `MOST_RECALLED` at most.
+    async def recall(
+        self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
+    ) -> Sequence[StoredSession]:
+        """Sessions that may hold what a request continues; newest last, `MOST_RECALLED` at most.
 
-        `nodes` are those of the request's chain, the first message's first. They are: the session with this id, those
-        in which the deepest of the nodes that is a recorded answer anywhere stands as an answer, and those that bear
-        one of the marks (named by `name_mark`). Where there are too many the newest count, and the one with the id; of
-        too many marks the last `MOST_MARKS`, each of which is a look-up of its own.
+        `nodes` are those of the request's chain, the first message's first; `session` is the one that the request is
+        taken to belong to, and whose it is. They are, of this tenant: that session; those in which the deepest of the
+        nodes that is a recorded answer of the tenant's stands as an answer; those that bear one of the marks (named by
+        `name_mark`). Where the tenant has no such answer, those of the others in which the deepest answer of anyone
+        stands as one. Where there are too many, what is named first here counts, and then the newest; of too many marks
+        the last `MOST_MARKS`, each of which is a look-up of its own.
         """
         ...
 

@@ -1,7 +1,7 @@
 """What can be read back from the log. Rule: rows as values, oldest first unless said otherwise."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -14,7 +14,8 @@ class SessionRow:
     """A session in a listing; times in milliseconds since the epoch.
 
     `parent`: id of the session whose agent started it. `adopted`: id of the session that it goes on from, under another
-    credential. Each empty where there is none. `branches`: as `list_branches` has; `side`: exchanges beside them.
+    credential. Each empty where there is none. `branches`: as `list_branches` has; `side`: exchanges beside them. `seq`
+    is that of its newest exchange: a listing goes by it.
     """
 
     id: str
@@ -30,20 +31,38 @@ class SessionRow:
     branches: int = 0
     side: int = 0
     adopted: str = ""
+    seq: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which sessions are listed: those whose family, and whose parent's id, begin so, and whose `seq` is lower."""
+
+    family: str = ""
+    parent: str = ""
+    before: int = 2**63 - 1
+
+
+class Call(NamedTuple):
+    """An exchange on a branch: its number in the session, its id, and how many messages its request had."""
+
+    n: int
+    exchange: str
+    depth: int
 
 
 @dataclass(frozen=True, slots=True)
 class BranchRow:
     """A way a session went: a tip with no other tip behind it (a tip is a node at which a request ended).
 
-    `depth`: messages of the first request that ended there. `exchanges`: number in the session and id of those whose
-    requests ended on the way to the tip, oldest first. Of what no older branch has: `relation` is that of its first
+    `depth`: messages of the first request that ended there. `exchanges`: those whose requests ended on the way to the
+    tip, oldest first. Of what no older branch has: `relation` is that of its first
     exchange, `left` the node before it, empty where it shares nothing; `is_side` if all its exchanges are side calls.
     """
 
     tip: bytes
     depth: int
-    exchanges: tuple[tuple[int, str], ...]
+    exchanges: tuple[Call, ...]
     relation: Relation
     left: bytes
     is_side: bool

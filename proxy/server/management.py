@@ -5,6 +5,7 @@ in pieces; of bodies, one at a time is in memory.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -14,15 +15,15 @@ from starlette.types import Receive, Scope, Send
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.documents import describe_overview, describe_sessions, list_calls, write_json
 from proxy.engine.reports.exports import FORMS, Form, describe_whole, open_export
-from proxy.engine.reports.finding import Part, find_exchanges, list_matching, load_part, pick_exchange
+from proxy.engine.reports.finding import Part, find_exchange, find_session, list_matching, load_part, read_pages
 from proxy.engine.reports.overview import load_overview
 from proxy.model.errors import BadRequest, ProxyError
-from proxy.model.log import ExchangeRow
+from proxy.model.log import ExchangeRow, Selection
 from proxy.server.errors import render_body, render_error
 
 _METHODS = ("GET", "HEAD")
 _SESSIONS, _MOST_SESSIONS = 50, 1000
-_CALLS, _MOST_CALLS = 1000, 10_000
+_CALLS, _MOST_CALLS = 100, 1000
 _LONGEST_NUMBER = 9
 _JSON = "application/json"
 _MEDIA: dict[Form, str] = {"json": _JSON, "jsonl": "application/x-ndjson", "openai": _JSON}
@@ -74,7 +75,7 @@ class ManagementApi:
         """The paths, below `/-`."""
         exchange = "/api/sessions/{id}/exchanges/{n}"
         return [
-            Route("/api/sessions", Endpoint(self._list_sessions, "limit", "family", "parent")),
+            Route("/api/sessions", Endpoint(self._list_sessions, "limit", "family", "parent", "before")),
             Route("/api/sessions/{id}", Endpoint(self._show_session)),
             Route("/api/sessions/{id}/export", Endpoint(self._export, "form", "branch")),
             Route("/api/sessions/{id}/exchanges", Endpoint(self._list_exchanges, "after", "limit")),
@@ -86,7 +87,10 @@ class ManagementApi:
     async def _list_sessions(self, request: Request) -> Response:
         limit = _read_limit(request, _SESSIONS, _MOST_SESSIONS)
         query = request.query_params
-        rows = await list_matching(self._log, limit, query.get("family", ""), query.get("parent", ""))
+        selection = Selection(query.get("family", ""), query.get("parent", ""))
+        if "before" in query:
+            selection = replace(selection, before=_read_number(query["before"], "before"))
+        rows = await list_matching(self._log, limit, selection)
         return _respond_json(write_json(describe_sessions(rows)))
 
     async def _show_session(self, request: Request) -> Response:
@@ -95,8 +99,9 @@ class ManagementApi:
     async def _list_exchanges(self, request: Request) -> Response:
         after = _read_number(request.query_params.get("after", "0"), "after")
         limit = _read_limit(request, _CALLS, _MOST_CALLS)
-        rows = [row for row in await self._list_rows(request) if row.n > after]
-        return _respond_json(write_json(list_calls(rows[:limit])))
+        session = await find_session(self._log, request.path_params["id"])
+        pages = read_pages(self._log, session, after, limit)
+        return _respond_json(write_json([call async for page in pages for call in list_calls(page)]))
 
     async def _show_exchange(self, request: Request) -> Response:
         return _respond_json(write_json(await describe_whole(self._log, await self._find_exchange(request))))
@@ -124,11 +129,7 @@ class ManagementApi:
 
     async def _find_exchange(self, request: Request) -> ExchangeRow:
         n = _read_number(request.path_params["n"], "the number of an exchange")
-        return pick_exchange(await self._list_rows(request), n)
-
-    async def _list_rows(self, request: Request) -> Sequence[ExchangeRow]:
-        _, rows = await find_exchanges(self._log, request.path_params["id"])
-        return rows
+        return await find_exchange(self._log, request.path_params["id"], n)
 
 
 def _respond_json(body: bytes, status: int = 200, more: dict[str, str] | None = None) -> Response:

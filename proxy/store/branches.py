@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from proxy.model.lineage import NodeRow, Relation
-from proxy.model.log import BranchRow
+from proxy.model.log import BranchRow, Call
 
 
 class Stand(NamedTuple):
@@ -85,7 +85,7 @@ def _make_branch(path: Sequence[bytes], at: int, has_parent: bool, ended: Mappin
     return BranchRow(
         tip=path[-1],
         depth=ended[path[-1]][0].depth,
-        exchanges=tuple((stand.n, stand.exchange) for stand in stands),
+        exchanges=tuple(Call(stand.n, stand.exchange, stand.depth) for stand in stands),
         relation=own[0].relation,
         left=path[at - 1] if has_parent else b"",
         is_side=all(stand.is_side for stand in own),

@@ -9,11 +9,11 @@ import asyncio
 import os
 from collections.abc import Iterator, Sequence
 
-from proxy.engine.ports import MOST_MARKS, MOST_RECALLED
+from proxy.engine.ports import ALL_SESSIONS, MOST_MARKS, MOST_RECALLED
 from proxy.model.errors import NotFound
-from proxy.model.exchange import Opening, Round, Trailer
+from proxy.model.exchange import Opening, Round, SessionKey, Trailer
 from proxy.model.lineage import StoredSession, name_mark
-from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Fault, RoundRow, SessionRow, Verification
+from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Fault, RoundRow, Selection, SessionRow, Verification
 from proxy.model.manifest import (
     BlobPiece,
     Manifest,
@@ -63,36 +63,43 @@ class MemoryArchive:
     def flush(self) -> None:
         """Nothing waits here."""
 
-    async def list_sessions(self, limit: int = 100) -> Sequence[SessionRow]:
+    async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
         """Newest activity first."""
-        latest = sorted(self._tables.sessions, key=lambda key: self._find_last(key).seq, reverse=True)
+        chosen = [key for key in self._tables.sessions if self._is_chosen(key, selection)]
+        latest = sorted(chosen, key=lambda key: self._find_last(key).seq, reverse=True)
         return [self._make_session(key) for key in latest[:limit]]
 
-    async def list_exchanges(self, session: str) -> Sequence[ExchangeRow]:
-        """All exchanges of a session, oldest first. Raises NotFound for an unknown session."""
-        tables = self._tables
-        if session not in tables.sessions:
-            raise NotFound(f"there is no session {session}")
-        return [self._make_exchange(tables.exchanges[exchange]) for exchange in tables.sessions[session].values()]
+    async def find_session(self, session: str) -> SessionRow:
+        """The session with this id. Raises NotFound."""
+        return self._make_session(self._expect(session))
+
+    async def list_ids(self, prefix: str, limit: int) -> Sequence[str]:
+        """The ids of sessions that begin so, in order."""
+        return sorted(key for key in self._tables.sessions if key.startswith(fit_text(prefix)))[:limit]
+
+    async def list_exchanges(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        """The exchanges of a session behind number `after`, oldest first. Raises NotFound for an unknown session."""
+        names = list(self._tables.sessions[self._expect(session)].values())
+        return [self._make_exchange(self._tables.exchanges[name]) for name in names[after : after + limit]]
 
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
         """The branches of a session in the order in which they began. Raises NotFound for an unknown session."""
         tables = self._tables
-        if session not in tables.sessions:
-            raise NotFound(f"there is no session {session}")
-        return tables.trees[session].list_branches(tables.sessions[session])
+        return tables.trees[self._expect(session)].list_branches(tables.sessions[session])
 
-    async def recall(self, nodes: Sequence[bytes], marks: Sequence[str], session: str) -> Sequence[StoredSession]:
+    async def recall(
+        self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
+    ) -> Sequence[StoredSession]:
         """Sessions that may hold what a request continues; newest last (see `Ancestry`)."""
-        trees, names = self._tables.trees, set(map(name_mark, marks[-MOST_MARKS:]))
-        deepest = next((node for node in reversed(nodes) if self._is_answer(node)), None)
-        found = [
-            key
-            for key, tree in trees.items()
-            if key != session and ((deepest and tree.has_answer(deepest)) or not names.isdisjoint(tree.marks))
-        ]
-        kept = {session, *found[-(MOST_RECALLED - (session in trees)) :]}
-        return [tree.store(self._tables.keys[key]) for key, tree in trees.items() if key in kept]
+        trees, keys, names = self._tables.trees, self._tables.keys, set(map(name_mark, marks[-MOST_MARKS:]))
+        own = [key for key in trees if keys[key].tenant == session.tenant]
+        named = [key for key in own if key == session.id]
+        bearing = [key for key in own if not names.isdisjoint(trees[key].marks)]
+        answered = self._find_answered(own, nodes)
+        others = [] if answered else self._find_answered(list(trees), nodes)
+        found = dict.fromkeys(key for group in (named, answered, bearing, others) for key in reversed(group))
+        kept = set(list(found)[:MOST_RECALLED])
+        return [tree.store(keys[key]) for key, tree in trees.items() if key in kept]
 
     async def has_sessions(self) -> bool:
         """False while the log has none."""
@@ -138,8 +145,23 @@ class MemoryArchive:
                 return offer
         return ()
 
-    def _is_answer(self, node: bytes) -> bool:
-        return any(tree.has_answer(node) for tree in self._tables.trees.values())
+    def _find_answered(self, sessions: Sequence[str], nodes: Sequence[bytes]) -> list[str]:
+        """Those of the sessions in which the deepest of the nodes that is an answer in any of them is one."""
+        found = ([key for key in sessions if self._tables.trees[key].has_answer(node)] for node in reversed(nodes))
+        return next(filter(None, found), [])
+
+    def _expect(self, session: str) -> str:
+        if session not in self._tables.sessions:
+            raise NotFound(f"there is no session {session}")
+        return session
+
+    def _is_chosen(self, session: str, selection: Selection) -> bool:
+        key = self._tables.keys[session]
+        return (
+            fit_text(key.family).startswith(fit_text(selection.family))
+            and fit_text(key.parent).startswith(fit_text(selection.parent))
+            and self._find_last(session).seq < selection.before
+        )
 
     def _find_opening(self, exchange: str) -> Opening:
         if exchange not in self._tables.exchanges:
@@ -189,6 +211,7 @@ class MemoryArchive:
             branches=len(tree.list_branches(exchanges)),
             side=sum(step.is_side for step in tree.steps.values()),
             adopted=next((source for source, _ in tree.adoptions), ""),
+            seq=last.seq,
         )
 
     def _make_exchange(self, exchange: Exchange) -> ExchangeRow:

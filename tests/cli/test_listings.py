@@ -8,16 +8,16 @@ import pytest
 from proxy.cli.listings import list_sessions, tell_exchange, tell_session
 from proxy.engine.reports.overview import Overview, load_overview
 from proxy.model.log import ExchangeRow, SessionRow
-from tests.support.fake_log import EXCHANGE, ROUND, SESSION, exchange, stand, tree_log
+from tests.support.fake_log import EXCHANGE, ROUND, SESSION, TREE, exchange, stand, tree_log
 
 
 def tell(*rows: ExchangeRow) -> list[str]:
     """The lines of a session whose calls have no place in a tree."""
-    return tell_session(Overview(SESSION, (), rows, ())).splitlines()
+    return tell_session(Overview(SESSION, (), ()), rows).splitlines()
 
 
 async def test_a_session_is_told_with_its_tree() -> None:
-    told = tell_session(await load_overview(tree_log(), "abc1"))
+    told = tell_session(await load_overview(tree_log(), "abc1"), TREE)
     head, _, tree = told.partition("\n\n")
     assert "name      agent-7" in head
     assert [line[:20].rstrip() for line in tree.splitlines()] == [
@@ -40,7 +40,7 @@ async def test_a_session_is_told_with_its_tree() -> None:
 def test_what_is_special_about_a_session_is_told() -> None:
     child = replace(SESSION, id="child", family="agent-8")
     row = replace(SESSION, family="", parent="p1", adopted="a1", branches=1, side=2, model="")
-    told = tell_session(Overview(row, (), (), (child,)))
+    told = tell_session(Overview(row, (), (child,)), ())
     for line in (
         "name      - (its client sends none)",
         "model     -, upstream openai",
@@ -82,7 +82,7 @@ async def test_no_line_is_longer_than_a_narrow_terminal() -> None:
     log.exchanges = [replace(row, model="claude-sonnet-4-5-20250929", rounds=(wide,)) for row in log.exchanges]
     log.sessions = [replace(SESSION, family="claude-code:" + "x" * 188, input_tokens=10**9, output_tokens=10**7)]
     assert max(map(len, list_sessions(log.sessions).splitlines())) <= 80
-    tree = tell_session(await load_overview(log, "abc1")).partition("\n\n")[2]
+    tree = tell_session(await load_overview(log, "abc1"), log.exchanges).partition("\n\n")[2]
     assert max(map(len, tree.splitlines())) <= 88  # the word for a broken answer is worth eight columns
 
 
@@ -127,5 +127,5 @@ def test_a_client_cannot_move_the_cursor() -> None:
     bad = "\x1b[2J\x9b"
     told = tell_exchange(replace(EXCHANGE, target=f"/{bad}", model="\x07"))
     session = replace(SESSION, family=bad, model=bad, upstream=bad)
-    told += list_sessions([session]) + tell_session(Overview(session, (), (exchange(1, model=bad),), (session,)))
+    told += list_sessions([session]) + tell_session(Overview(session, (), (session,)), [exchange(1, model=bad)])
     assert not [c for c in told if not c.isprintable() and c != "\n"]

@@ -82,7 +82,7 @@ async def _find(log: SqliteReader, session: SessionRow, rows: Sequence[ExchangeR
 
 def draw_branch(branch: BranchRow, rows: Mapping[str, ExchangeRow]) -> str:
     """The calls on the way to a tip, in words; what repeats is counted."""
-    calls = [rows[exchange] for _, exchange in branch.exchanges]
+    calls = [rows[call.exchange] for call in branch.exchanges]
     words = [f"({row.relation})" if row.is_side else str(row.relation) for row in calls]
     runs = [(word, len(list(same))) for word, same in groupby(words)]
     return " ".join(word if count == 1 else f"{word}*{count}" for word, count in runs)

@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from proxy.engine.ports import ALL_SESSIONS
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Opening, Outcome, Reading
-from proxy.model.log import BranchRow, ExchangeRow, SessionRow
+from proxy.model.log import BranchRow, ExchangeRow, Selection, SessionRow
 from proxy.model.record import Record
 from proxy.store.memory import MemoryArchive
 from tests.support.engine import Commit, FakeArchive
@@ -35,11 +37,17 @@ class ReadableArchive(FakeArchive):
         assert self.memory.append(*records).result()
         return super().append(*records, is_urgent=is_urgent)  # type: ignore[return-value]
 
-    async def list_sessions(self, limit: int = 100) -> Sequence[SessionRow]:
-        return await self.memory.list_sessions(limit)
+    async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
+        return await self.memory.list_sessions(limit, selection)
 
-    async def list_exchanges(self, session: str) -> Sequence[ExchangeRow]:
-        return await self.memory.list_exchanges(session)
+    async def find_session(self, session: str) -> SessionRow:
+        return await self.memory.find_session(session)
+
+    async def list_ids(self, prefix: str, limit: int) -> Sequence[str]:
+        return await self.memory.list_ids(prefix, limit)
+
+    async def list_exchanges(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        return await self.memory.list_exchanges(session, after, limit)
 
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
         return await self.memory.list_branches(session)
@@ -148,6 +156,19 @@ async def test_sessions_are_filtered(talk: Served) -> None:
     assert await load(talk, "?parent=x") == []
 
 
+async def test_a_listing_goes_on_behind_its_last_session(talk: Served, archive: ReadableArchive) -> None:
+    for name in ("one", "two"):
+        key = replace(archive.of(Opening)[0].session, id=name, family=name)
+        archive.append(replace(archive.of(Opening)[0], exchange=name, session=key))
+    rows = await load(talk)
+    assert [row["family"] for row in rows] == ["two", "one", "talk"]
+    first = await load(talk, "?limit=1")
+    rest = await load(talk, f"?before={first[-1]['seq']}")
+    assert first + rest == rows
+    assert await load(talk, f"?before={rows[-1]['seq']}") == []
+    assert await load(talk, f"?family=t&before={rows[0]['seq']}") == rows[2:]
+
+
 async def test_a_session_has_its_tree(talk: Served, archive: ReadableArchive) -> None:
     for prefix in (id_of(archive), id_of(archive)[:4]):
         shown = await load(talk, f"/{prefix}")
@@ -225,10 +246,11 @@ async def test_a_branch_is_exported(talk: Served, archive: ReadableArchive) -> N
         ("?limit=-1", 400, "limit is a number from 0 on, not '-1'"),
         ("?limit=" + "9" * 5000, 400, "limit is a number"),
         ("?limit=%C2%B2", 400, "limit is a number"),
-        ("?famly=x", 400, "'famly' is not known here; this path takes: family, limit, parent"),
+        ("?before=x", 400, "before is a number from 0 on, not 'x'"),
+        ("?famly=x", 400, "'famly' is not known here; this path takes: before, family, limit, parent"),
         ("/{id}?limit=1", 400, "this path takes: none"),
         ("/{id}/exchanges?after=-1", 400, "after is a number"),
-        ("/{id}/exchanges?limit=10001", 400, "limit is 1 to 10000"),
+        ("/{id}/exchanges?limit=1001", 400, "limit is 1 to 1000"),
         ("/{id}/exchanges/9", 404, "no exchange 9; it has 5, counted from 1"),
         ("/{id}/exchanges/0", 404, "no exchange 0"),
         ("/{id}/exchanges/-1", 400, "the number of an exchange is a number from 0 on"),

@@ -266,6 +266,7 @@ class ArchiveContract:
             model="new",
             input_tokens=200,
             output_tokens=14,
+            seq=2,
         )
 
     async def test_an_empty_log_lists_nothing(self, archive: Archive) -> None:

@@ -1,6 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.model.log import Call
 from proxy.store.branches import Stand, find_branches, name_parent
 from tests.store.samples import make_node
 
@@ -15,8 +16,8 @@ def test_where_a_path_forks_the_branch_goes_on_where_a_request_went_first() -> N
     parents = {b"1": b"", b"3": b"1", b"2": b"1", b"4": b"2"}
     branches = find_branches(parents, [stand(1, b"1"), stand(2, b"2"), stand(3, b"3"), stand(4, b"4")])
     assert [(branch.tip, branch.left, branch.exchanges) for branch in branches] == [
-        (b"4", b"", ((1, "e1"), (2, "e2"), (4, "e4"))),
-        (b"3", b"1", ((1, "e1"), (3, "e3"))),
+        (b"4", b"", (Call(1, "e1", 1), Call(2, "e2", 2), Call(4, "e4", 4))),
+        (b"3", b"1", (Call(1, "e1", 1), Call(3, "e3", 3))),
     ]
 
 
@@ -52,7 +53,7 @@ def test_every_tip_is_on_a_branch_and_branches_share_only_what_is_before_they_le
     parents = {name: names[at] if at < i else b"" for i, (name, at) in enumerate(zip(names, shape, strict=True))}
     stands = [stand(n, names[end % len(names)]) for n, end in enumerate(ends, 1)]
     branches = find_branches(parents, stands)
-    assert {n for branch in branches for n, _ in branch.exchanges} == {each.n for each in stands}
+    assert {n for branch in branches for n, *_ in branch.exchanges} == {each.n for each in stands}
     tips = [branch.tip for branch in branches]
     assert len(set(tips)) == len(tips)
     assert sum(not branch.left for branch in branches) == len({_root(parents, tip) for tip in tips})

@@ -1,4 +1,4 @@
-from proxy.model.log import BranchRow
+from proxy.model.log import BranchRow, Call
 from proxy.store.tree import Tree
 from tests.store.samples import make_chain, make_key, make_mark, make_step
 
@@ -22,4 +22,6 @@ def test_a_tree_is_stored_whole_and_each_tip_once() -> None:
     tree.steps = {2: make_step("e2", [A], relation="retry"), 1: make_step("e1", [A], relation="root")}
     stored = tree.store(make_key())
     assert (stored.key, stored.tips, stored.nodes, stored.marks) == (make_key(), (A.node,), (A,), (mark,))
-    assert tree.list_branches({1: "e1", 2: "e2"}) == [BranchRow(A.node, 1, ((1, "e1"), (2, "e2")), "root", b"", False)]
+    assert tree.list_branches({1: "e1", 2: "e2"}) == [
+        BranchRow(A.node, 1, (Call(1, "e1", 1), Call(2, "e2", 1)), "root", b"", False)
+    ]

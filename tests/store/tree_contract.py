@@ -7,8 +7,9 @@ from msgspec.structs import replace
 
 from proxy.engine.ports import MOST_MARKS, MOST_RECALLED, Ancestry, Archive
 from proxy.model.errors import NotFound
+from proxy.model.exchange import SessionKey
 from proxy.model.lineage import Adoption, Mark, StoredSession, name_mark, root_of_chain
-from proxy.model.log import BranchRow
+from proxy.model.log import BranchRow, Call
 from proxy.model.record import Record
 from tests.store.contract import count_dropped, is_stored
 from tests.store.samples import (
@@ -30,6 +31,9 @@ CHAIN = make_chain("a", "!b", "c", "!d")
 A, B, C, D = CHAIN
 NODES = [row.node for row in CHAIN]
 ROOT = root_of_chain("openai")
+NEW = make_key("new")
+TURNS = (Call(1, "agent-71", 1), Call(2, "agent-72", 3))  # as `add_turns` makes them
+NEW_OF_OTHER = make_key("new", OTHER_TENANT)
 
 
 class TreeArchive(Archive, Ancestry, Protocol):
@@ -47,7 +51,9 @@ async def add_turns(archive: TreeArchive, name: str = "agent-7", tenant: bytes |
     return key.id
 
 
-async def recall_ids(archive: TreeArchive, *nodes: bytes, marks: tuple[str, ...] = (), session: str = "") -> list[str]:
+async def recall_ids(
+    archive: TreeArchive, *nodes: bytes, marks: tuple[str, ...] = (), session: SessionKey = NEW
+) -> list[str]:
     return [found.key.id for found in await archive.recall(nodes, marks, session)]
 
 
@@ -57,25 +63,28 @@ class TreeContract:
     async def test_a_session_is_recalled_with_all_that_it_has(self, archive: TreeArchive) -> None:
         await add_turns(archive)
         stored = StoredSession(make_key(), (A.node, C.node), CHAIN, (make_mark("call:1", B), make_mark("call:2", D)))
-        assert list(await archive.recall((), (), make_key().id)) == [stored]
-        assert list(await archive.recall(NODES, (), "")) == [stored]
-        assert list(await archive.recall((), ("call:2",), "")) == [stored]
-        assert list(await archive.recall(NODES, ("call:1", "call:2"), make_key().id)) == [stored]
+        assert list(await archive.recall((), (), make_key())) == [stored]
+        assert list(await archive.recall(NODES, (), NEW)) == [stored]
+        assert list(await archive.recall((), ("call:2",), NEW)) == [stored]
+        assert list(await archive.recall(NODES, ("call:1", "call:2"), make_key())) == [stored]
         assert (await archive.verify()).faults == ()
 
     async def test_what_is_not_known_recalls_nothing(self, archive: TreeArchive) -> None:
         assert not await archive.has_sessions()
-        assert await recall_ids(archive, *NODES, marks=("call:1",), session=make_key().id) == []
+        assert await recall_ids(archive, *NODES, marks=("call:1",), session=make_key()) == []
         await add_turns(archive)
         assert await archive.has_sessions()
         other = make_chain("x", "!y", "z")
-        assert await recall_ids(archive, *[row.node for row in other], marks=("call:3", "call:"), session="s") == []
+        assert (
+            await recall_ids(archive, *[row.node for row in other], marks=("call:3", "call:"), session=make_key("s"))
+            == []
+        )
         assert await recall_ids(archive, A.node) == []  # no answer stands at a beginning that anybody may share
 
     async def test_a_session_without_a_tree_is_recalled_by_its_id_alone(self, archive: TreeArchive) -> None:
         key = replace(make_key(), parent="s-parent")
         await archive.append(make_opening(key=key))
-        assert list(await archive.recall(NODES, ("call:1",), key.id)) == [StoredSession(key, (), (), ())]
+        assert list(await archive.recall(NODES, ("call:1",), key)) == [StoredSession(key, (), (), ())]
 
     async def test_the_deepest_answer_of_a_chain_leads_to_its_sessions(self, archive: TreeArchive) -> None:
         first = await add_turns(archive, "a")
@@ -91,26 +100,59 @@ class TreeContract:
         assert await is_stored(archive, make_opening(), make_step("e1", seen))
         assert await recall_ids(archive, *NODES) == []
         assert await is_stored(archive, make_reply("e1", [B]))
-        (stored,) = await archive.recall(NODES, (), "")
+        (stored,) = await archive.recall(NODES, (), NEW)
         assert stored.nodes == (*seen, B)
         assert (await archive.verify()).faults == ()
 
-    async def test_sessions_are_recalled_whoever_owns_them(self, archive: TreeArchive) -> None:
+    async def test_another_tenants_answers_count_where_there_are_none_of_ones_own(self, archive: TreeArchive) -> None:
         first = await add_turns(archive, "a")
-        second = await add_turns(archive, "b", OTHER_TENANT)
-        found = await archive.recall(NODES, (), "")
-        assert [each.key for each in found] == [make_key("a"), make_key("b", OTHER_TENANT)]
+        second = await add_turns(archive, "b")
+        found = await archive.recall(NODES, (), NEW_OF_OTHER)
+        assert [each.key for each in found] == [make_key("a"), make_key("b")]
         assert [first, second] == [each.key.id for each in found]
+        assert await recall_ids(archive, *NODES, session=make_key("x", b"nobody's")) == [first, second]
+
+    async def test_ones_own_answers_are_not_hidden_by_deeper_ones_of_another(self, archive: TreeArchive) -> None:
+        key = make_key("mine", OTHER_TENANT)
+        assert await is_stored(archive, make_opening("m1", key=key), make_step("m1", [A]), make_reply("m1", [B]))
+        for i in range(MOST_RECALLED + 3):
+            await add_turns(archive, f"n{i}")
+        for nodes in (NODES, NODES[:2], NODES[:3]):
+            assert await recall_ids(archive, *nodes, session=NEW_OF_OTHER) == [key.id]
+            assert await recall_ids(archive, *nodes, session=key) == [key.id]
+
+    async def test_marks_and_ids_lead_to_ones_own_sessions(self, archive: TreeArchive) -> None:
+        theirs = await add_turns(archive, "theirs")
+        mine = await add_turns(archive, "mine", OTHER_TENANT)
+        await add_turns(archive, "theirs too")
+        assert await recall_ids(archive, marks=("call:1",), session=NEW_OF_OTHER) == [mine]
+        stolen = replace(NEW_OF_OTHER, id=theirs)
+        assert await recall_ids(archive, marks=("call:2",), session=stolen) == [mine]
 
     async def test_of_many_the_newest_are_recalled_and_the_one_with_the_id(self, archive: TreeArchive) -> None:
         count = MOST_RECALLED + 3
         for i in range(count):
             x = f"e{i}"
             archive.append(make_opening(x, key=make_key(f"n{i}")), make_step(x, [A]), make_reply(x, [B]))
-        expected = [make_key(f"n{i}").id for i in range(count)]
+        keys = [make_key(f"n{i}") for i in range(count)]
+        expected = [key.id for key in keys]
         assert await recall_ids(archive, A.node, B.node) == expected[3:]
-        assert await recall_ids(archive, A.node, B.node, session=expected[0]) == [expected[0], *expected[4:]]
-        assert await recall_ids(archive, A.node, B.node, session=expected[9]) == expected[3:]
+        assert await recall_ids(archive, A.node, B.node, session=keys[0]) == [expected[0], *expected[4:]]
+        assert await recall_ids(archive, A.node, B.node, session=keys[9]) == expected[3:]
+
+    async def test_of_many_what_an_answer_proves_counts_before_marks_and_others(self, archive: TreeArchive) -> None:
+        proven = await add_turns(archive, "a")
+        for i in range(MOST_RECALLED):
+            x = f"e{i}"
+            step = make_step(x, [A], marks=[make_mark("call:9", A)])
+            archive.append(make_opening(x, key=make_key(f"n{i}")), step)
+        bearing = [make_key(f"n{i}").id for i in range(MOST_RECALLED)]
+        assert await recall_ids(archive, *NODES, marks=("call:9",)) == [proven, *bearing[1:]]
+        other = await add_turns(archive, "b", OTHER_TENANT)
+        assert await recall_ids(archive, *NODES, marks=("call:9",), session=NEW_OF_OTHER) == [other]
+        unseen = make_chain("x", "!y")
+        await archive.append(make_opening("e99", key=make_key("c", OTHER_TENANT)), make_step("e99", unseen))
+        assert await recall_ids(archive, unseen[0].node, unseen[1].node, marks=("call:9",)) == bearing
 
     async def test_of_many_marks_the_last_are_looked_up(self, archive: TreeArchive) -> None:
         session = await add_turns(archive)
@@ -120,14 +162,14 @@ class TreeContract:
 
     async def test_what_the_log_has_already_is_passed_over(self, archive: TreeArchive) -> None:
         await add_turns(archive)
-        before = await archive.recall((), (), make_key().id)
+        before = await archive.recall((), (), make_key())
         mark = make_mark("call:1", D, b"another form")
         assert await is_stored(archive, make_reply("agent-71", CHAIN, [mark]), make_reply("agent-71", CHAIN[1:]))
         assert await is_stored(archive, make_reply("agent-71", [replace(row, is_answer=False) for row in CHAIN]))
-        assert await archive.recall((), (), make_key().id) == before
+        assert await archive.recall((), (), make_key()) == before
         again = make_step("e3", CHAIN, marks=[mark], tip=C.node, relation="retry")
         assert await is_stored(archive, make_opening("e3"), again)
-        (after,) = await archive.recall((), (), make_key().id)
+        (after,) = await archive.recall((), (), make_key())
         assert [after] == list(before)
         assert archive.health.dropped == 0
         assert (await archive.verify()).faults == ()
@@ -136,7 +178,7 @@ class TreeContract:
         mark = make_mark("call:1", B)
         assert await is_stored(archive, make_opening(), make_step("e1", [A]))
         assert await is_stored(archive, make_reply("e1", [B, B, C, C], [mark, mark]))
-        (stored,) = await archive.recall((), (), make_key().id)
+        (stored,) = await archive.recall((), (), make_key())
         assert (stored.nodes, stored.marks) == ((A, B, C), (mark,))
 
     async def test_the_first_mark_of_a_name_counts_in_each_session(self, archive: TreeArchive) -> None:
@@ -144,13 +186,13 @@ class TreeContract:
             form = name.encode()
             step = make_step(name, CHAIN, marks=[make_mark("item:1", A, form), make_mark("item:1", B, b"later")])
             assert await is_stored(archive, make_opening(name, key=make_key(name)), step)
-        found = await archive.recall((), ("item:1",), "")
+        found = await archive.recall((), ("item:1",), NEW)
         assert [each.marks for each in found] == [(Mark("item:1", A.node, b"x"),), (Mark("item:1", A.node, b"y"),)]
 
     @pytest.mark.parametrize("name", ["call:" + "x" * 5000, "call:\ud800", "form:" + "é" * 199, "call:naïve", ""])
     async def test_a_mark_of_any_name_is_found_again(self, archive: TreeArchive, name: str) -> None:
         await archive.append(make_opening(), make_step("e1", [A], marks=[make_mark(name, A)]))
-        (stored,) = await archive.recall((), (name,), "")
+        (stored,) = await archive.recall((), (name,), NEW)
         assert stored.marks == (make_mark(name_mark(name), A),)
         assert await recall_ids(archive, marks=(name + "!",)) == []
 
@@ -160,7 +202,7 @@ class TreeContract:
         key = make_key("b", OTHER_TENANT)
         assert await is_stored(archive, make_opening("e9", key=key), make_step("e9", late[:1]), make_reply("e9", late))
         assert await is_stored(archive, make_opening("e10", key=key), make_step("e10", tip=D.node, relation="branch"))
-        (stored,) = await archive.recall((), (), key.id)
+        (stored,) = await archive.recall((), (), key)
         assert (stored.nodes, stored.tips) == (late, (late[0].node, D.node))
         assert (await archive.verify()).faults == ()
 
@@ -171,7 +213,7 @@ class TreeContract:
         assert await is_stored(
             archive, make_opening("e9", key=key), make_step("e9", [A, replace(B, is_answer=False), C])
         )
-        (stored,) = await archive.recall((), (), key.id)
+        (stored,) = await archive.recall((), (), key)
         assert stored.nodes == (C, A, replace(B, is_answer=False))
         assert [branch.tip for branch in await archive.list_branches(key.id)] == [C.node]
         assert (await archive.verify()).faults == ()
@@ -196,14 +238,14 @@ class TreeContract:
         assert not await is_stored(archive, orphan)
         assert archive.health.dropped == 1
         assert await is_stored(archive, make_step("e1", [A]))
-        (stored,) = await archive.recall((), (), make_key().id)
+        (stored,) = await archive.recall((), (), make_key())
         assert (stored.nodes, stored.marks) == ((A,), ())
         assert (await archive.verify()).faults == ()
 
     async def test_a_step_that_comes_twice_is_refused(self, archive: TreeArchive) -> None:
         assert await is_stored(archive, make_opening(), make_step("e1", [A]))
         assert not await is_stored(archive, make_step("e1", [A, B]))
-        (stored,) = await archive.recall((), (), make_key().id)
+        (stored,) = await archive.recall((), (), make_key())
         assert stored.nodes == (A,)
 
     async def test_what_is_refused_leaves_nothing_of_its_append(self, archive: TreeArchive) -> None:
@@ -218,7 +260,7 @@ class TreeContract:
         step = make_step("e2", [B, C], marks=[make_mark("c:1", D)])
         assert await count_dropped(archive, make_opening("e2"), make_round("e2"), step) == 1
         assert archive.health.generation != generation
-        (stored,) = await archive.recall((), ("c:1",), make_key().id)
+        (stored,) = await archive.recall((), ("c:1",), make_key())
         assert (stored.nodes, stored.marks) == ((A,), ())
         assert [row.id for row in await archive.list_exchanges(make_key().id)] == ["e1", "e2"]
         assert await is_stored(archive, make_step("e2", [B, C], marks=[make_mark("c:1", C)]))
@@ -255,8 +297,8 @@ class TreeContract:
         await archive.append(make_opening("e4"), make_step("e4", [last], base=4))
         await archive.append(make_opening("e5"), make_step("e5", tip=edit.node, depth=3, base=3, relation="retry"))
         assert list(await archive.list_branches(session)) == [
-            BranchRow(last.node, 5, ((1, "agent-71"), (2, "agent-72"), (4, "e4")), "root", b"", False),
-            BranchRow(edit.node, 3, ((1, "agent-71"), (3, "e3"), (5, "e5")), "branch", B.node, False),
+            BranchRow(last.node, 5, (*TURNS, Call(4, "e4", 5)), "root", b"", False),
+            BranchRow(edit.node, 3, (TURNS[0], Call(3, "e3", 3), Call(5, "e5", 3)), "branch", B.node, False),
         ]
 
     async def test_side_calls_and_new_beginnings_are_branches_of_their_own(self, archive: TreeArchive) -> None:
@@ -277,7 +319,7 @@ class TreeContract:
         session = await add_turns(archive)
         await archive.append(make_opening("e3"), make_step("e3", tip=B.node, depth=2, base=2, relation="branch"))
         (branch,) = await archive.list_branches(session)
-        assert branch.exchanges == ((1, "agent-71"), (2, "agent-72"), (3, "e3"))
+        assert branch.exchanges == (*TURNS, Call(3, "e3", 2))
         assert (await archive.list_sessions())[0].branches == 1
 
     async def test_calls_without_a_place_are_on_no_branch(self, archive: TreeArchive) -> None:

@@ -6,8 +6,6 @@ from proxy.model.exchange import Opening, SessionKey
 from proxy.model.lineage import Adoption, Mark, NodeRow, Reply, Step, StoredSession
 from proxy.model.record import Record
 
-MOST_RECALLED = 64
-
 
 class Tree:
     """One session: its nodes (parents first, one seen before it was an answer twice), marks and tips."""
@@ -66,11 +64,18 @@ class Trees:
         elif isinstance(record, Adoption):
             self.adoptions.append(record)
 
-    def recall(self, nodes: Sequence[bytes], marks: Sequence[str], session: str) -> list[StoredSession]:
-        """As the port says."""
-        trees, names = self.by_id, set(marks)
-        is_answer = {node: None for node in nodes if any(tree.has_answer(node) for tree in trees.values())}
-        deepest = next(reversed(is_answer), b"")
-        found = [tree for tree in trees.values() if tree.has_answer(deepest) or not names.isdisjoint(tree.marks)]
-        kept = [tree for tree in found if tree.key.id != session][-MOST_RECALLED:]
-        return [tree.store() for tree in trees.values() if tree in kept or tree.key.id == session]
+    def recall(self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey) -> list[StoredSession]:
+        """As the port says, but that none is too many."""
+        trees, names = list(self.by_id.values()), set(marks)
+        own = [tree for tree in trees if tree.key.tenant == session.tenant]
+        answered = _find_answered(own, nodes)
+        found = [tree for tree in own if tree.key.id == session.id or not names.isdisjoint(tree.marks)]
+        found += answered or _find_answered(trees, nodes)
+        return [tree.store() for tree in trees if tree in found]
+
+
+def _find_answered(trees: Sequence[Tree], nodes: Sequence[bytes]) -> list[Tree]:
+    for node in reversed(nodes):
+        if found := [tree for tree in trees if tree.has_answer(node)]:
+            return found
+    return []

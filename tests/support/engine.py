@@ -14,7 +14,7 @@ from proxy.engine.exchange import Exchanges
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.ports import Archive, Client, Clock, RequestBody
+from proxy.engine.ports import ALL_SESSIONS, Archive, Client, Clock, RequestBody
 from proxy.engine.readings import Readings
 from proxy.engine.reception import Reception, Route
 from proxy.engine.relay import Relay
@@ -23,7 +23,7 @@ from proxy.model.errors import NotFound, ProxyError, StoreUnavailable, UpstreamU
 from proxy.model.events import Event, ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, SessionKey
 from proxy.model.lineage import StoredSession
-from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, SessionRow, Verification
+from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Selection, SessionRow, Verification
 from proxy.model.manifest import Manifest, keep_whole
 from proxy.model.record import Record
 from proxy.wire.anthropic_messages import AnthropicMessages
@@ -124,10 +124,16 @@ class FakeArchive:
     def flush(self) -> None:
         self.flushed.set()
 
-    async def list_sessions(self, limit: int = 100) -> Sequence[SessionRow]:
+    async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
         return ()
 
-    async def list_exchanges(self, session: str) -> Sequence[ExchangeRow]:
+    async def find_session(self, session: str) -> SessionRow:
+        _miss(session)
+
+    async def list_ids(self, prefix: str, limit: int) -> Sequence[str]:
+        return ()
+
+    async def list_exchanges(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
         _miss(session)
 
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
@@ -141,8 +147,10 @@ class FakeArchive:
 
     load_received = load_sent
 
-    async def recall(self, nodes: Sequence[bytes], marks: Sequence[str], session: str) -> Sequence[StoredSession]:
-        self.recalled.append((tuple(nodes), tuple(marks), session))
+    async def recall(
+        self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
+    ) -> Sequence[StoredSession]:
+        self.recalled.append((tuple(nodes), tuple(marks), session.id))
         if self.refuses_recall:
             raise StoreUnavailable("the log cannot be read")
         return self.trees.recall(nodes, marks, session)

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from proxy.config import Settings
+from proxy.engine.ports import ALL_SESSIONS
 from proxy.model.errors import Conflict, NotFound
 from proxy.model.exchange import Timings, Usage
 from proxy.model.lineage import Relation
-from proxy.model.log import BranchRow, ExchangeRow, Fault, RoundRow, SessionRow, Verification
+from proxy.model.log import BranchRow, Call, ExchangeRow, Fault, RoundRow, Selection, SessionRow, Verification
 
 ANSWER = b'{"choices":[{"message":{"role":"assistant","content":"hi \\ud83d"},"n":1e400}]}'
 REQUEST = b'{\n "messages": [ {"role":"user", "content":"12345678901234567890123 \\u00e9"} ],\r\n "n": 1e400}'
@@ -60,13 +61,24 @@ class FakeLog:
     opened: list[Settings] = field(default_factory=list)
     is_closed: bool = False
 
-    async def list_sessions(self, limit: int = 100) -> Sequence[SessionRow]:
-        return self.sessions[:limit]
+    async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
+        family, parent = selection.family, selection.parent
+        rows = [row for row in self.sessions if row.family.startswith(family) and row.parent.startswith(parent)]
+        return [row for row in rows if row.seq < selection.before][:limit]
 
-    async def list_exchanges(self, session: str) -> Sequence[ExchangeRow]:
-        if session not in [row.id for row in self.sessions]:
-            raise NotFound(f"there is no session {session}")
-        return [row for row in self.exchanges if row.session == session]
+    async def find_session(self, session: str) -> SessionRow:
+        for row in self.sessions:
+            if row.id == session:
+                return replace(row, exchanges=max(each.n for each in (*self.exchanges, replace(EXCHANGE, n=0))))
+        raise NotFound(f"there is no session {session}")
+
+    async def list_ids(self, prefix: str, limit: int) -> Sequence[str]:
+        return sorted(row.id for row in self.sessions if row.id.startswith(prefix))[:limit]
+
+    async def list_exchanges(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        await self.find_session(session)
+        rows = [row for row in self.exchanges if row.session == session]
+        return [row for row in rows if after < row.n <= after + limit]
 
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
         return self.branches
@@ -110,10 +122,18 @@ def stand(n: int, tip: str, depth: int, relation: str = "append", **changes: obj
     return exchange(n, tip=tip_of(tip), depth=depth, relation=relation, **changes)
 
 
-def branch(tip: str, depth: int, numbers: Sequence[int], relation: Relation = "append", left: str = "") -> BranchRow:
-    """A branch with the exchanges of these numbers."""
-    names = tuple((n, f"x{n}") for n in numbers)
-    return BranchRow(tip_of(tip), depth, names, relation, tip_of(left) if left else b"", False)
+def branch(
+    tip: str,
+    depth: int,
+    numbers: Sequence[int],
+    relation: Relation = "append",
+    left: str = "",
+    depths: Sequence[int] = (),
+) -> BranchRow:
+    """A branch with the exchanges of these numbers; the depths are those of `TREE` unless told."""
+    of_tree = {row.n: row.depth for row in TREE}
+    calls = tuple(Call(n, f"x{n}", depths[i] if depths else of_tree.get(n, 1)) for i, n in enumerate(numbers))
+    return BranchRow(tip_of(tip), depth, calls, relation, tip_of(left) if left else b"", False)
 
 
 def exchange(n: int, **changes: object) -> ExchangeRow:

@@ -250,7 +250,7 @@ class World:
             candidates: set[str] = set()
         else:
             candidates = self._list_candidates(call)
-            is_lost = call.session == new and (refuses or self._is_hidden(call))
+            is_lost = call.session == new and refuses
             is_right = call.session in (candidates or {new}) or is_lost
             assert is_right, f"{call.session} is another's: {call.exchange} is new ({new}) or one of {candidates}"
         is_joined = not asking.name and call.session == self._failed.pop(call.likeness, None)
@@ -272,13 +272,6 @@ class World:
             new = make_session(call.tenant, "main", Name(), call.exchange).id
             return {failed, new, *self._list_witnesses(call, own)}
         return self._list_witnesses(call, own)
-
-    def _is_hidden(self, call: Call) -> bool:
-        """Whether the log, when asked for the deepest answer in the chain, tells of another tenant's only."""
-        for node in reversed(call.nodes):
-            if tenants := {tree.key.tenant for tree in self.trees.values() if tree.has_answer(node)}:
-                return call.tenant not in tenants and not self.is_whole
-        return False
 
     def _narrow(self, sessions: set[str], behind: Sequence[bytes]) -> set[str]:
         """Those without a name; of these, the ones that have come further along this chain."""

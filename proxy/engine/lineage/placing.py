@@ -94,7 +94,8 @@ class Placing:
         # One with a name may have gone the way of one without, which is to be preferred.
         is_settled = known is not None and known.key.family == asked.session.family
         foreign = _find_foreign(asked, known.measure(asked.nodes) if known is not None and is_settled else 0)
-        return bool(foreign) and (foreign not in self._recalled or self._losses != self._forest.losses)
+        is_recalled = asked.session.tenant + foreign in self._recalled and self._losses == self._forest.losses
+        return bool(foreign) and not is_recalled
 
     def is_unproven(self, asked: Asked) -> bool:
         """Whether the request shows answers, none of which is known to be one in its own chain."""
@@ -106,7 +107,7 @@ class Placing:
             self._losses = self._forest.losses
             self._recalled.clear()
         if foreign := _find_foreign(asked, 0):
-            self._recalled[foreign] = None
+            self._recalled[asked.session.tenant + foreign] = None  # the log speaks of what is the asking tenant's
         if len(self._recalled) > _MOST_REMEMBERED:
             self._recalled.popitem(last=False)
 

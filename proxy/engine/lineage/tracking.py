@@ -179,15 +179,15 @@ class Lineage:
         """Have the sessions in memory that bear these marks."""
         unknown = [name for name in names if not self._list_marks(session, name)]
         if unknown and not self._forest.is_complete:
-            await self._ask((), unknown, session.id)
+            await self._ask((), unknown, session)
 
     async def _recall(self, asked: Asked) -> bool:
-        is_answered = await self._ask(asked.nodes, name_unknown(asked), asked.session.id)
+        is_answered = await self._ask(asked.nodes, name_unknown(asked), asked.session)
         if is_answered:
             self._placing.note_recalled(asked)
         return is_answered
 
-    async def _ask(self, nodes: Sequence[bytes], names: Sequence[str], session: str) -> bool:
+    async def _ask(self, nodes: Sequence[bytes], names: Sequence[str], session: SessionKey) -> bool:
         """Whether the log has answered."""
         try:
             async with asyncio.timeout(_RECALL_SECONDS):

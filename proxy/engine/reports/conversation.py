@@ -3,10 +3,11 @@
 Items are those of the client's wire: chat messages, Responses input items, Anthropic messages.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from proxy.engine.lineage.naming import read_text
 from proxy.engine.ports import LogReader
+from proxy.engine.reports.finding import read_pages
 from proxy.model.errors import NotFound
 from proxy.model.log import BranchRow, ExchangeRow
 from proxy.wire.anthropic_messages import AnthropicMessages
@@ -70,38 +71,51 @@ def pick_end(rows: Sequence[ExchangeRow], branch: BranchRow | None = None) -> Ex
     return next((row for row in reversed(ended) if row.rounds and row.rounds[-1].answer), ended[-1])
 
 
-async def load_conversation(log: LogReader, rows: Sequence[ExchangeRow], end: ExchangeRow) -> list[bytes]:
-    """The items of a conversation up to an exchange and its answer, in JSON; `rows` are all of its session.
+async def load_conversation(log: LogReader, session: str, branch: BranchRow | None = None) -> list[bytes]:
+    """The items of a session's conversation, or of a branch, up to the answer it ends with (`pick_end`), in JSON.
 
     A request that names a stored answer holds only what is new: what came before is put in front. Raises NotFound where
     a part of it cannot be read.
     """
-    stored = _list_stored(rows)
+    end, stored = await _survey(log, session, branch)
     parts: list[list[bytes]] = []
     row: ExchangeRow | None = end
     while row is not None:
         body = _read_request(row, await log.load_request(row.id))
         parts.append(_list_items(row, body))
-        row = _find_previous(row, body, stored)
+        n = _find_previous(row, body, stored)
+        row = (await log.list_exchanges(session, n - 1, 1))[0] if n else None
     return [item for part in reversed(parts) for item in part]
 
 
-def _list_stored(rows: Sequence[ExchangeRow]) -> dict[str, ExchangeRow]:
-    """Exchanges by the ids under which their answers are stored upstream."""
-    return {
-        name: row
-        for row in rows
-        if row.wire in _WIRES and _WIRES[row.wire][0].previous_key and row.rounds and row.rounds[-1].answer
-        if (name := read_text(_read_member(row.rounds[-1].answer, "id")))
-    }
+async def _survey(log: LogReader, session: str, branch: BranchRow | None) -> tuple[ExchangeRow, dict[str, int]]:
+    """The exchange that it ends with, and the numbers of exchanges by the ids of their stored answers."""
+    kept: list[ExchangeRow] = []
+    stored: dict[str, int] = {}
+    async for page in read_pages(log, session):
+        rows = [*kept, *page]
+        stored.update(_name_stored(page))
+        try:
+            kept = [pick_end(rows, branch)]
+        except NotFound:
+            kept = [row for row in rows if row.wire in _WIRES][:1]
+    return pick_end(kept, branch), stored
 
 
-def _find_previous(row: ExchangeRow, body: bytes, stored: dict[str, ExchangeRow]) -> ExchangeRow | None:
+def _name_stored(rows: Sequence[ExchangeRow]) -> Iterator[tuple[str, int]]:
+    for row in rows:
+        if row.wire in _WIRES and _WIRES[row.wire][0].previous_key and row.rounds and row.rounds[-1].answer:
+            name = read_text(_read_member(row.rounds[-1].answer, "id"))
+            if name:
+                yield name, row.n
+
+
+def _find_previous(row: ExchangeRow, body: bytes, stored: dict[str, int]) -> int:
     """The exchange whose stored answer a request goes on from, taken out, so that no ring can be walked for ever."""
     key = _WIRES[row.wire][0].previous_key
     name = read_text(_read_member(body, key)) if key else ""
     if not name:
-        return None
+        return 0
     if name not in stored:
         raise NotFound(
             f"exchange {row.n} goes on from {name[:100]!r}, which is not in this session; export it with --json instead"

@@ -102,7 +102,7 @@ def _describe_fork(fork: Fork) -> Document:
         "is_side": branch.is_side,
         "left": branch.left.hex(),
         "after": fork.after,
-        "exchanges": [n for n, _ in branch.exchanges],
+        "exchanges": [call.n for call in branch.exchanges],
     }
 
 

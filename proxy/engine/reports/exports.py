@@ -1,43 +1,41 @@
-"""A session written out. Rule: piece by piece, so that memory holds one exchange at a time, however long the session.
+"""A session written out. Rule: piece by piece; memory holds a page of exchanges and the body of one, however many.
 
 What cannot be found is told before the first piece.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.conversation import load_conversation, pick_end
+from proxy.engine.reports.conversation import load_conversation
 from proxy.engine.reports.documents import Document, describe_body, describe_exchange, describe_missing, write_json
-from proxy.engine.reports.finding import find_exchanges, pick_branch
+from proxy.engine.reports.finding import find_session, pick_branch, read_pages
 from proxy.model.errors import NotFound
-from proxy.model.log import ExchangeRow
+from proxy.model.log import BranchRow, ExchangeRow
 
 Form = Literal["json", "jsonl", "openai"]
 FORMS: tuple[Form, ...] = get_args(Form)
 
 
 class Export(NamedTuple):
-    """What is written: the exchanges, and the pieces of the document made of them."""
+    """What is written: the pieces of a document, and the exchanges that it is made of, read anew for whoever asks."""
 
-    session: str
-    exchanges: Sequence[ExchangeRow]
     pieces: AsyncIterator[bytes]
+    read: Callable[[], AsyncIterator[ExchangeRow]]
 
 
 async def open_export(log: LogReader, prefix: str, form: Form, tip: str = "") -> Export:
     """The session whose id begins so, all of it or the branch whose tip begins so. Raises NotFound."""
-    session, rows = await find_exchanges(log, prefix)
+    session = await find_session(log, prefix)
     branch = pick_branch(await log.list_branches(session), tip) if tip else None
-    names = {name for _, name in branch.exchanges} if branch is not None else {row.id for row in rows}
-    chosen = [row for row in rows if row.id in names]
+    read = partial(_read_exchanges, log, session, branch)
     if form == "openai":
-        items = await load_conversation(log, rows, pick_end(rows, branch))
-        return Export(session, chosen, _yield_one(write_json([msgspec.Raw(item) for item in items])))
-    write = _write_lines if form == "jsonl" else _write_document
-    return Export(session, chosen, write(log, session, chosen))
+        items = await load_conversation(log, session, branch)
+        return Export(_yield_one(write_json([msgspec.Raw(item) for item in items])), read)
+    return Export(_write_lines(log, read()) if form == "jsonl" else _write_document(log, session, read()), read)
 
 
 async def describe_whole(log: LogReader, row: ExchangeRow) -> Document:
@@ -53,15 +51,24 @@ async def _yield_one(piece: bytes) -> AsyncIterator[bytes]:
     yield piece
 
 
-async def _write_lines(log: LogReader, session: str, rows: Sequence[ExchangeRow]) -> AsyncIterator[bytes]:
-    for row in rows:
+async def _read_exchanges(log: LogReader, session: str, branch: BranchRow | None) -> AsyncIterator[ExchangeRow]:
+    chosen = None if branch is None else {call.n for call in branch.exchanges}
+    async for page in read_pages(log, session):
+        for row in page:
+            if chosen is None or row.n in chosen:
+                yield row
+
+
+async def _write_lines(log: LogReader, rows: AsyncIterator[ExchangeRow]) -> AsyncIterator[bytes]:
+    async for row in rows:
         yield write_json(await describe_whole(log, row))
 
 
-async def _write_document(log: LogReader, session: str, rows: Sequence[ExchangeRow]) -> AsyncIterator[bytes]:
+async def _write_document(log: LogReader, session: str, rows: AsyncIterator[ExchangeRow]) -> AsyncIterator[bytes]:
     """`{"session": …, "exchanges": […]}` on one line."""
-    mark = b'{"session":%b,"exchanges":[' % msgspec.json.encode(session)
-    for row in rows:
+    yield b'{"session":%b,"exchanges":[' % msgspec.json.encode(session)
+    mark = b""
+    async for row in rows:
         yield mark + write_json(await describe_whole(log, row))[:-1]
         mark = b","
-    yield (b"" if rows else mark) + b"]}\n"
+    yield b"]}\n"

@@ -1,65 +1,70 @@
 """Finding what somebody names.
 
-Rule: how an id begins is enough where only one begins so; an error says what is near.
+Rule: how an id begins is enough where only one begins so; an error says what is near. The log is asked for a page at a
+time, and never for all it has.
 """
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Literal
 
-from proxy.engine.ports import LogReader
+from proxy.engine.ports import ALL_SESSIONS, LogReader
 from proxy.model.errors import NotFound
-from proxy.model.log import BranchRow, ExchangeRow, SessionRow
-
-EVERY = 2**31
-"""A limit that no listing reaches."""
+from proxy.model.log import BranchRow, ExchangeRow, Selection, SessionRow
 
 Part = Literal["request", "sent", "received"]
 
+_PAGE = 100
 _NAMED_AT_MOST = 5
 _NEAR_CHARACTERS = 3
 _LONGEST = 200
+_LONGEST_ID = 40
 
 
-async def list_matching(log: LogReader, limit: int, family: str = "", parent: str = "") -> Sequence[SessionRow]:
-    """Sessions, newest activity first: those whose family, and whose parent's id, begin so."""
-    if not family and not parent:
-        return await log.list_sessions(limit)
-    rows = await log.list_sessions(EVERY)
-    return [row for row in rows if row.family.startswith(family) and row.parent.startswith(parent)][:limit]
+async def list_matching(log: LogReader, limit: int, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
+    """Sessions, newest activity first."""
+    rows: list[SessionRow] = []
+    while len(rows) < limit:
+        asked = min(limit - len(rows), _PAGE)
+        page = await log.list_sessions(asked, selection)
+        rows += page
+        if len(page) < asked:
+            break
+        selection = replace(selection, before=page[-1].seq)
+    return rows
 
 
-async def find_exchanges(log: LogReader, prefix: str) -> tuple[str, Sequence[ExchangeRow]]:
-    """The id of the one session whose id begins so, and its exchanges. Raises NotFound, naming candidates.
-
-    A whole id, which is what programs have, takes no look at the other sessions.
-    """
-    if prefix.isascii() and prefix.isalnum() and len(prefix) <= _LONGEST:
-        with suppress(NotFound):
-            return prefix, await log.list_exchanges(prefix)
-    session = pick_session(await log.list_sessions(EVERY), prefix).id
-    return session, await log.list_exchanges(session)
-
-
-def pick_session(rows: Sequence[SessionRow], prefix: str) -> SessionRow:
-    """The one session whose id begins so. Raises NotFound, naming candidates."""
-    found = [row for row in rows if row.id.startswith(prefix)] if prefix else []
-    whole = [row for row in found if row.id == prefix]
-    if whole or len(found) == 1:
-        return (whole or found)[0]
-    if found:
-        raise NotFound(f"{len(found)} sessions begin with {prefix!r} ({_name([row.id for row in found])})")
-    near = _list_near(rows, prefix)
+async def find_session(log: LogReader, prefix: str) -> str:
+    """The id of the one session whose id begins so. Raises NotFound, naming candidates."""
+    ids = await log.list_ids(prefix, _NAMED_AT_MOST + 1) if prefix else ()
+    if prefix in ids or len(ids) == 1:
+        return ids[0]
+    if ids:
+        count = len(ids) if len(ids) <= _NAMED_AT_MOST else f"more than {_NAMED_AT_MOST}"
+        raise NotFound(f"{count} sessions begin with {_quote(prefix)} ({_name(ids)})")
+    near = await _list_near(log, prefix)
     hint = f"near it: {_name(near)}" if near else "`palimpsest sessions` or GET /-/api/sessions lists them"
     raise NotFound(f"no session begins with {_quote(prefix)}; {hint}")
 
 
-def pick_exchange(rows: Sequence[ExchangeRow], n: int) -> ExchangeRow:
-    """The n-th exchange of a session, counted from 1. Raises NotFound."""
-    for row in rows:
-        if row.n == n:
-            return row
-    raise NotFound(f"this session has no exchange {n}; it has {len(rows)}, counted from 1")
+async def find_exchange(log: LogReader, prefix: str, n: int) -> ExchangeRow:
+    """The n-th exchange, counted from 1, of the one session whose id begins so. Raises NotFound."""
+    session = await find_session(log, prefix)
+    for row in await log.list_exchanges(session, n - 1, 1) if n > 0 else ():
+        return row
+    count = (await log.find_session(session)).exchanges
+    raise NotFound(f"this session has no exchange {n}; it has {count}, counted from 1")
+
+
+async def read_pages(
+    log: LogReader, session: str, after: int = 0, limit: int | None = None
+) -> AsyncIterator[Sequence[ExchangeRow]]:
+    """The exchanges of a session behind number `after`, a page at a time. Raises NotFound for an unknown session."""
+    end = (await log.find_session(session)).exchanges  # one that grows meanwhile has an end too
+    if limit is not None:
+        end = min(end, after + limit)
+    for start in range(after, end, _PAGE):
+        yield await log.list_exchanges(session, start, min(_PAGE, end - start))
 
 
 def pick_branch(rows: Sequence[BranchRow], prefix: str) -> BranchRow:
@@ -84,14 +89,15 @@ async def load_part(log: LogReader, row: ExchangeRow, part: Part, k: int | None 
     return await load(row.id, last if k is None else k)
 
 
-def _list_near(rows: Sequence[SessionRow], text: str) -> list[str]:
+async def _list_near(log: LogReader, text: str) -> Sequence[str]:
     """Sessions of that family, else those whose ids have the longest beginning in common with the text."""
-    if named := [row.id for row in rows if text and row.family == text]:
-        return named
-    for size in range(min(len(text), _LONGEST) - 1, _NEAR_CHARACTERS - 1, -1):
-        if near := [row.id for row in rows if row.id.startswith(text[:size])]:
+    named = await log.list_sessions(_NAMED_AT_MOST + 1, Selection(family=text)) if text else ()
+    if same := [row.id for row in named if row.family == text]:
+        return same
+    for size in range(min(len(text) - 1, _LONGEST_ID), _NEAR_CHARACTERS - 1, -1):
+        if near := await log.list_ids(text[:size], _NAMED_AT_MOST + 1):
             return near
-    return []
+    return ()
 
 
 def _name(names: Sequence[str]) -> str:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.finding import EVERY, pick_session
-from proxy.model.log import BranchRow, ExchangeRow, SessionRow
+from proxy.engine.reports.finding import find_session
+from proxy.model.log import BranchRow, Call, Selection, SessionRow
+
+_MOST_CHILDREN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,38 +28,35 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """A session, its branches in the order in which they began, all its exchanges, and its children, newest first."""
+    """A session, its branches in the order in which they began, and the newest of its children, newest first."""
 
     session: SessionRow
     forks: tuple[Fork, ...]
-    exchanges: Sequence[ExchangeRow]
     children: tuple[SessionRow, ...]
 
 
 async def load_overview(log: LogReader, prefix: str) -> Overview:
     """The session whose id begins so. Raises NotFound."""
-    sessions = await log.list_sessions(EVERY)
-    session = pick_session(sessions, prefix)
-    branches = await log.list_branches(session.id)
-    exchanges = await log.list_exchanges(session.id)  # after the branches: of a session that grows it has all of theirs
-    return Overview(
-        session, find_forks(branches, exchanges), exchanges, tuple(row for row in sessions if row.parent == session.id)
-    )
+    session = await find_session(log, prefix)
+    forks = find_forks(await log.list_branches(session))
+    children = await log.list_sessions(_MOST_CHILDREN, Selection(parent=session))
+    row = await log.find_session(session)  # after the branches: of a session that grows it counts all of theirs
+    return Overview(row, forks, tuple(child for child in children if child.parent == session))
 
 
-def find_forks(branches: Sequence[BranchRow], exchanges: Sequence[ExchangeRow]) -> tuple[Fork, ...]:
+def find_forks(branches: Sequence[BranchRow]) -> tuple[Fork, ...]:
     """Where each branch stands in the tree."""
-    depths = {row.n: row.depth for row in exchanges}
-
-    def place(n: int) -> tuple[int, int]:
-        return depths.get(n, 0), n
-
-    seen: set[int] = set()
+    seen: set[Call] = set()
     forks = []
     for branch in branches:
-        numbers = [n for n, _ in branch.exchanges]
-        own = sorted((n for n in numbers if n not in seen), key=place)
-        shared = [n for n in numbers if n in seen]
-        forks.append(Fork(branch, tuple(own), max(shared, key=place) if shared else 0))
+        own = sorted((call for call in branch.exchanges if call not in seen), key=_place)
+        shared = [call for call in branch.exchanges if call in seen]
+        forks.append(
+            Fork(branch, tuple(call.n for call in own), max(shared, key=_place).n if shared else 0),
+        )
         seen.update(own)
     return tuple(forks)
+
+
+def _place(call: Call) -> tuple[int, int]:
+    return call.depth, call.n

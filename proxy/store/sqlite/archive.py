@@ -6,9 +6,11 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
+from proxy.engine.ports import ALL_SESSIONS
 from proxy.model.errors import StoreUnavailable
+from proxy.model.exchange import SessionKey
 from proxy.model.lineage import StoredSession
-from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, SessionRow, Verification
+from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Selection, SessionRow, Verification
 from proxy.model.record import Record
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import Connect, connect_writer, prepare_file
@@ -73,22 +75,34 @@ class SqliteArchive:
         """Let records that are not urgent wait no longer."""
         self._spool.flush()
 
-    async def list_sessions(self, limit: int = 100) -> Sequence[SessionRow]:
+    async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
         """Newest activity first."""
         await self._catch_up()
-        return await self._reader.list_sessions(limit)
+        return await self._reader.list_sessions(limit, selection)
 
-    async def list_exchanges(self, session: str) -> Sequence[ExchangeRow]:
-        """All exchanges of a session, oldest first. Raises NotFound for an unknown session."""
+    async def find_session(self, session: str) -> SessionRow:
+        """The session with this id. Raises NotFound."""
         await self._catch_up()
-        return await self._reader.list_exchanges(session)
+        return await self._reader.find_session(session)
+
+    async def list_ids(self, prefix: str, limit: int) -> Sequence[str]:
+        """The ids of sessions that begin so, in order."""
+        await self._catch_up()
+        return await self._reader.list_ids(prefix, limit)
+
+    async def list_exchanges(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        """The exchanges of a session behind number `after`, oldest first. Raises NotFound for an unknown session."""
+        await self._catch_up()
+        return await self._reader.list_exchanges(session, after, limit)
 
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
         """The branches of a session in the order in which they began. Raises NotFound for an unknown session."""
         await self._catch_up()
         return await self._reader.list_branches(session)
 
-    async def recall(self, nodes: Sequence[bytes], marks: Sequence[str], session: str) -> Sequence[StoredSession]:
+    async def recall(
+        self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
+    ) -> Sequence[StoredSession]:
         """Sessions that may hold what a request continues; newest last (see `Ancestry`)."""
         await self._catch_up(_MOST_LAG_OF_A_CALL_SECONDS)
         return await self._reader.recall(nodes, marks, session)

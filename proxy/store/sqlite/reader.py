@@ -10,10 +10,11 @@ from typing import cast
 
 import aiosqlite
 
+from proxy.engine.ports import ALL_SESSIONS
 from proxy.model.errors import NotFound, StoreUnavailable
-from proxy.model.exchange import Completeness, Headers, Kind, Mode, Timings, Usage
+from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, Timings, Usage
 from proxy.model.lineage import StoredSession
-from proxy.model.log import BranchRow, ExchangeRow, RoundRow, SessionRow, Verification
+from proxy.model.log import BranchRow, ExchangeRow, RoundRow, Selection, SessionRow, Verification
 from proxy.model.manifest import digest_of, encode_recipe
 from proxy.store.sqlite.backup import copy_log
 from proxy.store.sqlite.bodies import load_body, load_payload
@@ -23,6 +24,7 @@ from proxy.store.sqlite.envelope import join_recipe
 from proxy.store.sqlite.growth import RELATIONS
 from proxy.store.sqlite.recall import TreeReader
 from proxy.store.sqlite.verify import verify_log
+from proxy.store.storable import fit_text
 
 # Two ways to the latest exchange of the sessions with the newest activity, which is in order of seq, for the wall clock
 # may jump. Of few sessions, the last exchange of each is one step in an index; of many (a client that names none makes
@@ -31,35 +33,52 @@ _FEW_SESSIONS = 1000
 _COUNT_SESSIONS = "SELECT ifnull(max(id), 0) FROM session"
 _LATEST_OF_FEW = """
     SELECT s.id, (SELECT e.seq FROM exchange e WHERE e.session = s.id ORDER BY e.n DESC LIMIT 1) AS seq
-    FROM session s ORDER BY 2 DESC LIMIT ?"""
+    FROM session s WHERE {chosen} AND seq < :before ORDER BY 2 DESC LIMIT :limit"""
 _LATEST_OF_MANY = """
     SELECT e.session AS id, e.seq FROM exchange e
-    WHERE NOT EXISTS (SELECT 1 FROM exchange later WHERE later.session = e.session AND later.n = e.n + 1)
-    ORDER BY e.seq DESC LIMIT ?"""
-# `inner`: nodes with a tip behind them (see `store/branches`)
+    WHERE e.seq < :before
+        AND NOT EXISTS (SELECT 1 FROM exchange later WHERE later.session = e.session AND later.n = e.n + 1)
+    ORDER BY e.seq DESC LIMIT :limit"""
+_ONE = _LATEST_OF_FEW.format(chosen="s.key = :key")
+_CHOSEN_BY = {
+    name: f"s.{name} <> '' AND s.{name} >= :{name} AND s.{name} < :{name}_end" for name in ("family", "parent")
+}
+_LAST_CHARACTER = "\U0010ffff"
+# `forked`: sessions that are more than one chain of nodes from the first to the last; of the others nothing but whether
+# a request ended there has to be known. `inner`: nodes with a tip behind them (see `store/branches`)
 _SESSIONS = """
     WITH RECURSIVE latest AS MATERIALIZED ({latest}),
+    forked AS MATERIALIZED (
+        SELECT id FROM latest WHERE EXISTS (SELECT 1 FROM node d WHERE d.session = latest.id AND d.parent <> d.n - 1)),
     inner(session, n) AS (
-        SELECT t.session, d.parent FROM latest JOIN step t ON t.session = latest.id
+        SELECT t.session, d.parent FROM forked CROSS JOIN step t ON t.session = forked.id
             JOIN node d ON d.session = t.session AND d.n = t.tip
         UNION
         SELECT inner.session, d.parent FROM inner JOIN node d ON d.session = inner.session AND d.n = inner.n),
     leaf AS MATERIALIZED (
         SELECT session, count(*) AS branches FROM (
-            SELECT t.session, t.tip FROM latest JOIN step t ON t.session = latest.id WHERE t.tip > 0
+            SELECT t.session, t.tip FROM forked CROSS JOIN step t ON t.session = forked.id WHERE t.tip > 0
             EXCEPT SELECT session, n FROM inner)
-        GROUP BY session)
+        GROUP BY session),
+    spent AS MATERIALIZED (
+        SELECT x.session, sum(g.input) AS input, sum(g.output) AS output
+        FROM latest CROSS JOIN exchange x ON x.session = latest.id CROSS JOIN reading g ON g.exchange = x.seq
+        GROUP BY x.session)
     SELECT s.key, s.family, s.upstream, s.created_ms, e.opened_ms, e.n, e.model,
-        (SELECT ifnull(sum(g.input), 0) FROM exchange x JOIN reading g ON g.exchange = x.seq WHERE x.session = s.id),
-        (SELECT ifnull(sum(g.output), 0) FROM exchange x JOIN reading g ON g.exchange = x.seq WHERE x.session = s.id),
-        s.parent,
-        ifnull(leaf.branches, 0),
+        ifnull(spent.input, 0), ifnull(spent.output, 0), s.parent,
+        CASE WHEN s.id IN (SELECT id FROM forked) THEN ifnull(leaf.branches, 0)
+            ELSE EXISTS (SELECT 1 FROM step t WHERE t.session = s.id AND t.tip > 0) END,
         (SELECT count(*) FROM step t WHERE t.session = s.id AND t.is_side),
         ifnull((SELECT o.key FROM adoption a JOIN session o ON o.id = a.source WHERE a.session = s.id
-            ORDER BY a.n LIMIT 1), '')
+            ORDER BY a.n LIMIT 1), ''),
+        e.seq
     FROM latest JOIN session s ON s.id = latest.id JOIN exchange e ON e.seq = latest.seq
         LEFT JOIN leaf ON leaf.session = latest.id
+        LEFT JOIN spent ON spent.session = latest.id
     ORDER BY latest.seq DESC"""
+
+_IDS = "SELECT key FROM session WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
+_HAS_SESSION = "SELECT 1 FROM session WHERE key = ?"
 
 _EXCHANGES = """
     SELECT e.seq, e.id, s.key AS session, e.n, e.kind, e.wire, e.mode, e.model, e.method, e.target, e.size, e.whole,
@@ -86,7 +105,7 @@ _EXCHANGES = """
     LEFT JOIN reading g ON g.exchange = r.exchange AND g.k = r.k
     LEFT JOIN payload ga ON ga.id = g.answer
     LEFT JOIN payload ge ON ge.id = g.error
-    WHERE s.key = ? ORDER BY e.n, r.k"""
+    WHERE s.key = ?1 AND e.n > ?2 AND e.n <= ?2 + ?3 ORDER BY e.n, r.k"""
 
 _REQUEST = """
     SELECT s.tenant, e.envelope, e.tip FROM exchange e JOIN session s ON s.id = e.session WHERE e.id = ?"""
@@ -139,24 +158,40 @@ class SqliteReader:
                 await self._connection.close()
                 self._connection = None
 
-    async def list_sessions(self, limit: int = 100) -> Sequence[SessionRow]:
+    async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
         """Newest activity first."""
+        chosen, key = _choose(selection)
         ((count,),) = await self._fetch(_COUNT_SESSIONS, ())
-        latest = _LATEST_OF_FEW if count <= self._few_sessions else _LATEST_OF_MANY
-        return [SessionRow(*row) for row in await self._fetch(_SESSIONS.format(latest=latest), (limit,))]
+        is_many = count > self._few_sessions and not chosen
+        latest = _LATEST_OF_MANY if is_many else _LATEST_OF_FEW.format(chosen=chosen or "true")
+        return await self._list_sessions(latest, {**key, "before": selection.before, "limit": limit})
 
-    async def list_exchanges(self, session: str) -> Sequence[ExchangeRow]:
-        """All exchanges of a session, oldest first. Raises NotFound for an unknown session."""
-        rows = await self._fetch(_EXCHANGES, (session,))
+    async def find_session(self, session: str) -> SessionRow:
+        """The session with this id. Raises NotFound."""
+        key = {"key": fit_text(session), "before": ALL_SESSIONS.before, "limit": 1}
+        for row in await self._list_sessions(_ONE, key):
+            return row
+        raise NotFound(f"there is no session {session}")
+
+    async def list_ids(self, prefix: str, limit: int) -> Sequence[str]:
+        """The ids of sessions that begin so, in order."""
+        first = fit_text(prefix)
+        return [row["key"] for row in await self._fetch(_IDS, (first, first + _LAST_CHARACTER, limit))]
+
+    async def list_exchanges(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        """The exchanges of a session behind number `after`, oldest first. Raises NotFound for an unknown session."""
+        rows = await self._fetch(_EXCHANGES, (fit_text(session), after, limit))
         if not rows:
-            raise NotFound(f"there is no session {session}")
+            await self._find(_HAS_SESSION, (fit_text(session),), f"there is no session {session}")
         return [_make_exchange(list(group)) for _, group in groupby(rows, key=lambda row: row["seq"])]
 
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
         """The branches of a session in the order in which they began. Raises NotFound for an unknown session."""
         return await self._trees.list_branches(session)
 
-    async def recall(self, nodes: Sequence[bytes], marks: Sequence[str], session: str) -> Sequence[StoredSession]:
+    async def recall(
+        self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
+    ) -> Sequence[StoredSession]:
         """Sessions that may hold what a request continues; newest last (see `Ancestry`)."""
         return await self._trees.recall(nodes, marks, session)
 
@@ -194,13 +229,16 @@ class SqliteReader:
         """Copy the log as it stands to a new file. Raises Conflict where the file exists."""
         await asyncio.to_thread(copy_log, self._path, target)
 
+    async def _list_sessions(self, latest: str, key: dict[str, object]) -> list[SessionRow]:
+        return [SessionRow(*row) for row in await self._fetch(_SESSIONS.format(latest=latest), key)]
+
     async def _find(self, query: str, key: tuple[object, ...], missing: str) -> sqlite3.Row:
         rows = await self._fetch(query, key)
         if not rows:
             raise NotFound(missing)
         return rows[0]
 
-    async def _fetch(self, query: str, key: tuple[object, ...]) -> list[sqlite3.Row]:
+    async def _fetch(self, query: str, key: tuple[object, ...] | dict[str, object]) -> list[sqlite3.Row]:
         async with self._connected() as connection:
             return list(await connection.execute_fetchall(query, key))
 
@@ -213,6 +251,14 @@ class SqliteReader:
             yield connection
         except sqlite3.Error as error:
             raise StoreUnavailable(f"{self._path} cannot be read: {error}; run `palimpsest verify`") from error
+
+
+def _choose(selection: Selection) -> tuple[str, dict[str, object]]:
+    """A condition under which sessions are chosen, empty for all of them, and its parameters."""
+    beginnings = {"family": fit_text(selection.family), "parent": fit_text(selection.parent)}
+    chosen = {name: text for name, text in beginnings.items() if text}
+    ends = {f"{name}_end": text + _LAST_CHARACTER for name, text in chosen.items()}
+    return " AND ".join(_CHOSEN_BY[name] for name in chosen), {**chosen, **ends}
 
 
 def _make_exchange(rows: list[sqlite3.Row]) -> ExchangeRow:

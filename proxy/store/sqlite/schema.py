@@ -115,6 +115,9 @@ def m001_record(connection: sqlite3.Connection) -> None:
 # An index holds six bytes of a hash: with ten million nodes one look-up in ten million meets a stranger, and goes on.
 _TREE_TABLES = (
     "ALTER TABLE session ADD COLUMN parent TEXT NOT NULL DEFAULT ''",
+    "CREATE INDEX session_tenant ON session(tenant)",
+    "CREATE INDEX session_family ON session(family) WHERE family <> ''",
+    "CREATE INDEX session_parent ON session(parent) WHERE parent <> ''",
     # parent: n of the node before it, 0 at the start of a chain, where `outer` is the hash that it hangs on
     """CREATE TABLE node(
         session INTEGER NOT NULL, n INTEGER NOT NULL, hash BLOB NOT NULL, parent INTEGER NOT NULL, outer BLOB,

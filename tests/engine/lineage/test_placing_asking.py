@@ -1,5 +1,7 @@
 """When the log is asked before a request is put, and what is decided where it cannot be."""
 
+from msgspec.structs import replace
+
 from tests.engine.lineage.desk import HI, MORE, SO, THEN, THERE, Desk, bot
 
 
@@ -11,6 +13,7 @@ def test_the_log_is_asked_about_answers_that_are_from_nowhere(desk: Desk) -> Non
     assert desk.placing.lacks(asked)
     desk.placing.note_recalled(asked)
     assert not desk.placing.lacks(desk.ask(HI, THERE, THEN))
+    assert desk.placing.lacks(replace(asked, session=replace(asked.session, tenant=b"another's")))
     assert desk.placing.lacks(desk.ask(HI, THERE, MORE, SO))
     assert desk.placing.lacks(desk.ask(HI, SO, MORE))
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from proxy.model.exchange import Opening
+from proxy.model.exchange import Opening, SessionKey
 from proxy.model.lineage import StoredSession
 from tests.engine.lineage.talk import CHAIN, SHORT, Desk, bot, user
 from tests.support.engine import wait_out
@@ -117,7 +117,9 @@ class Stalling:
         self._recall = desk.engine.archive.recall
         desk.engine.archive.recall = self.recall  # type: ignore[method-assign]
 
-    async def recall(self, nodes: Sequence[bytes], marks: Sequence[str], session: str) -> Sequence[StoredSession]:
+    async def recall(
+        self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
+    ) -> Sequence[StoredSession]:
         self.asked.set()
         await self.told.wait()
         return await self._recall(nodes, marks, session)

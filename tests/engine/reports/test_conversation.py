@@ -9,7 +9,7 @@ import pytest
 from proxy.engine.reports.conversation import load_conversation, pick_end
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow
-from tests.support.fake_log import BRANCHES, EXCHANGE, ROUND, TREE, FakeLog, exchange, stand
+from tests.support.fake_log import BRANCHES, EXCHANGE, ROUND, TREE, FakeLog, branch, exchange, stand, tip_of
 
 
 def row_of(wire: str, answer: bytes, **changes: Any) -> ExchangeRow:
@@ -18,7 +18,7 @@ def row_of(wire: str, answer: bytes, **changes: Any) -> ExchangeRow:
 
 async def load(row: ExchangeRow, request_body: bytes) -> list[bytes]:
     """The conversation of a session that has only this call."""
-    return await load_conversation(FakeLog(bodies={row.id: request_body}), [row], row)
+    return await load_conversation(FakeLog(exchanges=[row], bodies={row.id: request_body}), "abc1")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ async def test_what_comes_before_a_stored_answer_is_put_in_front() -> None:
     calls = [stored(1, "a"), stored(2, "b", "a"), stored(3, "c", "a"), stored(4, "d", "c")]
     rows = [row for row, _ in calls]
     log = FakeLog(exchanges=rows, bodies={row.id: body for row, body in calls})
-    assert await load_conversation(log, rows, rows[3]) == [b"1", b"-1", b"3", b"-3", b"4", b"-4"]
+    assert await load_conversation(log, "abc1") == [b"1", b"-1", b"3", b"-3", b"4", b"-4"]
 
 
 async def test_a_stored_answer_of_elsewhere_is_not_left_out_quietly() -> None:
@@ -96,9 +96,21 @@ async def test_a_stored_answer_of_elsewhere_is_not_left_out_quietly() -> None:
 
 async def test_answers_that_name_each_other_come_to_an_end() -> None:
     calls = [stored(1, "a", "b"), stored(2, "b", "a")]
-    log = FakeLog(bodies={row.id: body for row, body in calls})
-    with pytest.raises(NotFound):
-        await load_conversation(log, [row for row, _ in calls], calls[1][0])
+    log = FakeLog(exchanges=[row for row, _ in calls], bodies={row.id: body for row, body in calls})
+    with pytest.raises(NotFound, match="which is not in this session"):
+        await load_conversation(log, "abc1")
+
+
+async def test_a_long_session_is_gone_through_page_by_page() -> None:
+    """What the end is, and what it goes on from, may be pages apart; a side call at the end counts in no page."""
+    calls = [stored(1, "a"), *(stored(n, f"s{n}") for n in range(2, 350)), stored(350, "b", "a")]
+    rows = [replace(row, is_side=1 < row.n < 350) for row, _ in calls]
+    log = FakeLog(exchanges=[*rows, exchange(351, is_side=True)], bodies={row.id: body for row, body in calls})
+    assert await load_conversation(log, "abc1") == [b"1", b"-1", b"350", b"-350"]
+    log.exchanges = [replace(row, is_side=True, tip=tip_of("one") if row.n == 1 else b"") for row in rows]
+    assert await load_conversation(log, "abc1", branch("one", 1, (1,))) == [b"1", b"-1"]
+    with pytest.raises(NotFound, match="not in the log"):
+        await load_conversation(log, "abc1", branch("two", 1, (1,)))
 
 
 def test_the_newest_call_that_is_no_side_call_ends_the_conversation() -> None:

@@ -55,11 +55,11 @@ async def test_it_is_brought_up_to_date_and_grows_trees_from_then_on(old: Path, 
     (row,) = await archive.list_sessions()
     assert (row.exchanges, row.parent, row.branches, row.side, row.adopted) == (3, "", 0, 0, "")
     assert list(await archive.list_branches(make_key().id)) == []
-    (stored,) = await archive.recall((), (), make_key().id)
+    (stored,) = await archive.recall((), (), make_key())
     assert (stored.key, stored.nodes, stored.tips, stored.marks) == (make_key(), (), (), ())
     chain = make_chain("a", "!b", "c")
     assert await archive.append(make_opening("e3"), make_step("e3", chain))
-    assert len(await archive.recall([chain[1].node], (), "")) == 1
+    assert len(await archive.recall([chain[1].node], (), make_key("new"))) == 1
     await archive.close()
     found = verify_log(old)
     assert (found.exchanges, found.faults) == (4, ())

@@ -18,10 +18,11 @@ from proxy.store.sqlite.connection import connect_reader
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.recall import TreeReader, recall_sessions
 from tests.store.contract import is_stored
-from tests.store.samples import make_chain, make_key, make_opening, make_reply, make_step
+from tests.store.samples import OTHER_TENANT, TENANT, make_chain, make_key, make_opening, make_reply, make_step
 from tests.store.sqlite.conftest import Opener
 
 RELATIONS: tuple[Relation, ...] = ("root", "append", "retry", "branch", "compaction")
+KEYS = (make_key("s0"), make_key("s1"), make_key("s2", OTHER_TENANT))
 _names = (f"t{i}" for i in itertools.count())
 
 
@@ -48,7 +49,7 @@ async def test_both_stores_answer_alike(
     memory, name = MemoryArchive(), next(_names)
     archive = open_archive(path=open_archive.path.with_name(f"{name}.db"), durability="normal")
     for number, (session, forms, is_side, answer) in enumerate(drawn):
-        x, key = f"e{number}", make_key(f"s{session}")
+        x, key = f"e{number}", KEYS[session]
         rows, reply = make_path(forms, answer)
         marks = [Mark(f"call:{answer}", reply.node, b"%d" % number)]
         relation = RELATIONS[number % len(RELATIONS)]
@@ -59,13 +60,13 @@ async def test_both_stores_answer_alike(
             assert await is_stored(memory, *records)
             archive.append(*records)
     nodes = [row.node for row in make_path(asked, 0)[0]]
-    for marks_asked, id_asked in (((), ""), ([f"call:{i}" for i in named], make_key("s1").id)):
+    for marks_asked, id_asked in (((), make_key("new")), ([f"call:{i}" for i in named], KEYS[1]), ((), KEYS[2])):
         assert list(await archive.recall(nodes, marks_asked, id_asked)) == list(
             await memory.recall(nodes, marks_asked, id_asked)
         )
     for session in {call[0] for call in drawn}:
-        key_asked = make_key(f"s{session}").id
-        assert list(await archive.list_branches(key_asked)) == list(await memory.list_branches(key_asked))
+        branches = await archive.list_branches(KEYS[session].id)
+        assert list(branches) == list(await memory.list_branches(KEYS[session].id))
     assert list(await archive.list_sessions()) == list(await memory.list_sessions())
     assert archive.health.dropped == 0
     assert (await archive.verify()).faults == ()
@@ -80,12 +81,44 @@ async def test_the_end_of_what_is_stored_is_found_by_halving(open_archive: Opene
     connection = connect_reader(policy.path)
     questions: list[str] = []
     connection.set_trace_callback(questions.append)
-    (found,) = recall_sessions(connection, [row.node for row in chain] + [os.urandom(16)] * 500, (), "")
+    (found,) = recall_sessions(connection, [row.node for row in chain] + [os.urandom(16)] * 500, (), make_key("new"))
     assert found.nodes == chain
     assert sum("FROM node" in question for question in questions) <= 16
     questions.clear()
-    assert recall_sessions(connection, [os.urandom(16)] * 690, (), "") == []
+    assert recall_sessions(connection, [os.urandom(16)] * 690, (), make_key("new")) == []
     assert len(questions) <= 12
+    connection.close()
+
+
+async def test_the_many_sessions_of_others_are_skipped(open_archive: Opener, policy: StorePolicy) -> None:
+    archive = open_archive()
+    chain = make_chain("a", "!b")
+    mine = make_key("mine", OTHER_TENANT)
+    for i, key in enumerate([mine, *(make_key(f"n{i}") for i in range(300))]):
+        archive.append(make_opening(f"e{i}", key=key), make_step(f"e{i}", chain))
+    await archive.close()
+    connection = connect_reader(policy.path)
+    questions: list[str] = []
+    connection.set_trace_callback(questions.append)
+    (found,) = recall_sessions(connection, [row.node for row in chain], (), make_key("new", OTHER_TENANT))
+    assert found.key == mine
+    assert len(questions) <= 20
+    connection.close()
+
+
+async def test_sessions_that_take_turns_without_end_are_given_up(open_archive: Opener, policy: StorePolicy) -> None:
+    archive = open_archive(durability="normal")
+    chain, other = make_chain("a", "!b"), make_chain("c")
+    for i in range(1100):
+        for x, key, rows in ((f"e{i}", make_key(f"n{i}"), chain), (f"o{i}", make_key(f"n{i}", OTHER_TENANT), other)):
+            archive.append(make_opening(x, key=key), make_step(x, rows), is_urgent=False)
+    await archive.close()
+    connection = connect_reader(policy.path)
+    questions: list[str] = []
+    connection.set_trace_callback(questions.append)
+    found = recall_sessions(connection, [row.node for row in chain], (), make_key("new", OTHER_TENANT))
+    assert {each.key.tenant for each in found} == {TENANT}
+    assert sum("session_tenant" in question for question in questions) == 2 * 1000
     connection.close()
 
 
@@ -95,7 +128,7 @@ async def test_what_was_just_appended_is_recalled(open_archive: Opener) -> None:
     archive.append(make_opening(), make_step("e1", make_chain("a", "!b")), is_urgent=False)
     assert await archive.has_sessions()
     archive.append(make_opening("e2", key=make_key("b")), is_urgent=False)
-    assert [each.key for each in await archive.recall((), (), make_key("b").id)] == [make_key("b")]
+    assert [each.key for each in await archive.recall((), (), make_key("b"))] == [make_key("b")]
     archive.append(make_opening("e3"), make_step("e3", make_chain("c")), is_urgent=False)
     assert len(await archive.list_branches(make_key().id)) == 2
 
@@ -126,7 +159,7 @@ async def test_a_closed_log_and_a_missing_one_are_said_to_be(policy: StorePolicy
         await reader.has_sessions()
     await reader.close()
     with pytest.raises(StoreUnavailable, match="closed"):
-        await reader.recall((), (), "s")
+        await reader.recall((), (), make_key())
 
 
 async def test_a_damaged_log_says_what_to_do(open_archive: Opener, policy: StorePolicy) -> None:

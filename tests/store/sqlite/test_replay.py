@@ -115,7 +115,7 @@ async def check_all_there(archive: SqliteArchive | SqliteReader) -> None:
     assert [row.id for row in rows] == [f"e{i}" for i in range(30)]
     assert all(row.rounds[0].completeness == "complete" for row in rows)
     assert len(await archive.list_branches(make_key().id)) == 30
-    (stored,) = await archive.recall((), ("call:25",), "")
+    (stored,) = await archive.recall((), ("call:25",), make_key("new"))
     assert (len(stored.nodes), len(stored.marks)) == (36, 6)
     assert (await archive.verify()).faults == ()
 

@@ -104,7 +104,7 @@ class Lineage:
         place = self._placing.place(asked, is_certain=is_certain)
         known = self._forest.open(place.session)
         self._forest.shrink()
-        self._open[asked.exchange] = _Open(known, place.step.tip, asked.token, asked.likeness, place.source)
+        self._open[asked.exchange] = _Open(known, asked.tip, asked.token, asked.likeness, place.source)
         return place
 
     def note_outcome(self, event: ExchangeRecorded) -> None:

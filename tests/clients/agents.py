@@ -124,7 +124,7 @@ AGENTS: tuple[Client, ...] = (
             ("opencode", "run", "--model", "journeys/scripted", "--auto", "--continue", _SECOND),
         ),
         # The title is asked for on the side; a subagent has a session of its own.
-        Expected(14, (Tree(("root append*8", "(root)")), Tree(("root append*3",), parent=0)), names="x-session-id:"),
+        Expected(14, (Tree(("root append*8", "(root)?")), Tree(("root append*3",), parent=0)), names="x-session-id:"),
         {
             "OPENCODE_DISABLE_MODELS_FETCH": "1",
             "OPENCODE_DISABLE_AUTOUPDATE": "1",

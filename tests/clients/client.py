@@ -17,7 +17,8 @@ Normal = Callable[[bytes], bytes]
 @dataclass(frozen=True, slots=True)
 class Tree:
     """A session as it has to come out. A branch is the relations of the calls on the way to its tip, side calls in
-    parentheses: `(root)`, `root append*7`. `parent`: which of the run's sessions started it, counted from 0.
+    parentheses: `(root)`, `root append*7`; `(root)?` may also come out as `root`: what a client asks for beside its
+    first call is known for it only if that came first. `parent`: which of the run's sessions started it, from 0.
     """
 
     branches: tuple[str, ...]

@@ -40,6 +40,19 @@ def test_what_is_not_expected_is_told(calls: int, sessions: tuple[Found, ...], f
     assert faults[0].startswith(fault)
 
 
+def test_what_is_asked_for_first_may_pass_for_the_conversation() -> None:
+    expected = Expected(3, (Tree(("root append*2", "(root)?")),), names="codex:")
+
+    def check(*branches: str) -> list[str]:
+        return list(check_sessions(expected, Log(3 * (CALL,), (replace(MAIN, branches=branches),))))
+
+    assert check("(root)", "root append*2") == check("root", "root append*2") == []
+    assert check("(root)", "(root) append*2") == [
+        "session 1: (root) | (root) append*2, expected (root)? | root append*2"
+    ]
+    assert check("root append*2")
+
+
 def test_runs_have_sessions_of_their_own() -> None:
     joined = replace(MAIN, branches=("root append*2", "(root)", "root append*2", "(root)"))
     assert list(check_sessions(EXPECTED, Log(10 * (CALL,), (joined, AGENT)), runs=2))

@@ -273,18 +273,21 @@ def _is_compacted(asked: Asked, known: Known, base: int) -> bool:
 
 
 def _is_side(asked: Asked, known: Known, base: int) -> bool:
-    """PROTOCOL §2: no tools where the conversation has them, or a tiny answer, or two lesser signs."""
-    before = known.traits
+    """PROTOCOL §2: no tools where the conversation has them, or a tiny answer, or two lesser signs.
+
+    What goes on from the conversation may lack tools (its client was told so this time); beside it is what also asks
+    another model or under other orders. A session's first call is the conversation, as far as anybody can tell then: if
+    it was a title, the first call with tools takes its place.
+    """
+    before, now = known.traits, asked.traits
+    has_small_answer = 0 < asked.most_output <= _SMALL_ANSWER
     if before is None:
-        return 0 < asked.most_output <= _SMALL_ANSWER
-    now = asked.traits
-    lesser = [
-        now.model != before.model,
-        now.system != before.system,
-        before.is_stream and not now.is_stream,
-        base == 0 and len(asked.nodes) <= _FEW_MESSAGES,
-    ]
+        return has_small_answer
+    if now.has_tools and not before.has_tools:
+        return False
     lacks_tools = before.has_tools and not now.has_tools
+    is_other = [now.model != before.model, now.system != before.system]
     if base:
-        return lacks_tools and any(lesser)
-    return lacks_tools or 0 < asked.most_output <= _SMALL_ANSWER or sum(lesser) >= 2
+        return lacks_tools and any(is_other)
+    lesser = [*is_other, before.is_stream and not now.is_stream, len(asked.nodes) <= _FEW_MESSAGES]
+    return lacks_tools or has_small_answer or sum(lesser) >= 2

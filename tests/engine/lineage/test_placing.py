@@ -181,7 +181,9 @@ def test_a_message_without_a_form_adds_no_node(desk: Desk) -> None:
 SIDES = [
     ({}, {}, (HI, THERE, MORE), False),
     ({"has_tools": False}, {}, (HI, THERE, MORE), False),  # `llm` drops its tools
+    ({"has_tools": False, "is_stream": False}, {}, (HI, THERE, MORE), False),  # and does not stream
     ({"has_tools": False, "model": "n"}, {}, (HI, THERE, MORE), True),
+    ({"has_tools": False, "system": b"o"}, {}, (HI, THERE, MORE), True),
     ({"model": "n", "system": b"o", "is_stream": False}, {}, (HI, THERE, MORE), False),
     ({}, {"output": 64}, (HI, THERE, MORE), False),
     ({"has_tools": False}, {}, (THEN,), True),
@@ -208,6 +210,14 @@ def test_signs_of_a_call_beside_the_conversation(
 def test_the_first_call_is_beside_only_if_its_answer_is_tiny(desk: Desk) -> None:
     bare = Traits("m", has_tools=False, system=b"", is_stream=False)
     assert [desk.place(HI, traits=bare, output=n).step.is_side for n in (0, 64, 65)] == [False, True, False]
+
+
+def test_a_title_that_is_asked_for_first_does_not_put_the_conversation_beside_it(desk: Desk) -> None:
+    title = replace(MAIN, has_tools=False, system=b"t")
+    desk.place(MORE, HI, name="n", traits=title)
+    assert not desk.place(HI, name="n", answer=THERE).step.is_side
+    assert not desk.place(HI, THERE, MORE, name="n").step.is_side
+    assert desk.place(MORE, THEN, name="n", traits=title).step.is_side
 
 
 def test_an_answer_counts_more_than_what_stands_behind_a_shallower_one(desk: Desk) -> None:

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import NamedTuple
 
 import msgspec
 
@@ -52,7 +51,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     step: Step | None = None
 
 
-class _Recognised(NamedTuple):
+class _Recognised(msgspec.Struct, frozen=True, gc=False):
     """What a body says. `step` is None where it cannot be read in parts."""
 
     session: SessionKey
@@ -63,7 +62,7 @@ class _Recognised(NamedTuple):
     step: Step | None = None
 
 
-class _Reading(NamedTuple):
+class _Reading(msgspec.Struct, frozen=True, gc=False):
     """What was read of a request."""
 
     kind: Kind

@@ -298,4 +298,4 @@ async def _linger(response: UpstreamResponse, tape: Tape, held: bytes) -> tuple[
 
 
 def _since(began: float, at: float) -> float:
-    return round((at - began) * 1000, 3) if at else 0.0
+    return int((at - began) * 1_000_000) / 1000 if at else 0.0

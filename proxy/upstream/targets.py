@@ -6,8 +6,9 @@ since the upstream, or a server before it, may normalise them differently from u
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
 from urllib.parse import urlsplit
+
+import msgspec
 
 from proxy.model.errors import BadRequest
 
@@ -33,7 +34,7 @@ class Origin:
         )
 
 
-class Target(NamedTuple):
+class Target(msgspec.Struct, frozen=True, gc=False):
     """What to ask an origin for. `is_under_base`: a configured key may be sent along."""
 
     path: bytes

@@ -6,7 +6,6 @@ conversations of one client share (`user`, `safety_identifier`, `prompt_cache_ke
 
 import hashlib
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import msgspec
 
@@ -16,11 +15,14 @@ from proxy.wire.body import SplitBody
 _OWN = b"x-palimpsest-session"
 _GENERIC = (b"x-session-id", b"x-dynamo-session-id", b"helicone-session-id", b"x-litellm-session-id")
 _PARENTS = {b"x-session-id": b"x-parent-session-id"}
+_THREAD, _PARENT_THREAD = b"thread-id", b"x-codex-parent-thread-id"
+_SESSION, _AGENT = b"x-claude-code-session-id", b"x-claude-code-agent-id"
+_OF_CLIENTS = (_THREAD, _PARENT_THREAD, _SESSION, _AGENT)
 _BODY_MEMBERS = ("litellm_session_id", "session_id")
 _LONGEST = 200
 
 
-class Name(NamedTuple):
+class Name(msgspec.Struct, frozen=True, gc=False):
     """A family, empty where the client names none, and the family of the agent that started it, if it says so.
 
     `is_weak`: taken from fields that one client sends with all its requests; a name in the body goes before.
@@ -31,15 +33,21 @@ class Name(NamedTuple):
     is_weak: bool = False
 
 
+_NO_NAME = Name()
+
+
 class Naming:
     """Reads names. `session_headers` are further fields that name a conversation."""
 
     def __init__(self, session_headers: tuple[str, ...] = ()) -> None:
         self._headers = tuple(name.lower().encode("latin-1") for name in session_headers) + _GENERIC
+        self._fields = frozenset((_OWN, *self._headers, *_PARENTS.values(), *_OF_CLIENTS))
 
     def read(self, headers: Headers) -> Name:
         """What the header fields name the conversation; of a field that is there twice, the first counts."""
-        fields = dict(reversed(headers))
+        fields = {name: value for name, value in reversed(headers) if name in self._fields}
+        if not fields:
+            return _NO_NAME
         if own := fields.get(_OWN):
             return Name(_shorten(_text(own)))
         for name in self._headers:
@@ -95,16 +103,16 @@ def _name_stored_conversation(body: SplitBody) -> str:
 
 
 def _name_by_client(fields: Mapping[bytes, bytes]) -> Name:
-    if thread := fields.get(b"thread-id"):
-        parent = fields.get(b"x-codex-parent-thread-id", b"")
+    if thread := fields.get(_THREAD):
+        parent = fields.get(_PARENT_THREAD, b"")
         return Name(
             _shorten(f"codex:{_text(thread)}"),
             _shorten(f"codex:{_text(parent)}") if parent not in (b"", thread) else "",
             is_weak=True,
         )
-    if session := fields.get(b"x-claude-code-session-id"):
+    if session := fields.get(_SESSION):
         main = f"claude-code:{_text(session)}"
-        agent = fields.get(b"x-claude-code-agent-id")
+        agent = fields.get(_AGENT)
         if agent and agent != b"main":
             return Name(_shorten(f"{main}:{_text(agent)}"), _shorten(f"{main}:main"), is_weak=True)
         return Name(_shorten(f"{main}:main"), is_weak=True)

@@ -10,7 +10,6 @@ import hashlib
 import hmac
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import msgspec
 
@@ -25,7 +24,7 @@ _JWT_PARTS = 3
 _claims = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class Caller(NamedTuple):
+class Caller(msgspec.Struct, frozen=True, gc=False):
     """Who calls: 16 bytes for the tenant, 16 for the very credential."""
 
     tenant: bytes

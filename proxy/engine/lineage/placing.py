@@ -52,7 +52,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     @property
     def tip(self) -> bytes:
         """The last node; the root where there is none."""
-        return self.node_at(len(self.nodes))
+        return self.nodes[-1] if self.nodes else self.root
 
     @property
     def likeness(self) -> Likeness:

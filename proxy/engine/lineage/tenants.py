@@ -8,6 +8,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 
@@ -19,6 +20,7 @@ from proxy.model.exchange import Headers
 from proxy.wire.headers import bare_credential, find, find_credential
 
 _IDLE_SECONDS = 1800.0
+_LATELY_SECONDS = 10.0
 _MOST = 4096
 _JWT_PARTS = 3
 _claims = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -63,6 +65,8 @@ class Tenants:
     def prove(self, token: bytes) -> None:
         """The upstream has answered 2xx to this very credential."""
         now = self._clock.monotonic()
+        if now - self._proven.get(token, -math.inf) < _LATELY_SECONDS:
+            return
         self._proven[token] = now
         self._proven.move_to_end(token)
         while self._proven and (len(self._proven) > _MOST or self._is_old(next(iter(self._proven.values())), now)):

@@ -18,7 +18,9 @@ from proxy.wire.headers import find
 from proxy.wire.sse import read_events
 
 _INLINE_BYTES = 64 * 1024
-_MOST_WAITING = 1024
+# Two seconds of all that one worker can carry; answers of any size must not take more memory than that.
+_MOST_WAITING = 4096
+_MOST_WAITING_BYTES = 32 * 1024 * 1024
 _GATHER_SECONDS = 0.05
 
 
@@ -72,20 +74,23 @@ class Readings:
         self._lineage = lineage
         self._cap = cap
         self._waiting: dict[str, Received] = {}
+        self._waiting_bytes = 0
         self._running: asyncio.Task[None] | None = None
 
     def submit(self, received: Received) -> None:
         """Have an answer read soon; beyond a bound the oldest that wait are left unread (they can be read any time)."""
-        if len(self._waiting) >= _MOST_WAITING:
-            dropped = self._waiting.pop(next(iter(self._waiting)))
-            self._bus.publish(ReadingFailed(dropped.exchange, "too many answers wait to be read"))
         self._waiting[received.exchange] = received
+        self._waiting_bytes += len(received.content)
+        while self._is_too_much:
+            dropped = self._take(next(iter(self._waiting)))
+            if dropped is not None:
+                self._bus.publish(ReadingFailed(dropped.exchange, "too many answers wait to be read"))
         if self._running is None or self._running.done():
             self._running = self._tasks.spawn(self._run())
 
     def hurry(self, exchange: str) -> None:
         """Read an answer now, if it still waits: a request shows it already."""
-        received = self._waiting.pop(exchange, None)
+        received = self._take(exchange)
         if received is not None:
             self._keep(received, _try_to_read(received, self._cap))
 
@@ -102,8 +107,19 @@ class Readings:
             await asyncio.sleep(0)
             return
         outcome = await asyncio.to_thread(_try_to_read, received, self._cap)
-        if self._waiting.pop(exchange, None) is not None:  # else a request was in a hurry meanwhile
+        if self._take(exchange) is not None:  # else a request was in a hurry meanwhile
             self._keep(received, outcome)
+
+    @property
+    def _is_too_much(self) -> bool:
+        count = len(self._waiting)
+        return count > _MOST_WAITING or (count > 1 and self._waiting_bytes > _MOST_WAITING_BYTES)
+
+    def _take(self, exchange: str) -> Received | None:
+        received = self._waiting.pop(exchange, None)
+        if received is not None:
+            self._waiting_bytes -= len(received.content)
+        return received
 
     def _keep(self, received: Received, outcome: tuple[Answer, bytes] | Exception) -> None:
         if isinstance(outcome, Exception):

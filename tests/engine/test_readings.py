@@ -172,10 +172,21 @@ async def test_a_huge_answer_is_read_in_a_thread_and_a_small_one_here(size: int,
 
 async def test_the_oldest_of_too_many_waiting_answers_stay_unread_and_that_is_told() -> None:
     desk = Desk()
-    for number in range(1030):
+    for number in range(4100):
         desk.submit(f"x{number}")
-    assert [event.exchange for event in desk.failures] == [f"x{number}" for number in range(6)]
-    assert [reading.exchange for reading in await desk.finish()] == [f"x{number}" for number in range(6, 1030)]
+    assert [event.exchange for event in desk.failures] == [f"x{number}" for number in range(4)]
+    assert [reading.exchange for reading in await desk.finish()] == [f"x{number}" for number in range(4, 4100)]
+
+
+async def test_answers_that_wait_take_bounded_memory_and_the_newest_is_kept_however_large() -> None:
+    desk, half = Desk(), b'{"a":"' + b"x" * 16 * 1024 * 1024 + b'"}'
+    for number in range(3):
+        desk.submit(f"x{number}", half)
+    assert [event.exchange for event in desk.failures] == ["x0", "x1"]
+    desk.submit("x3", half * 2)
+    desk.submit("x4")
+    assert [event.exchange for event in desk.failures] == ["x0", "x1", "x2", "x3"]
+    assert [reading.exchange for reading in await desk.finish()] == ["x4"]
 
 
 async def test_reading_goes_on_after_the_reader_was_cancelled() -> None:

@@ -93,5 +93,5 @@ class Tenants:
         return hmac.new(self._salt, b"jwt\0" + named, hashlib.sha256).digest()[:16]
 
     def _hash(self, content: bytes, kind: bytes = b"") -> bytes:
-        """BLAKE2b keyed with the salt (RFC 7693), 16 bytes; of each kind its own, so that no credential is a principal."""
+        """BLAKE2b keyed with the salt (RFC 7693), 16 bytes; each kind has its own, so no credential is a principal."""
         return hashlib.blake2b(content, key=self._salt, digest_size=16, person=kind).digest()

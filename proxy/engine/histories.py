@@ -27,6 +27,7 @@ from proxy.wire.body import SplitBody, count_shared, split_after, split_body
 
 _LARGE_MEMBER = 512
 _ITEM_WEIGHT = 520
+_MEMBER_WEIGHT = 200
 _TAIL = 64
 _NAMED_KEPT = 4
 _UNNAMED_KEPT = 32
@@ -44,7 +45,9 @@ class History(msgspec.Struct, frozen=True, gc=False, eq=False):
     @property
     def weight(self) -> int:
         """Bytes of memory, roughly."""
-        return len(self.split.content) + len(self.chain.preamble.orders) + _ITEM_WEIGHT * len(self.links)
+        split = self.split
+        places = _ITEM_WEIGHT * len(self.links) + _MEMBER_WEIGHT * len(split.members)
+        return len(split.content) + len(self.chain.preamble.orders) + places
 
     def continues(self, other: "History") -> bool:
         """Whether this one has all the items of the other, and perhaps more."""
@@ -119,9 +122,8 @@ def _may_extend(history: History, content: bytes, *, is_named: bool) -> bool:
 
 def split_known(content: bytes, items_key: str, known: History | None, shared: int) -> SplitBody | None:
     """Split a body, leaving out what it shares with a remembered one."""
-    if known is not None and shared:
-        return split_after(content, items_key, known.split, shared)
-    return split_body(content, items_key)
+    split = split_after(content, items_key, known.split, shared) if known is not None and shared else None
+    return split if split is not None else split_body(content, items_key)
 
 
 def take_stock(

@@ -29,10 +29,12 @@ class Growing(Sequence[T]):
 
     def extend(self, count: int, more: Iterable[T]) -> "Growing[T]":
         """The first `count` elements (of those there are) and `more`; costs no more than what is new."""
-        shared = self._shared
-        if count != len(shared):
+        shared, fresh = self._shared, list(more)
+        # What more than doubles is copied, which costs less than the rest: else whoever keeps a short beginning, and
+        # reckons with that, would keep all that was ever put behind it.
+        if count != len(shared) or len(fresh) > count:
             shared = shared[:count]
-        shared.extend(more)
+        shared.extend(fresh)
         return Growing(shared)
 
     def __len__(self) -> int:

@@ -75,8 +75,9 @@ def _read(message: _Message, source: Source) -> Item:
         form = digest_form((_WIRE, message.role, content or None))
         return Item(name_role(message.role), form, weight=len(content or ""))
     parts: list[Settled] = []
-    calls: tuple[str, ...] = ()
-    results: tuple[str, ...] = ()
+    calls: list[str] = []
+    results: list[str] = []
+    whole: list[object] = []  # decoded once, however many blocks are of another kind
     weight = 0
     for place, block in enumerate(content):
         kind = block.type
@@ -87,18 +88,19 @@ def _read(message: _Message, source: Source) -> Item:
         elif kind == "tool_use":
             arguments = settle_arguments(block.input)
             parts.append((kind, block.id, block.name, arguments))
-            calls += (block.id,) if block.id else ()
+            calls += [block.id] if block.id else []
             weight += len(arguments)
         elif kind == "tool_result":
             said = _settle_said(block.content)
             parts.append((kind, block.tool_use_id, block.is_error or None, said))
-            results += (block.tool_use_id,) if block.tool_use_id else ()
+            results += [block.tool_use_id] if block.tool_use_id else []
             weight += len(said) if isinstance(said, str) else weigh(said)
         elif kind not in _DROPPED:
-            parts.append(settle_object(load_elements(source, "content")[place]))
+            whole = whole or load_elements(source, "content")
+            parts.append(settle_object(whole[place]))
             weight += weigh(parts[-1])
     form = digest_form((_WIRE, message.role, collapse(parts)))
-    return Item("tool" if results else name_role(message.role), form, calls, results, weight)
+    return Item("tool" if results else name_role(message.role), form, tuple(calls), tuple(results), weight)
 
 
 def _settle_said(content: object) -> object:

@@ -3,11 +3,14 @@
 Rule (BEHAVIOUR B20b): slices and separators account for every byte of the body, or the body is not split at all. The
 spans are found by msgspec (about 1 ms per 900 KB); legal JSON that it refuses (lone surrogates, `1e400`) goes through a
 plain scanner. What repeats an earlier body is not looked at again: `split_after` takes the known part as given.
+An array with more new elements than any conversation has is a member like any other: nobody else waits while millions
+of them are looked at.
 """
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 import msgspec
 
@@ -24,6 +27,9 @@ _elements = msgspec.json.Decoder(list[msgspec.Raw])
 _REFUSED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 _BLOCK = 64 * 1024
 _AFTER_VALUE = b",] \t\r\n"
+_MOST_ITEMS = 20_000
+# An array with more commas than that for each is not even decoded: text has them too, but not so many.
+_COMMAS_OF_AN_ITEM = 50
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
@@ -57,13 +63,16 @@ class SplitBody(msgspec.Struct, frozen=True, gc=False):
         return self.content.rindex(b"[", 0, self.items[0].start) + 1
 
 
-def split_body(content: bytes, items_key: str) -> SplitBody | None:
-    """Split a body whose conversation is the array under `items_key`; None unless every byte can be accounted for."""
+def split_body(content: bytes, items_key: str, most_items: int = _MOST_ITEMS) -> SplitBody | None:
+    """Split a body whose conversation is the array under `items_key`; None unless every byte can be accounted for.
+
+    An array with more than `most_items` elements has no items.
+    """
     try:
         members = _find_members(content)
         span = members.get(items_key)
         is_array = span is not None and content[span.start : span.start + 1] == b"["
-        items = _find_elements(content, span) if span and is_array else []
+        items = _find_elements(content, span, most_items) if span and is_array else []
     except _Unaccounted:
         return None
     return SplitBody(content, members, tuple(items))
@@ -149,11 +158,16 @@ def _find_members(content: bytes) -> dict[str, Span]:
     return spans
 
 
-def _find_elements(content: bytes, array: Span) -> list[Span]:
+def _find_elements(content: bytes, array: Span, most: int) -> list[Span]:
+    if content.count(b",", array.start, array.end) > most * _COMMAS_OF_AN_ITEM:
+        return []
     try:
         values = _elements.decode(content[array.start : array.end])
     except _REFUSED:
-        return list(_scan_values(content, array.start + 1))
+        spans = list(islice(_scan_values(content, array.start + 1), most + 1))
+        return spans if len(spans) <= most else []
+    if len(values) > most:
+        return []
     spans = []
     at = array.start + 1
     for value in values:

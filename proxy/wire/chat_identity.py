@@ -89,7 +89,8 @@ def _read(message: _Message, source: Source) -> Item:
 def _settle_calls(message: _Message, source: Source) -> tuple[list[Settled], tuple[str, ...], int]:
     """The calls a message makes, their ids, and what they weigh. The older kind of call has no id, not even None."""
     settled: list[Settled] = []
-    made: tuple[str, ...] = ()
+    made: list[str] = []
+    whole: list[object] = []  # decoded once, however many calls are of another kind
     weight = 0
     for place, call in enumerate(message.tool_calls or ()):
         function = call.function
@@ -98,14 +99,15 @@ def _settle_calls(message: _Message, source: Source) -> tuple[list[Settled], tup
             settled.append((call.id or None, function.name, arguments))
             weight += len(arguments)
         else:
-            settled.append(settle_object(load_elements(source, "tool_calls")[place], "index"))
+            whole = whole or load_elements(source, "tool_calls")
+            settled.append(settle_object(whole[place], "index"))
             weight += weigh(settled[-1])
-        made += (call.id,) if call.id else ()
+        made += [call.id] if call.id else []
     if message.function_call is not None:
         arguments = settle_arguments(message.function_call.arguments)
         settled.append((message.function_call.name, arguments))
         weight += len(arguments)
-    return settled, made, weight
+    return settled, tuple(made), weight
 
 
 READER = Reader(_WIRE, _Message, _read)

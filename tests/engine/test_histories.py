@@ -284,6 +284,24 @@ def test_a_body_too_large_to_remember_drives_out_nothing() -> None:
     assert histories.find(KEY, chat(say(1)))[1] == 1
 
 
+def test_members_weigh_too() -> None:
+    histories = Histories(100_000)
+    body = json.dumps({"messages": [say(1, 5000)], **{f"k{n}": n for n in range(1000)}}).encode()
+    assert len(body) < 20_000
+    see(histories, body)
+    assert histories.find(KEY, body) == (None, 0)
+
+
+def test_more_new_messages_than_are_looked_at_are_kept_as_one_piece() -> None:
+    histories, log = Histories(PLENTY), Log()
+    log.take(see(histories, chat(say(1))))
+    content = chat(say(1), *[{}] * 20_001)
+    manifest = see(histories, content)
+    log.take(manifest)
+    assert not manifest.slices
+    assert log.rebuild(manifest.recipe) == content
+
+
 def test_after_clearing_a_manifest_is_complete_again() -> None:
     histories, log = Histories(PLENTY), Log()
     see(histories, chat(say(1), say(2)))

@@ -1,5 +1,7 @@
 """Sequences that share what they begin with: each sees its own elements, whoever goes on from where."""
 
+import gc
+import weakref
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -49,3 +51,17 @@ def test_equal_are_those_of_equal_elements() -> None:
     assert [1] == one == (1,)
     assert one not in ([2], 1)
     assert repr(one) == "Growing([1])"
+
+
+def test_whoever_keeps_a_short_beginning_does_not_keep_a_long_end() -> None:
+    class Element:
+        pass
+
+    beginning = Growing([Element()])
+    elements = [Element() for _ in range(100)]
+    gone = weakref.ref(elements[-1])
+    longer = beginning.extend(1, elements)
+    assert len(longer) == 101
+    del elements, longer
+    gc.collect()
+    assert gone() is None

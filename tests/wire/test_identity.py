@@ -2,14 +2,16 @@
 
 import json
 from random import Random
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.wire import chat_identity
+from proxy.wire import chat_identity, identity
 from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.body import Span, split_body
+from proxy.wire.canonical import load
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format
 from proxy.wire.identity import FORM_SIZE, Item, collapse, count_preamble, digest_form, settle_values, weigh
@@ -183,3 +185,22 @@ def test_whatever_stands_there_has_an_item_that_does_not_depend_on_the_order_of_
 def test_any_bytes_have_a_form(wire: Format, raw: bytes) -> None:
     assert len(wire.read_items(raw, [Span(0, len(raw))])) == 1
     wire.read_input(raw)
+
+
+@pytest.mark.parametrize(
+    ("wire", "message"),
+    [
+        (ChatCompletions(), {"tool_calls": [{"id": f"c{i}", "type": "custom", "custom": {}} for i in range(9)]}),
+        (ChatCompletions(), {"content": [{"type": "image_url", "image_url": {"url": str(i)}} for i in range(9)]}),
+        (AnthropicMessages(), {"content": [{"type": "image", "source": {"data": str(i)}} for i in range(9)]}),
+        (AnthropicMessages(), {"content": [{"type": "text", "text": "a", "citations": [i]} for i in range(9)]}),
+        (Responses(), {"content": [{"type": "input_image", "image_url": str(i)} for i in range(9)]}),
+    ],
+)
+def test_a_message_with_many_unknown_parts_is_decoded_as_a_whole_only_once(
+    wire: Format, message: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoding = Mock(wraps=load)
+    monkeypatch.setattr(identity, "load", decoding)
+    read_one(wire, {"role": "assistant", **message})
+    assert decoding.call_count == 1

@@ -50,7 +50,7 @@ class Messages(msgspec.Struct, frozen=True, gc=False):
 def read_messages(form: Format, split: SplitBody, known: Chain | None, shared: int, root: bytes) -> Messages:
     """Read a body, leaving out its first `shared` items where `known` is their chain, from the same root."""
     orders = split.member(form.orders_key) if form.orders_key else b""
-    if known is not None and known.root == root and shared > known.preamble.count:
+    if known is not None and known.root == root and known.preamble.count < shared <= len(split.items):
         fresh = form.read_items(split.content, split.items[shared:])
         return Messages(shared - known.preamble.count, _settle_orders(form, orders, known.preamble), fresh)
     if split.items:

@@ -23,6 +23,7 @@ _IDLE_SECONDS = 1800.0
 _LATELY_SECONDS = 10.0
 _MOST = 4096
 _JWT_PARTS = 3
+_UNSAID = (b"", b"null", b'""')
 _claims = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -40,7 +41,7 @@ class Tenants:
         self._salt = salt
         self._clock = clock
         self._by_key = {
-            self._hash(key.encode()): self._hash(b"principal\0" + name.encode())
+            self._hash(key.encode()): self._hash(name.encode(), b"principal")
             for name, principal in (principals or {}).items()
             for key in principal.keys
         }
@@ -57,7 +58,7 @@ class Tenants:
         token = self._hash(presented)
         for field, name in self._by_header:
             if value := find(headers, field):
-                return Caller(self._hash(b"header\0%b\0%b" % (name, value)), token)
+                return Caller(self._hash(b"%b\0%b" % (name, value), b"header"), token)
         if self._by_key and (tenant := self._by_key.get(self._hash(bare_credential(presented)))):
             return Caller(tenant, token)
         return Caller(self._find_subject(presented) or token, token)
@@ -89,11 +90,11 @@ class Tenants:
             claims = _claims.decode(base64.urlsafe_b64decode(parts[1] + b"=" * (-len(parts[1]) % 4)))
         except (binascii.Error, ValueError, RecursionError):
             return b""
-        if "iss" not in claims or "sub" not in claims:
+        if any(bytes(claims.get(name, b"")) in _UNSAID for name in ("iss", "sub")):
             return b""
         named = b"\0".join(bytes(claims.get(name, b"")) for name in ("iss", "sub", "aud"))
         return hmac.new(self._salt, b"jwt\0" + named, hashlib.sha256).digest()[:16]
 
-    def _hash(self, content: bytes) -> bytes:
-        """BLAKE2b keyed with the salt (RFC 7693), 16 bytes."""
-        return hashlib.blake2b(content, key=self._salt, digest_size=16).digest()
+    def _hash(self, content: bytes, kind: bytes = b"") -> bytes:
+        """BLAKE2b keyed with the salt (RFC 7693), 16 bytes; each kind has its own, so no credential is a principal."""
+        return hashlib.blake2b(content, key=self._salt, digest_size=16, person=kind).digest()

@@ -44,7 +44,7 @@ def _read_member(content: bytes, name: str) -> bytes:
 
 
 def _read_elements(content: bytes, name: str) -> list[bytes]:
-    split = split_body(content, name)
+    split = split_body(content, name, most_items=len(content))  # all of them
     return [content[span.start : span.end] for span in split.items] if split else []
 
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from proxy.model.record import Record, weigh
+from proxy.model.record import Record, leave_lineage, weigh
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.journal import Journal
 
@@ -66,11 +66,28 @@ class Spool:
         self.generation = 0
 
     def append(self, records: tuple[Record, ...], is_urgent: bool) -> "asyncio.Future[bool]":
-        """Queue records; the future turns False at once where there is no room for them."""
+        """Queue records; the future turns False at once where there is no room for them.
+
+        Where there is room but for those of lineage, these alone are lost.
+        """
         weight = sum(map(weigh, records))
-        if self._is_closed or self.pending_bytes + weight > self._policy.spool_bytes:
-            self._drop(len(records))
-            return self._make_future(False)
+        if self._has_room(weight):
+            return self._queue(records, weight, is_urgent)
+        return self._queue_part(records, is_urgent)
+
+    def _has_room(self, weight: int) -> bool:
+        return not self._is_closed and self.pending_bytes + weight <= self._policy.spool_bytes
+
+    def _queue_part(self, records: tuple[Record, ...], is_urgent: bool) -> "asyncio.Future[bool]":
+        """What is not of lineage, if there is room for that."""
+        kept = leave_lineage(records)
+        weight = sum(map(weigh, kept))
+        if not self._has_room(weight):
+            kept = ()
+        self._drop(len(records) - len(kept))
+        return self._queue(kept, weight, is_urgent) if kept else self._make_future(False)
+
+    def _queue(self, records: tuple[Record, ...], weight: int, is_urgent: bool) -> "asyncio.Future[bool]":
         self.pending += len(records)
         self.pending_bytes += weight
         journal = self._journal

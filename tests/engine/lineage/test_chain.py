@@ -117,3 +117,9 @@ def test_orders_that_are_known_are_not_read_again_and_others_are() -> None:
         other = instruct(orders, "hi", "more", known=first, form=form)
         assert other == instruct(orders, "hi", "more")
         assert other.preamble.system != first.preamble.system
+
+
+def test_of_more_messages_than_are_looked_at_none_is_taken_over_from_what_is_known() -> None:
+    known = make(ChatCompletions(), split(HI, THERE))
+    body = split(HI, THERE, MORE)
+    assert not make(ChatCompletions(), SplitBody(body.content, body.members, ()), known, 2).nodes

@@ -82,6 +82,19 @@ def test_what_is_no_token_of_a_subject_is_its_own_tenant(token: str) -> None:
     assert caller.tenant == caller.token
 
 
+@pytest.mark.parametrize("unsaid", [{"iss": None}, {"sub": None}, {"iss": ""}, {"sub": ""}])
+def test_a_token_that_leaves_open_whose_it_is_is_its_own_tenant(unsaid: dict[str, object]) -> None:
+    caller = make().find(bear(forge(**{"iss": "i", "sub": "s"} | unsaid)))
+    assert caller.tenant == caller.token
+
+
+def test_no_credential_is_a_principal() -> None:
+    tenants = make(acme=Principal(keys=("sk-1",)), team=Principal(header="x-team"))
+    taken = {tenants.find(headers).tenant for headers in (bear("sk-1"), ((b"x-team", b"red"),))}
+    presented = [b"acme", b"principal\0acme", b"team\0red", b"header\0team\0red"]
+    assert not taken & {tenants.find(((b"x-api-key", value),)).tenant for value in presented}
+
+
 @given(st.binary(max_size=100))
 def test_no_credential_of_any_kind_does_harm(value: bytes) -> None:
     assert len(make().find(((b"authorization", value),)).tenant) == 16

@@ -54,6 +54,11 @@ async def test_a_call_without_an_answer_ends_with_its_request() -> None:
     assert await load(replace(EXCHANGE, rounds=()), b'{"messages":[1]}') == [b"1"]
 
 
+async def test_a_conversation_of_any_length_is_read() -> None:
+    body = b'{"messages":[%b]}' % b",".join([b"1"] * 20_001)
+    assert len(await load(replace(EXCHANGE, rounds=()), body)) == 20_001
+
+
 async def test_a_compressed_request_is_read() -> None:
     row = row_of("chat_completions", b"", headers=((b"content-encoding", b"gzip"),))
     assert await load(row, gzip.compress(b'{"messages":[1, 2]}')) == [b"1", b"2"]

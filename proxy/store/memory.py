@@ -8,12 +8,23 @@ It is bounded by nothing but memory, and gone with the process.
 import asyncio
 import os
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
-from proxy.engine.ports import ALL_SESSIONS, MOST_MARKS, MOST_RECALLED
+from proxy.engine.ports import ALL_SESSIONS, MOST_MARKS, MOST_RECALLED, MOST_UNREAD, MOST_UNREAD_BYTES
 from proxy.model.errors import NotFound
-from proxy.model.exchange import Opening, Round, SessionKey, Trailer
-from proxy.model.lineage import StoredSession, name_mark
-from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Fault, RoundRow, Selection, SessionRow, Verification
+from proxy.model.exchange import Opening, Outcome, Round, SessionKey, Trailer
+from proxy.model.lineage import Step, StoredSession, name_mark
+from proxy.model.log import (
+    ArchiveHealth,
+    BranchRow,
+    ExchangeRow,
+    Fault,
+    RoundRow,
+    Selection,
+    SessionRow,
+    UnreadRow,
+    Verification,
+)
 from proxy.model.manifest import (
     BlobPiece,
     Manifest,
@@ -104,6 +115,16 @@ class MemoryArchive:
     async def has_sessions(self) -> bool:
         """False while the log has none."""
         return bool(self._tables.sessions)
+
+    async def list_unread(self, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES) -> Sequence[UnreadRow]:
+        """Answers among the newest outcomes that nobody has read; newest first (see `Backlog`)."""
+        rows: list[UnreadRow] = []
+        for key, outcome in islice(reversed(self._tables.outcomes.items()), limit):
+            opening = self._tables.exchanges[outcome.exchange].opening
+            if opening.wire and 0 < outcome.size <= most_bytes and key not in self._tables.readings:
+                most_bytes -= outcome.size
+                rows.append(self._make_unread(outcome, opening))
+        return rows
 
     async def load_request(self, exchange: str) -> bytes:
         """The client's body, byte for byte (its head, where it was capped). Raises NotFound."""
@@ -217,7 +238,7 @@ class MemoryArchive:
     def _make_exchange(self, exchange: Exchange) -> ExchangeRow:
         opening = exchange.opening
         rounds = sorted(self._tables.rounds[opening.exchange].items())
-        step = self._tables.trees[opening.session.id].steps.get(exchange.n)
+        step = self._find_step(exchange)
         return ExchangeRow(
             seq=exchange.seq,
             id=opening.exchange,
@@ -241,6 +262,15 @@ class MemoryArchive:
             depth=step.depth if step else 0,
             base=step.base if step else 0,
         )
+
+    def _make_unread(self, outcome: Outcome, opening: Opening) -> UnreadRow:
+        step = self._find_step(self._tables.exchanges[outcome.exchange])
+        tip = step.tip if step else b""
+        key = self._tables.keys[opening.session.id]
+        return UnreadRow(outcome.exchange, outcome.k, opening.wire, key, tip, outcome.headers, outcome.received)
+
+    def _find_step(self, exchange: Exchange) -> Step | None:
+        return self._tables.trees[exchange.opening.session.id].steps.get(exchange.n)
 
     def _make_round(self, record: Round) -> RoundRow:
         key = (record.exchange, record.k)

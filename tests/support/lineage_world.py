@@ -126,13 +126,15 @@ class World:
         return self.engine.archive.trees.by_id
 
     def restart(self) -> None:
-        """Another process over the same log: what was not read is never read."""
+        """Another process over the same log: what was not read waits to be read there."""
         self.engine = self.run(self._go_on(self.engine))
         self.is_whole = False
         self._failed.clear()
         for call in self.calls:
-            if call.state in ("flight", "unread"):
+            if call.state == "flight":
                 call.state = "none"
+        unread = {call.exchange for call in self.calls if call.state == "unread"}
+        assert set(self.engine.lineage._open) == unread
 
     def lose(self) -> None:
         """The log says that it has lost something."""
@@ -146,7 +148,9 @@ class World:
 
     async def _go_on(self, after: Engine) -> Engine:
         await after.archive.reopen()
-        return Engine(policy=self._policy, after=after, tasks=StillTasks())
+        engine = Engine(policy=self._policy, after=after, tasks=StillTasks())
+        await engine.leftovers.take_up()
+        return engine
 
     def send(self, asking: Asking, seed: int, *, refuses: bool = False) -> Call:
         """A request, spelled in one of many ways, and all that must hold of where it is put."""

@@ -12,7 +12,7 @@ from itertools import islice
 
 from proxy.engine.ports import ALL_SESSIONS, MOST_MARKS, MOST_RECALLED, MOST_UNREAD, MOST_UNREAD_BYTES
 from proxy.model.errors import NotFound
-from proxy.model.exchange import Opening, Outcome, Round, SessionKey, Trailer
+from proxy.model.exchange import Opening, Round, SessionKey, Trailer
 from proxy.model.lineage import Step, StoredSession, name_mark
 from proxy.model.log import (
     ArchiveHealth,
@@ -118,13 +118,7 @@ class MemoryArchive:
 
     async def list_unread(self, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES) -> Sequence[UnreadRow]:
         """Answers among the newest outcomes that nobody has read; newest first (see `Backlog`)."""
-        rows: list[UnreadRow] = []
-        for key, outcome in islice(reversed(self._tables.outcomes.items()), limit):
-            opening = self._tables.exchanges[outcome.exchange].opening
-            if opening.wire and 0 < outcome.size <= most_bytes and key not in self._tables.readings:
-                most_bytes -= outcome.size
-                rows.append(self._make_unread(outcome, opening))
-        return rows
+        return list(_list_unread(self._tables, limit, most_bytes))
 
     async def load_request(self, exchange: str) -> bytes:
         """The client's body, byte for byte (its head, where it was capped). Raises NotFound."""
@@ -238,7 +232,7 @@ class MemoryArchive:
     def _make_exchange(self, exchange: Exchange) -> ExchangeRow:
         opening = exchange.opening
         rounds = sorted(self._tables.rounds[opening.exchange].items())
-        step = self._find_step(exchange)
+        step = _find_step(self._tables, exchange)
         return ExchangeRow(
             seq=exchange.seq,
             id=opening.exchange,
@@ -262,15 +256,6 @@ class MemoryArchive:
             depth=step.depth if step else 0,
             base=step.base if step else 0,
         )
-
-    def _make_unread(self, outcome: Outcome, opening: Opening) -> UnreadRow:
-        step = self._find_step(self._tables.exchanges[outcome.exchange])
-        tip = step.tip if step else b""
-        key = self._tables.keys[opening.session.id]
-        return UnreadRow(outcome.exchange, outcome.k, opening.wire, key, tip, outcome.headers, outcome.received)
-
-    def _find_step(self, exchange: Exchange) -> Step | None:
-        return self._tables.trees[exchange.opening.session.id].steps.get(exchange.n)
 
     def _make_round(self, record: Round) -> RoundRow:
         key = (record.exchange, record.k)
@@ -305,3 +290,18 @@ class MemoryArchive:
         for (exchange, k), outcome in self._tables.outcomes.items():
             if not outcome.whole_digest and outcome.size != len(outcome.received):
                 yield Fault(f"outcome {exchange}/{k}", f"has {len(outcome.received)} bytes in place of {outcome.size}")
+
+
+def _list_unread(tables: Tables, limit: int, most_bytes: int) -> Iterator[UnreadRow]:
+    for key, outcome in islice(reversed(tables.outcomes.items()), limit):
+        exchange = tables.exchanges[outcome.exchange]
+        opening = exchange.opening
+        if opening.wire and 0 < outcome.size <= most_bytes and key not in tables.readings:
+            most_bytes -= outcome.size
+            step, session = _find_step(tables, exchange), tables.keys[opening.session.id]
+            tip = step.tip if step else b""
+            yield UnreadRow(*key, opening.wire, session, tip, outcome.headers, outcome.received)
+
+
+def _find_step(tables: Tables, exchange: Exchange) -> Step | None:
+    return tables.trees[exchange.opening.session.id].steps.get(exchange.n)

@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from proxy.engine.ports import Archive
+from proxy.model.exchange import Outcome
 from proxy.model.lineage import root_of_chain
 from proxy.model.log import UnreadRow
 from tests.store.samples import (
@@ -20,6 +21,7 @@ from tests.store.samples import (
 )
 
 A, B, C = make_chain("a", "!b", "c")
+STREAM = ((b"content-type", b"text/event-stream"),)
 JSON = ((b"content-type", b"application/json"),)
 GZIP = (*JSON, (b"content-encoding", b"gzip"), (b"x-odd", b"\xe9"))
 
@@ -53,12 +55,18 @@ class UnreadContract:
         await archive.append(make_opening("e2", key=other), make_round("e2"), make_round("e2", 1))
         await archive.append(make_outcome("e2", 1, received=b"half", headers=GZIP, completeness="truncated"))
         await archive.append(make_opening("e3"), make_step("e3", []), make_round("e3"))
-        await archive.append(make_outcome("e3", received=b"[", size=100, whole=b"w" * 32, completeness="aborted"))
+        await archive.append(_make_capped("e3"))
         assert list(await archive.list_unread()) == [
-            UnreadRow("e3", 0, "chat_completions", make_key(), root_of_chain("openai"), JSON, b"["),
+            UnreadRow("e3", 0, "chat_completions", make_key(), root_of_chain("openai"), STREAM, b"["),
             UnreadRow("e2", 1, "chat_completions", other, b"", GZIP, b"half"),
             UnreadRow("e1", 0, "chat_completions", make_key(), A.node, JSON, ANSWER),
         ]
+
+    async def test_each_round_has_its_own_reading(self, archive: Archive) -> None:
+        for k in range(3):
+            await archive.append(*([] if k else [make_opening()]), make_round(k=k), make_outcome(k=k))
+        await archive.append(make_reading(k=1))
+        assert [(row.exchange, row.k) for row in await archive.list_unread()] == [("e1", 2), ("e1", 0)]
 
     async def test_the_tip_is_that_of_the_very_request(self, archive: Archive) -> None:
         await archive.append(make_opening("e1"), make_step("e1", [A, B, C]), make_round("e1"), make_outcome("e1"))
@@ -83,3 +91,7 @@ class UnreadContract:
             await archive.append(make_opening(name), make_round(name), make_outcome(name, received=b"x" * size))
         assert await list_names(archive, 10, 100) == ["d", "b", "a"]
         assert await list_names(archive, 10, 99) == ["d", "b"]
+
+
+def _make_capped(name: str) -> Outcome:
+    return make_outcome(name, received=b"[", size=100, whole=b"w" * 32, headers=STREAM, completeness="aborted")

@@ -83,12 +83,13 @@ class Lineage:
     def list_unread(self, asked: Asked) -> Iterator[str]:
         """The exchanges whose answers this request may show, and which have not been read yet.
 
-        Not those of its own tip, behind which it shows nothing. To be read one by one as they come: where those in its
-        own chain prove nothing, it may show any of the tenant's.
+        Not those of its own tip, behind which it shows nothing, nor those before its deepest known answer, which prove
+        less than that. To be read one by one as they come: where those in its own chain prove nothing, it may show any
+        of the tenant's.
         """
         if not self._unread:
             return
-        waiting = [node for node in (asked.root, *asked.nodes[:-1]) if node in self._unread]
+        waiting = [node for node in self._placing.list_undecided(asked) if node in self._unread]
         yield from [exchange for node in dict.fromkeys(waiting) for exchange in self._unread[node]]
         if self._placing.is_unproven(asked):
             yield from self.list_unread_of(asked.session.tenant)

@@ -107,10 +107,11 @@ class Placing:
         Those behind its deepest known answer, and the one that this was given at: another session may have it, too.
         """
         found: list[bytes] = []
-        is_answered = False
+        find_own, is_answered = self._forest.find_own, False
         for node in chain(islice(reversed(asked.nodes), 1, None), (asked.root,)):
             found.append(node)
-            is_answer = any(known.is_answer(node) for known in self._forest.find_own(asked.session.tenant, node))
+            own = find_own(asked.session.tenant, node)
+            is_answer = bool(own) and any(known.is_answer(node) for known in own)
             if is_answered and not is_answer:
                 break
             is_answered = is_answer

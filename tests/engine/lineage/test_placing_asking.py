@@ -67,7 +67,7 @@ def test_whether_a_request_shows_answers_but_proves_nothing(desk: Desk) -> None:
 def test_what_comes_before_the_deepest_known_answer_decides_nothing(desk: Desk) -> None:
     desk.place(HI, answer=THERE)
     first, there, more, so, _ = desk.ask(HI, THERE, MORE, SO, THEN).nodes
-    desk.place(HI, THERE, MORE, SO, THEN, tenant=TWO, answer=SO)
+    desk.place(HI, THERE, MORE, tenant=TWO, answer=SO)
     assert desk.placing.list_undecided(desk.ask(HI, THERE, MORE, SO, THEN)) == [so, more, there, first]
     desk.place(HI, THERE, MORE, answer=SO)
     assert desk.placing.list_undecided(desk.ask(HI, THERE, MORE, SO, THEN)) == [so, more]

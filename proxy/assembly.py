@@ -11,6 +11,7 @@ from proxy.config import Settings
 from proxy.engine.bus import EventBus
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import Exchanges
+from proxy.engine.leftovers import Leftovers
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.ports import Archive
@@ -89,7 +90,10 @@ async def build_engine(settings: Settings) -> Engine:
     relay = Relay(archive, gate, readings, bus, clock)
     reception = Reception(policy, routes, lineage, readings, clock, SystemIds())
     own_keys = tuple(p.api_key.encode("latin-1") for p in policies if p.api_key)
-    exchanges = Exchanges(policy, build_formats(), reception, relay, tasks, own_keys)
+    formats = build_formats()
+    if not is_fresh:
+        await Leftovers(archive, bus, tasks, lineage, readings, formats).read()
+    exchanges = Exchanges(policy, formats, reception, relay, tasks, own_keys)
     return Engine(exchanges, archive, relay, bus, tasks, forwarders)
 
 

@@ -10,11 +10,13 @@ from typing import Protocol
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import Headers, SessionKey
 from proxy.model.lineage import StoredSession
-from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Selection, SessionRow, Verification
+from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Selection, SessionRow, UnreadRow, Verification
 from proxy.model.record import Record
 
 MOST_RECALLED = 64
 MOST_MARKS = 64
+MOST_UNREAD = 1024
+MOST_UNREAD_BYTES = 64 * 1024 * 1024
 ALL_SESSIONS = Selection()
 
 
@@ -190,7 +192,18 @@ class Ancestry(Protocol):
         ...
 
 
-class Archive(LogReader, Ancestry, Protocol):
+class Backlog(Protocol):
+    """What the log holds that still has to be read."""
+
+    async def list_unread(self, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES) -> Sequence[UnreadRow]:
+        """The answers among the newest `limit` outcomes that have bytes, a wire format and no reading; newest first.
+
+        One that does not fit in `most_bytes` beside those that are newer is left out, as is one that was erased.
+        """
+        ...
+
+
+class Archive(LogReader, Ancestry, Backlog, Protocol):
     """The append-only log."""
 
     @property

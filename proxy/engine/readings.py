@@ -94,6 +94,11 @@ class Readings:
         if received is not None:
             self._keep(received, _try_to_read(received, self._cap))
 
+    async def finish(self) -> None:
+        """Return when nothing waits to be read."""
+        while self._running is not None and not self._running.done():
+            await asyncio.wait((self._running,))
+
     async def _run(self) -> None:
         await asyncio.sleep(_GATHER_SECONDS)
         while self._waiting:

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from proxy.model.exchange import Completeness, Headers, Kind, Mode, Timings, Usage
+from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, Timings, Usage
 from proxy.model.lineage import Relation
 
 
@@ -114,6 +114,22 @@ class ExchangeRow:
     tip: bytes = b""
     depth: int = 0
     base: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadRow:
+    """A recorded answer without a reading: what it takes to read it, and where its request stands.
+
+    `received` is as the outcome has it, without trailers; `tip` is empty where the request has no `Step`.
+    """
+
+    exchange: str
+    k: int
+    wire: str
+    session: SessionKey
+    tip: bytes
+    headers: Headers
+    received: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,23 @@ It is bounded by nothing but memory, and gone with the process.
 import asyncio
 import os
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
-from proxy.engine.ports import ALL_SESSIONS, MOST_MARKS, MOST_RECALLED
+from proxy.engine.ports import ALL_SESSIONS, MOST_MARKS, MOST_RECALLED, MOST_UNREAD, MOST_UNREAD_BYTES
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Opening, Round, SessionKey, Trailer
-from proxy.model.lineage import StoredSession, name_mark
-from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Fault, RoundRow, Selection, SessionRow, Verification
+from proxy.model.lineage import Step, StoredSession, name_mark
+from proxy.model.log import (
+    ArchiveHealth,
+    BranchRow,
+    ExchangeRow,
+    Fault,
+    RoundRow,
+    Selection,
+    SessionRow,
+    UnreadRow,
+    Verification,
+)
 from proxy.model.manifest import (
     BlobPiece,
     Manifest,
@@ -104,6 +115,10 @@ class MemoryArchive:
     async def has_sessions(self) -> bool:
         """False while the log has none."""
         return bool(self._tables.sessions)
+
+    async def list_unread(self, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES) -> Sequence[UnreadRow]:
+        """Answers among the newest outcomes that nobody has read; newest first (see `Backlog`)."""
+        return list(_list_unread(self._tables, limit, most_bytes))
 
     async def load_request(self, exchange: str) -> bytes:
         """The client's body, byte for byte (its head, where it was capped). Raises NotFound."""
@@ -217,7 +232,7 @@ class MemoryArchive:
     def _make_exchange(self, exchange: Exchange) -> ExchangeRow:
         opening = exchange.opening
         rounds = sorted(self._tables.rounds[opening.exchange].items())
-        step = self._tables.trees[opening.session.id].steps.get(exchange.n)
+        step = _find_step(self._tables, exchange)
         return ExchangeRow(
             seq=exchange.seq,
             id=opening.exchange,
@@ -275,3 +290,18 @@ class MemoryArchive:
         for (exchange, k), outcome in self._tables.outcomes.items():
             if not outcome.whole_digest and outcome.size != len(outcome.received):
                 yield Fault(f"outcome {exchange}/{k}", f"has {len(outcome.received)} bytes in place of {outcome.size}")
+
+
+def _list_unread(tables: Tables, limit: int, most_bytes: int) -> Iterator[UnreadRow]:
+    for key, outcome in islice(reversed(tables.outcomes.items()), limit):
+        exchange = tables.exchanges[outcome.exchange]
+        opening = exchange.opening
+        if opening.wire and 0 < outcome.size <= most_bytes and key not in tables.readings:
+            most_bytes -= outcome.size
+            step, session = _find_step(tables, exchange), tables.keys[opening.session.id]
+            tip = step.tip if step else b""
+            yield UnreadRow(*key, opening.wire, session, tip, outcome.headers, outcome.received)
+
+
+def _find_step(tables: Tables, exchange: Exchange) -> Step | None:
+    return tables.trees[exchange.opening.session.id].steps.get(exchange.n)

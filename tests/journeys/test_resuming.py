@@ -60,3 +60,11 @@ def test_a_conversation_goes_on_after_a_kill(tmp_path: Path) -> None:
     assert other != session
     assert asyncio.run(list_relations(here, session)) == ["root", "append", "append", "append"]
     assert asyncio.run(list_relations(elsewhere, other)) == ["root"]
+
+
+def test_the_one_answer_that_a_kill_left_unread_is_gone_on_from(tmp_path: Path) -> None:
+    with run_provider() as provider:
+        session, history = talk_until_killed(tmp_path, provider, ["Hello."])
+        with run_proxy(tmp_path, provider.base_url) as proxy:
+            assert say(proxy, history, "And now?")[0] == session
+    assert asyncio.run(list_relations(tmp_path, session)) == ["root", "append"]

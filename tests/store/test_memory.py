@@ -7,9 +7,10 @@ from tests.store.contract import ArchiveContract
 from tests.store.listing_contract import ListingContract
 from tests.store.samples import TENANT, chain_body, make_opening, make_outcome, make_round, make_turns
 from tests.store.tree_contract import TreeArchive, TreeContract
+from tests.store.unread_contract import UnreadContract
 
 
-class TestMemoryArchive(ArchiveContract, ListingContract, TreeContract):
+class TestMemoryArchive(ArchiveContract, ListingContract, TreeContract, UnreadContract):
     @pytest.fixture
     def archive(self) -> TreeArchive:
         return MemoryArchive()

@@ -11,10 +11,11 @@ from typing import Any, Literal, NoReturn, TypeVar
 from proxy.engine.bus import EventBus
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import Exchanges
+from proxy.engine.leftovers import Leftovers
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.ports import ALL_SESSIONS, Archive, Client, Clock, RequestBody
+from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES, Archive, Client, Clock, RequestBody
 from proxy.engine.readings import Readings
 from proxy.engine.reception import Reception, Route
 from proxy.engine.relay import Relay
@@ -22,8 +23,8 @@ from proxy.engine.tasks import TaskRunner
 from proxy.model.errors import NotFound, ProxyError, StoreUnavailable, UpstreamUnreachable
 from proxy.model.events import Event, ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, SessionKey
-from proxy.model.lineage import StoredSession
-from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Selection, SessionRow, Verification
+from proxy.model.lineage import Step, StoredSession
+from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Selection, SessionRow, UnreadRow, Verification
 from proxy.model.manifest import Manifest, keep_whole
 from proxy.model.record import Record
 from proxy.wire.anthropic_messages import AnthropicMessages
@@ -157,6 +158,19 @@ class FakeArchive:
 
     async def has_sessions(self) -> bool:
         return bool(self.trees.by_id)
+
+    async def list_unread(self, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES) -> Sequence[UnreadRow]:
+        openings = {opening.exchange: opening for opening in self.of(Opening)}
+        steps = {step.exchange: step for step in self.of(Step)}
+        is_read = {reading.exchange for reading in self.of(Reading)}
+        return [
+            UnreadRow(
+                *(outcome.exchange, outcome.k, openings[outcome.exchange].wire, openings[outcome.exchange].session),
+                *(steps[outcome.exchange].tip if outcome.exchange in steps else b"", outcome.headers, outcome.received),
+            )
+            for outcome in self.of(Outcome)[: -limit - 1 : -1]
+            if outcome.received and openings[outcome.exchange].wire and outcome.exchange not in is_read
+        ]
 
     async def verify(self) -> Verification:
         return Verification(0, 0, 0, 0, ())
@@ -446,6 +460,7 @@ class Engine:
         self.reception = Reception(policy, routes, self.lineage, self.readings, self.clock, self.ids)
         forms: tuple[Format, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
         formats: Mapping[str, Format] = {form.name: form for form in forms}
+        self.leftovers = Leftovers(self.archive, self.bus, self.tasks, self.lineage, self.readings, formats)
         self.exchanges = Exchanges(policy, formats, self.reception, self.relay, self.tasks, own_keys)
 
     def begin(self, request: ClientRequest, wire: str, client: Client) -> "asyncio.Task[None]":

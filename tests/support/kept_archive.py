@@ -10,6 +10,7 @@ from typing import Any
 
 from proxy.model.errors import StoreUnavailable
 from proxy.model.lineage import StoredSession
+from proxy.model.log import UnreadRow
 from proxy.model.record import Record
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
@@ -35,6 +36,9 @@ class KeptArchive(FakeArchive):
         if self.refuses_recall:
             raise StoreUnavailable("the log cannot be read")
         return await self._log.recall(*asked, **named)
+
+    async def list_unread(self, *asked: Any, **named: Any) -> Sequence[UnreadRow]:
+        return await self._log.list_unread(*asked, **named)
 
     async def has_sessions(self) -> bool:
         return await self._log.has_sessions()

@@ -101,6 +101,22 @@ class Placing:
         """Whether the request shows answers, none of which is known to be one in its own chain."""
         return not asked.session.family and bool(_find_foreign(asked, 0)) and self._prove(asked)[0] is None
 
+    def list_undecided(self, asked: Asked) -> Sequence[bytes]:
+        """The nodes behind which another answer might decide where the request belongs, the deepest first.
+
+        Those behind its deepest known answer, and the one that this was given at: another session may have it, too.
+        """
+        found: list[bytes] = []
+        find_own, is_answered = self._forest.find_own, False
+        for node in chain(islice(reversed(asked.nodes), 1, None), (asked.root,)):
+            found.append(node)
+            own = find_own(asked.session.tenant, node)
+            is_answer = bool(own) and any(known.is_answer(node) for known in own)
+            if is_answered and not is_answer:
+                break
+            is_answered = is_answer
+        return found
+
     def note_recalled(self, asked: Asked) -> None:
         """The log has been asked, and has said all it knows."""
         if self._losses != self._forest.losses:  # what was recalled before may have been dropped since

@@ -36,9 +36,9 @@ class _Open(msgspec.Struct, gc=False):
 
     known: Known
     tip: bytes
-    token: bytes
-    likeness: Likeness
-    source: tuple[str, bytes] | None
+    token: bytes = b""
+    likeness: Likeness = (b"", b"", b"")
+    source: tuple[str, bytes] | None = None
 
 
 class Lineage:
@@ -83,12 +83,13 @@ class Lineage:
     def list_unread(self, asked: Asked) -> Iterator[str]:
         """The exchanges whose answers this request may show, and which have not been read yet.
 
-        Not those of its own tip, behind which it shows nothing. To be read one by one as they come: where those in its
-        own chain prove nothing, it may show any of the tenant's.
+        Not those of its own tip, behind which it shows nothing, nor those before its deepest known answer, which prove
+        less than that. To be read one by one as they come: where those in its own chain prove nothing, it may show any
+        of the tenant's.
         """
         if not self._unread:
             return
-        waiting = [node for node in (asked.root, *asked.nodes[:-1]) if node in self._unread]
+        waiting = [node for node in self._placing.list_undecided(asked) if node in self._unread]
         yield from [exchange for node in dict.fromkeys(waiting) for exchange in self._unread[node]]
         if self._placing.is_unproven(asked):
             yield from self.list_unread_of(asked.session.tenant)
@@ -117,9 +118,18 @@ class Lineage:
         if event.completeness != "complete" or event.status not in _SUCCESS:
             self._placing.note_unanswered(place.known, place.likeness)
         if event.is_readable:
-            self._unread.setdefault(place.tip, []).append(event.exchange)
+            self._wait(event.exchange, place)
         else:
             self.close(event.exchange)
+
+    async def reopen(self, exchange: str, session: SessionKey, tip: bytes) -> bool:
+        """An answer that another process recorded will be read; False where the log does not say what goes before."""
+        if self._forest.get(session.id) is None and not await self._ask((), (), session):
+            return False
+        place = self._open[exchange] = _Open(self._forest.open(session), tip)
+        self._forest.shrink()
+        self._wait(exchange, place)
+        return True
 
     def note_answer(self, exchange: str, k: int, form: Format, value: Mapping[str, object]) -> Reply | None:
         """An answer has been read: what a client will show of it becomes nodes, a chain for each alternative."""
@@ -157,6 +167,10 @@ class Lineage:
             waiting.remove(exchange)
             if not waiting:
                 del self._unread[place.tip]
+
+    def _wait(self, exchange: str, place: _Open) -> None:
+        """What this answers may be shown before it has been read."""
+        self._unread.setdefault(place.tip, []).append(exchange)
 
     def _accept(self, place: _Open) -> None:
         """The upstream has accepted the credential: what it goes on from, if that is another's, is its own now."""

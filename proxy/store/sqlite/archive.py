@@ -6,11 +6,11 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
-from proxy.engine.ports import ALL_SESSIONS
+from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES
 from proxy.model.errors import StoreUnavailable
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import StoredSession
-from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Selection, SessionRow, Verification
+from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Selection, SessionRow, UnreadRow, Verification
 from proxy.model.record import Record
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import Connect, connect_writer, prepare_file
@@ -111,6 +111,11 @@ class SqliteArchive:
         """False while the log has none."""
         await self._catch_up(_MOST_LAG_OF_A_CALL_SECONDS)
         return await self._reader.has_sessions()
+
+    async def list_unread(self, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES) -> Sequence[UnreadRow]:
+        """Answers among the newest outcomes that nobody has read; newest first (see `Backlog`)."""
+        await self._catch_up(_MOST_LAG_OF_A_CALL_SECONDS)
+        return await self._reader.list_unread(limit, most_bytes)
 
     async def load_request(self, exchange: str) -> bytes:
         """The client's body, byte for byte (its head, where it was capped). Raises NotFound."""

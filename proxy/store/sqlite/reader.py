@@ -10,11 +10,11 @@ from typing import cast
 
 import aiosqlite
 
-from proxy.engine.ports import ALL_SESSIONS
+from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, Timings, Usage
 from proxy.model.lineage import StoredSession
-from proxy.model.log import BranchRow, ExchangeRow, RoundRow, Selection, SessionRow, Verification
+from proxy.model.log import BranchRow, ExchangeRow, RoundRow, Selection, SessionRow, UnreadRow, Verification
 from proxy.model.manifest import digest_of, encode_recipe
 from proxy.store.sqlite.backup import copy_log
 from proxy.store.sqlite.bodies import load_body, load_payload
@@ -198,6 +198,10 @@ class SqliteReader:
     async def has_sessions(self) -> bool:
         """False while the log has none."""
         return await self._trees.has_sessions()
+
+    async def list_unread(self, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES) -> Sequence[UnreadRow]:
+        """Answers among the newest outcomes that nobody has read; newest first (see `Backlog`)."""
+        return await self._trees.list_unread(limit, most_bytes)
 
     async def load_request(self, exchange: str) -> bytes:
         """The client's body, byte for byte (its head, where it was capped). Raises NotFound."""

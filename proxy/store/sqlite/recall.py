@@ -19,10 +19,11 @@ from proxy.engine.ports import MOST_MARKS, MOST_RECALLED
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import Mark, NodeRow, StoredSession, name_mark
-from proxy.model.log import BranchRow
+from proxy.model.log import BranchRow, UnreadRow
 from proxy.store.branches import Stand, find_branches, name_parent
 from proxy.store.sqlite.growth import RELATIONS
 from proxy.store.sqlite.trees import key_of
+from proxy.store.sqlite.unread import list_unread
 from proxy.store.storable import fit_text
 
 _HAS_NODE = """
@@ -81,6 +82,10 @@ class TreeReader:
     async def has_sessions(self) -> bool:
         """False while the log has none."""
         return await self._ask(_has_sessions)
+
+    async def list_unread(self, limit: int, most_bytes: int) -> Sequence[UnreadRow]:
+        """As `Backlog.list_unread`."""
+        return await self._ask(lambda connection: list_unread(connection, limit, most_bytes))
 
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
         """As `LogReader.list_branches`. Raises NotFound."""

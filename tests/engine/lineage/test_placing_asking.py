@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from tests.engine.lineage.desk import HI, MORE, SO, THEN, THERE, Desk, bot
+from tests.engine.lineage.desk import HI, MORE, ROOT, SO, THEN, THERE, TWO, Desk, bot
 
 
 def test_the_log_is_asked_about_answers_that_are_from_nowhere(desk: Desk) -> None:
@@ -62,6 +62,30 @@ def test_whether_a_request_shows_answers_but_proves_nothing(desk: Desk) -> None:
     desk.place(HI, answer=THERE)
     asked = [desk.ask(HI), desk.ask(HI, THERE, MORE), desk.ask(HI, SO), desk.ask(HI, SO, name="n")]
     assert [desk.placing.is_unproven(each) for each in asked] == [False, False, True, False]
+
+
+def test_what_comes_before_the_deepest_known_answer_decides_nothing(desk: Desk) -> None:
+    desk.place(HI, answer=THERE)
+    first, there, more, so, _ = desk.ask(HI, THERE, MORE, SO, THEN).nodes
+    desk.place(HI, THERE, MORE, tenant=TWO, answer=SO)
+    assert desk.placing.list_undecided(desk.ask(HI, THERE, MORE, SO, THEN)) == [so, more, there, first]
+    desk.place(HI, THERE, MORE, answer=SO)
+    assert desk.placing.list_undecided(desk.ask(HI, THERE, MORE, SO, THEN)) == [so, more]
+    assert desk.placing.list_undecided(desk.ask(HI, THERE, MORE)) == [there, first]
+
+
+def test_an_answer_of_several_messages_is_known_as_a_whole(desk: Desk) -> None:
+    place = desk.place(HI, THERE, MORE)
+    node = desk.answer(place, SO)
+    desk.answer(place._replace(step=replace(place.step, tip=node)), THERE)
+    asked = desk.ask(HI, THERE, MORE, SO, THERE, THEN)
+    assert desk.placing.list_undecided(asked) == list(reversed(asked.nodes[2:5]))
+
+
+def test_where_nothing_is_known_everything_may_decide(desk: Desk) -> None:
+    asked = desk.ask(HI, THERE, MORE)
+    assert desk.placing.list_undecided(asked) == [asked.nodes[1], asked.nodes[0], ROOT]
+    assert desk.placing.list_undecided(desk.ask()) == [ROOT]
 
 
 def test_only_the_newest_of_many_questions_to_the_log_are_kept_in_mind(desk: Desk) -> None:

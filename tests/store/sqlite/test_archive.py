@@ -31,6 +31,7 @@ from tests.store.samples import (
     make_turns,
 )
 from tests.store.tree_contract import TreeArchive, TreeContract
+from tests.store.unread_contract import UnreadContract
 
 ROOT = Path(__file__).parents[3]
 
@@ -44,7 +45,7 @@ def open_at(policy: StorePolicy) -> SqliteArchive:
     return open_sqlite(policy, asyncio.get_running_loop())
 
 
-class TestSqliteArchive(ArchiveContract, ListingContract, TreeContract):
+class TestSqliteArchive(ArchiveContract, ListingContract, TreeContract, UnreadContract):
     @pytest.fixture(params=["full", "normal"])
     async def archive(self, policy: StorePolicy, request: pytest.FixtureRequest) -> AsyncIterator[TreeArchive]:
         archive = open_at(replace(policy, durability=request.param))

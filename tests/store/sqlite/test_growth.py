@@ -4,6 +4,7 @@ import sqlite3
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import replace
 
 from proxy.model.lineage import Adoption
 from proxy.model.record import Record
@@ -83,6 +84,19 @@ def test_one_that_remembers_nothing_goes_on_where_the_log_is(log: sqlite3.Connec
         seal = seal_node(seal, n, row.node, row.parent, row.is_answer, exchange)
     assert log.execute("SELECT seal FROM node WHERE n = 4").fetchone() == (seal,)
     assert log.execute("SELECT count(*) FROM mark").fetchone() == (1,)
+
+
+def test_a_node_that_was_seen_before_it_was_an_answer_is_there_twice_and_no_more(log: sqlite3.Connection) -> None:
+    seen, reply = replace(B, is_answer=False), make_reply("e1", [B])
+    known = load(log)
+    write(log, known, make_opening(), make_step("e1", [A, seen]), reply, reply)
+    twice = [(1, A.node, 0), (2, B.node, 1), (3, B.node, 1)]
+    assert list_nodes(log) == twice
+    for each in (known, load(log)):
+        write(log, each, reply)
+        assert list_nodes(log) == twice
+    write(log, known, make_reply("e1", [C]))
+    assert list_nodes(log)[3:] == [(4, C.node, 2)]
 
 
 def test_what_hangs_on_a_node_of_another_session_may_come_in_the_same_batch(log: sqlite3.Connection) -> None:

@@ -50,7 +50,9 @@ class Leftovers:
         taken: set[str] = set()
         for row in await self._archive.list_unread():
             form = self._formats.get(row.wire)
-            if form is None or (row.tip and not await self._lineage.reopen(row.exchange, row.session, row.tip)):
+            if form is None or row.exchange in taken:  # of several rounds the last is what the client saw
+                continue
+            if row.tip and not await self._lineage.reopen(row.exchange, row.session, row.tip):
                 continue
             self._readings.submit(Received(row.exchange, row.k, form, row.headers, row.received))
             taken.add(row.exchange)

@@ -153,6 +153,17 @@ async def test_an_answer_in_a_format_of_another_version_stays_unread() -> None:
     desk.assert_nothing_in_mind()
 
 
+async def test_of_several_rounds_of_an_exchange_the_last_is_read_and_nothing_is_left_in_mind() -> None:
+    desk = Desk()
+    await desk.send(user("a"))
+    (row,) = await desk.engine.archive.list_unread()
+    desk = kill(desk)
+    answer_with(desk, replace(row, k=1), row).set()
+    await desk.engine.leftovers.read()
+    assert [reading.k for reading in desk.engine.archive.of(Reading)] == [1]
+    desk.assert_nothing_in_mind()
+
+
 async def test_where_the_log_does_not_say_what_goes_before_an_answer_stays_unread() -> None:
     desk = Desk()
     await desk.send(user("a"))

@@ -156,6 +156,8 @@ class Reception:
             nodes=chain.nodes,
             items=chain.items,
             most_output=_read_output_limit(split),
+            previous=read_text(split.member(form.previous_key)) if form.previous_key else "",
+            is_trusted=self._lineage.tenants.trusts(caller),
         )
         place = await self._place(asked) if session.family or self._policy.infer else None
         # From here on nothing waits: what is remembered is in the log with the opening, before any later request's.

@@ -8,7 +8,7 @@ conversation that is found twice does no harm, one that is given to another does
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 
 import msgspec
 
@@ -28,14 +28,16 @@ _FEW_MESSAGES = 3
 _ADOPTABLE_NODES = 3
 _MOST_REMEMBERED = 4096
 _MOST_NAMES = 32
+_MOST_MARKS = 2048
 
 
-Likeness = tuple[bytes, bytes, bytes]
+Likeness = tuple[bytes, bytes, bytes, str]
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
     """A request as lineage sees it. `session` is the one its id names, or its own where it has none;
-    `token` is its very credential, hashed.
+    `token` is its very credential, hashed. `is_trusted`: it may use what is known of the tenant (BEHAVIOUR B2).
+    `previous` is the id of the stored answer that it goes on from, known or not.
 
     `nodes` and `items` have one element for each message behind the preamble; `root` is the parent of the first node.
     """
@@ -48,6 +50,8 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     nodes: Sequence[bytes]
     items: Sequence[Item]
     most_output: int = 0
+    previous: str = ""
+    is_trusted: bool = True
 
     @property
     def tip(self) -> bytes:
@@ -57,7 +61,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     @property
     def likeness(self) -> Likeness:
         """What a request and its retry have in common; equal first messages under other orders are other calls."""
-        return self.session.tenant, self.tip, self.traits.system
+        return self.session.tenant, self.tip, self.traits.system, self.previous
 
     def node_at(self, depth: int) -> bytes:
         """The node of the message at this depth, counted from 1; the root at 0."""
@@ -65,10 +69,13 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):
-    """What was decided. `source`: the session of another credential that this one goes on from, and the node."""
+    """What was decided. `source`: the session of another credential that this one goes on from, and the node.
+
+    `step` is None for a request that is not trusted: `Placing.enter` tells when the upstream has accepted it.
+    """
 
     session: SessionKey
-    step: Step
+    step: Step | None
     source: tuple[str, bytes] | None = None
 
 
@@ -128,10 +135,13 @@ class Placing:
             self._recalled.popitem(last=False)
 
     def place(self, asked: Asked, *, is_certain: bool = True) -> Place:
-        """Decide, and remember what was decided. Not `is_certain`: the log may know of another session to choose."""
+        """Decide. Not `is_certain`: the log may know of another session to choose."""
         known, source = self._find(asked, is_certain=is_certain)
+        return Place(known.key, self.enter(asked, known) if asked.is_trusted else None, source)
+
+    def enter(self, asked: Asked, known: Known) -> Step:
+        """Where a request stands in its session, which has it from now on."""
         base, depth = known.measure(asked.nodes), len(asked.nodes)
-        nodes, marks = _list_new(asked, base)
         step = Step(
             exchange=asked.exchange,
             relation=_relate(asked, known, base),
@@ -139,11 +149,11 @@ class Placing:
             tip=asked.tip,
             depth=depth,
             base=base,
-            nodes=tuple(nodes),
-            marks=tuple(marks),
+            nodes=_list_new(asked, base),
+            marks=_list_brought(asked, base),
         )
         self._remember(asked, known, step)
-        return Place(known.key, step, source)
+        return step
 
     def note_unanswered(self, known: Known, likeness: Likeness) -> None:
         """A first request came to nothing: the next one like it is a retry, not another conversation."""
@@ -171,7 +181,9 @@ class Placing:
             if own and (answered := [known for known in own if known.is_answer(node)]):
                 return _choose(answered, asked, depth), None
             if source is None and depth >= _ADOPTABLE_NODES and (others := forest.find_any(node)):
-                source = (others[-1].key.id, node)
+                # a message without a form adds no node
+                is_enough = len({asked.root, *asked.nodes[:depth]}) > _ADOPTABLE_NODES
+                source = (others[-1].key.id, node) if is_enough else None
             depth -= 1
         return None, source
 
@@ -245,21 +257,23 @@ def _name_item(item: Item) -> Sequence[str]:
 def _name_calls(item: Item) -> Sequence[str]:
     if not item.calls or item.role != "assistant" or not item.form:
         return ()
-    return [name_mark(f"call:{call}") for call in item.calls if not _COUNTED.fullmatch(call)]
+    return [name_mark(f"call:{call}") for call in item.calls[-_MOST_MARKS:] if not _COUNTED.fullmatch(call)]
 
 
-def _list_new(asked: Asked, base: int) -> tuple[list[NodeRow], list[Mark]]:
-    """What a client brought: the nodes behind the first `base`, and the calls that were not recorded as answers."""
-    rows: list[NodeRow] = []
+def _list_new(asked: Asked, base: int) -> tuple[NodeRow, ...]:
+    """The nodes behind the first `base`, which a client brought."""
+    parents = (asked.node_at(base), *asked.nodes[base:])
+    # a message without a form adds none
+    return tuple([NodeRow(node, parent, False) for parent, node in pairwise(parents) if node != parent])
+
+
+def _list_brought(asked: Asked, base: int) -> tuple[Mark, ...]:
+    """The calls behind the first `base` that were not recorded as answers, the newest of very many."""
     marks: list[Mark] = []
-    parent = asked.node_at(base)
-    for node, item in zip(asked.nodes[base:], asked.items[base:], strict=True):
-        if node != parent:  # a message without a form adds none
-            rows.append(NodeRow(node, parent, False))
-        if item.calls:
-            marks += [Mark(name, node, item.form) for name in _name_calls(item)]
-        parent = node
-    return rows, marks
+    for item, node in zip(reversed(asked.items), islice(reversed(asked.nodes), len(asked.nodes) - base), strict=False):
+        if item.calls and len(marks) < _MOST_MARKS:
+            marks += [Mark(name, node, item.form) for name in reversed(_name_calls(item))]
+    return tuple(reversed(marks[:_MOST_MARKS]))
 
 
 def _relate(asked: Asked, known: Known, base: int) -> Relation:

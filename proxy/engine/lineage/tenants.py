@@ -28,10 +28,14 @@ _claims = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
-    """Who calls: 16 bytes for the tenant, 16 for the very credential."""
+    """Who calls: 16 bytes for the tenant, 16 for the very credential.
+
+    `is_claimed`: the tenant is what the request says, not what the credential is or what the settings say of it.
+    """
 
     tenant: bytes
     token: bytes
+    is_claimed: bool = False
 
 
 class Tenants:
@@ -58,10 +62,11 @@ class Tenants:
         token = self._hash(presented)
         for field, name in self._by_header:
             if value := find(headers, field):
-                return Caller(self._hash(b"%b\0%b" % (name, value), b"header"), token)
+                return Caller(self._hash(b"%b\0%b" % (name, value), b"header"), token, is_claimed=True)
         if self._by_key and (tenant := self._by_key.get(self._hash(bare_credential(presented)))):
             return Caller(tenant, token)
-        return Caller(self._find_subject(presented) or token, token)
+        subject = self._find_subject(presented)
+        return Caller(subject or token, token, is_claimed=bool(subject))
 
     def prove(self, token: bytes) -> None:
         """The upstream has answered 2xx to this very credential."""
@@ -77,6 +82,10 @@ class Tenants:
         """Whether the upstream has accepted this very credential of late."""
         at = self._proven.get(token)
         return at is not None and not self._is_old(at, self._clock.monotonic())
+
+    def trusts(self, caller: Caller) -> bool:
+        """Whether what is known of the tenant may be used: what a caller claims, the upstream has to confirm first."""
+        return not caller.is_claimed or self.is_proven(caller.token)
 
     def _is_old(self, at: float, now: float) -> bool:
         return now - at > _IDLE_SECONDS

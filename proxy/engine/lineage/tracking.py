@@ -37,8 +37,9 @@ class _Open(msgspec.Struct, gc=False):
     known: Known
     tip: bytes
     token: bytes = b""
-    likeness: Likeness = (b"", b"", b"")
+    likeness: Likeness = (b"", b"", b"", "")
     source: tuple[str, bytes] | None = None
+    pending: Asked | None = None
 
 
 class Lineage:
@@ -105,7 +106,8 @@ class Lineage:
         place = self._placing.place(asked, is_certain=is_certain)
         known = self._forest.open(place.session)
         self._forest.shrink()
-        self._open[asked.exchange] = _Open(known, asked.tip, asked.token, asked.likeness, place.source)
+        pending = asked if place.step is None else None
+        self._open[asked.exchange] = _Open(known, asked.tip, asked.token, asked.likeness, place.source, pending)
         return place
 
     def note_outcome(self, event: ExchangeRecorded) -> None:
@@ -115,6 +117,9 @@ class Lineage:
             return
         if event.status in _SUCCESS:
             self._accept(place)
+        elif place.pending is not None:  # whoever it was has not become part of the conversation
+            self.close(event.exchange)
+            return
         if event.completeness != "complete" or event.status not in _SUCCESS:
             self._placing.note_unanswered(place.known, place.likeness)
         if event.is_readable:
@@ -173,8 +178,12 @@ class Lineage:
         self._unread.setdefault(place.tip, []).append(exchange)
 
     def _accept(self, place: _Open) -> None:
-        """The upstream has accepted the credential: what it goes on from, if that is another's, is its own now."""
+        """The upstream has accepted the credential: where it stands counts, and what it goes on from is its own now."""
         self.tenants.prove(place.token)
+        if place.pending is not None:
+            known = self._forest.open(place.known.key)
+            self._archive.append(self._placing.enter(place.pending, known), is_urgent=False)
+            place.known, place.pending = known, None
         if place.source is not None and place.source[0] not in place.known.adopted:
             session, node = place.source
             place.known.adopted.add(session)

@@ -89,6 +89,21 @@ def test_a_first_request_that_came_to_nothing_is_tried_again(desk: Desk) -> None
     assert desk.place(HI).session != first.session  # the second like it is another conversation
 
 
+def test_a_retry_goes_on_from_the_same_stored_answer_known_or_not(desk: Desk) -> None:
+    one, other = (replace(desk.ask(HI), previous=previous) for previous in ("resp_A", "resp_B"))
+    first = desk.placing.place(one)
+    desk.placing.note_unanswered(desk.forest.open(first.session), one.likeness)
+    assert desk.placing.place(other).session != first.session
+    assert desk.placing.place(replace(desk.ask(HI), previous="resp_A")).session == first.session
+
+
+def test_of_very_many_calls_that_a_client_brings_the_newest_are_names(desk: Desk) -> None:
+    calls = [f"call_Zk93{n}x{n}" for n in range(3000)]
+    brought = [bot("a", *calls[:2500]), *[bot(f"b{call}", call) for call in calls[2500:]]]
+    marks = desk.place(*brought, user("u")).step.marks
+    assert [mark.name for mark in marks] == [f"call:{call}" for call in calls[-2048:]]
+
+
 def test_a_retry_has_the_same_tenant_and_the_same_orders(desk: Desk) -> None:
     first = desk.place(HI)
     desk.placing.note_unanswered(desk.known(first), desk.ask(HI).likeness)
@@ -139,6 +154,12 @@ def test_another_credential_goes_on_from_three_nodes_with_an_answer(desk: Desk) 
     assert (moved.session.id != first.session.id, moved.source) == (True, (first.session.id, node))
     named = desk.place(HI, THERE, MORE, SO, tenant=TWO, name="n")
     assert named.source == (first.session.id, node)
+
+
+def test_what_adds_no_node_is_no_evidence_for_an_adoption(desk: Desk) -> None:
+    silent = Item("assistant", b"")
+    desk.place(HI, silent, answer=THERE)
+    assert desk.place(HI, silent, THERE, MORE, tenant=TWO).source is None  # two nodes of three messages are known
 
 
 def test_what_is_a_credentials_own_needs_no_source(desk: Desk) -> None:

@@ -88,11 +88,17 @@ class Readings:
         if self._running is None or self._running.done():
             self._running = self._tasks.spawn(self._run())
 
-    def hurry(self, exchange: str) -> None:
+    async def hurry(self, exchange: str) -> None:
         """Read an answer now, if it still waits: a request shows it already."""
-        received = self._take(exchange)
-        if received is not None:
-            self._keep(received, _try_to_read(received, self._cap))
+        received = self._waiting.get(exchange)
+        if received is None:
+            return
+        if len(received.content) <= _INLINE_BYTES:
+            outcome = _try_to_read(received, self._cap)
+        else:
+            outcome = await asyncio.to_thread(_try_to_read, received, self._cap)
+        if self._take(exchange) is not None:  # else somebody else was in a hurry meanwhile
+            self._keep(received, outcome)
 
     async def finish(self) -> None:
         """Return when nothing waits to be read."""
@@ -102,18 +108,9 @@ class Readings:
     async def _run(self) -> None:
         await asyncio.sleep(_GATHER_SECONDS)
         while self._waiting:
-            await self._read_next()
-        self._archive.flush()
-
-    async def _read_next(self) -> None:
-        exchange, received = next(iter(self._waiting.items()))
-        if len(received.content) <= _INLINE_BYTES:
-            self.hurry(exchange)
+            await self.hurry(next(iter(self._waiting)))
             await asyncio.sleep(0)
-            return
-        outcome = await asyncio.to_thread(_try_to_read, received, self._cap)
-        if self._take(exchange) is not None:  # else a request was in a hurry meanwhile
-            self._keep(received, outcome)
+        self._archive.flush()
 
     @property
     def _is_too_much(self) -> bool:

@@ -176,7 +176,7 @@ class Reception:
         root, chain = root_of_chain(session.upstream), known.chain if known is not None else None
         if form.previous_key:
             for exchange in self._lineage.list_unread_of(session.tenant):
-                self._readings.hurry(exchange)  # a request may refer to any of them by an id
+                await self._readings.hurry(exchange)  # a request may refer to any of them by an id
             if previous := read_text(split.member(form.previous_key)):
                 root = await self._lineage.find_response(session, previous) or root
         messages = await self._lineage.resolve(session, read_messages(form, split, chain, shared, root))
@@ -184,7 +184,7 @@ class Reception:
 
     async def _place(self, asked: Asked) -> Place:
         for exchange in self._lineage.list_unread(asked):
-            self._readings.hurry(exchange)
+            await self._readings.hurry(exchange)
         return await self._lineage.place(asked)
 
     def _take_stock(self, key: Key, split: SplitBody, chain: Chain, known: History | None, shared: int) -> Manifest:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import asyncio
 import threading
 from collections.abc import Iterable, Mapping
 
@@ -168,6 +169,16 @@ async def test_a_huge_answer_is_read_in_a_thread_and_a_small_one_here(size: int,
     desk.readings.submit(Received("x1", 0, form, JSON, b'{"a":"' + b"x" * size + b'"}'))
     assert len(await desk.finish()) == 1
     assert (form.thread is threading.current_thread()) == is_here
+
+
+@pytest.mark.parametrize(("size", "is_here"), [(100, True), (100_000, False)])
+async def test_an_answer_in_a_hurry_is_read_where_it_delays_nobody_else(size: int, is_here: bool) -> None:
+    desk, form = Desk(), ThreadTelling()
+    desk.readings.submit(Received("x1", 0, form, JSON, b'{"a":"' + b"x" * size + b'"}'))
+    await asyncio.gather(desk.readings.hurry("x1"), desk.readings.hurry("x1"))
+    assert (form.thread is threading.current_thread()) == is_here
+    assert len(desk.archive.of(Reading)) == 1
+    assert len(await desk.finish()) == 1
 
 
 async def test_the_oldest_of_too_many_waiting_answers_stay_unread_and_that_is_told() -> None:

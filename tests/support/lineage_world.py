@@ -222,7 +222,7 @@ class World:
         self.check_memory()
 
     async def _read(self, call: Call) -> None:
-        self.engine.readings.hurry(call.exchange)
+        await self.engine.readings.hurry(call.exchange)
         call.state = "read"
         tree = self.trees[call.session]
         for said in call.saids:

@@ -1,8 +1,8 @@
 """Readings: what can be read is, what cannot is told and harms nothing."""
 
+import asyncio
 import gzip
 import json
-import asyncio
 import threading
 from collections.abc import Iterable, Mapping
 

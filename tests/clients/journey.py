@@ -125,13 +125,26 @@ def _run(words: Sequence[str], environment: Mapping[str, str], folder: str, seco
 
 
 def _end_what_is_left(home: str) -> None:
-    """End the daemons that a client left: they are known by their home, which is of this run alone."""
-    mark = f"HOME={home}".encode()
+    """End the daemons that a client left: they are known by their home, which is of this run alone.
+
+    Looked for until none was found some times in a row: one that has just been started shows no environment yet.
+    """
+    mark, quiet = f"HOME={home}".encode(), 0
+    while quiet < _QUIET_LOOKS:
+        quiet = 0 if _kill_marked(mark) else quiet + 1
+        time.sleep(_LOOK_SECONDS)
+
+
+def _kill_marked(mark: bytes) -> int:
+    """How many processes there were with this in their environment."""
+    count = 0
     for folder in Path("/proc").glob("[0-9]*"):
         # Others' processes cannot be looked at, and any may end meanwhile.
         with contextlib.suppress(OSError):
             if mark in (folder / "environ").read_bytes().split(b"\0"):
                 os.kill(int(folder.name), signal.SIGKILL)
+                count += 1
+    return count
 
 
 def _read_files(work: Path) -> Iterator[tuple[str, bytes]]:

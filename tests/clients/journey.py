@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,8 @@ PROGRAMS = Path(__file__).parent / "programs"
 # A port that nothing listens on: a client that wants to reach the world beside its upstream fails at once.
 _NOWHERE = "http://127.0.0.1:9"
 _TOOK_TOO_LONG = 124  # as `timeout` says it
+_QUIET_LOOKS = 3
+_LOOK_SECONDS = 0.02
 _SETTINGS = {
     "LANG": "C.UTF-8", "TERM": "dumb", "NO_COLOR": "1", "CI": "1", "DO_NOT_TRACK": "1", "OPENAI_API_KEY": "sk-dummy",
     "HTTP_PROXY": _NOWHERE, "HTTPS_PROXY": _NOWHERE, "NO_PROXY": "127.0.0.1,localhost", "OPENAI_BASE_URL": "$origin/v1",

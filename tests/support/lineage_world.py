@@ -316,7 +316,8 @@ class World:
                 return False
             if answers:
                 known = {row.node for row in tree.nodes.values()}
-                depth = max(depth, *(i + 1 for i, node in enumerate(call.nodes) if node in known))
+                path = [node for node in dict.fromkeys(call.nodes) if node != self.root]
+                depth = max(depth, *(i + 1 for i, node in enumerate(path) if node in known))
         return depth >= ADOPTABLE
 
     def _check_step(self, call: Call, step: Step) -> None:

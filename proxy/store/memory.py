@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from proxy.engine.ports import ALL_SESSIONS, MOST_MARKS, MOST_RECALLED, MOST_UNREAD, MOST_UNREAD_BYTES
+from proxy.engine.ports import ALL_SESSIONS, MOST_MARKS, MOST_UNREAD, MOST_UNREAD_BYTES
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Opening, Round, SessionKey, Trailer
 from proxy.model.lineage import Step, StoredSession, name_mark
@@ -35,6 +35,7 @@ from proxy.model.manifest import (
     root_of,
 )
 from proxy.model.record import Record, leave_lineage
+from proxy.store.recalled import choose_recalled
 from proxy.store.storable import fit_text, fit_usage
 from proxy.store.tables import Exchange, Tables
 
@@ -108,8 +109,8 @@ class MemoryArchive:
         bearing = [key for key in own if not names.isdisjoint(trees[key].marks)]
         answered = self._find_answered(own, nodes)
         others = [] if answered else self._find_answered(list(trees), nodes)
-        found = dict.fromkeys(key for group in (named, answered, bearing, others) for key in reversed(group))
-        kept = set(list(found)[:MOST_RECALLED])
+        found = (key for group in (named, answered, bearing, others) for key in reversed(group))
+        kept = set(choose_recalled(found, lambda key: trees[key].weight))
         return [tree.store(keys[key]) for key, tree in trees.items() if key in kept]
 
     async def has_sessions(self) -> bool:

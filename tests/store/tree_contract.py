@@ -5,7 +5,7 @@ from typing import Protocol
 import pytest
 from msgspec.structs import replace
 
-from proxy.engine.ports import MOST_MARKS, MOST_RECALLED, Ancestry, Archive
+from proxy.engine.ports import MOST_MARKS, MOST_RECALLED, MOST_RECALLED_ROWS, Ancestry, Archive
 from proxy.model.errors import NotFound
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import Adoption, Mark, StoredSession, name_mark, root_of_chain
@@ -153,6 +153,16 @@ class TreeContract:
         unseen = make_chain("x", "!y")
         await archive.append(make_opening("e99", key=make_key("c", OTHER_TENANT)), make_step("e99", unseen))
         assert await recall_ids(archive, unseen[0].node, unseen[1].node, marks=("call:9",)) == bearing
+
+    async def test_of_large_ones_there_are_two_and_what_fits_beside_them(self, archive: TreeArchive) -> None:
+        node = make_chain("a", "!b", *map(str, range(MOST_RECALLED_ROWS - 3)))
+        for i, rows in enumerate((CHAIN, node, node[:-1], CHAIN, node, node)):
+            x = f"e{i}"  # its nodes, a mark and a request
+            step = make_step(x, rows, marks=[make_mark("call:1", B)])
+            assert await is_stored(archive, make_opening(x, key=make_key(f"n{i}")), step)
+        ids = [make_key(f"n{i}").id for i in range(6)]
+        assert await recall_ids(archive, A.node, B.node) == [ids[0], *ids[3:]]
+        assert await recall_ids(archive, A.node, B.node, session=make_key("n1")) == [ids[0], ids[1], ids[3], ids[5]]
 
     async def test_of_many_marks_the_last_are_looked_up(self, archive: TreeArchive) -> None:
         session = await add_turns(archive)

@@ -16,13 +16,17 @@ from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, 
 from proxy.model.lineage import StoredSession
 from proxy.model.log import BranchRow, ExchangeRow, RoundRow, Selection, SessionRow, UnreadRow, Verification
 from proxy.model.manifest import digest_of, encode_recipe
+from proxy.store.branches import find_branches
 from proxy.store.sqlite.backup import copy_log
 from proxy.store.sqlite.bodies import load_body, load_payload
 from proxy.store.sqlite.codec import decode_headers
 from proxy.store.sqlite.connection import connect_reader
+from proxy.store.sqlite.desk import Desk
 from proxy.store.sqlite.envelope import join_recipe
 from proxy.store.sqlite.growth import RELATIONS
-from proxy.store.sqlite.recall import TreeReader
+from proxy.store.sqlite.recall import has_sessions, recall_sessions
+from proxy.store.sqlite.stands import load_stands
+from proxy.store.sqlite.unread import list_unread
 from proxy.store.sqlite.verify import verify_log
 from proxy.store.storable import fit_text
 
@@ -136,7 +140,8 @@ class SqliteReader:
         self._is_closed = False
         self._connection: aiosqlite.Connection | None = None
         self._opening = asyncio.Lock()
-        self._trees = TreeReader(path, connect)
+        self._calls = Desk(path, connect)  # what calls wait for; nothing else is asked there
+        self._listings = Desk(path, connect)
 
     async def open(self) -> None:
         """Connect now rather than with the first question. Raises StoreUnavailable."""
@@ -153,7 +158,8 @@ class SqliteReader:
         """Let go of the file for good."""
         async with self._opening:
             self._is_closed = True
-            await self._trees.close()
+            await self._calls.close()
+            await self._listings.close()
             if self._connection is not None:
                 await self._connection.close()
                 self._connection = None
@@ -187,21 +193,22 @@ class SqliteReader:
 
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
         """The branches of a session in the order in which they began. Raises NotFound for an unknown session."""
-        return await self._trees.list_branches(session)
+        parents, stands = await self._listings.ask(lambda connection: load_stands(connection, session))
+        return await asyncio.to_thread(find_branches, parents, stands)
 
     async def recall(
         self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
     ) -> Sequence[StoredSession]:
         """Sessions that may hold what a request continues; newest last (see `Ancestry`)."""
-        return await self._trees.recall(nodes, marks, session)
+        return await self._calls.ask(lambda connection: recall_sessions(connection, nodes, marks, session))
 
     async def has_sessions(self) -> bool:
         """False while the log has none."""
-        return await self._trees.has_sessions()
+        return await self._calls.ask(has_sessions)
 
     async def list_unread(self, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES) -> Sequence[UnreadRow]:
         """Answers among the newest outcomes that nobody has read; newest first (see `Backlog`)."""
-        return await self._trees.list_unread(limit, most_bytes)
+        return await self._listings.ask(lambda connection: list_unread(connection, limit, most_bytes))
 
     async def load_request(self, exchange: str) -> bytes:
         """The client's body, byte for byte (its head, where it was capped). Raises NotFound."""

@@ -306,10 +306,13 @@ class TreeContract:
         await archive.append(make_opening("e3"), make_step("e3", [edit], base=2, relation="branch"))
         await archive.append(make_opening("e4"), make_step("e4", [last], base=4))
         await archive.append(make_opening("e5"), make_step("e5", tip=edit.node, depth=3, base=3, relation="retry"))
-        assert list(await archive.list_branches(session)) == [
+        first, second = branches = await archive.list_branches(session)
+        assert list(branches) == [
             BranchRow(last.node, 5, (*TURNS, Call(4, "e4", 5)), "root", b"", False),
-            BranchRow(edit.node, 3, (TURNS[0], Call(3, "e3", 3), Call(5, "e5", 3)), "branch", B.node, False),
+            BranchRow(edit.node, 3, (Call(3, "e3", 3), Call(5, "e5", 3)), "branch", B.node, False, first, 1),
         ]
+        assert (first.trunk, second.trunk) == (None, first)
+        assert second.exchanges == (TURNS[0], Call(3, "e3", 3), Call(5, "e5", 3))
 
     async def test_side_calls_and_new_beginnings_are_branches_of_their_own(self, archive: TreeArchive) -> None:
         title, summary = make_node("a title, please"), make_node("what we did so far")

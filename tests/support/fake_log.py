@@ -129,11 +129,13 @@ def branch(
     relation: Relation = "append",
     left: str = "",
     depths: Sequence[int] = (),
+    trunk: BranchRow | None = None,
+    shared: int = 0,
 ) -> BranchRow:
-    """A branch with the exchanges of these numbers; the depths are those of `TREE` unless told."""
+    """A branch with the exchanges of these numbers as its own; the depths are those of `TREE` unless told."""
     of_tree = {row.n: row.depth for row in TREE}
     calls = tuple(Call(n, f"x{n}", depths[i] if depths else of_tree.get(n, 1)) for i, n in enumerate(numbers))
-    return BranchRow(tip_of(tip), depth, calls, relation, tip_of(left) if left else b"", False)
+    return BranchRow(tip_of(tip), depth, calls, relation, tip_of(left) if left else b"", False, trunk, shared)
 
 
 def exchange(n: int, **changes: object) -> ExchangeRow:
@@ -153,9 +155,10 @@ TREE = (
     stand(7, "seven", 1, "root", is_side=True),
     exchange(8, wire="", model="", kind="passthrough", method="GET", target="/v1/models"),
 )
+_FIRST = branch("three", 5, (1, 2, 6, 3), "root")
 BRANCHES = (
-    branch("three", 5, (1, 2, 3, 6), "root"),
-    branch("five", 5, (1, 4, 5), "branch", left="answer"),
+    _FIRST,
+    branch("five", 5, (4, 5), "branch", left="answer", trunk=_FIRST, shared=1),
     replace(branch("seven", 1, (7,), "root"), is_side=True),
 )
 

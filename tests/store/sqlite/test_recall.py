@@ -69,7 +69,9 @@ async def test_both_stores_answer_alike(
         )
     for session in {call[0] for call in drawn}:
         branches = await archive.list_branches(KEYS[session].id)
-        assert list(branches) == list(await memory.list_branches(KEYS[session].id))
+        others = await memory.list_branches(KEYS[session].id)
+        assert list(branches) == list(others)
+        assert [branch.exchanges for branch in branches] == [branch.exchanges for branch in others]
     assert list(await archive.list_sessions()) == list(await memory.list_sessions())
     assert archive.health.dropped == 0
     assert (await archive.verify()).faults == ()

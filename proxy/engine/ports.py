@@ -143,6 +143,10 @@ class LogReader(Protocol):
         """The exchanges of a session behind number `after`, oldest first. Raises NotFound for an unknown session."""
         ...
 
+    async def list_calls(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        """As `list_exchanges`, but every `answer` is empty: what a page holds does not depend on what was answered."""
+        ...
+
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
         """The branches of a session in the order in which they began; none of calls without a `Step`.
 

@@ -80,6 +80,10 @@ class FakeLog:
         rows = [row for row in self.exchanges if row.session == session]
         return [row for row in rows if after < row.n <= after + limit]
 
+    async def list_calls(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        rows = await self.list_exchanges(session, after, limit)
+        return [replace(row, rounds=tuple(replace(each, answer=b"") for each in row.rounds)) for row in rows]
+
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
         return self.branches
 

@@ -111,6 +111,8 @@ _EXCHANGES = """
     LEFT JOIN payload ge ON ge.id = g.error
     WHERE s.key = ?1 AND e.n > ?2 AND e.n <= ?2 + ?3 ORDER BY e.n, r.k"""
 
+_CALLS = _EXCHANGES.replace("unpack(ga.codec, ga.bytes) AS answer", "NULL AS answer")
+
 _REQUEST = """
     SELECT s.tenant, e.envelope, e.tip FROM exchange e JOIN session s ON s.id = e.session WHERE e.id = ?"""
 
@@ -186,10 +188,11 @@ class SqliteReader:
 
     async def list_exchanges(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
         """The exchanges of a session behind number `after`, oldest first. Raises NotFound for an unknown session."""
-        rows = await self._fetch(_EXCHANGES, (fit_text(session), after, limit))
-        if not rows:
-            await self._find(_HAS_SESSION, (fit_text(session),), f"there is no session {session}")
-        return [_make_exchange(list(group)) for _, group in groupby(rows, key=lambda row: row["seq"])]
+        return await self._list_exchanges(_EXCHANGES, session, after, limit)
+
+    async def list_calls(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        """As `list_exchanges`, but every `answer` is empty."""
+        return await self._list_exchanges(_CALLS, session, after, limit)
 
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
         """The branches of a session in the order in which they began. Raises NotFound for an unknown session."""
@@ -239,6 +242,12 @@ class SqliteReader:
     async def backup(self, target: Path) -> None:
         """Copy the log as it stands to a new file. Raises Conflict where the file exists."""
         await asyncio.to_thread(copy_log, self._path, target)
+
+    async def _list_exchanges(self, query: str, session: str, after: int, limit: int) -> list[ExchangeRow]:
+        rows = await self._fetch(query, (fit_text(session), after, limit))
+        if not rows:
+            await self._find(_HAS_SESSION, (fit_text(session),), f"there is no session {session}")
+        return [_make_exchange(list(group)) for _, group in groupby(rows, key=lambda row: row["seq"])]
 
     async def _list_sessions(self, latest: str, key: dict[str, object]) -> list[SessionRow]:
         return [SessionRow(*row) for row in await self._fetch(_SESSIONS.format(latest=latest), key)]

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from proxy.engine.ports import MOST_MARKS
 from proxy.model.errors import StoreUnavailable
 from proxy.model.lineage import Mark, NodeRow, Relation, node_after, root_of_chain
+from proxy.model.log import BranchRow
+from proxy.store.branches import Stand, find_branches
 from proxy.store.memory import MemoryArchive
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive
@@ -186,6 +188,27 @@ async def test_no_listing_holds_up_a_call(open_archive: Opener, policy: StorePol
             gate.set()
     assert [len(await listing) for listing in listings] == [1] * 50
     await reader.close()
+
+
+async def test_branches_are_found_where_neither_the_event_loop_nor_a_listing_waits(
+    open_archive: Opener, policy: StorePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = open_archive()
+    assert await archive.append(make_opening(), make_step("e1", make_chain("a")))
+    began, gate = threading.Event(), threading.Event()
+
+    def find(parents: dict[bytes, bytes], stands: list[Stand]) -> list[BranchRow]:
+        began.set()
+        assert gate.wait(10)
+        return find_branches(parents, stands)
+
+    monkeypatch.setattr("proxy.store.sqlite.reader.find_branches", find)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        listing = group.create_task(archive.list_branches(make_key().id))
+        await asyncio.to_thread(began.wait, 10)
+        assert await archive.list_unread() == []
+        gate.set()
+    assert len(listing.result()) == 1
 
 
 async def test_what_was_just_appended_is_recalled(open_archive: Opener) -> None:

@@ -14,6 +14,7 @@ from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Selection, Se
 from proxy.model.record import Record
 
 MOST_RECALLED = 64
+MOST_RECALLED_ROWS = 8192
 MOST_MARKS = 64
 MOST_UNREAD = 1024
 MOST_UNREAD_BYTES = 64 * 1024 * 1024
@@ -142,6 +143,10 @@ class LogReader(Protocol):
         """The exchanges of a session behind number `after`, oldest first. Raises NotFound for an unknown session."""
         ...
 
+    async def list_calls(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        """As `list_exchanges`, but every `answer` is empty: what a page holds does not depend on what was answered."""
+        ...
+
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
         """The branches of a session in the order in which they began; none of calls without a `Step`.
 
@@ -183,7 +188,9 @@ class Ancestry(Protocol):
         nodes that is a recorded answer of the tenant's stands as an answer; those that bear one of the marks (named by
         `name_mark`). Where the tenant has no such answer, those of the others in which the deepest answer of anyone
         stands as one. Where there are too many, what is named first here counts, and then the newest; of too many marks
-        the last `MOST_MARKS`, each of which is a look-up of its own.
+        the last `MOST_MARKS`, each of which is a look-up of its own. The first two are there whatever their size;
+        another is left out where it does not fit into `MOST_RECALLED_ROWS` nodes, marks and requests beside those
+        before it. A store may give up a look-up that others' sessions make long: what it would find is then missing.
         """
         ...
 

@@ -1,6 +1,6 @@
 """What can be read back from the log. Rule: rows as values, oldest first unless said otherwise."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -55,17 +55,29 @@ class Call(NamedTuple):
 class BranchRow:
     """A way a session went: a tip with no other tip behind it (a tip is a node at which a request ended).
 
-    `depth`: messages of the first request that ended there. `exchanges`: those whose requests ended on the way to the
-    tip, oldest first. Of what no older branch has: `relation` is that of its first
-    exchange, `left` the node before it, empty where it shares nothing; `is_side` if all its exchanges are side calls.
+    `depth`: messages of the first request that ended there. Of what no older branch has: `own` are the exchanges, in
+    the order of the conversation; `relation` is that of the first, `left` the node before it, empty where it shares
+    nothing; `is_side` if all of them are side calls. `trunk` is the branch that has `left` among what is its own, and
+    `shared` how many of the trunk's own exchanges go before.
     """
 
     tip: bytes
     depth: int
-    exchanges: tuple[Call, ...]
+    own: tuple[Call, ...]
     relation: Relation
     left: bytes
     is_side: bool
+    trunk: "BranchRow | None" = field(default=None, compare=False, repr=False)  # of branches one could fall endlessly
+    shared: int = 0
+
+    @property
+    def exchanges(self) -> tuple[Call, ...]:
+        """Those whose requests ended on the way to the tip, oldest first: as much work as there are."""
+        calls, branch = list(self.own), self
+        while branch.trunk is not None:
+            calls += branch.trunk.own[: branch.shared]
+            branch = branch.trunk
+        return tuple(sorted(calls))
 
 
 @dataclass(frozen=True, slots=True)

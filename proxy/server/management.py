@@ -1,7 +1,7 @@
 """The API under `/-/api`. Rule: reads the log, changes nothing; documents are the command line's.
 
-Nothing here may be shown as a page: raw bodies are what others sent. A listing is bounded by its limit, an export comes
-in pieces; of bodies, one at a time is in memory.
+Nothing here may be shown as a page: raw bodies are what others sent. A listing is bounded by its limit and has no
+bodies, an export comes in pieces; of what was asked and answered, that of one exchange at a time is in memory.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

@@ -1,11 +1,13 @@
-"""The branches of a session, found in its tree. Rule: the same answer for every store.
+"""The branches of a session, found in its tree. Rule: the same answer for every store, in steps as many as it is large.
 
 A tip is a node at which a request ended. A branch is a tip with no other tip behind it. Its path is the nodes from the
 start of the chain to that tip; its exchanges are those whose requests ended on the path, a retry included.
-Where a path forks, the branch goes on to the side where a request went first; every other side begins a branch there.
+Where a path forks, the branch goes on to the side where a request went first; every other side begins a branch there,
+which is younger, and has only what is behind the fork as its own: a history edited over and over is not copied.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from proxy.model.lineage import NodeRow, Relation
@@ -23,6 +25,13 @@ class Stand(NamedTuple):
     is_side: bool
 
 
+class _Place(NamedTuple):
+    """Where a node is: on which branch, and how many of the branch's own exchanges ended there or before."""
+
+    branch: BranchRow | None
+    shared: int
+
+
 def name_parent(parents: Mapping[bytes, bytes], row: NodeRow) -> bytes:
     """The node before it, empty where a chain begins: a parent that comes later in the log changes nothing."""
     return row.parent if row.parent in parents else b""
@@ -35,12 +44,15 @@ def find_branches(parents: Mapping[bytes, bytes], stands: Sequence[Stand]) -> li
     ended: dict[bytes, list[Stand]] = {}
     for stand in stands:
         ended.setdefault(stand.tip, []).append(stand)
+    places: dict[bytes, _Place] = {b"": _Place(None, 0)}
     found = []
-    for tip in first:
-        if tip not in heirs:
-            start, path = _trace(parents, heirs, tip)
-            found.append((first[start], _make_branch(path, path.index(start), bool(parents[start]), ended)))
-    return [branch for _, branch in sorted(found, key=lambda pair: pair[0])]
+    for start in sorted((node for node in first if heirs.get(parents[node]) != node), key=first.__getitem__):
+        path = _follow(heirs, start)
+        own = [ended.get(node, []) for node in path]
+        branch = _make_branch(path[-1], parents[start], own, places[parents[start]])
+        places.update(zip(path, (_Place(branch, count) for count in accumulate(map(len, own))), strict=True))
+        found.append(branch)
+    return found
 
 
 def _find_first(parents: Mapping[bytes, bytes], stands: Sequence[Stand]) -> dict[bytes, int]:
@@ -67,26 +79,24 @@ def _find_heirs(parents: Mapping[bytes, bytes], first: Mapping[bytes, int]) -> d
     return heirs
 
 
-def _trace(parents: Mapping[bytes, bytes], heirs: Mapping[bytes, bytes], tip: bytes) -> tuple[bytes, list[bytes]]:
-    """The node at which a branch begins, and its path."""
-    start = tip
-    while heirs.get(parents[start]) == start:
-        start = parents[start]
-    path = [tip]
-    while parents[path[-1]]:
-        path.append(parents[path[-1]])
-    return start, path[::-1]
+def _follow(heirs: Mapping[bytes, bytes], start: bytes) -> list[bytes]:
+    """The nodes from the start of a branch to its tip."""
+    path = [start]
+    while path[-1] in heirs:
+        path.append(heirs[path[-1]])
+    return path
 
 
-def _make_branch(path: Sequence[bytes], at: int, has_parent: bool, ended: Mapping[bytes, Sequence[Stand]]) -> BranchRow:
-    """`at` is where its own part of the path begins."""
-    own = sorted(stand for node in path[at:] for stand in ended.get(node, ()))
-    stands = sorted(own + [stand for node in path[:at] for stand in ended.get(node, ())])
+def _make_branch(tip: bytes, left: bytes, own: Sequence[Sequence[Stand]], fork: _Place) -> BranchRow:
+    """`own`: what ended at each of its nodes, the tip's last."""
+    stands = [stand for ended in own for stand in ended]
     return BranchRow(
-        tip=path[-1],
-        depth=ended[path[-1]][0].depth,
-        exchanges=tuple(Call(stand.n, stand.exchange, stand.depth) for stand in stands),
-        relation=own[0].relation,
-        left=path[at - 1] if has_parent else b"",
-        is_side=all(stand.is_side for stand in own),
+        tip=tip,
+        depth=own[-1][0].depth,
+        own=tuple(Call(stand.n, stand.exchange, stand.depth) for stand in stands),
+        relation=min(stands).relation,
+        left=left,
+        is_side=all(stand.is_side for stand in stands),
+        trunk=fork.branch,
+        shared=fork.shared,
     )

@@ -7,10 +7,11 @@ It is bounded by nothing but memory, and gone with the process.
 
 import asyncio
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 
-from proxy.engine.ports import ALL_SESSIONS, MOST_MARKS, MOST_RECALLED, MOST_UNREAD, MOST_UNREAD_BYTES
+from proxy.engine.ports import ALL_SESSIONS, MOST_MARKS, MOST_UNREAD, MOST_UNREAD_BYTES
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Opening, Round, SessionKey, Trailer
 from proxy.model.lineage import Step, StoredSession, name_mark
@@ -35,8 +36,10 @@ from proxy.model.manifest import (
     root_of,
 )
 from proxy.model.record import Record, leave_lineage
+from proxy.store.recalled import choose_recalled
 from proxy.store.storable import fit_text, fit_usage
 from proxy.store.tables import Exchange, Tables
+from proxy.store.tree import Tree
 
 _SALT_SIZE = 32
 
@@ -93,6 +96,10 @@ class MemoryArchive:
         names = list(self._tables.sessions[self._expect(session)].values())
         return [self._make_exchange(self._tables.exchanges[name]) for name in names[after : after + limit]]
 
+    async def list_calls(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        """As `list_exchanges`, but every `answer` is empty."""
+        return [_leave_answers(row) for row in await self.list_exchanges(session, after, limit)]
+
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
         """The branches of a session in the order in which they began. Raises NotFound for an unknown session."""
         tables = self._tables
@@ -106,10 +113,10 @@ class MemoryArchive:
         own = [key for key in trees if keys[key].tenant == session.tenant]
         named = [key for key in own if key == session.id]
         bearing = [key for key in own if not names.isdisjoint(trees[key].marks)]
-        answered = self._find_answered(own, nodes)
-        others = [] if answered else self._find_answered(list(trees), nodes)
-        found = dict.fromkeys(key for group in (named, answered, bearing, others) for key in reversed(group))
-        kept = set(list(found)[:MOST_RECALLED])
+        answered = _find_answered({key: trees[key] for key in own}, nodes)
+        others = [] if answered else _find_answered(trees, nodes)
+        found = (key for group in (named, answered, bearing, others) for key in reversed(group))
+        kept = set(choose_recalled(found, lambda key: trees[key].weight))
         return [tree.store(keys[key]) for key, tree in trees.items() if key in kept]
 
     async def has_sessions(self) -> bool:
@@ -159,11 +166,6 @@ class MemoryArchive:
             if offer and not self._is_closed and self._tables.add(offer):
                 return offer
         return ()
-
-    def _find_answered(self, sessions: Sequence[str], nodes: Sequence[bytes]) -> list[str]:
-        """Those of the sessions in which the deepest of the nodes that is an answer in any of them is one."""
-        found = ([key for key in sessions if self._tables.trees[key].has_answer(node)] for node in reversed(nodes))
-        return next(filter(None, found), [])
 
     def _expect(self, session: str) -> str:
         if session not in self._tables.sessions:
@@ -301,6 +303,16 @@ def _list_unread(tables: Tables, limit: int, most_bytes: int) -> Iterator[Unread
             step, session = _find_step(tables, exchange), tables.keys[opening.session.id]
             tip = step.tip if step else b""
             yield UnreadRow(*key, opening.wire, session, tip, outcome.headers, outcome.received)
+
+
+def _find_answered(trees: Mapping[str, Tree], nodes: Sequence[bytes]) -> list[str]:
+    """Those of the sessions in which the deepest of the nodes that is an answer in any of them is one."""
+    found = ([key for key, tree in trees.items() if tree.has_answer(node)] for node in reversed(nodes))
+    return next(filter(None, found), [])
+
+
+def _leave_answers(row: ExchangeRow) -> ExchangeRow:
+    return replace(row, rounds=tuple(replace(each, answer=b"") for each in row.rounds))
 
 
 def _find_step(tables: Tables, exchange: Exchange) -> Step | None:

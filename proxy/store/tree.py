@@ -27,6 +27,11 @@ class Tree:
         """Whether the node is a recorded answer here."""
         return (node, True) in self.nodes
 
+    @property
+    def weight(self) -> int:
+        """How much of it there is to recall: nodes, marks, and requests up to the last that has a place."""
+        return len(self.nodes) + len(self.marks) + max(self.steps, default=0)
+
     def store(self, key: SessionKey) -> StoredSession:
         """The whole of it."""
         tips = dict.fromkeys(step.tip for _, step in sorted(self.steps.items()))

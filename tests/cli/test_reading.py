@@ -90,6 +90,7 @@ def test_a_session_as_json_has_its_tree_and_no_bodies(capsys: pytest.CaptureFixt
         "is_side": False,
         "left": tip_of("answer").hex(),
         "after": 1,
+        "own": [4, 5],
         "exchanges": [1, 4, 5],
     }
     assert [branch["after"] for branch in shown["branches"]] == [0, 1, 0]

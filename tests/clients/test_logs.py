@@ -16,7 +16,7 @@ ROWS = {row.id: row for row in TREE}
     [
         ((1, 2, 3), ROWS, "root append*2"),
         ((1, 4, 5), ROWS, "root branch append"),
-        ((1, 2, 6, 3), ROWS, "root append retry append"),
+        ((1, 2, 6, 3), ROWS, "root append*2 retry"),
         ((7,), ROWS, "(root)"),
         ((1, 2, 3), {**ROWS, "x2": replace(ROWS["x2"], is_side=True)}, "root (append) append"),
     ],

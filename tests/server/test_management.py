@@ -49,6 +49,9 @@ class ReadableArchive(FakeArchive):
     async def list_exchanges(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
         return await self.memory.list_exchanges(session, after, limit)
 
+    async def list_calls(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        return await self.memory.list_calls(session, after, limit)
+
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
         return await self.memory.list_branches(session)
 

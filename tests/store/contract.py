@@ -1,5 +1,6 @@
 """What every archive does. Rule: a store subclasses `ArchiveContract` and gives it an `archive`; the rest is equal."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -210,6 +211,16 @@ class ArchiveContract:
         await archive.append(make_opening(), make_round(), make_outcome(), make_reading(answer=ANSWER))
         (row,) = await archive.list_exchanges(make_key().id)
         assert row.rounds[0].answer == ANSWER == await archive.load_received("e1", 0)
+
+    async def test_calls_are_exchanges_without_what_was_answered(self, archive: Archive) -> None:
+        await archive.append(make_opening(), make_round(), make_outcome(), make_reading(answer=ANSWER))
+        await archive.append(make_opening("e2"))
+        first, second = await archive.list_exchanges(make_key().id)
+        bare = dataclasses.replace(first, rounds=(dataclasses.replace(first.rounds[0], answer=b""),))
+        assert list(await archive.list_calls(make_key().id)) == [bare, second]
+        assert list(await archive.list_calls(make_key().id, 1, 1)) == [second]
+        with pytest.raises(NotFound):
+            await archive.list_calls("nobody")
 
     @pytest.mark.parametrize(
         ("ours", "theirs", "seen"), [("cut off", "", "cut off"), ("", "overloaded", "overloaded"), ("a", "b", "a")]

@@ -53,12 +53,38 @@ def test_every_tip_is_on_a_branch_and_branches_share_only_what_is_before_they_le
     parents = {name: names[at] if at < i else b"" for i, (name, at) in enumerate(zip(names, shape, strict=True))}
     stands = [stand(n, names[end % len(names)]) for n, end in enumerate(ends, 1)]
     branches = find_branches(parents, stands)
-    assert {n for branch in branches for n, *_ in branch.exchanges} == {each.n for each in stands}
+    for branch in branches:
+        above = {branch.tip, *_list_above(parents, branch.tip)}
+        assert [call.n for call in branch.exchanges] == [each.n for each in stands if each.tip in above]
+        assert branch.relation == stands[min(call.n for call in branch.own) - 1].relation
+    assert sorted(call.n for branch in branches for call in branch.own) == [each.n for each in stands]
     tips = [branch.tip for branch in branches]
     assert len(set(tips)) == len(tips)
     assert sum(not branch.left for branch in branches) == len({_root(parents, tip) for tip in tips})
     inner = {up for tip in {each.tip for each in stands} for up in _list_above(parents, tip)}
     assert set(tips) == {each.tip for each in stands} - inner
+
+
+class Counted(dict[bytes, bytes]):
+    """Counts how often something is looked up."""
+
+    count = 0
+
+    def __getitem__(self, key: bytes) -> bytes:
+        self.count += 1
+        return super().__getitem__(key)
+
+
+def test_it_takes_as_many_steps_as_there_are_nodes_and_edits() -> None:
+    turns, edits = 300, 600
+    names = [b"%d" % i for i in range(turns)]
+    parents = Counted(zip(names, [b"", *names[:-1]], strict=True))
+    parents.update({b"e%d" % i: names[-1 - i % 2] for i in range(edits)})
+    stands = [stand(n, name) for n, name in enumerate(parents, 1)]
+    branches = find_branches(parents, stands)
+    assert parents.count < 10 * len(parents)
+    assert (len(branches), sum(len(branch.own) for branch in branches)) == (edits, len(stands))
+    assert len(branches[-1].exchanges) == turns
 
 
 def _list_above(parents: dict[bytes, bytes], node: bytes) -> list[bytes]:

@@ -5,7 +5,7 @@ from typing import Protocol
 import pytest
 from msgspec.structs import replace
 
-from proxy.engine.ports import MOST_MARKS, MOST_RECALLED, Ancestry, Archive
+from proxy.engine.ports import MOST_MARKS, MOST_RECALLED, MOST_RECALLED_ROWS, Ancestry, Archive
 from proxy.model.errors import NotFound
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import Adoption, Mark, StoredSession, name_mark, root_of_chain
@@ -154,6 +154,16 @@ class TreeContract:
         await archive.append(make_opening("e99", key=make_key("c", OTHER_TENANT)), make_step("e99", unseen))
         assert await recall_ids(archive, unseen[0].node, unseen[1].node, marks=("call:9",)) == bearing
 
+    async def test_of_large_ones_there_are_two_and_what_fits_beside_them(self, archive: TreeArchive) -> None:
+        node = make_chain("a", "!b", *map(str, range(MOST_RECALLED_ROWS - 3)))
+        for i, rows in enumerate((CHAIN, node, node[:-1], CHAIN, node, node)):
+            x = f"e{i}"  # its nodes, a mark and a request
+            step = make_step(x, rows, marks=[make_mark("call:1", B)])
+            assert await is_stored(archive, make_opening(x, key=make_key(f"n{i}")), step)
+        ids = [make_key(f"n{i}").id for i in range(6)]
+        assert await recall_ids(archive, A.node, B.node) == [ids[0], *ids[3:]]
+        assert await recall_ids(archive, A.node, B.node, session=make_key("n1")) == [ids[0], ids[1], ids[3], ids[5]]
+
     async def test_of_many_marks_the_last_are_looked_up(self, archive: TreeArchive) -> None:
         session = await add_turns(archive)
         unknown = [f"call:x{i}" for i in range(MOST_MARKS)]
@@ -296,10 +306,13 @@ class TreeContract:
         await archive.append(make_opening("e3"), make_step("e3", [edit], base=2, relation="branch"))
         await archive.append(make_opening("e4"), make_step("e4", [last], base=4))
         await archive.append(make_opening("e5"), make_step("e5", tip=edit.node, depth=3, base=3, relation="retry"))
-        assert list(await archive.list_branches(session)) == [
+        first, second = branches = await archive.list_branches(session)
+        assert list(branches) == [
             BranchRow(last.node, 5, (*TURNS, Call(4, "e4", 5)), "root", b"", False),
-            BranchRow(edit.node, 3, (TURNS[0], Call(3, "e3", 3), Call(5, "e5", 3)), "branch", B.node, False),
+            BranchRow(edit.node, 3, (Call(3, "e3", 3), Call(5, "e5", 3)), "branch", B.node, False, first, 1),
         ]
+        assert (first.trunk, second.trunk) == (None, first)
+        assert second.exchanges == (TURNS[0], Call(3, "e3", 3), Call(5, "e5", 3))
 
     async def test_side_calls_and_new_beginnings_are_branches_of_their_own(self, archive: TreeArchive) -> None:
         title, summary = make_node("a title, please"), make_node("what we did so far")

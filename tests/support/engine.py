@@ -137,6 +137,9 @@ class FakeArchive:
     async def list_exchanges(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
         _miss(session)
 
+    async def list_calls(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        _miss(session)
+
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
         _miss(session)
 

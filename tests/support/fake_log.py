@@ -80,6 +80,10 @@ class FakeLog:
         rows = [row for row in self.exchanges if row.session == session]
         return [row for row in rows if after < row.n <= after + limit]
 
+    async def list_calls(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        rows = await self.list_exchanges(session, after, limit)
+        return [replace(row, rounds=tuple(replace(each, answer=b"") for each in row.rounds)) for row in rows]
+
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
         return self.branches
 
@@ -129,11 +133,13 @@ def branch(
     relation: Relation = "append",
     left: str = "",
     depths: Sequence[int] = (),
+    trunk: BranchRow | None = None,
+    shared: int = 0,
 ) -> BranchRow:
-    """A branch with the exchanges of these numbers; the depths are those of `TREE` unless told."""
+    """A branch with the exchanges of these numbers as its own; the depths are those of `TREE` unless told."""
     of_tree = {row.n: row.depth for row in TREE}
     calls = tuple(Call(n, f"x{n}", depths[i] if depths else of_tree.get(n, 1)) for i, n in enumerate(numbers))
-    return BranchRow(tip_of(tip), depth, calls, relation, tip_of(left) if left else b"", False)
+    return BranchRow(tip_of(tip), depth, calls, relation, tip_of(left) if left else b"", False, trunk, shared)
 
 
 def exchange(n: int, **changes: object) -> ExchangeRow:
@@ -153,9 +159,10 @@ TREE = (
     stand(7, "seven", 1, "root", is_side=True),
     exchange(8, wire="", model="", kind="passthrough", method="GET", target="/v1/models"),
 )
+_FIRST = branch("three", 5, (1, 2, 6, 3), "root")
 BRANCHES = (
-    branch("three", 5, (1, 2, 3, 6), "root"),
-    branch("five", 5, (1, 4, 5), "branch", left="answer"),
+    _FIRST,
+    branch("five", 5, (4, 5), "branch", left="answer", trunk=_FIRST, shared=1),
     replace(branch("seven", 1, (7,), "root"), is_side=True),
 )
 

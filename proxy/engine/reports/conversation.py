@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from proxy.engine.lineage.naming import read_text
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.finding import read_pages
+from proxy.engine.reports.finding import read_exchanges
 from proxy.model.errors import NotFound
 from proxy.model.log import BranchRow, ExchangeRow
 from proxy.wire.anthropic_messages import AnthropicMessages
@@ -92,9 +92,9 @@ async def _survey(log: LogReader, session: str, branch: BranchRow | None) -> tup
     """The exchange that it ends with, and the numbers of exchanges by the ids of their stored answers."""
     kept: list[ExchangeRow] = []
     stored: dict[str, int] = {}
-    async for page in read_pages(log, session):
-        rows = [*kept, *page]
-        stored.update(_name_stored(page))
+    async for row in read_exchanges(log, session):
+        rows = [*kept, row]
+        stored.update(_name_stored([row]))
         try:
             kept = [pick_end(rows, branch)]
         except NotFound:

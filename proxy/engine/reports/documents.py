@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 import msgspec
@@ -16,6 +16,8 @@ Document = dict[str, Any]
 _PLAIN_FIELDS = ("n", "id", "session", "opened_ms", "kind", "wire", "mode", "model", "method", "target")
 _PLACE_FIELDS = ("relation", "is_side", "depth", "base")
 _ROUND_FIELDS = ("k", "upstream", "status", "completeness", "received_size", "is_capped", "error", "finish")
+# A history of a thousand turns that is edited as often has a million of them.
+_MOST_NUMBERS = 100_000
 _LINE_BREAKS = bytes.maketrans(b"\r\n", b"  ")
 
 
@@ -33,7 +35,7 @@ def describe_overview(overview: Overview) -> Document:
     """A session with its tree and the sessions that it started."""
     return {
         "session": _describe_session(overview.session),
-        "branches": [_describe_fork(fork) for fork in overview.forks],
+        "branches": list(_describe_forks(overview.forks)),
         "children": describe_sessions(overview.children),
     }
 
@@ -93,6 +95,15 @@ def _describe_session(row: SessionRow) -> Document:
     return {name: getattr(row, name) for name in SessionRow.__slots__}
 
 
+def _describe_forks(forks: Iterable[Fork]) -> Iterator[Document]:
+    """Branches with all their exchanges, until those are too many: then only with what is their own."""
+    left = _MOST_NUMBERS
+    for fork in forks:
+        numbers = [call.n for call in fork.branch.exchanges] if left > 0 else None
+        left -= len(numbers or ())
+        yield _describe_fork(fork) | {"exchanges": numbers}
+
+
 def _describe_fork(fork: Fork) -> Document:
     branch = fork.branch
     return {
@@ -102,7 +113,7 @@ def _describe_fork(fork: Fork) -> Document:
         "is_side": branch.is_side,
         "left": branch.left.hex(),
         "after": fork.after,
-        "exchanges": [call.n for call in branch.exchanges],
+        "own": fork.own,
     }
 
 

@@ -1,4 +1,4 @@
-"""A session written out. Rule: piece by piece; memory holds a page of exchanges and the body of one, however many.
+"""A session written out. Rule: piece by piece; memory holds one exchange with its bodies, however many.
 
 What cannot be found is told before the first piece.
 """
@@ -12,9 +12,9 @@ import msgspec
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.conversation import load_conversation
 from proxy.engine.reports.documents import Document, describe_body, describe_exchange, describe_missing, write_json
-from proxy.engine.reports.finding import find_session, pick_branch, read_pages
+from proxy.engine.reports.finding import find_session, pick_branch, read_exchanges
 from proxy.model.errors import NotFound
-from proxy.model.log import BranchRow, ExchangeRow
+from proxy.model.log import ExchangeRow
 
 Form = Literal["json", "jsonl", "openai"]
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -31,7 +31,7 @@ async def open_export(log: LogReader, prefix: str, form: Form, tip: str = "") ->
     """The session whose id begins so, all of it or the branch whose tip begins so. Raises NotFound."""
     session = await find_session(log, prefix)
     branch = pick_branch(await log.list_branches(session), tip) if tip else None
-    read = partial(_read_exchanges, log, session, branch)
+    read = partial(read_exchanges, log, session, branch)
     if form == "openai":
         items = await load_conversation(log, session, branch)
         return Export(_yield_one(write_json([msgspec.Raw(item) for item in items])), read)
@@ -49,14 +49,6 @@ async def describe_whole(log: LogReader, row: ExchangeRow) -> Document:
 
 async def _yield_one(piece: bytes) -> AsyncIterator[bytes]:
     yield piece
-
-
-async def _read_exchanges(log: LogReader, session: str, branch: BranchRow | None) -> AsyncIterator[ExchangeRow]:
-    chosen = None if branch is None else {call.n for call in branch.exchanges}
-    async for page in read_pages(log, session):
-        for row in page:
-            if chosen is None or row.n in chosen:
-                yield row
 
 
 async def _write_lines(log: LogReader, rows: AsyncIterator[ExchangeRow]) -> AsyncIterator[bytes]:

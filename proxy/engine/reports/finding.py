@@ -59,12 +59,20 @@ async def find_exchange(log: LogReader, prefix: str, n: int) -> ExchangeRow:
 async def read_pages(
     log: LogReader, session: str, after: int = 0, limit: int | None = None
 ) -> AsyncIterator[Sequence[ExchangeRow]]:
-    """The exchanges of a session behind number `after`, a page at a time. Raises NotFound for an unknown session."""
+    """Calls of a session behind number `after`, a page at a time, without answers. Raises NotFound."""
     end = (await log.find_session(session)).exchanges  # one that grows meanwhile has an end too
     if limit is not None:
         end = min(end, after + limit)
     for start in range(after, end, _PAGE):
-        yield await log.list_exchanges(session, start, min(_PAGE, end - start))
+        yield await log.list_calls(session, start, min(_PAGE, end - start))
+
+
+async def read_exchanges(log: LogReader, session: str, branch: BranchRow | None = None) -> AsyncIterator[ExchangeRow]:
+    """The exchanges of a session, or of a branch, one at a time. Raises NotFound for an unknown session."""
+    count = (await log.find_session(session)).exchanges
+    for n in range(1, count + 1) if branch is None else (call.n for call in branch.exchanges):
+        for row in await log.list_exchanges(session, n - 1, 1):
+            yield row
 
 
 def pick_branch(rows: Sequence[BranchRow], prefix: str) -> BranchRow:

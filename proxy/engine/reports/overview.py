@@ -5,12 +5,14 @@ A branch goes on from the deepest exchange that it shares with an older one.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.finding import find_session
 from proxy.model.log import BranchRow, Call, Selection, SessionRow
 
 _MOST_CHILDREN = 100
+_NONE = Call(0, "", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +47,19 @@ async def load_overview(log: LogReader, prefix: str) -> Overview:
 
 
 def find_forks(branches: Sequence[BranchRow]) -> tuple[Fork, ...]:
-    """Where each branch stands in the tree."""
-    seen: set[Call] = set()
+    """Where each branch stands in the tree; older ones come before younger."""
+    deepest: dict[bytes, list[Call]] = {}  # of a branch by its tip: before its own calls, and after each of them
     forks = []
     for branch in branches:
-        own = sorted((call for call in branch.exchanges if call not in seen), key=_place)
-        shared = [call for call in branch.exchanges if call in seen]
-        forks.append(
-            Fork(branch, tuple(call.n for call in own), max(shared, key=_place).n if shared else 0),
-        )
-        seen.update(own)
+        shared = deepest[branch.trunk.tip][branch.shared] if branch.trunk else _NONE
+        deepest[branch.tip] = list(accumulate(branch.own, _find_deeper, initial=shared))
+        own = tuple(call.n for call in sorted(branch.own, key=_place))
+        forks.append(Fork(branch, own, shared.n))
     return tuple(forks)
+
+
+def _find_deeper(one: Call, other: Call) -> Call:
+    return max(one, other, key=_place)
 
 
 def _place(call: Call) -> tuple[int, int]:

@@ -95,6 +95,11 @@ class SqliteArchive:
         await self._catch_up()
         return await self._reader.list_exchanges(session, after, limit)
 
+    async def list_calls(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        """As `list_exchanges`, but every `answer` is empty."""
+        await self._catch_up()
+        return await self._reader.list_calls(session, after, limit)
+
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
         """The branches of a session in the order in which they began. Raises NotFound for an unknown session."""
         await self._catch_up()

@@ -16,13 +16,17 @@ from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, 
 from proxy.model.lineage import StoredSession
 from proxy.model.log import BranchRow, ExchangeRow, RoundRow, Selection, SessionRow, UnreadRow, Verification
 from proxy.model.manifest import digest_of, encode_recipe
+from proxy.store.branches import find_branches
 from proxy.store.sqlite.backup import copy_log
 from proxy.store.sqlite.bodies import load_body, load_payload
 from proxy.store.sqlite.codec import decode_headers
 from proxy.store.sqlite.connection import connect_reader
+from proxy.store.sqlite.desk import Desk
 from proxy.store.sqlite.envelope import join_recipe
 from proxy.store.sqlite.growth import RELATIONS
-from proxy.store.sqlite.recall import TreeReader
+from proxy.store.sqlite.recall import has_sessions, recall_sessions
+from proxy.store.sqlite.stands import load_stands
+from proxy.store.sqlite.unread import list_unread
 from proxy.store.sqlite.verify import verify_log
 from proxy.store.storable import fit_text
 
@@ -107,6 +111,8 @@ _EXCHANGES = """
     LEFT JOIN payload ge ON ge.id = g.error
     WHERE s.key = ?1 AND e.n > ?2 AND e.n <= ?2 + ?3 ORDER BY e.n, r.k"""
 
+_CALLS = _EXCHANGES.replace("unpack(ga.codec, ga.bytes) AS answer", "NULL AS answer")
+
 _REQUEST = """
     SELECT s.tenant, e.envelope, e.tip FROM exchange e JOIN session s ON s.id = e.session WHERE e.id = ?"""
 
@@ -136,7 +142,8 @@ class SqliteReader:
         self._is_closed = False
         self._connection: aiosqlite.Connection | None = None
         self._opening = asyncio.Lock()
-        self._trees = TreeReader(path, connect)
+        self._calls = Desk(path, connect)  # what calls wait for; nothing else is asked there
+        self._listings = Desk(path, connect)
 
     async def open(self) -> None:
         """Connect now rather than with the first question. Raises StoreUnavailable."""
@@ -153,7 +160,8 @@ class SqliteReader:
         """Let go of the file for good."""
         async with self._opening:
             self._is_closed = True
-            await self._trees.close()
+            await self._calls.close()
+            await self._listings.close()
             if self._connection is not None:
                 await self._connection.close()
                 self._connection = None
@@ -180,28 +188,30 @@ class SqliteReader:
 
     async def list_exchanges(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
         """The exchanges of a session behind number `after`, oldest first. Raises NotFound for an unknown session."""
-        rows = await self._fetch(_EXCHANGES, (fit_text(session), after, limit))
-        if not rows:
-            await self._find(_HAS_SESSION, (fit_text(session),), f"there is no session {session}")
-        return [_make_exchange(list(group)) for _, group in groupby(rows, key=lambda row: row["seq"])]
+        return await self._list_exchanges(_EXCHANGES, session, after, limit)
+
+    async def list_calls(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        """As `list_exchanges`, but every `answer` is empty."""
+        return await self._list_exchanges(_CALLS, session, after, limit)
 
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
         """The branches of a session in the order in which they began. Raises NotFound for an unknown session."""
-        return await self._trees.list_branches(session)
+        parents, stands = await self._listings.ask(lambda connection: load_stands(connection, session))
+        return await asyncio.to_thread(find_branches, parents, stands)
 
     async def recall(
         self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
     ) -> Sequence[StoredSession]:
         """Sessions that may hold what a request continues; newest last (see `Ancestry`)."""
-        return await self._trees.recall(nodes, marks, session)
+        return await self._calls.ask(lambda connection: recall_sessions(connection, nodes, marks, session))
 
     async def has_sessions(self) -> bool:
         """False while the log has none."""
-        return await self._trees.has_sessions()
+        return await self._calls.ask(has_sessions)
 
     async def list_unread(self, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES) -> Sequence[UnreadRow]:
         """Answers among the newest outcomes that nobody has read; newest first (see `Backlog`)."""
-        return await self._trees.list_unread(limit, most_bytes)
+        return await self._listings.ask(lambda connection: list_unread(connection, limit, most_bytes))
 
     async def load_request(self, exchange: str) -> bytes:
         """The client's body, byte for byte (its head, where it was capped). Raises NotFound."""
@@ -232,6 +242,12 @@ class SqliteReader:
     async def backup(self, target: Path) -> None:
         """Copy the log as it stands to a new file. Raises Conflict where the file exists."""
         await asyncio.to_thread(copy_log, self._path, target)
+
+    async def _list_exchanges(self, query: str, session: str, after: int, limit: int) -> list[ExchangeRow]:
+        rows = await self._fetch(query, (fit_text(session), after, limit))
+        if not rows:
+            await self._find(_HAS_SESSION, (fit_text(session),), f"there is no session {session}")
+        return [_make_exchange(list(group)) for _, group in groupby(rows, key=lambda row: row["seq"])]
 
     async def _list_sessions(self, latest: str, key: dict[str, object]) -> list[SessionRow]:
         return [SessionRow(*row) for row in await self._fetch(_SESSIONS.format(latest=latest), key)]

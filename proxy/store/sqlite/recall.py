@@ -1,29 +1,24 @@
-"""Reading the trees of sessions. Rule: on the path of a request, so that a look-up is a few steps in an index.
+"""What the log knows of where a request belongs. Rule: on the path of a request, so never more than so many steps.
 
 A node's parents are stored before it, and a tenant that has a node has those before it, so that of a request's chain
-some beginning is there and the rest is not: its end is found by halving. Statements run in a thread of their own, many
-at a time: to go back to the event loop after each would take longer than most of them.
+some beginning is there and the rest is not: its end is found by halving.
 
 Sessions of one tenant that hold something are found where two lists in order meet: those that hold it and those of the
-tenant. Each shows how far to skip in the other, so that it matters little how many sessions of others hold the same.
+tenant. Each shows how far to skip in the other, so that it matters little how many sessions of others hold the same;
+where the two take turns without end, the look-up is given up. Steps are shared out among look-ups, so that one that
+goes on without end takes none that the others need.
 """
 
-import asyncio
 import sqlite3
-import threading
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from operator import length_hint
 
 from proxy.engine.ports import MOST_MARKS, MOST_RECALLED
-from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import Mark, NodeRow, StoredSession, name_mark
-from proxy.model.log import BranchRow, UnreadRow
-from proxy.store.branches import Stand, find_branches, name_parent
-from proxy.store.sqlite.growth import RELATIONS
+from proxy.store.recalled import choose_recalled
 from proxy.store.sqlite.trees import key_of
-from proxy.store.sqlite.unread import list_unread
 from proxy.store.storable import fit_text
 
 _HAS_NODE = """
@@ -45,8 +40,9 @@ _NEXT_WITH_MARK = """
     ORDER BY session DESC LIMIT 1"""
 _NEXT_OWN = "SELECT id FROM session INDEXED BY session_tenant WHERE tenant = ? AND id <= ? ORDER BY id DESC LIMIT 1"
 _NEWEST = 2**63 - 1
-# Two tenants' sessions that take turns a thousand times are no conversation anybody waits for.
-_MOST_STEPS = 1000
+# 13 us each: for the end of the tenant's own, for its answers, for its marks, and (7 us) for the answers of others.
+_STEPS_TO_END, _STEPS_TO_ANSWER, _STEPS_TO_MARKS, _STEPS_TO_OTHERS = 128, 256, 384, 256
+_PARTS = 4  # of the steps that are left: so much for one node
 
 _KEY = """
     SELECT s.key, t.fingerprint, s.upstream, s.family, s.parent
@@ -54,75 +50,10 @@ _KEY = """
 _NODES = "SELECT hash, parent, outer, is_answer FROM node WHERE session = ? ORDER BY n"
 _TIPS = "SELECT tip, outer FROM step WHERE session = ? ORDER BY n"
 _MARKS = "SELECT name, node, form FROM mark WHERE session = ? ORDER BY n"
-_STANDS = """
-    SELECT e.n, e.id, t.tip, t.outer, t.depth, t.relation, t.is_side
-    FROM step t JOIN exchange e ON e.session = t.session AND e.n = t.n WHERE t.session = ? ORDER BY t.n"""
-
-T = TypeVar("T")
-
-
-class TreeReader:
-    """The trees of a log, whether or not a server is writing it."""
-
-    def __init__(self, path: Path, connect: Callable[[Path], sqlite3.Connection]) -> None:
-        self._path = path
-        self._connect = connect
-        self._connection: sqlite3.Connection | None = None
-        self._is_closed = False
-        self._turn = (
-            threading.Lock()
-        )  # held in the thread: whoever asked may have gone, and the answer still be under way
-
-    async def recall(
-        self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
-    ) -> Sequence[StoredSession]:
-        """As `Ancestry.recall`."""
-        return await self._ask(lambda connection: recall_sessions(connection, nodes, marks, session))
-
-    async def has_sessions(self) -> bool:
-        """False while the log has none."""
-        return await self._ask(_has_sessions)
-
-    async def list_unread(self, limit: int, most_bytes: int) -> Sequence[UnreadRow]:
-        """As `Backlog.list_unread`."""
-        return await self._ask(lambda connection: list_unread(connection, limit, most_bytes))
-
-    async def list_branches(self, session: str) -> Sequence[BranchRow]:
-        """As `LogReader.list_branches`. Raises NotFound."""
-        return await self._ask(lambda connection: _list_branches(connection, session))
-
-    async def close(self) -> None:
-        """Let go of the file for good."""
-        await asyncio.to_thread(self._let_go)
-
-    async def _ask(self, question: Callable[[sqlite3.Connection], T]) -> T:
-        return await asyncio.to_thread(self._answer, question)
-
-    def _answer(self, question: Callable[[sqlite3.Connection], T]) -> T:
-        with self._turn:
-            if self._is_closed:
-                raise StoreUnavailable("the log is closed")
-            if self._connection is None:
-                self._connection = self._connect(self._path)
-            return self._read(self._connection, question)
-
-    def _let_go(self) -> None:
-        with self._turn:
-            self._is_closed = True
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
-
-    def _read(self, connection: sqlite3.Connection, question: Callable[[sqlite3.Connection], T]) -> T:
-        """One question, in one snapshot."""
-        try:
-            connection.execute("BEGIN")
-            try:
-                return question(connection)
-            finally:
-                connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise StoreUnavailable(f"{self._path} cannot be read: {error}; run `palimpsest verify`") from error
+# as `Tree.weight` counts in memory
+_WEIGHT = "SELECT " + " + ".join(
+    f"(SELECT ifnull(max(n), 0) FROM {table} WHERE session = ?1)" for table in ("node", "mark", "step")
+)
 
 
 def recall_sessions(
@@ -131,14 +62,17 @@ def recall_sessions(
     """As `Ancestry.recall`, in the calling thread."""
     own = _Own(connection, session.tenant)
     stored = nodes[: _count_known(nodes, lambda node: _has_node(connection, node))]
-    answered = _find_answered(stored[: _count_known(stored, own.has_node)], own.list_answered)
-    bearing = sorted({each for name in map(name_mark, marks[-MOST_MARKS:]) for each in own.list_bearing(name)})
-    others = [] if answered else _find_answered(stored, lambda node: _list_answered(connection, node))
-    found = dict.fromkeys((*own.list_named(session.id), *answered, *reversed(bearing), *others))
-    return [_load_session(connection, each) for each in sorted(list(found)[:MOST_RECALLED])]
+    answered = own.find_answered(stored)
+    bearing = own.find_bearing(list(map(name_mark, marks[-MOST_MARKS:])))
+    late = stored[-_STEPS_TO_OTHERS:]
+    others = [] if answered else _find_answered(late, lambda node: _list_answered(connection, node))
+    found = (*own.list_named(session.id), *answered, *bearing, *others)
+    chosen = choose_recalled(found, lambda row: _weigh(connection, row))
+    return [_load_session(connection, row) for row in sorted(chosen)]
 
 
-def _has_sessions(connection: sqlite3.Connection) -> bool:
+def has_sessions(connection: sqlite3.Connection) -> bool:
+    """As `Ancestry.has_sessions`, in the calling thread."""
     return connection.execute("SELECT 1 FROM session LIMIT 1").fetchone() is not None
 
 
@@ -154,23 +88,30 @@ class _Own:
         rows = self._connection.execute(_WITH_KEY, (fit_text(session),))
         return [row for row, tenant in rows if tenant == self._tenant]
 
-    def has_node(self, node: bytes) -> bool:
-        """Whether one of them has it."""
-        return bool(self._meet(_NEXT_WITH_ANSWER, node, most=1) or self._meet(_NEXT_WITH_NODE, node, most=1))
+    def find_answered(self, nodes: Sequence[bytes]) -> list[int]:
+        """Those in which the deepest of the nodes that is a recorded answer in any of them is one."""
+        to_end, steps = iter(range(_STEPS_TO_END)), iter(range(_STEPS_TO_ANSWER))
+        held = nodes[: _count_known(nodes, lambda node: self._has_node(node, to_end))]
+        return _find_answered(held, lambda node: self._meet(_share(steps, _PARTS), _NEXT_WITH_ANSWER, node))
 
-    def list_answered(self, node: bytes) -> list[int]:
-        """Those in which the node is a recorded answer."""
-        return self._meet(_NEXT_WITH_ANSWER, node)
+    def find_bearing(self, names: Sequence[str]) -> list[int]:
+        """Those that have a mark of one of these names."""
+        steps = iter(range(_STEPS_TO_MARKS))
+        found: set[int] = set()
+        for i, name in enumerate(names):
+            found.update(self._meet(_share(steps, len(names) - i), _NEXT_WITH_MARK, key_of(name), name))
+        return sorted(found, reverse=True)
 
-    def list_bearing(self, name: str) -> list[int]:
-        """Those that have a mark of this name."""
-        return self._meet(_NEXT_WITH_MARK, key_of(name), name)
+    def _has_node(self, node: bytes, steps: Iterator[int]) -> bool:
+        """Whether one of them has it, as far as the steps go."""
+        lookups = (_NEXT_WITH_ANSWER, _NEXT_WITH_NODE)
+        return any(self._meet(_share(steps, _PARTS), lookup, node, most=1) for lookup in lookups)
 
-    def _meet(self, holding: str, *what: bytes | str, most: int = MOST_RECALLED) -> list[int]:
-        """Where those that hold something meet the tenant's own."""
+    def _meet(self, steps: Iterator[int], holding: str, *what: bytes | str, most: int = MOST_RECALLED) -> list[int]:
+        """Where those that hold something meet the tenant's own, as far as the steps go."""
         found: list[int] = []
         limit = _NEWEST
-        for _ in range(_MOST_STEPS):
+        for _ in steps:
             holder = self._fetch(holding, *what, limit)
             own = holder and self._fetch(_NEXT_OWN, self._tenant, holder)
             if own and own == holder:
@@ -184,6 +125,11 @@ class _Own:
         """A row id; 0 where there is none."""
         row = self._connection.execute(query, parameters).fetchone()
         return int(row[0]) if row else 0
+
+
+def _share(steps: Iterator[int], parts: int) -> Iterator[int]:
+    """One of so many parts of the steps that are left; what is not taken of it stays with them."""
+    return islice(steps, length_hint(steps) // parts)
 
 
 def _has_node(connection: sqlite3.Connection, node: bytes) -> bool:
@@ -214,32 +160,22 @@ def _find_answered(nodes: Sequence[bytes], list_answered: Callable[[bytes], list
     return next(filter(None, map(list_answered, reversed(nodes))), [])
 
 
+def _weigh(connection: sqlite3.Connection, session: int) -> int:
+    return int(connection.execute(_WEIGHT, (session,)).fetchone()[0])
+
+
 def _load_session(connection: sqlite3.Connection, session: int) -> StoredSession:
     key = (session,)
-    nodes = _load_nodes(connection, session)
+    nodes = load_nodes(connection, session)
     tips = dict.fromkeys(nodes[n - 1].node if n else outer for n, outer in connection.execute(_TIPS, key))
     marks = [Mark(name, nodes[n - 1].node, form) for name, n, form in connection.execute(_MARKS, key)]
     stored = SessionKey(*connection.execute(_KEY, key).fetchone())
     return StoredSession(stored, tuple(tips), tuple(nodes), tuple(marks))
 
 
-def _load_nodes(connection: sqlite3.Connection, session: int) -> list[NodeRow]:
+def load_nodes(connection: sqlite3.Connection, session: int) -> list[NodeRow]:
+    """The nodes of a session by its row id, parents first."""
     nodes: list[NodeRow] = []
     for node, parent, outer, is_answer in connection.execute(_NODES, (session,)):
         nodes.append(NodeRow(node, nodes[parent - 1].node if parent else outer, bool(is_answer)))
     return nodes
-
-
-def _list_branches(connection: sqlite3.Connection, session: str) -> list[BranchRow]:
-    found = connection.execute(_WITH_KEY, (fit_text(session),)).fetchone()
-    if found is None:
-        raise NotFound(f"there is no session {session}")
-    nodes = _load_nodes(connection, found[0])
-    parents: dict[bytes, bytes] = {}
-    for row in nodes:
-        parents.setdefault(row.node, name_parent(parents, row))
-    stands = [
-        Stand(n, exchange, nodes[tip - 1].node if tip else outer, depth, RELATIONS[relation], bool(is_side))
-        for n, exchange, tip, outer, depth, relation, is_side in connection.execute(_STANDS, found[:1])
-    ]
-    return find_branches(parents, stands)

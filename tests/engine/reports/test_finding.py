@@ -13,11 +13,13 @@ from proxy.engine.reports.finding import (
     list_matching,
     load_part,
     pick_branch,
+    read_exchanges,
     read_pages,
 )
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow, Selection, SessionRow
 from tests.support.fake_log import (
+    ANSWER,
     BRANCHES,
     EXCHANGE,
     REQUEST,
@@ -114,6 +116,19 @@ async def test_exchanges_are_read_page_by_page(after: int, limit: int | None, fo
     numbers = [row.n async for page in read_pages(log, "abc1", after, limit) for row in page]
     assert numbers == list(range(found[0], found[1] + 1))
     assert max(log.limits) <= 100
+
+
+async def test_what_was_answered_is_in_no_page_and_is_read_one_exchange_at_a_time() -> None:
+    log = Noting(exchanges=[exchange(n) for n in range(1, 251)])
+    pages = [page async for page in read_pages(log, "abc1")]
+    assert [row.rounds[0].answer for page in pages for row in page] == [b""] * 250
+    log.limits.clear()
+    rows = [row async for row in read_exchanges(log, "abc1")]
+    assert ([row.n for row in rows], {row.rounds[0].answer for row in rows}) == (list(range(1, 251)), {ANSWER})
+    assert set(log.limits) == {1}
+    assert [row.n async for row in read_exchanges(tree_log(), "abc1", BRANCHES[1])] == [1, 4, 5]
+    with pytest.raises(NotFound):
+        await anext(read_exchanges(tree_log(), "x"))
 
 
 async def test_behind_the_last_exchange_there_is_no_page() -> None:

@@ -5,18 +5,23 @@ import itertools
 import os
 import sqlite3
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from proxy.engine.ports import MOST_MARKS
 from proxy.model.errors import StoreUnavailable
 from proxy.model.lineage import Mark, NodeRow, Relation, node_after, root_of_chain
+from proxy.model.log import BranchRow
+from proxy.store.branches import Stand, find_branches
 from proxy.store.memory import MemoryArchive
 from proxy.store.policy import StorePolicy
+from proxy.store.sqlite.archive import SqliteArchive
 from proxy.store.sqlite.connection import connect_reader
 from proxy.store.sqlite.reader import SqliteReader
-from proxy.store.sqlite.recall import TreeReader, recall_sessions
+from proxy.store.sqlite.recall import recall_sessions
 from tests.store.contract import is_stored
 from tests.store.samples import OTHER_TENANT, TENANT, make_chain, make_key, make_opening, make_reply, make_step
 from tests.store.sqlite.conftest import Opener
@@ -66,7 +71,9 @@ async def test_both_stores_answer_alike(
         )
     for session in {call[0] for call in drawn}:
         branches = await archive.list_branches(KEYS[session].id)
-        assert list(branches) == list(await memory.list_branches(KEYS[session].id))
+        others = await memory.list_branches(KEYS[session].id)
+        assert list(branches) == list(others)
+        assert [branch.exchanges for branch in branches] == [branch.exchanges for branch in others]
     assert list(await archive.list_sessions()) == list(await memory.list_sessions())
     assert archive.health.dropped == 0
     assert (await archive.verify()).faults == ()
@@ -106,20 +113,102 @@ async def test_the_many_sessions_of_others_are_skipped(open_archive: Opener, pol
     connection.close()
 
 
-async def test_sessions_that_take_turns_without_end_are_given_up(open_archive: Opener, policy: StorePolicy) -> None:
+NAMES = [f"call:{i}" for i in range(MOST_MARKS)]
+
+
+async def take_turns(archive: SqliteArchive, count: int) -> None:
+    """Sessions of two tenants by turns, of which one's hold what the other's do not."""
+    chain, other = make_chain("a", "!b"), make_chain("c", "d")
+    marks = [Mark(name, chain[1].node, b"f" * 16) for name in NAMES]
+    for i in range(count):
+        key, key_of_other = make_key(f"n{i}"), make_key(f"o{i}", OTHER_TENANT)
+        archive.append(make_opening(f"e{i}", key=key), make_step(f"e{i}", chain, marks=marks), is_urgent=False)
+        archive.append(make_opening(f"o{i}", key=key_of_other), make_step(f"o{i}", other), is_urgent=False)
+
+
+async def test_sessions_that_take_turns_without_end_are_given_up_whatever_is_asked_at_once(
+    open_archive: Opener, policy: StorePolicy
+) -> None:
     archive = open_archive(durability="normal")
-    chain, other = make_chain("a", "!b"), make_chain("c")
-    for i in range(1100):
-        for x, key, rows in ((f"e{i}", make_key(f"n{i}"), chain), (f"o{i}", make_key(f"n{i}", OTHER_TENANT), other)):
-            archive.append(make_opening(x, key=key), make_step(x, rows), is_urgent=False)
+    mine, clean = make_key("mine", OTHER_TENANT), make_chain("x", "!y")
+    marks = [Mark("call:mine", clean[1].node, b"f" * 16)]
+    archive.append(make_opening("m1", key=mine), make_step("m1", clean, marks=marks))
+    await take_turns(archive, 400)
     await archive.close()
     connection = connect_reader(policy.path)
     questions: list[str] = []
     connection.set_trace_callback(questions.append)
-    found = recall_sessions(connection, [row.node for row in chain], (), make_key("new", OTHER_TENANT))
-    assert {each.key.tenant for each in found} == {TENANT}
-    assert sum("session_tenant" in question for question in questions) == 2 * 1000
+    nodes, new = [row.node for row in make_chain("a", "!b")], make_key("new", OTHER_TENANT)
+    assert {each.key.tenant for each in recall_sessions(connection, nodes, (), new)} == {TENANT}
+    assert sum("session_tenant" in question for question in questions) < 400
+    questions.clear()
+    found = recall_sessions(connection, [os.urandom(16)], ["call:mine", *NAMES[1:]], new)
+    assert [each.key for each in found] == [mine], "however many marks go on without end beside the one that does not"
+    assert recall_sessions(connection, [os.urandom(16)], [*NAMES[1:], "call:mine"], new) == found
+    assert sum("session_tenant" in question for question in questions) <= 2 * 384
     connection.close()
+
+
+async def test_of_others_only_the_last_messages_are_looked_at(open_archive: Opener, policy: StorePolicy) -> None:
+    archive = open_archive()
+    chain = make_chain("!a", *map(str, range(256)))
+    assert await archive.append(make_opening(), make_step("e1", chain))
+    await archive.close()
+    connection = connect_reader(policy.path)
+    questions: list[str] = []
+    connection.set_trace_callback(questions.append)
+    nodes, new = [row.node for row in chain], make_key("new", OTHER_TENANT)
+    assert recall_sessions(connection, nodes, (), new) == []
+    assert sum("DISTINCT session" in question for question in questions) == 256
+    assert len(recall_sessions(connection, nodes[:-1], (), new)) == 1
+    connection.close()
+
+
+async def test_no_listing_holds_up_a_call(open_archive: Opener, policy: StorePolicy) -> None:
+    """However many listings there are: a thread for each would take all threads there are."""
+    assert await open_archive().append(make_opening(), make_step("e1", make_chain("a")))
+    began, gate = threading.Event(), threading.Event()
+    connections = itertools.count()
+
+    def connect(path: Path) -> sqlite3.Connection:
+        if not next(connections):
+            began.set()
+            assert gate.wait(10)
+        return connect_reader(path)
+
+    reader = SqliteReader(policy.path, connect)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        listings = [group.create_task(reader.list_branches(make_key().id)) for _ in range(50)]
+        await asyncio.to_thread(began.wait, 10)
+        try:
+            async with asyncio.timeout(3):
+                assert [each.key for each in await reader.recall((), (), make_key())] == [make_key()]
+                assert await reader.has_sessions()
+        finally:
+            gate.set()
+    assert [len(await listing) for listing in listings] == [1] * 50
+    await reader.close()
+
+
+async def test_branches_are_found_where_neither_the_event_loop_nor_a_listing_waits(
+    open_archive: Opener, policy: StorePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = open_archive()
+    assert await archive.append(make_opening(), make_step("e1", make_chain("a")))
+    began, gate = threading.Event(), threading.Event()
+
+    def find(parents: dict[bytes, bytes], stands: list[Stand]) -> list[BranchRow]:
+        began.set()
+        assert gate.wait(10)
+        return find_branches(parents, stands)
+
+    monkeypatch.setattr("proxy.store.sqlite.reader.find_branches", find)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        listing = group.create_task(archive.list_branches(make_key().id))
+        await asyncio.to_thread(began.wait, 10)
+        assert await archive.list_unread() == []
+        gate.set()
+    assert len(listing.result()) == 1
 
 
 async def test_what_was_just_appended_is_recalled(open_archive: Opener) -> None:
@@ -131,26 +220,6 @@ async def test_what_was_just_appended_is_recalled(open_archive: Opener) -> None:
     assert [each.key for each in await archive.recall((), (), make_key("b"))] == [make_key("b")]
     archive.append(make_opening("e3"), make_step("e3", make_chain("c")), is_urgent=False)
     assert len(await archive.list_branches(make_key().id)) == 2
-
-
-async def test_whoever_goes_away_leaves_the_connection_to_the_next(open_archive: Opener, policy: StorePolicy) -> None:
-    archive = open_archive()
-    await archive.append(make_opening())
-    began, gate = threading.Event(), threading.Event()
-
-    def connect(path: object) -> sqlite3.Connection:
-        began.set()
-        assert gate.wait(10)
-        return connect_reader(policy.path)
-
-    trees = TreeReader(policy.path, connect)
-    first = asyncio.get_running_loop().create_task(trees.has_sessions())
-    await asyncio.to_thread(began.wait, 10)
-    first.cancel()
-    second = asyncio.get_running_loop().create_task(trees.has_sessions())
-    gate.set()
-    assert await second
-    await trees.close()
 
 
 async def test_a_closed_log_and_a_missing_one_are_said_to_be(policy: StorePolicy) -> None:

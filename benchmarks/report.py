@@ -51,11 +51,9 @@ class Meta(msgspec.Struct, kw_only=True):
 
 def describe_run(bench: Bench, begun: float, load_before: float) -> Meta:
     """The circumstances, at the end of the run."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return Meta(
-        date=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        cpu=names[0] if names else platform.machine(),
+        date=_tell_time(),
+        cpu=_name_processor(),
         cores=os.cpu_count() or 1,
         python=platform.python_version(),
         rounds=bench.rounds,
@@ -65,6 +63,24 @@ def describe_run(bench: Bench, begun: float, load_before: float) -> Meta:
         load_after=os.getloadavg()[0],
         options=bench.setting.serve_options,
     )
+
+
+def describe_machine(load_before: float) -> str:
+    """When and on what a short benchmark was run, at its end, in one sentence."""
+    return (
+        f"{_tell_time()}; {_name_processor()}, {os.cpu_count() or 1} cores; Python {platform.python_version()}; load "
+        f"average {load_before:.1f} before, {os.getloadavg()[0]:.1f} after."
+    )
+
+
+def _tell_time() -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+
+
+def _name_processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 def render_json(meta: Meta, bench: Bench, extras: Extras) -> bytes:

@@ -11,7 +11,9 @@ from proxy.config import Settings
 from proxy.engine.bus import EventBus
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import Exchanges
-from proxy.engine.lineage import Lineage
+from proxy.engine.leftovers import Leftovers
+from proxy.engine.lineage.tenants import Tenants
+from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.ports import Archive
 from proxy.engine.readings import Readings
 from proxy.engine.reception import Reception, Route
@@ -19,6 +21,7 @@ from proxy.engine.relay import Relay
 from proxy.engine.system import SystemClock, SystemIds
 from proxy.engine.tasks import TaskRunner
 from proxy.model.errors import StoreUnavailable
+from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.store.secret import load_or_create_secret
 from proxy.store.sqlite.archive import open_sqlite
 from proxy.store.sqlite.reader import SqliteReader
@@ -78,12 +81,19 @@ async def build_engine(settings: Settings) -> Engine:
     forwarders = tuple(Forwarder(upstream, tasks.spawn) for upstream in policies)
     routes = tuple(Route(forwarder, p.models) for forwarder, p in zip(forwarders, policies, strict=True))
     gate = CommitGate(archive, policy.commit_wait_ms)
-    readings = Readings(archive, bus, tasks, policy.record_cap_bytes)
+    is_fresh = not await archive.has_sessions()
+    tenants = Tenants(archive.salt, clock, policy.principals)
+    lineage = Lineage(archive, tenants, clock, policy.cache_bytes // 4, is_fresh=is_fresh)
+    bus.subscribe(ExchangeRecorded, lineage.note_outcome)
+    bus.subscribe(ReadingFailed, lineage.note_unread)
+    readings = Readings(archive, bus, tasks, lineage, policy.record_cap_bytes)
     relay = Relay(archive, gate, readings, bus, clock)
-    lineage = Lineage(archive.salt, policy.session_headers)
-    reception = Reception(policy, routes, archive, lineage, clock, SystemIds())
+    reception = Reception(policy, routes, lineage, readings, clock, SystemIds())
     own_keys = tuple(p.api_key.encode("latin-1") for p in policies if p.api_key)
-    exchanges = Exchanges(policy, build_formats(), reception, relay, tasks, own_keys)
+    formats = build_formats()
+    if not is_fresh:
+        await Leftovers(archive, bus, tasks, lineage, readings, formats).read()
+    exchanges = Exchanges(policy, formats, reception, relay, tasks, own_keys)
     return Engine(exchanges, archive, relay, bus, tasks, forwarders)
 
 

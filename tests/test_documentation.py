@@ -5,13 +5,16 @@ from pathlib import Path
 
 import pytest
 import typer
+from starlette.routing import Route
 from typer.main import get_command
 
 from proxy import __version__
 from proxy.cli.application import build
 from proxy.config.example import write_default
 from proxy.config.keys import list_keys
+from proxy.server.management import ManagementApi
 from proxy.server.routes import MANAGED_PATHS
+from proxy.store.memory import MemoryArchive
 from proxy.wire.headers import OWN_PREFIX
 
 ROOT = Path(__file__).parents[1]
@@ -83,8 +86,14 @@ def test_every_command_is_in_the_readme() -> None:
 
 
 def test_every_path_of_our_own_or_read_by_us_is_in_the_readme() -> None:
-    for path in (*MANAGED_PATHS, "/-/", "/-/live", "/-/ready", "/-/metrics"):
+    for path in (*MANAGED_PATHS, "/-/", "/-/live", "/-/ready", "/-/metrics", *list_api()):
         assert f"`{path}`" in README
+
+
+def list_api() -> list[str]:
+    """The paths of the API; what is received stands beside what is sent."""
+    paths = [f"/-{route.path}" for route in ManagementApi(MemoryArchive()).list_routes() if isinstance(route, Route)]
+    return [path for path in paths if not path.endswith("/received")]
 
 
 def test_the_readme_names_what_is_taken_from_requests() -> None:

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from proxy.cli.documents import write_json
 from proxy.cli.doors import Doors
 from proxy.cli.options import ConfigOption, DataOption, JsonOption
 from proxy.cli.text import make_plain
+from proxy.engine.reports.documents import write_json
 
 
 def verify(

@@ -8,12 +8,8 @@ from typing import Protocol, TypeVar
 
 from proxy.config import Settings, load_settings
 from proxy.engine.ports import LogReader
-from proxy.model.errors import NotFound
 
 T = TypeVar("T")
-
-_ALL = 2**31
-_NAMED_AT_MOST = 5
 
 
 class Log(LogReader, Protocol):
@@ -43,14 +39,3 @@ class Doors:
                 await log.close()
 
         return asyncio.run(run())
-
-
-async def find_session(log: LogReader, prefix: str) -> str:
-    """The id of the one session whose id begins so. Raises NotFound, naming candidates where there are several."""
-    ids = [row.id for row in await log.list_sessions(_ALL) if row.id.startswith(prefix)]
-    if prefix in ids or len(ids) == 1:
-        return prefix if prefix in ids else ids[0]
-    if not ids:
-        raise NotFound(f"no session begins with {prefix!r}; `palimpsest sessions` lists them")
-    some = ", ".join(ids[:_NAMED_AT_MOST])
-    raise NotFound(f"{len(ids)} sessions begin with {prefix!r} ({some}{', …' if len(ids) > _NAMED_AT_MOST else ''})")

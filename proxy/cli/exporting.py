@@ -1,20 +1,18 @@
 """`palimpsest export`. Rule: all the log holds of a session, in files or on standard output; nothing is overwritten."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-import msgspec
 import typer
 
-from proxy.cli.conversation import continue_conversation, find_newest
-from proxy.cli.documents import Document, describe_body, describe_exchange, write_json
-from proxy.cli.doors import Doors, find_session
+from proxy.cli.doors import Doors
 from proxy.cli.options import ConfigOption, DataOption, SessionArgument
 from proxy.engine.ports import LogReader
+from proxy.engine.reports.exports import Form, open_export
+from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow
-
-Form = Literal["json", "jsonl", "openai"]
 
 _FILES: dict[Form, str] = {"json": "session.json", "jsonl": "exchanges.jsonl", "openai": "messages.json"}
 
@@ -27,6 +25,9 @@ def export(  # noqa: PLR0913 - each parameter is an option of the command line
     as_openai: Annotated[
         bool, typer.Option("--openai", help="The newest conversation: an array of messages as its client writes them.")
     ] = False,
+    branch: Annotated[
+        str, typer.Option(metavar="TIP", help="Only this branch: its tip, as show writes it, or how that begins.")
+    ] = "",
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="DIR", help="Write files there, all raw bodies among them."),
@@ -38,18 +39,17 @@ def export(  # noqa: PLR0913 - each parameter is an option of the command line
     doors: Doors = context.obj
     form = _choose(as_json=as_json, as_jsonl=as_jsonl, as_openai=as_openai)
 
-    async def ask(log: LogReader) -> bytes:
-        name = await find_session(log, session)
-        rows = await log.list_exchanges(name)
-        content = await _render(log, name, rows, form)
-        if output is not None:
-            await _write_files(log, rows, output, _FILES[form], content)
-        return content
+    async def ask(log: LogReader) -> None:
+        opened = await open_export(log, session, form, branch)
+        if output is None:
+            async for piece in opened.pieces:
+                typer.echo(piece, nl=False)
+            return
+        await _write_pieces(output / _FILES[form], opened.pieces)
+        await _write_bodies(log, opened.read(), output)
 
-    content = doors.read(data, config, ask)
-    if output is None:
-        typer.echo(content, nl=False)
-    else:
+    doors.read(data, config, ask)
+    if output is not None:
         typer.echo(f"wrote {output}")
 
 
@@ -59,32 +59,29 @@ def _choose(*, as_json: bool, as_jsonl: bool, as_openai: bool) -> Form:
     return "jsonl" if as_jsonl else "openai" if as_openai else "json"
 
 
-async def _render(log: LogReader, session: str, rows: Sequence[ExchangeRow], form: Form) -> bytes:
-    if form == "openai":
-        newest = find_newest(rows)
-        items = continue_conversation(newest, await log.load_request(newest.id))
-        return write_json([msgspec.Raw(item) for item in items])
-    documents = [await _describe(log, row) for row in rows]
-    if form == "jsonl":
-        return b"".join(map(write_json, documents))
-    return write_json({"session": session, "exchanges": documents})
+async def _write_pieces(path: Path, pieces: AsyncIterator[bytes]) -> None:
+    _create(path)
+    with path.open("ab") as target:
+        async for piece in pieces:
+            target.write(piece)
 
 
-async def _describe(log: LogReader, row: ExchangeRow) -> Document:
-    return describe_exchange(row) | describe_body(await log.load_request(row.id))
-
-
-async def _write_files(log: LogReader, rows: Sequence[ExchangeRow], into: Path, name: str, content: bytes) -> None:
-    _write(into / name, content)
-    for row in rows:
-        _write(into / f"{row.n:04}-request", await log.load_request(row.id))
+async def _write_bodies(log: LogReader, rows: AsyncIterator[ExchangeRow], into: Path) -> None:
+    async for row in rows:
+        await _write_body(into / f"{row.n:04}-request", log.load_request(row.id))
         for round_ in row.rounds:
-            _write(into / f"{row.n:04}-{round_.k}-sent", await log.load_sent(row.id, round_.k))
+            await _write_body(into / f"{row.n:04}-{round_.k}-sent", log.load_sent(row.id, round_.k))
             if round_.completeness:
-                _write(into / f"{row.n:04}-{round_.k}-received", await log.load_received(row.id, round_.k))
+                await _write_body(into / f"{row.n:04}-{round_.k}-received", log.load_received(row.id, round_.k))
 
 
-def _write(path: Path, content: bytes) -> None:
+async def _write_body(path: Path, loading: Awaitable[bytes]) -> None:
+    with suppress(NotFound):  # what was erased has no file
+        content = await loading
+        _create(path, content)
+
+
+def _create(path: Path, content: bytes = b"") -> None:
     """A new file that, like the log, only its owner can read."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.touch(mode=0o600, exist_ok=False)

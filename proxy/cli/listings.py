@@ -1,28 +1,51 @@
-"""The log's rows as text for people. Rule: one line per row; what only a program needs is in the JSON form."""
+"""The log's rows as text for people. Rule: fits in 80 columns; what only a program needs is in the JSON form."""
 
 from collections.abc import Iterator, Sequence
 
+from proxy.cli.drawing import SIDE_MARK, draw_forks, order_children
 from proxy.cli.text import cut, lay_out, make_plain, write_time
+from proxy.engine.reports.overview import Overview
 from proxy.model.exchange import Usage
 from proxy.model.log import ExchangeRow, RoundRow, SessionRow
 
-_SESSION_HEADINGS = ("SESSION", "LAST CALL", "CALLS", "MODEL", "INPUT", "OUTPUT", "UPSTREAM", "CLIENT'S NAME")
-_EXCHANGE_HEADINGS = ("N", "TIME", "CALL", "MODEL", "STATUS", "END", "INPUT", "OUTPUT", "SECONDS")
-_WIDTH = 40
+_SESSION_HEADINGS = ("SESSION", "LAST CALL (UTC)", "CALLS", "BRANCHES", "SIDE", "INPUT", "OUTPUT")
+_CALL_HEADINGS = ("CALL", "RELATION", "TIME", "STATUS", "INPUT", "OUTPUT", "SECONDS", "MODEL")
+_ID_DIGITS = 12
+_WIDTH = 80
+_MODEL_WIDTH = 14
+_FAMILY_WIDTH = 56
 _OPEN = "open, or cut by a crash"
 _NO_USAGE = Usage()
 
 
 def list_sessions(rows: Sequence[SessionRow]) -> str:
-    """A table of sessions."""
+    """A table of sessions, two lines each: what it is and how much of it, and what it is called."""
     if not rows:
         return "The log holds no sessions yet; start `palimpsest serve` and point a client at it."
-    return lay_out(_SESSION_HEADINGS, [_place_session(row) for row in rows])
+    lines: list[Sequence[object] | str] = []
+    for row, level in order_children(rows):
+        lines += (
+            _place_session(row, level),
+            "  " * level + "  " + cut(_name_session(row, level), _WIDTH - 2 * level - 2),
+        )
+    return lay_out(_SESSION_HEADINGS, lines)
 
 
-def list_exchanges(rows: Sequence[ExchangeRow]) -> str:
-    """A session's timeline."""
-    return lay_out(_EXCHANGE_HEADINGS, [_place_exchange(row) for row in rows])
+def tell_session(overview: Overview, exchanges: Sequence[ExchangeRow]) -> str:
+    """A session: what it is called, whose it is, its tree, and the sessions it started."""
+    row = overview.session
+    lines = [
+        f"session   {row.id}",
+        f"name      {row.family or '- (its client sends none)'}",
+        f"model     {row.model or '-'}, upstream {row.upstream}",
+        f"calls     {row.exchanges}, {_count(row.branches, 'branch', 'branches')}, {_count(row.side, 'side call')}",
+        f"time      {write_time(row.created_ms)} to {write_time(row.last_ms)}",
+        f"tokens    input {row.input_tokens}, output {row.output_tokens}",
+        *([f"parent    {row.parent}"] if row.parent else []),
+        *([f"goes on   from session {row.adopted}, under another credential"] if row.adopted else []),
+        *[f"child     {child.id}  {cut(child.family, _FAMILY_WIDTH - 10)}".rstrip() for child in overview.children],
+    ]
+    return make_plain("\n".join(lines)) + f"\n\n{_list_calls(overview, exchanges)}\n"
 
 
 def tell_exchange(row: ExchangeRow) -> str:
@@ -34,26 +57,64 @@ def tell_exchange(row: ExchangeRow) -> str:
         f"model     {row.model or '-'}",
         f"request   {row.request_size} bytes{', kept to the cap only' if row.is_capped else ''}",
     ]
+    if row.relation:
+        lines.append(
+            f"place     {_relate(row)}; {row.base} of {_count(row.depth, 'message')} known, tip {row.tip.hex()}"
+        )
     for round_ in row.rounds:
         lines += _tell_round(round_)
     return make_plain("\n".join(lines)) + "\n"
 
 
-def _place_session(row: SessionRow) -> tuple[object, ...]:
+def _place_session(row: SessionRow, level: int) -> tuple[object, ...]:
+    name = "  " * (level - 1) + "└ " * bool(level) + row.id[:_ID_DIGITS]
     tokens = (row.input_tokens, row.output_tokens)
-    return row.id, write_time(row.last_ms), row.exchanges, row.model, *tokens, row.upstream, cut(row.family, _WIDTH)
+    return name, write_time(row.last_ms)[:16], row.exchanges, row.branches, row.side, *tokens
 
 
-def _place_exchange(row: ExchangeRow) -> tuple[object, ...]:
-    call = row.wire or cut(f"{row.method} {row.target}", _WIDTH)
-    start = (row.n, write_time(row.opened_ms), call, row.model)
-    if not row.rounds:
-        return *start, "", _OPEN, "", "", ""
-    last = row.rounds[-1]
-    usage = last.usage or _NO_USAGE
-    seconds = f"{last.timings.total_ms / 1000:.1f}" if last.timings else ""
+def _name_session(row: SessionRow, level: int) -> str:
+    names = []
+    if row.parent and not level:
+        names.append(f"child of {row.parent[:_ID_DIGITS]}")
+    if row.adopted:
+        names.append(f"goes on from {row.adopted[:_ID_DIGITS]}")
+    if row.family:
+        names.append(cut(row.family, _FAMILY_WIDTH))
+    return "; ".join([*names, f"{row.model or 'no model'} at {row.upstream}"])
+
+
+def _list_calls(overview: Overview, exchanges: Sequence[ExchangeRow]) -> str:
+    """The tree, then what has no place in it."""
+    rows = {row.n: row for row in exchanges}
+    side = frozenset(n for n, row in rows.items() if row.is_side)
+    days = {write_time(row.opened_ms)[:10] for row in rows.values()}
+    when = slice(11, 19) if len(days) == 1 else slice(5, 16)
+    lines: list[Sequence[object] | str] = []
+    for drawn, n in draw_forks(overview.forks, side):
+        lines.append(_place_call(drawn, rows.pop(n), when) if n else drawn)
+    lines += [_place_call(f"{SIDE_MARK if row.is_side else '-'} {n}", row, when) for n, row in rows.items()]
+    return lay_out(_CALL_HEADINGS, lines)
+
+
+def _place_call(drawn: str, row: ExchangeRow, when: slice) -> tuple[object, ...]:
+    last = row.rounds[-1] if row.rounds else None
+    usage = (last and last.usage) or _NO_USAGE
+    seconds = f"{last.timings.total_ms / 1000:.1f}" if last and last.timings else ""
+    what = row.model or f"{row.method} {row.target}"
     tokens = (_write_count(usage.input), _write_count(usage.output))
-    return *start, last.status or "", last.completeness or _OPEN, *tokens, seconds
+    return drawn, _relate(row), write_time(row.opened_ms)[when], _end(last), *tokens, seconds, cut(what, _MODEL_WIDTH)
+
+
+def _relate(row: ExchangeRow) -> str:
+    return f"{row.relation}{', side' if row.is_side else ''}"
+
+
+def _end(last: RoundRow | None) -> str:
+    """How a call ended in a word or two."""
+    if last is None or not last.completeness:
+        return "open"
+    words = [str(last.status)] * bool(last.status) + [last.completeness] * (last.completeness != "complete")
+    return " ".join(words)
 
 
 def _tell_round(row: RoundRow) -> Iterator[str]:
@@ -62,7 +123,7 @@ def _tell_round(row: RoundRow) -> Iterator[str]:
     if row.timings:
         yield f"timing    first byte {row.timings.first_byte_ms:.0f} ms, end {row.timings.total_ms:.0f} ms"
     if row.usage:
-        counts = [(name, getattr(row.usage, name)) for name in Usage.__slots__]
+        counts = [(name, getattr(row.usage, name)) for name in Usage.__struct_fields__]
         yield "tokens    " + ", ".join(f"{name} {count}" for name, count in counts if count is not None)
     if row.finish:
         yield f"finish    {row.finish}"
@@ -74,3 +135,7 @@ def _tell_round(row: RoundRow) -> Iterator[str]:
 
 def _write_count(count: int | None) -> str:
     return "" if count is None else str(count)
+
+
+def _count(count: int, one: str, more: str = "") -> str:
+    return f"{count} {one if count == 1 else more or one + 's'}"

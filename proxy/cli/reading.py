@@ -1,34 +1,39 @@
 """`palimpsest sessions` and `show`. Rule: read the log beside a running server; `--json` says all the text does."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from proxy.cli.documents import describe_exchange, write_json
-from proxy.cli.doors import Doors, find_session
-from proxy.cli.listings import list_exchanges, list_sessions, tell_exchange
+from proxy.cli.doors import Doors
+from proxy.cli.listings import list_sessions, tell_exchange, tell_session
 from proxy.cli.options import ConfigOption, DataOption, JsonOption, SessionArgument
 from proxy.engine.ports import LogReader
-from proxy.model.errors import NotFound
-from proxy.model.log import ExchangeRow
+from proxy.engine.reports.documents import describe_overview, describe_sessions, list_calls, write_json
+from proxy.engine.reports.exports import describe_whole
+from proxy.engine.reports.finding import Part, find_exchange, list_matching, load_part, read_pages
+from proxy.engine.reports.overview import load_overview
+from proxy.model.log import Selection
 
-Part = Literal["request", "sent", "received"]
 
-
-def sessions(
+def sessions(  # noqa: PLR0913 - each parameter is an option of the command line
     context: typer.Context,
     limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
+    family: Annotated[str, typer.Option(metavar="NAME", help="Only those whose client's name begins so.")] = "",
+    parent: Annotated[
+        str, typer.Option(metavar="SESSION", help="Only those started by the session whose id begins so.")
+    ] = "",
     as_json: JsonOption = False,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
     """List sessions, the newest call first."""
     doors: Doors = context.obj
-    rows = doors.read(data, config, lambda log: log.list_sessions(limit))
+    selection = Selection(family, parent)
+    rows = doors.read(data, config, lambda log: list_matching(log, limit, selection))
     if as_json:
-        typer.echo(write_json([asdict(row) for row in rows]), nl=False)
+        typer.echo(write_json(describe_sessions(rows)), nl=False)
+    elif not rows and (family or parent):
+        typer.echo("No session matches; without --family and --parent all are listed.")
     else:
         typer.echo(list_sessions(rows))
 
@@ -42,40 +47,25 @@ def show(  # noqa: PLR0913 - each parameter is an option of the command line
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Show the exchanges of a session, or one of them."""
+    """Show the branches and exchanges of a session, or one exchange."""
     doors: Doors = context.obj
     if n is None and raw is not None:
         raise typer.BadParameter("needs the number of an exchange: show SESSION N --raw ...", param_hint="--raw")
 
     async def ask(log: LogReader) -> bytes:
-        name = await find_session(log, session)
-        rows = await log.list_exchanges(name)
         if n is None:
-            return _write_timeline(name, rows, as_json=as_json)
-        row = _pick(rows, n)
+            return await _render_session(log, session, as_json=as_json)
+        row = await find_exchange(log, session, n)
         if raw is not None:
             return await load_part(log, row, raw)
-        return write_json(describe_exchange(row)) if as_json else tell_exchange(row).encode()
+        return write_json(await describe_whole(log, row)) if as_json else tell_exchange(row).encode()
 
     typer.echo(doors.read(data, config, ask), nl=False)
 
 
-async def load_part(log: LogReader, row: ExchangeRow, part: Part) -> bytes:
-    """One body of an exchange; of several rounds, the last one's. Raises NotFound."""
-    if part == "request":
-        return await log.load_request(row.id)
-    load = log.load_sent if part == "sent" else log.load_received
-    return await load(row.id, row.rounds[-1].k if row.rounds else 0)
-
-
-def _pick(rows: Sequence[ExchangeRow], n: int) -> ExchangeRow:
-    for row in rows:
-        if row.n == n:
-            return row
-    raise NotFound(f"this session has no exchange {n}; it has {len(rows)}, counted from 1")
-
-
-def _write_timeline(session: str, rows: Sequence[ExchangeRow], *, as_json: bool) -> bytes:
+async def _render_session(log: LogReader, session: str, *, as_json: bool) -> bytes:
+    overview = await load_overview(log, session)
+    exchanges = [row async for page in read_pages(log, overview.session.id) for row in page]
     if as_json:
-        return write_json({"session": session, "exchanges": [describe_exchange(row) for row in rows]})
-    return f"session {session}\n{list_exchanges(rows)}\n".encode()
+        return write_json(describe_overview(overview) | {"exchanges": list_calls(exchanges)})
+    return tell_session(overview, exchanges).encode()

@@ -22,13 +22,20 @@ def cut(text: str, width: int) -> str:
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
-def lay_out(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table: columns as wide as they need, numbers to the right."""
-    cells = [list(headings), *([_flatten(str(cell)) for cell in row] for row in rows)]
+def lay_out(headings: Sequence[str], rows: Iterable[Sequence[object] | str]) -> str:
+    """A table: columns as wide as they need, numbers to the right. A row that is a string is a line as it stands."""
+    lines = [list(headings), *(_flatten_row(row) for row in rows)]
+    cells = [line for line in lines if not isinstance(line, str)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(headings))]
-    return "\n".join(
-        _GAP.join(_pad(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
-    )
+    return "\n".join(line if isinstance(line, str) else _join(line, widths) for line in lines)
+
+
+def _flatten_row(row: Sequence[object] | str) -> list[str] | str:
+    return _flatten(row) if isinstance(row, str) else [_flatten(str(cell)) for cell in row]
+
+
+def _join(row: Sequence[str], widths: Sequence[int]) -> str:
+    return _GAP.join(_pad(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def _flatten(text: str) -> str:
@@ -36,4 +43,4 @@ def _flatten(text: str) -> str:
 
 
 def _pad(cell: str, width: int) -> str:
-    return cell.rjust(width) if cell.isdigit() else cell.ljust(width)
+    return cell.rjust(width) if cell.replace(".", "", 1).isdigit() else cell.ljust(width)

@@ -53,4 +53,4 @@ def _plain(default: Any) -> Any:
         return default.get_secret_value()
     if isinstance(default, tuple):
         return list(default)
-    return default if isinstance(default, str | int | float) else str(default)
+    return default if isinstance(default, str | int | float | dict) else str(default)

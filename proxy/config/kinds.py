@@ -74,3 +74,4 @@ SecretFile = Annotated[Secret, BeforeValidator(_read_secret_file), WithJsonSchem
 BaseUrl = Annotated[str, AfterValidator(_check_base_url)]
 HeaderName = Annotated[str, AfterValidator(_check_header_name)]
 HostName = Annotated[str, AfterValidator(str.lower)]
+TenantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]

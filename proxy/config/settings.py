@@ -7,8 +7,18 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from proxy.config.kinds import BaseUrl, DirectoryPath, HeaderName, HostName, Seconds, Secret, SecretFile, Size
-from proxy.engine.policy import EnginePolicy
+from proxy.config.kinds import (
+    BaseUrl,
+    DirectoryPath,
+    HeaderName,
+    HostName,
+    Seconds,
+    Secret,
+    SecretFile,
+    Size,
+    TenantName,
+)
+from proxy.engine.policy import EnginePolicy, Principal
 from proxy.model.exchange import Mode
 from proxy.server.policy import ServerPolicy
 from proxy.store.policy import Durability, StorePolicy
@@ -24,6 +34,12 @@ _LOG_FILE = "log.db"
 def _refuse_both(given: SecretStr, from_file: SecretStr, name: str) -> None:
     if given.get_secret_value() and from_file.get_secret_value():
         raise PydanticCustomError("secret", "{name} and {name}_file are both set; keep one of them", {"name": name})
+
+
+def _read_principal(known_by: tuple[SecretStr, ...] | str) -> Principal:
+    if isinstance(known_by, str):
+        return Principal(header=known_by)
+    return Principal(keys=tuple(key.get_secret_value() for key in known_by))
 
 
 def _reveal(given: SecretStr, from_file: SecretStr) -> str:
@@ -130,6 +146,10 @@ class SessionsSettings(Section):
         _ENGINE.session_headers,
         description="Request headers, besides the known ones, whose value names the conversation.",
     )
+    infer: bool = Field(
+        _ENGINE.infer,
+        description="Recognise conversations that no id names by their content. Off: each such call stands alone.",
+    )
     cache_bytes: Size = Field(
         _ENGINE.cache_bytes,
         ge=0,
@@ -196,6 +216,13 @@ class Settings(BaseSettings):
     )
     sessions: SessionsSettings = SessionsSettings()
     store: StoreSettings = StoreSettings()
+    tenants: dict[TenantName, tuple[Secret, ...] | HeaderName] = Field(
+        {},
+        description=(
+            "Who shares conversations, by name: a list of API keys that are one tenant, or the name of a request "
+            "header of which each value is one. Without: everybody by their own key or token."
+        ),
+    )
 
     @field_validator("upstreams")
     @classmethod
@@ -207,6 +234,18 @@ class Settings(BaseSettings):
             if names.count(name) > 1:
                 raise PydanticCustomError("name", 'two are named "{name}"; names are unique', {"name": name})
         return upstreams
+
+    @field_validator("tenants")
+    @classmethod
+    def _check_tenants(cls, tenants: dict[str, tuple[SecretStr, ...] | str]) -> dict[str, tuple[SecretStr, ...] | str]:
+        owners: dict[str, str] = {}
+        for name, known_by in tenants.items():
+            for key in () if isinstance(known_by, str) else known_by:
+                if owners.setdefault(key.get_secret_value(), name) != name:
+                    raise PydanticCustomError(
+                        "tenants", 'one of the keys of "{name}" is another\'s, too', {"name": name}
+                    )
+        return tenants
 
     def server_policy(self) -> ServerPolicy:
         """What the server room is given."""
@@ -232,7 +271,9 @@ class Settings(BaseSettings):
             record_cap_bytes=self.store.record_cap_bytes,
             on_failure=self.store.on_failure,
             session_headers=self.sessions.headers,
+            infer=self.sessions.infer,
             cache_bytes=self.sessions.cache_bytes,
+            principals={name: _read_principal(known_by) for name, known_by in self.tenants.items()},
         )
 
     def store_policy(self) -> StorePolicy:

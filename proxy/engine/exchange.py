@@ -16,8 +16,9 @@ from proxy.engine.relay import Entry, Flight, Relay
 from proxy.engine.tape import Tape
 from proxy.engine.tasks import TaskRunner
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
-from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, Record, Round
+from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, Round
 from proxy.model.manifest import Manifest, keep_head, keep_whole
+from proxy.model.record import Record
 from proxy.wire.format import Format
 from proxy.wire.headers import bare_credential, find, is_credential
 
@@ -75,20 +76,22 @@ class Exchanges:
             client.abort()
 
     async def _carry(self, request: ClientRequest, form: Format, client: Client) -> None:
-        received = self._receive(request, form)
-        upstream, opening = received.upstream, received.opening
-        entry = self._relay.enter(lambda: _records(opening, upstream.name))
+        self._check_log()
+        received = await self._reception.receive(request, form, self.read_mode(request.headers))
+        upstream = received.upstream
+        entry = self._relay.enter(lambda: _list_records(received, received.opening))
         entry.append(is_urgent=received.is_stream)
         flight = self._take_off(request, received, entry, form, client)
         await self._relay.carry(flight, upstream.send(request.method, request.target, request.headers, request.body))
 
     async def _carry_stream(self, request: ClientRequest, body: RequestBody | None, client: Client) -> None:
-        received = self._receive(request, None)
+        self._check_log()
+        received = self._reception.receive_stream(request, self.read_mode(request.headers))
         upstream = received.upstream
         tape = Tape(self._policy.record_cap_bytes)
 
         def make() -> tuple[Opening, *tuple[Record, ...]]:
-            return _records(replace(received.opening, body=_keep_tape(tape)), upstream.name)
+            return _list_records(received, replace(received.opening, body=_keep_tape(tape)))
 
         entry = self._relay.enter(make)
         if body is None:
@@ -97,17 +100,15 @@ class Exchanges:
         passing = TapedBody(body, tape, entry) if body is not None else b""
         await self._relay.carry(flight, upstream.send(request.method, request.target, request.headers, passing))
 
-    def _receive(self, request: ClientRequest, form: Format | None) -> Received:
-        mode = self.read_mode(request.headers)
+    def _check_log(self) -> None:
+        """Raises StoreUnavailable where calls are not to be carried unrecorded."""
         if self._policy.on_failure == "refuse" and (problem := self._relay.problem):
             raise StoreUnavailable(f"calls are refused while they cannot be recorded (store.on_failure): {problem}")
-        if form is None:
-            return self._reception.receive_stream(request, mode)
-        return self._reception.receive(request, form, mode)
 
     def _take_off(
         self, request: ClientRequest, received: Received, entry: Entry, form: Format | None, client: Client
     ) -> Flight:
+        client.label(_list_labels(received.opening))
         return Flight(
             received.opening.exchange,
             entry,
@@ -137,8 +138,19 @@ class TapedBody:
         return content
 
 
-def _records(opening: Opening, upstream: str) -> tuple[Opening, *tuple[Record, ...]]:
-    return opening, Round(opening.exchange, 0, upstream, None)
+def _list_labels(opening: Opening) -> Headers:
+    """The fields by which a client finds its call in the log."""
+    if opening.mode == "bypass":
+        return ()
+    return (
+        (b"x-palimpsest-session", opening.session.id.encode()),
+        (b"x-palimpsest-exchange", opening.exchange.encode()),
+    )
+
+
+def _list_records(received: Received, opening: Opening) -> tuple[Opening, *tuple[Record, ...]]:
+    first = opening, Round(opening.exchange, 0, received.upstream.name, None)
+    return first if received.step is None else (*first, received.step)
 
 
 def _keep_tape(tape: Tape) -> Manifest:

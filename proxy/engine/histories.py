@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from proxy.engine.lineage.chain import Chain
+from proxy.model.growing import extend
 from proxy.model.manifest import (
     Blob,
     BlobPiece,
@@ -24,28 +26,33 @@ from proxy.model.manifest import (
 from proxy.wire.body import SplitBody, count_shared, split_after, split_body
 
 _LARGE_MEMBER = 512
-_ITEM_WEIGHT = 200
+_ITEM_WEIGHT = 520
+_MEMBER_WEIGHT = 200
 _TAIL = 64
 _NAMED_KEPT = 4
 _UNNAMED_KEPT = 32
 _WORTH_REMEMBERING = 4 * 1024
 
 
-class History(msgspec.Struct, frozen=True, gc=False):
-    """A body that was seen: its split, the link after each item, the digest of each large member."""
+class History(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """A body that was seen: its split, the link after each item, the digest of each large member, its messages."""
 
     split: SplitBody
     links: Sequence[bytes]
     digests: Mapping[str, bytes]
+    chain: Chain
 
     @property
     def weight(self) -> int:
         """Bytes of memory, roughly."""
-        return len(self.split.content) + _ITEM_WEIGHT * len(self.links)
+        split = self.split
+        places = _ITEM_WEIGHT * len(self.links) + _MEMBER_WEIGHT * len(split.members)
+        return len(split.content) + len(self.chain.preamble.orders) + places
 
     def continues(self, other: "History") -> bool:
         """Whether this one has all the items of the other, and perhaps more."""
-        return self.links[: len(other.links)] == other.links
+        end = len(other.links)
+        return end <= len(self.links) and self.links[end - 1] == other.links[-1]  # a link names all before it
 
 
 Key = tuple[bytes, str, str]
@@ -89,6 +96,10 @@ class Histories:
         while self._weight > self._cache_bytes:
             self._drop_oldest()
 
+    def holds(self, key: Key, history: History) -> bool:
+        """Whether this very body is still remembered."""
+        return any(entry is history for entry in self._seen.get(key, ()))
+
     def clear(self) -> None:
         """Forget everything: the log lost a record that later manifests would lean on."""
         self._seen.clear()
@@ -111,21 +122,23 @@ def _may_extend(history: History, content: bytes, *, is_named: bool) -> bool:
 
 def split_known(content: bytes, items_key: str, known: History | None, shared: int) -> SplitBody | None:
     """Split a body, leaving out what it shares with a remembered one."""
-    if known is not None and shared:
-        return split_after(content, items_key, known.split, shared)
-    return split_body(content, items_key)
+    split = split_after(content, items_key, known.split, shared) if known is not None and shared else None
+    return split if split is not None else split_body(content, items_key)
 
 
-def take_stock(tenant: bytes, split: SplitBody, known: History | None, shared: int) -> tuple[Manifest, History | None]:
+def take_stock(
+    tenant: bytes, split: SplitBody, chain: Chain, known: History | None, shared: int
+) -> tuple[Manifest, History | None]:
     """The manifest of a split body, with only what the remembered one did not bring; and what to remember of it."""
     if not split.items:
         return _keep_members(split, (), known)[0], None
-    links = list(known.links[:shared]) if known is not None else []
-    parent = links[-1] if links else root_of(tenant)
+    before = known.links if known is not None else ()
+    parent = before[shared - 1] if shared else root_of(tenant)
     slices = tuple(chain_slices(parent, _elements(split, shared)))
-    links.extend(s.link for s in slices)
+    fresh = [s.link for s in slices]
+    links = extend(before, shared, fresh) if shared else fresh
     manifest, digests = _keep_members(split, slices, known, links[-1])
-    return manifest, History(split, links, digests)
+    return manifest, History(split, links, digests, chain)
 
 
 def _elements(split: SplitBody, start: int) -> list[tuple[bytes, bytes]]:

@@ -1,9 +1,18 @@
 """How exchanges are carried and recorded. Rule: values only; who fills them in is above this room."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from proxy.model.exchange import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A tenant by name: whoever presents one of `keys`, or, with `header`, whoever has the same value in that field."""
+
+    keys: tuple[str, ...] = field(default=(), repr=False)
+    header: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,8 +21,9 @@ class EnginePolicy:
 
     `commit_wait_ms` bounds both waits for durability (BEHAVIOUR B32b). `record_cap_bytes` is what is kept of one body.
     `on_failure`: what happens to calls while the log takes no writes. `session_headers` are request headers, besides
-    the known ones, that name a conversation; `cache_bytes` bounds the bodies remembered to recognise repeated
-    histories.
+    the known ones, that name a conversation; `infer`: whether those without a name are recognised by their content.
+    `cache_bytes` bounds what is remembered to recognise repeated histories: three quarters of it bodies, a quarter
+    nodes. `principals` are tenants by name.
     """
 
     mode: Mode = "manage"
@@ -21,4 +31,6 @@ class EnginePolicy:
     record_cap_bytes: int = 8 * 1024 * 1024
     on_failure: Literal["forward", "refuse"] = "forward"
     session_headers: tuple[str, ...] = ()
+    infer: bool = True
     cache_bytes: int = 64 * 1024 * 1024
+    principals: Mapping[str, Principal] = field(default_factory=dict)

@@ -8,8 +8,17 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from proxy.model.errors import ProxyError
-from proxy.model.exchange import Headers, Record
-from proxy.model.log import ArchiveHealth, ExchangeRow, SessionRow, Verification
+from proxy.model.exchange import Headers, SessionKey
+from proxy.model.lineage import StoredSession
+from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Selection, SessionRow, UnreadRow, Verification
+from proxy.model.record import Record
+
+MOST_RECALLED = 64
+MOST_RECALLED_ROWS = 8192
+MOST_MARKS = 64
+MOST_UNREAD = 1024
+MOST_UNREAD_BYTES = 64 * 1024 * 1024
+ALL_SESSIONS = Selection()
 
 
 class UpstreamResponse(Protocol):
@@ -83,6 +92,10 @@ class Upstream(Protocol):
 class Client(Protocol):
     """Whoever asked. Every method may be called after the client has left; it then does nothing."""
 
+    def label(self, fields: Headers) -> None:
+        """What the head of the answer bears besides its own fields, our own errors included."""
+        ...
+
     def start(self, status: int, headers: Headers) -> None:
         """The answer's head."""
         ...
@@ -114,12 +127,31 @@ class Client(Protocol):
 class LogReader(Protocol):
     """What can be read back from the log."""
 
-    async def list_sessions(self, limit: int = 100) -> Sequence[SessionRow]:
-        """Newest activity first."""
+    async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
+        """Newest activity first; `limit` bounds what is in memory at once."""
         ...
 
-    async def list_exchanges(self, session: str) -> Sequence[ExchangeRow]:
-        """All exchanges of a session, oldest first. Raises NotFound for an unknown session."""
+    async def find_session(self, session: str) -> SessionRow:
+        """The session with this id. Raises NotFound."""
+        ...
+
+    async def list_ids(self, prefix: str, limit: int) -> Sequence[str]:
+        """The ids of sessions that begin so, in order, so that a whole id comes before longer ones."""
+        ...
+
+    async def list_exchanges(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        """The exchanges of a session behind number `after`, oldest first. Raises NotFound for an unknown session."""
+        ...
+
+    async def list_calls(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        """As `list_exchanges`, but every `answer` is empty: what a page holds does not depend on what was answered."""
+        ...
+
+    async def list_branches(self, session: str) -> Sequence[BranchRow]:
+        """The branches of a session in the order in which they began; none of calls without a `Step`.
+
+        Raises NotFound for an unknown session.
+        """
         ...
 
     async def load_request(self, exchange: str) -> bytes:
@@ -143,7 +175,42 @@ class LogReader(Protocol):
         ...
 
 
-class Archive(LogReader, Protocol):
+class Ancestry(Protocol):
+    """What the log knows of where a request belongs."""
+
+    async def recall(
+        self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
+    ) -> Sequence[StoredSession]:
+        """Sessions that may hold what a request continues; newest last, `MOST_RECALLED` at most.
+
+        `nodes` are those of the request's chain, the first message's first; `session` is the one that the request is
+        taken to belong to, and whose it is. They are, of this tenant: that session; those in which the deepest of the
+        nodes that is a recorded answer of the tenant's stands as an answer; those that bear one of the marks (named by
+        `name_mark`). Where the tenant has no such answer, those of the others in which the deepest answer of anyone
+        stands as one. Where there are too many, what is named first here counts, and then the newest; of too many marks
+        the last `MOST_MARKS`, each of which is a look-up of its own. The first two are there whatever their size;
+        another is left out where it does not fit into `MOST_RECALLED_ROWS` nodes, marks and requests beside those
+        before it. A store may give up a look-up that others' sessions make long: what it would find is then missing.
+        """
+        ...
+
+    async def has_sessions(self) -> bool:
+        """False while the log has none: there is nothing to recall."""
+        ...
+
+
+class Backlog(Protocol):
+    """What the log holds that still has to be read."""
+
+    async def list_unread(self, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES) -> Sequence[UnreadRow]:
+        """The answers among the newest `limit` outcomes that have bytes, a wire format and no reading; newest first.
+
+        One that does not fit in `most_bytes` beside those that are newer is left out, as is one that was erased.
+        """
+        ...
+
+
+class Archive(LogReader, Ancestry, Backlog, Protocol):
     """The append-only log."""
 
     @property
@@ -155,6 +222,8 @@ class Archive(LogReader, Protocol):
         """Queue records, in order, behind everything queued before; never blocks, never raises.
 
         The future turns True once they (and all before them) are durable, False if they were dropped for want of room.
+        A store may learn later that it cannot take what is durable (a duplicate, what refers to nothing): then `health`
+        counts it. Records of lineage may be refused without those they came with.
         Records that are not urgent may wait for the next ones that are, for `flush`, or a second at most.
         """
         ...

@@ -2,12 +2,11 @@
 
 import asyncio
 import json
-from collections import deque
-from dataclasses import dataclass
 
 import msgspec
 
 from proxy.engine.bus import EventBus
+from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.ports import Archive
 from proxy.engine.tasks import TaskRunner
 from proxy.model.events import ReadingFailed
@@ -19,12 +18,13 @@ from proxy.wire.headers import find
 from proxy.wire.sse import read_events
 
 _INLINE_BYTES = 64 * 1024
-_MOST_WAITING = 1024
+# Two seconds of all that one worker can carry; answers of any size must not take more memory than that.
+_MOST_WAITING = 4096
+_MOST_WAITING_BYTES = 32 * 1024 * 1024
 _GATHER_SECONDS = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(msgspec.Struct, frozen=True, gc=False):
     """A recorded answer that waits to be read."""
 
     exchange: str
@@ -67,39 +67,74 @@ class Readings:
     They are gathered for a moment, so that reading one does not delay the call that comes right behind it.
     """
 
-    def __init__(self, archive: Archive, bus: EventBus, tasks: TaskRunner, cap: int) -> None:
+    def __init__(self, archive: Archive, bus: EventBus, tasks: TaskRunner, lineage: Lineage, cap: int) -> None:
         self._archive = archive
         self._bus = bus
         self._tasks = tasks
+        self._lineage = lineage
         self._cap = cap
-        self._waiting: deque[Received] = deque()
+        self._waiting: dict[str, Received] = {}
+        self._waiting_bytes = 0
         self._running: asyncio.Task[None] | None = None
 
     def submit(self, received: Received) -> None:
         """Have an answer read soon; beyond a bound the oldest that wait are left unread (they can be read any time)."""
-        if len(self._waiting) >= _MOST_WAITING:
-            dropped = self._waiting.popleft()
-            self._bus.publish(ReadingFailed(dropped.exchange, "too many answers wait to be read"))
-        self._waiting.append(received)
+        self._waiting[received.exchange] = received
+        self._waiting_bytes += len(received.content)
+        while self._is_too_much:
+            dropped = self._take(next(iter(self._waiting)))
+            if dropped is not None:
+                self._bus.publish(ReadingFailed(dropped.exchange, "too many answers wait to be read"))
         if self._running is None or self._running.done():
             self._running = self._tasks.spawn(self._run())
+
+    async def hurry(self, exchange: str) -> None:
+        """Read an answer now, if it still waits: a request shows it already."""
+        received = self._waiting.get(exchange)
+        if received is None:
+            return
+        if len(received.content) <= _INLINE_BYTES:
+            outcome = _try_to_read(received, self._cap)
+        else:
+            outcome = await asyncio.to_thread(_try_to_read, received, self._cap)
+        if self._take(exchange) is not None:  # else somebody else was in a hurry meanwhile
+            self._keep(received, outcome)
+
+    async def finish(self) -> None:
+        """Return when nothing waits to be read."""
+        while self._running is not None and not self._running.done():
+            await asyncio.wait((self._running,))
 
     async def _run(self) -> None:
         await asyncio.sleep(_GATHER_SECONDS)
         while self._waiting:
-            await self._read(self._waiting.popleft())
+            await self.hurry(next(iter(self._waiting)))
+            await asyncio.sleep(0)
         self._archive.flush()
 
-    async def _read(self, received: Received) -> None:
-        arguments = (received.format, received.headers, received.content, self._cap)
-        try:
-            if len(received.content) > _INLINE_BYTES:
-                answer, rendered = await asyncio.to_thread(read_received, *arguments)
-            else:
-                await asyncio.sleep(0)
-                answer, rendered = read_received(*arguments)
-        except Exception as error:  # noqa: BLE001 - a boundary: an answer nobody can read must not stop the reader
-            self._bus.publish(ReadingFailed(received.exchange, f"{type(error).__name__}: {error}"))
+    @property
+    def _is_too_much(self) -> bool:
+        count = len(self._waiting)
+        return count > _MOST_WAITING or (count > 1 and self._waiting_bytes > _MOST_WAITING_BYTES)
+
+    def _take(self, exchange: str) -> Received | None:
+        received = self._waiting.pop(exchange, None)
+        if received is not None:
+            self._waiting_bytes -= len(received.content)
+        return received
+
+    def _keep(self, received: Received, outcome: tuple[Answer, bytes] | Exception) -> None:
+        if isinstance(outcome, Exception):
+            self._bus.publish(ReadingFailed(received.exchange, f"{type(outcome).__name__}: {outcome}"))
             return
+        answer, rendered = outcome
         reading = Reading(received.exchange, received.k, rendered, answer.usage, answer.finish, answer.error)
-        self._archive.append(reading, is_urgent=False)
+        reply = self._lineage.note_answer(received.exchange, received.k, received.format, answer.value)
+        self._archive.append(reading, *([reply] if reply is not None else []), is_urgent=False)
+
+
+def _try_to_read(received: Received, cap: int) -> tuple[Answer, bytes] | Exception:
+    try:
+        return read_received(received.format, received.headers, received.content, cap)
+    except Exception as error:  # noqa: BLE001 - a boundary: an answer nobody can read must not stop the reader
+        return error

@@ -7,19 +7,29 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import NamedTuple
 
-from proxy.engine.histories import Histories, Key, split_known, take_stock
-from proxy.engine.lineage import Lineage, read_text
+import msgspec
+
+from proxy.engine.histories import Histories, History, Key, split_known, take_stock
+from proxy.engine.lineage.chain import Chain, Messages, make_chain, read_messages
+from proxy.engine.lineage.known import Traits
+from proxy.engine.lineage.naming import Naming, make_session, read_body, read_text
+from proxy.engine.lineage.placing import Asked, Place
+from proxy.engine.lineage.tenants import Caller
+from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.ports import Archive, Clock, Ids, Upstream
-from proxy.model.exchange import ClientRequest, Kind, Mode, Opening
+from proxy.engine.ports import Clock, Ids, Upstream
+from proxy.engine.readings import Readings
+from proxy.model.exchange import ClientRequest, Kind, Mode, Opening, SessionKey
+from proxy.model.lineage import Step, root_of_chain
 from proxy.model.manifest import Manifest, digest_of, keep_head, keep_whole
-from proxy.wire.body import SplitBody, split_body
+from proxy.wire.body import SplitBody
 from proxy.wire.format import Format
 from proxy.wire.headers import keep_for_log, keep_target
 
 _NOTHING = keep_whole(b"")
+_NONE = (b"", b"[]", b"null")
+_OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 _log = logging.getLogger("palimpsest.reception")
 
@@ -32,75 +42,83 @@ class Route:
     models: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A request as recognised. `is_stream`: the client asks for a streamed answer."""
+class Received(msgspec.Struct, frozen=True, gc=False):
+    """A request as recognised. `is_stream`: a streamed answer is asked for. `step`: where it stands, if known."""
 
     opening: Opening
     upstream: Upstream
     is_stream: bool = False
+    step: Step | None = None
 
 
-class _Caller(NamedTuple):
-    """Who asks, in which conversation (empty: none named), and whom."""
+class _Recognised(msgspec.Struct, frozen=True, gc=False):
+    """What a body says. `step` is None where it cannot be read in parts."""
 
-    tenant: bytes
-    family: str
+    session: SessionKey
     upstream: Upstream
+    model: str
+    body: Manifest
+    is_stream: bool = False
+    step: Step | None = None
 
 
-class _Reading(NamedTuple):
+class _Reading(msgspec.Struct, frozen=True, gc=False):
     """What was read of a request."""
 
     kind: Kind
     wire: str
     model: str
     body: Manifest
-    is_stream: bool = False
 
 
 class Reception:
     """Turns requests into openings."""
 
     def __init__(
-        self, policy: EnginePolicy, routes: Sequence[Route], archive: Archive, lineage: Lineage, clock: Clock, ids: Ids
+        self,
+        policy: EnginePolicy,
+        routes: Sequence[Route],
+        lineage: Lineage,
+        readings: Readings,
+        clock: Clock,
+        ids: Ids,
     ) -> None:
         self._policy = policy
         self._routes = tuple(routes)
-        self._archive = archive
         self._lineage = lineage
-        self._histories = Histories(policy.cache_bytes)
+        self._readings = readings
+        self._naming = Naming(policy.session_headers)
+        self._histories = Histories(policy.cache_bytes * 3 // 4)
         self._clock = clock
         self._ids = ids
-        self._generation = 0
 
-    def receive(self, request: ClientRequest, form: Format, mode: Mode) -> Received:
-        """Recognise a request whose body is at hand."""
-        tenant = self._lineage.find_tenant(request.headers)
-        early = self._lineage.name_family(request.headers, None)
+    async def receive(self, request: ClientRequest, form: Format, mode: Mode) -> Received:
+        """Recognise a request whose body is at hand. Waits for the log where memory does not know its history."""
+        exchange = self._ids.next_exchange()
+        caller = self._lineage.tenants.find(request.headers)
         try:
-            split, manifest = self._take_stock((tenant, form.name, early), request.body, form)
-            family = self._lineage.name_family(request.headers, split)
-            model = read_text(split.member("model")) if split is not None else ""
-            is_stream = split is not None and split.member("stream") == b"true"
+            recognised = await self._recognise(request, form, caller, exchange)
         except Exception:  # noqa: BLE001 - a boundary: what we cannot make out must not fail the call
             _log.exception("a request was not understood; it is carried and kept whole")
-            family, model, is_stream, manifest = early, "", False, self._keep_whole(request.body)
-        caller = _Caller(tenant, family, self._choose(model))
-        return self._open(request, mode, caller, _Reading("managed", form.name, model, manifest, is_stream))
+            recognised = self._keep_apart(request, caller, exchange)
+        reading = _Reading("managed", form.name, recognised.model, recognised.body)
+        opening = self._open(request, mode, exchange, recognised.session, reading)
+        return Received(opening, recognised.upstream, recognised.is_stream, recognised.step)
 
     def receive_stream(self, request: ClientRequest, mode: Mode) -> Received:
         """Recognise a request whose body is still to come; whoever passes it on fills in the opening's body."""
-        tenant = self._lineage.find_tenant(request.headers)
-        family = self._lineage.name_family(request.headers, None)
-        caller = _Caller(tenant, family, self._choose(""))
-        return self._open(request, mode, caller, _Reading("passthrough", "", "", _NOTHING))
+        exchange, upstream = self._ids.next_exchange(), self._choose("")
+        tenant = self._lineage.tenants.find(request.headers).tenant
+        session = make_session(tenant, upstream.name, self._naming.read(request.headers), exchange)
+        opening = self._open(request, mode, exchange, session, _Reading("passthrough", "", "", _NOTHING))
+        return Received(opening, upstream)
 
-    def _open(self, request: ClientRequest, mode: Mode, caller: _Caller, reading: _Reading) -> Received:
-        exchange = self._ids.next_exchange()
-        opening = Opening(
+    def _open(
+        self, request: ClientRequest, mode: Mode, exchange: str, session: SessionKey, reading: _Reading
+    ) -> Opening:
+        return Opening(
             exchange=exchange,
-            session=self._lineage.name_session(caller.tenant, caller.upstream.name, caller.family, exchange),
+            session=session,
             kind=reading.kind,
             wire=reading.wire,
             mode=mode,
@@ -111,33 +129,89 @@ class Reception:
             body=reading.body,
             opened_ms=self._clock.now_ms(),
         )
-        return Received(opening, caller.upstream, reading.is_stream)
 
-    def _take_stock(self, key: Key, content: bytes, form: Format) -> tuple[SplitBody | None, Manifest]:
-        if len(content) > self._policy.record_cap_bytes:
-            return split_body(content, form.items_key), self._keep_whole(content)
-        self._forget_after_loss()
-        known, shared = self._histories.find(key, content)
+    async def _recognise(self, request: ClientRequest, form: Format, caller: Caller, exchange: str) -> _Recognised:
+        content = request.body
+        named = self._naming.read(request.headers)
+        key = (caller.tenant, form.name, named.family)
+        self._forget_lost()
+        is_kept = len(content) <= self._policy.record_cap_bytes
+        known, shared = self._histories.find(key, content) if is_kept else (None, 0)
         split = split_known(content, form.items_key, known, shared)
         if split is None:
-            return None, keep_whole(content)
-        manifest, history = take_stock(key[0], split, known, shared)
+            return self._keep_apart(request, caller, exchange)
+        model = read_text(split.member("model"))
+        upstream = self._choose(model)
+        session = make_session(caller.tenant, upstream.name, read_body(named, split), exchange)
+        messages, chain = await self._read_chain(form, split, session, known, shared)
+        traits = Traits(
+            model, split.member("tools") not in _NONE, messages.preamble.system, split.member("stream") == b"true"
+        )
+        asked = Asked(
+            exchange=exchange,
+            session=session,
+            token=caller.token,
+            traits=traits,
+            root=chain.root,
+            nodes=chain.nodes,
+            items=chain.items,
+            most_output=_read_output_limit(split),
+            previous=read_text(split.member(form.previous_key)) if form.previous_key else "",
+            is_trusted=self._lineage.tenants.trusts(caller),
+        )
+        place = await self._place(asked) if session.family or self._policy.infer else None
+        # From here on nothing waits: what is remembered is in the log with the opening, before any later request's.
+        body = self._take_stock(key, split, chain, known, shared) if is_kept else self._keep_whole(content)
+        if place is not None:
+            return _Recognised(place.session, upstream, model, body, traits.is_stream, place.step)
+        return _Recognised(session, upstream, model, body, traits.is_stream)
+
+    async def _read_chain(
+        self, form: Format, split: SplitBody, session: SessionKey, known: History | None, shared: int
+    ) -> tuple[Messages, Chain]:
+        """The messages behind what is known, and all of them as a chain.
+
+        It begins at a stored answer, where the body goes on from one, else at the upstream's root.
+        """
+        root, chain = root_of_chain(session.upstream), known.chain if known is not None else None
+        if form.previous_key:
+            for exchange in self._lineage.list_unread_of(session.tenant):
+                await self._readings.hurry(exchange)  # a request may refer to any of them by an id
+            if previous := read_text(split.member(form.previous_key)):
+                root = await self._lineage.find_response(session, previous) or root
+        messages = await self._lineage.resolve(session, read_messages(form, split, chain, shared, root))
+        return messages, make_chain(messages, chain, root)
+
+    async def _place(self, asked: Asked) -> Place:
+        for exchange in self._lineage.list_unread(asked):
+            await self._readings.hurry(exchange)
+        return await self._lineage.place(asked)
+
+    def _take_stock(self, key: Key, split: SplitBody, chain: Chain, known: History | None, shared: int) -> Manifest:
+        """The manifest of a body, which leans on a remembered one only if that is still remembered."""
+        self._forget_lost()
+        if known is None or not self._histories.holds(key, known):
+            known, shared = None, 0
+        body, history = take_stock(key[0], split, chain, known, shared)
         if history is not None:
             self._histories.remember(key, history, known)
-        return split, manifest
+        return body
+
+    def _forget_lost(self) -> None:
+        if self._lineage.forget_lost():
+            self._histories.clear()  # manifests lean on what earlier ones brought to the log
+
+    def _keep_apart(self, request: ClientRequest, caller: Caller, exchange: str) -> _Recognised:
+        """A body that is not understood: whole, to the first upstream, in the session that its headers name."""
+        upstream = self._choose("")
+        session = make_session(caller.tenant, upstream.name, self._naming.read(request.headers), exchange)
+        return _Recognised(session, upstream, "", self._keep_whole(request.body))
 
     def _keep_whole(self, content: bytes) -> Manifest:
         cap = self._policy.record_cap_bytes
         if len(content) <= cap:
             return keep_whole(content)
         return keep_head(content[:cap], len(content), digest_of(content))
-
-    def _forget_after_loss(self) -> None:
-        """Manifests lean on what earlier ones brought to the log; after a loss they must bring everything again."""
-        generation = self._archive.health.generation
-        if generation != self._generation:
-            self._generation = generation
-            self._histories.clear()
 
     def _choose(self, model: str) -> Upstream:
         if model:
@@ -148,3 +222,12 @@ class Reception:
             if not route.models:
                 return route.upstream
         return self._routes[0].upstream
+
+
+def _read_output_limit(split: SplitBody) -> int:
+    """How many tokens the answer may have; 0 where the request does not say."""
+    for name in _OUTPUT_LIMITS:
+        raw = split.member(name)
+        if raw.isdigit():
+            return int(raw[:9])
+    return 0

@@ -17,7 +17,8 @@ from proxy.engine.readings import Readings, Received, is_event_stream
 from proxy.engine.tape import Tape
 from proxy.model.errors import ProxyError, UpstreamUnreachable
 from proxy.model.events import ExchangeRecorded
-from proxy.model.exchange import Completeness, Headers, Opening, Outcome, Record, Timings, Trailer
+from proxy.model.exchange import Completeness, Headers, Opening, Outcome, Timings, Trailer
+from proxy.model.record import Record
 from proxy.wire.format import Format
 from proxy.wire.headers import find, forward_response, keep_for_log, redact
 from proxy.wire.sse import EVENT_END, MARKER_REACH
@@ -177,7 +178,7 @@ class Relay:
             flight.client.abort()
             return
         await self._gate.wait(recorded)
-        flight.client.start(status, forward_response(headers))
+        _start(flight, response)
         flight.client.write(held, is_last=is_ended)
         if not is_ended:
             await self._pass_rest(flight, response)
@@ -194,7 +195,7 @@ class Relay:
         if commit is not None and not commit.done():
             self._archive.flush()
             await self._gate.wait(commit)
-        client.start(response.status, forward_response(response.headers))
+        _start(flight, response)
         passage = Passage(flight, _find_ender(flight, response), self._clock)
         while not response.is_received:
             await response.pump(passage.take)
@@ -262,8 +263,14 @@ class Relay:
                 outcome.size,
                 outcome.timings.first_byte_ms / 1000,
                 outcome.timings.total_ms / 1000,
+                is_readable=flight.format is not None and outcome.size > 0,
             )
         )
+
+
+def _start(flight: Flight, response: UpstreamResponse) -> None:
+    """The answer's head, if it has not been sent."""
+    flight.client.start(response.status, forward_response(response.headers))
 
 
 def _find_ender(flight: Flight, response: UpstreamResponse) -> EndFinder | None:
@@ -291,4 +298,4 @@ async def _linger(response: UpstreamResponse, tape: Tape, held: bytes) -> tuple[
 
 
 def _since(began: float, at: float) -> float:
-    return round((at - began) * 1000, 3) if at else 0.0
+    return int((at - began) * 1_000_000) / 1000 if at else 0.0

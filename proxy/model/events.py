@@ -1,6 +1,4 @@
-"""Facts the engine publishes. Rule: one frozen dataclass per fact, past tense, declared when it is published."""
-
-from dataclasses import dataclass
+"""Facts the engine publishes. Rule: one frozen value per fact, past tense, declared when it is published."""
 
 import msgspec
 
@@ -8,7 +6,10 @@ from proxy.model.exchange import Completeness, Kind
 
 
 class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
-    """A round's outcome was handed to the log. Sizes in bytes, times in seconds."""
+    """A round's outcome was handed to the log. Sizes in bytes, times in seconds.
+
+    `is_readable`: a reading will follow, or ReadingFailed.
+    """
 
     exchange: str
     session: str
@@ -21,10 +22,10 @@ class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
     received_size: int
     first_byte_s: float
     total_s: float
+    is_readable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ReadingFailed:
+class ReadingFailed(msgspec.Struct, frozen=True, gc=False):
     """The bytes of an answer could not be interpreted; they are in the log all the same."""
 
     exchange: str

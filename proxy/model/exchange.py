@@ -2,10 +2,9 @@
 
 An exchange is one client call. It has one `Opening`, a `Round` for every upstream call it took, an `Outcome` per round,
 perhaps `Trailer`s (bytes after the end marker), and a `Reading`: what the answer says, derived from the bytes.
-A store may lay records down as msgspec encodes them: a new field goes to the end and has a default.
+Where it stands in its conversation is in `model/lineage`; all kinds of records are in `model/record`.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -22,16 +21,17 @@ class SessionKey(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A conversation: `family` is the client's own name for it, empty where it gave none and each call stands alone.
 
     `id` is derived (`engine/lineage`), so that it needs no look-up; `tenant` is a salted fingerprint (16 bytes).
+    `parent` is the id of the session whose agent started this one, empty where the client names none.
     """
 
     id: str
     tenant: bytes
     upstream: str
     family: str
+    parent: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ClientRequest:
+class ClientRequest(msgspec.Struct, frozen=True, gc=False):
     """A request as the client sent it. `target` is path and query, raw; header names are lower case."""
 
     method: str
@@ -100,8 +100,7 @@ class Trailer(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     received: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """Tokens as the provider counted them; None where it said nothing. `input` includes `cached` and `written`."""
 
     input: int | None = None
@@ -111,8 +110,7 @@ class Usage:
     reasoning: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """An answer as one object of its wire, assembled from the bytes.
 
     `value` has the shape of the wire's non-streamed answer. `finish` joins the finish reasons of all choices with a
@@ -138,17 +136,3 @@ class Reading(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     usage: Usage | None
     finish: str
     error: str
-
-
-Record = Opening | Round | Outcome | Trailer | Reading
-
-
-def weigh(record: Record) -> int:
-    """Bytes of memory a record holds while it waits, roughly; the spool's bound is in these."""
-    if isinstance(record, Opening):
-        return 1024 + record.body.weight
-    if isinstance(record, Round):
-        return 256 + (record.body.weight if record.body else 0)
-    if isinstance(record, Reading):
-        return 256 + len(record.answer)
-    return 512 + len(record.received)

@@ -1,13 +1,22 @@
 """What can be read back from the log. Rule: rows as values, oldest first unless said otherwise."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
-from proxy.model.exchange import Completeness, Headers, Kind, Mode, Timings, Usage
+import msgspec
+
+from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, Timings, Usage
+from proxy.model.lineage import Relation
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRow:
-    """A session in a listing; times in milliseconds since the epoch."""
+    """A session in a listing; times in milliseconds since the epoch.
+
+    `parent`: id of the session whose agent started it. `adopted`: id of the session that it goes on from, under another
+    credential. Each empty where there is none. `branches`: as `list_branches` has; `side`: exchanges beside them. `seq`
+    is that of its newest exchange: a listing goes by it.
+    """
 
     id: str
     family: str
@@ -18,6 +27,57 @@ class SessionRow:
     model: str
     input_tokens: int
     output_tokens: int
+    parent: str = ""
+    branches: int = 0
+    side: int = 0
+    adopted: str = ""
+    seq: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which sessions are listed: those whose family, and whose parent's id, begin so, and whose `seq` is lower."""
+
+    family: str = ""
+    parent: str = ""
+    before: int = 2**63 - 1
+
+
+class Call(NamedTuple):
+    """An exchange on a branch: its number in the session, its id, and how many messages its request had."""
+
+    n: int
+    exchange: str
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class BranchRow:
+    """A way a session went: a tip with no other tip behind it (a tip is a node at which a request ended).
+
+    `depth`: messages of the first request that ended there. Of what no older branch has: `own` are the exchanges, in
+    the order of the conversation; `relation` is that of the first, `left` the node before it, empty where it shares
+    nothing; `is_side` if all of them are side calls. `trunk` is the branch that has `left` among what is its own, and
+    `shared` how many of the trunk's own exchanges go before.
+    """
+
+    tip: bytes
+    depth: int
+    own: tuple[Call, ...]
+    relation: Relation
+    left: bytes
+    is_side: bool
+    trunk: "BranchRow | None" = field(default=None, compare=False, repr=False)  # of branches one could fall endlessly
+    shared: int = 0
+
+    @property
+    def exchanges(self) -> tuple[Call, ...]:
+        """Those whose requests ended on the way to the tip, oldest first: as much work as there are."""
+        calls, branch = list(self.own), self
+        while branch.trunk is not None:
+            calls += branch.trunk.own[: branch.shared]
+            branch = branch.trunk
+        return tuple(sorted(calls))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +100,10 @@ class RoundRow:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRow:
-    """One client call: what was asked (without its body) and how each round ended. `n` counts from 1 in its session."""
+    """One client call: what was asked (without its body) and how each round ended. `n` counts from 1 in its session.
+
+    `relation` to `base` are those of its `Step`; of a call that has none: empty, False and 0.
+    """
 
     seq: int
     id: str
@@ -58,6 +121,27 @@ class ExchangeRow:
     digest: bytes
     opened_ms: int
     rounds: tuple[RoundRow, ...]
+    relation: Relation | Literal[""] = ""
+    is_side: bool = False
+    tip: bytes = b""
+    depth: int = 0
+    base: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadRow:
+    """A recorded answer without a reading: what it takes to read it, and where its request stands.
+
+    `received` is as the outcome has it, without trailers; `tip` is empty where the request has no `Step`.
+    """
+
+    exchange: str
+    k: int
+    wire: str
+    session: SessionKey
+    tip: bytes
+    headers: Headers
+    received: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +163,7 @@ class Verification:
     faults: tuple[Fault, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ArchiveHealth:
+class ArchiveHealth(msgspec.Struct, frozen=True, gc=False):
     """How the log is doing. `problem` is empty while it keeps its promise; `dropped` counts records lost for good.
 
     `generation` changes whenever a record was lost: whoever remembers what the log holds must forget it then.

@@ -35,6 +35,7 @@ class ServedClient:
         self._connection: GuardedProtocol = scope["extensions"][CONNECTION]
         self._cycle: Cycle = scope["extensions"][CYCLE]
         self._policy = policy
+        self._labels: Headers = ()
         self._is_started = False
         self._is_body_ended = False
         self.is_finished = False
@@ -96,11 +97,15 @@ class ServedClient:
         finally:
             self._connection.unwatch(leave)
 
+    def label(self, fields: Headers) -> None:
+        """What the head of the answer bears besides its own fields, our own errors included."""
+        self._labels = fields
+
     def start(self, status: int, headers: Headers) -> None:
         """The answer's head; nothing if it has been sent."""
         if not self._is_started:
             self._is_started = True
-            self._cycle.start_answer(status, headers)
+            self._cycle.start_answer(status, (*headers, *self._labels))
 
     def write(self, content: bytes, *, is_last: bool = False) -> bool:
         """Body bytes; False: no more should come before `drain` returns."""

@@ -20,8 +20,9 @@ _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>palimpses
 </style>
 <main><h1>palimpsest</h1><p>Every call is passed on as it is, and kept.</p>
 <dl>{rows}</dl>
-<p>Read the log with <code>palimpsest sessions</code> and <code>palimpsest show SESSION</code>.
-State: <a href="/-/ready">ready</a>, <a href="/-/metrics">metrics</a>.</p></main></html>
+<p>Read the log with <code>palimpsest sessions</code> and <code>palimpsest show SESSION</code>,
+or as JSON: <a href="/-/api/sessions">sessions</a>. State: <a href="/-/ready">ready</a>,
+<a href="/-/metrics">metrics</a>.</p></main></html>
 """
 
 

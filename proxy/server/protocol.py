@@ -6,6 +6,7 @@ nothing of its answer are ours.
 """
 
 import asyncio
+import re
 import select
 import sys
 from collections.abc import Callable
@@ -30,6 +31,8 @@ _READ_AHEAD = 1024 * 1024
 _LINGER_SECONDS = 1.0
 _LOOK_SECONDS = 1.0
 _SLACK = 64 * 1024
+# What nearly all requests have; the parser would say the same of it.
+_PLAIN_PATH = re.compile(rb"/(?:[A-Za-z0-9_.-][A-Za-z0-9_./-]*)?")
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -144,10 +147,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._count(len(name) + len(value) + 4)
         if not self._is_in_head:
             return  # a trailer: no field of the request
-        super().on_header(name, value)
-        name = self.headers[-1][0]
+        name = name.lower()
+        self.headers.append((name, value))
         if name == b"host":
             self._hosts += 1
+        elif name == b"expect":
+            self.expect_100_continue |= value.lower() == b"100-continue"
         elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
             self._refuse("the only transfer coding understood here is chunked")
 
@@ -207,8 +212,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _begin(self, version: str) -> None:
         """Start serving a request, or queue it behind the one before it on the same connection; as uvicorn does."""
-        url = httptools.parse_url(self.url)
-        path = url.path.decode("ascii")
+        path, query = _split_url(self.url)
         cycle = Cycle(
             scope=self.scope,
             transport=self.transport,
@@ -225,9 +229,9 @@ class GuardedProtocol(HttpToolsProtocol):
         scope: Scope = self.scope  # type: ignore[assignment]
         scope["http_version"] = version
         scope["method"] = self.parser.get_method().decode("ascii")
-        scope["path"] = unquote(path) if "%" in path else path
-        scope["raw_path"] = url.path
-        scope["query_string"] = url.query or b""
+        scope["path"] = unquote(path.decode("ascii"))
+        scope["raw_path"] = path
+        scope["query_string"] = query
         scope["headers"] = tuple(self.headers)
         scope["extensions"] = {CONNECTION: self, CYCLE: cycle, TARGET: self.url}
         before, self.cycle = self.cycle, cycle
@@ -281,3 +285,11 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refusal = (408, "head_timeout", "the head of the request took too long (server.header_timeout)")
         self._head_timer = None
         self.send_400_response("")
+
+
+def _split_url(url: bytes) -> tuple[bytes, bytes]:
+    """Path and query. Raises httptools' error for what is none."""
+    if _PLAIN_PATH.fullmatch(url):
+        return url, b""
+    parsed = httptools.parse_url(url)
+    return parsed.path, parsed.query or b""

@@ -17,6 +17,7 @@ from proxy.server.errors import render_body
 from proxy.server.health import Health
 from proxy.server.inspector import Inspector
 from proxy.server.managed import Managed
+from proxy.server.management import ManagementApi
 from proxy.server.passthrough import Passthrough
 from proxy.server.policy import ServerPolicy
 
@@ -34,6 +35,7 @@ class Endpoints:
     exchanges: Exchanges
     health: Health
     inspector: Inspector
+    api: ManagementApi
 
 
 class FrontDoor:
@@ -64,6 +66,7 @@ def build_routes(endpoints: Endpoints, policy: ServerPolicy, *, has_own_key: boo
         [
             Route("/", endpoints.inspector.show),
             Route("/metrics", endpoints.health.metrics),
+            *endpoints.api.list_routes(),
             Route("/{path:path}", _not_found),
         ]
     )

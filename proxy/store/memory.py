@@ -1,16 +1,31 @@
 """The log in memory, for tests and for programs that embed the engine. Rule: what can be observed is as with a file.
 
-Records of one append are taken together or not at all; what is a duplicate or refers to nothing is refused and counted.
+Records of one append are taken together, at worst without those of lineage, or not at all; what is a duplicate or
+refers to nothing is refused and counted.
 It is bounded by nothing but memory, and gone with the process.
 """
 
 import asyncio
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 
+from proxy.engine.ports import ALL_SESSIONS, MOST_MARKS, MOST_UNREAD, MOST_UNREAD_BYTES
 from proxy.model.errors import NotFound
-from proxy.model.exchange import Opening, Record, Round, Trailer
-from proxy.model.log import ArchiveHealth, ExchangeRow, Fault, RoundRow, SessionRow, Verification
+from proxy.model.exchange import Opening, Round, SessionKey, Trailer
+from proxy.model.lineage import Step, StoredSession, name_mark
+from proxy.model.log import (
+    ArchiveHealth,
+    BranchRow,
+    ExchangeRow,
+    Fault,
+    RoundRow,
+    Selection,
+    SessionRow,
+    UnreadRow,
+    Verification,
+)
 from proxy.model.manifest import (
     BlobPiece,
     Manifest,
@@ -20,8 +35,11 @@ from proxy.model.manifest import (
     link_after,
     root_of,
 )
+from proxy.model.record import Record, leave_lineage
+from proxy.store.recalled import choose_recalled
 from proxy.store.storable import fit_text, fit_usage
 from proxy.store.tables import Exchange, Tables
+from proxy.store.tree import Tree
 
 _SALT_SIZE = 32
 
@@ -48,27 +66,66 @@ class MemoryArchive:
 
     def append(self, *records: Record, is_urgent: bool = True) -> "asyncio.Future[bool]":
         """Take records, all or none; the future is done at once."""
-        stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        stored.set_result(not self._is_closed and self._tables.add(records))
-        if not stored.result():
-            self._dropped += len(records)
+        taken = self._take(records)
+        if len(taken) < len(records):
+            self._dropped += len(records) - len(taken)
             self._generation += 1
+        stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        stored.set_result(bool(taken))
         return stored
 
     def flush(self) -> None:
         """Nothing waits here."""
 
-    async def list_sessions(self, limit: int = 100) -> Sequence[SessionRow]:
+    async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
         """Newest activity first."""
-        latest = sorted(self._tables.sessions, key=lambda key: self._find_last(key).seq, reverse=True)
+        chosen = [key for key in self._tables.sessions if self._is_chosen(key, selection)]
+        latest = sorted(chosen, key=lambda key: self._find_last(key).seq, reverse=True)
         return [self._make_session(key) for key in latest[:limit]]
 
-    async def list_exchanges(self, session: str) -> Sequence[ExchangeRow]:
-        """All exchanges of a session, oldest first. Raises NotFound for an unknown session."""
+    async def find_session(self, session: str) -> SessionRow:
+        """The session with this id. Raises NotFound."""
+        return self._make_session(self._expect(session))
+
+    async def list_ids(self, prefix: str, limit: int) -> Sequence[str]:
+        """The ids of sessions that begin so, in order."""
+        return sorted(key for key in self._tables.sessions if key.startswith(fit_text(prefix)))[:limit]
+
+    async def list_exchanges(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        """The exchanges of a session behind number `after`, oldest first. Raises NotFound for an unknown session."""
+        names = list(self._tables.sessions[self._expect(session)].values())
+        return [self._make_exchange(self._tables.exchanges[name]) for name in names[after : after + limit]]
+
+    async def list_calls(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        """As `list_exchanges`, but every `answer` is empty."""
+        return [_leave_answers(row) for row in await self.list_exchanges(session, after, limit)]
+
+    async def list_branches(self, session: str) -> Sequence[BranchRow]:
+        """The branches of a session in the order in which they began. Raises NotFound for an unknown session."""
         tables = self._tables
-        if session not in tables.sessions:
-            raise NotFound(f"there is no session {session}")
-        return [self._make_exchange(tables.exchanges[exchange]) for exchange in tables.sessions[session].values()]
+        return tables.trees[self._expect(session)].list_branches(tables.sessions[session])
+
+    async def recall(
+        self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
+    ) -> Sequence[StoredSession]:
+        """Sessions that may hold what a request continues; newest last (see `Ancestry`)."""
+        trees, keys, names = self._tables.trees, self._tables.keys, set(map(name_mark, marks[-MOST_MARKS:]))
+        own = [key for key in trees if keys[key].tenant == session.tenant]
+        named = [key for key in own if key == session.id]
+        bearing = [key for key in own if not names.isdisjoint(trees[key].marks)]
+        answered = _find_answered({key: trees[key] for key in own}, nodes)
+        others = [] if answered else _find_answered(trees, nodes)
+        found = (key for group in (named, answered, bearing, others) for key in reversed(group))
+        kept = set(choose_recalled(found, lambda key: trees[key].weight))
+        return [tree.store(keys[key]) for key, tree in trees.items() if key in kept]
+
+    async def has_sessions(self) -> bool:
+        """False while the log has none."""
+        return bool(self._tables.sessions)
+
+    async def list_unread(self, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES) -> Sequence[UnreadRow]:
+        """Answers among the newest outcomes that nobody has read; newest first (see `Backlog`)."""
+        return list(_list_unread(self._tables, limit, most_bytes))
 
     async def load_request(self, exchange: str) -> bytes:
         """The client's body, byte for byte (its head, where it was capped). Raises NotFound."""
@@ -103,6 +160,26 @@ class MemoryArchive:
         """Take nothing more; what was taken can still be read."""
         self._is_closed = True
 
+    def _take(self, records: tuple[Record, ...]) -> tuple[Record, ...]:
+        """Those that are kept: all, all but what was derived, or none."""
+        for offer in (records, leave_lineage(records)):
+            if offer and not self._is_closed and self._tables.add(offer):
+                return offer
+        return ()
+
+    def _expect(self, session: str) -> str:
+        if session not in self._tables.sessions:
+            raise NotFound(f"there is no session {session}")
+        return session
+
+    def _is_chosen(self, session: str, selection: Selection) -> bool:
+        key = self._tables.keys[session]
+        return (
+            fit_text(key.family).startswith(fit_text(selection.family))
+            and fit_text(key.parent).startswith(fit_text(selection.parent))
+            and self._find_last(session).seq < selection.before
+        )
+
     def _find_opening(self, exchange: str) -> Opening:
         if exchange not in self._tables.exchanges:
             raise NotFound(f"there is no exchange {exchange}")
@@ -134,7 +211,7 @@ class MemoryArchive:
 
     def _make_session(self, session: str) -> SessionRow:
         tables, last = self._tables, self._find_last(session)
-        key, exchanges = tables.keys[session], tables.sessions[session]
+        key, exchanges, tree = tables.keys[session], tables.sessions[session], tables.trees[session]
         first, names = tables.exchanges[exchanges[1]], set(exchanges.values())
         usages = [fit_usage(reading.usage) for reading in tables.readings.values() if reading.exchange in names]
         return SessionRow(
@@ -147,11 +224,17 @@ class MemoryArchive:
             model=fit_text(last.opening.model),
             input_tokens=sum(usage.input or 0 for usage in usages if usage),
             output_tokens=sum(usage.output or 0 for usage in usages if usage),
+            parent=fit_text(key.parent),
+            branches=len(tree.list_branches(exchanges)),
+            side=sum(step.is_side for step in tree.steps.values()),
+            adopted=next((source for source, _ in tree.adoptions), ""),
+            seq=last.seq,
         )
 
     def _make_exchange(self, exchange: Exchange) -> ExchangeRow:
         opening = exchange.opening
         rounds = sorted(self._tables.rounds[opening.exchange].items())
+        step = _find_step(self._tables, exchange)
         return ExchangeRow(
             seq=exchange.seq,
             id=opening.exchange,
@@ -169,6 +252,11 @@ class MemoryArchive:
             digest=opening.body.digest,
             opened_ms=opening.opened_ms,
             rounds=tuple(self._make_round(record) for _, record in rounds),
+            relation=step.relation if step else "",
+            is_side=bool(step and step.is_side),
+            tip=step.tip if step else b"",
+            depth=step.depth if step else 0,
+            base=step.base if step else 0,
         )
 
     def _make_round(self, record: Round) -> RoundRow:
@@ -204,3 +292,28 @@ class MemoryArchive:
         for (exchange, k), outcome in self._tables.outcomes.items():
             if not outcome.whole_digest and outcome.size != len(outcome.received):
                 yield Fault(f"outcome {exchange}/{k}", f"has {len(outcome.received)} bytes in place of {outcome.size}")
+
+
+def _list_unread(tables: Tables, limit: int, most_bytes: int) -> Iterator[UnreadRow]:
+    for key, outcome in islice(reversed(tables.outcomes.items()), limit):
+        exchange = tables.exchanges[outcome.exchange]
+        opening = exchange.opening
+        if opening.wire and 0 < outcome.size <= most_bytes and key not in tables.readings:
+            most_bytes -= outcome.size
+            step, session = _find_step(tables, exchange), tables.keys[opening.session.id]
+            tip = step.tip if step else b""
+            yield UnreadRow(*key, opening.wire, session, tip, outcome.headers, outcome.received)
+
+
+def _find_answered(trees: Mapping[str, Tree], nodes: Sequence[bytes]) -> list[str]:
+    """Those of the sessions in which the deepest of the nodes that is an answer in any of them is one."""
+    found = ([key for key, tree in trees.items() if tree.has_answer(node)] for node in reversed(nodes))
+    return next(filter(None, found), [])
+
+
+def _leave_answers(row: ExchangeRow) -> ExchangeRow:
+    return replace(row, rounds=tuple(replace(each, answer=b"") for each in row.rounds))
+
+
+def _find_step(tables: Tables, exchange: Exchange) -> Step | None:
+    return tables.trees[exchange.opening.session.id].steps.get(exchange.n)

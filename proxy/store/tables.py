@@ -5,8 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from proxy.model.exchange import Opening, Outcome, Reading, Record, Round, SessionKey, Trailer
+from msgspec.structs import replace
+
+from proxy.model.exchange import Opening, Outcome, Reading, Round, SessionKey, Trailer
+from proxy.model.lineage import Adoption, Reply, Step, name_mark, root_of_chain
 from proxy.model.manifest import BlobPiece, ChainPiece, Manifest, Slice, decode_recipe, root_of
+from proxy.model.record import Record
+from proxy.store.branches import name_parent
+from proxy.store.tree import Tree
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +46,7 @@ class Tables:
         self.outcomes: dict[tuple[str, int], Outcome] = {}
         self.trailers: dict[tuple[str, int], dict[int, Trailer]] = {}
         self.readings: dict[tuple[str, int], Reading] = {}
+        self.trees: dict[str, Tree] = {}
         self._inserted: list[tuple[dict[Any, Any], object]] = []
 
     def add(self, records: Sequence[Record]) -> bool:
@@ -80,18 +87,61 @@ class Tables:
             case Reading():
                 self._expect(self.outcomes, (record.exchange, record.k))
                 self._insert(self.readings, (record.exchange, record.k), record)
+            case Step():
+                self._add_step(record)
+            case Reply():
+                self._grow(self._expect_opening(record.exchange).session, record)
+            case Adoption():
+                self._add_adoption(record)
 
     def _add_opening(self, opening: Opening) -> None:
         key = opening.session
         if key.id not in self.sessions:
             self._insert(self.sessions, key.id, {})
             self._insert(self.keys, key.id, key)
+            self._insert(self.trees, key.id, Tree())
         session = self.sessions[key.id]
         n = len(session) + 1
         self._insert(self.exchanges, opening.exchange, Exchange(len(self.exchanges) + 1, n, opening))
         self._insert(self.rounds, opening.exchange, {})
         self._insert(session, n, opening.exchange)
         self._add_body(key.tenant, opening.body)
+
+    def _add_step(self, step: Step) -> None:
+        exchange = self._expect(self.exchanges, step.exchange)
+        key = exchange.opening.session
+        tree = self._grow(key, step)
+        self._expect_node(key, step.tip)
+        self._insert(tree.steps, exchange.n, step)
+
+    def _add_adoption(self, adoption: Adoption) -> None:
+        tree, source = self._expect(self.trees, adoption.session), self._expect(self.trees, adoption.source)
+        self._expect(source.parents, adoption.node)
+        key = (adoption.source, adoption.node)
+        if key not in tree.adoptions:
+            self._insert(tree.adoptions, key, adoption)
+
+    def _grow(self, key: SessionKey, record: Step | Reply) -> Tree:
+        tree = self.trees[key.id]
+        for row in record.nodes:
+            if tree.lacks(row):
+                self._expect_node(key, row.parent)
+                self._insert(tree.nodes, (row.node, row.is_answer), row)
+            if row.node not in tree.parents:
+                self._insert(tree.parents, row.node, name_parent(tree.parents, row))
+        for mark in record.marks:
+            self._expect(tree.parents, mark.node)
+            name = name_mark(mark.name)
+            if name not in tree.marks:
+                self._insert(tree.marks, name, replace(mark, name=name))
+        return tree
+
+    def _expect_node(self, key: SessionKey, node: bytes) -> None:
+        """A node that something hangs on: of the session, the root, or of any session."""
+        if node in self.trees[key.id].parents or node == root_of_chain(key.upstream):
+            return
+        if not any(node in tree.parents for tree in self.trees.values()):
+            raise Refused("it refers to what is not in the log")
 
     def _add_body(self, tenant: bytes, body: Manifest) -> None:
         for blob in body.blobs:

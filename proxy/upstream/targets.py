@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+import msgspec
+
 from proxy.model.errors import BadRequest
 
 _TRICK = re.compile(rb"(?i)(?:^|/)\.{1,2}(?:/|$)|%2e|%2f|%5c|\\|;|[\x00-\x20\x7f]")
@@ -32,8 +34,7 @@ class Origin:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True, gc=False):
     """What to ask an origin for. `is_under_base`: a configured key may be sent along."""
 
     path: bytes

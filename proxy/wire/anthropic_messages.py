@@ -5,20 +5,24 @@ that are not known are continued like text.
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from proxy.model.exchange import Answer, Usage
+from proxy.wire import anthropic_identity
+from proxy.wire.body import Span
 from proxy.wire.deltas import Places, assemble, keep, merge, settle_object
-from proxy.wire.evidence import read_error, read_fields, read_kind, read_object, read_text, read_typed_error, read_usage
+from proxy.wire.evidence import UsageNames, read_error, read_fields, read_kind, read_object, read_text, read_typed_error
+from proxy.wire.identity import Item
 from proxy.wire.sse import EVENT_LINE, TYPED_DATA_LINE, ServerEvent
 
-_USAGE_NAMES = {
-    "input": ("input_tokens",),
-    "output": ("output_tokens",),
-    "cached": ("cache_read_input_tokens",),
-    "written": ("cache_creation_input_tokens",),
-}
+_USAGE = UsageNames(
+    input=("input_tokens",),
+    output=("output_tokens",),
+    cached=("cache_read_input_tokens",),
+    written=("cache_creation_input_tokens",),
+)
 # Types of blocks whose beginning is missing, where the delta is not named after them.
 _BLOCK_TYPES = {"input_json_delta": "tool_use", "citations_delta": "text", "signature_delta": "thinking"}
 
@@ -28,6 +32,8 @@ class AnthropicMessages:
 
     name = "anthropic_messages"
     items_key = "messages"
+    orders_key = "system"
+    previous_key = ""
     end_marker = re.compile(EVENT_LINE + rb"message_stop(?=[\r\n])|" + TYPED_DATA_LINE + b'message_stop"')
 
     def read_answer(self, value: Mapping[str, object]) -> Answer:
@@ -43,10 +49,30 @@ class AnthropicMessages:
         """The answer a stream adds up to, in the shape of a non-streamed one."""
         return assemble(_Stream(), events, self.read_answer)
 
+    def read_items(self, content: bytes, spans: Sequence[Span]) -> list[Item]:
+        """The messages at these spans of a request body."""
+        return anthropic_identity.READER.read_items(content, spans)
+
+    def read_input(self, member: bytes) -> list[Item]:
+        """The messages in a conversation that is no array. There are none: this wire knows only arrays."""
+        return []
+
+    def read_orders(self, member: bytes) -> bytes:
+        """The form of the system's text, string or blocks."""
+        return anthropic_identity.read_orders(member)
+
+    def read_reply(self, value: Mapping[str, object]) -> tuple[tuple[Item, ...], ...]:
+        """For each alternative of an answer, what a client adds to its history."""
+        return anthropic_identity.read_alternatives(value)
+
+    def read_ids(self, value: Mapping[str, object]) -> tuple[str, ...]:
+        """None: no request refers to a stored message."""
+        return ()
+
 
 def _read_usage(value: object) -> Usage | None:
     """As counted, but with the whole prompt as `input`: Anthropic counts only what the cache had no part in."""
-    usage = read_usage(value, _USAGE_NAMES)
+    usage = _USAGE.read(value)
     if usage is None:
         return None
     parts = [count for count in (usage.input, usage.cached, usage.written) if count is not None]

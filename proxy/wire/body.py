@@ -3,13 +3,18 @@
 Rule (BEHAVIOUR B20b): slices and separators account for every byte of the body, or the body is not split at all. The
 spans are found by msgspec (about 1 ms per 900 KB); legal JSON that it refuses (lone surrogates, `1e400`) goes through a
 plain scanner. What repeats an earlier body is not looked at again: `split_after` takes the known part as given.
+An array with more new elements than any conversation has is a member like any other: nobody else waits while millions
+of them are looked at.
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 import msgspec
+
+from proxy.model.growing import extend
 
 _MEMBER_GAP = re.compile(rb'[ \t\r\n]*[{,][ \t\r\n]*"(?:[^"\\]++|\\.)*+"[ \t\r\n]*:[ \t\r\n]*')
 _OBJECT_END = re.compile(rb"[ \t\r\n]*}[ \t\r\n]*\Z")
@@ -22,6 +27,9 @@ _elements = msgspec.json.Decoder(list[msgspec.Raw])
 _REFUSED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 _BLOCK = 64 * 1024
 _AFTER_VALUE = b",] \t\r\n"
+_MOST_ITEMS = 20_000
+# An array with more commas than that for each is not even decoded: text has them too, but not so many.
+_COMMAS_OF_AN_ITEM = 50
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
@@ -40,7 +48,7 @@ class SplitBody(msgspec.Struct, frozen=True, gc=False):
 
     content: bytes
     members: Mapping[str, Span]
-    items: tuple[Span, ...]
+    items: Sequence[Span]
 
     def member(self, name: str) -> bytes:
         """The raw JSON of a top-level member, empty if absent."""
@@ -55,16 +63,19 @@ class SplitBody(msgspec.Struct, frozen=True, gc=False):
         return self.content.rindex(b"[", 0, self.items[0].start) + 1
 
 
-def split_body(content: bytes, items_key: str) -> SplitBody | None:
-    """Split a body whose conversation is the array under `items_key`; None unless every byte can be accounted for."""
+def split_body(content: bytes, items_key: str, most_items: int = _MOST_ITEMS) -> SplitBody | None:
+    """Split a body whose conversation is the array under `items_key`; None unless every byte can be accounted for.
+
+    An array with more than `most_items` elements has no items.
+    """
     try:
         members = _find_members(content)
         span = members.get(items_key)
         is_array = span is not None and content[span.start : span.start + 1] == b"["
-        items = _find_elements(content, span) if span and is_array else ()
+        items = _find_elements(content, span, most_items) if span and is_array else []
     except _Unaccounted:
         return None
-    return SplitBody(content, members, items)
+    return SplitBody(content, members, tuple(items))
 
 
 def split_after(content: bytes, items_key: str, known: SplitBody, count: int) -> SplitBody | None:
@@ -80,21 +91,18 @@ def split_after(content: bytes, items_key: str, known: SplitBody, count: int) ->
     if short is None or (b"," in rest[:skipped]) != bool(short.items):
         return None
     offset = end - start + skipped
-    moved = tuple(Span(s.start + offset, s.end + offset) for s in short.items)
+    moved = [Span(s.start + offset, s.end + offset) for s in short.items]
     members = {
         name: Span(s.start if s.start < start else s.start + offset, s.end if s.end <= start else s.end + offset)
         for name, s in short.members.items()
     }
-    return SplitBody(content, members, known.items[:count] + moved)
+    return SplitBody(content, members, extend(known.items, count, moved))
 
 
 def count_shared(content: bytes, known: SplitBody) -> int:
     """How many of `known`'s first items stand in `content` at the same place, with the same bytes up to their end."""
     if not known.items or known.items[0].end > len(content):
         return 0
-    last = known.items[-1].end
-    if content.startswith(known.content[:last]):
-        return _count_ended(content, known, len(known.items))
     same = _common_prefix(content, known.content)
     low, high = 0, len(known.items)
     while low < high:
@@ -117,7 +125,7 @@ def _common_prefix(a: bytes, b: bytes) -> int:
     """Length of the common prefix; compares blocks, then halves of the block that differs."""
     limit = min(len(a), len(b))
     at = 0
-    while at < limit and a[at : at + _BLOCK] == b[at : at + _BLOCK]:
+    while at < limit and a.startswith(b[at : at + _BLOCK], at):
         at += _BLOCK
     if at >= limit:
         return limit
@@ -150,18 +158,23 @@ def _find_members(content: bytes) -> dict[str, Span]:
     return spans
 
 
-def _find_elements(content: bytes, array: Span) -> tuple[Span, ...]:
+def _find_elements(content: bytes, array: Span, most: int) -> list[Span]:
+    if content.count(b",", array.start, array.end) > most * _COMMAS_OF_AN_ITEM:
+        return []
     try:
         values = _elements.decode(content[array.start : array.end])
     except _REFUSED:
-        return tuple(_scan_values(content, array.start + 1))
+        spans = list(islice(_scan_values(content, array.start + 1), most + 1))
+        return spans if len(spans) <= most else []
+    if len(values) > most:
+        return []
     spans = []
     at = array.start + 1
     for value in values:
         span = _place(bytes(value), content, _pass(_ELEMENT_GAP, content, at))
         spans.append(span)
         at = span.end
-    return tuple(spans)
+    return spans
 
 
 def _place(value: bytes, content: bytes, at: int) -> Span:

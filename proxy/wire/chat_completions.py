@@ -5,33 +5,36 @@ that a server invents raises.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from proxy.model.exchange import Answer
+from proxy.wire import chat_identity
+from proxy.wire.body import Span
 from proxy.wire.deltas import Places, assemble, keep, merge, settle, settle_object
-from proxy.wire.evidence import read_error, read_fields, read_objects, read_text, read_usage
+from proxy.wire.evidence import UsageNames, read_error, read_fields, read_objects, read_text
+from proxy.wire.identity import Item
 from proxy.wire.sse import DATA_LINE, ServerEvent
 
 _END = "[DONE]"
 _PADDING = "obfuscation"
 
 # After the standard names: DeepSeek's, Moonshot's, and those of Anthropic's models behind LiteLLM and OpenRouter.
-_USAGE_NAMES = {
-    "input": ("prompt_tokens",),
-    "output": ("completion_tokens",),
-    "cached": (
+_USAGE = UsageNames(
+    input=("prompt_tokens",),
+    output=("completion_tokens",),
+    cached=(
         "prompt_tokens_details.cached_tokens",
         "prompt_cache_hit_tokens",
         "cached_tokens",
         "cache_read_input_tokens",
     ),
-    "written": (
+    written=(
         "prompt_tokens_details.cache_write_tokens",
         "prompt_tokens_details.cache_creation_tokens",
         "cache_creation_input_tokens",
     ),
-    "reasoning": ("completion_tokens_details.reasoning_tokens", "reasoning_tokens"),
-}
+    reasoning=("completion_tokens_details.reasoning_tokens", "reasoning_tokens"),
+)
 
 
 class ChatCompletions:
@@ -39,6 +42,8 @@ class ChatCompletions:
 
     name = "chat_completions"
     items_key = "messages"
+    orders_key = ""
+    previous_key = ""
     end_marker = re.compile(DATA_LINE + rb"\[DONE\]")
 
     def read_answer(self, value: Mapping[str, object]) -> Answer:
@@ -47,7 +52,7 @@ class ChatCompletions:
         errors = (read_error(value), *(read_error({"error": choice.get("error")}) for choice in choices))
         return Answer(
             value=dict(value),
-            usage=read_usage(value.get("usage"), _USAGE_NAMES),
+            usage=_USAGE.read(value.get("usage")),
             finish=",".join(filter(None, (read_text(choice.get("finish_reason")) for choice in choices))),
             error=next(filter(None, errors), ""),
         )
@@ -55,6 +60,26 @@ class ChatCompletions:
     def read_events(self, events: Iterable[ServerEvent]) -> Answer:
         """The answer a stream adds up to, in the shape of a non-streamed one."""
         return assemble(_Stream(), events, self.read_answer)
+
+    def read_items(self, content: bytes, spans: Sequence[Span]) -> list[Item]:
+        """The messages at these spans of a request body."""
+        return chat_identity.READER.read_items(content, spans)
+
+    def read_input(self, member: bytes) -> list[Item]:
+        """The messages in a conversation that is no array. There are none: this wire knows only arrays."""
+        return []
+
+    def read_orders(self, member: bytes) -> bytes:
+        """There are none beside the messages."""
+        return b""
+
+    def read_reply(self, value: Mapping[str, object]) -> tuple[tuple[Item, ...], ...]:
+        """For each alternative of an answer, what a client adds to its history."""
+        return chat_identity.read_alternatives(value)
+
+    def read_ids(self, value: Mapping[str, object]) -> tuple[str, ...]:
+        """None: no request refers to a stored message."""
+        return ()
 
 
 class _Stream:

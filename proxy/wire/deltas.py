@@ -5,9 +5,10 @@ the end (`settle`), because adding them one by one copies a long answer for ever
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from operator import itemgetter
 from typing import Generic, Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from proxy.model.exchange import Answer
 from proxy.wire.sse import ServerEvent

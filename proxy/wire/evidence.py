@@ -1,7 +1,7 @@
 """What a provider sent, read as evidence. Rule: total; what is not of the expected kind says nothing, none raises."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -24,7 +24,7 @@ def read_object(text: str) -> dict[str, object] | None:
     if not isinstance(value, dict):
         return None
     # Brackets inside strings count too, so only the few texts with many are walked.
-    if text.count("{") + text.count("[") > MAX_DEPTH and not _is_shallow(value):
+    if text.count("{") + text.count("[") > MAX_DEPTH and not is_shallow(value):
         return None
     return value
 
@@ -37,8 +37,9 @@ def _decode_leniently(text: str) -> object:
         return None
 
 
-def _is_shallow(value: dict[str, object]) -> bool:
-    level: list[dict[str, object] | list[object]] = [value]
+def is_shallow(value: object) -> bool:
+    """Whether nothing in a value is deeper than MAX_DEPTH."""
+    level = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH):
         members = [member for outer in level for member in (outer.values() if isinstance(outer, dict) else outer)]
         level = [member for member in members if isinstance(member, dict | list)]
@@ -76,22 +77,32 @@ def read_count(value: object) -> int | None:
     return value if type(value) is int and 0 <= value <= _LARGEST_COUNT else None
 
 
-def read_usage(value: object, names: Mapping[str, tuple[str, ...]]) -> Usage | None:
-    """Token counts, each from the first of its `names` that has one; a dot in a name leads into an inner object."""
-    if not isinstance(value, dict):
-        return None
-    counts = {field: _find_count(value, paths) for field, paths in names.items()}
-    return Usage(**counts) if any(count is not None for count in counts.values()) else None
+class UsageNames:
+    """Where a wire's servers put their token counts: for each field of Usage its names, the first that counts.
+
+    A dot in a name leads into an inner object.
+    """
+
+    def __init__(self, **names: tuple[str, ...]) -> None:
+        self._paths = [[path.split(".") for path in names.get(field, ())] for field in Usage.__struct_fields__]
+
+    def read(self, value: object) -> Usage | None:
+        """The counts in a usage object; None where it has none."""
+        if not isinstance(value, dict) or not value:
+            return None
+        usage = Usage(*[_find_count(value, paths) for paths in self._paths])
+        return None if usage == _NO_COUNTS else usage
 
 
-def _find_count(usage: Mapping[str, object], paths: tuple[str, ...]) -> int | None:
+_NO_COUNTS = Usage()
+
+
+def _find_count(usage: Mapping[str, object], paths: Sequence[Sequence[str]]) -> int | None:
     for path in paths:
-        outer, _, inner = path.partition(".")
-        value = usage.get(outer)
-        if inner:
-            value = value.get(inner) if isinstance(value, dict) else None
-        count = read_count(value)
-        if count is not None:
+        value: object = usage
+        for name in path:
+            value = value.get(name) if isinstance(value, dict) else None
+        if value is not None and (count := read_count(value)) is not None:
             return count
     return None
 

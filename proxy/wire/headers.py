@@ -80,14 +80,17 @@ def forward_request(headers: Headers) -> Iterable[tuple[bytes, bytes]]:
 
 
 def forward_response(headers: Headers) -> Headers:
-    """The upstream's fields that go to the client; Content-Length goes on, for the body does so unchanged."""
-    named = _named_by_connection(headers)
-    return tuple((name, value) for name, value in headers if name not in _HOP_BY_HOP and name not in named)
+    """The upstream's fields that go to the client; Content-Length goes on, for the body does so unchanged.
+
+    Ours do not: an upstream that is a palimpsest names its own sessions, which are none of this one's.
+    """
+    stay = _HOP_BY_HOP | _named_by_connection(headers)
+    return tuple([field for field in headers if field[0] not in stay and not field[0].startswith(OWN_PREFIX)])
 
 
 def keep_for_log(headers: Headers) -> Headers:
     """The fields that may rest in the log."""
-    return tuple((name, value) for name, value in headers if name in _STORED or name.startswith(_STORED_PREFIXES))
+    return tuple([field for field in headers if field[0] in _STORED or field[0].startswith(_STORED_PREFIXES)])
 
 
 def is_credential(name: bytes) -> bool:
@@ -104,7 +107,7 @@ def find_credential(headers: Headers) -> bytes:
 
 
 def _named_by_connection(headers: Headers) -> frozenset[bytes]:
-    value = b",".join(value for name, value in headers if name == b"connection")
+    value = b",".join([value for name, value in headers if name == b"connection"])
     if not value:
         return frozenset()
     return frozenset(token.strip().lower() for token in value.split(b","))

@@ -5,33 +5,36 @@ is missing, since they repeat what it says.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.model.exchange import Answer
+from proxy.wire import responses_identity
+from proxy.wire.body import Span
 from proxy.wire.deltas import Places, assemble, keep, merge, settle, settle_object
 from proxy.wire.evidence import (
+    UsageNames,
     read_error,
     read_fields,
     read_kind,
     read_objects,
     read_text,
     read_typed_error,
-    read_usage,
 )
+from proxy.wire.identity import Item
 from proxy.wire.sse import DATA_LINE, EVENT_LINE, TYPED_DATA_LINE, ServerEvent
 
 _ENDS = frozenset({"response.completed", "response.failed", "response.incomplete"})
 _END = rb"response\.(?:completed|failed|incomplete)"
 _UNDER_WAY = frozenset({"queued", "in_progress"})
 
-_USAGE_NAMES = {
-    "input": ("input_tokens",),
-    "output": ("output_tokens",),
-    "cached": ("input_tokens_details.cached_tokens",),
-    "written": ("input_tokens_details.cache_write_tokens",),
-    "reasoning": ("output_tokens_details.reasoning_tokens",),
-}
+_USAGE = UsageNames(
+    input=("input_tokens",),
+    output=("output_tokens",),
+    cached=("input_tokens_details.cached_tokens",),
+    written=("input_tokens_details.cache_write_tokens",),
+    reasoning=("output_tokens_details.reasoning_tokens",),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,8 @@ class Responses:
 
     name = "responses"
     items_key = "input"
+    orders_key = "instructions"
+    previous_key = "previous_response_id"
     end_marker = re.compile(
         EVENT_LINE + _END + rb"(?=[\r\n])|" + DATA_LINE + rb"\[DONE\]|" + TYPED_DATA_LINE + _END + b'"'
     )
@@ -80,7 +85,7 @@ class Responses:
         status = read_text(value.get("status"))
         return Answer(
             value=dict(value),
-            usage=read_usage(value.get("usage"), _USAGE_NAMES),
+            usage=_USAGE.read(value.get("usage")),
             finish=reason or ("" if status in _UNDER_WAY else status),
             error=read_error(value),
         )
@@ -88,6 +93,26 @@ class Responses:
     def read_events(self, events: Iterable[ServerEvent]) -> Answer:
         """The answer a stream ended with, or what its events add up to."""
         return assemble(_Stream(), events, self.read_answer)
+
+    def read_items(self, content: bytes, spans: Sequence[Span]) -> list[Item]:
+        """The messages at these spans of a request body."""
+        return responses_identity.READER.read_items(content, spans)
+
+    def read_input(self, member: bytes) -> list[Item]:
+        """The messages in a conversation that is no array. A plain string is one user message."""
+        return responses_identity.read_plain(member)
+
+    def read_orders(self, member: bytes) -> bytes:
+        """The form of a system message that says the same."""
+        return responses_identity.READER.read_item(b'{"role":"system","content":%b}' % member).form
+
+    def read_reply(self, value: Mapping[str, object]) -> tuple[tuple[Item, ...], ...]:
+        """For each alternative of an answer, what a client adds to its history."""
+        return responses_identity.read_alternatives(value)
+
+    def read_ids(self, value: Mapping[str, object]) -> tuple[str, ...]:
+        """The ids of the output items, to which an `item_reference` refers."""
+        return tuple(read_text(item.get("id")) for item in read_objects(value.get("output")))
 
 
 class _Stream:

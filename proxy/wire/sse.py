@@ -6,7 +6,8 @@ over, and a last event without its blank line counts, since it is evidence of wh
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 # Beginnings of a line, for end markers. The field's name stands before the look-behind, not after it, because only a
 # pattern that begins with letters lets `re` skip through a chunk: 0.3 µs instead of 5.8 for 326 bytes.
@@ -22,8 +23,7 @@ MARKER_REACH = 64
 EVENT_END = re.compile(rb"\n\n|\r\r|\r\n\r\n|\n\r\n")
 
 
-@dataclass(frozen=True, slots=True)
-class ServerEvent:
+class ServerEvent(msgspec.Struct, frozen=True, gc=False):
     """One event: its `event:` name (empty if none) and its `data:` lines joined by newlines."""
 
     name: str

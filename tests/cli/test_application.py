@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from proxy import __version__
-from tests.cli.fake_log import FakeLog, call
+from tests.cli.calling import call
+from tests.support.fake_log import FakeLog
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:

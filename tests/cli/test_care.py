@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from proxy.model.log import Fault
-from tests.cli.fake_log import FakeLog, call
+from tests.cli.calling import call
+from tests.support.fake_log import FakeLog
 
 BROKEN = (Fault("exchange 7", "digest \x1bdiffers"),)
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from proxy.config.example import render_example
-from tests.cli.fake_log import FakeLog, call
+from tests.cli.calling import call
+from tests.support.fake_log import FakeLog
 
 
 def test_right_settings_are_said_to_be_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,7 +27,7 @@ def test_every_wrong_setting_is_one_line_and_exits_with_1(tmp_path: Path, capsys
 def test_the_schema_knows_every_section_and_refuses_others(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(FakeLog(), "config", "schema") == 0
     schema = json.loads(capsys.readouterr().out)
-    assert {"mode", "data", "server", "upstreams", "sessions", "store"} == set(schema["properties"])
+    assert {"mode", "data", "server", "upstreams", "sessions", "store", "tenants"} == set(schema["properties"])
     assert schema["additionalProperties"] is False
 
 

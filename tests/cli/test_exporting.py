@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.fake_log import ANSWER, EXCHANGE, REQUEST, ROUND, FakeLog, call, exchange
+from tests.cli.calling import call
+from tests.support.fake_log import ANSWER, EXCHANGE, REQUEST, ROUND, FakeLog, exchange, tree_log
 
 
 def test_a_session_is_one_document_with_requests_as_they_came(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -71,3 +72,26 @@ def test_a_session_without_a_known_wire_has_no_conversation(capsys: pytest.Captu
     log = FakeLog(exchanges=(replace(EXCHANGE, wire=""),))
     assert call(log, "export", "abc1", "--openai") == 1
     assert "--json" in capsys.readouterr().err
+
+
+def test_a_branch_is_exported_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tip = b"five".hex()
+    assert call(tree_log(), "export", "abc1", "--branch", tip, "--openai") == 0
+    assert json.loads(capsys.readouterr().out)[0]["content"] == "5"
+    assert call(tree_log(), "export", "abc1", "--branch", tip, "--jsonl", "-o", str(tmp_path)) == 0
+    assert sorted(path.name for path in tmp_path.glob("*-request")) == ["0001-request", "0004-request", "0005-request"]
+    assert len((tmp_path / "exchanges.jsonl").read_bytes().splitlines()) == 3
+
+
+def test_a_branch_that_is_not_there_names_the_tips(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(tree_log(), "export", "abc1", "--branch", "ff") == 1
+    assert b"five".hex() in capsys.readouterr().err
+
+
+def test_what_was_erased_leaves_the_rest_to_be_exported(tmp_path: Path) -> None:
+    log = tree_log()
+    del log.bodies["x1"]
+    assert call(log, "export", "abc1", "-o", str(tmp_path)) == 0
+    assert json.loads((tmp_path / "session.json").read_bytes())["exchanges"][0]["missing"] == "this content was erased"
+    assert not (tmp_path / "0001-request").exists()
+    assert (tmp_path / "0002-request").exists()

@@ -1,9 +1,108 @@
 """Rows as text."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from proxy.cli.listings import list_exchanges, tell_exchange
-from tests.cli.fake_log import EXCHANGE, ROUND, exchange
+import pytest
+
+from proxy.cli.listings import list_sessions, tell_exchange, tell_session
+from proxy.engine.reports.overview import Overview, load_overview
+from proxy.model.log import ExchangeRow, SessionRow
+from tests.support.fake_log import EXCHANGE, ROUND, SESSION, TREE, exchange, stand, tree_log
+
+
+def tell(*rows: ExchangeRow) -> list[str]:
+    """The lines of a session whose calls have no place in a tree."""
+    return tell_session(Overview(SESSION, (), ()), rows).splitlines()
+
+
+async def test_a_session_is_told_with_its_tree() -> None:
+    told = tell_session(await load_overview(tree_log(), "abc1"), TREE)
+    head, _, tree = told.partition("\n\n")
+    assert "name      agent-7" in head
+    assert [line[:20].rstrip() for line in tree.splitlines()] == [
+        "CALL   RELATION    T",
+        "● 1    root        2",
+        "├─● 4  branch      2",
+        "│ ● 5  append      2",
+        "│ └ tip 6669766500,",
+        "● 2    append      2",
+        "● 6    retry       2",
+        "● 3    append      2",
+        "└ tip 7468726565, 5",
+        "○ 7    root, side  2",
+        "└ tip 736576656e, 1",
+        "- 8                2",
+    ]
+    assert max(map(len, told.splitlines())) <= 80
+
+
+def test_what_is_special_about_a_session_is_told() -> None:
+    child = replace(SESSION, id="child", family="agent-8")
+    row = replace(SESSION, family="", parent="p1", adopted="a1", branches=1, side=2, model="")
+    told = tell_session(Overview(row, (), (child,)), ())
+    for line in (
+        "name      - (its client sends none)",
+        "model     -, upstream openai",
+        "calls     1, 1 branch, 2 side calls",
+        "parent    p1",
+        "goes on   from session a1, under another credential",
+        "child     child  agent-8",
+    ):
+        assert f"{line}\n" in told
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({}, "200"),
+        ({"completeness": "truncated"}, "200 truncated"),
+        ({"completeness": "failed", "status": 0}, "failed"),
+        ({"completeness": "", "status": 0}, "open"),
+        ({"status": 429}, "429"),
+    ],
+)
+def test_the_status_says_how_a_call_ended(changes: dict[str, object], status: str) -> None:
+    rounds = (replace(ROUND, usage=None, timings=None, **changes),)  # type: ignore[arg-type]
+    assert tell(exchange(1, rounds=rounds))[-1].split("22:13:20  ")[1].rsplit(maxsplit=1)[0].strip() == status
+
+
+def test_a_call_without_a_round_is_open() -> None:
+    assert tell(exchange(1, rounds=(), model=""))[-1].split() == ["-", "1", "22:13:20", "open", "POST", "/v1/chat…"]
+
+
+def test_times_on_several_days_have_the_day() -> None:
+    lines = tell(exchange(1), exchange(2, opened_ms=EXCHANGE.opened_ms + 86_400_000))
+    assert ["11-14 22:13" in lines[-2], "11-15 22:13" in lines[-1]] == [True, True]
+
+
+async def test_no_line_is_longer_than_a_narrow_terminal() -> None:
+    log = tree_log()
+    wide = replace(ROUND, completeness="truncated")
+    log.exchanges = [replace(row, model="claude-sonnet-4-5-20250929", rounds=(wide,)) for row in log.exchanges]
+    log.sessions = [replace(SESSION, family="claude-code:" + "x" * 188, input_tokens=10**9, output_tokens=10**7)]
+    assert max(map(len, list_sessions(log.sessions).splitlines())) <= 80
+    tree = tell_session(await load_overview(log, "abc1"), log.exchanges).partition("\n\n")[2]
+    assert max(map(len, tree.splitlines())) <= 88  # the word for a broken answer is worth eight columns
+
+
+def list_ids(*rows: SessionRow) -> Sequence[str]:
+    return [line.partition("  20")[0].rstrip() for line in list_sessions(rows).splitlines()[1::2]]
+
+
+def test_a_session_stands_below_the_one_that_started_it() -> None:
+    rows = [replace(SESSION, id=name, parent=parent) for name, parent in (("c", "b"), ("x", ""), ("b", "a"), ("a", ""))]
+    assert list_ids(*rows) == ["x", "a", "└ b", "  └ c"]
+
+
+def test_a_child_whose_parent_is_not_listed_names_it() -> None:
+    told = list_sessions([replace(SESSION, parent="p" * 20, adopted="a" * 20, model="")])
+    assert "  child of pppppppppppp; goes on from aaaaaaaaaaaa; agent-7; no model at openai" in told.splitlines()
+
+
+def test_sessions_that_name_each_other_as_parents_are_listed_once() -> None:
+    rows = [replace(SESSION, id=name, parent=parent) for name, parent in (("a", "b"), ("b", "a"), ("c", "c"))]
+    assert list_ids(*rows) == ["a", "└ b", "c"]
 
 
 def test_what_went_wrong_is_told() -> None:
@@ -16,14 +115,17 @@ def test_what_went_wrong_is_told() -> None:
     assert "kept to the cap only" in told
     assert "no known wire format" in told
     assert "answer" not in told
+    assert "place" not in told
 
 
-def test_a_round_without_counts_leaves_its_columns_empty() -> None:
-    bare = replace(ROUND, usage=None, timings=None, status=0, completeness="")
-    line = list_exchanges([exchange(1, rounds=(bare,))]).splitlines()[1]
-    assert line.endswith("open, or cut by a crash")
+def test_the_place_of_an_exchange_is_told() -> None:
+    told = tell_exchange(stand(4, "four", 3, "branch", is_side=True, base=2))
+    assert f"place     branch, side; 2 of 3 messages known, tip {b'four'.hex()}" in told
 
 
 def test_a_client_cannot_move_the_cursor() -> None:
-    told = tell_exchange(replace(EXCHANGE, target="/\x1b[2J\x9b", model="\x07"))
+    bad = "\x1b[2J\x9b"
+    told = tell_exchange(replace(EXCHANGE, target=f"/{bad}", model="\x07"))
+    session = replace(SESSION, family=bad, model=bad, upstream=bad)
+    told += list_sessions([session]) + tell_session(Overview(session, (), (session,)), [exchange(1, model=bad)])
     assert not [c for c in told if not c.isprintable() and c != "\n"]

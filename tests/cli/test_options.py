@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.cli.fake_log import FakeLog, call
+from tests.cli.calling import call
+from tests.support.fake_log import FakeLog
 
 
 @pytest.mark.parametrize("command", ["sessions", "show", "export", "verify", "backup"])

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.fake_log import FakeLog, call, call_without_log
+from tests.cli.calling import call, call_without_log
+from tests.support.fake_log import FakeLog
 
 
 def test_flags_become_settings() -> None:

@@ -22,3 +22,12 @@ def test_columns_are_as_wide_as_they_need_and_numbers_stand_right() -> None:
 
 def test_a_cell_cannot_break_its_line() -> None:
     assert len(lay_out(("A",), [("a\nb",)]).splitlines()) == 2
+
+
+def test_fractions_stand_to_the_right_and_lines_as_they_are() -> None:
+    assert lay_out(("A", "SECONDS"), [("x", "1.5"), "a line\tof its own", ("y", "v1.5")]).splitlines() == [
+        "A  SECONDS",
+        "x      1.5",
+        "a line of its own",
+        "y  v1.5",
+    ]

@@ -15,17 +15,24 @@ Normal = Callable[[bytes], bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """What the log has to make of a journey: so many calls in formats we read, in so many sessions (a subagent's is one
-    of its own), so many of the calls on the side (titles, summaries, commit messages).
+class Tree:
+    """A session as it has to come out. A branch is the relations of the calls on the way to its tip, side calls in
+    parentheses: `(root)`, `root append*7`; `(root)?` may also come out as `root`: what a client asks for beside its
+    first call is known for it only if that came first. `parent`: which of the run's sessions started it, from 0.
+    """
 
-    `names`: how the names of the client's sessions begin. Today only a session that its client names is one session, so
-    `sessions` is held where there are `names`; the others, and `side_calls`, wait for lineage by content.
+    branches: tuple[str, ...]
+    parent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the log has to make of a journey: so many calls in formats we read, and these sessions, in the order of
+    their first calls. `names`: how the names of the client's sessions begin; empty where it names none.
     """
 
     calls: int
-    sessions: int
-    side_calls: int = 0
+    sessions: tuple[Tree, ...]
     names: str = ""
 
 

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.clients.client import Client, Expected
+from tests.clients.client import Client
+from tests.clients.logs import Recorded
 from tests.clients.script import CONTENT, COPY, DONE
 from tests.clients.upstream import Exchange
 
@@ -24,21 +25,6 @@ class Run:
     output: bytes
     recording: tuple[Exchange, ...]
     files: tuple[tuple[str, bytes], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """One exchange in the proxy's log."""
-
-    session: str
-    name: str
-    wire: str
-    method: str
-    target: str
-    completeness: tuple[str, ...]
-    request: bytes
-    sent: bytes
-    received: bytes
 
 
 def compare_runs(client: Client, direct: Run, through: Run) -> Iterator[str]:
@@ -88,19 +74,6 @@ def compare_log(recording: Sequence[Exchange], log: Sequence[Recorded]) -> Itera
     for row in log:
         if row.completeness != ("complete",):
             yield f"{row.method} {row.target}: recorded as {row.completeness}"
-
-
-def check_sessions(expected: Expected, log: Sequence[Recorded]) -> Iterator[str]:
-    """What the log made of the journey; see Expected for what cannot be held yet."""
-    calls = [row for row in log if row.wire]
-    if len(calls) != expected.calls:
-        yield f"{len(calls)} calls in formats we read, expected {expected.calls}"
-    if not expected.names:
-        return
-    if strangers := {row.name for row in calls if not row.name.startswith(expected.names)}:
-        yield f"sessions are named {sorted(strangers)}, expected {expected.names}..."
-    if (found := len({row.session for row in calls})) != expected.sessions:
-        yield f"{found} sessions, expected {expected.sessions}"
 
 
 def find_difference(one: bytes, other: bytes) -> str:

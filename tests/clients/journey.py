@@ -4,22 +4,22 @@ Rule: the folders have the same paths both times, so that no path has to be mask
 all that it started; nothing it sends can leave this machine.
 """
 
-import asyncio
 import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from proxy.assembly import open_log
-from proxy.config import load_settings
 from tests.clients.client import Client, fill
-from tests.clients.comparing import Recorded, Run, check_run, check_sessions, compare_log, compare_runs
+from tests.clients.comparing import Run, check_run, compare_log, compare_runs
+from tests.clients.logs import read_log
 from tests.clients.script import CONTENT, NOTE
+from tests.clients.trees import check_sessions
 from tests.clients.upstream import Upstream, run_upstream
 from tests.journeys.running import run_command, run_proxy
 
@@ -28,6 +28,8 @@ PROGRAMS = Path(__file__).parent / "programs"
 # A port that nothing listens on: a client that wants to reach the world beside its upstream fails at once.
 _NOWHERE = "http://127.0.0.1:9"
 _TOOK_TOO_LONG = 124  # as `timeout` says it
+_QUIET_LOOKS = 3
+_LOOK_SECONDS = 0.02
 _SETTINGS = {
     "LANG": "C.UTF-8", "TERM": "dumb", "NO_COLOR": "1", "CI": "1", "DO_NOT_TRACK": "1", "OPENAI_API_KEY": "sk-dummy",
     "HTTP_PROXY": _NOWHERE, "HTTPS_PROXY": _NOWHERE, "NO_PROXY": "127.0.0.1,localhost", "OPENAI_BASE_URL": "$origin/v1",
@@ -38,20 +40,31 @@ _SETTINGS = {
 
 
 def run_journey(client: Client, programs: Sequence[Path], root: Path) -> list[str]:
-    """Everything that is wrong with a client's journey; `programs` are folders of its programs, `root` is scratch."""
-    direct, _ = _travel(client, programs, root, data=None)
+    """Everything that is wrong with a client's journey; `programs` are folders of its programs, `root` is scratch.
+
+    It is made twice through the proxy, with a restart between: what begins anew is another conversation.
+    """
+    direct = _travel(client, programs, root, "direct")
     if faults := list(check_run(client, direct)):
         return [f"direct: {fault}" for fault in faults]
-    through, log = _travel(client, programs, root, data=root / "data")
+    through = _travel(client, programs, root, "through", data=root / "data")
+    again = _travel(_repeat(client), programs, root, "again", data=root / "data")
     faults = [f"through the proxy: {fault}" for fault in check_run(client, through)]
-    faults += [*compare_runs(client, direct, through), *compare_log(through.recording, log)]
-    faults += check_sessions(client.expected, log)
+    faults += compare_runs(client, direct, through)
+    faults += [f"through the proxy again: {fault}" for fault in check_run(client, again)]
+    log = read_log(root / "data")
+    faults += [*compare_log(through.recording + again.recording, log.exchanges)]
+    faults += check_sessions(client.expected, log, runs=2)
     verified = run_command("verify", "--data", str(root / "data"))
     return faults + ([f"palimpsest verify: {verified.stdout.decode()}"] if verified.returncode else [])
 
 
-def _travel(client: Client, programs: Sequence[Path], root: Path, data: Path | None) -> tuple[Run, list[Recorded]]:
-    """One run, through a proxy that keeps its log in `data` if there is one, and what is in that log."""
+def _repeat(client: Client) -> Client:
+    return replace(client, script=replace(client.script, run=client.script.run + 1))
+
+
+def _travel(client: Client, programs: Sequence[Path], root: Path, name: str, data: Path | None = None) -> Run:
+    """One run, through a proxy that keeps its log in `data` if there is one."""
     work = root / "work"
     script = replace(client.script, folder=str(work))
     with contextlib.ExitStack() as stack:
@@ -63,8 +76,8 @@ def _travel(client: Client, programs: Sequence[Path], root: Path, data: Path | N
         places["packages"] = str(programs[-1].parent)
         _furnish(client, root, places)
         run = _drive(client, programs, places, upstream)
-    (root / ("output-through" if data else "output-direct")).write_bytes(run.output)
-    return run, asyncio.run(_read_log(data)) if data else []
+    (root / f"output-{name}").write_bytes(run.output)
+    return run
 
 
 def _furnish(client: Client, root: Path, places: Mapping[str, str]) -> None:
@@ -115,13 +128,26 @@ def _run(words: Sequence[str], environment: Mapping[str, str], folder: str, seco
 
 
 def _end_what_is_left(home: str) -> None:
-    """End the daemons that a client left: they are known by their home, which is of this run alone."""
-    mark = f"HOME={home}".encode()
+    """End the daemons that a client left: they are known by their home, which is of this run alone.
+
+    Looked for until none was found some times in a row: one that has just been started shows no environment yet.
+    """
+    mark, quiet = f"HOME={home}".encode(), 0
+    while quiet < _QUIET_LOOKS:
+        quiet = 0 if _kill_marked(mark) else quiet + 1
+        time.sleep(_LOOK_SECONDS)
+
+
+def _kill_marked(mark: bytes) -> int:
+    """How many processes there were with this in their environment."""
+    count = 0
     for folder in Path("/proc").glob("[0-9]*"):
         # Others' processes cannot be looked at, and any may end meanwhile.
         with contextlib.suppress(OSError):
             if mark in (folder / "environ").read_bytes().split(b"\0"):
                 os.kill(int(folder.name), signal.SIGKILL)
+                count += 1
+    return count
 
 
 def _read_files(work: Path) -> Iterator[tuple[str, bytes]]:
@@ -130,26 +156,3 @@ def _read_files(work: Path) -> Iterator[tuple[str, bytes]]:
         name = path.relative_to(work)
         if path.is_file() and not any(part.startswith(".") for part in name.parts):
             yield name.as_posix(), path.read_bytes()
-
-
-async def _read_log(data: Path) -> list[Recorded]:
-    """Every exchange in a proxy's log, through the reader that `show` and `export` use."""
-    log = open_log(load_settings(None, {"data": data}))
-    try:
-        return [
-            Recorded(
-                session.id,
-                session.family,
-                row.wire,
-                row.method,
-                row.target,
-                tuple(str(round_.completeness) for round_ in row.rounds),
-                await log.load_request(row.id),
-                await log.load_sent(row.id, 0),
-                await log.load_received(row.id, 0),
-            )
-            for session in await log.list_sessions(10_000)
-            for row in await log.list_exchanges(session.id)
-        ]
-    finally:
-        await log.close()

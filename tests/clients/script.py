@@ -52,7 +52,8 @@ class Turn:
 class Script:
     """How the model answers one client. `folder`: where the client works; `command`: what it runs in the shell;
     `ending`: the command that ends the work, for clients that want one; `helper`: the kind of subagent it asks, if any;
-    `prose`: what is said where no tool is offered, for clients that take their edits from text.
+    `prose`: what is said where no tool is offered, for clients that take their edits from text. `run`: how many runs of
+    the client were answered before: no id and no prose is said twice.
     """
 
     folder: str = ""
@@ -60,6 +61,7 @@ class Script:
     ending: str = ""
     helper: str = ""
     prose: str = ""
+    run: int = 0
 
     def answer(self, asked: Json) -> Turn:
         """The answer to a request in any of the three wire formats."""
@@ -74,7 +76,7 @@ class Script:
                 return Turn("I will look.", tuple(step))
             left -= len(step)
         if self.prose and not tools:
-            return Turn(self.prose)
+            return Turn(f"This is answer {count_answers(asked) + 1} of run {self.run + 1}. {self.prose}")
         calls = [Call(call.name, call.arguments | {"command": self.ending}) for call in self._fit(["shell"], tools)]
         return Turn(f"{DONE} turn {said.count(DONE) + 1}. \U0001f600", tuple(calls) if self.ending else ())
 
@@ -125,6 +127,12 @@ def is_helper(asked: Json) -> bool:
     items = asked.get("messages") or asked.get("input") or ()
     texts = [str(item.get("content")) for item in items if not isinstance(item, str) and item.get("role") == "user"]
     return any(HELP in text for text in texts)
+
+
+def count_answers(asked: Json) -> int:
+    """How many answers a history shows."""
+    items = asked.get("messages") or asked.get("input") or ()
+    return sum(1 for item in items if not isinstance(item, str) and item.get("role") == "assistant")
 
 
 def read_history(asked: Json) -> Iterator[str]:

@@ -3,10 +3,11 @@
 Rule: an SDK sends the same bytes for the same history, so nothing is masked.
 """
 
-from tests.clients.client import Client, Expected
+from tests.clients.client import Client, Expected, Tree
 
 # Two turns, each of four answers: a pair of calls, one, one, and the last.
 _CALLS = 8
+_TALK = Tree(("root append*7",))
 _TRACING_OFF = {"OPENAI_AGENTS_DISABLE_TRACING": "1", "LANGSMITH_TRACING": "false", "LANGCHAIN_TRACING_V2": "false"}
 _LITELLM = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_TELEMETRY": "False"}
 
@@ -25,11 +26,13 @@ def _run_program(name: str) -> tuple[tuple[str, ...], ...]:
 
 
 SDKS = (
-    Client("openai-python", "pip", _run_program("openai_python"), Expected(4 * _CALLS, 4)),
-    Client("openai-agents", "pip", _run_program("openai_agents"), Expected(4 * _CALLS, 4), _TRACING_OFF),
-    Client("langchain-openai", "pip", _run_program("langchain_client"), Expected(4 * _CALLS, 4), _TRACING_OFF),
-    Client("pydantic-ai", "pip", _run_program("pydantic_agent"), Expected(4 * _CALLS, 4)),
-    Client("litellm", "pip", _run_program("litellm_sdk"), Expected(2 * _CALLS, 2), _LITELLM),
+    Client("openai-python", "pip", _run_program("openai_python"), Expected(4 * _CALLS, 4 * (_TALK,))),
+    Client("openai-agents", "pip", _run_program("openai_agents"), Expected(4 * _CALLS, 4 * (_TALK,)), _TRACING_OFF),
+    Client(
+        "langchain-openai", "pip", _run_program("langchain_client"), Expected(4 * _CALLS, 4 * (_TALK,)), _TRACING_OFF
+    ),
+    Client("pydantic-ai", "pip", _run_program("pydantic_agent"), Expected(4 * _CALLS, 4 * (_TALK,))),
+    Client("litellm", "pip", _run_program("litellm_sdk"), Expected(2 * _CALLS, 2 * (_TALK,)), _LITELLM),
     Client(
         "llm",
         "pip",
@@ -38,8 +41,8 @@ SDKS = (
             ("llm", "-c", "--functions", _FUNCTIONS, "Read them again, please. é"),
             ("llm", "-c", "--no-stream", "And without tools?"),
         ),
-        # The last turn has no tools, hence one call.
-        Expected(_CALLS + 1, 1),
+        # The last turn has no tools, hence one call. It is a turn of the conversation all the same.
+        Expected(_CALLS + 1, (Tree(("root append*8",)),)),
         {"LLM_USER_PATH": "$home/llm", "PYTHONPATH": "$programs"},
         {"$home/llm/extra-openai-models.yaml": _MODEL_OF_LLM},
     ),
@@ -47,7 +50,7 @@ SDKS = (
         "openai-node",
         "npm",
         (("node", "$programs/openai_node.mjs"),),
-        Expected(4 * _CALLS, 4),
+        Expected(4 * _CALLS, 4 * (_TALK,)),
         {"NODE_PATH": "$packages"},
     ),
 )

@@ -4,24 +4,23 @@ from dataclasses import replace
 
 import pytest
 
-from tests.clients.client import Client, Expected, fill
+from tests.clients.client import Client, Expected, Tree, fill
 from tests.clients.comparing import (
-    Recorded,
     Run,
     check_run,
-    check_sessions,
     compare_log,
     compare_runs,
     find_difference,
 )
+from tests.clients.logs import Recorded
 from tests.clients.script import CONTENT, Script
 from tests.clients.upstream import Exchange
 
-CLIENT = Client("some", "pip", (), Expected(calls=2, sessions=1))
+CLIENT = Client("some", "pip", (), Expected(2, (Tree(("root append",)),)))
 CALLS = (Exchange("POST", "/v1/x?a=1", b'{"n":1}', b"one"), Exchange("POST", "/v1/x", f"{CONTENT} 2".encode(), b"two"))
 RUN = Run((0, 0), b"Done: turn 1.", CALLS, (("copy.txt", b"x"),))
 LOG = tuple(
-    Recorded("s1", "", "chat", call.method, call.target.split("=")[0], ("complete",), call.body, call.body, call.answer)
+    Recorded("chat", call.method, call.target.split("=")[0], ("complete",), call.body, call.body, call.answer)
     for call in CALLS
 )
 
@@ -30,7 +29,6 @@ def test_the_same_is_the_same() -> None:
     assert list(compare_runs(CLIENT, RUN, RUN)) == []
     assert list(check_run(CLIENT, RUN)) == []
     assert list(compare_log(CALLS, LOG)) == []
-    assert list(check_sessions(CLIENT.expected, LOG)) == []
 
 
 @pytest.mark.parametrize(
@@ -91,17 +89,6 @@ def test_a_log_with_other_bytes_is_seen(change: dict[str, object], count: int) -
 def test_a_call_that_the_log_lacks_or_has_twice_is_seen() -> None:
     assert len(list(compare_log(CALLS, LOG[:1]))) == 2
     assert len(list(compare_log(CALLS, (*LOG, LOG[0])))) == 2
-
-
-def test_sessions_are_held_where_the_client_names_them() -> None:
-    named = tuple(replace(row, name="codex:1") for row in LOG)
-    expected = Expected(calls=2, sessions=1, names="codex:")
-    assert list(check_sessions(expected, named)) == []
-    assert len(list(check_sessions(expected, LOG))) == 1
-    assert len(list(check_sessions(expected, (named[0], replace(named[1], session="s2"))))) == 1
-    assert len(list(check_sessions(expected, named[:1]))) == 1
-    assert list(check_sessions(Expected(calls=2, sessions=7), LOG)) == [], "not yet where nothing names them"
-    assert list(check_sessions(expected, (*named, replace(LOG[0], wire="", session="s3")))) == []
 
 
 def test_a_difference_is_shown_where_it_is() -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.clients import journey
-from tests.clients.client import Client, Expected
+from tests.clients.client import Client, Expected, Tree
 from tests.clients.journey import run_journey
+from tests.clients.logs import read_log
 
 PROGRAMS = [Path(sys.executable).parent]
 TALK = """
@@ -31,26 +32,35 @@ while True:
         print(message["content"])
         break
 """
+TREE = Tree(("root append*2",))
 CLIENT = Client(
-    "own", "pip", (("python", "-c", TALK),), Expected(3, 1), {"PROMPT": "Read."}, {"$work/made/here": "$origin"}
+    "own", "pip", (("python", "-c", TALK),), Expected(3, (TREE,)), {"PROMPT": "Read."}, {"$work/made/here": "$origin"}
 )
 
 
 def test_a_journey_without_a_fault(tmp_path: Path) -> None:
     assert run_journey(replace(CLIENT, files={}), PROGRAMS, tmp_path) == []
     assert (tmp_path / "output-through").read_bytes() == "Done: turn 1. \U0001f600\n".encode()
+    answers = [row.received for row in read_log(tmp_path / "data").exchanges]
+    assert (b'"call_1_0"' in answers[0], b'"call_1001_0"' in answers[3]) == (True, True), "the first run comes first"
 
 
 def test_the_log_is_held_against_what_the_upstream_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journey, "compare_log", lambda seen, log: [f"{len(seen)} calls, {len(log)} in the log"])
-    assert run_journey(replace(CLIENT, files={}), PROGRAMS, tmp_path) == ["3 calls, 3 in the log"]
+    assert run_journey(replace(CLIENT, files={}), PROGRAMS, tmp_path) == ["6 calls, 6 in the log"]
+
+
+def test_a_tree_that_is_not_the_expected_one_is_told(tmp_path: Path) -> None:
+    expected = Expected(3, (Tree(("root append", "branch")),))
+    faults = run_journey(replace(CLIENT, files={}, expected=expected), PROGRAMS, tmp_path)
+    assert [fault.partition(":")[0] for fault in faults] == ["session 1", "session 2"]
 
 
 def test_what_differs_is_told(tmp_path: Path) -> None:
     faults = run_journey(
-        replace(CLIENT, settings={"PROMPT": "I call $origin"}, expected=Expected(4, 1)), PROGRAMS, tmp_path
+        replace(CLIENT, settings={"PROMPT": "I call $origin"}, expected=Expected(4, (TREE,))), PROGRAMS, tmp_path
     )
-    assert [fault.split(" ")[0] for fault in faults] == ["files", "call", "call", "call", "3"]
+    assert [fault.split(" ")[0] for fault in faults] == ["files", "call", "call", "call", "6"]
 
 
 def test_a_client_that_fails_by_itself_is_told_from_one_that_fails_through_the_proxy(tmp_path: Path) -> None:
@@ -62,6 +72,7 @@ def test_a_client_that_fails_by_itself_is_told_from_one_that_fails_through_the_p
     assert through == [
         "through the proxy: exit codes (0, 1)",
         "exit codes: direct (0, 0), through the proxy (0, 1)",
+        "through the proxy again: exit codes (0, 1)",
     ]
 
 

@@ -1,5 +1,6 @@
 """The scripted model: which tools it calls, with what, and when it is done."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -87,7 +88,9 @@ def test_arguments_fit_the_schema(tool: dict[str, Any], arguments: dict[str, Any
 
 def test_prose_is_for_requests_without_tools() -> None:
     script = Script(prose="Take this.")
-    assert script.answer({"messages": []}) == Turn("Take this.")
+    assert script.answer({"messages": []}) == Turn("This is answer 1 of run 1. Take this.")
+    later = {"messages": in_chat("bash", then="x")}
+    assert replace(script, run=2).answer(later) == Turn("This is answer 3 of run 3. Take this.")
     assert script.answer({"messages": [], "tools": [offer("fetch", {})]}).text.startswith(DONE)
 
 

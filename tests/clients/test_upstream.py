@@ -28,6 +28,13 @@ def test_calls_are_answered_and_kept() -> None:
     assert upstream.recording[0].body == first.request.content
 
 
+def test_no_run_has_the_ids_of_another() -> None:
+    with run_upstream(Script("/x", run=2)) as upstream:
+        asked = {"messages": [], "tools": [{"type": "function", "function": TOOL}]}
+        answer = httpx.post(f"{upstream.origin}/v1/chat/completions", json=asked).json()
+    assert answer["choices"][0]["message"]["tool_calls"][0]["id"] == "call_2001_0"
+
+
 def test_what_is_asked_beside_conversations_is_answered_too() -> None:
     with run_upstream(Script()) as upstream:
         answers = [

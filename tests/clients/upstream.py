@@ -19,6 +19,7 @@ from tests.clients.script import Script
 from tests.journeys.provider import run_application
 
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+_MOST_ANSWERS = 1000  # of one run
 _MODELS = [{"id": "scripted", "object": "model", "created": 1, "owned_by": "journeys"}]
 
 
@@ -39,7 +40,10 @@ class Upstream:
     script: Script
     port: int = 0
     recording: list[Exchange] = field(default_factory=list)
-    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    numbers: Iterator[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.numbers = itertools.count(1 + _MOST_ANSWERS * self.script.run)
 
     @property
     def origin(self) -> str:

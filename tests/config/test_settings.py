@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from proxy.config.settings import Settings
-from proxy.engine.policy import EnginePolicy
+from proxy.engine.policy import EnginePolicy, Principal
 from proxy.server.policy import ServerPolicy
 from proxy.store.policy import StorePolicy
 from proxy.upstream.policy import UpstreamPolicy
@@ -54,7 +54,8 @@ def test_every_key_reaches_a_policy() -> None:
                 "idle_timeout": 5,
             }
         ],
-        sessions={"headers": ["X-Conversation"], "cache_bytes": 6},
+        sessions={"headers": ["X-Conversation"], "infer": False, "cache_bytes": 6},
+        tenants={"team": ["sk-1", "sk-2"], "user": "X-User"},
         store={
             "durability": "full",
             "on_failure": "refuse",
@@ -65,7 +66,16 @@ def test_every_key_reaches_a_policy() -> None:
         },
     )
     assert settings.server_policy() == ServerPolicy("::1", 1, "t", ("proxy.example",), 2**20, 2048, 1, 2, 3, 0)
-    assert settings.engine_policy() == EnginePolicy("observe", 7, 4096, "refuse", ("x-conversation",), 6)
+    assert settings.engine_policy() == EnginePolicy(
+        "observe",
+        7,
+        4096,
+        "refuse",
+        ("x-conversation",),
+        infer=False,
+        cache_bytes=6,
+        principals={"team": Principal(keys=("sk-1", "sk-2")), "user": Principal(header="x-user")},
+    )
     assert settings.store_policy() == StorePolicy(Path("/somewhere/log.db"), "full", 10**7, 2**30)
     expected = UpstreamPolicy("a", "http://[::1]:9000/v1", "sk-1", "x-api-key", ("gpt-*",), 4, 5)
     assert settings.upstream_policies() == (expected,)
@@ -139,3 +149,15 @@ def test_settings_cannot_be_changed() -> None:
         Settings().mode = "bypass"  # type: ignore[misc]
     with pytest.raises(ValidationError, match="frozen"):
         Settings().server.port = 1  # type: ignore[misc]
+
+
+def test_a_key_belongs_to_one_tenant() -> None:
+    ((location, message),) = problems_of(tenants={"a": ["sk-1", "sk-1"], "b": ["sk-1"]})
+    assert location == ("tenants",)
+    assert '"b"' in message
+    assert "sk-1" not in message
+
+
+@pytest.mark.parametrize("tenants", [{"a b": ["sk"]}, {"a": ["s k"]}, {"a": "no header"}, {"a": 7}])
+def test_what_cannot_be_a_tenant_is_refused(tenants: object) -> None:
+    assert problems_of(tenants=tenants)

@@ -1,9 +1,9 @@
 """Waiting for the log: bounded, and while it is behind nobody waits twice."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from proxy.engine.durability import CommitGate
 from proxy.model.exchange import Opening

@@ -2,9 +2,9 @@
 
 import asyncio
 import gc
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from proxy.engine.policy import EnginePolicy
 from proxy.model.errors import BadRequest

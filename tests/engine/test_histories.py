@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.engine.histories import Histories, History, Key, split_known, take_stock
+from proxy.engine.lineage.chain import Chain, Preamble
 from proxy.model.manifest import BlobPiece, Manifest, Slice, decode_recipe, root_of
 
+CHAIN = Chain(b"r" * 16, Preamble(0, b"", b"", b""), (), ())
 KEY: Key = (b"tenant", "chat_completions", "family")
 UNNAMED: Key = (b"tenant", "chat_completions", "")
 PLENTY = 10_000_000
@@ -49,7 +51,7 @@ def see(histories: Histories, content: bytes, key: Key = KEY) -> Manifest:
     known, shared = histories.find(key, content)
     split = split_known(content, "messages", known, shared)
     assert split is not None
-    manifest, history = take_stock(key[0], split, known, shared)
+    manifest, history = take_stock(key[0], split, CHAIN, known, shared)
     if history is not None:
         histories.remember(key, history, known)
     return manifest
@@ -280,6 +282,24 @@ def test_a_body_too_large_to_remember_drives_out_nothing() -> None:
     see(histories, huge)
     assert histories.find(KEY, huge) == (None, 0)
     assert histories.find(KEY, chat(say(1)))[1] == 1
+
+
+def test_members_weigh_too() -> None:
+    histories = Histories(100_000)
+    body = json.dumps({"messages": [say(1, 5000)], **{f"k{n}": n for n in range(1000)}}).encode()
+    assert len(body) < 20_000
+    see(histories, body)
+    assert histories.find(KEY, body) == (None, 0)
+
+
+def test_more_new_messages_than_are_looked_at_are_kept_as_one_piece() -> None:
+    histories, log = Histories(PLENTY), Log()
+    log.take(see(histories, chat(say(1))))
+    content = chat(say(1), *[{}] * 20_001)
+    manifest = see(histories, content)
+    log.take(manifest)
+    assert not manifest.slices
+    assert log.rebuild(manifest.recipe) == content
 
 
 def test_after_clearing_a_manifest_is_complete_again() -> None:

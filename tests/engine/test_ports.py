@@ -81,6 +81,7 @@ async def test_a_log_takes_records_and_misses_what_it_does_not_hold() -> None:
     assert (await port.verify()).faults == ()
     for missing in (
         port.list_exchanges("s"),
+        port.list_calls("s"),
         port.load_request("x"),
         port.load_sent("x", 0),
         port.load_received("x", 0),

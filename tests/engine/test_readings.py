@@ -1,5 +1,6 @@
 """Readings: what can be read is, what cannot is told and harms nothing."""
 
+import asyncio
 import gzip
 import json
 import threading
@@ -8,13 +9,14 @@ from collections.abc import Iterable, Mapping
 import pytest
 
 from proxy.engine.bus import EventBus
+from proxy.engine.policy import EnginePolicy
 from proxy.engine.readings import Readings, Received, is_event_stream, read_received
 from proxy.engine.tasks import TaskRunner
 from proxy.model.events import Event, ReadingFailed
 from proxy.model.exchange import Answer, Headers, Reading
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.sse import ServerEvent
-from tests.support.engine import JSON, STREAM, FakeArchive
+from tests.support.engine import JSON, STREAM, FakeArchive, FixedClock, make_lineage
 
 ANSWER = b'{"choices":[{"message":{"content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":7}}'
 CHUNKS = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
@@ -30,7 +32,8 @@ class Desk:
         self.failures: list[Event] = []
         bus = EventBus(self.tasks)
         bus.subscribe(ReadingFailed, self.failures.append)
-        self.readings = Readings(self.archive, bus, self.tasks, CAP)
+        lineage = make_lineage(self.archive, FixedClock(), EnginePolicy())
+        self.readings = Readings(self.archive, bus, self.tasks, lineage, CAP)
 
     def submit(self, exchange: str, content: bytes = ANSWER, headers: Headers = JSON) -> None:
         self.readings.submit(Received(exchange, 0, ChatCompletions(), headers, content))
@@ -168,12 +171,33 @@ async def test_a_huge_answer_is_read_in_a_thread_and_a_small_one_here(size: int,
     assert (form.thread is threading.current_thread()) == is_here
 
 
+@pytest.mark.parametrize(("size", "is_here"), [(100, True), (100_000, False)])
+async def test_an_answer_in_a_hurry_is_read_where_it_delays_nobody_else(size: int, is_here: bool) -> None:
+    desk, form = Desk(), ThreadTelling()
+    desk.readings.submit(Received("x1", 0, form, JSON, b'{"a":"' + b"x" * size + b'"}'))
+    await asyncio.gather(desk.readings.hurry("x1"), desk.readings.hurry("x1"))
+    assert (form.thread is threading.current_thread()) == is_here
+    assert len(desk.archive.of(Reading)) == 1
+    assert len(await desk.finish()) == 1
+
+
 async def test_the_oldest_of_too_many_waiting_answers_stay_unread_and_that_is_told() -> None:
     desk = Desk()
-    for number in range(1030):
+    for number in range(4100):
         desk.submit(f"x{number}")
-    assert [event.exchange for event in desk.failures] == [f"x{number}" for number in range(6)]
-    assert [reading.exchange for reading in await desk.finish()] == [f"x{number}" for number in range(6, 1030)]
+    assert [event.exchange for event in desk.failures] == [f"x{number}" for number in range(4)]
+    assert [reading.exchange for reading in await desk.finish()] == [f"x{number}" for number in range(4, 4100)]
+
+
+async def test_answers_that_wait_take_bounded_memory_and_the_newest_is_kept_however_large() -> None:
+    desk, half = Desk(), b'{"a":"' + b"x" * 16 * 1024 * 1024 + b'"}'
+    for number in range(3):
+        desk.submit(f"x{number}", half)
+    assert [event.exchange for event in desk.failures] == ["x0", "x1"]
+    desk.submit("x3", half * 2)
+    desk.submit("x4")
+    assert [event.exchange for event in desk.failures] == ["x0", "x1", "x2", "x3"]
+    assert [reading.exchange for reading in await desk.finish()] == ["x4"]
 
 
 async def test_reading_goes_on_after_the_reader_was_cancelled() -> None:
@@ -184,4 +208,4 @@ async def test_reading_goes_on_after_the_reader_was_cancelled() -> None:
     assert not await desk.tasks.finish(0.3)
     form.release.set()
     desk.submit("x3")
-    assert [reading.exchange for reading in await desk.finish()] == ["x1", "x3"]
+    assert [reading.exchange for reading in await desk.finish()] == ["x1", "x2", "x3"]

@@ -1,19 +1,23 @@
 """Receiving requests: where they go, how they are named, what of them is kept, and that none is refused."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from proxy.engine.lineage import Lineage
+from proxy.engine.bus import EventBus
+from proxy.engine.lineage.naming import Name, make_session
+from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.policy import EnginePolicy
+from proxy.engine.readings import Readings
 from proxy.engine.reception import Received, Reception, Route
+from proxy.engine.tasks import TaskRunner
 from proxy.model.exchange import ClientRequest, Headers
 from proxy.model.manifest import BlobPiece, decode_recipe, digest_of
 from proxy.wire.chat_completions import ChatCompletions
-from tests.support.engine import CountingIds, FakeArchive, FixedClock, ScriptedUpstream
+from tests.support.engine import CountingIds, FakeArchive, FixedClock, ScriptedUpstream, make_lineage
 
 FORM = ChatCompletions()
 
@@ -25,11 +29,14 @@ class Desk:
         self.archive = FakeArchive()
         chosen = [Route(ScriptedUpstream(name), models) for name, models in routes or (("main", ()),)]
         policy = EnginePolicy(record_cap_bytes=cap)
-        self.reception = Reception(policy, chosen, self.archive, Lineage(b"salt"), FixedClock(), CountingIds())
+        clock, tasks = FixedClock(), TaskRunner()
+        lineage = make_lineage(self.archive, clock, policy)
+        readings = Readings(self.archive, EventBus(tasks), tasks, lineage, cap)
+        self.reception = Reception(policy, chosen, lineage, readings, clock, CountingIds())
 
-    def receive(self, body: bytes, headers: Headers = ()) -> Received:
+    async def receive(self, body: bytes, headers: Headers = ()) -> Received:
         request = ClientRequest("POST", b"/v1/chat/completions?key=secret", headers, body)
-        return self.reception.receive(request, FORM, "observe")
+        return await self.reception.receive(request, FORM, "observe")
 
     def receive_stream(self, headers: Headers = ()) -> Received:
         return self.reception.receive_stream(ClientRequest("PUT", b"/v1/files", headers), "bypass")
@@ -41,7 +48,7 @@ def ask(model: str, *messages: str, size: int = 0) -> bytes:
 
 async def test_an_opening_says_who_asked_what_when() -> None:
     headers: Headers = ((b"content-type", b"application/json"), (b"authorization", b"Bearer k"), (b"thread-id", b"t"))
-    received = Desk().receive(ask("m", "hi"), headers)
+    received = await Desk().receive(ask("m", "hi"), headers)
     opening = received.opening
     assert (opening.exchange, opening.kind, opening.wire, opening.mode) == (
         "x1",
@@ -52,8 +59,8 @@ async def test_an_opening_says_who_asked_what_when() -> None:
     assert (opening.model, opening.method, opening.target) == ("m", "POST", "/v1/chat/completions?key")
     assert (opening.opened_ms, opening.body.size) == (1_700_000_000_000, len(ask("m", "hi")))
     assert dict(opening.headers).keys() == {b"content-type", b"thread-id"}
-    assert opening.session == Lineage(b"salt").name_session(opening.session.tenant, "main", "codex:t", "x1")
-    assert opening.session.tenant == Lineage(b"salt").find_tenant(headers)
+    assert opening.session == make_session(opening.session.tenant, "main", Name("codex:t"), "x1")
+    assert opening.session.tenant == Tenants(b"salt", FixedClock()).find(headers).tenant
     assert received.upstream.name == "main"
 
 
@@ -66,7 +73,7 @@ async def test_the_opening_of_a_stream_has_its_body_still_to_come() -> None:
 
 async def test_a_call_without_a_name_is_a_session_of_its_own() -> None:
     desk = Desk()
-    first, second = desk.receive(ask("m", "hi")).opening, desk.receive(ask("m", "hi")).opening
+    first, second = (await desk.receive(ask("m", "hi"))).opening, (await desk.receive(ask("m", "hi"))).opening
     assert (first.session.family, second.session.family) == ("", "")
     assert first.session.id != second.session.id
     assert first.session.id != second.session.id
@@ -91,28 +98,28 @@ ROUTES = (("main", ()), ("claude", ("claude-*", "*opus*")), ("local", ("llama[0-
 async def test_a_model_goes_to_the_first_upstream_that_claims_it_else_to_the_one_that_claims_none(
     model: str, upstream: str
 ) -> None:
-    assert Desk(*ROUTES).receive(ask(model)).upstream.name == upstream
-    assert Desk(*reversed(ROUTES[:2])).receive(ask("gpt-5")).upstream.name == "main"
+    assert (await Desk(*ROUTES).receive(ask(model))).upstream.name == upstream
+    assert (await Desk(*reversed(ROUTES[:2])).receive(ask("gpt-5"))).upstream.name == "main"
 
 
 async def test_without_a_model_the_first_upstream_answers_even_if_all_claim_some() -> None:
     claimed = (("claude", ("claude-*",)), ("local", ("llama*",)))
-    assert Desk(*claimed).receive(ask("gpt-5")).upstream.name == "claude"
-    assert Desk(*claimed).receive(b"not JSON").upstream.name == "claude"
+    assert (await Desk(*claimed).receive(ask("gpt-5"))).upstream.name == "claude"
+    assert (await Desk(*claimed).receive(b"not JSON")).upstream.name == "claude"
     assert Desk(*claimed).receive_stream().upstream.name == "claude"
 
 
 async def test_sessions_of_two_upstreams_are_two() -> None:
     headers: Headers = ((b"x-session-id", b"s"),)
     desk = Desk(*ROUTES)
-    ids = {desk.receive(ask(model), headers).opening.session.id for model in ("claude-x", "gpt-5", "gpt-6")}
+    ids = {(await desk.receive(ask(model), headers)).opening.session.id for model in ("claude-x", "gpt-5", "gpt-6")}
     assert len(ids) == 2
 
 
 async def test_a_name_in_the_body_counts_before_the_clients_own_way_of_naming() -> None:
     body = json.dumps({"messages": [], "litellm_session_id": "l"}).encode()
-    assert Desk().receive(body).opening.session.family == "litellm_session_id:l"
-    named = Desk().receive(body, ((b"thread-id", b"t"),)).opening
+    assert (await Desk().receive(body)).opening.session.family == "litellm_session_id:l"
+    named = (await Desk().receive(body, ((b"thread-id", b"t"),))).opening
     assert named.session.family == "litellm_session_id:l"
 
 
@@ -121,7 +128,7 @@ async def test_a_name_in_the_body_counts_before_the_clients_own_way_of_naming() 
     [b"", b"not JSON", b'{"a":1,"a":2}', "\ufeff{}".encode(), '{"model":"m"}'.encode("utf-16"), b"[" * 100_000, b"[1]"],
 )
 async def test_a_body_that_cannot_be_split_is_kept_whole_and_goes_to_the_first_upstream(body: bytes) -> None:
-    received = Desk(*ROUTES).receive(body)
+    received = await Desk(*ROUTES).receive(body)
     manifest = received.opening.body
     assert received.upstream.name == "main"
     assert [blob.content for blob in manifest.blobs] == ([body] if body else [])
@@ -130,54 +137,54 @@ async def test_a_body_that_cannot_be_split_is_kept_whole_and_goes_to_the_first_u
 
 @pytest.mark.parametrize("value", [b'"\xff"', b'"\\ud800"', b"7", b"null", b'{"a":1}'])
 async def test_a_model_that_is_no_text_is_none_and_fails_no_call(value: bytes) -> None:
-    received = Desk(*ROUTES).receive(b'{"messages":[],"model":' + value + b"}")
+    received = await Desk(*ROUTES).receive(b'{"messages":[],"model":' + value + b"}")
     assert (received.opening.model, received.upstream.name) == ("", "main")
 
 
 @settings(max_examples=60)
 @given(st.binary(max_size=60), st.binary(max_size=20))
-def test_no_body_and_no_name_is_refused(body: bytes, name: bytes) -> None:
+async def test_no_body_and_no_name_is_refused(body: bytes, name: bytes) -> None:
     for content in (body, b'{"model":"' + body + b'","session_id":"' + name + b'"}'):
-        received = Desk().receive(content, ((b"x-session-id", name), (b"authorization", name)))
+        received = await Desk().receive(content, ((b"x-session-id", name), (b"authorization", name)))
         assert received.opening.body.size == len(content)
 
 
 async def test_a_body_above_the_cap_is_kept_to_the_cap_with_a_digest_of_all() -> None:
     body = ask("m", "x" * 200)
-    manifest = Desk(cap=100).receive(body).opening.body
+    manifest = (await Desk(cap=100).receive(body)).opening.body
     assert decode_recipe(manifest.recipe) == (BlobPiece(digest_of(body[:100])),)
     assert [blob.content for blob in manifest.blobs] == [body[:100]]
     assert (manifest.size, manifest.whole_digest) == (len(body), digest_of(body))
-    assert Desk(cap=len(body)).receive(body).opening.body.whole_digest == b""
+    assert (await Desk(cap=len(body)).receive(body)).opening.body.whole_digest == b""
 
 
 async def test_a_body_above_the_record_cap_goes_where_its_model_goes() -> None:
     """A cap of the record decides what is kept, not which provider gets to see a conversation."""
-    received = Desk(*ROUTES, cap=100).receive(ask("claude-x", "x" * 200))
+    received = await Desk(*ROUTES, cap=100).receive(ask("claude-x", "x" * 200))
     assert (received.upstream.name, received.opening.model) == ("claude", "claude-x")
 
 
 async def test_a_body_above_the_record_cap_belongs_to_the_session_that_it_names() -> None:
     body = json.dumps({"session_id": "s", "messages": ["x" * 200]}).encode()
-    assert Desk(cap=100).receive(body).opening.session.family == "session_id:s"
+    assert (await Desk(cap=100).receive(body)).opening.session.family == "session_id:s"
 
 
 async def test_a_repeated_history_brings_its_new_messages_only_until_the_log_loses_a_record() -> None:
     desk = Desk()
-    assert len(desk.receive(ask("m", "a", size=5000)).opening.body.slices) == 1
-    assert len(desk.receive(ask("m", "a", "b", size=5000)).opening.body.slices) == 1
+    assert len((await desk.receive(ask("m", "a", size=5000))).opening.body.slices) == 1
+    assert len((await desk.receive(ask("m", "a", "b", size=5000))).opening.body.slices) == 1
     desk.archive.health = replace(desk.archive.health, generation=1)
-    complete = desk.receive(ask("m", "a", "b", "c", size=5000)).opening.body
+    complete = (await desk.receive(ask("m", "a", "b", "c", size=5000))).opening.body
     assert (len(complete.slices), len(complete.blobs)) == (3, 1)
-    assert len(desk.receive(ask("m", "a", "b", "c", "d", size=5000)).opening.body.slices) == 1
+    assert len((await desk.receive(ask("m", "a", "b", "c", "d", size=5000))).opening.body.slices) == 1
 
 
 async def test_what_another_tenant_sent_is_never_taken_as_known() -> None:
     desk = Desk()
-    mine, theirs = (
-        desk.receive(ask("m", "a", size=5000), ((b"authorization", key), (b"x-session-id", b"s"))).opening
+    mine, theirs = [
+        (await desk.receive(ask("m", "a", size=5000), ((b"authorization", key), (b"x-session-id", b"s")))).opening
         for key in (b"Bearer one", b"Bearer two")
-    )
+    ]
     assert (len(mine.body.slices), len(theirs.body.slices)) == (1, 1)
     assert mine.body.slices[0].link != theirs.body.slices[0].link
     assert mine.session.id != theirs.session.id
@@ -195,7 +202,7 @@ class Broken(ChatCompletions):
 async def test_a_defect_in_reading_a_request_does_not_fail_the_call(cap: int, caplog: pytest.LogCaptureFixture) -> None:
     desk = Desk(cap=cap)
     request = ClientRequest("POST", b"/v1/chat/completions", ((b"x-session-id", b"s"),), ask("m", "secret words"))
-    received = desk.reception.receive(request, Broken(), "observe")
+    received = await desk.reception.receive(request, Broken(), "observe")
     assert (received.opening.kind, received.opening.model, received.is_stream) == ("managed", "", False)
     assert received.opening.session.family == "x-session-id:s"
     assert received.opening.body.size == len(request.body)
@@ -205,4 +212,4 @@ async def test_a_defect_in_reading_a_request_does_not_fail_the_call(cap: int, ca
 
 @pytest.mark.parametrize(("said", "is_stream"), [(b"true", True), (b"false", False), (b'"true"', False), (b"1", False)])
 async def test_a_streamed_answer_is_asked_for_by_the_bodys_own_word(said: bytes, *, is_stream: bool) -> None:
-    assert Desk().receive(b'{"model":"m","stream":%b,"messages":[1]}' % said).is_stream == is_stream
+    assert (await Desk().receive(b'{"model":"m","stream":%b,"messages":[1]}' % said)).is_stream == is_stream

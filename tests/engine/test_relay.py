@@ -10,6 +10,7 @@ from proxy.engine.relay import EndFinder
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, Round, Trailer
+from proxy.model.lineage import Reply, Step
 from proxy.wire.chat_completions import ChatCompletions
 from tests.support.engine import (
     JSON,
@@ -357,7 +358,7 @@ async def test_the_records_of_a_call_come_in_order_and_its_event_once() -> None:
     call = Call(ScriptedResponse(FIRST, DONE, ending="eof"), is_instant=True)
     await call.finish()
     kinds = [type(record) for each in call.archive.appended for record in each.records]
-    assert kinds == [Opening, Round, Outcome, Reading]
+    assert kinds == [Opening, Round, Step, Outcome, Reading, Reply]
     (event,) = call.engine.events
     assert isinstance(event, ExchangeRecorded)
     assert (event.exchange, event.status, event.completeness, event.upstream) == ("x1", 200, "complete", "main")

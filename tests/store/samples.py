@@ -16,6 +16,7 @@ from proxy.model.exchange import (
     Trailer,
     Usage,
 )
+from proxy.model.lineage import Mark, NodeRow, Relation, Reply, Step, node_after, root_of_chain
 from proxy.model.manifest import (
     Blob,
     BlobPiece,
@@ -131,6 +132,48 @@ def make_reading(
 ) -> Reading:
     """What the answer says."""
     return Reading(exchange, k, answer, usage, finish, error)
+
+
+def make_node(text: str, parent: bytes | None = None, *, is_answer: bool = False) -> NodeRow:
+    """A message with this text behind the node, or at the root."""
+    parent = root_of_chain("openai") if parent is None else parent
+    return NodeRow(node_after(parent, text.encode()), parent, is_answer)
+
+
+def make_chain(*texts: str, parent: bytes | None = None) -> tuple[NodeRow, ...]:
+    """Messages one behind the other; what begins with an exclamation mark is an answer."""
+    rows: list[NodeRow] = []
+    for text in texts:
+        rows.append(make_node(text, rows[-1].node if rows else parent, is_answer=text.startswith("!")))
+    return tuple(rows)
+
+
+def make_mark(name: str, row: NodeRow, form: bytes = b"f" * 16) -> Mark:
+    """A mark of a node."""
+    return Mark(name, row.node, form)
+
+
+def make_step(
+    exchange: str = "e1",
+    nodes: Sequence[NodeRow] = (),
+    *,
+    tip: bytes | None = None,
+    depth: int | None = None,
+    base: int = 0,
+    relation: Relation = "append",
+    is_side: bool = False,
+    marks: Sequence[Mark] = (),
+) -> Step:
+    """Where a request stands: at the last of its nodes, unless `tip` says otherwise."""
+    if tip is None:
+        tip = nodes[-1].node if nodes else root_of_chain("openai")
+    depth = base + len(nodes) if depth is None else depth
+    return Step(exchange, relation, is_side, tip, depth, base, tuple(nodes), tuple(marks))
+
+
+def make_reply(exchange: str = "e1", nodes: Sequence[NodeRow] = (), marks: Sequence[Mark] = (), k: int = 0) -> Reply:
+    """Where an answer stands."""
+    return Reply(exchange, k, tuple(nodes), tuple(marks))
 
 
 @st.composite

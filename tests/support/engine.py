@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from itertools import count
@@ -11,19 +11,27 @@ from typing import Any, Literal, NoReturn, TypeVar
 from proxy.engine.bus import EventBus
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import Exchanges
-from proxy.engine.lineage import Lineage
+from proxy.engine.leftovers import Leftovers
+from proxy.engine.lineage.tenants import Tenants
+from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.ports import Client, RequestBody
+from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES, Archive, Client, Clock, RequestBody
 from proxy.engine.readings import Readings
 from proxy.engine.reception import Reception, Route
 from proxy.engine.relay import Relay
 from proxy.engine.tasks import TaskRunner
-from proxy.model.errors import NotFound, ProxyError, UpstreamUnreachable
-from proxy.model.events import Event
-from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, Record, SessionKey
-from proxy.model.log import ArchiveHealth, ExchangeRow, SessionRow, Verification
+from proxy.model.errors import NotFound, ProxyError, StoreUnavailable, UpstreamUnreachable
+from proxy.model.events import Event, ExchangeRecorded, ReadingFailed
+from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, SessionKey
+from proxy.model.lineage import Step, StoredSession
+from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Selection, SessionRow, UnreadRow, Verification
 from proxy.model.manifest import Manifest, keep_whole
+from proxy.model.record import Record
+from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.chat_completions import ChatCompletions
+from proxy.wire.format import Format
+from proxy.wire.responses import Responses
+from tests.support.ancestry import Trees
 
 LIMIT = 5.0
 STREAM: Headers = ((b"content-type", b"text/event-stream"),)
@@ -62,6 +70,9 @@ class FakeArchive:
         self.health = HEALTHY
         self._is_instant, self._is_soon = is_instant, is_soon
         self.appended: list[Appended] = []
+        self.trees = Trees()
+        self.refuses_recall = False
+        self.recalled: list[tuple[tuple[bytes, ...], tuple[str, ...], str]] = []
         self._grown, self.flushed = asyncio.Event(), asyncio.Event()
 
     def append(self, *records: Record, is_urgent: bool = True) -> "asyncio.Future[bool]":
@@ -71,6 +82,8 @@ class FakeArchive:
         elif self._is_soon:
             asyncio.get_running_loop().call_soon(commit.set_result, True)
         self.appended.append(Appended(records, commit, is_urgent))
+        for record in records:
+            self.trees.take(record)
         self._grown.set()
         return commit
 
@@ -112,10 +125,22 @@ class FakeArchive:
     def flush(self) -> None:
         self.flushed.set()
 
-    async def list_sessions(self, limit: int = 100) -> Sequence[SessionRow]:
+    async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
         return ()
 
-    async def list_exchanges(self, session: str) -> Sequence[ExchangeRow]:
+    async def find_session(self, session: str) -> SessionRow:
+        _miss(session)
+
+    async def list_ids(self, prefix: str, limit: int) -> Sequence[str]:
+        return ()
+
+    async def list_exchanges(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        _miss(session)
+
+    async def list_calls(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        _miss(session)
+
+    async def list_branches(self, session: str) -> Sequence[BranchRow]:
         _miss(session)
 
     async def load_request(self, exchange: str) -> bytes:
@@ -126,8 +151,35 @@ class FakeArchive:
 
     load_received = load_sent
 
+    async def recall(
+        self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
+    ) -> Sequence[StoredSession]:
+        self.recalled.append((tuple(nodes), tuple(marks), session.id))
+        if self.refuses_recall:
+            raise StoreUnavailable("the log cannot be read")
+        return self.trees.recall(nodes, marks, session)
+
+    async def has_sessions(self) -> bool:
+        return bool(self.trees.by_id)
+
+    async def list_unread(self, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES) -> Sequence[UnreadRow]:
+        openings = {opening.exchange: opening for opening in self.of(Opening)}
+        steps = {step.exchange: step for step in self.of(Step)}
+        is_read = {reading.exchange for reading in self.of(Reading)}
+        return [
+            UnreadRow(
+                *(outcome.exchange, outcome.k, openings[outcome.exchange].wire, openings[outcome.exchange].session),
+                *(steps[outcome.exchange].tip if outcome.exchange in steps else b"", outcome.headers, outcome.received),
+            )
+            for outcome in self.of(Outcome)[: -limit - 1 : -1]
+            if outcome.received and openings[outcome.exchange].wire and outcome.exchange not in is_read
+        ]
+
     async def verify(self) -> Verification:
         return Verification(0, 0, 0, 0, ())
+
+    async def reopen(self) -> None:
+        """Another process has the log now."""
 
     async def close(self) -> None:
         return None
@@ -215,6 +267,7 @@ class RecordingClient:
     def __init__(self) -> None:
         self.status = 0
         self.headers: Headers = ()
+        self.labels: Headers = ()
         self.writes: list[bytes] = []
         self.error: ProxyError | None = None
         self.is_whole = self.is_aborted = False
@@ -236,6 +289,9 @@ class RecordingClient:
                 self._changed.clear()
                 await self._changed.wait()
         return self.body
+
+    def label(self, fields: Headers) -> None:
+        self.labels = fields
 
     def start(self, status: int, headers: Headers) -> None:
         if not self.started.is_set() and not self.ended.is_set():
@@ -364,6 +420,12 @@ class CountingIds:
         return f"x{next(self._numbers)}"
 
 
+def make_lineage(archive: Archive, clock: Clock, policy: EnginePolicy, *, is_fresh: bool = True) -> Lineage:
+    """Lineage over an archive, as the assembly makes it."""
+    tenants = Tenants(b"salt", clock, policy.principals)
+    return Lineage(archive, tenants, clock, policy.cache_bytes // 4, is_fresh=is_fresh)
+
+
 class Engine:
     """The engine's parts, wired over fakes as the assembly wires them over shells."""
 
@@ -374,22 +436,34 @@ class Engine:
         *,
         is_instant: bool = False,
         is_soon: bool = False,
+        is_fresh: bool = True,
         own_keys: tuple[bytes, ...] = (),
+        after: "Engine | None" = None,
+        archive: FakeArchive | None = None,
+        tasks: TaskRunner | None = None,
     ) -> None:
+        """`after` is an engine that was ended: this one goes on with its log. Else its log is `archive`, or an own."""
         policy = policy or EnginePolicy(commit_wait_ms=5_000)
         self.upstream = upstream or ScriptedUpstream()
-        self.archive = FakeArchive(is_instant=is_instant, is_soon=is_soon)
+        own = archive or FakeArchive(is_instant=is_instant, is_soon=is_soon)
+        self.archive: FakeArchive = after.archive if after else own
         self.clock = FixedClock()
-        self.tasks = TaskRunner()
+        self.ids: CountingIds = after.ids if after else CountingIds()
+        self.tasks = TaskRunner() if tasks is None else tasks
         self.bus = EventBus(self.tasks)
         self.events: list[Event] = []
         self.bus.subscribe_all(self.events.append)
         self.gate = CommitGate(self.archive, policy.commit_wait_ms)
-        self.readings = Readings(self.archive, self.bus, self.tasks, policy.record_cap_bytes)
+        self.lineage = make_lineage(self.archive, self.clock, policy, is_fresh=is_fresh and after is None)
+        self.bus.subscribe(ExchangeRecorded, self.lineage.note_outcome)
+        self.bus.subscribe(ReadingFailed, self.lineage.note_unread)
+        self.readings = Readings(self.archive, self.bus, self.tasks, self.lineage, policy.record_cap_bytes)
         self.relay = Relay(self.archive, self.gate, self.readings, self.bus, self.clock)
-        lineage, routes = Lineage(b"salt", policy.session_headers), [Route(self.upstream)]
-        self.reception = Reception(policy, routes, self.archive, lineage, self.clock, CountingIds())
-        formats = {"chat_completions": ChatCompletions()}
+        routes = [Route(self.upstream)]
+        self.reception = Reception(policy, routes, self.lineage, self.readings, self.clock, self.ids)
+        forms: tuple[Format, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
+        formats: Mapping[str, Format] = {form.name: form for form in forms}
+        self.leftovers = Leftovers(self.archive, self.bus, self.tasks, self.lineage, self.readings, formats)
         self.exchanges = Exchanges(policy, formats, self.reception, self.relay, self.tasks, own_keys)
 
     def begin(self, request: ClientRequest, wire: str, client: Client) -> "asyncio.Task[None]":

@@ -16,17 +16,17 @@ from uvicorn.server import ServerState
 from proxy.engine.bus import EventBus
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import Exchanges
-from proxy.engine.lineage import Lineage
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.readings import Readings
 from proxy.engine.reception import Reception, Route
 from proxy.engine.relay import Relay
 from proxy.engine.system import SystemClock, SystemIds
 from proxy.engine.tasks import TaskRunner
-from proxy.model.events import ExchangeRecorded
+from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import Opening, Outcome
 from proxy.server.health import Health
 from proxy.server.inspector import Inspector
+from proxy.server.management import ManagementApi
 from proxy.server.metrics import Metrics
 from proxy.server.policy import ServerPolicy
 from proxy.server.protocol import GuardedProtocol
@@ -36,7 +36,7 @@ from proxy.upstream.policy import UpstreamPolicy
 from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.responses import Responses
-from tests.support.engine import FakeArchive
+from tests.support.engine import FakeArchive, make_lineage
 from tests.support.scripted import LIMIT, Message, Wire, dial
 
 TOKEN = "test-admin-token"
@@ -95,10 +95,10 @@ class Plan:
 
 
 @contextlib.asynccontextmanager
-async def serving(plan: Plan) -> AsyncIterator[Served]:
+async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterator[Served]:
     """Serve until the block ends; then nothing may be left that had to be cancelled."""
     loop = asyncio.get_running_loop()
-    archive, tasks = FakeArchive(is_instant=True), TaskRunner()
+    archive, tasks = archive or FakeArchive(is_instant=True), TaskRunner()
     bus = EventBus(tasks)
     upstream = UpstreamPolicy(
         "scripted",
@@ -112,7 +112,8 @@ async def serving(plan: Plan) -> AsyncIterator[Served]:
     metrics = Metrics(lambda: archive.health, lambda: len(tasks))
     bus.subscribe(ExchangeRecorded, metrics.count_exchange)
     health = Health(lambda: archive.health.problem, metrics, refuses=plan.engine.on_failure == "refuse")
-    endpoints = Endpoints(exchanges, health, Inspector((("mode", plan.engine.mode),)))
+    inspector = Inspector((("mode", plan.engine.mode),))
+    endpoints = Endpoints(exchanges, health, inspector, ManagementApi(archive))
     app = build_routes(endpoints, plan.server, has_own_key=bool(plan.api_key))
     config = uvicorn.Config(
         app, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False, date_header=False
@@ -133,9 +134,12 @@ async def serving(plan: Plan) -> AsyncIterator[Served]:
 def _build_exchanges(
     plan: Plan, archive: FakeArchive, forwarder: Forwarder, bus: EventBus, tasks: TaskRunner
 ) -> Exchanges:
-    readings = Readings(archive, bus, tasks, plan.engine.record_cap_bytes)
+    lineage = make_lineage(archive, SystemClock(), plan.engine)
+    bus.subscribe(ExchangeRecorded, lineage.note_outcome)
+    bus.subscribe(ReadingFailed, lineage.note_unread)
+    readings = Readings(archive, bus, tasks, lineage, plan.engine.record_cap_bytes)
     relay = Relay(archive, CommitGate(archive, plan.engine.commit_wait_ms), readings, bus, SystemClock())
-    reception = Reception(plan.engine, [Route(forwarder)], archive, Lineage(b"s" * 32), SystemClock(), SystemIds())
+    reception = Reception(plan.engine, [Route(forwarder)], lineage, readings, SystemClock(), SystemIds())
     formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
     own_keys = (plan.api_key.encode(),) if plan.api_key else ()
     return Exchanges(plan.engine, formats, reception, relay, tasks, own_keys)

@@ -196,6 +196,31 @@ def test_a_conversation_that_is_no_array_has_no_items(value: str) -> None:
     assert split.member(KEY) == value.encode()
 
 
+@pytest.mark.parametrize("element", ["0", '{"a":[1,",,,,"]}', '"\\ud800"', "1e400"])
+def test_more_elements_than_any_conversation_has_are_not_looked_at(element: str) -> None:
+    def split(count: int) -> SplitBody:
+        split = split_body(b'{"model":"m","messages":[%b]}' % b",".join([element.encode()] * count), KEY, most_items=3)
+        assert split is not None
+        return split
+
+    assert [len(split(count).items) for count in (2, 3, 4, 5)] == [2, 3, 0, 0]
+    assert split(4).member("model") == b'"m"'
+    assert json.loads(split(4).member(KEY)) == [json.loads(element)] * 4
+
+
+def test_an_array_of_millions_is_not_even_decoded() -> None:
+    content = b'{"messages":[%b]}' % b",".join([b"0"] * 3_000_000)
+    tracemalloc.start()
+    try:
+        split = split_body(content, KEY)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert split is not None
+    assert not split.items
+    assert most < 4 * len(content)
+
+
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])
 def test_nesting_beyond_any_stack_does_not_raise(opening: bytes) -> None:
     closing = {b"[": b"]", b'{"a":': b"}"}[opening]

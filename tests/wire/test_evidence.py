@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from proxy.model.exchange import Usage
 from proxy.wire.evidence import (
     MAX_DEPTH,
+    UsageNames,
     read_count,
     read_error,
     read_fields,
@@ -17,7 +18,6 @@ from proxy.wire.evidence import (
     read_object,
     read_objects,
     read_text,
-    read_usage,
 )
 from proxy.wire.sse import ServerEvent
 
@@ -110,11 +110,12 @@ def test_a_count_is_a_whole_number_that_a_database_can_hold(value: object, count
 
 
 def test_a_count_is_taken_from_the_first_name_that_has_one() -> None:
-    names = {"input": ("in.all", "in"), "output": ("out",)}
-    assert read_usage({"in": {"all": 3}, "out": 4}, names) == Usage(input=3, output=4)
-    assert read_usage({"in": 5}, names) == Usage(input=5)
-    assert read_usage({"in": {"all": None}}, names) is None
-    assert read_usage([], names) is None
+    names = UsageNames(input=("in.all", "in"), output=("out",))
+    assert names.read({"in": {"all": 3}, "out": 4}) == Usage(input=3, output=4)
+    assert names.read({"in": 5}) == Usage(input=5)
+    assert names.read({"in": {"all": 0}}) == Usage(input=0)
+    assert names.read({"in": {"all": None}}) is None
+    assert names.read([]) is None
 
 
 def test_an_object_known_to_be_an_error_says_what_it_can() -> None:

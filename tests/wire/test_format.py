@@ -163,3 +163,36 @@ def test_an_error_body_says_its_message(wire: Format, body: dict[str, object], e
 def test_an_error_after_the_head_was_sent_is_read(wire: Format, stream: bytes, error: str) -> None:
     answer = wire.read_events(read_events(stream))
     assert (answer.error, answer.is_ended) == (error, False)
+
+
+def text(said: str, **fields: object) -> dict[str, object]:
+    return {"type": "text", "text": said, **fields}
+
+
+def read_orders(wire: Format, orders: object) -> bytes:
+    return wire.read_orders(json.dumps(orders).encode())
+
+
+BILLING = "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch="
+SAME_ORDERS = [
+    (ANTHROPIC, ["You help.", [text("You help.")], [text("You help.", cache_control={"type": "ephemeral"})]]),
+    (ANTHROPIC, ["You help.", [text(f"{BILLING}0a1;"), text("You help.")], f"{BILLING}0b2;\nYou help."]),
+    (ANTHROPIC, [[text("a"), text("b")], [text(BILLING), text("a"), text("b", cache_control=None)]]),
+    (RESPONSES, ["You help.", [{"type": "input_text", "text": "You help."}]]),
+]
+
+
+@pytest.mark.parametrize(("wire", "spellings"), SAME_ORDERS)
+def test_orders_are_the_same_however_they_are_marked_and_billed(wire: Format, spellings: list[object]) -> None:
+    assert len({read_orders(wire, orders) for orders in spellings}) == 1
+
+
+@pytest.mark.parametrize("wire", [RESPONSES, ANTHROPIC])
+def test_other_orders_are_others_and_none_are_too_odd(wire: Format) -> None:
+    orders = ["You help.", "You help. ", f"You help. {BILLING}", 7, {"a": 1}, [7], [text("a"), text("b")], "\ud800"]
+    forms = {read_orders(wire, each) for each in orders} | {wire.read_orders(raw) for raw in (b"[" * 5000, b"x\xff")}
+    assert len(forms) == len(orders) + 2
+
+
+def test_chat_completions_have_orders_only_in_messages() -> None:
+    assert (CHAT.orders_key, CHAT.read_orders(b'"You help."')) == ("", b"")

@@ -72,6 +72,11 @@ def test_the_length_of_an_answer_goes_on() -> None:
     assert forward_response(((b"content-length", b"7"),)) == ((b"content-length", b"7"),)
 
 
+@pytest.mark.parametrize("name", [b"x-palimpsest-session", b"x-palimpsest-", b"x-palimpsest-new"])
+def test_what_another_palimpsest_says_of_its_calls_is_not_passed_on(name: bytes) -> None:
+    assert forward_response((*field(name), (b"x-palimpsestry", b"1"))) == ((b"x-palimpsestry", b"1"),)
+
+
 @pytest.mark.parametrize("name", [*CREDENTIALS, b"cookie", b"set-cookie", b"proxy-authorization", b"x-unheard-of"])
 def test_no_credential_and_no_unknown_field_rests_in_the_log(name: bytes) -> None:
     assert keep_for_log(field(name)) == ()

@@ -6,9 +6,12 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
+from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES
 from proxy.model.errors import StoreUnavailable
-from proxy.model.exchange import Record
-from proxy.model.log import ArchiveHealth, ExchangeRow, SessionRow, Verification
+from proxy.model.exchange import SessionKey
+from proxy.model.lineage import StoredSession
+from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Selection, SessionRow, UnreadRow, Verification
+from proxy.model.record import Record
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import Connect, connect_writer, prepare_file
 from proxy.store.sqlite.journal import Journal, name_journal
@@ -24,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 # A commit takes milliseconds, under load some tens of them; a page that shows what was so far is better than none.
 _MOST_LAG_SECONDS = 2.0
+# A client waits: a conversation that is found twice does no harm.
+_MOST_LAG_OF_A_CALL_SECONDS = 0.25
 
 
 class SqliteArchive:
@@ -70,15 +75,52 @@ class SqliteArchive:
         """Let records that are not urgent wait no longer."""
         self._spool.flush()
 
-    async def list_sessions(self, limit: int = 100) -> Sequence[SessionRow]:
+    async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
         """Newest activity first."""
         await self._catch_up()
-        return await self._reader.list_sessions(limit)
+        return await self._reader.list_sessions(limit, selection)
 
-    async def list_exchanges(self, session: str) -> Sequence[ExchangeRow]:
-        """All exchanges of a session, oldest first. Raises NotFound for an unknown session."""
+    async def find_session(self, session: str) -> SessionRow:
+        """The session with this id. Raises NotFound."""
         await self._catch_up()
-        return await self._reader.list_exchanges(session)
+        return await self._reader.find_session(session)
+
+    async def list_ids(self, prefix: str, limit: int) -> Sequence[str]:
+        """The ids of sessions that begin so, in order."""
+        await self._catch_up()
+        return await self._reader.list_ids(prefix, limit)
+
+    async def list_exchanges(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        """The exchanges of a session behind number `after`, oldest first. Raises NotFound for an unknown session."""
+        await self._catch_up()
+        return await self._reader.list_exchanges(session, after, limit)
+
+    async def list_calls(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        """As `list_exchanges`, but every `answer` is empty."""
+        await self._catch_up()
+        return await self._reader.list_calls(session, after, limit)
+
+    async def list_branches(self, session: str) -> Sequence[BranchRow]:
+        """The branches of a session in the order in which they began. Raises NotFound for an unknown session."""
+        await self._catch_up()
+        return await self._reader.list_branches(session)
+
+    async def recall(
+        self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
+    ) -> Sequence[StoredSession]:
+        """Sessions that may hold what a request continues; newest last (see `Ancestry`)."""
+        await self._catch_up(_MOST_LAG_OF_A_CALL_SECONDS)
+        return await self._reader.recall(nodes, marks, session)
+
+    async def has_sessions(self) -> bool:
+        """False while the log has none."""
+        await self._catch_up(_MOST_LAG_OF_A_CALL_SECONDS)
+        return await self._reader.has_sessions()
+
+    async def list_unread(self, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES) -> Sequence[UnreadRow]:
+        """Answers among the newest outcomes that nobody has read; newest first (see `Backlog`)."""
+        await self._catch_up(_MOST_LAG_OF_A_CALL_SECONDS)
+        return await self._reader.list_unread(limit, most_bytes)
 
     async def load_request(self, exchange: str) -> bytes:
         """The client's body, byte for byte (its head, where it was capped). Raises NotFound."""
@@ -124,11 +166,11 @@ class SqliteArchive:
         path = name_journal(self._policy.path)
         _log.warning("%d records are in %s only; the next start brings them into the log", self._spool.pending, path)
 
-    async def _catch_up(self) -> None:
+    async def _catch_up(self, within_s: float = _MOST_LAG_SECONDS) -> None:
         """Whoever reads sees what was appended before; not where the store fails, or takes too long."""
         written = None if self._writer.problem else self._spool.drain()
         if written is not None:
-            await asyncio.wait((written,), timeout=_MOST_LAG_SECONDS)
+            await asyncio.wait((written,), timeout=within_s)
 
     def _put(self, entries: list[Entry]) -> None:
         self._writer.put(entries)

@@ -7,11 +7,16 @@ forgets what it believed when it sees the archive's `generation` change, and sen
 import sqlite3
 from collections.abc import Sequence
 
-from proxy.model.exchange import Headers, Opening, Outcome, Reading, Record, Round, SessionKey, Trailer, Usage
+from proxy.model.exchange import Headers, Opening, Outcome, Reading, Round, SessionKey, Trailer, Usage
+from proxy.model.lineage import Adoption, Reply, Step
 from proxy.model.manifest import BlobPiece, ChainPiece, Manifest, Slice, digest_of
+from proxy.model.record import Record
 from proxy.store.sqlite.codec import SMALL, TINY, encode_changes, encode_headers, pack, seal_after
 from proxy.store.sqlite.envelope import split_recipe
-from proxy.store.sqlite.known import HeaderBase, Known, Reference, Session, Tenant
+from proxy.store.sqlite.growth import INSERTS as GROWTH_INSERTS
+from proxy.store.sqlite.growth import Growth
+from proxy.store.sqlite.known import Exchange, HeaderBase, Known, Reference, Session, Tenant
+from proxy.store.sqlite.problem import Dangling
 from proxy.store.storable import fit_text, fit_usage
 
 Value = int | float | str | bytes | None
@@ -24,7 +29,8 @@ INSERTS = {
     "blob": "INSERT INTO blob(id, tenant, digest, size) VALUES (?, ?, ?, ?)",
     "payload": "INSERT INTO payload(id, codec, bytes) VALUES (?, ?, ?)",
     "raw": "INSERT INTO raw(link, parent, gap, blob) VALUES (?, ?, ?, ?)",
-    "session": "INSERT INTO session(id, key, tenant, upstream, family, created_ms) VALUES (?, ?, ?, ?, ?, ?)",
+    "session": """INSERT INTO session(id, key, tenant, upstream, family, created_ms, parent)
+        VALUES (?, ?, ?, ?, ?, ?, ?)""",
     "exchange": """INSERT INTO exchange(
         seq, seal, session, headers, envelope, id, n, kind, wire, mode, model, method, target, changes, tip, size,
         whole, opened_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
@@ -39,10 +45,7 @@ INSERTS = {
         seq, seal, exchange, k, answer, digest, error, error_digest, input, output, cached, written, reasoning, finish)
         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
 }
-
-
-class Dangling(Exception):
-    """A record refers to something the log does not hold."""
+_ALL_INSERTS = INSERTS | GROWTH_INSERTS
 
 
 class Batch:
@@ -50,7 +53,8 @@ class Batch:
 
     def __init__(self, known: Known) -> None:
         self._known = known
-        self._rows: dict[str, list[tuple[Value, ...]]] = {table: [] for table in INSERTS}
+        self._growth = Growth(known)
+        self._rows: dict[str, list[tuple[Value, ...]]] = {table: [] for table in INSERTS} | self._growth.rows
 
     def add(self, record: Record) -> None:
         """Turn a record into rows. Raises Dangling, ValueError and the like for one that cannot be stored."""
@@ -65,11 +69,17 @@ class Batch:
                 self._add_reading(record)
             case Trailer():
                 self._add_trailer(record)
+            case Step():
+                self._growth.add_step(record)
+            case Reply():
+                self._growth.add_reply(record)
+            case Adoption():
+                self._growth.add_adoption(record)
 
     def write(self, connection: sqlite3.Connection) -> int:
         """Insert everything; returns the number of rows."""
         count = 0
-        for table, insert in INSERTS.items():
+        for table, insert in _ALL_INSERTS.items():
             rows = self._rows[table]
             if rows:
                 connection.executemany(insert, rows)
@@ -102,10 +112,10 @@ class Batch:
                 opening.opened_ms,
             ),
         )
-        self._known.put_exchange(exchange, seq, tenant)
+        self._known.put_exchange(exchange, Exchange(seq, tenant, fit_text(opening.session.id), session.n))
 
     def _add_round(self, record: Round) -> None:
-        exchange, tenant = self._find_exchange(record.exchange)
+        exchange, tenant = self._expect_exchange(record.exchange)
         body, k, upstream = record.body, record.k, fit_text(record.upstream)
         if body is None:
             self._append("round", (_NOTHING,), (exchange, k, upstream, None, None, None, None))
@@ -114,7 +124,7 @@ class Batch:
             self._append("round", (envelope,), (exchange, k, upstream, tip, body.size, body.whole_digest, None))
 
     def _add_outcome(self, outcome: Outcome) -> None:
-        exchange, tenant = self._find_exchange(outcome.exchange)
+        exchange, tenant = self._expect_exchange(outcome.exchange)
         headers, changes = self._keep_headers(tenant, outcome.headers)
         timings, received = outcome.timings, (self._keep(outcome.received), digest_of(outcome.received))
         self._append(
@@ -138,13 +148,13 @@ class Batch:
         self._known.received.put((exchange, outcome.k), received)
 
     def _add_trailer(self, trailer: Trailer) -> None:
-        exchange, _ = self._find_exchange(trailer.exchange)
+        exchange, _ = self._expect_exchange(trailer.exchange)
         received = trailer.received
         values = (exchange, trailer.k, trailer.i, self._keep(received), digest_of(received), len(received))
         self._append("trailer", (), values)
 
     def _add_reading(self, reading: Reading) -> None:
-        exchange, _ = self._find_exchange(reading.exchange)
+        exchange, _ = self._expect_exchange(reading.exchange)
         usage = fit_usage(reading.usage) or Usage()
         digest = digest_of(reading.answer)
         received, its_digest = self._known.received.get((exchange, reading.k)) or _NOTHING
@@ -188,15 +198,17 @@ class Batch:
             tenant = known.put_tenant(key.tenant, known.next_id("tenant"))
             self._rows["tenant"].append((tenant.id, key.tenant))
         session = known.put_session(name, Session(known.next_id("session"), tenant, 0))
-        row = (session.id, name, tenant.id, fit_text(key.upstream), fit_text(key.family), now_ms)
+        upstream = fit_text(key.upstream)
+        row = (session.id, name, tenant.id, upstream, fit_text(key.family), now_ms, fit_text(key.parent))
         self._rows["session"].append(row)
+        known.trees.plant(name, session.id, upstream)
         return session
 
-    def _find_exchange(self, exchange: str) -> tuple[int, Tenant]:
+    def _expect_exchange(self, exchange: str) -> tuple[int, Tenant]:
         found = self._known.find_exchange(fit_text(exchange))
         if found is None:
             raise Dangling("its exchange is not in the log")
-        return found
+        return found.seq, found.tenant
 
     def _keep_headers(self, tenant: Tenant, headers: Headers) -> tuple[Reference, bytes]:
         key = (tenant.id, tuple([name for name, _ in headers]))

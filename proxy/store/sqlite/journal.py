@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from proxy.model.exchange import Record
+from proxy.model.record import Record
 from proxy.store.sqlite.ring import Ring, is_front_behind, read_ring
 
 # 4 MiB hold what comes in during a commit that takes its time: 100 ms at 40 MB/s. All of it may count as our memory.

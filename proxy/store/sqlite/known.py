@@ -11,6 +11,7 @@ from typing import Any
 from proxy.model.exchange import Headers
 from proxy.model.manifest import root_of
 from proxy.store.sqlite.recent import Recent
+from proxy.store.sqlite.trees import Trees
 
 NO_SEAL = b""
 SEALED = ("exchange", "round", "outcome", "trailer", "reading")
@@ -31,7 +32,7 @@ _FIND_SESSION = """
     SELECT s.id, t.id, t.fingerprint, (SELECT max(e.n) FROM exchange e WHERE e.session = s.id)
     FROM session s JOIN tenant t ON t.id = s.tenant WHERE s.key = ?"""
 _FIND_EXCHANGE = """
-    SELECT e.seq, t.id, t.fingerprint
+    SELECT e.seq, t.id, t.fingerprint, s.key, e.n
     FROM exchange e JOIN session s ON s.id = e.session JOIN tenant t ON t.id = s.tenant WHERE e.id = ?"""
 
 
@@ -45,6 +46,16 @@ class Tenant:
 
     id: int
     root: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """An exchange's row id, its tenant, its session's key, and its number there."""
+
+    seq: int
+    tenant: Tenant
+    session: str
+    n: int
 
 
 @dataclass(slots=True)
@@ -79,11 +90,12 @@ class Known:
         self._connection = connection
         self._blobs: Recent[tuple[int, bytes], int] = Recent(_BLOBS)
         self._links: Recent[bytes, bool] = Recent(_LINKS)
-        self._exchanges: Recent[str, tuple[int, Tenant]] = Recent(_EXCHANGES)
+        self._exchanges: Recent[str, Exchange] = Recent(_EXCHANGES)
         self._sessions: Recent[str, Session] = Recent(_SESSIONS)
         self._tenants: Recent[bytes, Tenant] = Recent(_SESSIONS)
         self.headers: Recent[tuple[int, tuple[bytes, ...]], HeaderBase] = Recent(_HEADERS)
         self.received: Recent[tuple[int, int], Reference] = Recent(_RECEIVED)
+        self.trees = Trees(connection)
         self._recents: tuple[Recent[Any, Any], ...] = (
             self._blobs,
             self._links,
@@ -111,11 +123,13 @@ class Known:
     def forget(self) -> None:
         """Trust nothing any more: what was put in may not have been committed."""
         self._is_loaded = False
+        self.trees.forget()
         for recent in self._recents:
             recent.clear()
 
     def age(self) -> None:
         """Let go of what has not been used for long; only between two batches."""
+        self.trees.age()
         for recent in self._recents:
             recent.age()
 
@@ -181,20 +195,19 @@ class Known:
         self._sessions.put(key, session)
         return session
 
-    def find_exchange(self, exchange: str) -> tuple[int, Tenant] | None:
-        """Seq and tenant of an exchange."""
+    def find_exchange(self, exchange: str) -> Exchange | None:
+        """The exchange with this id."""
         found = self._exchanges.get(exchange)
         if found is None:
             row = self._connection.execute(_FIND_EXCHANGE, (exchange,)).fetchone()
             if row:
-                found = self.put_exchange(exchange, row[0], self._recall_tenant(row[1], row[2]))
+                found = Exchange(row[0], self._recall_tenant(row[1], row[2]), row[3], row[4])
+                self.put_exchange(exchange, found)
         return found
 
-    def put_exchange(self, exchange: str, seq: int, tenant: Tenant) -> tuple[int, Tenant]:
+    def put_exchange(self, exchange: str, found: Exchange) -> None:
         """Remember an exchange."""
-        added = (seq, tenant)
-        self._exchanges.put(exchange, added)
-        return added
+        self._exchanges.put(exchange, found)
 
     def _recall_tenant(self, tenant: int, fingerprint: bytes) -> Tenant:
         return self._tenants.get(fingerprint) or self.put_tenant(fingerprint, tenant)

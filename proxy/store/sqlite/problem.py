@@ -21,6 +21,10 @@ _ADVICE = {
 }
 
 
+class Dangling(Exception):
+    """A record refers to something the log does not hold."""
+
+
 def is_store_failing(error: Exception) -> bool:
     """True where the file failed and trying again may help; False where the record itself is at fault."""
     return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, _OF_A_RECORD)

@@ -10,16 +10,25 @@ from typing import cast
 
 import aiosqlite
 
+from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES
 from proxy.model.errors import NotFound, StoreUnavailable
-from proxy.model.exchange import Completeness, Headers, Kind, Mode, Timings, Usage
-from proxy.model.log import ExchangeRow, RoundRow, SessionRow, Verification
+from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, Timings, Usage
+from proxy.model.lineage import StoredSession
+from proxy.model.log import BranchRow, ExchangeRow, RoundRow, Selection, SessionRow, UnreadRow, Verification
 from proxy.model.manifest import digest_of, encode_recipe
+from proxy.store.branches import find_branches
 from proxy.store.sqlite.backup import copy_log
 from proxy.store.sqlite.bodies import load_body, load_payload
 from proxy.store.sqlite.codec import decode_headers
 from proxy.store.sqlite.connection import connect_reader
+from proxy.store.sqlite.desk import Desk
 from proxy.store.sqlite.envelope import join_recipe
+from proxy.store.sqlite.growth import RELATIONS
+from proxy.store.sqlite.recall import has_sessions, recall_sessions
+from proxy.store.sqlite.stands import load_stands
+from proxy.store.sqlite.unread import list_unread
 from proxy.store.sqlite.verify import verify_log
+from proxy.store.storable import fit_text
 
 # Two ways to the latest exchange of the sessions with the newest activity, which is in order of seq, for the wall clock
 # may jump. Of few sessions, the last exchange of each is one step in an index; of many (a client that names none makes
@@ -28,18 +37,52 @@ _FEW_SESSIONS = 1000
 _COUNT_SESSIONS = "SELECT ifnull(max(id), 0) FROM session"
 _LATEST_OF_FEW = """
     SELECT s.id, (SELECT e.seq FROM exchange e WHERE e.session = s.id ORDER BY e.n DESC LIMIT 1) AS seq
-    FROM session s ORDER BY 2 DESC LIMIT ?"""
+    FROM session s WHERE {chosen} AND seq < :before ORDER BY 2 DESC LIMIT :limit"""
 _LATEST_OF_MANY = """
     SELECT e.session AS id, e.seq FROM exchange e
-    WHERE NOT EXISTS (SELECT 1 FROM exchange later WHERE later.session = e.session AND later.n = e.n + 1)
-    ORDER BY e.seq DESC LIMIT ?"""
+    WHERE e.seq < :before
+        AND NOT EXISTS (SELECT 1 FROM exchange later WHERE later.session = e.session AND later.n = e.n + 1)
+    ORDER BY e.seq DESC LIMIT :limit"""
+_ONE = _LATEST_OF_FEW.format(chosen="s.key = :key")
+_CHOSEN_BY = {
+    name: f"s.{name} <> '' AND s.{name} >= :{name} AND s.{name} < :{name}_end" for name in ("family", "parent")
+}
+_LAST_CHARACTER = "\U0010ffff"
+# `forked`: sessions that are more than one chain of nodes from the first to the last; of the others nothing but whether
+# a request ended there has to be known. `inner`: nodes with a tip behind them (see `store/branches`)
 _SESSIONS = """
-    WITH latest AS MATERIALIZED ({latest})
+    WITH RECURSIVE latest AS MATERIALIZED ({latest}),
+    forked AS MATERIALIZED (
+        SELECT id FROM latest WHERE EXISTS (SELECT 1 FROM node d WHERE d.session = latest.id AND d.parent <> d.n - 1)),
+    inner(session, n) AS (
+        SELECT t.session, d.parent FROM forked CROSS JOIN step t ON t.session = forked.id
+            JOIN node d ON d.session = t.session AND d.n = t.tip
+        UNION
+        SELECT inner.session, d.parent FROM inner JOIN node d ON d.session = inner.session AND d.n = inner.n),
+    leaf AS MATERIALIZED (
+        SELECT session, count(*) AS branches FROM (
+            SELECT t.session, t.tip FROM forked CROSS JOIN step t ON t.session = forked.id WHERE t.tip > 0
+            EXCEPT SELECT session, n FROM inner)
+        GROUP BY session),
+    spent AS MATERIALIZED (
+        SELECT x.session, sum(g.input) AS input, sum(g.output) AS output
+        FROM latest CROSS JOIN exchange x ON x.session = latest.id CROSS JOIN reading g ON g.exchange = x.seq
+        GROUP BY x.session)
     SELECT s.key, s.family, s.upstream, s.created_ms, e.opened_ms, e.n, e.model,
-        (SELECT ifnull(sum(g.input), 0) FROM exchange x JOIN reading g ON g.exchange = x.seq WHERE x.session = s.id),
-        (SELECT ifnull(sum(g.output), 0) FROM exchange x JOIN reading g ON g.exchange = x.seq WHERE x.session = s.id)
+        ifnull(spent.input, 0), ifnull(spent.output, 0), s.parent,
+        CASE WHEN s.id IN (SELECT id FROM forked) THEN ifnull(leaf.branches, 0)
+            ELSE EXISTS (SELECT 1 FROM step t WHERE t.session = s.id AND t.tip > 0) END,
+        (SELECT count(*) FROM step t WHERE t.session = s.id AND t.is_side),
+        ifnull((SELECT o.key FROM adoption a JOIN session o ON o.id = a.source WHERE a.session = s.id
+            ORDER BY a.n LIMIT 1), ''),
+        e.seq
     FROM latest JOIN session s ON s.id = latest.id JOIN exchange e ON e.seq = latest.seq
+        LEFT JOIN leaf ON leaf.session = latest.id
+        LEFT JOIN spent ON spent.session = latest.id
     ORDER BY latest.seq DESC"""
+
+_IDS = "SELECT key FROM session WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
+_HAS_SESSION = "SELECT 1 FROM session WHERE key = ?"
 
 _EXCHANGES = """
     SELECT e.seq, e.id, s.key AS session, e.n, e.kind, e.wire, e.mode, e.model, e.method, e.target, e.size, e.whole,
@@ -52,9 +95,12 @@ _EXCHANGES = """
         AS round_size,
         o.error AS round_error, unpack(ge.codec, ge.bytes) AS answer_error,
         unpack(ga.codec, ga.bytes) AS answer,
-        g.input, g.output, g.cached, g.written, g.reasoning, g.finish
+        g.input, g.output, g.cached, g.written, g.reasoning, g.finish,
+        t.relation, t.is_side, ifnull(d.hash, t.outer) AS stand, t.depth, t.base
     FROM session s
     JOIN exchange e ON e.session = s.id
+    LEFT JOIN step t ON t.session = e.session AND t.n = e.n
+    LEFT JOIN node d ON d.session = t.session AND d.n = t.tip
     LEFT JOIN payload eh ON eh.id = e.headers
     LEFT JOIN payload ee ON ee.id = e.envelope
     LEFT JOIN round r ON r.exchange = e.seq
@@ -63,7 +109,9 @@ _EXCHANGES = """
     LEFT JOIN reading g ON g.exchange = r.exchange AND g.k = r.k
     LEFT JOIN payload ga ON ga.id = g.answer
     LEFT JOIN payload ge ON ge.id = g.error
-    WHERE s.key = ? ORDER BY e.n, r.k"""
+    WHERE s.key = ?1 AND e.n > ?2 AND e.n <= ?2 + ?3 ORDER BY e.n, r.k"""
+
+_CALLS = _EXCHANGES.replace("unpack(ga.codec, ga.bytes) AS answer", "NULL AS answer")
 
 _REQUEST = """
     SELECT s.tenant, e.envelope, e.tip FROM exchange e JOIN session s ON s.id = e.session WHERE e.id = ?"""
@@ -94,6 +142,8 @@ class SqliteReader:
         self._is_closed = False
         self._connection: aiosqlite.Connection | None = None
         self._opening = asyncio.Lock()
+        self._calls = Desk(path, connect)  # what calls wait for; nothing else is asked there
+        self._listings = Desk(path, connect)
 
     async def open(self) -> None:
         """Connect now rather than with the first question. Raises StoreUnavailable."""
@@ -110,22 +160,58 @@ class SqliteReader:
         """Let go of the file for good."""
         async with self._opening:
             self._is_closed = True
+            await self._calls.close()
+            await self._listings.close()
             if self._connection is not None:
                 await self._connection.close()
                 self._connection = None
 
-    async def list_sessions(self, limit: int = 100) -> Sequence[SessionRow]:
+    async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
         """Newest activity first."""
+        chosen, key = _choose(selection)
         ((count,),) = await self._fetch(_COUNT_SESSIONS, ())
-        latest = _LATEST_OF_FEW if count <= self._few_sessions else _LATEST_OF_MANY
-        return [SessionRow(*row) for row in await self._fetch(_SESSIONS.format(latest=latest), (limit,))]
+        is_many = count > self._few_sessions and not chosen
+        latest = _LATEST_OF_MANY if is_many else _LATEST_OF_FEW.format(chosen=chosen or "true")
+        return await self._list_sessions(latest, {**key, "before": selection.before, "limit": limit})
 
-    async def list_exchanges(self, session: str) -> Sequence[ExchangeRow]:
-        """All exchanges of a session, oldest first. Raises NotFound for an unknown session."""
-        rows = await self._fetch(_EXCHANGES, (session,))
-        if not rows:
-            raise NotFound(f"there is no session {session}")
-        return [_make_exchange(list(group)) for _, group in groupby(rows, key=lambda row: row["seq"])]
+    async def find_session(self, session: str) -> SessionRow:
+        """The session with this id. Raises NotFound."""
+        key = {"key": fit_text(session), "before": ALL_SESSIONS.before, "limit": 1}
+        for row in await self._list_sessions(_ONE, key):
+            return row
+        raise NotFound(f"there is no session {session}")
+
+    async def list_ids(self, prefix: str, limit: int) -> Sequence[str]:
+        """The ids of sessions that begin so, in order."""
+        first = fit_text(prefix)
+        return [row["key"] for row in await self._fetch(_IDS, (first, first + _LAST_CHARACTER, limit))]
+
+    async def list_exchanges(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        """The exchanges of a session behind number `after`, oldest first. Raises NotFound for an unknown session."""
+        return await self._list_exchanges(_EXCHANGES, session, after, limit)
+
+    async def list_calls(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        """As `list_exchanges`, but every `answer` is empty."""
+        return await self._list_exchanges(_CALLS, session, after, limit)
+
+    async def list_branches(self, session: str) -> Sequence[BranchRow]:
+        """The branches of a session in the order in which they began. Raises NotFound for an unknown session."""
+        parents, stands = await self._listings.ask(lambda connection: load_stands(connection, session))
+        return await asyncio.to_thread(find_branches, parents, stands)
+
+    async def recall(
+        self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
+    ) -> Sequence[StoredSession]:
+        """Sessions that may hold what a request continues; newest last (see `Ancestry`)."""
+        return await self._calls.ask(lambda connection: recall_sessions(connection, nodes, marks, session))
+
+    async def has_sessions(self) -> bool:
+        """False while the log has none."""
+        return await self._calls.ask(has_sessions)
+
+    async def list_unread(self, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES) -> Sequence[UnreadRow]:
+        """Answers among the newest outcomes that nobody has read; newest first (see `Backlog`)."""
+        return await self._listings.ask(lambda connection: list_unread(connection, limit, most_bytes))
 
     async def load_request(self, exchange: str) -> bytes:
         """The client's body, byte for byte (its head, where it was capped). Raises NotFound."""
@@ -157,13 +243,22 @@ class SqliteReader:
         """Copy the log as it stands to a new file. Raises Conflict where the file exists."""
         await asyncio.to_thread(copy_log, self._path, target)
 
+    async def _list_exchanges(self, query: str, session: str, after: int, limit: int) -> list[ExchangeRow]:
+        rows = await self._fetch(query, (fit_text(session), after, limit))
+        if not rows:
+            await self._find(_HAS_SESSION, (fit_text(session),), f"there is no session {session}")
+        return [_make_exchange(list(group)) for _, group in groupby(rows, key=lambda row: row["seq"])]
+
+    async def _list_sessions(self, latest: str, key: dict[str, object]) -> list[SessionRow]:
+        return [SessionRow(*row) for row in await self._fetch(_SESSIONS.format(latest=latest), key)]
+
     async def _find(self, query: str, key: tuple[object, ...], missing: str) -> sqlite3.Row:
         rows = await self._fetch(query, key)
         if not rows:
             raise NotFound(missing)
         return rows[0]
 
-    async def _fetch(self, query: str, key: tuple[object, ...]) -> list[sqlite3.Row]:
+    async def _fetch(self, query: str, key: tuple[object, ...] | dict[str, object]) -> list[sqlite3.Row]:
         async with self._connected() as connection:
             return list(await connection.execute_fetchall(query, key))
 
@@ -176,6 +271,14 @@ class SqliteReader:
             yield connection
         except sqlite3.Error as error:
             raise StoreUnavailable(f"{self._path} cannot be read: {error}; run `palimpsest verify`") from error
+
+
+def _choose(selection: Selection) -> tuple[str, dict[str, object]]:
+    """A condition under which sessions are chosen, empty for all of them, and its parameters."""
+    beginnings = {"family": fit_text(selection.family), "parent": fit_text(selection.parent)}
+    chosen = {name: text for name, text in beginnings.items() if text}
+    ends = {f"{name}_end": text + _LAST_CHARACTER for name, text in chosen.items()}
+    return " AND ".join(_CHOSEN_BY[name] for name in chosen), {**chosen, **ends}
 
 
 def _make_exchange(rows: list[sqlite3.Row]) -> ExchangeRow:
@@ -197,6 +300,11 @@ def _make_exchange(rows: list[sqlite3.Row]) -> ExchangeRow:
         digest=_digest_recipe(row["envelope"], row["tip"]),
         opened_ms=row["opened_ms"],
         rounds=tuple(_make_rounds(rows)),
+        relation="" if row["relation"] is None else RELATIONS[row["relation"]],
+        is_side=bool(row["is_side"]),
+        tip=row["stand"] or b"",
+        depth=row["depth"] or 0,
+        base=row["base"] or 0,
     )
 
 

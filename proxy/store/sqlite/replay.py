@@ -9,7 +9,7 @@ import sqlite3
 from pathlib import Path
 
 from proxy.model.errors import StoreUnavailable
-from proxy.model.exchange import weigh
+from proxy.model.record import weigh
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import connect_writer
 from proxy.store.sqlite.journal import Leftover, name_journal

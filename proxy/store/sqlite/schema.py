@@ -8,6 +8,8 @@ A recipe is an envelope (a blob, the same for all calls with equal parameters) a
 those of an earlier call (a blob) and the values that differ (`changes`, not content). `exchange`, `round`, `outcome`,
 `trailer` and `reading` are the record: contiguous `seq`, and `seal` = H(seal before, row), so that `verify` sees a
 removed or altered row.
+`node`, `step`, `mark` and `adoption` are lineage: derived from the record, numbered by `n` within each session. A
+node's `seal` commits to those before it in its session; of four bytes, for there is one with every message.
 
 Triggers: UPDATE and DELETE abort. An INSERT whose key exists aborts too, for REPLACE deletes without firing delete
 triggers on connections that did not set `recursive_triggers`. Mutable are `meta` and `permit`; a payload may be deleted
@@ -109,9 +111,48 @@ def m001_record(connection: sqlite3.Connection) -> None:
     connection.execute("INSERT INTO meta(key, value) VALUES ('salt', ?)", (os.urandom(_SALT_SIZE),))
 
 
+# The key begins with the session and counts within it: the rows of a session lie together, for they are read together.
+# An index holds six bytes of a hash: with ten million nodes one look-up in ten million meets a stranger, and goes on.
+_TREE_TABLES = (
+    "ALTER TABLE session ADD COLUMN parent TEXT NOT NULL DEFAULT ''",
+    "CREATE INDEX session_tenant ON session(tenant)",
+    "CREATE INDEX session_family ON session(family) WHERE family <> ''",
+    "CREATE INDEX session_parent ON session(parent) WHERE parent <> ''",
+    # parent: n of the node before it, 0 at the start of a chain, where `outer` is the hash that it hangs on
+    """CREATE TABLE node(
+        session INTEGER NOT NULL, n INTEGER NOT NULL, hash BLOB NOT NULL, parent INTEGER NOT NULL, outer BLOB,
+        is_answer INTEGER NOT NULL, exchange INTEGER NOT NULL, seal BLOB NOT NULL,
+        PRIMARY KEY(session, n)) STRICT, WITHOUT ROWID""",
+    "CREATE INDEX node_hash ON node(substr(hash, 1, 6), is_answer, session)",
+    # n is that of the exchange; tip: n of the node, 0 for none of this session, where `outer` is its hash
+    """CREATE TABLE step(
+        session INTEGER NOT NULL, n INTEGER NOT NULL, tip INTEGER NOT NULL, outer BLOB, depth INTEGER NOT NULL,
+        base INTEGER NOT NULL, relation INTEGER NOT NULL, is_side INTEGER NOT NULL,
+        PRIMARY KEY(session, n)) STRICT, WITHOUT ROWID""",
+    # key: the first six bytes of the name's SHA-256
+    """CREATE TABLE mark(
+        session INTEGER NOT NULL, n INTEGER NOT NULL, node INTEGER NOT NULL, key BLOB NOT NULL, name TEXT NOT NULL,
+        form BLOB NOT NULL,
+        PRIMARY KEY(session, n)) STRICT, WITHOUT ROWID""",
+    "CREATE INDEX mark_key ON mark(key, session)",
+    """CREATE TABLE adoption(
+        session INTEGER NOT NULL, n INTEGER NOT NULL, source INTEGER NOT NULL, node INTEGER NOT NULL,
+        at_ms INTEGER NOT NULL,
+        PRIMARY KEY(session, n)) STRICT, WITHOUT ROWID""",
+)
+
+
+def m002_lineage(connection: sqlite3.Connection) -> None:
+    """Where exchanges stand: the tree of each session, and the marks by which its messages are known again."""
+    for statement in _TREE_TABLES:
+        connection.execute(statement)
+    for table in ("node", "step", "mark", "adoption"):
+        _guard(connection, table, ("session = NEW.session AND n = NEW.n",))
+
+
 Migration = Callable[[sqlite3.Connection], None]
 
-MIGRATIONS: tuple[Migration, ...] = (m001_record,)
+MIGRATIONS: tuple[Migration, ...] = (m001_record, m002_lineage)
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration] = MIGRATIONS) -> None:
@@ -155,7 +196,7 @@ def read_salt(connection: sqlite3.Connection) -> bytes:
 
 
 def _guard(connection: sqlite3.Connection, table: str, keys: tuple[str, ...]) -> None:
-    # part of m001: its text is fixed for good, as that of every migration
+    # part of m001 and m002: its text is fixed for good, as that of every migration
     refuse = f"BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END"
     exists = " OR ".join(f"EXISTS (SELECT 1 FROM {table} WHERE {key})" for key in keys)
     permitted = "WHEN NOT EXISTS (SELECT 1 FROM permit)" if table == "payload" else ""

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from proxy.model.exchange import Record, weigh
+from proxy.model.record import Record, leave_lineage, weigh
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.journal import Journal
 
@@ -24,10 +24,10 @@ _MOST_AHEAD = 1024
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """The records of one append: stored together or not at all.
+    """The records of one append: stored together, at worst without those of lineage, or not at all.
 
     `stored` is who waits for that. `place` is where the journal ended behind this entry, 0 where there was nothing in
-    it; `is_kept` tells whether the entry itself is there.
+    it; `is_kept` tells whether the entry itself is there. `refused` records of lineage were left out.
     """
 
     records: tuple[Record, ...]
@@ -35,6 +35,7 @@ class Entry:
     stored: "asyncio.Future[bool] | None"
     place: int = 0
     is_kept: bool = False
+    refused: int = 0
 
 
 class Spool:
@@ -65,11 +66,28 @@ class Spool:
         self.generation = 0
 
     def append(self, records: tuple[Record, ...], is_urgent: bool) -> "asyncio.Future[bool]":
-        """Queue records; the future turns False at once where there is no room for them."""
+        """Queue records; the future turns False at once where there is no room for them.
+
+        Where there is room but for those of lineage, these alone are lost.
+        """
         weight = sum(map(weigh, records))
-        if self._is_closed or self.pending_bytes + weight > self._policy.spool_bytes:
-            self._drop(len(records))
-            return self._make_future(False)
+        if self._has_room(weight):
+            return self._queue(records, weight, is_urgent)
+        return self._queue_part(records, is_urgent)
+
+    def _has_room(self, weight: int) -> bool:
+        return not self._is_closed and self.pending_bytes + weight <= self._policy.spool_bytes
+
+    def _queue_part(self, records: tuple[Record, ...], is_urgent: bool) -> "asyncio.Future[bool]":
+        """What is not of lineage, if there is room for that."""
+        kept = leave_lineage(records)
+        weight = sum(map(weigh, kept))
+        if not self._has_room(weight):
+            kept = ()
+        self._drop(len(records) - len(kept))
+        return self._queue(kept, weight, is_urgent) if kept else self._make_future(False)
+
+    def _queue(self, records: tuple[Record, ...], weight: int, is_urgent: bool) -> "asyncio.Future[bool]":
         self.pending += len(records)
         self.pending_bytes += weight
         journal = self._journal
@@ -120,15 +138,16 @@ class Spool:
     def settle(self, entries: Sequence[Entry], is_stored: bool) -> None:
         """Note that entries were stored, or lost for good, and tell who waits."""
         for entry in entries:
-            self.pending -= len(entry.records)
+            self.pending -= len(entry.records) + entry.refused
             self.pending_bytes -= entry.weight
             if not entry.is_kept:
                 self._outside -= 1
             if is_stored and self._journal is not None:
                 # What was refused is freed with the next that is stored: until then the mark stands before it.
                 self._journal.free(entry.place)
-            if not is_stored:
-                self._drop(len(entry.records))
+            lost = entry.refused if is_stored else len(entry.records) + entry.refused
+            if lost:
+                self._drop(lost)
             if entry.stored is not None and not entry.stored.done():
                 entry.stored.set_result(is_stored)
 

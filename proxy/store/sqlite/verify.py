@@ -15,6 +15,7 @@ from proxy.store.sqlite.codec import seal_after, unpack
 from proxy.store.sqlite.connection import connect_reader
 from proxy.store.sqlite.envelope import join_recipe
 from proxy.store.sqlite.known import NO_SEAL
+from proxy.store.sqlite.verify_trees import check_trees
 
 _MOST_FAULTS = 1000
 
@@ -106,6 +107,7 @@ class _Inspection:
             self._check_recipes(),
             self._check_sessions(),
             self._check_references(),
+            check_trees(self._connection),
         )
         for check in checks:
             self._collect(check)

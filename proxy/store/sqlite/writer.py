@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 
+from proxy.model.record import leave_lineage
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.batch import Batch
 from proxy.store.sqlite.checkpoint import Checkpoint
@@ -163,10 +164,17 @@ class Writer:
         if len(entries) > 1:
             self._one_by_one = len(entries)
             return
+        entry = entries[0]
+        kept = leave_lineage(entry.records)
+        refused = len(entry.records) - len(kept) if kept else 0
         # no text of the error: it may quote what was to be stored
-        names = ", ".join(type(record).__name__ for record in entries[0].records)
+        names = ", ".join(type(record).__name__ for record in entry.records)
         _log.error("the log could not take %s: %s", names, type(error).__name__)
-        self._finish(entries, False)
+        if not refused:
+            self._finish(entries, False)
+            return
+        entry.records, entry.refused = kept, refused
+        self._one_by_one = max(self._one_by_one, 1)
 
     def _wait_for_store(self, error: Exception) -> None:
         problem = describe_problem(error, self._policy)

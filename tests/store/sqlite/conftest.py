@@ -28,6 +28,11 @@ class Opener:
         self._disk = disk
         self._opened: list[SqliteArchive] = []
 
+    @property
+    def path(self) -> Path:
+        """Where the log is, unless told otherwise."""
+        return self._policy.path
+
     def __call__(self, **changes: object) -> SqliteArchive:
         policy = replace(self._policy, **changes)  # type: ignore[arg-type]
         archive = open_sqlite(policy, asyncio.get_running_loop(), self._disk.connect)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from proxy.engine.ports import Archive
 from proxy.model.errors import StoreUnavailable
 from proxy.model.exchange import Usage
 from proxy.model.manifest import keep_whole
@@ -19,6 +18,7 @@ from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.replay import recover_log
 from tests.store.contract import ArchiveContract
+from tests.store.listing_contract import ListingContract
 from tests.store.samples import (
     TENANT,
     chain_body,
@@ -30,6 +30,8 @@ from tests.store.samples import (
     make_round,
     make_turns,
 )
+from tests.store.tree_contract import TreeArchive, TreeContract
+from tests.store.unread_contract import UnreadContract
 
 ROOT = Path(__file__).parents[3]
 
@@ -43,9 +45,9 @@ def open_at(policy: StorePolicy) -> SqliteArchive:
     return open_sqlite(policy, asyncio.get_running_loop())
 
 
-class TestSqliteArchive(ArchiveContract):
+class TestSqliteArchive(ArchiveContract, ListingContract, TreeContract, UnreadContract):
     @pytest.fixture(params=["full", "normal"])
-    async def archive(self, policy: StorePolicy, request: pytest.FixtureRequest) -> AsyncIterator[Archive]:
+    async def archive(self, policy: StorePolicy, request: pytest.FixtureRequest) -> AsyncIterator[TreeArchive]:
         archive = open_at(replace(policy, durability=request.param))
         yield archive
         await archive.close()

@@ -4,12 +4,14 @@ from collections.abc import Callable, Iterator
 import pytest
 from msgspec.structs import replace
 
-from proxy.model.exchange import Headers, Record
+from proxy.model.exchange import Headers
 from proxy.model.manifest import Blob, BlobPiece, ChainPiece, Manifest, digest_of, encode_recipe, keep_whole
+from proxy.model.record import Record
 from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.batch import Batch, Dangling
+from proxy.store.sqlite.batch import Batch
 from proxy.store.sqlite.connection import connect_writer
 from proxy.store.sqlite.known import Known
+from proxy.store.sqlite.problem import Dangling
 from tests.store.samples import (
     ANSWER,
     OTHER_TENANT,

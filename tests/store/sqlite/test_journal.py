@@ -1,19 +1,25 @@
 import os
 from pathlib import Path
+from typing import get_args
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.model.exchange import Record, Usage
+from proxy.model.exchange import Usage
+from proxy.model.lineage import Adoption, Mark, NodeRow, Relation
 from proxy.model.manifest import Manifest
-from proxy.store.sqlite.journal import JOURNAL_SIZE, Journal, Leftover, name_journal
+from proxy.model.record import Record
+from proxy.store.sqlite.journal import JOURNAL_SIZE, Journal, Leftover, Records, name_journal
 from tests.store.samples import (
     chain_body,
     make_opening,
     make_outcome,
     make_reading,
+    make_reply,
     make_round,
+    make_step,
     make_trailer,
     make_turns,
     split_bodies,
@@ -37,13 +43,26 @@ _texts = st.text(max_size=20)
 _bytes = st.binary(max_size=60)
 _headers = st.lists(st.tuples(_bytes, _bytes), max_size=3).map(tuple)
 _bodies = split_bodies().map(lambda body: body[1])
+_nodes = st.lists(st.builds(NodeRow, _bytes, _bytes, st.booleans()), max_size=3)
+_marks = st.lists(st.builds(Mark, _texts, _bytes, _bytes), max_size=3)
 _records: st.SearchStrategy[Record] = st.one_of(
     st.builds(make_opening, _texts, _bodies, model=_texts, headers=_headers),
     st.builds(make_round, _texts, st.integers(0, 9), st.none() | _bodies),
     st.builds(make_outcome, _texts, received=_bytes, whole=_bytes, headers=_headers, error=_texts),
     st.builds(make_trailer, st.integers(0, 9), _bytes),
     st.builds(make_reading, _texts, answer=_bytes, usage=_usages, finish=_texts, error=_texts),
+    st.builds(make_step, _texts, _nodes, tip=_bytes, relation=st.sampled_from(get_args(Relation)), marks=_marks),
+    st.builds(make_reply, _texts, _nodes, _marks, k=st.integers(0, 9)),
+    st.builds(Adoption, _texts, _texts, _bytes, st.integers(0, 2**40)),
 )
+
+
+def test_records_of_the_version_before_are_understood() -> None:
+    opening = make_opening()
+    fields = list(msgspec.structs.astuple(opening))
+    fields[1] = msgspec.structs.astuple(opening.session)[:-1]  # it had no `parent`
+    payload = msgspec.msgpack.encode([["Opening", *fields]])
+    assert msgspec.msgpack.decode(payload, type=Records) == (opening,)
 
 
 @given(st.lists(_records, max_size=4).map(tuple))

@@ -7,7 +7,7 @@ from proxy.model.manifest import digest_of, root_of
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.batch import Batch
 from proxy.store.sqlite.connection import connect_writer
-from proxy.store.sqlite.known import Known
+from proxy.store.sqlite.known import Exchange, Known
 from tests.store.samples import (
     TENANT,
     chain_body,
@@ -52,7 +52,7 @@ def test_everything_is_found_in_the_tables_by_one_that_remembers_nothing(log: sq
     assert all(known.has_link(piece.link) for piece in BODY.slices)
     session = known.find_session(make_key().id)
     assert session is not None and (session.n, session.tenant) == (1, tenant)
-    assert known.find_exchange("e1") == (1, tenant)
+    assert known.find_exchange("e1") == Exchange(1, tenant, make_key().id, 1)
 
 
 def test_what_is_not_there_is_not_found(log: sqlite3.Connection) -> None:
@@ -90,7 +90,7 @@ def test_after_forgetting_what_was_only_put_in_is_gone(log: sqlite3.Connection) 
     known = load(log)
     first = known.next_id("payload")
     known.put_link(b"L" * 16)
-    known.put_exchange("never stored", 9, known.put_tenant(b"n" * 16, 9))
+    known.put_exchange("never stored", Exchange(9, known.put_tenant(b"n" * 16, 9), "s", 1))
     known.heads["exchange"].seq += 1
     known.forget()
     known.load()

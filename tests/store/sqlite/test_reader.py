@@ -7,6 +7,7 @@ import pytest
 
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.exchange import Usage
+from proxy.model.log import Selection
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import connect_reader
 from proxy.store.sqlite.reader import SqliteReader
@@ -106,10 +107,30 @@ async def test_the_newest_of_many_sessions_are_found_without_a_look_at_all(
     await reader.close()
     assert [row.family for row in rows] == [f"unnamed-{i}" for i in range(299, 294, -1)]
     connection = sqlite3.connect(policy.path)
-    plan = "EXPLAIN QUERY PLAN " + counting.statements[-1].replace("LIMIT ?", "LIMIT 5")
-    steps = [step for *_, step in connection.execute(plan)]
+    steps = [step for *_, step in connection.execute("EXPLAIN QUERY PLAN " + counting.statements[-1])]
     connection.close()
-    assert "SCAN e" in steps and not any("TEMP B-TREE" in step for step in steps[: steps.index("SCAN e") + 2])
+    newest = steps.index("SEARCH e USING INTEGER PRIMARY KEY (rowid<?)")
+    assert not any("TEMP B-TREE" in step for step in steps[: newest + 2])
+
+
+async def test_one_session_is_found_without_a_look_at_the_others(
+    reader: SqliteReader, counting: Counting, policy: StorePolicy
+) -> None:
+    questions = (
+        reader.find_session(make_key("agent-1").id),
+        reader.list_ids("5f", 6),
+        reader.list_exchanges(make_key("agent-1").id, 4, 1),
+        reader.list_sessions(5, Selection(parent="p")),
+        reader.list_sessions(5, Selection(family="agent-1")),
+    )
+    for question in questions:
+        await question
+    connection = connect_reader(policy.path)
+    plans = [connection.execute("EXPLAIN QUERY PLAN " + asked).fetchall() for asked in list(counting.statements)]
+    connection.close()
+    scanned = {step.split()[1] for plan in plans for *_, step in plan if step.startswith("SCAN")}
+    assert "latest" in scanned
+    assert not scanned & {"s", "e", "x", "g", "d", "t", "session", "exchange", "reading"}
 
 
 async def test_questions_may_be_asked_at_the_same_time(reader: SqliteReader) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from proxy.model.errors import StoreUnavailable
-from proxy.model.exchange import Record
+from proxy.model.record import Record
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.journal import Journal, name_journal
@@ -31,7 +31,7 @@ import asyncio, os, signal, sqlite3, sys
 from pathlib import Path
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import open_sqlite
-from tests.store.samples import make_opening, make_outcome, make_round
+from tests.store.samples import make_chain, make_mark, make_opening, make_outcome, make_reply, make_round, make_step
 
 path, moment = Path(sys.argv[1]), sys.argv[2]
 
@@ -55,7 +55,10 @@ async def main():
     archive = open_sqlite(policy, asyncio.get_running_loop(), connect)
     Connection.is_armed = True
     for i in range(30):
-        stored = archive.append(make_opening(f"e{i}"), make_round(f"e{i}"), make_outcome(f"e{i}"))
+        asked, answer = make_chain(f"{i}", f"!{i}")
+        opening, step = make_opening(f"e{i}"), make_step(f"e{i}", [asked])
+        replies = [make_reply(f"e{i}", [answer], [make_mark(f"call:{i}", answer)])] if i % 5 == 0 else []
+        stored = archive.append(opening, step, make_round(f"e{i}"), make_outcome(f"e{i}"), *replies)
         assert stored.result() is True
     if moment == "before the commit":
         die()
@@ -111,6 +114,9 @@ async def check_all_there(archive: SqliteArchive | SqliteReader) -> None:
     rows = await archive.list_exchanges(make_key().id)
     assert [row.id for row in rows] == [f"e{i}" for i in range(30)]
     assert all(row.rounds[0].completeness == "complete" for row in rows)
+    assert len(await archive.list_branches(make_key().id)) == 30
+    (stored,) = await archive.recall((), ("call:25",), make_key("new"))
+    assert (len(stored.nodes), len(stored.marks)) == (36, 6)
     assert (await archive.verify()).faults == ()
 
 

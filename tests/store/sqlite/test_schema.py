@@ -15,7 +15,7 @@ ROWS = {
     "blob": (1, 1, b"d", 1),
     "payload": (1, 0, b"x"),
     "raw": (b"l", b"p", b"", 1),
-    "session": (1, "s", 1, "openai", "f", 0),
+    "session": (1, "s", 1, "openai", "f", 0, ""),
     "plan": (1, 1, "v", b"t", "observe", 0, 0, "{}"),
     "exchange": (1, b"", 1, 1, 1, "e", 1, "managed", "w", "observe", "m", "POST", "/", b"", b"", 0, b"", 0),
     "round": (1, b"", None, 1, 0, "openai", None, None, None, None),
@@ -24,12 +24,16 @@ ROWS = {
     "reading": (1, b"", 1, 0, 1, b"d", None, None, None, None, None, None, None, "stop"),
     "erasure": (1, 0, "session s", 1, b"d"),
     "migration": ("m999_later", 0),
+    "node": (1, 1, b"h", 0, b"p", 0, 1, b"s"),
+    "step": (1, 1, 1, None, 1, 0, 0, 0),
+    "mark": (1, 1, 1, b"k", "call:a", b"f"),
+    "adoption": (1, 1, 2, 1, 0),
 }
 # a second row, new in the first column (its rowid or link), that takes the place of the first by another key
 RIVALS = {
     "tenant": (2, b"t"),
     "blob": (2, 1, b"d", 1),
-    "session": (2, "s", 1, "openai", "f", 0),
+    "session": (2, "s", 1, "openai", "f", 0, ""),
     "plan": (2, 1, "v", b"t", "observe", 0, 0, "{}"),
     "exchange": (2, b"", 1, 1, 1, "other", 1, "managed", "w", "observe", "m", "POST", "/", b"", b"", 0, b"", 0),
     "round": (2, b"", None, 1, 0, "openai", None, None, None, None),
@@ -125,12 +129,20 @@ def test_small_state_is_mutable(log: sqlite3.Connection) -> None:
     log.execute("DELETE FROM meta")
 
 
-def test_the_first_migration_is_fixed_for_good(log: sqlite3.Connection) -> None:
-    """A released migration is never edited. Before the first release: change the digest along with the tables."""
+# Before the first release: change the digest along with the tables.
+DIGESTS = {
+    "m001_record": "86027a6c0c1582a1b75940e239170db87be46c9427583d6d7553d929aa2681e4",
+    "m002_lineage": "e1e23682d9e900e1eb58cc44d51a627ead674852bc1732127e350902f8c1a429",
+}
+
+
+@pytest.mark.parametrize("count", range(1, len(MIGRATIONS) + 1), ids=list(DIGESTS))
+def test_a_released_migration_is_fixed_for_good(count: int) -> None:
+    log = sqlite3.connect(":memory:", isolation_level=None)
+    migrate(log, MIGRATIONS[:count])
     text = "\n".join(sql for (sql,) in log.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL ORDER BY name"))
-    assert (
-        hashlib.sha256(text.encode()).hexdigest() == "86027a6c0c1582a1b75940e239170db87be46c9427583d6d7553d929aa2681e4"
-    )
+    log.close()
+    assert hashlib.sha256(text.encode()).hexdigest() == DIGESTS[MIGRATIONS[count - 1].__name__]
 
 
 def test_migrating_twice_changes_nothing(log: sqlite3.Connection) -> None:
@@ -173,13 +185,13 @@ def test_an_empty_file_has_had_no_migration(tmp_path: Path) -> None:
 
 
 def test_a_migration_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    def m002_broken(connection: sqlite3.Connection) -> None:
+    def m003_broken(connection: sqlite3.Connection) -> None:
         connection.execute("CREATE TABLE fine(x)")
         connection.execute("CREATE TABLE broken(")
 
     connection = sqlite3.connect(tmp_path / "log.db", isolation_level=None)
     with pytest.raises(sqlite3.OperationalError):
-        migrate(connection, (*MIGRATIONS, m002_broken))
+        migrate(connection, (*MIGRATIONS, m003_broken))
     assert list_tables(connection) == set()
     assert connection.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,)
     connection.close()

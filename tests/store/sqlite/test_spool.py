@@ -5,13 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from proxy.model.exchange import Outcome, weigh
+from proxy.model.exchange import Outcome
+from proxy.model.lineage import Adoption
+from proxy.model.record import weigh
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.journal import Journal
 from proxy.store.sqlite.spool import Entry, Spool
-from tests.store.samples import make_opening, make_outcome, make_reading, make_round
+from tests.store.samples import make_chain, make_opening, make_outcome, make_reading, make_round, make_step
 
 WEIGHT = weigh(make_opening())
+
+
+def list_exchanges(entries: list[Entry]) -> list[str]:
+    return [record.exchange for entry in entries for record in entry.records if not isinstance(record, Adoption)]
 
 
 class Desk:
@@ -42,7 +48,7 @@ async def test_what_is_held_goes_ahead_of_what_comes_later() -> None:
     assert desk.handed == []
     desk.spool.append((make_opening("e3"),), is_urgent=True)
     (entries,) = desk.handed
-    assert [entry.records[0].exchange for entry in entries] == ["e1", "e2", "e3"]
+    assert list_exchanges(entries) == ["e1", "e2", "e3"]
     desk.spool.flush()
     assert len(desk.handed) == 1
 
@@ -74,6 +80,18 @@ async def test_what_has_no_room_is_dropped_and_what_was_there_stays() -> None:
     desk.settle(True)
     assert futures[0].result() is futures[1].result() is True
     assert not desk.spool.append((make_opening("e4"),), is_urgent=True).done()
+
+
+async def test_what_has_room_but_for_its_lineage_is_kept_without_it() -> None:
+    desk = Desk(max_bytes=2 * WEIGHT)
+    step = make_step(nodes=make_chain(*["m"] * 100))
+    future = desk.spool.append((make_opening(), make_round(), step), is_urgent=True)
+    assert [entry.records for (entry,) in desk.handed] == [(make_opening(), make_round())]
+    assert (desk.spool.dropped, desk.spool.generation) == (1, 1)
+    desk.settle(True)
+    assert future.result() is True
+    assert (desk.spool.pending, desk.spool.pending_bytes) == (0, 0)
+    assert desk.spool.append((step,), is_urgent=True).result() is False
 
 
 async def test_what_was_lost_is_counted_by_record_and_changes_the_generation() -> None:
@@ -162,7 +180,7 @@ async def test_what_the_journal_does_not_take_waits_for_its_commit_and_so_does_a
     futures.append(desk.spool.append((make_reading("small"),), is_urgent=False))
     assert [future.done() for future in futures] == [True, True, True, False, False]
     entries = [entry for entries in desk.handed for entry in entries]
-    assert [entry.records[0].exchange for entry in entries] == ["e0", "e1", "e2", "e3", "small"]
+    assert list_exchanges(entries) == ["e0", "e1", "e2", "e3", "small"]
     desk.spool.settle(entries[:4], True)
     assert futures[3].result() is True and not futures[4].done()
     assert not desk.spool.append((make_reading("behind"),), is_urgent=False).done()

@@ -5,6 +5,7 @@ import pytest
 
 from proxy.model.errors import StoreUnavailable
 from proxy.model.exchange import Usage
+from proxy.model.lineage import Adoption
 from proxy.model.log import Fault
 from proxy.model.manifest import Blob, BlobPiece, Manifest, digest_of, encode_recipe, keep_head, keep_whole
 from proxy.store.policy import StorePolicy
@@ -12,11 +13,15 @@ from proxy.store.sqlite.verify import verify_log
 from tests.store.samples import (
     OTHER_TENANT,
     chain_body,
+    make_chain,
     make_key,
+    make_mark,
     make_opening,
     make_outcome,
     make_reading,
+    make_reply,
     make_round,
+    make_step,
     make_trailer,
     make_turns,
 )
@@ -29,6 +34,7 @@ LINKS = [piece.link for piece in chain_body(TURNS).slices]
 SLICE = digest_of(TURNS[2][1]).hex()
 TOOLS = Blob(digest_of(b"the tools"), b"the tools")
 STREAM = b"data: {}\n\n" * 400
+CHAIN = make_chain("a", "!b", "c", "!d", "e", "!f")
 
 
 @pytest.fixture
@@ -44,6 +50,13 @@ async def path(open_archive: Opener, policy: StorePolicy) -> Path:
     body = Manifest(encode_recipe((b"[", BlobPiece(TOOLS.digest), b"]")), (), (TOOLS,), 11)
     archive.append(make_opening("e4", body, key=make_key("other", OTHER_TENANT)), make_round("e4", 0, keep_whole(b"x")))
     archive.append(make_opening("e6", chain_body([])))
+    for i in range(3):
+        archive.append(
+            make_step(f"e{i}", CHAIN[2 * i : 2 * i + 1], base=2 * i, marks=[make_mark(f"call:{i}", CHAIN[0])])
+        )
+        archive.append(make_reply(f"e{i}", CHAIN[2 * i + 1 : 2 * i + 2]))
+    archive.append(make_step("e4", make_chain("a", parent=CHAIN[5].node)), make_step("e3"))
+    archive.append(Adoption(make_key("other", OTHER_TENANT).id, make_key().id, CHAIN[3].node, 7))
     archive.append(make_opening("e5", keep_head(b"head", 900, digest_of(b"all"))), make_round("e5"))
     assert await archive.append(make_outcome("e5", received=b"head", size=900, whole=digest_of(b"all")))
     await archive.close()
@@ -166,8 +179,31 @@ DAMAGE = {
     "a removed session": ("DELETE FROM session WHERE id = 1", "exchange 1", "refers to a row of session"),
     "a session's name": ("UPDATE session SET key = 'mine' WHERE id = 1", "exchange 1", "was altered"),
     "a number": ("UPDATE exchange SET n = 9 WHERE seq = 4", f"session {make_key().id}", "have gaps"),
+    # trees
+    "a node": ("UPDATE node SET hash = zeroblob(16) WHERE session = 1 AND n = 3", "node 1/3", "was altered"),
+    "the last node": ("UPDATE node SET hash = zeroblob(16) WHERE session = 1 AND n = 6", "node 1/6", "was altered"),
+    "whose node": ("UPDATE node SET exchange = 1 WHERE session = 1 AND n = 3", "node 1/3", "was altered"),
+    "a node's parent": ("UPDATE node SET parent = 1 WHERE session = 1 AND n = 4", "node 1/4", "was altered"),
+    "a node's later parent": ("UPDATE node SET parent = 5 WHERE session = 1 AND n = 4", "node 1/4", "before it is not"),
+    "an answer's flag": ("UPDATE node SET is_answer = 0 WHERE session = 1 AND n = 2", "node 1/2", "was altered"),
+    "a node's seal": ("UPDATE node SET seal = zeroblob(4) WHERE session = 1 AND n = 2", "node 1/3", "was altered"),
+    "a missing node": ("DELETE FROM node WHERE session = 1 AND n = 2", "node 1/3", "is preceded by 1"),
+    "a missing tip of a step": ("DELETE FROM node WHERE session = 1 AND n > 4", "step 1/3", "tip is not in the log"),
+    "a root": ("UPDATE node SET outer = zeroblob(16) WHERE session = 1 AND n = 1", "node 1/1", "before it is not"),
+    "a node of no session": ("UPDATE node SET session = 9 WHERE session = 2", "node 9/1", "its exchange is not"),
+    "a foreign parent": ("UPDATE node SET hash = x'00' WHERE session = 1 AND n = 6", "node 2/1", "before it is not"),
+    "a step": ("UPDATE step SET tip = 9 WHERE n = 1 AND session = 1", "step 1/1", "tip is not in the log"),
+    "a step's root": ("UPDATE step SET outer = x'00' WHERE session = 1 AND n = 4", "step 1/4", "tip is not in the log"),
+    "a step's number": ("UPDATE step SET n = 9 WHERE n = 1 AND session = 1", "step 1/9", "its exchange is not"),
+    "a depth": ("UPDATE step SET depth = 1 WHERE n = 2 AND session = 1", "step 1/2", "cannot have depth 1, base 2"),
+    "a relation": ("UPDATE step SET relation = 5 WHERE n = 2 AND session = 1", "step 1/2", "relation 5"),
+    "a name": ("UPDATE mark SET name = 'call:9' WHERE session = 1 AND n = 2", "mark 1/2", "does not follow"),
+    "a mark's node": ("UPDATE mark SET node = 9 WHERE session = 1 AND n = 1", "mark 1/1", "not in the session"),
+    "a missing mark": ("DELETE FROM mark WHERE session = 1 AND n = 1", "mark 1/2", "is preceded by 0"),
+    "a source": ("UPDATE adoption SET source = 9", "adoption 2/1", "not in the log"),
+    "an adopted node": ("UPDATE adoption SET node = 9", "adoption 2/1", "not in the log"),
     "an empty session": (
-        "INSERT INTO session VALUES (7, 'empty', 1, 'openai', 'f', 0)",
+        "INSERT INTO session VALUES (7, 'empty', 1, 'openai', 'f', 0, '')",
         "session empty",
         "have gaps",
     ),

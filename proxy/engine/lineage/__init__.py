@@ -1,0 +1,1 @@
+"""Which conversation a request belongs to, and which of its messages are known."""

@@ -1,0 +1,85 @@
+"""A session as it is known in memory. Rule: facts only; what they mean for a request is decided in `placing`."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from proxy.model.exchange import SessionKey
+from proxy.model.lineage import Mark, NodeRow
+
+_SESSION_WEIGHT = 1000
+_NODE_WEIGHT = 600
+_MARK_WEIGHT = 500
+
+_PLAIN, _PROVEN, _ANSWER = 0, 1, 2
+
+
+class Traits(msgspec.Struct, frozen=True, gc=False):
+    """What the calls of one conversation have in common: where one differs it may stand beside it."""
+
+    model: str
+    has_tools: bool
+    system: bytes
+    is_stream: bool
+
+
+class Known:
+    """The nodes of a session: which of them prove that a request belongs here, and which have something behind them."""
+
+    __slots__ = ("_inner", "_levels", "adopted", "depth", "key", "marks", "tips", "traits", "weight")
+
+    def __init__(self, key: SessionKey) -> None:
+        self.key = key
+        self.marks: dict[str, Mark] = {}
+        self.tips: set[bytes] = set()
+        self.adopted: set[str] = set()
+        self.traits: Traits | None = None
+        self.depth = 0
+        self.weight = _SESSION_WEIGHT
+        self._levels: dict[bytes, int] = {}
+        self._inner: set[bytes] = set()
+
+    def add_node(self, row: NodeRow) -> bool:
+        """Take a node; True if it can prove something and could not before."""
+        before = self._levels.get(row.node, -1)
+        level = _ANSWER if row.is_answer else min(_PROVEN, self._levels.get(row.parent, _PLAIN))
+        if before >= level:
+            return False
+        if before < 0:
+            self.weight += _NODE_WEIGHT
+            self._inner.add(row.parent)
+        self._levels[row.node] = level
+        return before < _PROVEN <= level
+
+    def add_mark(self, mark: Mark) -> None:
+        """Take a mark; of one that is there the first stays."""
+        if mark.name not in self.marks:
+            self.weight += _MARK_WEIGHT
+            self.marks[mark.name] = mark
+
+    @property
+    def nodes(self) -> Sequence[bytes]:
+        """All nodes."""
+        return tuple(self._levels)
+
+    def has(self, node: bytes) -> bool:
+        """Whether this session has had the node."""
+        return node in self._levels
+
+    def is_answer(self, node: bytes) -> bool:
+        """Whether an answer that was recorded here ends at the node."""
+        return self._levels.get(node) == _ANSWER
+
+    def is_leaf(self, node: bytes) -> bool:
+        """Whether nothing is known behind the node."""
+        return node not in self._inner
+
+    def measure(self, nodes: Sequence[bytes]) -> int:
+        """How many nodes of a chain, from its beginning, this session has had."""
+        levels = self._levels
+        count = len(nodes)
+        for node in reversed(nodes):
+            if node in levels:
+                return count
+            count -= 1
+        return 0

@@ -1,0 +1,323 @@
+"""Where a request belongs: its session, and how it goes on from what is known there (PROTOCOL §2, BEHAVIOUR B1).
+
+Rule: an id that the client sends names the session; without one a recorded answer in the request's own chain must prove
+it, or one that is shown elsewhere (a client's own compaction). Where nothing proves it the request begins a session: a
+conversation that is found twice does no harm, one that is given to another does.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import chain, islice, pairwise
+
+import msgspec
+
+from proxy.engine.lineage.forest import Forest
+from proxy.engine.lineage.known import Known, Traits
+from proxy.model.exchange import SessionKey
+from proxy.model.lineage import Mark, NodeRow, Relation, Step, name_mark
+from proxy.wire.identity import Item
+
+# Ids that some servers count up instead of drawing them, so that any two conversations are certain to have equal ones:
+# `name:0` and `functions.name:3` (BEHAVIOUR B1), and just so `call_1`, `read_file_2` and `12`.
+_COUNTED = re.compile(r"[\w.-]*:\d+|(?:(?:[A-Za-z]+[_.-])+|call|tool)?\d{1,4}")
+_TELLING_CHARACTERS = 40
+_LONG_CHARACTERS = 500
+_SMALL_ANSWER = 64
+_FEW_MESSAGES = 3
+_ADOPTABLE_NODES = 3
+_MOST_REMEMBERED = 4096
+_MOST_NAMES = 32
+_MOST_MARKS = 2048
+
+
+Likeness = tuple[bytes, bytes, bytes, str]
+
+
+class Asked(msgspec.Struct, frozen=True, gc=False):
+    """A request as lineage sees it. `session` is the one its id names, or its own where it has none;
+    `token` is its very credential, hashed. `is_trusted`: it may use what is known of the tenant (BEHAVIOUR B2).
+    `previous` is the id of the stored answer that it goes on from, known or not.
+
+    `nodes` and `items` have one element for each message behind the preamble; `root` is the parent of the first node.
+    """
+
+    exchange: str
+    session: SessionKey
+    token: bytes
+    traits: Traits
+    root: bytes
+    nodes: Sequence[bytes]
+    items: Sequence[Item]
+    most_output: int = 0
+    previous: str = ""
+    is_trusted: bool = True
+
+    @property
+    def tip(self) -> bytes:
+        """The last node; the root where there is none."""
+        return self.nodes[-1] if self.nodes else self.root
+
+    @property
+    def likeness(self) -> Likeness:
+        """What a request and its retry have in common; equal first messages under other orders are other calls."""
+        return self.session.tenant, self.tip, self.traits.system, self.previous
+
+    def node_at(self, depth: int) -> bytes:
+        """The node of the message at this depth, counted from 1; the root at 0."""
+        return self.nodes[depth - 1] if depth else self.root
+
+
+class Place(msgspec.Struct, frozen=True, gc=False):
+    """What was decided. `source`: the session of another credential that this one goes on from, and the node.
+
+    `step` is None for a request that is not trusted: `Placing.enter` tells when the upstream has accepted it.
+    """
+
+    session: SessionKey
+    step: Step | None
+    source: tuple[str, bytes] | None = None
+
+
+class Placing:
+    """Decides from what is in memory; `lacks` tells whether the log should be asked first."""
+
+    def __init__(self, forest: Forest) -> None:
+        self._forest = forest
+        self._unanswered: OrderedDict[Likeness, str] = OrderedDict()
+        self._recalled: OrderedDict[bytes, None] = OrderedDict()
+        self._losses = 0
+
+    def lacks(self, asked: Asked) -> bool:
+        """Whether memory does not have the session that is named, or a message of an assistant is from nowhere."""
+        if self._forest.is_complete:
+            return False
+        if asked.session.family:
+            known = self._forest.get(asked.session.id)
+            if known is None:
+                return True
+        else:
+            known = self._prove(asked)[0] if _find_foreign(asked, 0) else None
+        # One with a name may have gone the way of one without, which is to be preferred.
+        is_settled = known is not None and known.key.family == asked.session.family
+        foreign = _find_foreign(asked, known.measure(asked.nodes) if known is not None and is_settled else 0)
+        is_recalled = asked.session.tenant + foreign in self._recalled and self._losses == self._forest.losses
+        return bool(foreign) and not is_recalled
+
+    def is_unproven(self, asked: Asked) -> bool:
+        """Whether the request shows answers, none of which is known to be one in its own chain."""
+        return not asked.session.family and bool(_find_foreign(asked, 0)) and self._prove(asked)[0] is None
+
+    def list_undecided(self, asked: Asked) -> Sequence[bytes]:
+        """The nodes behind which another answer might decide where the request belongs, the deepest first.
+
+        Those behind its deepest known answer, and the one that this was given at: another session may have it, too.
+        """
+        found: list[bytes] = []
+        find_own, is_answered = self._forest.find_own, False
+        for node in chain(islice(reversed(asked.nodes), 1, None), (asked.root,)):
+            found.append(node)
+            own = find_own(asked.session.tenant, node)
+            is_answer = bool(own) and any(known.is_answer(node) for known in own)
+            if is_answered and not is_answer:
+                break
+            is_answered = is_answer
+        return found
+
+    def note_recalled(self, asked: Asked) -> None:
+        """The log has been asked, and has said all it knows."""
+        if self._losses != self._forest.losses:  # what was recalled before may have been dropped since
+            self._losses = self._forest.losses
+            self._recalled.clear()
+        if foreign := _find_foreign(asked, 0):
+            self._recalled[asked.session.tenant + foreign] = None  # the log speaks of what is the asking tenant's
+        if len(self._recalled) > _MOST_REMEMBERED:
+            self._recalled.popitem(last=False)
+
+    def place(self, asked: Asked, *, is_certain: bool = True) -> Place:
+        """Decide. Not `is_certain`: the log may know of another session to choose."""
+        known, source = self._find(asked, is_certain=is_certain)
+        return Place(known.key, self.enter(asked, known) if asked.is_trusted else None, source)
+
+    def enter(self, asked: Asked, known: Known) -> Step:
+        """Where a request stands in its session, which has it from now on."""
+        base, depth = known.measure(asked.nodes), len(asked.nodes)
+        step = Step(
+            exchange=asked.exchange,
+            relation=_relate(asked, known, base),
+            is_side=_is_side(asked, known, base),
+            tip=asked.tip,
+            depth=depth,
+            base=base,
+            nodes=_list_new(asked, base),
+            marks=_list_brought(asked, base),
+        )
+        self._remember(asked, known, step)
+        return step
+
+    def note_unanswered(self, known: Known, likeness: Likeness) -> None:
+        """A first request came to nothing: the next one like it is a retry, not another conversation."""
+        if known.key.family or known.tips != {likeness[1]}:
+            return
+        self._unanswered[likeness] = known.key.id
+        if len(self._unanswered) > _MOST_REMEMBERED:
+            self._unanswered.popitem(last=False)
+
+    def _find(self, asked: Asked, *, is_certain: bool) -> tuple[Known, tuple[str, bytes] | None]:
+        proven, source = self._prove(asked)
+        if asked.session.family or not is_certain:
+            return self._forest.open(asked.session), source
+        found = proven or self._join(asked)
+        if found is None and (found := self._recognise(asked)):
+            source = None
+        return self._forest.open(asked.session if found is None else found.key), source
+
+    def _prove(self, asked: Asked) -> tuple[Known | None, tuple[str, bytes] | None]:
+        """The caller's session whose recorded answer is deepest in the chain; or another's, where there is none."""
+        forest, tenant, source = self._forest, asked.session.tenant, None
+        depth = len(asked.nodes)
+        for node in chain(reversed(asked.nodes), (asked.root,)):
+            own = forest.find_own(tenant, node)
+            if own and (answered := [known for known in own if known.is_answer(node)]):
+                return _choose(answered, asked, depth), None
+            if source is None and depth >= _ADOPTABLE_NODES and (others := forest.find_any(node)):
+                # a message without a form adds no node
+                is_enough = len({asked.root, *asked.nodes[:depth]}) > _ADOPTABLE_NODES
+                source = (others[-1].key.id, node) if is_enough else None
+            depth -= 1
+        return None, source
+
+    def _join(self, asked: Asked) -> Known | None:
+        if not self._unanswered:
+            return None
+        known = self._forest.get(self._unanswered.pop(asked.likeness, ""))
+        return known if known is not None and known.tips == {asked.tip} else None
+
+    def _recognise(self, asked: Asked) -> Known | None:
+        """The one session that made the calls or gave the answers which this request shows elsewhere in its chain."""
+        found: dict[str, Known] = {}
+        for item in asked.items:
+            for name in _name_item(item):
+                bearers = self._forest.find_by_mark(asked.session.tenant, asked.session.upstream, name)
+                alike = [known for known in bearers if known.marks[name].form == item.form]
+                if len(alike) == 1 and alike[0].is_answer(alike[0].marks[name].node):
+                    found[alike[0].key.id] = alike[0]
+        return next(iter(found.values())) if len(found) == 1 else None
+
+    def _remember(self, asked: Asked, known: Known, step: Step) -> None:
+        self._forest.add(known.key.id, step.nodes, step.marks)
+        known.tips.add(step.tip)
+        if not step.is_side:
+            known.traits = asked.traits
+            known.depth = step.depth
+
+
+def name_unknown(asked: Asked) -> list[str]:
+    """The names by which the log may know what a request shows."""
+    names: list[str] = []
+    for item in reversed(asked.items):
+        names[:0] = _name_item(item)
+        if len(names) >= _MOST_NAMES:
+            break
+    return names[-_MOST_NAMES:]
+
+
+def name_answer(item: Item, own_id: str, session: SessionKey) -> Sequence[str]:
+    """The names by which a message of an answer may be known again; `own_id` is what the upstream stores it under.
+
+    Nobody asks for what was said in a session that its client names: the name tells.
+    """
+    names = _name_calls(item) if session.family else _name_item(item)
+    return [*names, name_mark(f"item:{own_id}")] if own_id else names
+
+
+def _choose(namesakes: Sequence[Known], asked: Asked, depth: int) -> Known:
+    """Of sessions that gave the same answers: one without a name that went the same way, else no way; the newest."""
+    left = [known for known in namesakes if not known.key.family] or namesakes
+    for node in reversed(asked.nodes[depth:]):
+        if found := [known for known in left if known.has(node)]:
+            return found[-1]
+    return next((known for known in reversed(left) if known.is_leaf(asked.node_at(depth))), left[-1])
+
+
+def _find_foreign(asked: Asked, base: int) -> bytes:
+    """The deepest node of an assistant's message behind the first `base`; it stands for all before it. Else empty."""
+    for item, node in zip(reversed(asked.items), islice(reversed(asked.nodes), len(asked.nodes) - base), strict=False):
+        if item.role == "assistant" and item.form:
+            return node
+    return b""
+
+
+def _name_item(item: Item) -> Sequence[str]:
+    if item.calls or item.weight < _TELLING_CHARACTERS or item.role != "assistant" or not item.form:
+        return _name_calls(item)
+    return [f"form:{item.form.hex()}"]
+
+
+def _name_calls(item: Item) -> Sequence[str]:
+    if not item.calls or item.role != "assistant" or not item.form:
+        return ()
+    return [name_mark(f"call:{call}") for call in item.calls[-_MOST_MARKS:] if not _COUNTED.fullmatch(call)]
+
+
+def _list_new(asked: Asked, base: int) -> tuple[NodeRow, ...]:
+    """The nodes behind the first `base`, which a client brought."""
+    parents = (asked.node_at(base), *asked.nodes[base:])
+    # a message without a form adds none
+    return tuple([NodeRow(node, parent, False) for parent, node in pairwise(parents) if node != parent])
+
+
+def _list_brought(asked: Asked, base: int) -> tuple[Mark, ...]:
+    """The calls behind the first `base` that were not recorded as answers, the newest of very many."""
+    marks: list[Mark] = []
+    for item, node in zip(reversed(asked.items), islice(reversed(asked.nodes), len(asked.nodes) - base), strict=False):
+        if item.calls and len(marks) < _MOST_MARKS:
+            marks += [Mark(name, node, item.form) for name in reversed(_name_calls(item))]
+    return tuple(reversed(marks[:_MOST_MARKS]))
+
+
+def _relate(asked: Asked, known: Known, base: int) -> Relation:
+    if not known.tips:
+        return "root"
+    if _is_compacted(asked, known, base):
+        return "compaction"
+    if base == 0 and not known.has(asked.root):
+        return "root"
+    if base == len(asked.nodes) and asked.tip in known.tips:
+        return "retry"
+    return "append" if known.is_leaf(asked.node_at(base)) else "branch"
+
+
+def _is_compacted(asked: Asked, known: Known, base: int) -> bool:
+    """A shorter history with a long new text, which shares nothing with the old one but perhaps its beginning.
+
+    Some clients keep what the user said first (codex, cline). Then what was answered there is gone, and the user goes
+    on at once; behind an edit or a rewind the answer before it is still there, for it is the user's word that changes.
+    """
+    if not base < len(asked.nodes) < known.depth or _is_side(asked, known, base):
+        return False
+    fresh = asked.items[base:]
+    if base and (asked.node_at(base) not in known.tips or fresh[0].role != "user"):
+        return False
+    return any(item.weight >= _LONG_CHARACTERS and item.role != "tool" for item in fresh)
+
+
+def _is_side(asked: Asked, known: Known, base: int) -> bool:
+    """PROTOCOL §2: no tools where the conversation has them, or a tiny answer, or two lesser signs.
+
+    What goes on from the conversation may lack tools (its client was told so this time); beside it is what also asks
+    another model or under other orders. A session's first call is the conversation, as far as anybody can tell then: if
+    it was a title, the first call with tools takes its place.
+    """
+    before, now = known.traits, asked.traits
+    has_small_answer = 0 < asked.most_output <= _SMALL_ANSWER
+    if before is None:
+        return has_small_answer
+    if now.has_tools and not before.has_tools:
+        return False
+    lacks_tools = before.has_tools and not now.has_tools
+    is_other = [now.model != before.model, now.system != before.system]
+    if base:
+        return lacks_tools and any(is_other)
+    lesser = [*is_other, before.is_stream and not now.is_stream, len(asked.nodes) <= _FEW_MESSAGES]
+    return lacks_tools or has_small_answer or sum(lesser) >= 2

@@ -1,0 +1,1 @@
+"""What the command line and the API say of the log. Rule: made here once, so that both say the same."""

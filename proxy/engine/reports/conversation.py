@@ -1,0 +1,142 @@
+"""A conversation as its client would go on with it. Rule: the client's own items, byte for byte, then the answer's.
+
+Items are those of the client's wire: chat messages, Responses input items, Anthropic messages.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from proxy.engine.lineage.naming import read_text
+from proxy.engine.ports import LogReader
+from proxy.engine.reports.finding import read_exchanges
+from proxy.model.errors import NotFound
+from proxy.model.log import BranchRow, ExchangeRow
+from proxy.wire.anthropic_messages import AnthropicMessages
+from proxy.wire.body import split_body
+from proxy.wire.chat_completions import ChatCompletions
+from proxy.wire.encoding import decode_content
+from proxy.wire.format import Format
+from proxy.wire.headers import find
+from proxy.wire.responses import Responses
+
+_CAP = 64 * 1024 * 1024  # of a compressed request: what a small one may unfold to
+_ASSISTANT = b'{"role":"assistant","content":%b}'
+_USER = b'{"role":"user","content":%b}'
+
+
+def _read_choices(answer: bytes) -> list[bytes]:
+    """The first choice's message: of several, a client can go on with only one."""
+    messages = [_read_member(choice, "message") for choice in _read_elements(answer, "choices")[:1]]
+    return [message for message in messages if message]
+
+
+def _read_content(answer: bytes) -> list[bytes]:
+    content = _read_member(answer, "content")
+    return [_ASSISTANT % content] if content else []
+
+
+def _read_output(answer: bytes) -> list[bytes]:
+    return _read_elements(answer, "output")
+
+
+def _read_member(content: bytes, name: str) -> bytes:
+    split = split_body(content, name)
+    return split.member(name) if split else b""
+
+
+def _read_elements(content: bytes, name: str) -> list[bytes]:
+    split = split_body(content, name, most_items=len(content))  # all of them
+    return [content[span.start : span.end] for span in split.items] if split else []
+
+
+_WIRES: Mapping[str, tuple[Format, Callable[[bytes], list[bytes]]]] = {
+    ChatCompletions.name: (ChatCompletions(), _read_choices),
+    AnthropicMessages.name: (AnthropicMessages(), _read_content),
+    Responses.name: (Responses(), _read_output),
+}
+
+
+def pick_end(rows: Sequence[ExchangeRow], branch: BranchRow | None = None) -> ExchangeRow:
+    """The exchange that a conversation ends with: the newest at a branch's tip, answered if any is.
+
+    Without a branch it is the newest of all that is no side call, else the newest. Raises NotFound.
+    """
+    rows = [row for row in rows if row.wire in _WIRES]
+    if not rows:
+        raise NotFound("this session has no call in a known wire format; export it with --json instead")
+    if branch is None:
+        return next((row for row in reversed(rows) if not row.is_side), rows[-1])
+    ended = [row for row in rows if row.tip == branch.tip]
+    if not ended:
+        raise NotFound("the calls of this branch are not in the log (any more)")
+    return next((row for row in reversed(ended) if row.rounds and row.rounds[-1].answer), ended[-1])
+
+
+async def load_conversation(log: LogReader, session: str, branch: BranchRow | None = None) -> list[bytes]:
+    """The items of a session's conversation, or of a branch, up to the answer it ends with (`pick_end`), in JSON.
+
+    A request that names a stored answer holds only what is new: what came before is put in front. Raises NotFound where
+    a part of it cannot be read.
+    """
+    end, stored = await _survey(log, session, branch)
+    parts: list[list[bytes]] = []
+    row: ExchangeRow | None = end
+    while row is not None:
+        body = _read_request(row, await log.load_request(row.id))
+        parts.append(_list_items(row, body))
+        n = _find_previous(row, body, stored)
+        row = (await log.list_exchanges(session, n - 1, 1))[0] if n else None
+    return [item for part in reversed(parts) for item in part]
+
+
+async def _survey(log: LogReader, session: str, branch: BranchRow | None) -> tuple[ExchangeRow, dict[str, int]]:
+    """The exchange that it ends with, and the numbers of exchanges by the ids of their stored answers."""
+    kept: list[ExchangeRow] = []
+    stored: dict[str, int] = {}
+    async for row in read_exchanges(log, session):
+        rows = [*kept, row]
+        stored.update(_name_stored([row]))
+        try:
+            kept = [pick_end(rows, branch)]
+        except NotFound:
+            kept = [row for row in rows if row.wire in _WIRES][:1]
+    return pick_end(kept, branch), stored
+
+
+def _name_stored(rows: Sequence[ExchangeRow]) -> Iterator[tuple[str, int]]:
+    for row in rows:
+        if row.wire in _WIRES and _WIRES[row.wire][0].previous_key and row.rounds and row.rounds[-1].answer:
+            name = read_text(_read_member(row.rounds[-1].answer, "id"))
+            if name:
+                yield name, row.n
+
+
+def _find_previous(row: ExchangeRow, body: bytes, stored: dict[str, int]) -> int:
+    """The exchange whose stored answer a request goes on from, taken out, so that no ring can be walked for ever."""
+    key = _WIRES[row.wire][0].previous_key
+    name = read_text(_read_member(body, key)) if key else ""
+    if not name:
+        return 0
+    if name not in stored:
+        raise NotFound(
+            f"exchange {row.n} goes on from {name[:100]!r}, which is not in this session; export it with --json instead"
+        )
+    return stored.pop(name)
+
+
+def _read_request(row: ExchangeRow, request: bytes) -> bytes:
+    encoding = find(row.headers, b"content-encoding").decode("latin-1")
+    try:
+        body = decode_content(request, encoding, _CAP)
+    except ValueError as error:
+        raise NotFound(f"the request of exchange {row.n} cannot be read: {error}") from error
+    if split_body(body, _WIRES[row.wire][0].items_key) is None:
+        reason = "only its beginning was kept" if row.is_capped else "it is no JSON object"
+        raise NotFound(f"the request of exchange {row.n} cannot be read: {reason}")
+    return body
+
+
+def _list_items(row: ExchangeRow, body: bytes) -> list[bytes]:
+    form, read_answer = _WIRES[row.wire]
+    whole = _read_member(body, form.items_key)
+    items = [_USER % whole] if whole.startswith(b'"') else _read_elements(body, form.items_key)
+    return items + (read_answer(row.rounds[-1].answer) if row.rounds else [])

@@ -1,0 +1,139 @@
+"""The log's rows as JSON. Rule: JSON a client or provider sent goes out as it came, not decoded and encoded."""
+
+import base64
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn
+
+import msgspec
+
+from proxy.engine.reports.overview import Fork, Overview
+from proxy.model.exchange import Headers
+from proxy.model.log import ExchangeRow, RoundRow, SessionRow
+
+Document = dict[str, Any]
+
+_PLAIN_FIELDS = ("n", "id", "session", "opened_ms", "kind", "wire", "mode", "model", "method", "target")
+_PLACE_FIELDS = ("relation", "is_side", "depth", "base")
+_ROUND_FIELDS = ("k", "upstream", "status", "completeness", "received_size", "is_capped", "error", "finish")
+# A history of a thousand turns that is edited as often has a million of them.
+_MOST_NUMBERS = 100_000
+_LINE_BREAKS = bytes.maketrans(b"\r\n", b"  ")
+
+
+def write_json(document: object) -> bytes:
+    """A document as one line: JSON has line breaks only between its tokens, where a space means the same."""
+    return msgspec.json.encode(document).translate(_LINE_BREAKS) + b"\n"
+
+
+def describe_sessions(rows: Iterable[SessionRow]) -> list[Document]:
+    """Sessions as in a listing."""
+    return [_describe_session(row) for row in rows]
+
+
+def describe_overview(overview: Overview) -> Document:
+    """A session with its tree and the sessions that it started."""
+    return {
+        "session": _describe_session(overview.session),
+        "branches": list(_describe_forks(overview.forks)),
+        "children": describe_sessions(overview.children),
+    }
+
+
+def list_calls(rows: Iterable[ExchangeRow]) -> list[Document]:
+    """Exchanges as in a listing: without headers, answers and the request's body."""
+    return [_describe_call(row, [_describe_round(round_) for round_ in row.rounds]) for row in rows]
+
+
+def describe_exchange(row: ExchangeRow) -> Document:
+    """An exchange without its request's body."""
+    rounds = [
+        _describe_round(round_)
+        | {"headers": _spell(round_.headers), "answer": msgspec.Raw(round_.answer) if round_.answer else None}
+        for round_ in row.rounds
+    ]
+    return _describe_call(row, rounds) | {"headers": _spell(row.headers)}
+
+
+def describe_body(content: bytes) -> Document:
+    """A request's body under the key that says how it is given: as JSON, or in Base64 where it is none."""
+    if not content:
+        return {"request": None}
+    if is_json(content):
+        return {"request": msgspec.Raw(content)}
+    return {"request_base64": base64.b64encode(content).decode("ascii")}
+
+
+def describe_missing(reason: str) -> Document:
+    """A request's body that the log does not hold (any more), and why."""
+    return {"request": None, "missing": reason}
+
+
+def is_json(content: bytes) -> bool:
+    """Whether the content may stand inside a JSON document as it is."""
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    try:
+        msgspec.json.decode(content, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError):
+        return _is_lenient_json(text)
+    return True
+
+
+def _is_lenient_json(text: str) -> bool:
+    """The same for what msgspec refuses, such as lone surrogates; six times as slow."""
+    try:
+        json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _describe_session(row: SessionRow) -> Document:
+    return {name: getattr(row, name) for name in SessionRow.__slots__}
+
+
+def _describe_forks(forks: Iterable[Fork]) -> Iterator[Document]:
+    """Branches with all their exchanges, until those are too many: then only with what is their own."""
+    left = _MOST_NUMBERS
+    for fork in forks:
+        numbers = [call.n for call in fork.branch.exchanges] if left > 0 else None
+        left -= len(numbers or ())
+        yield _describe_fork(fork) | {"exchanges": numbers}
+
+
+def _describe_fork(fork: Fork) -> Document:
+    branch = fork.branch
+    return {
+        "tip": branch.tip.hex(),
+        "depth": branch.depth,
+        "relation": branch.relation,
+        "is_side": branch.is_side,
+        "left": branch.left.hex(),
+        "after": fork.after,
+        "own": fork.own,
+    }
+
+
+def _describe_call(row: ExchangeRow, rounds: list[Document]) -> Document:
+    return {name: getattr(row, name) for name in _PLAIN_FIELDS + _PLACE_FIELDS} | {
+        "tip": row.tip.hex(),
+        "request_size": row.request_size,
+        "is_capped": row.is_capped,
+        "digest": row.digest.hex(),
+        "rounds": rounds,
+    }
+
+
+def _describe_round(row: RoundRow) -> Document:
+    return {name: getattr(row, name) for name in _ROUND_FIELDS} | {"timings": row.timings, "usage": row.usage}
+
+
+def _spell(headers: Headers) -> list[tuple[str, str]]:
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")

@@ -1,0 +1,67 @@
+"""A sequence that grows at its end, and shares its beginning with what it has grown from.
+
+Rule: elements that are there stay as they are. Whoever goes on from the end of the list does so in place; a second one
+who goes on from the same place gets a list of its own, so neither ever sees what the other has added. What has not
+grown yet may be any sequence: most of what is received is short, and never goes on.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TypeVar, overload
+
+T = TypeVar("T")
+
+
+def extend(known: Sequence[T], count: int, more: Iterable[T]) -> "Growing[T]":
+    """The first `count` elements of what is known, and `more`; from the second time on it costs what is new."""
+    return known.extend(count, more) if isinstance(known, Growing) else Growing([*known[:count], *more])
+
+
+class Growing(Sequence[T]):
+    """The first `length` elements of a list that others may share."""
+
+    __slots__ = ("_length", "_shared")
+
+    def __init__(self, elements: list[T]) -> None:
+        """Take the list over: whoever gave it leaves it alone from now on."""
+        self._shared = elements
+        self._length = len(elements)
+
+    def extend(self, count: int, more: Iterable[T]) -> "Growing[T]":
+        """The first `count` elements (of those there are) and `more`; costs no more than what is new."""
+        shared, fresh = self._shared, list(more)
+        # What more than doubles is copied, which costs less than the rest: else whoever keeps a short beginning, and
+        # reckons with that, would keep all that was ever put behind it.
+        if count != len(shared) or len(fresh) > count:
+            shared = shared[:count]
+        shared.extend(fresh)
+        return Growing(shared)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, at: int) -> T: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[T]: ...
+    def __getitem__(self, at: int | slice) -> T | list[T]:
+        if isinstance(at, slice):
+            start, stop, step = at.indices(self._length)
+            return self._shared[start:stop] if step == 1 else self._shared[: self._length][at]
+        if -self._length <= at < self._length:
+            return self._shared[at if at >= 0 else at + self._length]
+        raise IndexError(at)
+
+    def __iter__(self) -> Iterator[T]:
+        return islice(self._shared, self._length)
+
+    def __reversed__(self) -> Iterator[T]:
+        return islice(reversed(self._shared), len(self._shared) - self._length, None)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self[:] == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Growing({self[:]!r})"

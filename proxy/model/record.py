@@ -1,0 +1,44 @@
+"""What an archive takes. Rule: every kind of record is in this union, and has its weight here.
+
+A store may lay records down as msgspec encodes them: a new field goes to the end and has a default.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from proxy.model.exchange import Opening, Outcome, Reading, Round, Trailer
+from proxy.model.lineage import Adoption, Reply, Step
+
+Record = Opening | Round | Outcome | Trailer | Reading | Step | Reply | Adoption
+
+# Objects in memory: a node has two hashes of 16 bytes, a mark a hash, a form and a name.
+_NODE_WEIGHT = 200
+_MARK_WEIGHT = 250
+
+
+def leave_lineage(records: tuple[Record, ...]) -> tuple[Record, ...]:
+    """Records without those of lineage, which are derived: one that is refused must not cost what it came with."""
+    return tuple(record for record in records if not isinstance(record, Step | Reply | Adoption))
+
+
+def weigh(record: Record) -> int:
+    """Bytes of memory a record holds while it waits, roughly; the spool's bound is in these."""
+    return _WEIGHERS[type(record)](record)
+
+
+def _weigh_growth(record: Step | Reply) -> int:
+    names = sum([len(mark.name) for mark in record.marks])
+    return 256 + len(record.nodes) * _NODE_WEIGHT + len(record.marks) * _MARK_WEIGHT + names
+
+
+# By type, for this is done with every record of every call.
+_WEIGHERS: Mapping[type[Record], Callable[[Any], int]] = {
+    Opening: lambda record: 1024 + record.body.weight,
+    Round: lambda record: 256 + (record.body.weight if record.body else 0),
+    Outcome: lambda record: 512 + len(record.received),
+    Trailer: lambda record: 512 + len(record.received),
+    Reading: lambda record: 256 + len(record.answer),
+    Step: _weigh_growth,
+    Reply: _weigh_growth,
+    Adoption: lambda record: 256,
+}

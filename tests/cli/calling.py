@@ -1,0 +1,38 @@
+"""Running commands on a log that a test makes up."""
+
+from proxy.cli.application import run
+from proxy.cli.doors import Doors
+from proxy.config import Settings
+from proxy.model.errors import NotFound
+from tests.support.fake_log import FakeLog
+
+
+def call(log: FakeLog, *arguments: str) -> int:
+    """Run a command on the log; the exit code."""
+
+    def open_log(settings: Settings) -> FakeLog:
+        log.opened.append(settings)
+        return log
+
+    def serve(settings: Settings) -> int:
+        log.opened.append(settings)
+        return 0
+
+    try:
+        run(Doors(serve, open_log), arguments)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    raise AssertionError("a command always ends the process")
+
+
+def call_without_log(*arguments: str) -> int:
+    """Run a command where there is no log to open."""
+
+    def open_log(settings: Settings) -> FakeLog:
+        raise NotFound("there is no log; choose --data")
+
+    try:
+        run(Doors(lambda settings: 3, open_log), arguments)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    raise AssertionError("a command always ends the process")

@@ -1,0 +1,96 @@
+"""When the log is asked before a request is put, and what is decided where it cannot be."""
+
+from msgspec.structs import replace
+
+from tests.engine.lineage.desk import HI, MORE, ROOT, SO, THEN, THERE, TWO, Desk, bot
+
+
+def test_the_log_is_asked_about_answers_that_are_from_nowhere(desk: Desk) -> None:
+    assert not desk.placing.lacks(desk.ask(HI, THERE, MORE))  # it has nothing else
+    desk.forest.is_complete = False
+    assert not desk.placing.lacks(desk.ask(HI))
+    asked = desk.ask(HI, THERE, MORE)
+    assert desk.placing.lacks(asked)
+    desk.placing.note_recalled(asked)
+    assert not desk.placing.lacks(desk.ask(HI, THERE, THEN))
+    assert desk.placing.lacks(replace(asked, session=replace(asked.session, tenant=b"another's")))
+    assert desk.placing.lacks(desk.ask(HI, THERE, MORE, SO))
+    assert desk.placing.lacks(desk.ask(HI, SO, MORE))
+
+
+def test_the_log_is_not_asked_about_what_memory_accounts_for(desk: Desk) -> None:
+    desk.place(HI, answer=THERE)
+    desk.forest.is_complete = False
+    assert not desk.placing.lacks(desk.ask(HI, THERE, MORE))
+    assert desk.placing.lacks(desk.ask(HI, THERE, MORE, SO))
+
+
+def test_the_log_is_asked_again_when_something_was_dropped(desk: Desk) -> None:
+    desk.forest.clear()
+    asked = desk.ask(HI, THERE, MORE)
+    desk.placing.note_recalled(asked)
+    assert not desk.placing.lacks(asked)
+    desk.forest.clear()
+    assert desk.placing.lacks(asked)
+    desk.placing.note_recalled(desk.ask(HI, SO))
+    assert desk.placing.lacks(asked)
+
+
+def test_the_log_is_asked_for_a_named_session_that_is_not_here(desk: Desk) -> None:
+    desk.forest.clear()
+    assert desk.placing.lacks(desk.ask(HI, name="n"))
+    desk.place(HI, name="n")
+    assert not desk.placing.lacks(desk.ask(MORE, name="n"))
+
+
+def test_a_request_without_a_name_does_not_trust_a_named_namesake_alone(desk: Desk) -> None:
+    desk.place(HI, name="n", answer=THERE)
+    desk.forest.is_complete = False
+    assert desk.placing.lacks(desk.ask(HI, THERE, MORE))
+    assert not desk.placing.lacks(desk.ask(HI, THERE, MORE, name="n"))
+
+
+def test_where_the_log_cannot_be_asked_a_request_begins_a_session(desk: Desk) -> None:
+    first = desk.place(HI, answer=THERE)
+    asked = desk.ask(HI, THERE, MORE, SO, THEN)
+    assert desk.placing.place(asked, is_certain=False).session == asked.session != first.session
+    named = desk.place(HI, name="n")
+    assert desk.placing.place(desk.ask(MORE, name="n"), is_certain=False).session == named.session
+
+
+def test_whether_a_request_shows_answers_but_proves_nothing(desk: Desk) -> None:
+    desk.place(HI, answer=THERE)
+    asked = [desk.ask(HI), desk.ask(HI, THERE, MORE), desk.ask(HI, SO), desk.ask(HI, SO, name="n")]
+    assert [desk.placing.is_unproven(each) for each in asked] == [False, False, True, False]
+
+
+def test_what_comes_before_the_deepest_known_answer_decides_nothing(desk: Desk) -> None:
+    desk.place(HI, answer=THERE)
+    first, there, more, so, _ = desk.ask(HI, THERE, MORE, SO, THEN).nodes
+    desk.place(HI, THERE, MORE, tenant=TWO, answer=SO)
+    assert desk.placing.list_undecided(desk.ask(HI, THERE, MORE, SO, THEN)) == [so, more, there, first]
+    desk.place(HI, THERE, MORE, answer=SO)
+    assert desk.placing.list_undecided(desk.ask(HI, THERE, MORE, SO, THEN)) == [so, more]
+    assert desk.placing.list_undecided(desk.ask(HI, THERE, MORE)) == [there, first]
+
+
+def test_an_answer_of_several_messages_is_known_as_a_whole(desk: Desk) -> None:
+    place = desk.place(HI, THERE, MORE)
+    node = desk.answer(place, SO)
+    desk.answer(place._replace(step=replace(place.step, tip=node)), THERE)
+    asked = desk.ask(HI, THERE, MORE, SO, THERE, THEN)
+    assert desk.placing.list_undecided(asked) == list(reversed(asked.nodes[2:5]))
+
+
+def test_where_nothing_is_known_everything_may_decide(desk: Desk) -> None:
+    asked = desk.ask(HI, THERE, MORE)
+    assert desk.placing.list_undecided(asked) == [asked.nodes[1], asked.nodes[0], ROOT]
+    assert desk.placing.list_undecided(desk.ask()) == [ROOT]
+
+
+def test_only_the_newest_of_many_questions_to_the_log_are_kept_in_mind(desk: Desk) -> None:
+    desk.forest.clear()
+    asked = [desk.ask(HI, bot(str(i))) for i in range(4097)]
+    for each in asked:
+        desk.placing.note_recalled(each)
+    assert [desk.placing.lacks(asked[i]) for i in (0, 1, 4096)] == [True, False, False]

@@ -1,0 +1,170 @@
+"""Lineage and the log: it is asked once for what memory lacks, after a restart or a loss, and waited for in order."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from proxy.model.exchange import Opening, SessionKey
+from proxy.model.lineage import StoredSession
+from tests.engine.lineage.talk import CHAIN, SHORT, Desk, bot, user
+from tests.support.engine import wait_out
+
+
+@pytest.mark.parametrize("name", ["", "n"])
+async def test_a_conversation_goes_on_after_a_restart(name: str) -> None:
+    desk = Desk()
+    await desk.send(user("a"), name=name)
+    first = desk.session
+    await desk.settle()
+    desk = Desk(desk)
+    step = await desk.send(*CHAIN, name=name)
+    assert (desk.session, step.relation, step.base) == (first, "append", 2)
+    await desk.send(*CHAIN, name=name)
+    assert (desk.session, desk.step.relation, desk.step.nodes) == (first, "retry", ())
+    assert len(desk.engine.archive.recalled) == 1
+
+
+async def test_a_named_session_is_remembered_after_a_restart_whatever_is_sent_first() -> None:
+    desk = Desk()
+    await desk.send(user("a"), name="n")
+    await desk.settle()
+    desk = Desk(desk)
+    step = await desk.send(user("a"), name="n")
+    assert (step.relation, step.nodes) == ("retry", ())
+
+
+async def test_conversations_go_on_in_a_memory_that_holds_but_one() -> None:
+    desk = Desk(cache_bytes=400)
+    sessions: dict[str, set[str]] = {}
+    for turn in range(3):
+        for who in "abcd":
+            history = [each for i in range(turn) for each in (user(f"{who}{i}"), bot(f"{who} said"))]
+            await desk.send(*history, user(f"{who}{turn}"), answer=bot(f"{who} said"))
+            sessions.setdefault(who, set()).add(desk.session)
+            await desk.settle()
+            assert len(desk.engine.lineage._forest) == 1
+    assert sorted(map(len, sessions.values())) == [1, 1, 1, 1]
+    assert len(set.union(*sessions.values())) == 4
+
+
+async def test_an_answer_to_a_session_that_was_dropped_meanwhile_is_found() -> None:
+    desk = Desk(cache_bytes=400)
+    await desk.send(user("a"))
+    first = desk.session
+    await desk.send(user("b"))
+    assert len(desk.engine.lineage._forest) == 1
+    await desk.send(*CHAIN)
+    assert desk.session == first
+    await desk.settle()
+    desk.assert_nothing_in_mind()
+
+
+async def test_what_was_asked_before_is_asked_again_when_memory_was_lost() -> None:
+    desk = Desk()
+    await desk.send(user("a"))
+    first = desk.session
+    await desk.settle()
+    desk = Desk(desk)
+    await desk.send(*CHAIN)
+    desk.engine.lineage._forest.clear()
+    await desk.send(*CHAIN)
+    assert desk.session == first
+
+
+async def test_where_the_log_cannot_be_read_a_call_goes_on_in_a_session_of_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    desk = Desk()
+    await desk.send(user("a"))
+    first = desk.session
+    await desk.settle()
+    desk = Desk(desk)
+    desk.engine.archive.refuses_recall = True
+    assert (await desk.send(*CHAIN)).relation == "root"
+    assert desk.session != first
+    desk.engine.archive.refuses_recall = False
+    await desk.settle()
+    await desk.send(*CHAIN, bot(SHORT), user("c"))
+    assert not caplog.records
+
+
+async def test_the_log_is_asked_once_about_a_history_that_it_does_not_know() -> None:
+    desk = Desk()
+    desk.engine.lineage._forest.clear()
+    for _ in range(3):
+        await desk.send(*CHAIN, status=429)
+        await desk.settle()
+    assert len(desk.engine.archive.recalled) == 1
+
+
+async def test_what_the_log_has_lost_is_not_known_any_more() -> None:
+    desk = Desk()
+    await desk.send(user("a"), name="n")
+    await desk.settle()
+    desk.engine.archive.health = replace(desk.engine.archive.health, generation=1)
+    desk.engine.archive.trees.by_id.clear()
+    step = await desk.send(*CHAIN, name="n")
+    assert (step.relation, step.base, len(step.nodes)) == ("root", 0, 3)
+
+
+class Stalling:
+    """A log that does not answer before it is told to."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.asked, self.told = asyncio.Event(), asyncio.Event()
+        self._recall = desk.engine.archive.recall
+        desk.engine.archive.recall = self.recall  # type: ignore[method-assign]
+
+    async def recall(
+        self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
+    ) -> Sequence[StoredSession]:
+        self.asked.set()
+        await self.told.wait()
+        return await self._recall(nodes, marks, session)
+
+
+async def test_a_client_that_leaves_while_the_log_is_asked_takes_nothing_along() -> None:
+    """What a request brought is not known before it is in the log: the next one brings it."""
+    desk = Desk()
+    desk.engine.lineage._forest.clear()
+    stalling = Stalling(desk)
+    body = [*CHAIN, user("x" * 5000)]
+    task = asyncio.create_task(desk.call(body))
+    await stalling.asked.wait()
+    task.cancel()
+    await wait_out(task)
+    stalling.told.set()
+    assert desk.engine.archive.of(Opening) == []
+    desk.assert_nothing_in_mind()
+    await desk.send(*body)
+    assert len(desk.engine.archive.opening.body.slices) == 4
+
+
+async def test_a_record_that_is_lost_while_the_log_is_asked_is_brought_again() -> None:
+    desk = Desk()
+    big = user("x" * 5000)
+    await desk.send(big)
+    desk.engine.lineage._forest.clear()
+    stalling = Stalling(desk)
+    task = asyncio.create_task(desk.send(big, bot(SHORT), user("b")))
+    await stalling.asked.wait()
+    desk.engine.archive.health = replace(desk.engine.archive.health, generation=1)
+    stalling.told.set()
+    await task
+    assert len(desk.engine.archive.of(Opening)[-1].body.slices) == 3
+
+
+async def test_two_requests_that_wait_for_the_log_are_placed_alike() -> None:
+    desk = Desk()
+    await desk.send(user("a"))
+    first = desk.session
+    await desk.settle()
+    desk = Desk(desk)
+    stalling = Stalling(desk)
+    tasks = [asyncio.create_task(desk.send(*CHAIN[:2], user(text))) for text in "bc"]
+    await stalling.asked.wait()
+    stalling.told.set()
+    await asyncio.gather(*tasks)
+    assert {opening.session.id for opening in desk.engine.archive.of(Opening)} == {first}

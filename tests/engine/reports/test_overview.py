@@ -1,0 +1,57 @@
+"""A session with its tree and its children."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.engine.reports.overview import find_forks, load_overview
+from proxy.model.errors import NotFound
+from proxy.model.log import Call
+from proxy.store.branches import Stand, find_branches
+from tests.support.fake_log import BRANCHES, SESSION, FakeLog, branch, tree_log
+
+
+def test_a_branch_goes_on_from_the_deepest_call_that_it_shares() -> None:
+    assert [(fork.own, fork.after) for fork in find_forks(BRANCHES)] == [
+        ((1, 2, 6, 3), 0),
+        ((4, 5), 1),
+        ((7,), 0),
+    ]
+
+
+def test_the_deepest_is_not_the_latest() -> None:
+    """The client went back to the first turn before it went on from the second."""
+    first = branch("c", 5, (1, 4, 2, 3), depths=(1, 1, 3, 5))
+    forks = find_forks([first, branch("d", 5, (5,), depths=(5,), trunk=first, shared=3)])
+    assert [(fork.own, fork.after) for fork in forks] == [((1, 4, 2, 3), 0), ((5,), 2)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 4)), max_size=20))
+def test_it_goes_on_from_the_deepest_call_of_any_older_branch_on_its_way(drawn: list[tuple[int, int]]) -> None:
+    names = [b"%d" % i for i in range(len(drawn))]
+    parents = {name: names[at] if at < i else b"" for i, (name, (at, _)) in enumerate(zip(names, drawn, strict=True))}
+    stands = [Stand(n, "", name, drawn[n - 1][1], "append", False) for n, name in enumerate(reversed(names), 1)]
+    seen: set[Call] = set()
+    for fork in find_forks(find_branches(parents, stands)):
+        shared = [call for call in fork.branch.exchanges if call in seen]
+        assert fork.after == max(((call.depth, call.n) for call in shared), default=(0, 0))[1]
+        own = [call for call in fork.branch.exchanges if call not in seen]
+        assert fork.own == tuple(call.n for call in sorted(own, key=lambda call: (call.depth, call.n)))
+        seen.update(own)
+
+
+async def test_children_are_the_sessions_that_name_it_as_their_parent() -> None:
+    log = tree_log()
+    log.sessions = [
+        replace(SESSION, id=name, parent=parent) for name, parent in (("x", "abc1"), ("abc1", ""), ("y", "x"))
+    ]
+    overview = await load_overview(log, "ab")
+    assert [row.id for row in overview.children] == ["x"]
+    assert overview.session.id == "abc1"
+
+
+async def test_a_session_that_is_not_there_is_not_found() -> None:
+    with pytest.raises(NotFound):
+        await load_overview(FakeLog(), "x")

@@ -1,0 +1,39 @@
+"""Chains of nodes, and the names of marks."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.model.lineage import LONGEST_MARK, NODE_SIZE, extend_chain, name_mark, node_after, root_of_chain
+
+
+def test_a_node_names_all_before_it() -> None:
+    first, second = extend_chain(root_of_chain("openai"), [b"a", b"b"])
+    assert second == node_after(first, b"b") != node_after(root_of_chain("openai"), b"b")
+    assert root_of_chain("openai") != root_of_chain("anthropic")
+    assert {len(first), len(second)} == {NODE_SIZE}
+
+
+def test_a_message_without_a_form_adds_no_node() -> None:
+    root = root_of_chain("openai")
+    assert extend_chain(root, [b"", b"a", b""]) == [root, node_after(root, b"a"), node_after(root, b"a")]
+
+
+@pytest.mark.parametrize("name", ["call:call_1", "form:00ff", "call:na\u00efve", "call:" + "x" * 195])
+def test_a_name_of_reasonable_length_stays_as_it_is(name: str) -> None:
+    assert name_mark(name) == name
+
+
+@given(st.text(st.characters(), max_size=600))
+def test_any_other_name_is_kept_by_its_digest_and_found_again(name: str) -> None:
+    kept = name_mark("call:" + name)
+    assert len(kept) <= LONGEST_MARK
+    kept.encode()
+    assert name_mark(kept) == kept
+    assert kept.startswith("call:")
+
+
+def test_long_names_and_names_that_are_no_text_differ_as_what_they_stand_for() -> None:
+    names = ["call:" + "x" * 300, "call:" + "x" * 301, "item:" + "x" * 300, "call:\ud800", "call:\ud801", "\ud800"]
+    assert len({name_mark(name) for name in names}) == len(names)
+    assert name_mark("\ud800" * 300 + ":x").startswith("sha256:")

@@ -1,0 +1,46 @@
+"""The weight of a record follows the bytes it holds."""
+
+import pytest
+
+from proxy.model.exchange import Outcome, Round, Timings, Trailer
+from proxy.model.lineage import Adoption, Mark, NodeRow, Reply, Step
+from proxy.model.manifest import keep_whole
+from proxy.model.record import Record, weigh
+from tests.support.engine import make_opening, make_reading
+
+KILOBYTE = b"k" * 1024
+
+
+def make_outcome(received: bytes) -> Outcome:
+    return Outcome("x1", 0, 200, (), "complete", received, len(received), b"", Timings(1.0, 2.0, 3.0))
+
+
+def make_reply(nodes: int, name: str = "call:a") -> Reply:
+    row, mark = NodeRow(b"n" * 16, b"p" * 16, True), Mark(name, b"n" * 16, b"f" * 16)
+    return Reply("x1", 0, (row,) * nodes, (mark,))
+
+
+@pytest.mark.parametrize(
+    ("small", "large"),
+    [
+        (make_opening(body=keep_whole(b"")), make_opening(body=keep_whole(KILOBYTE))),
+        (Round("x1", 0, "main", None), Round("x1", 0, "main", keep_whole(KILOBYTE))),
+        (make_outcome(b""), make_outcome(KILOBYTE)),
+        (Trailer("x1", 0, 0, b""), Trailer("x1", 0, 0, KILOBYTE)),
+    ],
+)
+def test_a_record_weighs_at_least_what_it_holds_on_top_of_itself(small: Record, large: Record) -> None:
+    assert weigh(small) > 0
+    assert len(KILOBYTE) <= weigh(large) - weigh(small) <= len(KILOBYTE) + 128
+
+
+def test_a_reading_has_a_weight_of_its_own() -> None:
+    assert 0 < weigh(make_reading()) < 1024
+
+
+def test_a_place_weighs_its_nodes_and_the_names_of_its_marks() -> None:
+    assert weigh(make_reply(11)) - weigh(make_reply(1)) >= 10 * 32
+    assert weigh(make_reply(1, "call:" + "x" * 100)) - weigh(make_reply(1)) >= 99
+    reply = make_reply(3)
+    assert weigh(Step("x1", "root", False, b"n" * 16, 3, 0, reply.nodes, reply.marks)) == weigh(reply)
+    assert 0 < weigh(Adoption("s1", "s2", b"n" * 16, 1)) < 1024

@@ -1,0 +1,368 @@
+"""The API under `/-/api`, over sockets: a conversation is carried by the server, and read back from its log."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from proxy.engine.ports import ALL_SESSIONS
+from proxy.model.errors import NotFound
+from proxy.model.exchange import Opening, Outcome, Reading
+from proxy.model.log import BranchRow, ExchangeRow, Selection, SessionRow
+from proxy.model.record import Record
+from proxy.store.memory import MemoryArchive
+from tests.support.engine import Commit, FakeArchive
+from tests.support.scripted import Message, ScriptedUpstream, Wire, answer, request
+from tests.support.serving import TOKEN, Plan, Served, serving
+
+BEARER = f"Authorization: Bearer {TOKEN}"
+API = "/-/api/sessions"
+TURN = {"role": "user", "content": "hé <script>"}
+TRICKS = ("%2e", "%2e%2e", "..", "%2e%2e%2f", "%00", "%ff", "%", "x" * 10_000, "*", "' OR 1=1")
+
+
+class ReadableArchive(FakeArchive):
+    """What the server records, to be read back; what is `erased` is missing."""
+
+    def __init__(self) -> None:
+        super().__init__(is_instant=True)
+        self.memory = MemoryArchive()
+        self.erased: set[str] = set()
+
+    def append(self, *records: Record, is_urgent: bool = True) -> Commit:
+        assert self.memory.append(*records).result()
+        return super().append(*records, is_urgent=is_urgent)  # type: ignore[return-value]
+
+    async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
+        return await self.memory.list_sessions(limit, selection)
+
+    async def find_session(self, session: str) -> SessionRow:
+        return await self.memory.find_session(session)
+
+    async def list_ids(self, prefix: str, limit: int) -> Sequence[str]:
+        return await self.memory.list_ids(prefix, limit)
+
+    async def list_exchanges(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        return await self.memory.list_exchanges(session, after, limit)
+
+    async def list_calls(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
+        return await self.memory.list_calls(session, after, limit)
+
+    async def list_branches(self, session: str) -> Sequence[BranchRow]:
+        return await self.memory.list_branches(session)
+
+    async def load_request(self, exchange: str) -> bytes:
+        self._check(exchange)
+        return await self.memory.load_request(exchange)
+
+    async def load_sent(self, exchange: str, k: int) -> bytes:
+        self._check(exchange)
+        return await self.memory.load_sent(exchange, k)
+
+    async def load_received(self, exchange: str, k: int) -> bytes:
+        self._check(exchange)
+        return await self.memory.load_received(exchange, k)
+
+    def _check(self, exchange: str) -> None:
+        if exchange in self.erased:
+            raise NotFound("this content was erased")
+
+
+def turn(*messages: dict[str, str]) -> bytes:
+    """A chat request."""
+    return request(
+        "POST", "/v1/chat/completions", "x-palimpsest-session: talk", body=json.dumps({"messages": messages}).encode()
+    )
+
+
+def say(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+@pytest.fixture
+def archive() -> ReadableArchive:
+    return ReadableArchive()
+
+
+@pytest.fixture
+async def talk(plan: Plan, upstream: ScriptedUpstream, archive: ReadableArchive) -> AsyncIterator[Served]:
+    """A server that has carried two turns, the second one edited and gone on with, and a call of another kind."""
+    usage = {"prompt_tokens": 7, "completion_tokens": 2}
+    said = [json.dumps({"choices": [{"message": say(str(n))}], "usage": usage}).encode() for n in range(1, 5)]
+    answers = iter([*(answer(content, "Content-Type: text/html") for content in said), answer(b"\xff")])
+
+    async def play(wire: Wire) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+            while True:
+                upstream.requests.append(await wire.read_request())
+                wire.send(next(answers))
+
+    upstream.script = play
+    edited = (TURN, say("1"), say("?"))
+    async with serving(plan, archive) as served:
+        for number, messages in enumerate(((TURN,), (TURN, say("1"), TURN), edited, (*edited, say("3"), TURN)), 1):
+            assert (await served.ask(turn(*messages))).status == 200
+            await archive.wait_for(Reading, number)
+        await served.ask(request("PUT", "/v1/files", "x-palimpsest-session: talk", body=b"\xfe"))
+        await archive.wait_for(Outcome, 5)
+        yield served
+
+
+async def get(served: Served, path: str = "", method: str = "GET") -> Message:
+    """The answer to a request with the token; it can never be shown as a page."""
+    got = await served.ask(request(method, API + path, BEARER))
+    assert got.find(b"x-content-type-options") == b"nosniff"
+    assert got.find(b"content-security-policy") == b"default-src 'none'; sandbox"
+    assert got.find(b"cache-control") == b"no-store"
+    assert not got.find(b"content-type").startswith(b"text/html")
+    return got
+
+
+async def load(served: Served, path: str = "") -> Any:
+    got = await get(served, path)
+    assert (got.status, got.find(b"content-type")) == (200, b"application/json"), got.body
+    return json.loads(got.body)
+
+
+async def refuse(served: Served, path: str) -> tuple[int, str, str]:
+    """Status, code and message of an error."""
+    got = await get(served, path)
+    error = json.loads(got.body)["error"]
+    return got.status, error["code"], error["message"]
+
+
+def id_of(archive: ReadableArchive) -> str:
+    return archive.of(Opening)[0].session.id
+
+
+async def test_sessions_are_listed(talk: Served, archive: ReadableArchive) -> None:
+    (row,) = await load(talk)
+    expected = {"id": id_of(archive), "family": "talk", "upstream": "scripted", "parent": "", "adopted": ""}
+    assert expected.items() <= row.items()
+    assert (row["exchanges"], row["branches"], row["side"], row["input_tokens"], row["output_tokens"]) == (
+        5,
+        2,
+        0,
+        28,
+        8,
+    )
+    assert row["created_ms"] <= row["last_ms"]
+
+
+async def test_sessions_are_filtered(talk: Served) -> None:
+    assert len(await load(talk, "?family=ta&limit=1")) == 1
+    assert await load(talk, "?family=x") == []
+    assert await load(talk, "?parent=x") == []
+
+
+async def test_a_listing_goes_on_behind_its_last_session(talk: Served, archive: ReadableArchive) -> None:
+    for name in ("one", "two"):
+        key = replace(archive.of(Opening)[0].session, id=name, family=name)
+        archive.append(replace(archive.of(Opening)[0], exchange=name, session=key))
+    rows = await load(talk)
+    assert [row["family"] for row in rows] == ["two", "one", "talk"]
+    first = await load(talk, "?limit=1")
+    rest = await load(talk, f"?before={first[-1]['seq']}")
+    assert first + rest == rows
+    assert await load(talk, f"?before={rows[-1]['seq']}") == []
+    assert await load(talk, f"?family=t&before={rows[0]['seq']}") == rows[2:]
+
+
+async def test_a_session_has_its_tree(talk: Served, archive: ReadableArchive) -> None:
+    for prefix in (id_of(archive), id_of(archive)[:4]):
+        shown = await load(talk, f"/{prefix}")
+        assert (shown["session"]["id"], shown["children"]) == (id_of(archive), [])
+        assert [(b["depth"], b["relation"], b["after"], b["exchanges"]) for b in shown["branches"]] == [
+            (3, "root", 0, [1, 2]),
+            (5, "branch", 1, [1, 3, 4]),
+        ]
+        assert shown["branches"][1]["left"]
+
+
+async def test_exchanges_are_listed_without_bodies(talk: Served, archive: ReadableArchive) -> None:
+    rows = await load(talk, f"/{id_of(archive)}/exchanges")
+    assert [(row["n"], row["relation"], row["depth"], row["base"]) for row in rows] == [
+        *((1, "root", 1, 0), (2, "append", 3, 2), (3, "branch", 3, 2), (4, "append", 5, 4), (5, "", 0, 0)),
+    ]
+    assert not {"request", "headers"} & set(rows[0])
+    (round_,) = rows[0]["rounds"]
+    assert (round_["status"], round_["completeness"], round_["usage"]["input"]) == (200, "complete", 7)
+    assert "timings" in round_ and "finish" in round_ and "answer" not in round_
+    assert [row["n"] for row in await load(talk, f"/{id_of(archive)}/exchanges?after=2&limit=2")] == [3, 4]
+
+
+async def test_an_exchange_has_its_body_as_it_came(talk: Served, archive: ReadableArchive) -> None:
+    one = await load(talk, f"/{id_of(archive)}/exchanges/1")
+    assert (one["request"], one["rounds"][0]["answer"]["choices"][0]["message"]["content"]) == (
+        {"messages": [TURN]},
+        "1",
+    )
+    assert ["content-type", "text/html"] in one["rounds"][0]["headers"]
+    assert (await load(talk, f"/{id_of(archive)}/exchanges/5"))["request_base64"] == "/g=="
+
+
+async def test_raw_bodies_are_bytes_and_nothing_else(talk: Served, archive: ReadableArchive) -> None:
+    sent = json.dumps({"messages": [TURN]}).encode()
+    for path, content in (("1/sent", sent), ("1/sent?k=0", sent), ("5/sent", b"\xfe"), ("5/received?k=0", b"\xff")):
+        got = await get(talk, f"/{id_of(archive)}/exchanges/{path}")
+        assert (got.status, got.body, got.find(b"content-type")) == (200, content, b"application/octet-stream")
+
+
+@pytest.mark.parametrize(
+    ("query", "media"),
+    [
+        ("", b"application/json"),
+        ("?form=json", b"application/json"),
+        ("?form=jsonl", b"application/x-ndjson"),
+        ("?form=openai", b"application/json"),
+    ],
+)
+async def test_a_session_is_exported(talk: Served, archive: ReadableArchive, query: str, media: bytes) -> None:
+    got = await get(talk, f"/{id_of(archive)}/export{query}")
+    assert (got.status, got.find(b"content-type")) == (200, media)
+    if query == "?form=jsonl":
+        assert [json.loads(line)["n"] for line in got.body.splitlines()] == [1, 2, 3, 4, 5]
+    elif query == "?form=openai":
+        assert [m["content"] for m in json.loads(got.body)] == [TURN["content"], "1", "?", "3", TURN["content"], "4"]
+    else:
+        assert [row["n"] for row in json.loads(got.body)["exchanges"]] == [1, 2, 3, 4, 5]
+
+
+async def test_a_branch_is_exported(talk: Served, archive: ReadableArchive) -> None:
+    shown = await load(talk, f"/{id_of(archive)}")
+    tip = shown["branches"][0]["tip"][:9]
+    messages = await load(talk, f"/{id_of(archive)}/export?form=openai&branch={tip}")
+    assert [m["content"] for m in messages] == [TURN["content"], "1", TURN["content"], "2"]
+    document = await load(talk, f"/{id_of(archive)}/export?branch={tip}")
+    assert [row["n"] for row in document["exchanges"]] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "told"),
+    [
+        ("?limit=0", 400, "limit is 1 to 1000, not 0"),
+        ("?limit=1001", 400, "limit is 1 to 1000"),
+        ("?limit=-1", 400, "limit is a number from 0 on, not '-1'"),
+        ("?limit=" + "9" * 5000, 400, "limit is a number"),
+        ("?limit=%C2%B2", 400, "limit is a number"),
+        ("?before=x", 400, "before is a number from 0 on, not 'x'"),
+        ("?famly=x", 400, "'famly' is not known here; this path takes: before, family, limit, parent"),
+        ("/{id}?limit=1", 400, "this path takes: none"),
+        ("/{id}/exchanges?after=-1", 400, "after is a number"),
+        ("/{id}/exchanges?limit=1001", 400, "limit is 1 to 1000"),
+        ("/{id}/exchanges/9", 404, "no exchange 9; it has 5, counted from 1"),
+        ("/{id}/exchanges/0", 404, "no exchange 0"),
+        ("/{id}/exchanges/-1", 400, "the number of an exchange is a number from 0 on"),
+        ("/{id}/exchanges/x", 400, "the number of an exchange"),
+        ("/{id}/exchanges/" + "9" * 5000, 400, "the number of an exchange"),
+        ("/{id}/exchanges/1/sent?k=-1", 400, "k is a number"),
+        ("/{id}/exchanges/1/sent?k=7", 404, "no round 7"),
+        ("/{id}/exchanges/1/received?k=7", 404, "no answer to round 7"),
+        ("/{id}/exchanges/1/received?k=", 400, "k is a number"),
+        ("/{id}/export?form=html", 400, "form is one of json, jsonl, openai, not 'html'"),
+        ("/{id}/export?branch=zz", 404, "the tips are "),
+        ("/zzz", 404, "GET /-/api/sessions lists them"),
+        ("/talk", 404, "near it: "),
+    ],
+)
+async def test_errors_say_what_to_do(talk: Served, archive: ReadableArchive, path: str, status: int, told: str) -> None:
+    got, code, message = await refuse(talk, path.replace("{id}", id_of(archive)))
+    assert (got, code) == (status, "bad_request" if status == 400 else "not_found")
+    assert told in message
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+@pytest.mark.parametrize("path", ["/{}", "/{}/exchanges", "/{}/exchanges/1/sent", "/{}/export"])
+async def test_a_name_that_is_none_finds_nothing(
+    talk: Served, upstream: ScriptedUpstream, trick: str, path: str
+) -> None:
+    seen = len(upstream.requests)
+    got = await talk.ask(request("GET", API + path.format(trick.replace(" ", "%20")), BEARER))
+    assert got.status == 404
+    assert len(got.body) < 1000
+    assert json.loads(got.body)["error"]["code"] == "not_found"
+    assert len(upstream.requests) == seen
+
+
+async def test_what_was_erased_is_not_found_with_the_reason(talk: Served, archive: ReadableArchive) -> None:
+    archive.erased = {archive.of(Opening)[0].exchange}
+    for part in ("sent", "received"):
+        got = await refuse(talk, f"/{id_of(archive)}/exchanges/1/{part}")
+        assert got == (404, "not_found", "palimpsest: this content was erased")
+    one = await load(talk, f"/{id_of(archive)}/exchanges/1")
+    assert (one["request"], one["missing"]) == (None, "this content was erased")
+    whole = await load(talk, f"/{id_of(archive)}/export")
+    assert ["missing" in row for row in whole["exchanges"]] == [True, False, False, False, False]
+
+
+PATHS = pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "/{id}",
+        "/{id}/exchanges",
+        "/{id}/exchanges/1",
+        "/{id}/exchanges/1/sent",
+        "/{id}/exchanges/1/received",
+        "/{id}/export",
+    ],
+)
+
+
+@PATHS
+async def test_a_head_is_that_of_a_get(talk: Served, archive: ReadableArchive, path: str) -> None:
+    whole = path.replace("{id}", id_of(archive))
+    got, head = await get(talk, whole), await get(talk, whole, "HEAD")
+    assert (head.status, head.body) == (200, b"")
+    assert head.headers == tuple(field for field in got.headers if field[0] != b"transfer-encoding")
+    missing = await get(talk, "/zzz", "HEAD")
+    assert (missing.status, missing.body) == (404, b"")
+
+
+@PATHS
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
+async def test_nothing_can_be_changed(talk: Served, archive: ReadableArchive, path: str, method: str) -> None:
+    got = await get(talk, path.replace("{id}", id_of(archive)), method)
+    assert (got.status, got.find(b"allow")) == (405, b"GET, HEAD")
+    assert json.loads(got.body)["error"]["code"] == "method_not_allowed"
+
+
+@PATHS
+@pytest.mark.parametrize(
+    ("fields", "host", "status"),
+    [
+        ((), "127.0.0.1", 401),
+        (("Authorization: Bearer wrong",), "127.0.0.1", 401),
+        ((BEARER,), "evil.example", 403),
+        ((BEARER, "Origin: http://evil.example"), "127.0.0.1", 403),
+        ((f"Cookie: palimpsest_admin={TOKEN}", "Origin: null"), "127.0.0.1", 403),
+    ],
+)
+async def test_only_the_administrator_reads(
+    talk: Served, archive: ReadableArchive, path: str, fields: tuple[str, ...], host: str, status: int
+) -> None:
+    for method in ("GET", "HEAD", "POST"):
+        got = await talk.ask(request(method, API + path.replace("{id}", id_of(archive)), *fields, host=host))
+        assert got.status == status
+        assert b"talk" not in got.body and id_of(archive).encode() not in got.body
+
+
+async def test_a_client_that_leaves_an_export_leaves_nothing_running(talk: Served, archive: ReadableArchive) -> None:
+    reading, leaving = asyncio.Event(), asyncio.Event()
+    load_request = archive.memory.load_request
+
+    async def wait(exchange: str) -> bytes:
+        reading.set()
+        await leaving.wait()
+        return await load_request(exchange)
+
+    archive.memory.load_request = wait  # type: ignore[method-assign]
+    async with await talk.connect() as client:
+        client.send(request("GET", f"{API}/{id_of(archive)}/export", BEARER))
+        await reading.wait()
+    leaving.set()
+    await talk.drained()

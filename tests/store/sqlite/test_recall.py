@@ -1,0 +1,247 @@
+"""Reading trees from SQLite; what any store answers is in `tree_contract`."""
+
+import asyncio
+import itertools
+import os
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from proxy.engine.ports import MOST_MARKS
+from proxy.model.errors import StoreUnavailable
+from proxy.model.lineage import Mark, NodeRow, Relation, node_after, root_of_chain
+from proxy.model.log import BranchRow
+from proxy.store.branches import Stand, find_branches
+from proxy.store.memory import MemoryArchive
+from proxy.store.policy import StorePolicy
+from proxy.store.sqlite.archive import SqliteArchive
+from proxy.store.sqlite.connection import connect_reader
+from proxy.store.sqlite.reader import SqliteReader
+from proxy.store.sqlite.recall import recall_sessions
+from tests.store.contract import is_stored
+from tests.store.samples import OTHER_TENANT, TENANT, make_chain, make_key, make_opening, make_reply, make_step
+from tests.store.sqlite.conftest import Opener
+
+RELATIONS: tuple[Relation, ...] = ("root", "append", "retry", "branch", "compaction")
+KEYS = (make_key("s0"), make_key("s1"), make_key("s2", OTHER_TENANT))
+_names = (f"t{i}" for i in itertools.count())
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> list[tuple[int, list[int], bool, int]]:
+    """Calls of some sessions: session, path of forms from the root, whether it is a side call, what is answered."""
+    path = st.lists(st.integers(0, 2), min_size=0, max_size=5)
+    return draw(st.lists(st.tuples(st.integers(0, 2), path, st.booleans(), st.integers(0, 3)), max_size=12))
+
+
+def make_path(forms: list[int], answer: int) -> tuple[list[NodeRow], NodeRow]:
+    rows, parent = [], root_of_chain("openai")
+    for form in forms:
+        rows.append(NodeRow(node_after(parent, b"%d" % form), parent, False))
+        parent = rows[-1].node
+    return rows, NodeRow(node_after(parent, b"%d" % answer), parent, True)
+
+
+@settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=60)
+@given(calls(), st.lists(st.integers(0, 2), max_size=6), st.lists(st.integers(0, 5), max_size=2))
+async def test_both_stores_answer_alike(
+    open_archive: Opener, drawn: list[tuple[int, list[int], bool, int]], asked: list[int], named: list[int]
+) -> None:
+    memory, name = MemoryArchive(), next(_names)
+    archive = open_archive(path=open_archive.path.with_name(f"{name}.db"), durability="normal")
+    for number, (session, forms, is_side, answer) in enumerate(drawn):
+        x, key = f"e{number}", KEYS[session]
+        rows, reply = make_path(forms, answer)
+        marks = [Mark(f"call:{answer}", reply.node, b"%d" % number)]
+        relation = RELATIONS[number % len(RELATIONS)]
+        for records in (
+            (make_opening(x, key=key), make_step(x, rows, relation=relation, is_side=is_side)),
+            (make_reply(x, [reply], marks),),
+        ):
+            assert await is_stored(memory, *records)
+            archive.append(*records)
+    nodes = [row.node for row in make_path(asked, 0)[0]]
+    for marks_asked, id_asked in (((), make_key("new")), ([f"call:{i}" for i in named], KEYS[1]), ((), KEYS[2])):
+        assert list(await archive.recall(nodes, marks_asked, id_asked)) == list(
+            await memory.recall(nodes, marks_asked, id_asked)
+        )
+    for session in {call[0] for call in drawn}:
+        branches = await archive.list_branches(KEYS[session].id)
+        others = await memory.list_branches(KEYS[session].id)
+        assert list(branches) == list(others)
+        assert [branch.exchanges for branch in branches] == [branch.exchanges for branch in others]
+    assert list(await archive.list_sessions()) == list(await memory.list_sessions())
+    assert archive.health.dropped == 0
+    assert (await archive.verify()).faults == ()
+    await archive.close()
+
+
+async def test_the_end_of_what_is_stored_is_found_by_halving(open_archive: Opener, policy: StorePolicy) -> None:
+    archive = open_archive()
+    chain = make_chain(*(f"{'!' if i % 2 else ''}{i}" for i in range(690)))
+    assert await archive.append(make_opening(), make_step("e1", chain))
+    await archive.close()
+    connection = connect_reader(policy.path)
+    questions: list[str] = []
+    connection.set_trace_callback(questions.append)
+    (found,) = recall_sessions(connection, [row.node for row in chain] + [os.urandom(16)] * 500, (), make_key("new"))
+    assert found.nodes == chain
+    assert sum("FROM node" in question for question in questions) <= 16
+    questions.clear()
+    assert recall_sessions(connection, [os.urandom(16)] * 690, (), make_key("new")) == []
+    assert len(questions) <= 12
+    connection.close()
+
+
+async def test_the_many_sessions_of_others_are_skipped(open_archive: Opener, policy: StorePolicy) -> None:
+    archive = open_archive()
+    chain = make_chain("a", "!b")
+    mine = make_key("mine", OTHER_TENANT)
+    for i, key in enumerate([mine, *(make_key(f"n{i}") for i in range(300))]):
+        archive.append(make_opening(f"e{i}", key=key), make_step(f"e{i}", chain))
+    await archive.close()
+    connection = connect_reader(policy.path)
+    questions: list[str] = []
+    connection.set_trace_callback(questions.append)
+    (found,) = recall_sessions(connection, [row.node for row in chain], (), make_key("new", OTHER_TENANT))
+    assert found.key == mine
+    assert len(questions) <= 20
+    connection.close()
+
+
+NAMES = [f"call:{i}" for i in range(MOST_MARKS)]
+
+
+async def take_turns(archive: SqliteArchive, count: int) -> None:
+    """Sessions of two tenants by turns, of which one's hold what the other's do not."""
+    chain, other = make_chain("a", "!b"), make_chain("c", "d")
+    marks = [Mark(name, chain[1].node, b"f" * 16) for name in NAMES]
+    for i in range(count):
+        key, key_of_other = make_key(f"n{i}"), make_key(f"o{i}", OTHER_TENANT)
+        archive.append(make_opening(f"e{i}", key=key), make_step(f"e{i}", chain, marks=marks), is_urgent=False)
+        archive.append(make_opening(f"o{i}", key=key_of_other), make_step(f"o{i}", other), is_urgent=False)
+
+
+async def test_sessions_that_take_turns_without_end_are_given_up_whatever_is_asked_at_once(
+    open_archive: Opener, policy: StorePolicy
+) -> None:
+    archive = open_archive(durability="normal")
+    mine, clean = make_key("mine", OTHER_TENANT), make_chain("x", "!y")
+    marks = [Mark("call:mine", clean[1].node, b"f" * 16)]
+    archive.append(make_opening("m1", key=mine), make_step("m1", clean, marks=marks))
+    await take_turns(archive, 400)
+    await archive.close()
+    connection = connect_reader(policy.path)
+    questions: list[str] = []
+    connection.set_trace_callback(questions.append)
+    nodes, new = [row.node for row in make_chain("a", "!b")], make_key("new", OTHER_TENANT)
+    assert {each.key.tenant for each in recall_sessions(connection, nodes, (), new)} == {TENANT}
+    assert sum("session_tenant" in question for question in questions) < 400
+    questions.clear()
+    found = recall_sessions(connection, [os.urandom(16)], ["call:mine", *NAMES[1:]], new)
+    assert [each.key for each in found] == [mine], "however many marks go on without end beside the one that does not"
+    assert recall_sessions(connection, [os.urandom(16)], [*NAMES[1:], "call:mine"], new) == found
+    assert sum("session_tenant" in question for question in questions) <= 2 * 384
+    connection.close()
+
+
+async def test_of_others_only_the_last_messages_are_looked_at(open_archive: Opener, policy: StorePolicy) -> None:
+    archive = open_archive()
+    chain = make_chain("!a", *map(str, range(256)))
+    assert await archive.append(make_opening(), make_step("e1", chain))
+    await archive.close()
+    connection = connect_reader(policy.path)
+    questions: list[str] = []
+    connection.set_trace_callback(questions.append)
+    nodes, new = [row.node for row in chain], make_key("new", OTHER_TENANT)
+    assert recall_sessions(connection, nodes, (), new) == []
+    assert sum("DISTINCT session" in question for question in questions) == 256
+    assert len(recall_sessions(connection, nodes[:-1], (), new)) == 1
+    connection.close()
+
+
+async def test_no_listing_holds_up_a_call(open_archive: Opener, policy: StorePolicy) -> None:
+    """However many listings there are: a thread for each would take all threads there are."""
+    assert await open_archive().append(make_opening(), make_step("e1", make_chain("a")))
+    began, gate = threading.Event(), threading.Event()
+    connections = itertools.count()
+
+    def connect(path: Path) -> sqlite3.Connection:
+        if not next(connections):
+            began.set()
+            assert gate.wait(10)
+        return connect_reader(path)
+
+    reader = SqliteReader(policy.path, connect)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        listings = [group.create_task(reader.list_branches(make_key().id)) for _ in range(50)]
+        await asyncio.to_thread(began.wait, 10)
+        try:
+            async with asyncio.timeout(3):
+                assert [each.key for each in await reader.recall((), (), make_key())] == [make_key()]
+                assert await reader.has_sessions()
+        finally:
+            gate.set()
+    assert [len(await listing) for listing in listings] == [1] * 50
+    await reader.close()
+
+
+async def test_branches_are_found_where_neither_the_event_loop_nor_a_listing_waits(
+    open_archive: Opener, policy: StorePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = open_archive()
+    assert await archive.append(make_opening(), make_step("e1", make_chain("a")))
+    began, gate = threading.Event(), threading.Event()
+
+    def find(parents: dict[bytes, bytes], stands: list[Stand]) -> list[BranchRow]:
+        began.set()
+        assert gate.wait(10)
+        return find_branches(parents, stands)
+
+    monkeypatch.setattr("proxy.store.sqlite.reader.find_branches", find)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        listing = group.create_task(archive.list_branches(make_key().id))
+        await asyncio.to_thread(began.wait, 10)
+        assert await archive.list_unread() == []
+        gate.set()
+    assert len(listing.result()) == 1
+
+
+async def test_what_was_just_appended_is_recalled(open_archive: Opener) -> None:
+    archive = open_archive(durability="normal", hold_ms=60_000, journal_hold_ms=60_000)
+    assert not await archive.has_sessions()
+    archive.append(make_opening(), make_step("e1", make_chain("a", "!b")), is_urgent=False)
+    assert await archive.has_sessions()
+    archive.append(make_opening("e2", key=make_key("b")), is_urgent=False)
+    assert [each.key for each in await archive.recall((), (), make_key("b"))] == [make_key("b")]
+    archive.append(make_opening("e3"), make_step("e3", make_chain("c")), is_urgent=False)
+    assert len(await archive.list_branches(make_key().id)) == 2
+
+
+async def test_a_closed_log_and_a_missing_one_are_said_to_be(policy: StorePolicy) -> None:
+    reader = SqliteReader(policy.path)
+    with pytest.raises(StoreUnavailable, match="there is no log"):
+        await reader.has_sessions()
+    await reader.close()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        await reader.recall((), (), make_key())
+
+
+async def test_a_damaged_log_says_what_to_do(open_archive: Opener, policy: StorePolicy) -> None:
+    archive = open_archive()
+    assert await archive.append(make_opening(), make_step("e1", make_chain("a")))
+    await archive.close()
+    connection = sqlite3.connect(policy.path)
+    (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'node'").fetchone()
+    connection.close()
+    with policy.path.open("r+b") as file:
+        file.seek((page - 1) * 4096)
+        file.write(b"\xa5" * 4096)
+    reader = SqliteReader(policy.path)
+    with pytest.raises(StoreUnavailable, match="palimpsest verify"):
+        await reader.list_branches(make_key().id)
+    await reader.close()

@@ -1,0 +1,133 @@
+"""Canonical JSON: one spelling for what says the same, two for anything else, and never another exception."""
+
+import json
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.wire.canonical import REFUSED, canonical, load, prune, settle_arguments, settle_object
+from proxy.wire.evidence import MAX_DEPTH
+from tests.support.echoes import inputs, spell_like_javascript, values
+
+randoms = st.randoms(use_true_random=False)
+
+
+@given(values, randoms)
+def test_every_spelling_of_a_value_has_the_same_bytes(value: object, random: Random) -> None:
+    assert canonical(load(spell_like_javascript(value, random))) == canonical(load(json.dumps(value)))
+
+
+@given(values, values)
+def test_values_that_differ_have_different_bytes(one: object, other: object) -> None:
+    is_same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    assert (canonical(load(json.dumps(one))) == canonical(load(json.dumps(other)))) == is_same
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("1.0", "1"),
+        ("1e3", "1000"),
+        ("-0.0", "0"),
+        ("1e21", "1000000000000000000000"),
+        ("0.10", "1e-1"),
+        ('{"b":1,"a":[ 2 ]}', '{"a":[2],"b":1.0}'),
+        ('"\\u00e9\\/"', '"é/"'),
+        ('{"\\ud800":"é","a":1}', '{"a":1.0,"\\ud800":"\\u00e9"}'),
+    ],
+)
+def test_spellings_of_the_same(one: str, other: str) -> None:
+    assert canonical(load(one)) == canonical(load(other.encode()))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("9007199254740993", "9007199254740992"),
+        ("1" * 40, "1" * 39 + "2"),
+        ("9" * 4000, "9" * 3999 + "8"),
+        ("1e400", "null"),
+        ("1e400", "-1e400"),
+        ("NaN", "null"),
+        ("Infinity", '"Infinity"'),
+        ("1", "true"),
+        ("1", '"1"'),
+        ('"\\ud800"', '"\\ud801"'),
+        ('"\\ud800"', '"\\\\ud800"'),
+        ("{}", "[]"),
+        ('"a"', '"a "'),
+        ("[[1],2]", "[1,[2]]"),
+    ],
+)
+def test_different_values(one: str, other: str) -> None:
+    assert canonical(load(one)) != canonical(load(other))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "nul", '"\n"', "1 2", "[" * 100_000, '{"a":' * 100_000, "9" * 5000, b'"\xff"', '["\\ud800",1e400]'],
+)
+def test_what_has_no_spelling_is_refused_in_one_way(text: str | bytes) -> None:
+    with pytest.raises(REFUSED):
+        canonical(load(text))
+
+
+@given(inputs, randoms)
+def test_arguments_are_compared_as_json(value: object, random: Random) -> None:
+    settled = settle_arguments(json.dumps(value))
+    assert (
+        settled == settle_arguments(spell_like_javascript(value, random)) == settle_arguments(load(json.dumps(value)))
+    )
+    assert isinstance(settled, bytes)
+
+
+@pytest.mark.parametrize("end", ["1", '"\\ud800"'])
+def test_values_may_be_as_deep_as_answers(end: str) -> None:
+    deep = "[" * MAX_DEPTH + end + "]" * MAX_DEPTH
+    assert canonical(load(deep)) == deep.encode()
+    for text in (f"[{deep}]", "[" * 900 + end + "]" * 900):
+        with pytest.raises(ValueError, match="too deep"):
+            canonical(load(text))
+    assert canonical("[" * 1000) == b'"%b"' % (b"[" * 1000)
+
+
+def test_pruning_goes_as_deep_and_no_deeper() -> None:
+    value: object = 1
+    for _ in range(MAX_DEPTH - 1):
+        value = {"a": value}
+    assert prune(value) == value
+    with pytest.raises(ValueError, match="too deep"):
+        prune([value])
+
+
+def test_no_arguments_are_an_empty_object() -> None:
+    assert settle_arguments("") == settle_arguments(None) == settle_arguments("{}") == settle_arguments({}) == b"{}"
+
+
+@pytest.mark.parametrize("text", ['{"a": "cut', "ls -la", " ", '{"a":1}}', "[" * 100_000])
+def test_arguments_that_are_not_json_stay_a_string(text: str) -> None:
+    assert settle_arguments(text) == text
+
+
+def test_pruning_takes_markers_and_nulls_except_from_a_tools_input() -> None:
+    part = {
+        "type": "image",
+        "cache_control": {"type": "ephemeral"},
+        "detail": None,
+        "source": [{"cache_control": None, "data": "x", "list": [None, 1]}],
+        "input": {"cache_control": 1, "none": None},
+        "arguments": {"cache_control": 2},
+    }
+    assert prune(part) == {
+        "type": "image",
+        "source": [{"data": "x", "list": [None, 1]}],
+        "input": {"cache_control": 1, "none": None},
+        "arguments": {"cache_control": 2},
+    }
+
+
+def test_a_whole_object_is_less_the_named_members_of_its_own() -> None:
+    assert settle_object({"id": 1, "b": {"id": 2}, "status": 3}, "id", "status") == b'{"b":{"id":2}}'
+    assert settle_object(["id"], "id") == b'["id"]'

@@ -64,6 +64,11 @@ def parse_head(head: bytes) -> Request:
     )
 
 
+def _find_turn(nonce: bytes) -> int:
+    """The turn a nonce is of, so that the answer is the one which the client shows in its next call."""
+    return int(nonce[6:])
+
+
 @lru_cache(maxsize=corpus.POOL)
 def _render_json(index: int) -> bytes:
     body = corpus.answer_body(index)
@@ -83,7 +88,7 @@ def _render_burst(index: int, chunks: int) -> bytes:
 
 @lru_cache(maxsize=2)
 def _render_plain(nonce: bytes) -> bytes:
-    return _render_json(int(nonce) % corpus.POOL).replace(corpus.NONCE, nonce)
+    return _render_json(_find_turn(nonce) % corpus.POOL).replace(corpus.NONCE, nonce)
 
 
 class Connection(asyncio.Protocol):
@@ -138,10 +143,10 @@ class Connection(asyncio.Protocol):
         elif request.nonce == _FIRST_NONCE:
             self._write(_render_plain(request.nonce))
         else:
-            self._write(_render_json(int(request.nonce) % corpus.POOL).replace(corpus.NONCE, request.nonce))
+            self._write(_render_json(_find_turn(request.nonce) % corpus.POOL).replace(corpus.NONCE, request.nonce))
 
     def _answer_stream(self, request: Request) -> None:
-        index = int(request.nonce) % corpus.STREAM_POOL
+        index = _find_turn(request.nonce) % corpus.STREAM_POOL
         if request.delay:
             frames = _render_frames(index, request.chunks)
             self._write(_SSE_HEAD + frames[0].replace(corpus.NONCE, request.nonce))

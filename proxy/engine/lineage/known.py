@@ -24,9 +24,12 @@ class Traits(msgspec.Struct, frozen=True, gc=False):
 
 
 class Known:
-    """The nodes of a session: which of them prove that a request belongs here, and which have something behind them."""
+    """The nodes of a session: which of them prove that a request belongs here, and which have something behind them.
 
-    __slots__ = ("_inner", "_levels", "adopted", "depth", "key", "marks", "tips", "traits", "weight")
+    `is_partial`: the log may have more of it, but could not be asked.
+    """
+
+    __slots__ = ("_inner", "_levels", "adopted", "depth", "is_partial", "key", "marks", "tips", "traits", "weight")
 
     def __init__(self, key: SessionKey) -> None:
         self.key = key
@@ -35,6 +38,7 @@ class Known:
         self.adopted: set[str] = set()
         self.traits: Traits | None = None
         self.depth = 0
+        self.is_partial = False
         self.weight = _SESSION_WEIGHT
         self._levels: dict[bytes, int] = {}
         self._inner: set[bytes] = set()

@@ -92,14 +92,12 @@ class Placing:
         """Whether memory does not have the session that is named, or a message of an assistant is from nowhere."""
         if self._forest.is_complete:
             return False
-        if asked.session.family:
-            known = self._forest.get(asked.session.id)
-            if known is None:
-                return True
-        else:
-            known = self._prove(asked)[0] if _find_foreign(asked, 0) else None
+        if asked.session.family:  # what it is to go on from was asked for when it was met first
+            named = self._forest.get(asked.session.id)
+            return named is None or named.is_partial
+        known = self._prove(asked)[0] if _find_foreign(asked, 0) else None
         # One with a name may have gone the way of one without, which is to be preferred.
-        is_settled = known is not None and known.key.family == asked.session.family
+        is_settled = known is not None and not known.key.family
         foreign = _find_foreign(asked, known.measure(asked.nodes) if known is not None and is_settled else 0)
         is_recalled = asked.session.tenant + foreign in self._recalled and self._losses == self._forest.losses
         return bool(foreign) and not is_recalled
@@ -129,6 +127,8 @@ class Placing:
         if self._losses != self._forest.losses:  # what was recalled before may have been dropped since
             self._losses = self._forest.losses
             self._recalled.clear()
+        if named := self._forest.get(asked.session.id):
+            named.is_partial = False
         if foreign := _find_foreign(asked, 0):
             self._recalled[asked.session.tenant + foreign] = None  # the log speaks of what is the asking tenant's
         if len(self._recalled) > _MOST_REMEMBERED:
@@ -166,7 +166,9 @@ class Placing:
     def _find(self, asked: Asked, *, is_certain: bool) -> tuple[Known, tuple[str, bytes] | None]:
         proven, source = self._prove(asked)
         if asked.session.family or not is_certain:
-            return self._forest.open(asked.session), source
+            known = self._forest.open(asked.session)
+            known.is_partial |= not is_certain
+            return known, source
         found = proven or self._join(asked)
         if found is None and (found := self._recognise(asked)):
             source = None

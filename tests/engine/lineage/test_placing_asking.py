@@ -41,6 +41,16 @@ def test_the_log_is_asked_for_a_named_session_that_is_not_here(desk: Desk) -> No
     assert desk.placing.lacks(desk.ask(HI, name="n"))
     desk.place(HI, name="n")
     assert not desk.placing.lacks(desk.ask(MORE, name="n"))
+    assert not desk.placing.lacks(desk.ask(HI, SO, MORE, name="n"))  # it is known, whatever its client shows
+
+
+def test_the_log_is_asked_again_for_a_named_session_of_which_it_did_not_tell(desk: Desk) -> None:
+    desk.forest.clear()
+    asked = desk.ask(HI, name="n")
+    desk.placing.place(asked, is_certain=False)
+    assert desk.placing.lacks(asked)
+    desk.placing.note_recalled(asked)
+    assert not desk.placing.lacks(asked)
 
 
 def test_a_request_without_a_name_does_not_trust_a_named_namesake_alone(desk: Desk) -> None:

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from proxy.engine.histories import Histories, History, Key, split_known, take_stock
-from proxy.engine.lineage.chain import Chain, Messages, make_chain, read_messages
+from proxy.engine.lineage.chain import Chain, make_chain, read_messages
 from proxy.engine.lineage.known import Traits
 from proxy.engine.lineage.naming import Naming, make_session, read_body, read_text
 from proxy.engine.lineage.placing import Asked, Place
@@ -143,7 +143,11 @@ class Reception:
         model = read_text(split.member("model"))
         upstream = self._choose(model)
         session = make_session(caller.tenant, upstream.name, read_body(named, split), exchange)
-        messages, chain = await self._read_chain(form, split, session, known, shared)
+        previous = read_text(split.member(form.previous_key)) if form.previous_key else ""
+        root = await self._find_root(form, session, previous)
+        before = known.chain if known is not None else None
+        messages = await self._lineage.resolve(session, read_messages(form, split, before, shared, root))
+        chain = make_chain(messages, before, root)
         traits = Traits(
             model, split.member("tools") not in _NONE, messages.preamble.system, split.member("stream") == b"true"
         )
@@ -156,7 +160,7 @@ class Reception:
             nodes=chain.nodes,
             items=chain.items,
             most_output=_read_output_limit(split),
-            previous=read_text(split.member(form.previous_key)) if form.previous_key else "",
+            previous=previous,
             is_trusted=self._lineage.tenants.trusts(caller),
         )
         place = await self._place(asked) if session.family or self._policy.infer else None
@@ -166,21 +170,13 @@ class Reception:
             return _Recognised(place.session, upstream, model, body, traits.is_stream, place.step)
         return _Recognised(session, upstream, model, body, traits.is_stream)
 
-    async def _read_chain(
-        self, form: Format, split: SplitBody, session: SessionKey, known: History | None, shared: int
-    ) -> tuple[Messages, Chain]:
-        """The messages behind what is known, and all of them as a chain.
-
-        It begins at a stored answer, where the body goes on from one, else at the upstream's root.
-        """
-        root, chain = root_of_chain(session.upstream), known.chain if known is not None else None
+    async def _find_root(self, form: Format, session: SessionKey, previous: str) -> bytes:
+        """Where the chain of a request begins: at the stored answer it goes on from, else at the upstream's root."""
+        root = root_of_chain(session.upstream)
         if form.previous_key:
             for exchange in self._lineage.list_unread_of(session.tenant):
                 await self._readings.hurry(exchange)  # a request may refer to any of them by an id
-            if previous := read_text(split.member(form.previous_key)):
-                root = await self._lineage.find_response(session, previous) or root
-        messages = await self._lineage.resolve(session, read_messages(form, split, chain, shared, root))
-        return messages, make_chain(messages, chain, root)
+        return await self._lineage.find_response(session, previous) or root if previous else root
 
     async def _place(self, asked: Asked) -> Place:
         for exchange in self._lineage.list_unread(asked):

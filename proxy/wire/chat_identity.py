@@ -1,9 +1,9 @@
 """What makes a Chat Completions message the same message.
 
 Rule: role, name, content, tool calls and the call that is answered count, and nothing else: not reasoning in any
-spelling, not refusals, annotations or what a server adds, nor white space at the end of an answer, which aider
-drops. `developer` is `system`. The older `function_call` counts
-unless it is null, and `function` messages count as such, though lineage sees them as a tool's.
+spelling, not refusals, annotations or what a server adds, nor white space at the end of an answer, which aider drops.
+`developer` is `system`. The older `function_call` counts unless it is null, and `function` messages count as such,
+though lineage sees them as a tool's.
 """
 
 from collections.abc import Mapping

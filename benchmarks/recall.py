@@ -2,7 +2,7 @@
 
 A log of 100,000 sessions of 8 messages, which share their first message, one of 690 and one of 20,000 messages. Every
 tenth session, and the long ones, are another tenant's than the others. A question is asked through
-`SqliteReader.recall`; 32 marks are the most that a request brings along, 64 the most that are looked up. Warm: one
+`SqliteReader.recall`; 32 marks are the most that are looked up. Warm: one
 connection, again and again. Cold: for each question the file is dropped from the system's page cache, and the
 connection is new; opening it is not counted.
 """
@@ -38,7 +38,7 @@ _BODY = keep_whole(b"{}")
 
 _OURS, _THEIRS = b"t" * 16, b"u" * 16
 _MOST_MS = 10
-_MARKS = 32
+_MARKS = MOST_MARKS
 _HEAD = ("question", "cache", "asked", "median, ms", "p99, ms", "worst, ms")
 
 Question = tuple[Sequence[bytes], Sequence[str], SessionKey]
@@ -118,7 +118,6 @@ def list_questions(sessions: int, rounds: int) -> Iterator[tuple[str, list[Quest
     huge = make_key(name_session(sessions + 1), _THEIRS)
     yield "miss: 690 nodes", [ask_unknown(0) for _ in numbers]
     yield "miss: 690 nodes, 32 marks", [ask_unknown(_MARKS) for _ in numbers]
-    yield "miss: 690 nodes, 64 marks", [ask_unknown(MOST_MARKS) for _ in numbers]
     yield "hit: 9 nodes, 1 mark", [ask_short(number) for number in numbers]
     yield "hit: 9 nodes, 1 mark, of another tenant", [ask_short(number, _THEIRS) for number in numbers]
     yield "hit: by id", [((), (), key) for key in named]

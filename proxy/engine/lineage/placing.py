@@ -14,6 +14,7 @@ import msgspec
 
 from proxy.engine.lineage.forest import Forest
 from proxy.engine.lineage.known import Known, Traits
+from proxy.engine.ports import MOST_MARKS
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import Mark, NodeRow, Relation, Step, name_mark
 from proxy.wire.identity import Item
@@ -27,8 +28,7 @@ _SMALL_ANSWER = 64
 _FEW_MESSAGES = 3
 _ADOPTABLE_NODES = 3
 _MOST_REMEMBERED = 4096
-_MOST_NAMES = 32
-_MOST_MARKS = 2048
+_MOST_BROUGHT = 2048
 
 
 Likeness = tuple[bytes, bytes, bytes, str]
@@ -219,9 +219,9 @@ def name_unknown(asked: Asked) -> list[str]:
     names: list[str] = []
     for item in reversed(asked.items):
         names[:0] = _name_item(item)
-        if len(names) >= _MOST_NAMES:
+        if len(names) >= MOST_MARKS:
             break
-    return names[-_MOST_NAMES:]
+    return names[-MOST_MARKS:]
 
 
 def name_answer(item: Item, own_id: str, session: SessionKey) -> Sequence[str]:
@@ -259,7 +259,7 @@ def _name_item(item: Item) -> Sequence[str]:
 def _name_calls(item: Item) -> Sequence[str]:
     if not item.calls or item.role != "assistant" or not item.form:
         return ()
-    return [name_mark(f"call:{call}") for call in item.calls[-_MOST_MARKS:] if not _COUNTED.fullmatch(call)]
+    return [name_mark(f"call:{call}") for call in item.calls[-_MOST_BROUGHT:] if not _COUNTED.fullmatch(call)]
 
 
 def _list_new(asked: Asked, base: int) -> tuple[NodeRow, ...]:
@@ -273,9 +273,9 @@ def _list_brought(asked: Asked, base: int) -> tuple[Mark, ...]:
     """The calls behind the first `base` that were not recorded as answers, the newest of very many."""
     marks: list[Mark] = []
     for item, node in zip(reversed(asked.items), islice(reversed(asked.nodes), len(asked.nodes) - base), strict=False):
-        if item.calls and len(marks) < _MOST_MARKS:
+        if item.calls and len(marks) < _MOST_BROUGHT:
             marks += [Mark(name, node, item.form) for name in reversed(_name_calls(item))]
-    return tuple(reversed(marks[:_MOST_MARKS]))
+    return tuple(reversed(marks[:_MOST_BROUGHT]))
 
 
 def _relate(asked: Asked, known: Known, base: int) -> Relation:

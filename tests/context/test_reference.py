@@ -35,7 +35,8 @@ def test_a_file_is_shown_by_what_it_is() -> None:
 
 def test_an_output_is_shown_by_what_came_of_it() -> None:
     assert render_tombstone(STONE) == (
-        "[tool: bash — output pruned; completed, exit 1; 214 lines, 8,120 characters; shown in full earlier; ref:abcdefghij]\n"
+        "[tool: bash — output pruned; completed, exit 1; 214 lines, 8,120 characters; "
+        "shown in full earlier; ref:abcdefghij]\n"
         "asked: pytest -q\n"
         "errors: E a | E b\n"
         "paths: x/y, z/w\n"

@@ -253,3 +253,10 @@ _bad: list[Callable[[], list[Splice]]] = [
 def test_splices_out_of_place_are_refused(splices: Callable[[], list[Splice]]) -> None:
     with pytest.raises(ValueError, match="no place"):
         find_faults(judge_history([USER, SAID, USER]), splices(), rules())
+
+
+def test_calls_in_a_row_are_answered_one_by_one_except_as_items() -> None:
+    ours = (call("a"), call("b"), answer("a"), answer("b"))
+    chat, items = (judge_history([USER, SAID, USER], is_itemised=is_itemised) for is_itemised in (False, True))
+    assert find_faults(chat, [Splice(1, 2, ours)], rules()) == (Fault("misplaced", "a", 1), Fault("missing", "a", 1))
+    assert find_faults(items, [Splice(1, 2, ours)], rules("responses")) == ()

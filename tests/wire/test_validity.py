@@ -168,6 +168,12 @@ CASES: dict[str, tuple[list[Shape], list[Splice], Rules, Fault]] = {
         Fault("reasoning", "", 1),
     ),
     "alternation": ([USER, SAID, USER], [Splice(1, 2)], Rules(is_alternating=True), Fault("alternation", "user", 2)),
+    "alternation-calls": (
+        [USER, call("a"), answer("a"), SAID, USER],
+        [Splice(3, 4)],
+        Rules(is_alternating=True),
+        Fault("alternation", "user", 4),
+    ),
     "json": (
         [Shape("user", says_json=True), SAID, USER],
         [Splice(0, 1, (USER,))],
@@ -211,6 +217,11 @@ FINE: dict[str, tuple[list[Shape], list[Splice], Rules]] = {
     "a marker that moves": (
         [USER, Shape("assistant", markers=("5m",)), USER],
         [Splice(0, 1, (Shape("user", markers=("5m",)),)), Splice(1, 2, (SAID,))],
+        rules(),
+    ),
+    "a flaw of the client's own": (
+        [USER, Shape("assistant", flaws=("empty",)), USER],
+        [Splice(1, 2, (Shape("assistant", flaws=("empty",)),))],
         rules(),
     ),
     "a longer retention first": (

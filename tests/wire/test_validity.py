@@ -224,6 +224,11 @@ FINE: dict[str, tuple[list[Shape], list[Splice], Rules]] = {
         [Splice(1, 2, (Shape("assistant", flaws=("empty",)),))],
         rules(),
     ),
+    "a call of ours that a kept run answers": (
+        [USER, call("a"), answer("a"), answer("b"), USER],
+        [Splice(1, 1, (call("b"),))],
+        rules("responses"),
+    ),
     "a longer retention first": (
         [USER, SAID, USER],
         [Splice(1, 2, (Shape("assistant", markers=("5m",)),))],
@@ -236,7 +241,7 @@ FINE: dict[str, tuple[list[Shape], list[Splice], Rules]] = {
 @pytest.mark.parametrize("name", FINE)
 def test_what_is_no_fault(name: str) -> None:
     shapes, splices, demands = FINE[name]
-    assert find_faults(judge_history(shapes), splices, demands) == ()
+    assert find_faults(judge_history(shapes, is_itemised=demands.is_itemised), splices, demands) == ()
 
 
 def test_a_result_far_behind_its_call_is_missed_when_it_goes() -> None:

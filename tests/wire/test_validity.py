@@ -276,3 +276,8 @@ def test_calls_in_a_row_are_answered_one_by_one_except_as_items() -> None:
     chat, items = (judge_history([USER, SAID, USER], is_itemised=is_itemised) for is_itemised in (False, True))
     assert find_faults(chat, [Splice(1, 2, ours)], rules()) == (Fault("misplaced", "a", 1), Fault("missing", "a", 1))
     assert find_faults(items, [Splice(1, 2, ours)], rules("responses")) == ()
+
+
+def test_one_message_for_another_stands_in_its_place_and_several_in_the_first() -> None:
+    assert [Splice(3, 5, (USER, SAID)).find_place(i) for i in range(2)] == [3, 4]
+    assert [Splice(3, 4, (USER, SAID)).find_place(i) for i in range(2)] == [3, 3]

@@ -32,6 +32,7 @@ def test_a_kind_without_words_is_left_out() -> None:
 def test_of_many_errors_the_last_is_among_those_kept() -> None:
     lines = [f"error {i}" for i in range(10)]
     assert find_literals("\n".join([*lines, *lines]))["errors"] == ("error 0", "error 1", "error 2", "error 9")
+    assert find_literals("error a\n" * 9)["errors"] == ("error a",)
 
 
 def test_what_is_named_more_often_comes_first() -> None:

@@ -65,6 +65,12 @@ def test_what_is_no_python(text: str) -> None:
     assert outline_python(text) == []
 
 
+def test_what_is_nested_deeply_is_left_alone() -> None:
+    shallow, deep = (f"x = {'[' * depth}{']' * depth}\ndef f(): pass" for depth in (60, 61))
+    assert outline_python(shallow) == ["def f takes nothing · lines 2-2"]
+    assert outline_python(deep) == []
+
+
 def test_markdown() -> None:
     text = "# One\n```\n# code\n~~~\n```\n## Two  \n~~~\n# no\n~~~\n#none\n### Three\n"
     assert outline_markdown(text) == ["One · line 1", "  Two · line 6", "    Three · line 11"]

@@ -44,6 +44,10 @@ def test_a_preview_is_of_both_ends() -> None:
     assert preview("\n".join(lines)) == [*lines[:8], "…", *lines[-4:]]
 
 
+def test_of_a_long_last_line_the_end_is_shown() -> None:
+    assert preview("x" * 30_000 + "end")[-1] == "x" * (LONGEST_LINE - 3) + "end"
+
+
 def test_what_is_too_large_for_its_parser_gets_a_preview() -> None:
     text = "import os\n" + "x = 1\n" * 50_000
     assert outline(text, "a.py").structure[0] == "import os"

@@ -44,6 +44,7 @@ def test_lines_of_json() -> None:
     assert outline_json_lines('{"a":1}\n{"a":2}\n{"a":3}') == ["2 lines below the first", "a: number"]
     assert outline_json_lines('{"a":1}') == ["0 lines below the first", "a: number"]
     assert outline_json_lines("x\n") == outline_json_lines("[" * 2_000_000) == []
+    assert outline_json_lines(f'{{"a":"{"x" * 1_000_000}"}}') == []
 
 
 def test_toml() -> None:

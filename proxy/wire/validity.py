@@ -320,7 +320,11 @@ def _is_bound_as_before(history: History, run: Run, shape: Shape, place: int) ->
     if not history.is_itemised:
         return not shape.calls or shape.reasoning == history.shape_at(place).reasoning
     known = history.runs[history.find_run(place)]
-    return not (run.has_reasoning or known.has_reasoning) or _list_said(run) == _list_said(known)
+    if not (run.has_reasoning or known.has_reasoning):
+        return True
+    # Runs that stood apart may have come to stand together; each must be there whole.
+    now, before = _list_said(run), _list_said(known)
+    return any(now[i : i + len(before)] == before for i in range(len(now)))
 
 
 def _list_said(run: Run) -> list[tuple[bytes, tuple[str, ...]]]:

@@ -229,6 +229,11 @@ FINE: dict[str, tuple[list[Shape], list[Splice], Rules]] = {
         [Splice(1, 1, (call("b"),))],
         rules("responses"),
     ),
+    "thoughts that come to stand behind words": (
+        [USER, SAID, USER, Shape("assistant", reasoning=b"r"), call("a"), answer("a"), USER],
+        [Splice(2, 3)],
+        rules("responses"),
+    ),
     "a longer retention first": (
         [USER, SAID, USER],
         [Splice(1, 2, (Shape("assistant", markers=("5m",)),))],

@@ -1,0 +1,1 @@
+"""What is sent in place of what: pure decisions about a context."""

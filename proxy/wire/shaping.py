@@ -1,0 +1,166 @@
+"""Messages as shapes, wire by wire: what the validity of a rewritten request hangs on (PROTOCOL §3).
+
+Rule: total; what cannot be read has the role "" and a flaw. Flaws are strict, since they are held only against what we
+wrote ourselves: whatever the client sent is the upstream's to judge.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from itertools import chain
+
+from proxy.model.shapes import Shape
+from proxy.wire.canonical import REFUSED, canonical, load
+from proxy.wire.evidence import read_objects, read_text
+
+_Fields = Mapping[str, object]
+
+LONGEST_CHAT_ID = 40
+LONGEST_RESPONSES_ID = 64
+_ANTHROPIC_ID = re.compile(r"[A-Za-z0-9_-]+\Z")
+_JSON = re.compile(rb"json", re.IGNORECASE)
+
+_CHAT_REASONING = ("reasoning_content", "reasoning", "reasoning_details", "thinking_blocks")
+_THINKING = frozenset({"thinking", "redacted_thinking"})
+_UNSPELT = b"unspelt"
+_TEXTS = frozenset({"text", "input_text", "output_text"})
+_TEXT_ROLES = frozenset({"system", "tool"})
+_ROLES = {"developer": "system", "function": "tool"}
+
+
+def read_shape(wire: str, raw: bytes) -> Shape:
+    """The shape of one raw message, or item, of a wire (`Format.name`)."""
+    try:
+        value = load(raw)
+    except REFUSED:
+        value = None
+    if not isinstance(value, dict):
+        return Shape("", flaws=("unreadable",))
+    return _READERS[wire](value, _JSON.search(raw) is not None)
+
+
+def _read_chat(message: _Fields, says_json: bool) -> Shape:
+    role = _name_role(message)
+    calls = read_objects(message.get("tool_calls"))
+    answered = read_text(message.get("tool_call_id"))
+    bound = [message[name] for name in _CHAT_REASONING if message.get(name)]
+    content = message.get("content")
+    ids = [read_text(call.get("id")) for call in calls]
+    return Shape(
+        role,
+        tuple(filter(None, ids)),
+        (answered,) if answered else (),
+        _digest([*bound, *(part for part in read_objects(content) if part.get("type") in _THINKING)]),
+        tuple(_find_markers(message)),
+        says_json,
+        tuple(
+            chain(
+                _find_empty(content) if not calls and not message.get("function_call") else (),
+                _find_foreign(content) if role in _TEXT_ROLES else (),
+                ["no calls"] if message.get("tool_calls") == [] else (),
+                _find_odd_ids([*ids, *([answered] if role == "tool" else [])], LONGEST_CHAT_ID),
+            )
+        ),
+    )
+
+
+def _read_anthropic(message: _Fields, says_json: bool) -> Shape:
+    content = message.get("content")
+    blocks = read_objects(content)
+    calls = [read_text(block.get("id")) for block in blocks if block.get("type") == "tool_use"]
+    results = [read_text(block.get("tool_use_id")) for block in blocks if block.get("type") == "tool_result"]
+    thinking = [block for block in blocks if block.get("type") in _THINKING]
+    return Shape(
+        "tool" if results else _name_role(message),
+        tuple(filter(None, calls)),
+        tuple(filter(None, results)),
+        _digest(thinking),
+        tuple(_find_markers(message)),
+        says_json,
+        tuple(
+            chain(
+                _find_empty(content),
+                _find_disorder(blocks, len(results)),
+                ["id"] if not all(map(_ANTHROPIC_ID.match, [*calls, *results])) else (),
+            )
+        ),
+    )
+
+
+def _read_responses(item: _Fields, says_json: bool) -> Shape:
+    kind = read_text(item.get("type")) or ("message" if item.get("role") else "")
+    named = read_text(item.get("call_id"))
+    ids = (named,) if named else ()
+    markers = tuple(_find_markers(item))
+    if kind == "message":
+        role, content = _name_role(item), item.get("content")
+        flaws = (*_find_empty(content), *(_find_foreign(content) if role in _TEXT_ROLES else ()))
+        return Shape(role, markers=markers, says_json=says_json, flaws=flaws)
+    odd = tuple(_find_odd_ids(ids, LONGEST_RESPONSES_ID)) if ids or kind.startswith("function_call") else ()
+    if kind.endswith("_output") or kind == "mcp_approval_response":
+        return Shape("tool", (), ids, b"", markers, says_json, odd)
+    reasoning = _digest([item]) if kind == "reasoning" else b""
+    return Shape("assistant", ids, (), reasoning, markers, says_json, odd)
+
+
+_READERS: Mapping[str, Callable[[_Fields, bool], Shape]] = {
+    "chat_completions": _read_chat,
+    "anthropic_messages": _read_anthropic,
+    "responses": _read_responses,
+}
+
+
+def _name_role(message: _Fields) -> str:
+    role = read_text(message.get("role"))
+    return _ROLES.get(role, role)
+
+
+def _digest(values: Sequence[object]) -> bytes:
+    """What stands for opaque values; nothing for none, and one and the same for those that have no spelling."""
+    if not values:
+        return b""
+    try:
+        return sha256(canonical(values)).digest()[:16]
+    except REFUSED:
+        return _UNSPELT
+
+
+def _find_empty(content: object) -> Iterator[str]:
+    """Content that says nothing, or that has a text which does not."""
+    texts = [part.get("text") for part in read_objects(content) if part.get("type") in _TEXTS]
+    if not content or (isinstance(content, str) and not content.strip()) or not all(texts):
+        yield "empty"
+
+
+def _find_foreign(content: object) -> Iterator[str]:
+    if any(part.get("type") not in _TEXTS for part in read_objects(content)):
+        yield "not text"
+
+
+def _find_odd_ids(ids: Iterable[str], longest: int) -> Iterator[str]:
+    if not all(0 < len(each) <= longest for each in ids):
+        yield "id"
+
+
+def _find_disorder(blocks: list[dict[str, object]], results: int) -> Iterator[str]:
+    """Results come before whatever else a message says, thinking before the calls it led to."""
+    kinds = [block.get("type") for block in blocks]
+    if any(kind != "tool_result" for kind in kinds[:results]):
+        yield "result behind text"
+    if "tool_use" in kinds and any(kind in _THINKING for kind in kinds[kinds.index("tool_use") :]):
+        yield "thinking behind a call"
+
+
+def read_markers(value: object) -> tuple[str, ...]:
+    """The retentions of the cache markers in a list of decoded blocks, tools or messages, in order."""
+    return tuple(chain.from_iterable(map(_find_markers, read_objects(value))))
+
+
+def _find_markers(message: _Fields, depth: int = 2) -> Iterator[str]:
+    """Of a message: its parts, what stands inside a result, its calls; its own, which counts for the end of it."""
+    inner = (message.get("content"), message.get("tool_calls")) if depth else ()
+    for part in chain.from_iterable(map(read_objects, inner)):
+        yield from _find_markers(part, depth - 1)
+    marker = message.get("cache_control")
+    if isinstance(marker, dict):
+        yield read_text(marker.get("ttl")) or "5m"

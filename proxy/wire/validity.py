@@ -1,0 +1,354 @@
+"""Whether a rewritten history is as valid as the client's own (PROTOCOL §3): the faults that only the rewriting has.
+
+Rule: the client's history is judged once and kept, run by run (`judge_history`, `extend_history`); a rewritten one
+shares its runs, so that what is judged anew is what was written anew and the runs it cut into. A fault that the client
+sent itself is never reported, whatever it is: the upstream has the last word on it.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Literal
+
+import msgspec
+
+from proxy.model.shapes import Shape, find_runs, joins
+
+MOST_MARKERS = 4
+
+Kind = Literal[
+    "flaw",  # a message of ours that is wrong by itself; the subject says how
+    "missing",  # a call without its result directly behind it
+    "misplaced",  # a result that is not directly behind its call
+    "unanswered",  # a call whose result is nowhere
+    "orphan",  # a result whose call is nowhere
+    "duplicate",  # an id of more than one call
+    "reasoning",  # reasoning of a kept message that is lost, changed or left alone
+    "instructions",  # a system message of ours, or one of the client's that is gone
+    "protected",  # a message that must stay as it is: pinned, or the newest of the user
+    "userless",  # no user message at all
+    "beginning",  # it begins with an answer or a result
+    "prefill",  # it ends with words of the assistant, which a model would go on with
+    "alternation",  # two of a role in a row where a template refuses that
+    "markers",  # more cache markers than are taken, a longer retention behind a shorter one, or all of them lost
+    "json",  # the word that the output format wants said is gone
+]
+NOWHERE = -1
+
+
+class Fault(msgspec.Struct, frozen=True, gc=False, order=True):
+    """What is wrong, with what (an id, or a word for it), and where in the client's list (NOWHERE: in the whole)."""
+
+    kind: Kind
+    subject: str = ""
+    place: int = NOWHERE
+
+
+class Rules(msgspec.Struct, frozen=True, gc=False):
+    """What a wire, an upstream and the rest of the request demand of the messages.
+
+    `is_itemised`: calls, texts and reasoning are items of their own, so a run's calls are answered behind all of them.
+    `is_alternating`: the upstream's template refuses two of a role in a row. `needs_json`: the output format does.
+    `markers` are the cache markers that stand before the messages, in order.
+    """
+
+    is_itemised: bool = False
+    is_alternating: bool = False
+    needs_json: bool = False
+    markers: tuple[str, ...] = ()
+
+
+class Splice(msgspec.Struct, frozen=True, gc=False):
+    """The client's messages from `start` up to `stop`, and what is sent in their place."""
+
+    start: int
+    stop: int
+    shapes: tuple[Shape, ...] = ()
+
+    def find_place(self, index: int) -> int:
+        """Which of the client's messages one of ours stands for; several for fewer stand for the first of them."""
+        is_one_for_one = len(self.shapes) == self.stop - self.start
+        return self.start + index if is_one_for_one else self.start
+
+
+class Run(msgspec.Struct, frozen=True, gc=False):
+    """What was said in one go and the results behind it, judged."""
+
+    shapes: tuple[Shape, ...]
+    places: Sequence[int]
+    calls: tuple[str, ...]
+    results: tuple[str, ...]
+    markers: tuple[str, ...]
+    faults: tuple[Fault, ...]
+    has_user: bool
+    has_reasoning: bool
+    says_json: bool
+
+
+class History(msgspec.Struct, frozen=True, gc=False):
+    """A client's messages in runs; `starts` are the places where they begin."""
+
+    count: int
+    runs: list[Run]
+    starts: list[int]
+    is_itemised: bool
+
+    def find_run(self, place: int) -> int:
+        """The index of the run that holds a message."""
+        return bisect_right(self.starts, place) - 1
+
+    def shape_at(self, place: int) -> Shape:
+        """The shape of a message."""
+        index = self.find_run(place)
+        return self.runs[index].shapes[place - self.starts[index]]
+
+    def list_shapes(self) -> Iterator[Shape]:
+        """All shapes in order."""
+        return (shape for run in self.runs for shape in run.shapes)
+
+
+def judge_history(shapes: Sequence[Shape], *, is_itemised: bool = False) -> History:
+    """Judge a client's history from its beginning."""
+    return extend_history(History(0, [], [], is_itemised), 0, shapes)
+
+
+def extend_history(known: History, count: int, shapes: Sequence[Shape]) -> History:
+    """Judge a history that shares its first `count` messages with a known one and goes on with these.
+
+    The run at the seam is judged again, since results may join it; those before it are shared.
+    """
+    kept = max(0, known.find_run(count - 1)) if count else 0
+    start = known.starts[kept] if count else 0
+    seam = known.runs[kept].shapes[: count - start] if count else ()
+    runs = list(_judge_runs((*seam, *shapes), range(start, count + len(shapes)), known.is_itemised))
+    starts = known.starts[:kept] + [run.places[0] for run in runs]
+    return History(count + len(shapes), known.runs[:kept] + runs, starts, known.is_itemised)
+
+
+def find_faults(
+    history: History, splices: Sequence[Splice], rules: Rules, protected: Iterable[int] = ()
+) -> tuple[Fault, ...]:
+    """The faults of a history so rewritten that the client's own has not; splices in order, none over another.
+
+    `protected` are the places of messages that must be sent as they are, beside those that always must.
+    """
+    if not splices:
+        return ()
+    rewritten = _Rewriting(history)
+    rewritten.write(splices)
+    found = _judge_whole(rewritten.runs, rules)
+    found.update(fault for run in rewritten.fresh for fault in run.faults)
+    if found:
+        found -= _judge_whole(history.runs, rules).union(*(run.faults for run in history.runs if run.faults))
+    found.update(_judge_reasoning(history, rewritten.fresh))
+    found.update(_judge_splices(history, splices, protected))
+    if _list_markers(history.runs) and not _list_markers(rewritten.runs):
+        found.add(Fault("markers", "lost"))
+    return tuple(sorted(found))
+
+
+class _Rewriting:
+    """Puts the runs of a rewritten history together: the client's own as they are, the others from loose messages."""
+
+    def __init__(self, history: History) -> None:
+        self.runs: list[Run] = []
+        self.fresh: list[Run] = []
+        self._history = history
+        self._shapes: list[Shape] = []
+        self._places: list[int] = []
+
+    def write(self, splices: Sequence[Splice]) -> None:
+        """Write everything. Raises ValueError where splices are not in order, or not of this history."""
+        at = 0
+        for splice in splices:
+            if not at <= splice.start <= splice.stop <= self._history.count:
+                raise ValueError(f"no place for a splice from {splice.start} to {splice.stop} behind {at}")
+            self._keep(at, splice.start)
+            self._add(splice.shapes, [splice.find_place(i) for i in range(len(splice.shapes))])
+            at = splice.stop
+        self._keep(at, self._history.count)
+        self._settle()
+
+    def _keep(self, start: int, stop: int) -> None:
+        """Keep the client's messages from `start` up to `stop`; of runs that are cut, the part that remains."""
+        history = self._history
+        first = bisect_left(history.starts, start)
+        self._keep_loose(start, min(stop, self._start_of(first)))
+        last = history.find_run(stop) if stop < history.count else len(history.runs)
+        while first < last and self._is_joined_by(history.runs[first].shapes[0]):
+            self._keep_loose(history.starts[first], self._start_of(first + 1))
+            first += 1
+        if first < last:
+            self._settle()
+            self.runs += history.runs[first:last]
+        self._keep_loose(max(start, self._start_of(max(first, last))), stop)
+
+    def _start_of(self, index: int) -> int:
+        starts = self._history.starts
+        return starts[index] if index < len(starts) else self._history.count
+
+    def _keep_loose(self, start: int, stop: int) -> None:
+        self._add([self._history.shape_at(place) for place in range(start, stop)], range(start, stop))
+
+    def _is_joined_by(self, shape: Shape) -> bool:
+        if self._shapes:
+            return joins(self._shapes[-1], shape)
+        return bool(self.runs) and joins(self.runs[-1].shapes[-1], shape)
+
+    def _add(self, shapes: Sequence[Shape], places: Iterable[int]) -> None:
+        if shapes and not self._shapes and self._is_joined_by(shapes[0]):
+            self._reopen()
+        self._shapes += shapes
+        self._places += places
+
+    def _reopen(self) -> None:
+        """Take the last run apart: it goes on with what comes. It is one of the client's, or more would be loose."""
+        run = self.runs.pop()
+        self._shapes += run.shapes
+        self._places += run.places
+
+    def _settle(self) -> None:
+        runs = list(_judge_runs(self._shapes, self._places, self._history.is_itemised))
+        self.runs += runs
+        self.fresh += runs
+        self._shapes, self._places = [], []
+
+
+def _judge_runs(shapes: Sequence[Shape], places: Sequence[int], is_itemised: bool) -> Iterator[Run]:
+    for start, stop in pairwise([*find_runs(shapes), len(shapes)]):
+        yield _judge_run(tuple(shapes[start:stop]), places[start:stop], is_itemised)
+
+
+def _judge_run(shapes: tuple[Shape, ...], places: Sequence[int], is_itemised: bool) -> Run:
+    return Run(
+        shapes,
+        places,
+        calls=tuple(call for shape in shapes for call in shape.calls),
+        results=tuple(result for shape in shapes for result in shape.results),
+        markers=tuple(marker for shape in shapes for marker in shape.markers),
+        faults=tuple(_judge_calls(shapes, places, is_itemised)),
+        has_user=shapes[0].role == "user",
+        has_reasoning=any(shape.reasoning for shape in shapes),
+        says_json=any(shape.says_json for shape in shapes),
+    )
+
+
+def _judge_calls(shapes: Sequence[Shape], places: Sequence[int], is_itemised: bool) -> Iterator[Fault]:
+    """Calls and results of a run: every call is answered directly behind it, and nothing else is."""
+    waiting: dict[str, list[int]] = {}
+    for shape, place in zip(shapes, places, strict=True):
+        if shape.role != "tool" and not is_itemised:
+            yield from _list_missing(waiting)
+            waiting = {}
+        for call in shape.calls:
+            waiting.setdefault(call, []).append(place)
+        for result in shape.results:
+            if waiting.get(result):
+                waiting[result].pop()
+            else:
+                yield Fault("misplaced", result, place)
+    yield from _list_missing(waiting)
+
+
+def _list_missing(waiting: Mapping[str, Sequence[int]]) -> Iterator[Fault]:
+    return (Fault("missing", call, place) for call, places in waiting.items() for place in places)
+
+
+def _judge_whole(runs: Sequence[Run], rules: Rules) -> set[Fault]:
+    """What only the whole list shows. Comprehensions, the fastest there is: it is asked on every request."""
+    found: set[Fault] = set()
+    calls = [call for run in runs if run.calls for call in run.calls]
+    called, answered = set(calls), {result for run in runs if run.results for result in run.results}
+    if len(called) != len(calls):
+        found.update(Fault("duplicate", call) for call, times in Counter(calls).items() if times > 1)
+    found.update(Fault("unanswered", call) for call in called - answered)
+    found.update(Fault("orphan", result) for result in answered - called)
+    if not any(run.has_user for run in runs):
+        found.add(Fault("userless"))
+    if rules.needs_json and not any(run.says_json for run in runs):
+        found.add(Fault("json"))
+    found.update(_judge_ends(runs))
+    found.update(_judge_markers([*rules.markers, *_list_markers(runs)]))
+    found.update(_judge_turns(runs) if rules.is_alternating else ())
+    return found
+
+
+def _list_markers(runs: Iterable[Run]) -> list[str]:
+    return [marker for run in runs if run.markers for marker in run.markers]
+
+
+def _judge_ends(runs: Sequence[Run]) -> Iterator[Fault]:
+    spoken = next((run.shapes[0].role for run in runs if run.shapes[0].role != "system"), "")
+    if spoken in ("assistant", "tool"):
+        yield Fault("beginning", spoken)
+    if runs and runs[-1].shapes[-1].role == "assistant":
+        yield Fault("prefill")
+
+
+def _judge_markers(markers: Sequence[str]) -> Iterator[Fault]:
+    if len(markers) > MOST_MARKERS:
+        yield Fault("markers", "many")
+    if "1h" in markers and "5m" in markers and markers.index("5m") < len(markers) - 1 - markers[::-1].index("1h"):
+        yield Fault("markers", "order")
+
+
+def _judge_turns(runs: Iterable[Run]) -> Iterator[Fault]:
+    """Roles in turn as templates of the Mistral family count them: without calls and results."""
+    previous = "assistant"
+    for run in runs:
+        for shape, place in zip(run.shapes, run.places, strict=True):
+            if shape.role in ("user", "assistant") and not shape.calls:
+                if shape.role == previous:
+                    yield Fault("alternation", shape.role, place)
+                previous = shape.role
+
+
+def _judge_reasoning(history: History, fresh: Iterable[Run]) -> Iterator[Fault]:
+    """Reasoning stays with the call it led to; as an item of its own, with everything said in one go with it."""
+    for run in fresh:
+        for shape, place in zip(run.shapes, run.places, strict=True):
+            if (
+                shape.role == "assistant"
+                and place < history.count
+                and not _is_bound_as_before(history, run, shape, place)
+            ):
+                yield Fault("reasoning", "", place)
+
+
+def _is_bound_as_before(history: History, run: Run, shape: Shape, place: int) -> bool:
+    if not history.is_itemised:
+        return not shape.calls or shape.reasoning == history.shape_at(place).reasoning
+    known = history.runs[history.find_run(place)]
+    if not (run.has_reasoning or known.has_reasoning):
+        return True
+    # Runs that stood apart may have come to stand together; each must be there whole.
+    now, before = _list_said(run), _list_said(known)
+    return any(now[i : i + len(before)] == before for i in range(len(now)))
+
+
+def _list_said(run: Run) -> list[tuple[bytes, tuple[str, ...]]]:
+    return [(shape.reasoning, shape.calls) for shape in run.shapes if shape.role == "assistant"]
+
+
+def _judge_splices(history: History, splices: Iterable[Splice], protected: Iterable[int]) -> Iterator[Fault]:
+    """What a rewriting may never do, wherever it does it."""
+    kept = sorted({*protected, *_find_newest_user(history)})
+    for splice in splices:
+        replaced = [history.shape_at(place) for place in range(splice.start, splice.stop)]
+        flaws = {flaw for shape in replaced for flaw in shape.flaws}
+        for index, shape in enumerate(splice.shapes):
+            place = splice.find_place(index)
+            yield from (Fault("flaw", flaw, place) for flaw in shape.flaws if flaw not in flaws)
+            if shape.role == "system":
+                yield Fault("instructions", "ours", place)
+        for place, shape in enumerate(replaced, splice.start):
+            if shape.role == "system":
+                yield Fault("instructions", "gone", place)
+        touched = kept[bisect_left(kept, splice.start) : bisect_left(kept, splice.stop)]
+        yield from (Fault("protected", "", place) for place in touched)
+
+
+def _find_newest_user(history: History) -> list[int]:
+    """The place of the newest user message, if there is one. It begins its run."""
+    return [start for start, run in zip(history.starts, history.runs, strict=True) if run.has_user][-1:]

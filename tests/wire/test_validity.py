@@ -1,0 +1,288 @@
+"""The guard: what is cut at groups is valid, and every single thing that can go wrong is found."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.context.turns import split_groups
+from proxy.model.shapes import Shape
+from proxy.wire.validity import Fault, History, Rules, Splice, extend_history, find_faults, judge_history
+from tests.support.valid_histories import WIRES, shape, steps, write
+
+USER, SAID, SYSTEM = Shape("user"), Shape("assistant"), Shape("system")
+wires = st.sampled_from(WIRES)
+
+
+def call(*ids: str, reasoning: bytes = b"") -> Shape:
+    return Shape("assistant", ids, reasoning=reasoning)
+
+
+def answer(*ids: str) -> Shape:
+    return Shape("tool", (), ids)
+
+
+def judge(wire: str, shapes: list[Shape]) -> History:
+    return judge_history(shapes, is_itemised=wire == "responses")
+
+
+def rules(wire: str = "") -> Rules:
+    return Rules(is_itemised=wire == "responses")
+
+
+def list_own(history: History) -> set[Fault]:
+    """What the guard finds wrong with a history itself: everything is new against an empty one."""
+    nothing = judge_history([], is_itemised=history.is_itemised)
+    return set(find_faults(nothing, [Splice(0, 0, tuple(history.list_shapes()))], rules()))
+
+
+@given(wires, steps, st.sets(st.integers(0, 20)))
+def test_whole_groups_can_go_without_a_new_fault(wire: str, plan: list[str | int], gone: set[int]) -> None:
+    shapes = shape(wire, *write(wire, plan))
+    groups = split_groups(shapes)
+    newest = max(i for i, each in enumerate(shapes) if each.role == "user")
+    chosen = [
+        g for i, g in enumerate(groups[:-1]) if i in gone and g.start != newest and shapes[g.start].role != "system"
+    ]
+    splices = [Splice(g.start, g.stop, (USER,) if i == 0 else ()) for i, g in enumerate(chosen)]
+    assert find_faults(judge(wire, shapes), splices, rules(wire)) == ()
+
+
+@given(wires, steps, st.data())
+def test_a_group_that_is_cut_is_found(wire: str, plan: list[str | int], data: st.DataObject) -> None:
+    shapes = shape(wire, *write(wire, plan))
+    bound = [i for i, each in enumerate(shapes) if each.calls or each.results or each.reasoning]
+    place = data.draw(st.sampled_from(bound))
+    assert find_faults(judge(wire, shapes), [Splice(place, place + 1)], rules(wire)) != ()
+
+
+@given(wires, steps, st.data())
+def test_a_call_or_result_of_another_id_is_found(wire: str, plan: list[str | int], data: st.DataObject) -> None:
+    shapes = shape(wire, *write(wire, plan))
+    place = data.draw(st.sampled_from([i for i, each in enumerate(shapes) if each.calls or each.results]))
+    old = shapes[place]
+    changed = Shape(old.role, tuple(f"{c}x" for c in old.calls), tuple(f"{r}x" for r in old.results), old.reasoning)
+    kinds = {
+        fault.kind for fault in find_faults(judge(wire, shapes), [Splice(place, place + 1, (changed,))], rules(wire))
+    }
+    assert {"missing", "misplaced", "orphan", "unanswered"} <= kinds
+
+
+@given(wires, steps, st.data())
+def test_a_message_sent_twice_or_moved_is_found(wire: str, plan: list[str | int], data: st.DataObject) -> None:
+    shapes = shape(wire, *write(wire, plan))
+    place = data.draw(st.sampled_from([i for i, each in enumerate(shapes) if each.calls or each.results]))
+    twice = [Splice(place, place, (shapes[place],))]
+    first = next(i for i, each in enumerate(shapes) if each.role != "system")
+    moved = [Splice(first, first, (shapes[place],)), Splice(place, place + 1)]
+    for splices in (twice, moved):
+        assert find_faults(judge(wire, shapes), splices, rules(wire)) != ()
+
+
+@given(wires, steps)
+def test_what_agents_send_has_no_fault(wire: str, plan: list[str | int]) -> None:
+    history = judge(wire, shape(wire, *write(wire, plan)))
+    assert {fault for fault in list_own(history) if fault.kind != "instructions"} == set()
+
+
+_ids = st.lists(st.sampled_from("abc"), max_size=2).map(tuple)
+any_shapes = st.lists(
+    st.builds(
+        Shape, st.sampled_from(["system", "user", "assistant", "tool"]), _ids, _ids, st.sampled_from([b"", b"r"])
+    ),
+    max_size=10,
+)
+
+
+@given(any_shapes, st.integers(0, 10), any_shapes, st.booleans())
+def test_a_history_that_goes_on_is_judged_as_if_it_were_new(
+    shapes: list[Shape], count: int, more: list[Shape], is_itemised: bool
+) -> None:
+    count = min(count, len(shapes))
+    known = judge_history(shapes, is_itemised=is_itemised)
+    assert extend_history(known, count, more) == judge_history([*shapes[:count], *more], is_itemised=is_itemised)
+
+
+@given(any_shapes, st.data(), st.booleans())
+def test_sharing_runs_finds_what_judging_everything_anew_finds(
+    shapes: list[Shape], data: st.DataObject, is_itemised: bool
+) -> None:
+    start = data.draw(st.integers(0, len(shapes)))
+    stop = data.draw(st.integers(start, len(shapes)))
+    again = data.draw(st.integers(stop, len(shapes)))
+    splices = [Splice(start, stop, tuple(data.draw(any_shapes))), Splice(again, again, tuple(data.draw(any_shapes)))]
+    whole = [
+        *(Splice(i, i + 1, (each,)) for i, each in enumerate(shapes[:start])),
+        splices[0],
+        *(Splice(i, i + 1, (shapes[i],)) for i in range(stop, again)),
+        splices[1],
+        *(Splice(i, i + 1, (shapes[i],)) for i in range(again, len(shapes))),
+    ]
+    history = judge_history(shapes, is_itemised=is_itemised)
+    local = {"missing", "misplaced", "unanswered", "orphan", "duplicate", "userless", "beginning", "prefill"}
+    found, expected = (
+        [fault for fault in find_faults(history, each, Rules(is_itemised)) if fault.kind in local]
+        for each in (splices, whole)
+    )
+    assert found == expected
+
+
+@given(any_shapes)
+def test_what_the_client_sent_is_never_a_fault(shapes: list[Shape]) -> None:
+    same = [Splice(i, i + 1, (each,)) for i, each in enumerate(shapes) if each.role != "system" and each.role != "user"]
+    assert find_faults(judge_history(shapes), same, Rules(is_alternating=True, needs_json=True)) == ()
+
+
+CASES: dict[str, tuple[list[Shape], list[Splice], Rules, Fault]] = {
+    "userless": ([SYSTEM, USER, SAID, call("a"), answer("a")], [Splice(1, 2)], rules(), Fault("userless")),
+    "beginning": ([USER, SAID, USER], [Splice(0, 1)], rules(), Fault("beginning", "assistant")),
+    "beginning-tool": ([USER, call("a"), answer("a"), USER], [Splice(0, 2)], rules(), Fault("beginning", "tool")),
+    "prefill": ([USER, SAID, USER], [Splice(2, 3)], rules(), Fault("prefill")),
+    "pinned": ([USER, SAID, USER], [Splice(0, 1, (USER,))], rules(), Fault("protected", "", 0)),
+    "newest": ([USER, SAID, USER], [Splice(2, 3, (USER,))], rules(), Fault("protected", "", 2)),
+    "system": ([SYSTEM, USER], [Splice(0, 1)], rules(), Fault("instructions", "gone", 0)),
+    "ours": ([USER, USER], [Splice(0, 0, (SYSTEM,))], rules(), Fault("instructions", "ours", 0)),
+    "flaw": (
+        [USER, SAID, USER],
+        [Splice(1, 2, (Shape("assistant", flaws=("empty",)),))],
+        rules(),
+        Fault("flaw", "empty", 1),
+    ),
+    "duplicate": (
+        [USER, call("a"), answer("a"), USER],
+        [Splice(3, 3, (call("a"), answer("a")))],
+        rules(),
+        Fault("duplicate", "a"),
+    ),
+    "reasoning": (
+        [USER, call("a", reasoning=b"r"), answer("a")],
+        [Splice(1, 2, (call("a"),))],
+        rules(),
+        Fault("reasoning", "", 1),
+    ),
+    "item": (
+        [USER, Shape("assistant", reasoning=b"r"), SAID, USER],
+        [Splice(2, 3)],
+        rules("responses"),
+        Fault("reasoning", "", 1),
+    ),
+    "alternation": ([USER, SAID, USER], [Splice(1, 2)], Rules(is_alternating=True), Fault("alternation", "user", 2)),
+    "alternation-calls": (
+        [USER, call("a"), answer("a"), SAID, USER],
+        [Splice(3, 4)],
+        Rules(is_alternating=True),
+        Fault("alternation", "user", 4),
+    ),
+    "json": (
+        [Shape("user", says_json=True), SAID, USER],
+        [Splice(0, 1, (USER,))],
+        Rules(needs_json=True),
+        Fault("json"),
+    ),
+    "many": (
+        [USER, SAID, USER],
+        [Splice(1, 2, (Shape("assistant", markers=("5m", "5m")),))],
+        Rules(markers=("5m",) * 3),
+        Fault("markers", "many"),
+    ),
+    "order": (
+        [USER, SAID, USER],
+        [Splice(1, 2, (Shape("assistant", markers=("1h",)),))],
+        Rules(markers=("5m",)),
+        Fault("markers", "order"),
+    ),
+    "lost": ([USER, Shape("assistant", markers=("5m",)), USER], [Splice(1, 2)], rules(), Fault("markers", "lost")),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_fault_is_found(name: str) -> None:
+    shapes, splices, demands, fault = CASES[name]
+    history = judge_history(shapes, is_itemised=demands.is_itemised)
+    assert fault in find_faults(history, splices, demands, [0] if name == "pinned" else ())
+
+
+FINE: dict[str, tuple[list[Shape], list[Splice], Rules]] = {
+    "words of a turn without its thoughts": (
+        [USER, Shape("assistant", reasoning=b"r"), USER],
+        [Splice(1, 2, (SAID,))],
+        rules(),
+    ),
+    "a call counts in no alternation": (
+        [USER, call("a"), answer("a"), SAID, USER],
+        [Splice(1, 3)],
+        Rules(is_alternating=True),
+    ),
+    "a marker that moves": (
+        [USER, Shape("assistant", markers=("5m",)), USER],
+        [Splice(0, 1, (Shape("user", markers=("5m",)),)), Splice(1, 2, (SAID,))],
+        rules(),
+    ),
+    "a flaw of the client's own": (
+        [USER, Shape("assistant", flaws=("empty",)), USER],
+        [Splice(1, 2, (Shape("assistant", flaws=("empty",)),))],
+        rules(),
+    ),
+    "a call of ours that a kept run answers": (
+        [USER, call("a"), answer("a"), answer("b"), USER],
+        [Splice(1, 1, (call("b"),))],
+        rules("responses"),
+    ),
+    "thoughts that come to stand behind words": (
+        [USER, SAID, USER, Shape("assistant", reasoning=b"r"), call("a"), answer("a"), USER],
+        [Splice(2, 3)],
+        rules("responses"),
+    ),
+    "a longer retention first": (
+        [USER, SAID, USER],
+        [Splice(1, 2, (Shape("assistant", markers=("5m",)),))],
+        Rules(markers=("1h",)),
+    ),
+    "nothing": ([], [], rules()),
+}
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_what_is_no_fault(name: str) -> None:
+    shapes, splices, demands = FINE[name]
+    assert find_faults(judge_history(shapes, is_itemised=demands.is_itemised), splices, demands) == ()
+
+
+def test_a_result_far_behind_its_call_is_missed_when_it_goes() -> None:
+    history = judge_history([USER, call("a"), USER, answer("a"), USER])
+    assert find_faults(history, [Splice(3, 4)], rules()) == (Fault("unanswered", "a"),)
+    assert find_faults(history, [Splice(1, 2)], rules()) == (Fault("orphan", "a"),)
+
+
+def test_runs_that_are_kept_are_shared() -> None:
+    history = judge_history([USER, call("a"), answer("a"), USER, SAID])
+    longer = extend_history(history, 5, [USER])
+    assert all(one is other for one, other in zip(history.runs[:3], longer.runs, strict=False))
+
+
+_bad: list[Callable[[], list[Splice]]] = [
+    lambda: [Splice(2, 3), Splice(1, 2)],
+    lambda: [Splice(0, 2), Splice(1, 3)],
+    lambda: [Splice(2, 1)],
+    lambda: [Splice(0, 9)],
+    lambda: [Splice(-1, 0)],
+]
+
+
+@pytest.mark.parametrize("splices", _bad)
+def test_splices_out_of_place_are_refused(splices: Callable[[], list[Splice]]) -> None:
+    with pytest.raises(ValueError, match="no place"):
+        find_faults(judge_history([USER, SAID, USER]), splices(), rules())
+
+
+def test_calls_in_a_row_are_answered_one_by_one_except_as_items() -> None:
+    ours = (call("a"), call("b"), answer("a"), answer("b"))
+    chat, items = (judge_history([USER, SAID, USER], is_itemised=is_itemised) for is_itemised in (False, True))
+    assert find_faults(chat, [Splice(1, 2, ours)], rules()) == (Fault("misplaced", "a", 1), Fault("missing", "a", 1))
+    assert find_faults(items, [Splice(1, 2, ours)], rules("responses")) == ()
+
+
+def test_one_message_for_another_stands_in_its_place_and_several_in_the_first() -> None:
+    assert [Splice(3, 5, (USER, SAID)).find_place(i) for i in range(2)] == [3, 4]
+    assert [Splice(3, 4, (USER, SAID)).find_place(i) for i in range(2)] == [3, 3]

@@ -16,12 +16,15 @@ _MOST_PROTECTED = 0.7
 _NEAR = 0.75
 _LEAST_OUTPUT = 4096
 
-# What a request can bring in besides its own text: an image or file by its name, history or prompts that the provider
-# holds. Escaped letters could spell any of these, so they count as such.
+# What a request can bring in besides its own text: media, or history and prompts that the provider holds. These are
+# JSON strings of their own: inside a text or the arguments of a call their quotes would be escaped. Escaped letters
+# could spell any of them, so they count as such.
 _UNBOUNDED = re.compile(
-    rb'image|audio|video|file|document|"previous_response_id"|"conversation"|"prompt"|item_reference|container'
-    rb"|cached_content|cachedContent|\\u00[2-7]"
+    rb'"(?:image|image_url|input_image|computer_screenshot|image_generation_call|file|input_file|file_id|document|audio'
+    rb"|input_audio|video|video_url|input_video|previous_response_id|conversation|prompt|item_reference|container"
+    rb'|container_upload|cached_content|cachedContent)"(?!\s*:\s*null)'
 )
+_ESCAPED_LETTER = re.compile(rb"\\u00(?:5[fF]|[67])")  # apart, for both begin with bytes that can be searched for
 # Instructions a provider adds of its own where tools are offered (Anthropic states up to 735 tokens), and the frame
 # of the answer.
 _UNSEEN = 1024
@@ -109,7 +112,9 @@ def bound_tokens(fresh: bytes, counted: int = 0) -> int | None:
     (3 to 20 tokens) are shorter than the JSON around it (`{"role":"user","content":""}` has 28 bytes). So tokens are
     never more than bytes, but for what a provider adds unseen, or what stands elsewhere: then there is no bound.
     """
-    return None if _UNBOUNDED.search(fresh) else counted + len(fresh) + _UNSEEN
+    if _UNBOUNDED.search(fresh) or _ESCAPED_LETTER.search(fresh):
+        return None
+    return counted + len(fresh) + _UNSEEN
 
 
 def is_surely_below(budget: Budget, fresh: bytes, counted: int = 0) -> bool:

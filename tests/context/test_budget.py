@@ -136,6 +136,7 @@ def test_bytes_bound_tokens() -> None:
         '"type":"item_reference"',
         '"cached_content":"c"',
         '"type":"\\u0069mage_url"',
+        '"previous\\u005fresponse_id":"r"',
     ],
 )
 def test_what_stands_elsewhere_has_no_bound(member: str) -> None:
@@ -143,8 +144,19 @@ def test_what_stands_elsewhere_has_no_bound(member: str) -> None:
     assert not is_surely_below(of_ceiling(64_000), b"{%s}" % member.encode())
 
 
-def test_escapes_that_spell_no_letter_leave_the_bound() -> None:
-    assert bound_tokens(json.dumps("é\n\x01 ünïcödé").encode()) is not None
+@pytest.mark.parametrize(
+    "value",
+    [
+        "é\n\x01 <b>ünïcödé</b>",
+        'read the "file", look at the "image"',
+        {"arguments": '{"file":"a.png"}'},
+        {"type": "function", "name": "read_file", "path": "image_url.py"},
+        {"previous_response_id": None, "prompt": None},
+    ],
+)
+def test_text_about_files_and_escapes_that_spell_no_letter_leave_the_bound(value: object) -> None:
+    assert bound_tokens(json.dumps(value).encode()) is not None
+    assert bound_tokens(json.dumps(value).replace("<", "\\u003c").encode()) is not None
 
 
 def test_nothing_is_counted_while_bytes_stay_below_the_soft_mark() -> None:

@@ -24,8 +24,8 @@ test: $(VENV)/.dev ## format, lint, types, import contracts, tests with coverage
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=95
-	@printf 'branches covered in model and wire, percent: '
-	@$(BIN)/coverage report --include='proxy/model/*,proxy/wire/*' --format=total --fail-under=100
+	@printf 'branches covered in model, wire and context, percent: '
+	@$(BIN)/coverage report --include='proxy/model/*,proxy/wire/*,proxy/context/*' --format=total --fail-under=100
 
 journeys: $(VENV)/.dev ## real clients, direct and through the proxy; ALL=1: the agents too; names in ARGS
 	$(BIN)/python -m tests.clients $(if $(ALL),--all) $(ARGS)

@@ -86,7 +86,7 @@ def test_make_test_runs_every_gate() -> None:
     recipe = read("Makefile").split("\ntest:")[1].split("\n\n")[0]
     for gate in ("ruff format --check", "ruff check", "mypy", "lint-imports", "pytest", "--cov-fail-under=95"):
         assert gate in recipe
-    assert "proxy/model/*,proxy/wire/*' --format=total --fail-under=100" in recipe
+    assert "proxy/model/*,proxy/wire/*,proxy/context/*' --format=total --fail-under=100" in recipe
 
 
 def test_make_journeys_runs_the_agents_too_if_all_are_wished() -> None:

@@ -1,0 +1,124 @@
+"""How many tokens may be sent, and from where on a context is managed (BEHAVIOUR B12, B18, B20a).
+
+Rule: a budget is a function of window, output and policy alone. Nothing is counted while bytes prove that it need not.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Pressure = Literal["none", "soft", "hard"]
+
+AUTO_CEILING = 200_000  # below it no provider charges long-context prices
+_LARGE = 60_000
+_MARGIN_PERCENT = 3
+_MOST_PROTECTED = 0.7
+_NEAR = 0.75
+_LEAST_OUTPUT = 4096
+
+# What a request can bring in besides its own text: media, or history and prompts that the provider holds. These are
+# JSON strings of their own: inside a text or the arguments of a call their quotes would be escaped. Escaped letters
+# could spell any of them, so they count as such.
+_UNBOUNDED = re.compile(
+    rb'"(?:image|image_url|input_image|computer_screenshot|image_generation_call|file|input_file|file_id|document|audio'
+    rb"|input_audio|video|video_url|input_video|previous_response_id|conversation|prompt|item_reference|container"
+    rb'|container_upload|cached_content|cachedContent)"(?!\s*:\s*null)'
+)
+_ESCAPED_LETTER = re.compile(rb"\\u00(?:5[fF]|[67])")  # apart, for both begin with bytes that can be searched for
+# Instructions a provider adds of its own where tools are offered (Anthropic states up to 735 tokens), and the frame
+# of the answer.
+_UNSEEN = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetPolicy:
+    """Settings of the same names. A ceiling of None is `auto`; fractions of None follow the size of the budget."""
+
+    ceiling_tokens: int | None = None
+    soft_fraction: float | None = None
+    low_fraction: float | None = None
+    output_reserve: int = 8192
+    compaction_reserve: int = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The marks of one request, in tokens; `high` is `usable`. A window of None is unknown."""
+
+    window: int | None
+    output: int
+    usable: int
+    soft: int
+    _low_fraction: float
+
+    @property
+    def high(self) -> int:
+        """From here on an epoch is opened whatever it costs."""
+        return self.usable
+
+    def find_low(self, protected: int) -> int:
+        """What an epoch cuts down to (the target), where so many tokens must stay as they are."""
+        wished = max(self._low_fraction * self.usable, protected + 0.2 * self.usable)
+        return int(min(0.85 * self.usable, wished))
+
+    def find_pressure(self, tokens: int) -> Pressure:
+        """How near to its end the budget is; none at all where there is nothing to be had by managing."""
+        if not self.usable or tokens < self.soft:
+            return "none"
+        return "soft" if tokens < self.high else "hard"
+
+    def is_out_of_reach(self, protected: int) -> bool:
+        """Whether so much must stay that no epoch gets below the ceiling for long (`CeilingUnreachable`)."""
+        return protected > _MOST_PROTECTED * self.usable
+
+    def is_near_window(self, tokens: int) -> bool:
+        """Whether the upstream may refuse the request as too long, so that its answer's head must wait (B20a)."""
+        return self.window is None or tokens >= _NEAR * self.window
+
+
+def make_budget(window: int | None, most_output: int | None, asked_output: int | None, policy: BudgetPolicy) -> Budget:
+    """The budget of a request for `asked_output` tokens (None: unsaid) to a model that gives `most_output` at most."""
+    output = find_output(window, most_output, asked_output, policy)
+    room = policy.ceiling_tokens or AUTO_CEILING
+    if window is not None:
+        reserve = min(policy.compaction_reserve, window // 8)
+        room = min(room, window - output - reserve)
+    usable = max(0, room * (100 - _MARGIN_PERCENT) // 100)
+    is_large = usable >= _LARGE
+    soft = policy.soft_fraction if policy.soft_fraction is not None else (0.4 if is_large else 0.6)
+    low = policy.low_fraction if policy.low_fraction is not None else (0.2 if is_large else 0.3)
+    return Budget(window, output, usable, int(soft * usable), low)
+
+
+def find_output(window: int | None, most: int | None, asked: int | None, policy: BudgetPolicy) -> int:
+    """The tokens kept free for the answer: what was asked for, else the least of what is known and the reserve."""
+    if asked is not None:
+        return asked
+    known = (most, policy.output_reserve, None if window is None else window // 4)
+    return min(value for value in known if value is not None)
+
+
+def lower_output(asked: int, window: int, sent: int) -> int | None:
+    """The `max_tokens` with which a request of `sent` tokens fits, None where context must be cut instead (B18)."""
+    fitting = min(asked, window - sent)
+    return fitting if fitting >= min(asked, max(_LEAST_OUTPUT, asked // 4)) else None
+
+
+def bound_tokens(fresh: bytes, counted: int = 0) -> int | None:
+    """More tokens than a request can have: of what is counted, and the bytes of the rest; None where none can tell.
+
+    Every tokenizer in use is byte-level BPE, or falls back to bytes: a token stands for a byte of UTF-8 at least. JSON
+    spells no text in fewer bytes than UTF-8, and the frames that templates put around a message, a call or a tool
+    (3 to 20 tokens) are shorter than the JSON around it (`{"role":"user","content":""}` has 28 bytes). So tokens are
+    never more than bytes, but for what a provider adds unseen, or what stands elsewhere: then there is no bound.
+    """
+    if _UNBOUNDED.search(fresh) or _ESCAPED_LETTER.search(fresh):
+        return None
+    return counted + len(fresh) + _UNSEEN
+
+
+def is_surely_below(budget: Budget, fresh: bytes, counted: int = 0) -> bool:
+    """Whether bytes alone prove a request to be below the soft mark, so that nothing need be counted."""
+    if counted + len(fresh) + _UNSEEN >= budget.soft:
+        return False
+    return bound_tokens(fresh, counted) is not None

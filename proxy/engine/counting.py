@@ -1,0 +1,104 @@
+"""Counting the tokens of messages.
+
+Rule: a message is counted once, off the event loop, and known by its hash from then on; nothing of a request is counted
+twice, whichever model asks. What families of other tokenizers count is ours times a ratio learned from their usage.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from proxy.context.estimate import EXACT, GUESSED, Ratio
+from proxy.context.media_tokens import count_media, count_tool_prompt
+from proxy.context.model_names import Encoding, Family, find_family
+from proxy.model.countable import Countable, Weight
+from proxy.wire.countable import read_message, read_tools
+
+_MOST_RATIOS = 1024
+
+
+class Tokenizer(Protocol):
+    """Counts text; never fails."""
+
+    def count(self, text: str, encoding: Encoding) -> tuple[int, bool]:
+        """The tokens of a text, and whether they are but an estimate. Blocks."""
+        ...
+
+
+class Piece(NamedTuple):
+    """A message of a request, or its tools: a hash of its bytes, and the bytes."""
+
+    digest: bytes
+    raw: bytes
+    is_tools: bool = False
+
+
+class Count(NamedTuple):
+    """Tokens of each piece as the model counts them, and whether any is but an estimate of the text's."""
+
+    tokens: tuple[int, ...]
+    is_estimate: bool
+
+
+class Counting:
+    """Weights of messages, the newest `most` of them, and each model's ratio."""
+
+    def __init__(self, tokenizer: Tokenizer, most: int = 65_536) -> None:
+        self._tokenizer = tokenizer
+        self._most = most
+        self._weights: dict[tuple[Encoding, bytes], Weight] = {}
+        self._ratios: dict[tuple[str, str], Ratio] = {}
+
+    async def count(self, upstream: str, model: str, pieces: Sequence[Piece]) -> Count:
+        """The tokens of each piece; only pieces that are new cost anything, in a thread."""
+        family = find_family(model)
+        fresh = {piece.digest: piece for piece in pieces if (family.encoding, piece.digest) not in self._weights}
+        weights = {piece.digest: self._recall(family, piece.digest) for piece in pieces if piece.digest not in fresh}
+        if fresh:
+            found = await asyncio.to_thread(self._weigh, family.encoding, tuple(fresh.values()))
+            weights |= zip(fresh, found, strict=True)
+            for digest, weight in zip(fresh, found, strict=True):
+                self._remember(family, digest, weight)
+        ratio = self.find_ratio(upstream, model)
+        tokens = tuple(_apply(weights[piece.digest], piece, family, model, ratio) for piece in pieces)
+        return Count(tokens, any(weight.is_estimate for weight in weights.values()))
+
+    def find_ratio(self, upstream: str, model: str) -> Ratio:
+        """How many tokens the model counts for each of ours."""
+        return self._ratios.get((upstream, model), EXACT if find_family(model).is_exact else GUESSED)
+
+    def learn(self, upstream: str, model: str, ours: int, theirs: int) -> None:
+        """Take in a request's input, in tokens, as `count` summed it and as the provider's usage has it."""
+        ratio = self.find_ratio(upstream, model)
+        self._ratios.pop((upstream, model), None)
+        self._ratios[upstream, model] = ratio.learn(round(ours / ratio.value), theirs)
+        _forget_oldest(self._ratios, _MOST_RATIOS)
+
+    def _weigh(self, encoding: Encoding, pieces: Sequence[Piece]) -> list[Weight]:
+        return [self._weigh_one(encoding, piece) for piece in pieces]
+
+    def _weigh_one(self, encoding: Encoding, piece: Piece) -> Weight:
+        read: Callable[[bytes], Countable] = read_tools if piece.is_tools else read_message
+        found = read(piece.raw)
+        tokens, is_estimate = self._tokenizer.count(found.text, encoding)
+        return Weight(tokens + found.frame, found.media, is_estimate)
+
+    def _recall(self, family: Family, digest: bytes) -> Weight:
+        """A known weight, which is the newest from now on."""
+        weight = self._weights.pop((family.encoding, digest))
+        self._remember(family, digest, weight)
+        return weight
+
+    def _remember(self, family: Family, digest: bytes, weight: Weight) -> None:
+        self._weights[family.encoding, digest] = weight
+        _forget_oldest(self._weights, self._most)
+
+
+def _apply(weight: Weight, piece: Piece, family: Family, model: str, ratio: Ratio) -> int:
+    text = ratio.apply(weight.text_tokens)
+    return text + (count_tool_prompt(family) if piece.is_tools else count_media(weight.media, family, model))
+
+
+def _forget_oldest(known: dict[Any, Any], most: int) -> None:
+    if len(known) > most:
+        del known[next(iter(known))]

@@ -1,0 +1,69 @@
+"""What a model can take and what it costs. Rule: what nobody said is None, never 0, and each value names its source."""
+
+from typing import Literal
+
+import msgspec
+
+Source = Literal["settings", "learned", "upstream", "bundled", ""]
+
+
+class Rates(msgspec.Struct, frozen=True, gc=False):
+    """Prices per token: input that no cache holds, output, input read from the cache, input written to it."""
+
+    input: float
+    output: float
+    cached: float
+    written: float
+
+
+class Tier(msgspec.Struct, frozen=True, gc=False):
+    """Rates of requests whose input is above so many tokens."""
+
+    above: int
+    rates: Rates
+
+
+class Prices(msgspec.Struct, frozen=True, gc=False):
+    """What a model's tokens cost; `tiers` in the order of their sizes."""
+
+    rates: Rates
+    tiers: tuple[Tier, ...] = ()
+
+    def find_rates(self, tokens: int) -> Rates:
+        """The rates of a request with that much input."""
+        rates = self.rates
+        for tier in self.tiers:
+            if tokens > tier.above:
+                rates = tier.rates
+        return rates
+
+
+# Multiples of one input token (BEHAVIOUR B10). Output is five: so it is at most providers that state prices.
+UNPRICED = Prices(Rates(input=1.0, output=5.0, cached=0.1, written=1.0))
+
+
+class Offer(msgspec.Struct, frozen=True, gc=False):
+    """What one source says of a model: tokens its context holds, tokens an answer may have, prices."""
+
+    window: int | None = None
+    output: int | None = None
+    prices: Prices | None = None
+
+
+class Limit(msgspec.Struct, frozen=True, gc=False):
+    """A window learned from a refusal of `sent` tokens; `learned` in monotonic seconds."""
+
+    window: int
+    sent: int
+    learned: float
+
+
+class Card(msgspec.Struct, frozen=True, gc=False):
+    """What is known of a model, and who said it; a source is empty where nobody did. Unpriced ones have UNPRICED."""
+
+    window: int | None = None
+    output: int | None = None
+    prices: Prices = UNPRICED
+    window_source: Source = ""
+    output_source: Source = ""
+    prices_source: Source = ""

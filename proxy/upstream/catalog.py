@@ -1,0 +1,76 @@
+"""What is known of each upstream's models: windows, answers, prices.
+
+Rule: looking up never waits and never fails; `open` reads the bundled map, once, in a thread. What is learned is kept
+for whom it was learned, and forgotten when it is old.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from proxy.context.catalogue import Names, Said, find_offer, make_card
+from proxy.engine.ports import Clock
+from proxy.model.card import Card, Limit, Offer
+from proxy.upstream.bundled import BundledMap, find_litellm, read_map
+from proxy.wire.model_listing import read_listing
+
+_MOST_LIMITS = 1024
+_NOTHING = Offer()
+
+
+class LimitKey(NamedTuple):
+    """For whom a learned window holds: beta headers and contracts change it."""
+
+    upstream: str
+    model: str
+    beta: str = ""
+    tenant: bytes = b""
+
+
+def read_bundled_map() -> BundledMap:
+    """The map in the installed litellm."""
+    return read_map(find_litellm())
+
+
+class Catalog:
+    """Cards of models. `stated` is what the settings say of each upstream's models, by the upstream's name."""
+
+    def __init__(
+        self, stated: Mapping[str, Offer], clock: Clock, load: Callable[[], BundledMap] = read_bundled_map
+    ) -> None:
+        self._stated = stated
+        self._clock = clock
+        self._load = load
+        self._bundled: BundledMap | None = None
+        self._opening = asyncio.Lock()
+        self._listed: dict[str, tuple[Names, Mapping[str, Offer]]] = {}
+        self._limits: dict[LimitKey, Limit] = {}
+
+    async def open(self) -> None:
+        """Read the bundled map, where that has not been done; until then nothing is known from it."""
+        async with self._opening:
+            if self._bundled is None:
+                self._bundled = await asyncio.to_thread(self._load)
+
+    def note_listing(self, upstream: str, content: bytes) -> None:
+        """Take in an upstream's answer that lists its models; one that says nothing changes nothing."""
+        offers = read_listing(content)
+        if offers:
+            self._listed[upstream] = Names(tuple(offers)), offers
+
+    def note_limit(self, key: LimitKey, window: int, sent: int) -> None:
+        """Take in the window that an upstream named when it refused `sent` tokens."""
+        self._limits.pop(key, None)
+        self._limits[key] = Limit(window, sent, self._clock.monotonic())
+        if len(self._limits) > _MOST_LIMITS:
+            del self._limits[next(iter(self._limits))]
+
+    def find(self, key: LimitKey) -> Card:
+        """What is known of a model now."""
+        names, offers = self._listed.get(key.upstream, (Names(()), {}))
+        said: tuple[Said, ...] = (
+            ("settings", self._stated.get(key.upstream, _NOTHING)),
+            ("upstream", find_offer(names, offers, key.model)),
+            ("bundled", self._bundled.find(key.model) if self._bundled is not None else _NOTHING),
+        )
+        return make_card(said, self._limits.get(key), self._clock.monotonic())

@@ -1,0 +1,42 @@
+"""Counting the tokens of text.
+
+Rule: counting never fails, never downloads, and takes time in proportion to the text; without an encoder it estimates,
+and says so. It blocks, the first count by loading ranks: call it in a thread.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from proxy.context.estimate import cut_stretches, estimate_tokens
+from proxy.context.model_names import Encoding
+
+
+class Encoder(Protocol):
+    """What tiktoken offers."""
+
+    def encode_ordinary(self, text: str) -> list[int]:
+        """Token ids; what looks like a special token is text."""
+        ...
+
+
+class Tokenizer:
+    """Counts by encodings that are loaded when first needed, once each."""
+
+    def __init__(self, load: Callable[[Encoding], Encoder | None]) -> None:
+        self._load = load
+        self._encoders: dict[Encoding, Encoder | None] = {}
+        self._loading = threading.Lock()
+
+    def count(self, text: str, encoding: Encoding) -> tuple[int, bool]:
+        """The tokens of a text, and whether they are but an estimate."""
+        encoder = self._find(encoding)
+        if encoder is None:
+            return estimate_tokens(text), True
+        return sum(len(encoder.encode_ordinary(stretch)) for stretch in cut_stretches(text)), False
+
+    def _find(self, encoding: Encoding) -> Encoder | None:
+        with self._loading:
+            if encoding not in self._encoders:
+                self._encoders[encoding] = self._load(encoding)
+            return self._encoders[encoding]

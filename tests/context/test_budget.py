@@ -1,0 +1,175 @@
+"""Budgets by BEHAVIOUR B12, B18 and B20a: the figures here are worked out by hand."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.context.budget import (
+    Budget,
+    BudgetPolicy,
+    bound_tokens,
+    find_output,
+    is_surely_below,
+    lower_output,
+    make_budget,
+)
+
+POLICY = BudgetPolicy()
+
+
+def of_ceiling(ceiling: int) -> Budget:
+    return make_budget(1_000_000, 64_000, 1000, BudgetPolicy(ceiling_tokens=ceiling))
+
+
+@pytest.mark.parametrize(
+    ("window", "most", "asked", "output"),
+    [
+        (200_000, 64_000, 32_000, 32_000),  # as asked
+        (200_000, 64_000, None, 8192),
+        (200_000, 4096, None, 4096),
+        (16_000, 64_000, None, 4000),  # a quarter of the window
+        (None, None, None, 8192),
+        (None, None, 100, 100),
+    ],
+)
+def test_room_for_the_answer_is_what_was_asked_for_or_the_least_known(
+    window: int | None, most: int | None, asked: int | None, output: int
+) -> None:
+    assert find_output(window, most, asked, POLICY) == output
+
+
+@pytest.mark.parametrize(
+    ("window", "usable"),
+    [
+        (1_000_000, 194_000),  # the automatic ceiling less 3 %
+        (200_000, 166_653),  # 200,000 - 8192 - 20,000 = 171,808
+        (128_000, 100_693),  # 128,000 - 8192 - 16,000 = 103,808
+        (8192, 4966),  # 8192 - 2048 - 1024 = 5120
+        (None, 194_000),
+    ],
+)
+def test_usable_is_what_window_and_ceiling_leave(window: int | None, usable: int) -> None:
+    assert make_budget(window, None, None, POLICY).usable == usable
+
+
+def test_a_model_whose_answer_may_fill_its_window_still_has_a_budget() -> None:
+    assert make_budget(32_768, 32_768, None, POLICY).usable == (32_768 - 8192 - 4096) * 97 // 100
+
+
+def test_a_request_whose_answer_fills_the_window_has_no_budget_and_no_pressure() -> None:
+    budget = make_budget(32_768, 32_768, 32_768, POLICY)
+    assert budget.usable == 0
+    assert budget.find_pressure(100_000) == "none"
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "soft", "low"), [(16_000, 9312, 4656), (32_000, 18_624, 9312), (64_000, 24_832, 12_416)]
+)
+def test_from_64k_on_the_soft_and_low_marks_are_lower(ceiling: int, soft: int, low: int) -> None:
+    budget = of_ceiling(ceiling)
+    assert budget.usable == budget.high == ceiling * 97 // 100
+    assert (budget.soft, budget.find_low(0)) == (soft, low)
+
+
+def test_fractions_that_are_set_hold_at_any_size() -> None:
+    policy = BudgetPolicy(ceiling_tokens=100_000, soft_fraction=0.5, low_fraction=0.25)
+    budget = make_budget(None, None, None, policy)
+    assert (budget.soft, budget.find_low(0)) == (48_500, 24_250)
+
+
+def test_the_low_mark_leaves_room_beside_what_is_protected_but_stays_below_the_high_mark() -> None:
+    budget = of_ceiling(32_000)
+    assert budget.usable == 31_040
+    assert budget.find_low(10_000) == 10_000 + 6208
+    assert budget.find_low(30_000) == 26_384
+
+
+def test_pressure_grows_at_the_marks() -> None:
+    budget = of_ceiling(32_000)
+    marks = (budget.soft - 1, budget.soft, budget.high - 1, budget.high)
+    assert [budget.find_pressure(tokens) for tokens in marks] == ["none", "soft", "soft", "hard"]
+
+
+def test_a_ceiling_is_out_of_reach_where_more_than_70_percent_are_protected() -> None:
+    budget = of_ceiling(32_000)
+    assert [budget.is_out_of_reach(protected) for protected in (21_727, 21_729)] == [False, True]
+
+
+def test_a_head_waits_near_the_window_and_where_no_window_is_known() -> None:
+    known, unknown = make_budget(100_000, None, None, POLICY), make_budget(None, None, None, POLICY)
+    assert [known.is_near_window(tokens) for tokens in (74_999, 75_000)] == [False, True]
+    assert unknown.is_near_window(1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sent", "lowered"),
+    [
+        (32_000, 90_000, 10_000),
+        (32_000, 50_000, 32_000),  # it fits as it is
+        (32_000, 92_000, 8000),  # a quarter
+        (32_000, 92_001, None),
+        (8000, 95_904, 4096),
+        (8000, 95_905, None),
+        (1000, 99_000, 1000),
+        (1000, 99_001, None),  # no less than what was asked for, where that is little
+    ],
+)
+def test_an_answer_is_shortened_to_a_quarter_at_most(asked: int, sent: int, lowered: int | None) -> None:
+    assert lower_output(asked, 100_000, sent) == lowered
+
+
+def test_bytes_bound_tokens() -> None:
+    assert bound_tokens(b"x" * 1000) == 2024
+    assert bound_tokens(b"x" * 1000, counted=500) == 2524
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        '"type":"image_url"',
+        '"type":"input_file"',
+        '"type":"document"',
+        '"previous_response_id":"r"',
+        '"conversation":"c"',
+        '"type":"item_reference"',
+        '"cached_content":"c"',
+        '"type":"\\u0069mage_url"',
+        '"previous\\u005fresponse_id":"r"',
+    ],
+)
+def test_what_stands_elsewhere_has_no_bound(member: str) -> None:
+    assert bound_tokens(b"{%s}" % member.encode()) is None
+    assert not is_surely_below(of_ceiling(64_000), b"{%s}" % member.encode())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "é\n\x01 <b>ünïcödé</b>",
+        'read the "file", look at the "image"',
+        {"arguments": '{"file":"a.png"}'},
+        {"type": "function", "name": "read_file", "path": "image_url.py"},
+        {"previous_response_id": None, "prompt": None},
+    ],
+)
+def test_text_about_files_and_escapes_that_spell_no_letter_leave_the_bound(value: object) -> None:
+    assert bound_tokens(json.dumps(value).encode()) is not None
+    assert bound_tokens(json.dumps(value).replace("<", "\\u003c").encode()) is not None
+
+
+def test_nothing_is_counted_while_bytes_stay_below_the_soft_mark() -> None:
+    budget = of_ceiling(32_000)
+    room = budget.soft - 1024
+    assert [is_surely_below(budget, b"x" * size) for size in (room - 1, room)] == [True, False]
+    assert not is_surely_below(budget, b"x" * (room - 1), counted=1)
+
+
+@given(
+    st.none() | st.integers(1, 2_000_000), st.none() | st.integers(1, 200_000), st.none() | st.integers(1, 2_000_000)
+)
+def test_marks_are_in_order_and_inside_the_window(window: int | None, most: int | None, asked: int | None) -> None:
+    budget = make_budget(window, most, asked, POLICY)
+    assert 0 <= budget.find_low(0) <= budget.soft <= budget.high <= 194_000
+    assert window is None or budget.high <= max(0, window - budget.output)

@@ -1,0 +1,82 @@
+"""The catalogue: where each value comes from."""
+
+import asyncio
+
+import orjson
+
+from proxy.model.card import UNPRICED, Card, Offer
+from proxy.upstream.bundled import BundledMap
+from proxy.upstream.catalog import Catalog, LimitKey, read_bundled_map
+from tests.support.engine import FixedClock
+
+KEY = LimitKey("main", "m")
+ENTRY = {"mode": "chat", "max_input_tokens": 1000, "max_output_tokens": 100}
+
+
+def load() -> BundledMap:
+    return BundledMap(orjson.dumps({"m": ENTRY}))
+
+
+def list_models(window: int) -> bytes:
+    return orjson.dumps({"data": [{"id": "m", "max_model_len": window}]})
+
+
+def test_before_it_is_opened_nothing_is_known_from_the_map() -> None:
+    assert Catalog({}, FixedClock(), load).find(KEY) == Card()
+
+
+async def test_the_map_is_read_once_however_many_open_it() -> None:
+    reads: list[int] = []
+
+    def read() -> BundledMap:
+        reads.append(1)
+        return load()
+
+    catalog = Catalog({}, FixedClock(), read)
+    await asyncio.gather(*(catalog.open() for _ in range(3)))
+    assert reads == [1]
+    assert catalog.find(KEY) == Card(1000, 100, UNPRICED, "bundled", "bundled", "")
+
+
+async def test_the_upstreams_word_comes_before_the_map_and_the_settings_before_both() -> None:
+    catalog = Catalog({"main": Offer(window=10)}, FixedClock(), load)
+    await catalog.open()
+    for name in ("main", "other"):
+        catalog.note_listing(name, list_models(500))
+    found = [catalog.find(LimitKey(name, "m")) for name in ("main", "other", "third")]
+    assert [(card.window, card.window_source) for card in found] == [
+        (10, "settings"),
+        (500, "upstream"),
+        (1000, "bundled"),
+    ]
+
+
+def test_a_listing_that_says_nothing_changes_nothing() -> None:
+    catalog = Catalog({}, FixedClock(), load)
+    catalog.note_listing("main", list_models(500))
+    catalog.note_listing("main", b'{"data":[]}')
+    assert catalog.find(KEY).window == 500
+
+
+def test_a_limit_holds_for_whom_it_was_learned_and_for_a_day() -> None:
+    clock = FixedClock()
+    catalog = Catalog({"main": Offer(window=1000)}, clock, load)
+    catalog.note_limit(KEY, 600, 900)
+    others = (KEY._replace(tenant=b"t"), KEY._replace(beta="b"), KEY._replace(model="n"))
+    assert [catalog.find(key).window for key in (KEY, *others)] == [600, 1000, 1000, 1000]
+    clock.advance(24 * 3600)
+    assert catalog.find(KEY).window == 1000
+
+
+def test_the_oldest_limits_are_forgotten() -> None:
+    catalog = Catalog({}, FixedClock(), load)
+    catalog.note_limit(KEY, 600, 900)
+    catalog.note_limit(LimitKey("main", "0"), 600, 900)
+    catalog.note_limit(KEY, 500, 900)
+    for number in range(1, 1024):
+        catalog.note_limit(LimitKey("main", str(number)), 600, 900)
+    assert [catalog.find(LimitKey("main", name)).window for name in ("0", "m", "1", "1023")] == [None, 500, 600, 600]
+
+
+def test_the_map_is_the_one_that_is_installed() -> None:
+    assert read_bundled_map().find("gpt-4o").window == 128_000

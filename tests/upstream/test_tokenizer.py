@@ -1,0 +1,64 @@
+"""Counting text."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from proxy.context.estimate import LONGEST_RUN
+from proxy.context.model_names import Encoding
+from proxy.upstream.tokenizer import Encoder, Tokenizer
+
+
+class Letters:
+    """One token a character; keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def encode_ordinary(self, text: str) -> list[int]:
+        self.seen.append(text)
+        return list(range(len(text)))
+
+
+def test_an_encoding_is_loaded_once_when_it_is_first_needed() -> None:
+    loaded: list[Encoding] = []
+
+    def load(encoding: Encoding) -> Encoder:
+        loaded.append(encoding)
+        return Letters()
+
+    tokenizer = Tokenizer(load)
+    assert loaded == []
+    assert [tokenizer.count("abc", "o200k_base"), tokenizer.count("ab", "o200k_base")] == [(3, False), (2, False)]
+    tokenizer.count("a", "cl100k_base")
+    assert loaded == ["o200k_base", "cl100k_base"]
+
+
+def test_threads_that_come_together_load_once() -> None:
+    loaded: list[Encoding] = []
+    both = threading.Barrier(2)
+
+    def load(encoding: Encoding) -> Encoder:
+        loaded.append(encoding)
+        return Letters()
+
+    def count(_: int) -> int:
+        both.wait(5)
+        return tokenizer.count("abc", "o200k_base")[0]
+
+    tokenizer = Tokenizer(load)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(count, range(2))) == [3, 3]
+    assert loaded == ["o200k_base"]
+
+
+def test_without_an_encoder_it_estimates_and_says_so() -> None:
+    loads: list[Encoding] = []
+    tokenizer = Tokenizer(lambda encoding: loads.append(encoding))
+    assert [tokenizer.count("x" * 300, "o200k_base") for _ in range(2)] == [(100, True)] * 2
+    assert loads == ["o200k_base"]
+
+
+def test_long_runs_reach_the_encoder_in_stretches() -> None:
+    letters = Letters()
+    assert Tokenizer(lambda _: letters).count("a" * (3 * LONGEST_RUN), "o200k_base") == (3 * LONGEST_RUN, False)
+    assert [len(each) for each in letters.seen] == [LONGEST_RUN] * 3

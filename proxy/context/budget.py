@@ -5,9 +5,8 @@ Rule: a budget is a function of window, output and policy alone. Nothing is coun
 
 import re
 from dataclasses import dataclass
-from typing import Literal
 
-Pressure = Literal["none", "soft", "hard"]
+from proxy.model.plan import Pressure
 
 AUTO_CEILING = 200_000  # below it no provider charges long-context prices
 _LARGE = 60_000

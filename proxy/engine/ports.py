@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from proxy.model.epoch import StoredContext, StoredOriginal
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import Headers, SessionKey
 from proxy.model.lineage import StoredSession
@@ -164,6 +165,14 @@ class LogReader(Protocol):
 
     async def load_received(self, exchange: str, k: int) -> bytes:
         """The body the upstream answered with in round k, as far as it was kept. Raises NotFound."""
+        ...
+
+    async def load_context(self, session: str) -> StoredContext:
+        """How a session is managed: its epochs, pins and accounts. Empty where nothing is known of it."""
+        ...
+
+    async def load_original(self, reference: str) -> StoredOriginal:
+        """What a reference stands for, given by its id without `ref:`. Raises NotFound."""
         ...
 
     async def verify(self) -> Verification:

@@ -6,10 +6,12 @@ A store may lay records down as msgspec encodes them: a new field goes to the en
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from proxy.model.epoch import Epoch, Pin
 from proxy.model.exchange import Opening, Outcome, Reading, Round, Trailer
 from proxy.model.lineage import Adoption, Reply, Step
+from proxy.model.plan import Plan
 
-Record = Opening | Round | Outcome | Trailer | Reading | Step | Reply | Adoption
+Record = Opening | Round | Outcome | Trailer | Reading | Step | Reply | Adoption | Epoch | Plan | Pin
 
 # Objects in memory: a node has two hashes of 16 bytes, a mark a hash, a form and a name.
 _NODE_WEIGHT = 200
@@ -41,4 +43,7 @@ _WEIGHERS: Mapping[type[Record], Callable[[Any], int]] = {
     Step: _weigh_growth,
     Reply: _weigh_growth,
     Adoption: lambda record: 256,
+    Epoch: lambda record: 512 + len(record.edits) + sum(map(len, record.rendered)) + 200 * len(record.originals),
+    Plan: lambda record: 256,
+    Pin: lambda record: 256,
 }

@@ -1,0 +1,34 @@
+"""A request as a plan sees it. Rule: values; whatever is expensive to find out about a message was found out before."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from proxy.context.budget import Budget
+from proxy.model.plan import ContextPlan
+from proxy.model.shapes import Shape
+from proxy.model.told import Told
+
+
+class Seen(msgspec.Struct, frozen=True, gc=False):
+    """A message: what it says, how it hangs together with its neighbours, and how many tokens it has."""
+
+    told: Told
+    shape: Shape
+    tokens: int
+
+
+class View(msgspec.Struct, frozen=True, gc=False):
+    """The whole conversation as the client holds it, behind its preamble.
+
+    `head` are the tokens of what goes before (system messages, tools). `name` gives the id of a reference to the
+    messages from one place up to another, from a character of their text on; equal arguments have equal ids. `pinned`
+    are places that must stay. `frozen` is the plan of the epoch that holds now, None where there is none.
+    """
+
+    messages: Sequence[Seen]
+    head: int
+    budget: Budget
+    name: Callable[[int, int, int], str]
+    pinned: frozenset[int] = frozenset()
+    frozen: ContextPlan | None = None

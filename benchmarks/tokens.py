@@ -81,7 +81,7 @@ def show_counting(tokenizer: Tokenizer, runner: asyncio.Runner, tokens: int) -> 
     counting = Counting(tokenizer)
 
     def count_request(pieces: Sequence[Piece]) -> None:
-        runner.run(counting.count("main", "gpt-4o", pieces))
+        runner.run(counting.count("gpt-4o", pieces))
 
     note = f"{len(requests[0])} messages, {sum(len(piece.raw) for piece in requests[0]) // 1000} KB"
     show(

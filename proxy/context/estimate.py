@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from proxy.context.model_names import Family
+
 LONGEST_RUN = 4096
 _BYTES_PER_TOKEN = 3
 
@@ -44,7 +46,7 @@ def estimate_tokens(text: str) -> int:
 class Ratio:
     """How many tokens a model counts for each of ours: an exponential average of what its usage said.
 
-    Before anything is learned: 1 where the tokenizer is the model's own, else `GUESSED`.
+    Before anything is learned it is what `guess_ratio` says.
     """
 
     value: float = 1.0
@@ -65,5 +67,11 @@ class Ratio:
 
 
 EXACT = Ratio(1.0)
-# Other families' vocabularies are smaller than o200k on the whole; too high a guess only manages a little early.
-GUESSED = Ratio(1.15)
+# Anthropic's and Gemini's tokenizers give more tokens than o200k on the whole; too high a guess only manages a little
+# early. Most others of today have vocabularies of 100,000 and more, as cl100k and o200k, which differ by a few percent.
+_GUESSED = {"anthropic": Ratio(1.15), "gemini": Ratio(1.15)}
+
+
+def guess_ratio(family: Family) -> Ratio:
+    """The ratio of a family before anything is learned of its model."""
+    return EXACT if family.is_exact else _GUESSED.get(family.vendor, EXACT)

@@ -1,14 +1,15 @@
 """Counting the tokens of messages.
 
 Rule: a message is counted once, off the event loop, and known by its hash from then on; nothing of a request is counted
-twice, whichever model asks. What families of other tokenizers count is ours times a ratio learned from their usage.
+twice, whichever model asks. What families of other tokenizers count is ours times a ratio learned from their usage,
+which whoever compares with their numbers applies (`find_ratio`): a sum of ours stays true when the ratio moves.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from proxy.context.estimate import EXACT, GUESSED, Ratio
+from proxy.context.estimate import Ratio, guess_ratio
 from proxy.context.media_tokens import count_media, count_tool_prompt
 from proxy.context.model_names import Encoding, Family, find_family
 from proxy.model.countable import Countable, Weight
@@ -34,7 +35,7 @@ class Piece(NamedTuple):
 
 
 class Count(NamedTuple):
-    """Tokens of each piece as the model counts them, and whether any is but an estimate of the text's."""
+    """Tokens of each piece by our encodings, and whether any is but an estimate of the text's."""
 
     tokens: tuple[int, ...]
     is_estimate: bool
@@ -49,7 +50,7 @@ class Counting:
         self._weights: dict[tuple[Encoding, bytes], Weight] = {}
         self._ratios: dict[tuple[str, str], Ratio] = {}
 
-    async def count(self, upstream: str, model: str, pieces: Sequence[Piece]) -> Count:
+    async def count(self, model: str, pieces: Sequence[Piece]) -> Count:
         """The tokens of each piece; only pieces that are new cost anything, in a thread."""
         family = find_family(model)
         fresh = {piece.digest: piece for piece in pieces if (family.encoding, piece.digest) not in self._weights}
@@ -59,19 +60,18 @@ class Counting:
             weights |= zip(fresh, found, strict=True)
             for digest, weight in zip(fresh, found, strict=True):
                 self._remember(family, digest, weight)
-        ratio = self.find_ratio(upstream, model)
-        tokens = tuple(_apply(weights[piece.digest], piece, family, model, ratio) for piece in pieces)
+        tokens = tuple(_sum(weights[piece.digest], piece, family, model) for piece in pieces)
         return Count(tokens, any(weight.is_estimate for weight in weights.values()))
 
     def find_ratio(self, upstream: str, model: str) -> Ratio:
         """How many tokens the model counts for each of ours."""
-        return self._ratios.get((upstream, model), EXACT if find_family(model).is_exact else GUESSED)
+        return self._ratios.get((upstream, model)) or guess_ratio(find_family(model))
 
     def learn(self, upstream: str, model: str, ours: int, theirs: int) -> None:
         """Take in a request's input, in tokens, as `count` summed it and as the provider's usage has it."""
         ratio = self.find_ratio(upstream, model)
         self._ratios.pop((upstream, model), None)
-        self._ratios[upstream, model] = ratio.learn(round(ours / ratio.value), theirs)
+        self._ratios[upstream, model] = ratio.learn(ours, theirs)
         _forget_oldest(self._ratios, _MOST_RATIOS)
 
     def _weigh(self, encoding: Encoding, pieces: Sequence[Piece]) -> list[Weight]:
@@ -94,9 +94,10 @@ class Counting:
         _forget_oldest(self._weights, self._most)
 
 
-def _apply(weight: Weight, piece: Piece, family: Family, model: str, ratio: Ratio) -> int:
-    text = ratio.apply(weight.text_tokens)
-    return text + (count_tool_prompt(family) if piece.is_tools else count_media(weight.media, family, model))
+def _sum(weight: Weight, piece: Piece, family: Family, model: str) -> int:
+    return weight.text_tokens + (
+        count_tool_prompt(family) if piece.is_tools else count_media(weight.media, family, model)
+    )
 
 
 def _forget_oldest(known: dict[Any, Any], most: int) -> None:

@@ -17,6 +17,7 @@ from proxy.engine.lineage.naming import Naming, make_session, read_body, read_te
 from proxy.engine.lineage.placing import Asked, Place
 from proxy.engine.lineage.tenants import Caller
 from proxy.engine.lineage.tracking import Lineage
+from proxy.engine.managing.subject import Subject
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Clock, Ids, Upstream
 from proxy.engine.readings import Readings
@@ -43,12 +44,16 @@ class Route:
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
-    """A request as recognised. `is_stream`: a streamed answer is asked for. `step`: where it stands, if known."""
+    """A request as recognised. `is_stream`: a streamed answer is asked for. `step`: where it stands, if known.
+
+    `subject` is None where there is nothing to manage: what is not understood, has no place, or is not kept whole.
+    """
 
     opening: Opening
     upstream: Upstream
     is_stream: bool = False
     step: Step | None = None
+    subject: Subject | None = None
 
 
 class _Recognised(msgspec.Struct, frozen=True, gc=False):
@@ -60,6 +65,7 @@ class _Recognised(msgspec.Struct, frozen=True, gc=False):
     body: Manifest
     is_stream: bool = False
     step: Step | None = None
+    subject: Subject | None = None
 
 
 class _Reading(msgspec.Struct, frozen=True, gc=False):
@@ -103,7 +109,7 @@ class Reception:
             recognised = self._keep_apart(request, caller, exchange)
         reading = _Reading("managed", form.name, recognised.model, recognised.body)
         opening = self._open(request, mode, exchange, recognised.session, reading)
-        return Received(opening, recognised.upstream, recognised.is_stream, recognised.step)
+        return Received(opening, recognised.upstream, recognised.is_stream, recognised.step, recognised.subject)
 
     def receive_stream(self, request: ClientRequest, mode: Mode) -> Received:
         """Recognise a request whose body is still to come; whoever passes it on fills in the opening's body."""
@@ -167,7 +173,8 @@ class Reception:
         # From here on nothing waits: what is remembered is in the log with the opening, before any later request's.
         body = self._take_stock(key, split, chain, known, shared) if is_kept else self._keep_whole(content)
         if place is not None:
-            return _Recognised(place.session, upstream, model, body, traits.is_stream, place.step)
+            subject = _make_subject(request, form, asked, split, chain, place) if is_kept and split.items else None
+            return _Recognised(place.session, upstream, model, body, traits.is_stream, place.step, subject)
         return _Recognised(session, upstream, model, body, traits.is_stream)
 
     async def _find_root(self, form: Format, session: SessionKey, previous: str) -> bytes:
@@ -218,6 +225,24 @@ class Reception:
             if not route.models:
                 return route.upstream
         return self._routes[0].upstream
+
+
+def _make_subject(
+    request: ClientRequest, form: Format, asked: Asked, split: SplitBody, chain: Chain, place: Place
+) -> Subject:
+    return Subject(
+        asked.exchange,
+        place.session,
+        form.name,
+        form.items_key,
+        asked.traits.model,
+        asked.most_output,
+        split,
+        chain,
+        place.step,
+        request.headers,
+        is_new=place.is_new and place.source is None,
+    )
 
 
 def _read_output_limit(split: SplitBody) -> int:

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.context.estimate import LONGEST_RUN, Ratio, cut_stretches, estimate_tokens
+from proxy.context.estimate import LONGEST_RUN, Ratio, cut_stretches, estimate_tokens, guess_ratio
+from proxy.context.model_names import find_family
 
 
 @given(st.text())
@@ -53,3 +54,10 @@ def test_a_ratio_stays_in_its_bounds_whatever_it_is_told(told: list[tuple[int, i
     for ours, theirs in told:
         ratio = ratio.learn(ours, theirs)
     assert 0.5 <= ratio.value <= 2.5
+
+
+@pytest.mark.parametrize(
+    ("model", "value"), [("gpt-4o", 1.0), ("claude-x", 1.15), ("gemini-2.0", 1.15), ("qwen3", 1.0)]
+)
+def test_a_family_is_guessed_at_first(model: str, value: float) -> None:
+    assert guess_ratio(find_family(model)).value == value

@@ -29,24 +29,24 @@ def make_piece(name: str, words: int = 1) -> Piece:
 async def test_a_message_is_counted_once() -> None:
     words = Words()
     counting = Counting(words)
-    first = await counting.count("main", "gpt-4o", [make_piece("a", 5), make_piece("b", 6)])
+    first = await counting.count("gpt-4o", [make_piece("a", 5), make_piece("b", 6)])
     assert (first.tokens, first.is_estimate) == ((8, 9), False)
-    more = await counting.count("other", "gpt-5", [make_piece(name, 5) for name in "abca"])
+    more = await counting.count("gpt-5", [make_piece(name, 5) for name in "abca"])
     assert more.tokens == (8, 9, 8, 8)
     assert [text.split()[0] for text, _ in words.counted] == ["a", "b", "c"]
 
 
 async def test_counting_is_done_in_another_thread() -> None:
     words = Words()
-    await Counting(words).count("main", "gpt-4o", [make_piece("a")])
+    await Counting(words).count("gpt-4o", [make_piece("a")])
     assert threading.get_ident() not in words.threads
 
 
 async def test_what_is_known_needs_no_thread() -> None:
     counting = Counting(Words())
-    await counting.count("main", "gpt-4o", [make_piece("a")])
+    await counting.count("gpt-4o", [make_piece("a")])
     with pytest.raises(StopIteration) as done:
-        counting.count("main", "gpt-4o", [make_piece("a")]).send(None)
+        counting.count("gpt-4o", [make_piece("a")]).send(None)
     assert done.value.value.tokens == (4,)
 
 
@@ -54,26 +54,26 @@ async def test_another_encoding_counts_anew() -> None:
     words = Words()
     counting = Counting(words)
     for model in ("gpt-4o", "gpt-4", "claude-x"):
-        await counting.count("main", model, [make_piece("a")])
+        await counting.count(model, [make_piece("a")])
     assert [encoding for _, encoding in words.counted] == ["o200k_base", "cl100k_base"]
 
 
 async def test_an_estimate_says_so() -> None:
     counting = Counting(Words(is_estimate=True))
-    assert [(await counting.count("main", "gpt-4o", [make_piece("a")])).is_estimate for _ in range(2)] == [True, True]
+    assert [(await counting.count("gpt-4o", [make_piece("a")])).is_estimate for _ in range(2)] == [True, True]
 
 
 async def test_media_count_by_the_models_own_rule() -> None:
     image = Piece(b"i", b'{"content":[{"type":"image_url","image_url":{"url":"https://x"}}]}')
     counting = Counting(Words())
-    found = [(await counting.count("main", model, [image])).tokens for model in ("gpt-4o", "claude-x")]
+    found = [(await counting.count(model, [image])).tokens for model in ("gpt-4o", "claude-x")]
     assert found == [(3 + 1445,), (3 + 1600,)]
 
 
 async def test_tools_count_by_their_rule() -> None:
     tools = Piece(b"t", b'[{"type":"function","function":{"name":"f","parameters":{}}}]', is_tools=True)
     counting = Counting(Words())
-    found = [(await counting.count("main", model, [tools])).tokens for model in ("gpt-4o", "claude-x")]
+    found = [(await counting.count(model, [tools])).tokens for model in ("gpt-4o", "claude-x")]
     assert found == [(1 + 7 + 12,), (23 + 346,)]
 
 
@@ -81,24 +81,25 @@ async def test_the_oldest_are_forgotten_first() -> None:
     words = Words()
     counting = Counting(words, most=2)
     for name in "abacab":
-        await counting.count("main", "gpt-4o", [make_piece(name)])
+        await counting.count("gpt-4o", [make_piece(name)])
     assert [text for text, _ in words.counted] == ["a", "b", "c", "b"]
 
 
 async def test_more_pieces_than_are_remembered_are_counted_all_the_same() -> None:
-    found = await Counting(Words(), most=1).count("main", "gpt-4o", [make_piece(name) for name in "abc"])
+    found = await Counting(Words(), most=1).count("gpt-4o", [make_piece(name) for name in "abc"])
     assert found.tokens == (4, 4, 4)
 
 
-async def test_other_families_count_by_a_ratio_learned_from_usage() -> None:
+async def test_other_families_differ_by_a_ratio_learned_from_usage() -> None:
     counting = Counting(Words())
-    piece = make_piece("a", 997)
-    assert (await counting.count("main", "claude-x", [piece])).tokens == (1150,)
+    [ours] = (await counting.count("claude-x", [make_piece("a", 997)])).tokens
+    assert ours == 1000
+    assert counting.find_ratio("main", "claude-x").apply(ours) == 1150
     for _ in range(60):
-        [ours] = (await counting.count("main", "claude-x", [piece])).tokens
         counting.learn("main", "claude-x", ours, 1300)
-    assert (await counting.count("main", "claude-x", [piece])).tokens == (1300,)
-    assert (await counting.count("other", "claude-x", [piece])).tokens == (1150,)
+    assert counting.find_ratio("main", "claude-x").apply(ours) == 1300
+    assert counting.find_ratio("other", "claude-x").apply(ours) == 1150
+    assert (await counting.count("claude-x", [make_piece("a", 997)])).tokens == (1000,)
 
 
 def test_ratios_are_bounded_in_number() -> None:

@@ -71,12 +71,14 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
 class Place(msgspec.Struct, frozen=True, gc=False):
     """What was decided. `source`: the session of another credential that this one goes on from, and the node.
 
-    `step` is None for a request that is not trusted: `Placing.enter` tells when the upstream has accepted it.
+    `step` is None for a request that is not trusted: `Placing.enter` tells when the upstream has accepted it. `is_new`:
+    it is the first of its session.
     """
 
     session: SessionKey
     step: Step | None
     source: tuple[str, bytes] | None = None
+    is_new: bool = False
 
 
 class Placing:
@@ -137,7 +139,8 @@ class Placing:
     def place(self, asked: Asked, *, is_certain: bool = True) -> Place:
         """Decide. Not `is_certain`: the log may know of another session to choose."""
         known, source = self._find(asked, is_certain=is_certain)
-        return Place(known.key, self.enter(asked, known) if asked.is_trusted else None, source)
+        is_new = not known.tips and not known.is_partial
+        return Place(known.key, self.enter(asked, known) if asked.is_trusted else None, source, is_new)
 
     def enter(self, asked: Asked, known: Known) -> Step:
         """Where a request stands in its session, which has it from now on."""

@@ -1,0 +1,1 @@
+"""What is sent upstream in place of a long history."""

@@ -1,0 +1,88 @@
+"""Making an epoch: what the builder plans, as the bytes that will be sent.
+
+Rule: blocks, and so runs in a thread; the same conversation in the same state gives the same bytes.
+"""
+
+from collections.abc import Sequence
+from hashlib import sha256
+
+import msgspec
+
+from proxy.context.budget import Budget
+from proxy.context.builder import ContextBuilder
+from proxy.context.reference import make_reference
+from proxy.context.view import Seen, View
+from proxy.engine.managing.paths import Path
+from proxy.engine.managing.subject import Subject
+from proxy.model.epoch import Epoch, Original
+from proxy.model.manifest import digest_of
+from proxy.model.plan import ContextPlan, Edit, Reference
+from proxy.wire.rendering import render
+from proxy.wire.telling import read_told
+
+_edits = msgspec.json.Decoder(tuple[Edit, ...])
+
+
+class Draft(msgspec.Struct, frozen=True, gc=False):
+    """A plan, and the raw messages it comes to."""
+
+    plan: ContextPlan
+    rendered: tuple[bytes, ...]
+    originals: tuple[Original, ...]
+
+
+class Opener:
+    """Drafts epochs. `secret` makes references unguessable."""
+
+    def __init__(self, builder: ContextBuilder, secret: bytes) -> None:
+        self._builder = builder
+        self._secret = secret
+
+    def draft(
+        self,
+        subject: Subject,
+        path: Path,
+        budget: Budget,
+        frozen: Epoch | None,
+        pinned: frozenset[int],
+        *,
+        is_minimal: bool = False,
+    ) -> Draft:
+        """What would be sent in place of the beginning of a request's history. Raises whatever goes wrong."""
+        raws = subject.list_raws()
+        view = View(
+            messages=_see(subject.wire, raws, path),
+            head=path.head.tokens,
+            budget=budget,
+            name=lambda start, stop, offset: self._name(subject, start, stop, offset),
+            pinned=pinned,
+            frozen=None if frozen is None else read_plan(frozen),
+        )
+        plan = self._builder.minimal(view) if is_minimal else self._builder.build(view)
+        rendered = render(subject.wire, plan.edits, raws)
+        return Draft(plan, rendered, tuple(_keep_original(subject.wire, each, raws) for each in plan.references))
+
+    def _name(self, subject: Subject, start: int, stop: int, offset: int) -> str:
+        """The id of a reference: the node of the last message names all before it."""
+        named = b"%b%d:%d" % (subject.nodes[stop - 1], stop - start, offset)
+        return make_reference(self._secret, subject.session.id, sha256(named).digest())
+
+
+def read_plan(epoch: Epoch) -> ContextPlan:
+    """The plan that an epoch was made of, as far as it is kept. Raises ValueError."""
+    references = tuple(
+        Reference(each.id, each.place, each.place + len(each.digests), each.offset) for each in epoch.originals
+    )
+    return ContextPlan(epoch.depth, _edits.decode(epoch.edits), references, epoch.tokens_after)
+
+
+def _see(wire: str, raws: Sequence[bytes], path: Path) -> list[Seen]:
+    return [
+        Seen(read_told(wire, raw), shape, path.count(place, place + 1))
+        for place, (raw, shape) in enumerate(zip(raws, path.shapes, strict=True))
+    ]
+
+
+def _keep_original(wire: str, reference: Reference, raws: Sequence[bytes]) -> Original:
+    digests = tuple(map(digest_of, raws[reference.start : reference.stop]))
+    return Original(reference.id, digests, wire, reference.start, reference.offset)

@@ -1,0 +1,40 @@
+"""What goes upstream for a request, and what the record and the client are told of it. Rule: values only."""
+
+import msgspec
+
+from proxy.model.epoch import Epoch
+from proxy.model.exchange import Headers, Mode
+from proxy.model.manifest import Manifest
+from proxy.model.plan import Plan
+
+
+class Sending(msgspec.Struct, frozen=True, gc=False):
+    """The body of a round. `manifest` is None where it is the client's own, `plan` where nothing was to be decided.
+
+    `labels` are response headers. `is_guarded`: the upstream may refuse it as too long, so that the head of its answer
+    waits for what comes (BEHAVIOUR B20a).
+    """
+
+    body: bytes
+    manifest: Manifest | None = None
+    plan: Plan | None = None
+    labels: Headers = ()
+    is_guarded: bool = False
+
+
+def list_labels(
+    plan: Plan, epoch: Epoch | None, opened: Epoch | None, mode: Mode, *, is_standing_down: bool
+) -> Headers:
+    """What the client is told: the epoch that was applied, tokens where they were counted, and what was compacted."""
+    labels: list[tuple[bytes, bytes]] = []
+    if epoch is not None:
+        labels.append((b"x-palimpsest-epoch", epoch.id.encode()))
+    if plan.tokens_client is not None and plan.tokens_upstream is not None:
+        told = f"client={plan.tokens_client}, upstream={plan.tokens_upstream}"
+        labels.append((b"x-palimpsest-tokens", told.encode()))
+    if is_standing_down and mode == "manage":
+        labels.append((b"x-palimpsest-mode", f"observe; {plan.reason}".encode("ascii", "replace")))
+    if opened is not None:
+        told = f"compacted {opened.tokens_before}->{opened.tokens_after}"
+        labels.append((b"x-palimpsest-notice", told.encode()))
+    return tuple(labels)

@@ -1,0 +1,56 @@
+"""A request as managing sees it. Rule: made by reception, once; nothing here is found out again."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from proxy.engine.lineage.chain import Chain
+from proxy.model.exchange import Headers, SessionKey
+from proxy.model.lineage import Step
+from proxy.wire.body import SplitBody
+
+
+class Subject(msgspec.Struct, frozen=True, gc=False):
+    """A request whose body was split, and where it stands. `wire` and `items_key` are its format's.
+
+    `step` is None while the upstream has not accepted its credential: what is known of the session may not be used
+    then (BEHAVIOUR B2). `is_new`: it is the first of its session, and goes on from no other. `most_output` is what it
+    asks for, 0 where it does not say.
+    """
+
+    exchange: str
+    session: SessionKey
+    wire: str
+    items_key: str
+    model: str
+    most_output: int
+    split: SplitBody
+    chain: Chain
+    step: Step | None
+    headers: Headers
+    is_new: bool = False
+
+    @property
+    def nodes(self) -> Sequence[bytes]:
+        """The nodes of its messages behind the preamble."""
+        return self.chain.nodes
+
+    @property
+    def tip(self) -> bytes:
+        """Its last node; the root where there is none."""
+        return self.chain.nodes[-1] if self.chain.nodes else self.chain.root
+
+    @property
+    def is_side(self) -> bool:
+        """Whether it stands beside the conversation."""
+        return self.step is not None and self.step.is_side
+
+    def list_raws(self, start: int = 0) -> list[bytes]:
+        """The raw messages behind the preamble, from one place on."""
+        content = self.split.content
+        return [content[span.start : span.end] for span in self.split.items[self.chain.preamble.count + start :]]
+
+    def list_leading(self) -> list[bytes]:
+        """The raw messages of the preamble."""
+        content = self.split.content
+        return [content[span.start : span.end] for span in self.split.items[: self.chain.preamble.count]]

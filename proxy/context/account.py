@@ -1,0 +1,132 @@
+"""What sending more than an epoch would have cost so far, for one branch and view (BEHAVIOUR B4, B10).
+
+Rule: an account is a value; each thing that happens to it gives a new one. Tokens are those of whole requests, money is
+tokens of uncached input (`context/tariff`).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from proxy.context.tariff import Tariff
+from proxy.context.view import Seen
+from proxy.model.epoch import Epoch
+
+MOST_FUTILE = 2
+# An epoch that misses its mark by what a budget leaves its estimator has not missed it.
+_MARGIN_PERCENT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """`base`: tokens right after the last epoch, 0 before the first. `owed`: the excess reads since.
+
+    `futile` counts the epochs in a row that did not get below the low mark, `stuck` is the mark that the last of them
+    missed. `is_held`: a revert holds until the high mark. `sent` are the tokens of the last request, 0 where none is
+    known that the next one goes on from; `sent_at` is when it was sent, in monotonic seconds, None where unknown.
+    """
+
+    base: int = 0
+    owed: float = 0.0
+    futile: int = 0
+    stuck: int = 0
+    is_held: bool = False
+    sent: int = 0
+    sent_at: float | None = None
+
+    def find_target(self, low: int) -> int:
+        """What the next epoch will probably leave: the low mark, or what the last one could not get below."""
+        return max(self.base, low)
+
+    def find_idle(self, now: float) -> float | None:
+        """Seconds since the last request, None where nobody knows."""
+        return None if self.sent_at is None else max(0.0, now - self.sent_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A request that was sent: its tokens, and what the upstream said it read of them from its cache.
+
+    `kept` are the tokens at its beginning that were sent before, None where it goes on from the last request. `at` is
+    in monotonic seconds, None where that is not known.
+    """
+
+    tokens: int
+    cached: int | None = None
+    kept: int | None = None
+    at: float | None = None
+
+
+def note_sent(account: Account, sent: Sent, tariff: Tariff, low: int) -> Account:
+    """After a request: what it cost more than one that an epoch at the low mark had made shorter.
+
+    The excess is what was sent before and lies above the target; without it the rest would have cost the same. Where
+    all is read at a tenth this is CONTEXT-ECONOMY's sum of 0.1 (size - L), but for what is new in the request.
+    """
+    read, old = _find_read(account, sent, tariff)
+    excess = max(0, old - account.find_target(low))
+    kept = min(read, old - excess)
+    as_it_was = tariff.price(read, sent.tokens - read)
+    shorter = tariff.price(kept, sent.tokens - excess - kept)
+    owed = account.owed + max(0.0, as_it_was - shorter)
+    return replace(account, owed=owed, sent=sent.tokens, sent_at=account.sent_at if sent.at is None else sent.at)
+
+
+def note_use(account: Account, at: float) -> Account:
+    """After a request that was not counted: it kept the cache warm, no more."""
+    return replace(account, sent_at=at)
+
+
+def note_epoch(account: Account, after: int, low: int) -> Account:
+    """After an epoch that left `after` tokens where it should have left `low`: a new account."""
+    is_futile = after * 100 > low * (100 + _MARGIN_PERCENT)
+    return Account(
+        base=after,
+        futile=account.futile + 1 if is_futile else 0,
+        stuck=low if is_futile else 0,
+        sent_at=account.sent_at,
+    )
+
+
+def note_revert(account: Account, after: int) -> Account:
+    """After a person went back to what stood before, which is `after` tokens: it holds until the high mark (B19)."""
+    return Account(base=after, is_held=True, sent_at=account.sent_at)
+
+
+def add_history(account: Account, sizes: Iterable[int], tariff: Tariff, low: int) -> Account:
+    """As if the requests of these sizes had been noted, one after the other, by somebody who knew no more of them.
+
+    For the requests that nobody counted because they were far below the soft mark.
+    """
+    for size in sizes:
+        account = note_sent(account, Sent(size), tariff, low)
+    return account
+
+
+def list_sizes(messages: Sequence[Seen], head: int) -> list[int]:
+    """The sizes of the requests that a history tells of: one before each answer, behind `head` tokens."""
+    sizes = []
+    size, before = head, ""
+    for seen in messages:
+        role = seen.shape.role
+        if role == "assistant" and before != "assistant":
+            sizes.append(size)
+        size, before = size + seen.tokens, role
+    return sizes
+
+
+def restore_account(epochs: Iterable[Epoch], owed: float, low: int) -> Account:
+    """The account as the log tells of it: the epochs of its path and view, oldest first, and what was owed last."""
+    account = Account()
+    for epoch in epochs:
+        after = epoch.tokens_after
+        account = note_revert(account, after) if epoch.why == "revert" else note_epoch(account, after, low)
+    return replace(account, owed=owed, sent=account.base)
+
+
+def _find_read(account: Account, sent: Sent, tariff: Tariff) -> tuple[int, int]:
+    """Of a request: the tokens read from the cache, and those that were sent before."""
+    kept = min(account.sent if sent.kept is None else sent.kept, sent.tokens)
+    if sent.cached is None:
+        return tariff.expect_read(kept), kept
+    read = min(max(0, sent.cached), sent.tokens)
+    return read, max(kept, read)

@@ -1,0 +1,114 @@
+"""How a provider keeps prompts, so that the part of one which it saw before costs less (BEHAVIOUR B11).
+
+Rule: a retention is what somebody declared. None is unknown and never turns cold. Sources are what providers publish:
+OpenAI's and Azure's "Prompt caching", Anthropic's "Prompt caching", DeepSeek's "Context caching".
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from proxy.context.model_names import find_family
+
+CacheKind = Literal["prefix", "breakpoints", "units", "local"]
+"""`prefix`: the longest beginning that was sent before. `breakpoints`: up to the last marker behind which nothing
+changed. `units`: whole stored units. `local`: the longest beginning, and what is saved is time, not money."""
+
+# A retention runs from the last use, and a provider's clock begins later than ours.
+_MARGIN = 1.2
+_TTL = re.compile(r"(\d{1,6})([smhd])")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_SHORT_TTL = 300.0
+# Anthropic: writing costs 2 where it is kept for an hour, 1.25 (what a price list states) where for five minutes.
+_LONG_WRITE = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheModel:
+    """A provider's cache: what is read of it is whole blocks, from so many tokens on.
+
+    `retention` are the seconds after which what nobody read is surely gone. `is_used` is False where a request asks for
+    none. `least_write` is the least that writing costs, in multiples of uncached input.
+    """
+
+    kind: CacheKind = "prefix"
+    block: int = 1
+    minimum: int = 0
+    retention: float | None = None
+    is_used: bool = True
+    least_write: float = 0.0
+
+    @property
+    def is_head_kept(self) -> bool:
+        """Whether what stands before the first change is sure to be read again (B11: else a rewrite is a whole one)."""
+        return self.is_used and self.kind in ("breakpoints", "local")
+
+    def find_read(self, matching: int, ends: Sequence[int] | None = None) -> int:
+        """The tokens that are read of a request whose first `matching` ones were sent before.
+
+        `ends` are where markers or units end, in tokens; None where that is not known: then at the end of the match.
+        """
+        if not self.is_used:
+            return 0
+        if ends is not None and self.kind in ("breakpoints", "units"):
+            matching = max((end for end in ends if end <= matching), default=0)
+        whole = matching // self.block * self.block
+        return whole if whole >= self.minimum else 0
+
+    def is_cold(self, idle: float | None) -> bool:
+        """Whether nothing can be left after so many seconds without a request."""
+        return self.retention is not None and idle is not None and idle > self.retention * _MARGIN
+
+
+UNKNOWN = CacheModel()
+# OpenAI keeps a prompt for an hour at most, or a day where a request, or the model's default, says so.
+_OPENAI = CacheModel(block=128, minimum=1024, retention=86_400.0)
+_DEEPSEEK = CacheModel(block=64, minimum=64)
+# The least of what Anthropic states for its models (1024 to 4096).
+_ANTHROPIC = CacheModel("breakpoints", minimum=1024, retention=_SHORT_TTL)
+_HOSTS = (
+    ("anthropic.com", _ANTHROPIC),
+    ("openai.com", _OPENAI),
+    ("azure.com", _OPENAI),
+    ("deepseek.com", _DEEPSEEK),
+)
+
+
+def find_cache_model(
+    kind: CacheKind | None, host: str, model: str, ttls: Sequence[str] = (), retention: float | None = None
+) -> CacheModel:
+    """The cache of a model at a host; `kind` and `retention` are what a person set, None where nobody did.
+
+    `ttls` are those of the request's markers (`Shape.markers`), as they are sent. Where a model whose provider wants
+    markers is reached by another host and has none, nobody knows what that host does: then it is the longest beginning.
+    """
+    found = _find_by_host(host.lower().rstrip("."))
+    if kind is None and ttls and find_family(model).vendor == "anthropic":
+        found = _ANTHROPIC
+    if kind is not None and kind != found.kind:
+        found = _ANTHROPIC if kind == "breakpoints" else CacheModel(kind)
+    if found.kind == "breakpoints":
+        found = _read_markers(found, ttls)
+    return found if retention is None else replace(found, retention=retention)
+
+
+def _find_by_host(host: str) -> CacheModel:
+    for suffix, model in _HOSTS:
+        if host == suffix or host.endswith(f".{suffix}"):
+            return model
+    return UNKNOWN
+
+
+def _read_markers(model: CacheModel, ttls: Sequence[str]) -> CacheModel:
+    """With the longest retention of the markers; one that cannot be read may be any."""
+    kept = [_read_seconds(ttl) for ttl in ttls]
+    known = [seconds for seconds in kept if seconds is not None]
+    retention = max(known) if known and len(known) == len(kept) else None
+    is_long = any(seconds > _SHORT_TTL for seconds in known)
+    return replace(model, retention=retention, is_used=bool(ttls), least_write=_LONG_WRITE if is_long else 0.0)
+
+
+def _read_seconds(ttl: str) -> float | None:
+    match = _TTL.fullmatch(ttl)
+    return int(match[1]) * _SECONDS[match[2]] if match else None

@@ -1,0 +1,86 @@
+"""What managing saved, and what going back would cost, in tokens of uncached input (FEATURES P10, BEHAVIOUR B19).
+
+Rule: a saving may be negative; where a count is missing that it hangs on there is none, not 0.
+"""
+
+from dataclasses import dataclass
+
+from proxy.context.budget import Budget
+from proxy.context.tariff import Tariff
+from proxy.model.exchange import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """A request as the client made it and as it was sent, in tokens as they were counted here.
+
+    `client_read`: what the client's own request would have read from the cache, None where nobody can tell.
+    `sent_read`: what was probably read of the one that was sent; it counts where the upstream does not say.
+    """
+
+    client: int
+    sent: int
+    client_read: int | None
+    sent_read: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """The price of a revert: `once`, with the next request, and `each`, with every later one; `tokens` sent from then.
+
+    `is_lasting`: whether it holds for a while; at the high mark an epoch opens again.
+    """
+
+    once: float
+    each: float
+    tokens: int
+    is_lasting: bool
+
+
+def estimate_client_read(tariff: Tariff, matching: int, idle: float | None) -> int:
+    """What the client's own request reads from the cache, `matching` tokens of which it had sent before."""
+    return 0 if tariff.cache.is_cold(idle) else tariff.expect_read(matching)
+
+
+def price_saving(trip: Trip, usage: Usage | None, tariff: Tariff) -> float | None:
+    """What the client's own request would have cost less what was billed; an epoch's bust is in what was billed.
+
+    Counts of ours are put into the upstream's tokens by the one request that both counted. Not for a request that went
+    out as it came: that saved 0, whatever its cache did.
+    """
+    if usage is None or not usage.input or trip.sent <= 0 or trip.client_read is None:
+        return None
+    scale = usage.input / trip.sent
+    billed = _price_billed(usage, trip, scale, tariff)
+    if billed is None:
+        return None
+    client, read = trip.client * scale, min(trip.client_read, trip.client) * scale
+    return tariff.price(round(read), round(client) - round(read)) - billed
+
+
+def quote_revert(tokens: int, reverted: int, budget: Budget, tariff: Tariff) -> Quote:
+    """The price of sending `reverted` tokens, as they stood before an epoch, in place of `tokens`.
+
+    Nobody knows whether a provider still holds what was sent before the epoch: it counts as gone.
+    """
+    now = tariff.price_size(tokens)
+    return Quote(
+        once=tariff.price_rewritten(reverted) - now,
+        each=tariff.price_size(reverted) - now,
+        tokens=reverted,
+        is_lasting=reverted < budget.high,
+    )
+
+
+def _price_billed(usage: Usage, trip: Trip, scale: float, tariff: Tariff) -> float | None:
+    """What the upstream counted at its prices; None where nobody can tell what it read from its cache."""
+    total = usage.input or 0
+    cached = usage.cached
+    if cached is None:
+        if trip.sent_read is None:
+            return None
+        cached = round(trip.sent_read * scale)
+    cached = min(max(0, cached), total)
+    written = total - cached if usage.written is None else min(max(0, usage.written), total - cached)
+    rates = tariff.prices.find_rates(total)
+    return cached * rates.cached + written * rates.written + (total - cached - written) * rates.input

@@ -60,6 +60,12 @@ class Budget:
         wished = max(self._low_fraction * self.usable, protected + 0.2 * self.usable)
         return int(min(0.85 * self.usable, wished))
 
+    def scale(self, ratio: float) -> "Budget":
+        """The same budget in units of which one is `ratio` tokens; the window as well."""
+        window = None if self.window is None else int(self.window / ratio)
+        output, usable, soft = (int(size / ratio) for size in (self.output, self.usable, self.soft))
+        return Budget(window, output, usable, soft, self._low_fraction)
+
     def find_pressure(self, tokens: int) -> Pressure:
         """How near to its end the budget is; none at all where there is nothing to be had by managing."""
         if not self.usable or tokens < self.soft:

@@ -2,7 +2,9 @@
 
 import msgspec
 
+from proxy.model.epoch import Why
 from proxy.model.exchange import Completeness, Kind
+from proxy.model.plan import Rung
 
 
 class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
@@ -32,4 +34,36 @@ class ReadingFailed(msgspec.Struct, frozen=True, gc=False):
     error: str
 
 
-Event = ExchangeRecorded | ReadingFailed
+class EpochOpened(msgspec.Struct, frozen=True, gc=False):
+    """An epoch holds from now on. `exchange` is the call it was opened for, empty where a person asked for it.
+
+    Tokens are those of the whole request, as the model counts them.
+    """
+
+    epoch: str
+    session: str
+    exchange: str
+    why: Why
+    tokens_before: int
+    tokens_after: int
+
+
+class CeilingUnreachable(msgspec.Struct, frozen=True, gc=False):
+    """So many tokens of a session must stay as they are that no epoch gets below the ceiling for long (B12)."""
+
+    session: str
+    view: str
+    protected: int
+    usable: int
+
+
+class RungFailed(msgspec.Struct, frozen=True, gc=False):
+    """A request could not be sent as it should have been; it went out by the next rung of the ladder (B8)."""
+
+    exchange: str
+    session: str
+    rung: Rung
+    problem: str
+
+
+Event = ExchangeRecorded | ReadingFailed | EpochOpened | CeilingUnreachable | RungFailed

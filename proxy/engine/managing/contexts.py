@@ -8,8 +8,8 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 
-import msgspec
-
+from proxy.context.account import Account, restore_account
+from proxy.engine.managing.opening import Draft
 from proxy.engine.managing.subject import Subject
 from proxy.engine.ports import Archive
 from proxy.model.epoch import Epoch, Pin, StoredContext
@@ -21,25 +21,64 @@ _CONTEXT_WEIGHT = 2000
 _NOTHING = StoredContext()
 
 
-class Held(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """An epoch, what is sent for it in one piece, and the tokens of that."""
-
-    epoch: Epoch
-    tokens: int
-
-
 class Context:
-    """What holds in one session. `is_known`: the log has said all it knows of it."""
+    """What holds in one session. `is_known`: the log has said all it knows of it.
 
-    __slots__ = ("_chosen", "_epochs", "_pins", "is_known", "owed", "weight")
+    `sizes` are the tokens of epochs' rendered messages by id, `protected` what the last plan of a view had to leave,
+    `paths` the nodes of the last request that an account was charged with.
+    One epoch opens at a time: whoever waited for `opening` looks first whether there is a new one.
+    """
+
+    __slots__ = (
+        "_accounts",
+        "_chosen",
+        "_epochs",
+        "_late",
+        "_owed",
+        "_pins",
+        "is_known",
+        "opening",
+        "paths",
+        "protected",
+        "sizes",
+        "unreachable",
+        "weight",
+    )
 
     def __init__(self) -> None:
         self._epochs: list[Epoch] = []
         self._pins: dict[bytes, bool] = {}
         self._chosen: OrderedDict[tuple[str, bytes], str] = OrderedDict()
-        self.owed: dict[str, float] = {}
+        self._accounts: dict[tuple[str, str], Account] = {}
+        self._owed: dict[str, float] = {}
+        self._late: tuple[Subject, asyncio.Future[Draft]] | None = None
+        self.sizes: dict[str, int] = {}
+        self.unreachable: dict[str, int] = {}
+        self.protected: dict[str, int] = {}
+        self.paths: dict[tuple[str, str], Sequence[bytes]] = {}
+        self.opening = asyncio.Lock()
         self.is_known = False
         self.weight = _CONTEXT_WEIGHT
+
+    @property
+    def is_drafting(self) -> bool:
+        """Whether a plan that came too late for its request is still being made."""
+        return self._late is not None and not self._late[1].done()
+
+    def note_late(self, subject: Subject, drafting: "asyncio.Future[Draft]") -> None:
+        """A plan is still being made: the next request may have it."""
+        self._late = (subject, drafting)
+
+    def take_late(self, subject: Subject) -> Draft | None:
+        """The plan that came too late for an earlier request, where this one goes on from that. Raises what it raised."""
+        if self._late is None or not self._late[1].done():
+            return None
+        (asked, drafting), self._late = self._late, None
+        draft, nodes = drafting.result(), subject.nodes
+        through = draft.plan.through
+        if asked.model != subject.model or len(nodes) < through:
+            return None
+        return draft if through and nodes[through - 1] == asked.nodes[through - 1] else None
 
     @property
     def epochs(self) -> Sequence[Epoch]:
@@ -55,7 +94,7 @@ class Context:
         for epoch in [*(each for each in stored.epochs if each.id not in known), *later]:
             self.add(epoch)
         self._pins = {pin.node: pin.is_on for pin in stored.pins} | self._pins
-        self.owed = dict(stored.owed) | self.owed
+        self._owed = dict(stored.owed) | self._owed
 
     def add(self, epoch: Epoch) -> None:
         """An epoch holds from now on."""
@@ -71,6 +110,30 @@ class Context:
         if not any(self._pins.values()):
             return frozenset()
         return frozenset(place for place, node in enumerate(nodes) if self._pins.get(node))
+
+    def read_account(self, view: str, epoch: str, low: int = 0) -> Account:
+        """The account of a view under an epoch, empty for none; what the log tells of it where memory does not."""
+        account = self._accounts.get((view, epoch))
+        if account is None:
+            account = self._accounts[view, epoch] = restore_account(self._trace(epoch), self._owed.pop(view, 0.0), low)
+        return account
+
+    def write_account(self, view: str, epoch: str, account: Account) -> None:
+        """An account stands so from now on."""
+        self._accounts[view, epoch] = account
+
+    def get_epoch(self, epoch: str) -> Epoch | None:
+        """The epoch with this id."""
+        return next((each for each in reversed(self._epochs) if each.id == epoch), None)
+
+    def _trace(self, epoch: str) -> list[Epoch]:
+        """An epoch and those before it on its path, the oldest first."""
+        traced: list[Epoch] = []
+        found = self.get_epoch(epoch)
+        while found is not None and found not in traced:
+            traced.insert(0, found)
+            found = self.get_epoch(found.parent)
+        return traced
 
     def find(self, view: str, subject: Subject) -> Epoch | None:
         """The epoch that holds for a request: the one this very history was sent under before, else the newest."""

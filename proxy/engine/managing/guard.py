@@ -9,7 +9,7 @@ from proxy.engine.managing.paths import Path
 from proxy.model.plan import Edit, Kept, Replaced
 from proxy.model.shapes import Shape
 from proxy.wire.body import SplitBody
-from proxy.wire.frame import find_frame_faults, read_rules
+from proxy.wire.frame import read_rules
 from proxy.wire.shaping import read_shape
 from proxy.wire.validity import Splice, find_faults
 
@@ -42,19 +42,11 @@ def _splice(wire: str, edits: Sequence[Edit], rendered: Sequence[bytes], through
 
 
 def find_problem(
-    wire: str,
-    path: Path,
-    splices: Sequence[Splice],
-    bodies: tuple[SplitBody, SplitBody],
-    protected: Collection[int] = (),
-    *,
-    is_alternating: bool = False,
+    wire: str, path: Path, splices: Sequence[Splice], body: SplitBody, protected: Collection[int] = ()
 ) -> str:
-    """What is wrong with a rewritten request and was not with the client's, the first of `bodies`; or empty."""
-    before, after = bodies
-    rules = read_rules(wire, before, is_alternating=is_alternating)
-    faults = find_faults(path.history, splices, rules, protected)
-    if faults:
-        first = faults[0]
-        return f"{first.kind} {first.subject}".strip()
-    return next(iter(find_frame_faults(before, after)), "")
+    """What is wrong with a rewritten history and was not with the client's, in a few words; empty for nothing.
+
+    `body` is the client's. The members beside the messages are the client's own, so they need no look.
+    """
+    faults = find_faults(path.history, splices, read_rules(wire, body), protected)
+    return f"{faults[0].kind} {faults[0].subject}".strip() if faults else ""

@@ -33,13 +33,17 @@ class Head(msgspec.Struct, frozen=True, gc=False):
 
 
 class Path(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """The messages up to a node, behind the preamble. `sums` are tokens up to the end of each, without the head's."""
+    """The messages up to a node, behind the preamble. `sums` are tokens up to the end of each, without the head's.
+
+    `marked` are the places of messages with cache markers.
+    """
 
     nodes: Sequence[bytes]
     shapes: Sequence[Shape]
     sums: Sequence[int]
     history: History
     head: Head
+    marked: tuple[int, ...] = ()
 
     def count(self, start: int, stop: int) -> int:
         """Tokens of the messages from `start` up to `stop`."""
@@ -48,6 +52,11 @@ class Path(msgspec.Struct, frozen=True, gc=False, eq=False):
     def count_to(self, stop: int) -> int:
         """Tokens of the first messages."""
         return self.sums[stop - 1] if stop else 0
+
+    def list_markers(self, stop: int | None = None) -> list[str]:
+        """The retentions of the cache markers in the first messages, or in all of them."""
+        places = self.marked if stop is None else [place for place in self.marked if place < stop]
+        return [marker for place in places for marker in self.shapes[place].markers]
 
     @property
     def tokens(self) -> int:
@@ -64,10 +73,20 @@ class Paths:
         self._seen: OrderedDict[Key, list[Path]] = OrderedDict()
         self._messages = 0
 
-    async def follow(self, subject: Subject) -> Path:
-        """The path of a request; only messages that are new are read and counted, in a thread."""
+    def find(self, subject: Subject) -> tuple[Path | None, int]:
+        """The path seen before that shares most messages with a request's, and how many; (None, 0) if none does."""
+        best, most = None, 0
+        for path in reversed(self._seen.get((subject.session.id, subject.model), ())):
+            shared = count_shared(path.nodes, subject.nodes)
+            if shared > most:
+                best, most = path, shared
+            if shared == len(path.nodes):
+                break
+        return best, most
+
+    async def follow(self, subject: Subject, known: Path | None, shared: int) -> Path:
+        """The path of a request, as `find` has it; only messages that are new are read and counted, in a thread."""
         key = (subject.session.id, subject.model)
-        known, shared = self._find(key, subject.nodes)
         head = await self._count_head(subject, known)
         if known is not None and shared == len(subject.nodes) == len(known.nodes):
             return known if known.head is head else msgspec.structs.replace(known, head=head)
@@ -87,18 +106,8 @@ class Paths:
         """The tokens of messages that are sent in place of others."""
         return sum(await self._count(subject, [Piece(digest_of(raw), raw) for raw in raws]))
 
-    def _find(self, key: Key, nodes: Sequence[bytes]) -> tuple[Path | None, int]:
-        best, most = None, 0
-        for path in reversed(self._seen.get(key, ())):
-            shared = count_shared(path.nodes, nodes)
-            if shared > most:
-                best, most = path, shared
-            if shared == len(path.nodes):
-                break
-        return best, most
-
     async def _count_head(self, subject: Subject, known: Path | None) -> Head:
-        leading, members = subject.chain.preamble.system, _list_members(subject)
+        leading, members = subject.chain.preamble.system, list_members(subject)
         if known is not None and known.head.leading == leading and known.head.members == members:
             return known.head
         tools, orders = members
@@ -143,7 +152,8 @@ def count_shared(known: Sequence[bytes], nodes: Sequence[bytes]) -> int:
     return low
 
 
-def _list_members(subject: Subject) -> tuple[bytes, bytes]:
+def list_members(subject: Subject) -> tuple[bytes, bytes]:
+    """The raw members that go before the messages: tools, and orders on wires that have them; empty for none."""
     tools = subject.split.member("tools")
     return (b"" if tools in _NOTHING else tools), subject.chain.preamble.orders
 
@@ -156,13 +166,15 @@ def _go_on(
     for each in tokens:
         before += each
         sums.append(before)
+    fresh = tuple(place for place, shape in enumerate(shapes, shared) if shape.markers)
     if known is None or not shared:
         history = judge_history(shapes, is_itemised=subject.wire == "responses")
-        return Path(subject.nodes, shapes, sums, history, head)
+        return Path(subject.nodes, shapes, sums, history, head, fresh)
     return Path(
         subject.nodes,
         extend(known.shapes, shared, shapes),
         extend(known.sums, shared, sums),
         extend_history(known.history, shared, shapes),
         head,
+        (*(place for place in known.marked if place < shared), *fresh),
     )

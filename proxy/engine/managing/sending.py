@@ -3,7 +3,7 @@
 import msgspec
 
 from proxy.model.epoch import Epoch
-from proxy.model.exchange import Headers, Mode
+from proxy.model.exchange import Headers
 from proxy.model.manifest import Manifest
 from proxy.model.plan import Plan
 
@@ -22,9 +22,7 @@ class Sending(msgspec.Struct, frozen=True, gc=False):
     is_guarded: bool = False
 
 
-def list_labels(
-    plan: Plan, epoch: Epoch | None, opened: Epoch | None, mode: Mode, *, is_standing_down: bool
-) -> Headers:
+def list_labels(plan: Plan, epoch: Epoch | None, *, is_opened: bool) -> Headers:
     """What the client is told: the epoch that was applied, tokens where they were counted, and what was compacted."""
     labels: list[tuple[bytes, bytes]] = []
     if epoch is not None:
@@ -32,9 +30,7 @@ def list_labels(
     if plan.tokens_client is not None and plan.tokens_upstream is not None:
         told = f"client={plan.tokens_client}, upstream={plan.tokens_upstream}"
         labels.append((b"x-palimpsest-tokens", told.encode()))
-    if is_standing_down and mode == "manage":
-        labels.append((b"x-palimpsest-mode", f"observe; {plan.reason}".encode("ascii", "replace")))
-    if opened is not None:
-        told = f"compacted {opened.tokens_before}->{opened.tokens_after}"
+    if epoch is not None and is_opened:
+        told = f"compacted {epoch.tokens_before}->{epoch.tokens_after}"
         labels.append((b"x-palimpsest-notice", told.encode()))
     return tuple(labels)

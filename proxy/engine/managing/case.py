@@ -1,0 +1,87 @@
+"""A request with all that is known of how it stands when it is decided what to send. Rule: values only."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from proxy.context.budget import Budget
+from proxy.context.economics import Facts
+from proxy.context.estimate import Ratio
+from proxy.context.tariff import Tariff
+from proxy.engine.managing.contexts import Context
+from proxy.engine.managing.paths import Path
+from proxy.engine.managing.subject import Subject
+from proxy.model.epoch import Epoch
+
+
+class Case(msgspec.Struct, frozen=True, gc=False):
+    """Tokens are as we count them, the budget's too; `ratio` gives the model's.
+
+    `epoch` is the one that holds, None where none does; `frozen` are the tokens of what is sent for it. `kept` are the
+    tokens at the request's beginning that were sent before, None where it goes on from the last request. `protected`
+    are those that no epoch may take, as far as the last one told. `now` is in monotonic seconds.
+    """
+
+    subject: Subject
+    context: Context
+    epoch: Epoch | None
+    frozen: int
+    path: Path
+    kept: int | None
+    budget: Budget
+    tariff: Tariff
+    ratio: Ratio
+    protected: int
+    now: float
+
+    @property
+    def view(self) -> str:
+        """The model asked for."""
+        return self.subject.model
+
+    @property
+    def account_key(self) -> tuple[str, str]:
+        """Which account this request is charged to."""
+        return self.view, self.epoch.id if self.epoch is not None else ""
+
+    @property
+    def client_tokens(self) -> int:
+        """Tokens of the client's own request."""
+        return self.path.tokens
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of what is sent if no epoch opens."""
+        depth = self.epoch.depth if self.epoch is not None else 0
+        return self.path.tokens - self.path.count_to(depth) + self.frozen
+
+    @property
+    def facts(self) -> Facts:
+        """The case as far as an epoch depends on it."""
+        account = self.context.read_account(*self.account_key)
+        return Facts(
+            self.tokens,
+            self.budget,
+            self.tariff,
+            self.protected,
+            self.kept,
+            stable=self.path.head.tokens,
+            idle=account.find_idle(self.now),
+            is_side=self.subject.is_side,
+        )
+
+    def tell(self, tokens: int) -> int:
+        """Our tokens as the model counts them."""
+        return self.ratio.apply(tokens)
+
+
+def find_kept(path: Path, shared: int, before: Sequence[bytes] | None, frozen: int, depth: int) -> int | None:
+    """The tokens at a request's beginning that were sent before; None where all of the last request is there.
+
+    `before` are the nodes of the last request, `shared` how many of them are in this one, too.
+    """
+    if before is None or shared == len(before):
+        return None
+    if shared <= depth:
+        return path.head.tokens
+    return path.head.tokens + frozen + path.count(depth, shared)

@@ -1,0 +1,176 @@
+"""From what a request should be sent as down to what it can be sent as (BEHAVIOUR B8).
+
+Rule: each rung bears or leads to the next: an epoch that opens now, the epoch that stands, a minimal one, the client's
+own bytes. An epoch is in the log before anything is sent under it, and one that is refused changes nothing.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from proxy.context.account import note_epoch
+from proxy.engine.bus import EventBus
+from proxy.engine.managing.case import Case
+from proxy.engine.managing.opening import Draft, Opener
+from proxy.engine.managing.paths import Paths
+from proxy.engine.managing.rewriting import Rewriter
+from proxy.engine.ports import Clock
+from proxy.model.epoch import Epoch, Why
+from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
+from proxy.model.plan import Rung
+
+Commit = Callable[[Epoch], Awaitable[bool]]
+"""Has the log keep an epoch, and with it what it refers to; whether that is done."""
+
+OPENING_SECONDS = 0.25
+
+_log = logging.getLogger("palimpsest.managing")
+
+
+class Footing(msgspec.Struct, frozen=True, gc=False):
+    """The rung that bears: the body, its tokens as we count them, the epoch it is sent under, and one opened for it."""
+
+    rung: Rung
+    body: bytes
+    tokens: int
+    epoch: Epoch | None = None
+    is_opened: bool = False
+
+
+class Ladder:
+    """Climbs down. Nothing here raises what a rung did wrong."""
+
+    def __init__(self, paths: Paths, opener: Opener, rewriter: Rewriter, bus: EventBus, clock: Clock) -> None:
+        self._paths = paths
+        self._opener = opener
+        self._rewriter = rewriter
+        self._bus = bus
+        self._clock = clock
+
+    async def climb(self, case: Case, why: Why | None, commit: Commit, name: str = "") -> Footing:
+        """The first rung that bears; `why` an epoch should open, None where none should, and `name` its id."""
+        if why is not None and (opened := await self._open(case, why, commit, name or case.subject.exchange)):
+            return opened
+        return self.keep(case) or Footing("original", case.subject.split.content, case.client_tokens)
+
+    def keep(self, case: Case) -> Footing | None:
+        """The epoch that stands; None where there is none, or where what comes of it is not valid."""
+        epoch = case.epoch
+        if epoch is None or not epoch.depth:
+            return None
+        try:
+            body = self._rewriter.rewrite(case.subject, case.path, epoch, case.context.list_pinned(case.subject.nodes))
+        except Exception as error:  # noqa: BLE001 - a boundary: the next rung is there for whatever fails
+            self._tell(case, "epoch", error)
+            return None
+        return Footing("epoch", body, case.tokens, epoch)
+
+    async def _open(self, case: Case, why: Why, commit: Commit, name: str) -> Footing | None:
+        """A new epoch, or the one that another request has opened meanwhile."""
+        async with case.context.opening:
+            found = case.context.find(case.view, case.subject)
+            if found is not None and found is not case.epoch:
+                frozen = await self._paths.count_messages(case.subject, found.rendered)
+                return self.keep(msgspec.structs.replace(case, epoch=found, frozen=frozen))
+            if opened := await self._try_to_open(case, why, commit, name, is_minimal=False):
+                return opened
+            if case.tokens <= (case.budget.window or case.tokens) - case.budget.output:
+                return None  # what stands still fits
+            return await self._try_to_open(case, why, commit, name, is_minimal=True)
+
+    async def _try_to_open(
+        self, case: Case, why: Why, commit: Commit, name: str, *, is_minimal: bool
+    ) -> Footing | None:
+        rung: Rung = "minimal" if is_minimal else "plan"
+        try:
+            draft = await self._draft(case, is_minimal=is_minimal)
+            if draft is None or not draft.plan.through:
+                return None
+            return await self._begin(case, draft, why, commit, name, rung)
+        except Exception as error:  # noqa: BLE001 - a boundary: the next rung is there for whatever fails
+            self._tell(case, rung, error)
+            return None
+
+    async def _draft(self, case: Case, *, is_minimal: bool) -> Draft | None:
+        """A draft, in time; one that comes too late is there for the next request."""
+        context, subject = case.context, case.subject
+        late = context.take_late(subject) if not is_minimal else None
+        if late is not None or context.is_drafting:
+            return late
+        pinned = context.list_pinned(subject.nodes)
+        drafting = asyncio.ensure_future(
+            asyncio.to_thread(
+                self._opener.draft, subject, case.path, case.budget, case.epoch, pinned, is_minimal=is_minimal
+            )
+        )
+        done, _ = await asyncio.wait((drafting,), timeout=OPENING_SECONDS)
+        if done:
+            return drafting.result()
+        context.note_late(subject, drafting)
+        self._tell(case, "plan", TimeoutError(f"planning took more than {OPENING_SECONDS} s; the next call has it"))
+        return None
+
+    async def _begin(self, case: Case, draft: Draft, why: Why, commit: Commit, name: str, rung: Rung) -> Footing | None:
+        """Have a draft hold from now on."""
+        plan, path = draft.plan, case.path
+        frozen = await self._paths.count_messages(case.subject, draft.rendered)
+        tokens = path.tokens - path.count_to(plan.through) + frozen
+        low = case.budget.find_low(plan.protected)
+        case.context.protected[case.view] = plan.protected
+        if case.budget.is_out_of_reach(plan.protected):
+            self._say_unreachable(case, plan.protected)
+        if tokens >= case.tokens:
+            return None
+        epoch = _make_epoch(case, draft, why, name, tokens, self._clock.now_ms())
+        pinned = case.context.list_pinned(case.subject.nodes)
+        body = self._rewriter.rewrite(case.subject, path, epoch, pinned)
+        if not await commit(epoch):
+            return None
+        case.context.add(epoch)
+        case.context.sizes[epoch.id] = frozen
+        account = case.context.read_account(*case.account_key)
+        case.context.write_account(case.view, epoch.id, note_epoch(account, tokens, low))
+        self._bus.publish(
+            EpochOpened(epoch.id, epoch.session, epoch.exchange, why, epoch.tokens_before, epoch.tokens_after)
+        )
+        return Footing(rung, body, tokens, epoch, is_opened=True)
+
+    def _say_unreachable(self, case: Case, protected: int) -> None:
+        """Once for each amount of protected content."""
+        if case.context.unreachable.get(case.view) == protected:
+            return
+        case.context.unreachable[case.view] = protected
+        told = case.tell(protected)
+        _log.warning(
+            "session %s: %d tokens must stay as they are, of %d usable: the ceiling cannot be held for long",
+            case.subject.session.id,
+            told,
+            case.tell(case.budget.usable),
+        )
+        self._bus.publish(CeilingUnreachable(case.subject.session.id, case.view, told, case.tell(case.budget.usable)))
+
+    def _tell(self, case: Case, rung: Rung, error: Exception) -> None:
+        problem = f"{type(error).__name__}: {error}"
+        _log.warning("exchange %s: %s does not bear: %s", case.subject.exchange, rung, problem)
+        self._bus.publish(RungFailed(case.subject.exchange, case.subject.session.id, rung, problem))
+
+
+def _make_epoch(case: Case, draft: Draft, why: Why, name: str, tokens: int, now_ms: int) -> Epoch:
+    return Epoch(
+        id=name,
+        session=case.subject.session.id,
+        view=case.view,
+        parent=case.epoch.id if case.epoch is not None else "",
+        through=case.subject.nodes[draft.plan.through - 1],
+        depth=draft.plan.through,
+        why=why,
+        exchange=case.subject.exchange,
+        opened_ms=now_ms,
+        tokens_before=case.tell(case.tokens),
+        tokens_after=case.tell(tokens),
+        edits=msgspec.json.encode(draft.plan.edits),
+        rendered=draft.rendered,
+        originals=draft.originals,
+    )

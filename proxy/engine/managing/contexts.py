@@ -70,7 +70,7 @@ class Context:
         self._late = (subject, drafting)
 
     def take_late(self, subject: Subject) -> Draft | None:
-        """The plan that came too late for an earlier request, where this one goes on from that. Raises what it raised."""
+        """The plan that came too late for an earlier request, where this one goes on from that. Raises as it did."""
         if self._late is None or not self._late[1].done():
             return None
         (asked, drafting), self._late = self._late, None

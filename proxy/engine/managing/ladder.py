@@ -7,6 +7,7 @@ own bytes. An epoch is in the log before anything is sent under it, and one that
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import msgspec
 
@@ -100,11 +101,8 @@ class Ladder:
         if late is not None or context.is_drafting:
             return late
         pinned = context.list_pinned(subject.nodes)
-        drafting = asyncio.ensure_future(
-            asyncio.to_thread(
-                self._opener.draft, subject, case.path, case.budget, case.epoch, pinned, is_minimal=is_minimal
-            )
-        )
+        draft = partial(self._opener.draft, subject, case.path, case.budget, case.epoch, pinned, is_minimal=is_minimal)
+        drafting = asyncio.get_running_loop().run_in_executor(None, draft)
         done, _ = await asyncio.wait((drafting,), timeout=OPENING_SECONDS)
         if done:
             return drafting.result()

@@ -6,18 +6,17 @@ is counted. Whatever goes wrong here is no failed call: the request goes on as t
 
 import logging
 
-
 from proxy.context.account import Account, Sent, note_sent, note_use
 from proxy.context.budget import Budget, is_surely_below
 from proxy.context.economics import Decision, decide
 from proxy.context.savings import Trip, estimate_client_read, estimate_saving
 from proxy.engine.bus import EventBus
 from proxy.engine.managing.case import Case, find_kept
-from proxy.engine.managing.contexts import Context, Contexts
+from proxy.engine.managing.contexts import Context
 from proxy.engine.managing.ladder import Commit, Footing, Ladder
-from proxy.engine.managing.paths import Path, Paths, list_members
+from proxy.engine.managing.memory import Memory
+from proxy.engine.managing.paths import Path, list_members
 from proxy.engine.managing.sending import Sending, list_labels
-from proxy.engine.managing.sent import SentBodies
 from proxy.engine.managing.subject import Subject
 from proxy.engine.modelling import Models
 from proxy.engine.ports import Clock
@@ -36,21 +35,12 @@ _log = logging.getLogger("palimpsest.managing")
 class Steward:
     """Decides for each managed request what is sent."""
 
-    def __init__(
-        self,
-        contexts: Contexts,
-        paths: Paths,
-        ladder: Ladder,
-        models: Models,
-        sent: SentBodies,
-        bus: EventBus,
-        clock: Clock,
-    ) -> None:
-        self._contexts = contexts
-        self._paths = paths
+    def __init__(self, memory: Memory, ladder: Ladder, models: Models, bus: EventBus, clock: Clock) -> None:
+        self._memory = memory
+        self._contexts = memory.contexts
+        self._paths = memory.paths
         self._ladder = ladder
         self._models = models
-        self._sent = sent
         self._bus = bus
         self._clock = clock
 
@@ -70,6 +60,7 @@ class Steward:
             return Sending(subject.split.content, plan=plan)
 
     async def _manage(self, subject: Subject, ceiling: int | None, commit: Commit) -> Sending:
+        self._memory.forget_lost()
         context = await self._contexts.open(subject)
         upstream, model = subject.session.upstream, subject.model
         ratio = self._models.find_ratio(upstream, model)
@@ -150,7 +141,7 @@ class Steward:
         is_own = footing.rung == "original"
         return Sending(
             footing.body,
-            None if is_own else self._sent.keep(subject, footing.body),
+            None if is_own else self._memory.sent.keep(subject, footing.body),
             plan,
             list_labels(plan, epoch, is_opened=footing.is_opened),
             is_guarded=case.budget.is_near_window(footing.tokens),

@@ -1,0 +1,26 @@
+"""What managing remembers. Rule: a cache of the log; when the log has lost a record nothing here is to be relied on."""
+
+from proxy.engine.counting import Counting
+from proxy.engine.managing.contexts import Contexts
+from proxy.engine.managing.paths import Paths
+from proxy.engine.managing.sent import SentBodies
+from proxy.engine.ports import Archive
+
+
+class Memory:
+    """Contexts, paths and sent bodies; each takes its part of `most_bytes`."""
+
+    def __init__(self, archive: Archive, counting: Counting, most_bytes: int) -> None:
+        self._archive = archive
+        self._generation = archive.health.generation
+        self.contexts = Contexts(archive, most_bytes // 4)
+        self.paths = Paths(counting, most_bytes // 4)
+        self.sent = SentBodies(most_bytes // 2)
+
+    def forget_lost(self) -> None:
+        """Forget what leans on records that the log has lost since this was called last."""
+        generation = self._archive.health.generation
+        if generation != self._generation:
+            self._generation = generation
+            self.contexts.clear()
+            self.sent.clear()

@@ -1,0 +1,166 @@
+"""What is told of archived steps in so many tokens: whole old steps, a line each of the newest, words of the others.
+
+Rule: greedy by what is likely to be needed again for its length (`context/reuse`); of equal ones the newer.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from proxy.context.ledger import Entry, group_words, tell_step, write_ledger
+from proxy.context.original import PAGE, write_original
+from proxy.context.pages import Page, cut_pages, merge_oldest
+from proxy.context.reuse import Index, guess_tokens, make_index, order_words, weigh_words
+from proxy.context.survey import Survey
+from proxy.context.view import View
+from proxy.context.words import list_words
+
+KEPT_SHARE = 0.25
+_LINES_SHARE = 0.3
+_REFERENCES_SHARE = 0.3
+_REFERENCE_TOKENS = 8.0
+_FRAME_TOKENS = 160.0
+_ASKED = 60
+_MOST_TRIED = 6000
+_FULL = 0.97
+_MOST_STRETCHED = 1.3
+
+
+class Bounds(msgspec.Struct, frozen=True, gc=False):
+    """The step at which the tail begins, those before it that stay in any case, and tokens for the archive."""
+
+    tail: int
+    staying: frozenset[int]
+    room: float
+
+
+class Archive(msgspec.Struct, frozen=True, gc=False):
+    """Old steps that are kept whole, and the ledger of the others; empty where there is nothing to tell."""
+
+    kept: frozenset[int]
+    entries: tuple[Entry, ...]
+    text: str
+    tokens: int
+
+
+def choose_kept(survey: Survey, index: Index, old: Sequence[int], room: float) -> frozenset[int]:
+    """Old steps worth keeping whole, by what their words are worth per token."""
+    worth: dict[int, float] = {}
+    holders = {place: i for i in old for place in range(survey.steps[i].start, survey.steps[i].stop)}
+    grouped: dict[int, list[str]] = {}
+    for word, place in index.newest.items():
+        if place in holders:
+            grouped.setdefault(holders[place], []).append(word)
+    for i, words in grouped.items():
+        worth[i] = weigh_words(index, words) / max(survey.steps[i].tokens, 1)
+    kept = set()
+    for i in sorted(worth, key=lambda each: (-worth[each], -each)):
+        if survey.steps[i].tokens <= room:
+            room -= survey.steps[i].tokens
+            kept.add(i)
+    return frozenset(kept)
+
+
+def make_archive(view: View, survey: Survey, bounds: Bounds, count: Callable[[str], int]) -> Archive:
+    """The archive of all steps before the tail that do not stay otherwise."""
+    old = [i for i in range(bounds.tail) if i not in bounds.staying]
+    index = make_index(survey)
+    kept = choose_kept(survey, index, old, KEPT_SHARE * bounds.room)
+    gone = frozenset(old) - kept
+    if not gone:
+        return Archive(kept, (), "", 0)
+    left = bounds.room - sum(survey.steps[i].tokens for i in kept)
+    most = int(_REFERENCES_SHARE * left / _REFERENCE_TOKENS)
+    pages = merge_oldest(cut_pages(survey.steps, gone.__contains__, bounds.tail), most)
+    material = _gather(survey, index, pages, gone)
+    names = [view.name(page.start, page.stop, page.offset) for page in pages]
+    # What is chosen is weighed by its length; a second choice makes good what that was wrong by.
+    entries = _fill(material, names, left)
+    text = write_ledger(entries)
+    tokens = count(text)
+    if tokens > left or tokens < _FULL * left:
+        entries = _fill(material, names, left * min(_MOST_STRETCHED, left / tokens))
+        text = write_ledger(entries)
+        tokens = count(text)
+    return Archive(kept, tuple(entries), text, tokens)
+
+
+class _Material(msgspec.Struct, frozen=True, gc=False):
+    """What a ledger can tell: pages, words by their value, newest steps first; the page of each."""
+
+    survey: Survey
+    pages: Sequence[Page]
+    words: Sequence[str]
+    steps: Sequence[int]
+    page_of_word: Mapping[str, int]
+    page_of_step: Mapping[int, int]
+
+
+def _gather(survey: Survey, index: Index, pages: Sequence[Page], gone: frozenset[int]) -> _Material:
+    step_of_place = [i for i, step in enumerate(survey.steps) for _ in range(step.start, step.stop)]
+    page_of_step = {i: n for n in reversed(range(len(pages))) for i in range(pages[n].first, pages[n].last + 1)}
+    live: set[str] = set()
+    for place, found in enumerate(survey.found):
+        if step_of_place[place] not in gone:
+            live.update(found.words)
+    words = [word for word, place in index.newest.items() if step_of_place[place] in gone and word not in live]
+    ordered = order_words(index, words)[:_MOST_TRIED]
+    cut = _read_cut(survey, pages)
+    page_of_word = {
+        word: _find_page(word, page_of_step[step_of_place[index.newest[word]]], pages, cut) for word in ordered
+    }
+    return _Material(survey, pages, ordered, sorted(gone, reverse=True), page_of_word, page_of_step)
+
+
+def _read_cut(survey: Survey, pages: Sequence[Page]) -> dict[int, str]:
+    """The texts of those pages that are one of several of the same steps, by their numbers."""
+    several = {page.start for page in pages if page.offset}
+    texts = {
+        page.start: write_original([seen.told for seen in survey.messages[page.start : page.stop]])
+        for page in pages
+        if page.start in several and not page.offset
+    }
+    return {
+        n: texts[page.start][page.offset : page.offset + PAGE] for n, page in enumerate(pages) if page.start in texts
+    }
+
+
+def _find_page(word: str, first: int, pages: Sequence[Page], cut: Mapping[int, str]) -> int:
+    number = first
+    while number in cut and pages[number].start == pages[first].start:
+        if word in cut[number]:
+            return number
+        number += 1
+    return first
+
+
+def _fill(material: _Material, names: Sequence[str], room: float) -> list[Entry]:
+    """Lines of the newest steps, then words, as long as there is room."""
+    room -= _FRAME_TOKENS + _REFERENCE_TOKENS * len(names)
+    told: dict[int, list[str]] = {}
+    lines_room = _LINES_SHARE * room
+    said: set[str] = set()
+    for i in material.steps:
+        line = tell_step(material.survey, material.survey.steps[i], _ASKED)
+        lines_room -= guess_tokens(line) + 1
+        if lines_room < 0:
+            break
+        room -= guess_tokens(line) + 1
+        told.setdefault(material.page_of_step[i], []).append(line)
+        said.update(list_words(line))
+    chosen = list(_choose_words((word for word in material.words if word not in said), room))
+    words = group_words(chosen, material.page_of_word)
+    return [
+        Entry(page, names[n], tuple(reversed(told.get(n, ()))), tuple(words.get(n, ())))
+        for n, page in enumerate(material.pages)
+    ]
+
+
+def _choose_words(words: Iterable[str], room: float) -> Iterator[str]:
+    for word in words:
+        cost = guess_tokens(word)
+        if cost <= room:
+            room -= cost
+            yield word
+        elif room < 2:
+            return

@@ -1,0 +1,201 @@
+"""What is sent in place of a conversation that has become too long: a ledger, what must stay, and the newest of it.
+
+Rule: pure and deterministic; the same view gives the same plan. Steps stay whole or go whole; what the user said last,
+what is pinned and what no model has seen yet stays word for word, unless it cannot (BEHAVIOUR B9 to B16).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import msgspec
+
+from proxy.context.archive import Archive, Bounds, make_archive
+from proxy.context.eviction import Marked, bury, cut_words, order_outputs, outline_output
+from proxy.context.findings import Study, study
+from proxy.context.policy import BuilderPolicy
+from proxy.context.survey import Survey, survey
+from proxy.context.user_words import Shown, show_older
+from proxy.context.view import View
+from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Rung, Written
+
+_ARCHIVE_SHARE, _ARCHIVE_MOST = 0.25, 9000
+_USERS_SHARE = 0.25
+_INLINE_SHARE = 0.25
+_FULL = 0.85
+_FRAME = 4
+
+
+class _Rank(msgspec.Struct, frozen=True, gc=False):
+    """How much is given up: call groups that stay, the archive's part of its size, whether old users stay."""
+
+    groups: int
+    archive: float
+    has_users: bool = False
+
+
+_RANKS = (_Rank(3, 1.0, True), _Rank(3, 1.0), _Rank(3, 0.5), _Rank(1, 0.5), _Rank(0, 0.5), _Rank(0, 0.15))
+_NOTHING = _Rank(-1, 0.15)
+
+
+class _Draft(msgspec.Struct, frozen=True, gc=False):
+    """A plan in the making: the step where the tail begins, older steps that stay, messages that give way."""
+
+    tail: int
+    staying: frozenset[int]
+    archive: Archive
+    shown: tuple[Shown, ...]
+    marked: Mapping[int, Marked]
+    tokens: int = 0
+    protected: int = 0
+
+
+class ContextBuilder:
+    """Builds plans; `count` gives the tokens of a text, `find` what there is to know of a message."""
+
+    def __init__(self, policy: BuilderPolicy, count: Callable[[str], int], find: Study = study) -> None:
+        self._policy = policy
+        self._count = count
+        self._find = find
+
+    def build(self, view: View) -> ContextPlan:
+        """The plan of an epoch that begins with this request."""
+        seen = survey(view, self._policy, self._find)
+        for rank in _RANKS:
+            draft = self._draft(view, seen, rank)
+            if view.head + draft.tokens <= view.budget.high:
+                return _write_plan(view, seen, draft, "plan")
+        return _write_plan(view, seen, shrink(view, seen, draft, self._count), "plan")
+
+    def minimal(self, view: View) -> ContextPlan:
+        """The least that can be sent: a short ledger and the last turn."""
+        seen = survey(view, replace(self._policy, protect_turns=1), self._find)
+        shrunk = shrink(view, seen, self._draft(view, seen, _RANKS[-1]), self._count)
+        if view.head + shrunk.tokens > view.budget.high:
+            shrunk = self._draft(view, seen, _NOTHING)
+        return _write_plan(view, seen, shrunk, "minimal")
+
+    def _draft(self, view: View, seen: Survey, rank: _Rank) -> _Draft:
+        least = find_tail(seen, rank.groups)
+        usable = view.budget.usable
+        shown = tuple(show_older(view, seen, least, _USERS_SHARE * usable, self._count)) if rank.has_users else ()
+        marked = self._outline_large(view, seen, least)
+        draft = _Draft(least, seen.newest | seen.fixed, Archive(frozenset(), (), "", 0), shown, marked)
+        protected = _measure(seen, draft, self._count)
+        low = view.budget.find_low(view.head + protected)
+        room = min(_ARCHIVE_SHARE * usable, _ARCHIVE_MOST) * rank.archive
+        staying = draft.staying | {each.step for each in shown}
+        tail = extend_tail(seen, least, staying, low - view.head - protected - room)
+        archive = make_archive(view, seen, Bounds(tail, staying, room), self._count)
+        draft = _Draft(tail, draft.staying | archive.kept, archive, shown, marked, 0, protected)
+        return msgspec.structs.replace(draft, tokens=_measure(seen, draft, self._count))
+
+    def _outline_large(self, view: View, seen: Survey, least: int) -> dict[int, Marked]:
+        """Large outputs of the newest groups that a model has seen whole, as blocks (M12)."""
+        most = min(self._policy.inline_tokens, _INLINE_SHARE * view.budget.usable)
+        return {
+            place: outline_output(view, seen, place, self._policy.has_outlines)
+            for i in range(least, seen.fresh)
+            if i not in seen.fixed
+            for place in range(seen.steps[i].start, seen.steps[i].stop)
+            if seen.messages[place].shape.role == "tool" and seen.messages[place].tokens > most
+        }
+
+
+def find_tail(seen: Survey, groups: int) -> int:
+    """The step from which on everything stays: so many groups with calls, and whatever is fresh."""
+    if groups < 0:
+        return len(seen.steps)
+    calling = [i for i, step in enumerate(seen.steps) if step.has_calls]
+    return min(seen.fresh, *calling[-groups:]) if groups and calling else seen.fresh
+
+
+def extend_tail(seen: Survey, least: int, staying: frozenset[int], room: float) -> int:
+    """The step at which the tail begins where so many more tokens may be in it."""
+    tail = least
+    while tail:
+        room -= 0 if tail - 1 in staying else seen.steps[tail - 1].tokens
+        if room < 0:
+            break
+        tail -= 1
+    return tail
+
+
+def shrink(view: View, seen: Survey, draft: _Draft, count: Callable[[str], int]) -> _Draft:
+    """The same draft with so many messages given way that it fits, as far as that can be."""
+    tokens = draft.tokens
+    marked = dict(draft.marked)
+    for place, mark in _list_ways(view, seen, draft):
+        if view.head + tokens <= _FULL * view.budget.high:
+            break
+        made = mark(view, seen, place)
+        gained = seen.messages[place].tokens - count(made.edit.text) - _FRAME
+        if gained > 0 and place not in marked:
+            tokens -= gained
+            marked[place] = made
+    return msgspec.structs.replace(draft, marked=marked, tokens=tokens)
+
+
+def _list_ways(view: View, seen: Survey, draft: _Draft) -> Iterator[tuple[int, Callable[[View, Survey, int], Marked]]]:
+    """What may give way, in order: outputs that were seen, those that were not, the largest words of others."""
+    kept = [i for i in range(len(seen.steps)) if i >= draft.tail or i in draft.staying]
+    loose = [place for i in kept if i not in seen.newest for place in _list_places(seen, i)]
+    loose = [place for place in loose if place not in view.pinned]
+    fresh = seen.steps[seen.fresh].start if seen.fresh < len(seen.steps) else len(seen.messages)
+    yield from ((place, bury) for place in order_outputs(seen, (place for place in loose if place < fresh)))
+    by_size = sorted(loose, key=lambda place: (-seen.messages[place].tokens, place))
+    yield from ((place, outline_output) for place in by_size if seen.messages[place].shape.role == "tool")
+    yield from ((place, cut_words) for place in by_size if _is_plain(seen, place))
+
+
+def _is_plain(seen: Survey, place: int) -> bool:
+    """Whether a message is words alone, which may be cut."""
+    shape = seen.messages[place].shape
+    return shape.role in ("user", "assistant") and not (shape.calls or shape.results or shape.reasoning)
+
+
+def _list_places(seen: Survey, i: int) -> range:
+    return range(seen.steps[i].start, seen.steps[i].stop)
+
+
+def _measure(seen: Survey, draft: _Draft, count: Callable[[str], int]) -> int:
+    """The tokens of a draft, behind the preamble."""
+    tokens = sum(step.tokens for i, step in enumerate(seen.steps) if i >= draft.tail or i in draft.staying)
+    tokens += sum(each.tokens for each in draft.shown if each.step < draft.tail and each.step not in draft.staying)
+    for place, made in draft.marked.items():
+        tokens += count(made.edit.text) + _FRAME - seen.messages[place].tokens
+    return tokens + (draft.archive.tokens + _FRAME if draft.archive.text else 0)
+
+
+def _write_plan(view: View, seen: Survey, draft: _Draft, rung: Rung) -> ContextPlan:
+    if not draft.archive.text and not draft.marked:
+        return ContextPlan(0, (), (), sum(each.tokens for each in seen.messages), draft.protected, rung)
+    tail = max([draft.tail, *(i + 1 for i in range(draft.tail, len(seen.steps)) if _gives_way(seen, draft, i))])
+    through = seen.steps[tail].start if tail < len(seen.steps) else len(seen.messages)
+    references = {each.id: each for each in _list_references(draft)}
+    edits = tuple(_list_edits(seen, draft, tail))
+    return ContextPlan(through, edits, tuple(references.values()), draft.tokens, draft.protected, rung)
+
+
+def _gives_way(seen: Survey, draft: _Draft, i: int) -> bool:
+    return any(place in draft.marked for place in _list_places(seen, i))
+
+
+def _list_edits(seen: Survey, draft: _Draft, tail: int) -> Iterator[Edit]:
+    if draft.archive.text:
+        stop = seen.steps[draft.tail].start if draft.tail < len(seen.steps) else len(seen.messages)
+        yield Written(draft.archive.text, 0, stop)
+    replaced = {edit.place: edit for each in draft.shown for edit in each.edits if each.step < draft.tail}
+    replaced.update((place, each.edit) for place, each in draft.marked.items())
+    shown = {each.step for each in draft.shown}
+    for i in range(tail):
+        if i >= draft.tail or i in draft.staying or i in shown:
+            yield from (replaced.get(place) or Kept(place) for place in _list_places(seen, i))
+
+
+def _list_references(draft: _Draft) -> Iterator[Reference]:
+    for entry in draft.archive.entries:
+        yield Reference(entry.reference, entry.page.start, entry.page.stop, entry.page.offset)
+    for shown in draft.shown:
+        yield from shown.references if shown.step < draft.tail else ()
+    for made in draft.marked.values():
+        yield from made.references

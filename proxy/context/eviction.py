@@ -1,0 +1,137 @@
+"""Outputs that give way inside what is kept: in which order, and what stands in their place.
+
+Rule: what was superseded goes first, then what is repeated, then errors, then the oldest (BEHAVIOUR B16). A marker names
+the reference of what it stands for, and every part of that is on the first page of a reference beside it.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from proxy.context.literals import find_literals
+from proxy.context.original import PAGE
+from proxy.context.outline import outline
+from proxy.context.reference import FileReference, Tombstone, render_file, render_tombstone
+from proxy.context.survey import Survey
+from proxy.context.view import View
+from proxy.model.plan import Reference, Replaced
+from proxy.model.told import ToolCall
+
+_OVERLAP = 200
+_MOST_PARTS = 24
+_LEAST = 100
+_MOST_WORDS = 400
+_WAY = "run it once more if it only reads, or ask the user for `palimpsest expand ID`"
+_WAY_TO_RESULT = "ask the user for `palimpsest expand ID`"
+
+
+class Marked(msgspec.Struct, frozen=True, gc=False):
+    """A message that gives way, and the references its marker names."""
+
+    edit: Replaced
+    references: tuple[Reference, ...]
+
+
+def order_outputs(survey: Survey, places: Iterable[int]) -> list[int]:
+    """Those of the places that hold outputs worth replacing, in the order in which they go."""
+    newest_by_digest: dict[bytes, int] = {}
+    newest_by_asked: dict[str, int] = {}
+    asked: dict[int, str] = {}
+    for place, found in enumerate(survey.found):
+        if survey.messages[place].shape.role == "tool":
+            newest_by_digest[found.digest] = place
+            asked[place] = " ".join(_tell_call(survey, place))
+            newest_by_asked[asked[place]] = place
+
+    def rank(place: int) -> tuple[int, int]:
+        if asked[place] and newest_by_asked[asked[place]] != place:
+            return 0, place
+        if newest_by_digest[survey.found[place].digest] != place:
+            return 1, place
+        return (2 if survey.found[place].outcome else 3), place
+
+    return sorted((place for place in places if place in asked and survey.messages[place].tokens > _LEAST), key=rank)
+
+
+def _find_call(survey: Survey, place: int) -> tuple[ToolCall, str, bool] | None:
+    """The call that an output answers, what it asked, and whether it changed something; the first of several."""
+    answers = survey.messages[place].told.answers
+    for before in range(place - 1, -1, -1):
+        for call, asked in zip(survey.messages[before].told.calls, survey.found[before].asked, strict=True):
+            if call.id in answers:
+                return call, asked, survey.found[before].effects
+        if survey.messages[before].shape.role == "user":
+            return None
+    return None
+
+
+def _tell_call(survey: Survey, place: int) -> tuple[str, ...]:
+    found = _find_call(survey, place)
+    return (found[0].name, found[1]) if found else ()
+
+
+def bury(view: View, survey: Survey, place: int) -> Marked:
+    """A tombstone in place of an output."""
+    told, found = survey.messages[place].told, survey.found[place]
+    references = tuple(_name_parts(view, survey, place))
+    call = _find_call(survey, place)
+    stone = Tombstone(
+        references[0].id,
+        call[0].name if call else "unknown",
+        call[1] if call else "",
+        found.outcome,
+        found.lines,
+        len(told.text),
+        find_literals(told.text),
+        _WAY_TO_RESULT if call and call[2] else _WAY,
+        bool(call and call[2]),
+    )
+    return Marked(Replaced(place, _add_parts(render_tombstone(stone), references), "tombstone"), references)
+
+
+def cut_words(view: View, survey: Survey, place: int) -> Marked:
+    """The beginning of what was said, in place of all of it."""
+    references = tuple(_name_parts(view, survey, place))
+    text = survey.messages[place].told.text[:_MOST_WORDS]
+    note = f"[cut by the proxy palimpsest; the original is intact: ref:{references[0].id}]"
+    return Marked(Replaced(place, _add_parts(f"{text}…\n{note}", references), "shortened"), references)
+
+
+def outline_output(view: View, survey: Survey, place: int, has_outline: bool = True) -> Marked:
+    """The block of a file in place of an output that is too large to be shown again, or at all."""
+    told, found = survey.messages[place].told, survey.found[place]
+    references = tuple(_name_parts(view, survey, place))
+    call = _find_call(survey, place)
+    seen = outline(told.text, _find_path(survey, place))
+    block = FileReference(
+        references[0].id,
+        _find_path(survey, place) or (f"output of {call[0].name}" if call else "a message"),
+        seen.kind,
+        survey.messages[place].tokens,
+        found.lines,
+        found.digest,
+        seen.structure if has_outline else (),
+        _WAY_TO_RESULT if call and call[2] else _WAY,
+    )
+    return Marked(Replaced(place, _add_parts(render_file(block), references), "file"), references)
+
+
+def _find_path(survey: Survey, place: int) -> str:
+    """The path that a call read, where it names just one."""
+    call = _find_call(survey, place)
+    paths = [word for word in call[1].split() if "/" in word or "." in word.strip(".")] if call else []
+    return paths[0].strip("'\"") if len(paths) == 1 else ""
+
+
+def _name_parts(view: View, survey: Survey, place: int) -> Iterator[Reference]:
+    size = survey.found[place].characters
+    last = max(1, size - _OVERLAP)
+    for offset in [*range(0, last, PAGE - _OVERLAP)][:_MOST_PARTS]:
+        yield Reference(view.name(place, place + 1, offset), place, place + 1, offset)
+
+
+def _add_parts(text: str, references: tuple[Reference, ...]) -> str:
+    if len(references) < 2:
+        return text
+    parts = " ".join(f"ref:{each.id}" for each in references)
+    return f"{text}\n[its parts in order: {parts}]"

@@ -1,0 +1,98 @@
+"""The ledger: one message of ours in place of many of theirs (BEHAVIOUR B14, B15, B22).
+
+Rule: it can be understood by itself: what it is, that the originals are intact, how to get one back. It reports in
+the third person and asks for nothing. Foreign words in it stand on the line of a reference whose first page has them,
+and cannot pass for markers of ours; no line looks like a call.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from proxy.context.pages import Page
+from proxy.context.plain import clean
+from proxy.context.survey import Step, Survey
+
+_LONGEST_TOOL = 40
+
+HEAD = (
+    "[Ledger of earlier work in this conversation, written by the proxy palimpsest; not the words of the user.]\n"
+    "The steps listed here are completed and were shown in full earlier; what they changed stays changed. Each line is"
+    " a stretch of steps, oldest first: their numbers, the reference of their original, what was asked and how it"
+    " ended, then words that stand in it. Originals are intact under their references. To see one again: run a command that"
+    " only reads once more, or ask the user for `palimpsest expand ID`."
+)
+END = "[End of the ledger]"
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """A line of the ledger: a page under its reference, what is told of its steps, and words that it has."""
+
+    page: Page
+    reference: str
+    told: Sequence[str] = ()
+    words: Sequence[str] = ()
+
+
+def write_ledger(entries: Sequence[Entry]) -> str:
+    """The text of the ledger."""
+    lines: list[str] = []
+    bare: list[Entry] = []
+    for entry in entries:
+        if entry.told or entry.words:
+            lines += _flush(bare)
+            bare = []
+            lines.append(_write_line(entry))
+        else:
+            bare.append(entry)
+    return "\n".join((HEAD, *lines, *_flush(bare), END))
+
+
+def _flush(bare: Sequence[Entry]) -> Iterable[str]:
+    """Pages of which nothing is told, on one line."""
+    if bare:
+        yield f"{_number(bare[0].page.first, bare[-1].page.last)} {' '.join(f'ref:{each.reference}' for each in bare)}"
+
+
+def _write_line(entry: Entry) -> str:
+    told = f": {' · '.join(entry.told)}" if entry.told else ""
+    words = f" | {' '.join(clean(word, 200) for word in entry.words)}" if entry.words else ""
+    return f"{_number(entry.page.first, entry.page.last)} ref:{entry.reference}{told}{words}"
+
+
+def _number(first: int, last: int) -> str:
+    return f"{first + 1}" if first == last else f"{first + 1}-{last + 1}"
+
+
+def tell_step(survey: Survey, step: Step, most: int) -> str:
+    """A step in a few words: what was asked, how it ended, how much there was to see."""
+    places = range(step.start, step.stop)
+    found = [survey.found[place] for place in places]
+    if step.kind == "user":
+        return f"the user said: {clean(survey.messages[step.start].told.text, 400)}"
+    asked = [
+        f"{clean(call.name, _LONGEST_TOOL)} {clean(words, most)}"
+        for place, each in zip(places, found, strict=True)
+        for call, words in zip(survey.messages[place].told.calls, each.asked, strict=True)
+    ]
+    if not asked:
+        text = next((survey.messages[place].told.text for place in places if survey.messages[place].told.text), "")
+        return f"said: {clean(text, 2 * most)}"
+    return f"{', '.join(asked)}{_tell_end(survey, places)}"
+
+
+def _tell_end(survey: Survey, places: Iterable[int]) -> str:
+    outputs = [survey.found[place] for place in places if survey.messages[place].shape.role == "tool"]
+    if not outputs:
+        return ""
+    bad = next((each.outcome for each in outputs if each.outcome), "")
+    lines = sum(each.lines for each in outputs)
+    return f" → {clean(bad, 60)}, {lines} lines" if bad else f" → {lines} lines"
+
+
+def group_words(words: Iterable[str], where: Mapping[str, int]) -> dict[int, list[str]]:
+    """Words by the entry they stand in."""
+    grouped: dict[int, list[str]] = {}
+    for word in words:
+        grouped.setdefault(where[word], []).append(word)
+    return grouped

@@ -1,0 +1,22 @@
+"""What a person may decide of how contexts are built. Rule: settings of the same names; the rest is the builder's."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BuilderPolicy:
+    """Which messages stay, and which are shown by an outline.
+
+    `protect_turns`: so many of the user's newest turns stay word for word. Where `is_pruning`, old outputs that were
+    superseded or repeated go before others, unless they are among the newest `protect_tokens` of outputs or of one of
+    the `protected_tools`, and if more than `minimum_tokens` go; both scale down with a small budget. Outputs above
+    `inline_tokens` are shown whole once, then as a block, with their structure where `has_outlines`.
+    """
+
+    protect_turns: int = 2
+    is_pruning: bool = True
+    protect_tokens: int = 40_000
+    minimum_tokens: int = 20_000
+    protected_tools: tuple[str, ...] = ("skill",)
+    inline_tokens: int = 10_000
+    has_outlines: bool = True

@@ -1,0 +1,108 @@
+"""A conversation seen as steps and turns of its user: what may go, what has to stay, what each step says.
+
+Rule: a step is a group (`context/turns`), never less. What follows an action of the agent and looks as its like did
+before is what a machine put out, though it has the user's role (BEHAVIOUR B13).
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from proxy.context.findings import Findings, Study
+from proxy.context.policy import BuilderPolicy
+from proxy.context.turns import Group, split_groups
+from proxy.context.view import Seen, View
+
+_DIGITS = re.compile(r"\d+")
+_MARKUP = re.compile(r"[<>\[\]{}#=|]|:\s*$")
+_HEAD = 40
+_ALIKE = 3
+
+
+class Step(msgspec.Struct, frozen=True, gc=False):
+    """The messages from `start` up to `stop`; `kind` is user, system or step; `turn` counts the user's turns so far."""
+
+    start: int
+    stop: int
+    kind: str
+    has_calls: bool
+    tokens: int
+    characters: int
+    turn: int
+
+
+class Survey(msgspec.Struct, frozen=True, gc=False):
+    """A conversation. `fresh` is where what no model has seen yet begins, a step; `fixed` are steps that must stay.
+
+    `users` are the user's steps in order, `newest` those of the newest turns.
+    """
+
+    messages: Sequence[Seen]
+    found: Sequence[Findings]
+    steps: Sequence[Step]
+    fresh: int
+    users: tuple[int, ...]
+    newest: frozenset[int]
+    fixed: frozenset[int]
+
+
+def survey(view: View, policy: BuilderPolicy, study: Study) -> Survey:
+    """What a view holds."""
+    messages = view.messages
+    found = [study(seen.told) for seen in messages]
+    groups = split_groups([seen.shape for seen in messages])
+    echoes = _find_echoes(messages, groups)
+    steps = list(_list_steps(messages, found, groups, echoes))
+    users = tuple(i for i, step in enumerate(steps) if step.kind == "user")
+    newest_turns = sorted({steps[i].turn for i in users})[-policy.protect_turns :] if policy.protect_turns else []
+    newest = frozenset(i for i in users if steps[i].turn in newest_turns)
+    fixed = frozenset(i for i, step in enumerate(steps) if step.kind == "system" or _is_fixed(step, view, policy))
+    return Survey(messages, found, steps, _find_fresh(messages, steps), users, newest, fixed)
+
+
+def _list_steps(
+    messages: Sequence[Seen], found: Sequence[Findings], groups: Sequence[Group], echoes: frozenset[int]
+) -> Iterator[Step]:
+    turn, before = 0, ""
+    for group in groups:
+        role = messages[group.start].shape.role
+        kind = role if role in ("user", "system") and group.start not in echoes else "step"
+        turn += kind == "user" and before != "user"
+        before = kind
+        tokens = sum(seen.tokens for seen in messages[group.start : group.stop])
+        characters = sum(each.characters for each in found[group.start : group.stop])
+        yield Step(group.start, group.stop, kind, group.has_calls, tokens, characters, turn)
+
+
+def _find_echoes(messages: Sequence[Seen], groups: Sequence[Group]) -> frozenset[int]:
+    """Places of the user's messages that a machine wrote: behind words of the assistant, several with like heads."""
+    heads = {
+        group.start: head
+        for group in groups[1:]
+        if messages[group.start].shape.role == "user" and messages[group.start - 1].shape.role == "assistant"
+        if (head := _head(messages[group.start].told.text))
+    }
+    alike = Counter(heads.values())
+    return frozenset(place for place, head in heads.items() if alike[head] >= _ALIKE)
+
+
+def _head(text: str) -> str:
+    """How a text begins, without its numbers; empty where it begins as people write."""
+    head = _DIGITS.sub("0", text[:_HEAD].split("\n", 1)[0])
+    return head if _MARKUP.search(head) else ""
+
+
+def _is_fixed(step: Step, view: View, policy: BuilderPolicy) -> bool:
+    """Whether a step holds a pin, or an output of a tool whose outputs stay."""
+    places = range(step.start, step.stop)
+    return any(place in view.pinned for place in places) or any(
+        call.name in policy.protected_tools for place in places for call in view.messages[place].told.calls
+    )
+
+
+def _find_fresh(messages: Sequence[Seen], steps: Sequence[Step]) -> int:
+    """The step that holds the first message behind the assistant's last, or the call that message answers."""
+    spoken = max((i for i, seen in enumerate(messages) if seen.shape.role == "assistant"), default=-1)
+    return next((i for i, step in enumerate(steps) if step.stop > spoken + 1), len(steps))

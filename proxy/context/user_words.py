@@ -1,0 +1,87 @@
+"""Older words of the user: which stay, and how those that repeat themselves are said once (BEHAVIOUR B13).
+
+Rule: nothing the user wrote is lost as long as it fits: what is left out of an older message stands word for word in a
+newer one that stays, and the message says so.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from proxy.context.survey import Survey
+from proxy.context.view import View
+from proxy.model.plan import Reference, Replaced
+
+_LEAST_REPEATED = 400
+_FRAME = 4
+
+
+class Shown(msgspec.Struct, frozen=True, gc=False):
+    """How older words of the user stay: as they are, or with what repeats itself left out."""
+
+    step: int
+    tokens: int
+    edits: tuple[Replaced, ...] = ()
+    references: tuple[Reference, ...] = ()
+
+
+def show_older(view: View, survey: Survey, least: int, room: float, count: Callable[[str], int]) -> list[Shown]:
+    """Older words of the user that stay: the first, then the newest, while they fit together."""
+    older = [i for i in survey.users if i < least and i not in survey.newest and i not in survey.fixed]
+    newest = [survey.messages[survey.steps[i].start].told.text for i in sorted(survey.newest)]
+    shown = []
+    for i in [*older[:1], *reversed(older[1:])]:
+        each = _show(view, survey, i, newest, count)
+        room -= each.tokens
+        if room < 0:
+            break
+        shown.append(each)
+    return shown
+
+
+def _show(view: View, survey: Survey, i: int, newest: Sequence[str], count: Callable[[str], int]) -> Shown:
+    step = survey.steps[i]
+    told = survey.messages[step.start].told
+    text = leave_out_repeated(told.text, newest)
+    if step.stop - step.start > 1 or told.media or text == told.text:
+        return Shown(i, step.tokens)
+    reference = Reference(view.name(step.start, step.stop, 0), step.start, step.stop)
+    text = f"{text}\n[shortened by palimpsest, not by the user; the original is intact: ref:{reference.id}]"
+    tokens = count(text) + _FRAME
+    if tokens >= step.tokens:
+        return Shown(i, step.tokens)
+    return Shown(i, tokens, (Replaced(step.start, text, "shortened"),), (reference,))
+
+
+def leave_out_repeated(text: str, newer: Sequence[str]) -> str:
+    """A text without the long passages, of whole lines, that stand in one of the newer texts too."""
+    for each in newer:
+        text = "\n".join(_join_unlike(text.split("\n"), each))
+    return text
+
+
+def _join_unlike(lines: Sequence[str], newer: str) -> Iterator[str]:
+    known = set(newer.split("\n"))
+    bounded = f"\n{newer}\n"
+    run: list[str] = []
+    for line in lines:
+        if line in known and f"\n{_join([*run, line])}\n" in bounded:
+            run.append(line)
+            continue
+        yield from _close(run)
+        run = [line] if line in known else []
+        if not run:
+            yield line
+    yield from _close(run)
+
+
+def _join(lines: Sequence[str]) -> str:
+    return "\n".join(lines)
+
+
+def _close(run: Sequence[str]) -> Iterator[str]:
+    size = sum(map(len, run))
+    if size < _LEAST_REPEATED:
+        yield from run
+    else:
+        yield f"[… {len(run)} lines left out: they stand word for word in a newer message of the user …]"

@@ -7,6 +7,7 @@ tokens of uncached input (`context/tariff`).
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from proxy.context.budget import Budget
 from proxy.context.tariff import Tariff
 from proxy.context.view import Seen
 from proxy.model.epoch import Epoch
@@ -114,9 +115,13 @@ def list_sizes(messages: Sequence[Seen], head: int) -> list[int]:
     return sizes
 
 
-def restore_account(epochs: Iterable[Epoch], owed: float, low: int) -> Account:
-    """The account as the log tells of it: the epochs of its path and view, oldest first, and what was owed last."""
+def restore_account(epochs: Iterable[Epoch], owed: float, budget: Budget) -> Account:
+    """The account as the log tells of it: the epochs of its path and view, oldest first, and what was owed last.
+
+    The log does not tell the low marks of then: only epochs above the highest there can be count as futile.
+    """
     account = Account()
+    low = budget.find_low(budget.usable)
     for epoch in epochs:
         after = epoch.tokens_after
         account = note_revert(account, after) if epoch.why == "revert" else note_epoch(account, after, low)

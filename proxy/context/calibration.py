@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 _WEIGHT = 0.2
 # Below it the time to the first byte tells of the way there, not of the tokens.
 _LEAST_TIMED = 4096
-_MOSTLY = 0.9
+_HARDLY, _MOSTLY = 0.1, 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ def learn_seconds(calibration: Calibration, tokens: int, cached: int | None, sec
     if cached is None or tokens < _LEAST_TIMED or seconds < 0:
         return calibration
     share = _share(cached, tokens)
-    if share <= 1 - _MOSTLY:
-        return replace(calibration, fresh_seconds=_learn(calibration.fresh_seconds, seconds / tokens))
+    if share <= _HARDLY:
+        return replace(calibration, fresh_seconds=_learn(calibration.fresh_seconds, seconds / ((1 - share) * tokens)))
     fresh = calibration.fresh_seconds
     if share < _MOSTLY or fresh is None:
         return calibration

@@ -14,6 +14,9 @@ from proxy.context.cache import CacheModel
 from proxy.context.calibration import Calibration
 from proxy.model.card import UNPRICED, Prices, Rates, Tier
 
+# No price is so many times another; what says so must not add up to infinity.
+_MOST = 1e6
+
 
 @dataclass(frozen=True, slots=True)
 class Tariff:
@@ -74,13 +77,13 @@ def _find_prices(prices: Prices, cache: CacheModel, learned: Calibration) -> Pri
 
 
 def _scale(rates: Rates, unit: float, cache: CacheModel) -> Rates:
-    plain = _finite(rates.input / unit, 1.0)
+    plain, *given = (value / unit for value in msgspec.structs.astuple(rates))
+    plain = _finite(plain, 1.0)
+    output, cached, written = (_finite(value, plain) for value in given)
     if not cache.is_used:
-        return Rates(plain, _finite(rates.output / unit, 0.0), plain, plain)
-    given = msgspec.structs.astuple(rates)
-    _, output, cached, written = (_finite(value / unit, plain) for value in given)
+        cached = written = plain
     return Rates(plain, output, cached, max(written, plain * cache.least_write))
 
 
 def _finite(value: float, otherwise: float) -> float:
-    return max(0.0, value) if isfinite(value) else otherwise
+    return min(max(0.0, value), _MOST) if isfinite(value) else otherwise

@@ -1,0 +1,109 @@
+"""Cache models: what is read of a prompt, and when nothing can be left of it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.context.cache import UNKNOWN, CacheKind, CacheModel, find_cache_model
+
+OPENAI = find_cache_model(None, "api.openai.com", "gpt-5")
+KINDS: tuple[CacheKind, ...] = ("prefix", "breakpoints", "units", "local")
+
+
+@pytest.mark.parametrize(("matching", "read"), [(1023, 0), (1024, 1024), (1151, 1024), (1152, 1152)])
+def test_a_prefix_is_read_in_whole_blocks_from_a_least_size_on(matching: int, read: int) -> None:
+    assert OPENAI.find_read(matching) == read
+    assert OPENAI.find_read(matching, ends=[5]) == read  # it knows no markers
+
+
+@pytest.mark.parametrize(("matching", "read"), [(9_999, 4000), (10_000, 10_000), (12_000, 10_000), (3999, 0)])
+def test_between_markers_nothing_is_read(matching: int, read: int) -> None:
+    model = find_cache_model(None, "api.anthropic.com", "claude-opus-4-5", ["5m"])
+    assert model.find_read(matching, ends=[4000, 10_000]) == read
+
+
+def test_where_no_marker_is_known_it_is_taken_to_be_at_the_end_of_the_match() -> None:
+    model = find_cache_model(None, "api.anthropic.com", "claude-opus-4-5", ["5m"])
+    assert [model.find_read(tokens) for tokens in (1023, 1024, 7777)] == [0, 1024, 7777]
+
+
+def test_of_stored_units_whole_ones_are_read() -> None:
+    units = CacheModel("units")
+    assert [units.find_read(tokens, [300, 600]) for tokens in (299, 599, 900)] == [0, 300, 600]
+
+
+@pytest.mark.parametrize(
+    ("ttls", "retention", "least_write"),
+    [
+        (["5m"], 300.0, 0.0),
+        (["5m", "1h"], 3600.0, 2.0),
+        (["90s"], 90.0, 0.0),
+        (["1d"], 86_400.0, 2.0),
+        (["5m", "soon"], None, 0.0),  # may be kept for any time
+    ],
+)
+def test_markers_declare_how_long_they_are_kept(ttls: list[str], retention: float | None, least_write: float) -> None:
+    model = find_cache_model(None, "api.anthropic.com", "claude-sonnet-4-5", ttls)
+    assert (model.retention, model.least_write, model.is_used) == (retention, least_write, True)
+
+
+def test_without_a_marker_a_cache_that_wants_them_is_not_used() -> None:
+    model = find_cache_model(None, "api.anthropic.com", "claude-sonnet-4-5")
+    assert not model.is_used
+    assert model.find_read(100_000) == 0
+    assert not model.is_head_kept
+    assert model.retention is None
+
+
+@pytest.mark.parametrize(
+    ("host", "model", "ttls", "kind", "retention"),
+    [
+        ("api.openai.com", "gpt-5", [], "prefix", 86_400.0),
+        ("API.OpenAI.com.", "gpt-5", [], "prefix", 86_400.0),
+        ("corp.openai.azure.com", "gpt-4o", [], "prefix", 86_400.0),
+        ("notopenai.com", "gpt-5", [], "prefix", None),
+        ("api.deepseek.com", "deepseek-chat", [], "prefix", None),
+        ("openrouter.ai", "anthropic/claude-sonnet-4.5", ["5m"], "breakpoints", 300.0),
+        ("openrouter.ai", "anthropic/claude-sonnet-4.5", [], "prefix", None),
+        ("openrouter.ai", "qwen/qwen3", ["5m"], "prefix", None),
+        ("127.0.0.1", "llama", [], "prefix", None),  # local is what somebody declares
+    ],
+)
+def test_host_and_family_tell_the_model(
+    host: str, model: str, ttls: list[str], kind: CacheKind, retention: float | None
+) -> None:
+    found = find_cache_model(None, host, model, ttls)
+    assert (found.kind, found.retention) == (kind, retention)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_person_set_holds(kind: CacheKind) -> None:
+    for host in ("api.openai.com", "api.anthropic.com", "elsewhere"):
+        assert find_cache_model(kind, host, "gpt-5", ["5m"]).kind == kind
+        assert find_cache_model(kind, host, "gpt-5", ["5m"], retention=42.0).retention == 42.0
+
+
+def test_a_kind_that_was_set_takes_what_the_host_declares_where_it_is_the_same() -> None:
+    assert find_cache_model("prefix", "api.openai.com", "gpt-5") == OPENAI
+    assert find_cache_model("units", "api.openai.com", "gpt-5") == CacheModel("units")
+
+
+def test_what_stands_before_the_first_change_is_sure_to_be_read_by_markers_and_at_home() -> None:
+    kept = {kind: find_cache_model(kind, "", "", ["5m"]).is_head_kept for kind in KINDS}
+    assert kept == {"prefix": False, "breakpoints": True, "units": False, "local": True}
+
+
+def test_a_cache_is_cold_some_time_after_its_declared_retention() -> None:
+    model = CacheModel(retention=300.0)
+    assert [model.is_cold(idle) for idle in (300.0, 360.0, 360.1, None)] == [False, False, True, False]
+
+
+@given(st.none() | st.floats(0, 1e12))
+def test_a_retention_that_nobody_declared_is_never_over(idle: float | None) -> None:
+    assert not UNKNOWN.is_cold(idle)
+
+
+@given(st.sampled_from(KINDS), st.integers(0, 10**6), st.none() | st.lists(st.integers(0, 10**6)))
+def test_never_more_is_read_than_matches(kind: CacheKind, matching: int, ends: list[int] | None) -> None:
+    for host in ("api.openai.com", "api.anthropic.com", "elsewhere"):
+        assert 0 <= find_cache_model(kind, host, "m", ["5m"]).find_read(matching, ends) <= matching

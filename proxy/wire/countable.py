@@ -11,7 +11,7 @@ import msgspec
 
 from proxy.model.countable import Countable, Medium
 from proxy.wire.canonical import REFUSED, load
-from proxy.wire.evidence import is_shallow, read_objects, read_text
+from proxy.wire.evidence import MAX_DEPTH, is_shallow, read_objects, read_text
 from proxy.wire.media import read_medium
 
 # A message is framed by three tokens, and a name costs one more (OpenAI's cookbook, "How to count tokens").
@@ -40,7 +40,7 @@ _JSON = frozenset(["input", "arguments", "action", "parameters", "input_schema",
 
 def read_message(raw: bytes) -> Countable:
     """What a message of any wire costs tokens for."""
-    value = _load(raw)
+    value = load_shallow(raw)
     texts: list[str] = []
     media: list[Medium] = []
     left = [value]
@@ -57,7 +57,7 @@ def read_message(raw: bytes) -> Countable:
             else:
                 left.extend(_list_members(found))
         elif found is not None:
-            texts.append(_spell(found))
+            texts.append(spell(found))
     named = _NAME_FRAME if isinstance(value, dict) and value.get("name") else 0
     return Countable("\n".join(texts), tuple(media), _MESSAGE_FRAME + named)
 
@@ -65,14 +65,14 @@ def read_message(raw: bytes) -> Countable:
 def _list_members(value: Mapping[str, object]) -> list[object]:
     """What a model reads of an object, last first."""
     read = [(name, member) for name, member in value.items() if name not in _UNREAD]
-    return [_spell(member) if name in _JSON and isinstance(member, dict) else member for name, member in reversed(read)]
+    return [spell(member) if name in _JSON and isinstance(member, dict) else member for name, member in reversed(read)]
 
 
 def read_tools(raw: bytes) -> Countable:
     """What a `tools` array costs, by the rule OpenAI publishes; other providers send much the same text."""
     texts: list[str] = []
     frame = 0
-    tools = read_objects(_load(raw))
+    tools = read_objects(load_shallow(raw))
     for tool in tools:
         function = tool.get("function")
         inner = function if isinstance(function, dict) else tool
@@ -81,7 +81,7 @@ def read_tools(raw: bytes) -> Countable:
             texts.append(f"{read_text(inner.get('name'))}:{read_text(inner.get('description')).rstrip('.')}")
             frame += _FUNCTION + _read_schema(schema, texts)
         else:
-            texts.append(_spell(tool))
+            texts.append(spell(tool))
             frame += _FUNCTION
     return Countable("\n".join(texts), (), frame + _END if tools else 0)
 
@@ -115,27 +115,31 @@ def _list_inner(schema: Mapping[str, object]) -> list[object]:
 
 def _read_property(name: str, schema: object, texts: list[str]) -> int:
     if not isinstance(schema, dict):
-        texts.append(f"{name}:{_spell(schema)}")
+        texts.append(f"{name}:{spell(schema)}")
         return 0
     kind = schema.get("type")
-    texts.append(f"{name}:{kind if isinstance(kind, str) else _spell(kind)}:{read_text(schema.get('description'))}")
+    texts.append(f"{name}:{kind if isinstance(kind, str) else spell(kind)}:{read_text(schema.get('description'))}")
     members = schema.get("enum")
     if not isinstance(members, list) or not members:
         return 0
-    texts += [each if isinstance(each, str) else _spell(each) for each in members]
+    texts += [each if isinstance(each, str) else spell(each) for each in members]
     return _ENUM + _MEMBER * len(members)
 
 
-def _load(raw: bytes) -> object:
+def load_shallow(raw: bytes) -> object:
     """The value of a JSON text; the text itself where it is none, or too deep."""
     try:
         value = load(raw)
     except REFUSED:
         return raw.decode(errors="replace")
-    return value if is_shallow(value) else raw.decode(errors="replace")
+    # Brackets in strings count too, so only the few texts with many are walked.
+    if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and not is_shallow(value):
+        return raw.decode(errors="replace")
+    return value
 
 
-def _spell(value: object) -> str:
+def spell(value: object) -> str:
+    """A value that `load_shallow` gave, as compact JSON."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_spell_number)
 
 

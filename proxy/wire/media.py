@@ -44,6 +44,17 @@ def read_medium(part: Mapping[str, object]) -> Medium | None:
     return _describe(kind, given, is_low=is_low)
 
 
+def tell_medium(medium: Medium) -> str:
+    """A medium in a few words: `image 640x480`, `PDF, 3 pages`, `audio, 12 seconds`."""
+    if medium.width:
+        return f"{medium.kind} {medium.width}x{medium.height}"
+    if medium.pages:
+        return f"PDF, {medium.pages} page{'s' if medium.pages > 1 else ''}"
+    if medium.seconds:
+        return f"{medium.kind}, {medium.seconds:.0f} seconds"
+    return f"{medium.kind}, {medium.size:,} bytes" if medium.size else medium.kind
+
+
 def _describe(kind: MediaKind, given: str, *, is_low: bool) -> Medium:
     if given.startswith(("http:", "https:", "file-")) or not given:
         return Medium(kind, is_low=is_low)

@@ -21,9 +21,9 @@ _ANTHROPIC_ID = re.compile(r"[A-Za-z0-9_-]+\Z")
 _JSON = re.compile(rb"json", re.IGNORECASE)
 
 _CHAT_REASONING = ("reasoning_content", "reasoning", "reasoning_details", "thinking_blocks")
-_THINKING = frozenset({"thinking", "redacted_thinking"})
+THINKING = frozenset({"thinking", "redacted_thinking"})
 _UNSPELT = b"unspelt"
-_TEXTS = frozenset({"text", "input_text", "output_text"})
+TEXTS = frozenset({"text", "input_text", "output_text"})
 _TEXT_ROLES = frozenset({"system", "tool"})
 _ROLES = {"developer": "system", "function": "tool"}
 
@@ -40,7 +40,7 @@ def read_shape(wire: str, raw: bytes) -> Shape:
 
 
 def _read_chat(message: _Fields, says_json: bool) -> Shape:
-    role = _name_role(message)
+    role = name_message_role(message)
     calls = read_objects(message.get("tool_calls"))
     answered = read_text(message.get("tool_call_id"))
     bound = [message[name] for name in _CHAT_REASONING if message.get(name)]
@@ -50,7 +50,7 @@ def _read_chat(message: _Fields, says_json: bool) -> Shape:
         role,
         tuple(filter(None, ids)),
         (answered,) if answered else (),
-        _digest([*bound, *(part for part in read_objects(content) if part.get("type") in _THINKING)]),
+        _digest([*bound, *(part for part in read_objects(content) if read_text(part.get("type")) in THINKING)]),
         tuple(_find_markers(message)),
         says_json,
         tuple(
@@ -69,9 +69,9 @@ def _read_anthropic(message: _Fields, says_json: bool) -> Shape:
     blocks = read_objects(content)
     calls = [read_text(block.get("id")) for block in blocks if block.get("type") == "tool_use"]
     results = [read_text(block.get("tool_use_id")) for block in blocks if block.get("type") == "tool_result"]
-    thinking = [block for block in blocks if block.get("type") in _THINKING]
+    thinking = [block for block in blocks if read_text(block.get("type")) in THINKING]
     return Shape(
-        "tool" if results else _name_role(message),
+        "tool" if results else name_message_role(message),
         tuple(filter(None, calls)),
         tuple(filter(None, results)),
         _digest(thinking),
@@ -88,19 +88,29 @@ def _read_anthropic(message: _Fields, says_json: bool) -> Shape:
 
 
 def _read_responses(item: _Fields, says_json: bool) -> Shape:
-    kind = read_text(item.get("type")) or ("message" if item.get("role") else "")
+    kind = read_item_kind(item)
     named = read_text(item.get("call_id"))
     ids = (named,) if named else ()
     markers = tuple(_find_markers(item))
     if kind == "message":
-        role, content = _name_role(item), item.get("content")
+        role, content = name_message_role(item), item.get("content")
         flaws = (*_find_empty(content), *(_find_foreign(content) if role in _TEXT_ROLES else ()))
         return Shape(role, markers=markers, says_json=says_json, flaws=flaws)
     odd = tuple(_find_odd_ids(ids, LONGEST_RESPONSES_ID)) if ids or kind.startswith("function_call") else ()
-    if kind.endswith("_output") or kind == "mcp_approval_response":
+    if is_answer(kind):
         return Shape("tool", (), ids, b"", markers, says_json, odd)
     reasoning = _digest([item]) if kind == "reasoning" else b""
     return Shape("assistant", ids, (), reasoning, markers, says_json, odd)
+
+
+def read_item_kind(item: _Fields) -> str:
+    """The type of a Responses item; one without a type is a message if it has a role."""
+    return read_text(item.get("type")) or ("message" if item.get("role") else "")
+
+
+def is_answer(kind: str) -> bool:
+    """Whether a Responses item of this type answers a call."""
+    return kind.endswith("_output") or kind == "mcp_approval_response"
 
 
 _READERS: Mapping[str, Callable[[_Fields, bool], Shape]] = {
@@ -110,7 +120,8 @@ _READERS: Mapping[str, Callable[[_Fields, bool], Shape]] = {
 }
 
 
-def _name_role(message: _Fields) -> str:
+def name_message_role(message: _Fields) -> str:
+    """The role a message states, by the name a Shape has for it."""
     role = read_text(message.get("role"))
     return _ROLES.get(role, role)
 
@@ -127,13 +138,13 @@ def _digest(values: Sequence[object]) -> bytes:
 
 def _find_empty(content: object) -> Iterator[str]:
     """Content that says nothing, or that has a text which does not."""
-    texts = [part.get("text") for part in read_objects(content) if part.get("type") in _TEXTS]
+    texts = [part.get("text") for part in read_objects(content) if read_text(part.get("type")) in TEXTS]
     if not content or (isinstance(content, str) and not content.strip()) or not all(texts):
         yield "empty"
 
 
 def _find_foreign(content: object) -> Iterator[str]:
-    if any(part.get("type") not in _TEXTS for part in read_objects(content)):
+    if any(read_text(part.get("type")) not in TEXTS for part in read_objects(content)):
         yield "not text"
 
 
@@ -144,10 +155,10 @@ def _find_odd_ids(ids: Iterable[str], longest: int) -> Iterator[str]:
 
 def _find_disorder(blocks: list[dict[str, object]], results: int) -> Iterator[str]:
     """Results come before whatever else a message says, thinking before the calls it led to."""
-    kinds = [block.get("type") for block in blocks]
+    kinds = [read_text(block.get("type")) for block in blocks]
     if any(kind != "tool_result" for kind in kinds[:results]):
         yield "result behind text"
-    if "tool_use" in kinds and any(kind in _THINKING for kind in kinds[kinds.index("tool_use") :]):
+    if "tool_use" in kinds and any(kind in THINKING for kind in kinds[kinds.index("tool_use") :]):
         yield "thinking behind a call"
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.countable import Medium
-from proxy.wire.media import count_pages, read_image_size, read_medium, read_seconds
+from proxy.wire.media import count_pages, read_image_size, read_medium, read_seconds, tell_medium
 
 PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (640).to_bytes(4, "big") + (480).to_bytes(4, "big") + bytes(9)
 SOF = b"\xff\xc0\0\x11\x08" + (480).to_bytes(2, "big") + (640).to_bytes(2, "big") + bytes(9)
@@ -92,3 +92,18 @@ PICTURE = Medium("image", 640, 480, size=len(PNG))
 )
 def test_every_wire_spells_media_in_its_own_way(part: dict[str, object], medium: Medium | None) -> None:
     assert read_medium(part) == medium
+
+
+@pytest.mark.parametrize(
+    ("medium", "words"),
+    [
+        (Medium("image", width=640, height=480, size=9), "image 640x480"),
+        (Medium("document", pages=3), "PDF, 3 pages"),
+        (Medium("document", pages=1), "PDF, 1 page"),
+        (Medium("document", size=12_345), "document, 12,345 bytes"),
+        (Medium("audio", seconds=1.6), "audio, 2 seconds"),
+        (Medium("image"), "image"),
+    ],
+)
+def test_a_medium_in_words(medium: Medium, words: str) -> None:
+    assert tell_medium(medium) == words

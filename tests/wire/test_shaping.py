@@ -120,3 +120,9 @@ def test_markers_are_found_to_the_depth_that_a_wire_has() -> None:
         deep = {"content": [deep]}
     assert read_markers([deep, MARKED, {"content": [{"content": [MARKED]}]}, {"cache_control": None}]) == ("1h", "1h")
     assert read_markers("x") == ()
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_part_whose_type_is_no_word_is_of_no_kind(wire: str) -> None:
+    assert read(wire, {"role": "system", "content": [{"type": []}, {"type": {}}]}).role == "system"
+    assert read(wire, {"role": "user", "content": [USE, {"type": []}]}).role == "user"

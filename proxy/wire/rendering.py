@@ -1,0 +1,238 @@
+"""A plan's edits as raw messages, and the body with them in place of the client's.
+
+Rule: what is kept has the client's bytes, and of what is replaced only the text is ours; what has no text on its wire
+stays as it is. Cache markers alone are taken off everywhere, for clients move them about from request to request while
+rendered messages stay: `place_marker` puts one back for all that this very request lost (PROTOCOL §3, 7), so that there
+are never more than the client sent.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from proxy.model.plan import Edit, Kept, Replaced, Written
+from proxy.wire.body import SplitBody
+from proxy.wire.evidence import read_object, read_text
+from proxy.wire.shaping import TEXTS, THINKING, is_answer, read_item_kind, read_shape
+from proxy.wire.splicing import change_members, join_array, list_elements, read_member, set_member, spell_text
+
+Role = Literal["user", "assistant"]
+
+_MARKER = "cache_control"
+_MARKER_NAME = b'"cache_control"'
+_MARKED_LISTS = ("content", "tool_calls")
+# Text beside a tool's results may be the user's own words; longer than this (about 2,000 tokens) it is not.
+_MOST_BESIDE = 8_000
+_BESIDE = "[output pruned: see the first result of this message]"
+_OUTPUT_LISTS = ("function_call_output", "custom_tool_call_output")
+_OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_BEFORE = re.compile(rb"[ \t\r\n]*,?[ \t\r\n]*")
+_BEHIND = re.compile(rb"[ \t\r\n]*[,\]]")
+
+
+def render(
+    wire: str, edits: Sequence[Edit], messages: Sequence[bytes], *, role: Role = "user", is_alternating: bool = False
+) -> tuple[bytes, ...]:
+    """The raw messages for a plan's edits, one for each; `messages` are the client's behind the preamble.
+
+    `role` is that of the messages we write. `is_alternating`: a message of ours and the user's beside it become one.
+    """
+    rendered = [_render_edit(wire, edit, messages, role) for edit in edits]
+    if not is_alternating:
+        return tuple(rendered)
+    return tuple(_join_neighbours(wire, rendered, [isinstance(edit, Written) for edit in edits]))
+
+
+def reach_user(
+    wire: str, edits: Sequence[Edit], through: int, messages: Sequence[bytes]
+) -> tuple[tuple[Edit, ...], int]:
+    """The edits and how many messages they stand for, so that a last one of ours can be joined with the user's next."""
+    is_open = bool(edits) and isinstance(edits[-1], Written) and through < len(messages)
+    if is_open and read_shape(wire, messages[through]).role == "user":
+        return (*edits, Kept(through)), through + 1
+    return tuple(edits), through
+
+
+def place_marker(wire: str, rendered: tuple[bytes, ...], lost: Sequence[str]) -> tuple[bytes, ...]:
+    """The rendered messages with a cache marker at their end, if the request lost any; `lost` are their retentions."""
+    if not lost or wire == "responses":
+        return rendered
+    limit = b"" if lost[0] == "5m" else b',"ttl":%b' % spell_text(lost[0])
+    marker = b'{"type":"ephemeral"%b}' % limit
+    for place in reversed(range(len(rendered))):
+        marked = _mark(rendered[place], marker)
+        if marked:
+            return (*rendered[:place], marked, *rendered[place + 1 :])
+    return rendered
+
+
+def apply(body: SplitBody, preamble: int, through: int, rendered: Sequence[bytes]) -> bytes:
+    """The body with these messages in place of the `through` items behind its preamble.
+
+    Raises ValueError where there is nothing to replace or nothing to replace it with, or where the items that would be
+    cut out are not between separators.
+    """
+    stop = preamble + through
+    if not (rendered and preamble >= 0 < through and stop <= len(body.items)):
+        raise ValueError(f"no {through} of {len(body.items)} items behind {preamble} for {len(rendered)} messages")
+    content = body.content
+    start, end = body.items[preamble].start, body.items[stop - 1].end
+    if not _BEFORE.fullmatch(content, body.gap_before(preamble), start) or not _BEHIND.match(content, end):
+        raise ValueError("the items are not between separators")
+    view = memoryview(content)
+    return b"".join((view[:start], b",".join(rendered), view[end:]))
+
+
+def lower_output(body: SplitBody, tokens: int) -> bytes:
+    """The body with no more than so many tokens of output asked for; as it is where thinking alone may take as many."""
+    thinking = read_object(body.member("thinking").decode(errors="replace"))
+    budget = thinking.get("budget_tokens") if thinking else None
+    if isinstance(budget, int) and budget >= tokens:
+        return body.content
+    content = body.content
+    spans = [body.members[name] for name in _OUTPUT_LIMITS if name in body.members]
+    for span in sorted(spans, key=lambda span: span.start, reverse=True):
+        asked = content[span.start : span.end]
+        if asked.isdigit() and int(asked) > tokens:
+            content = content[: span.start] + str(tokens).encode() + content[span.end :]
+    return content
+
+
+def _render_edit(wire: str, edit: Edit, messages: Sequence[bytes], role: Role) -> bytes:
+    if isinstance(edit, Written):
+        return _write(wire, edit.text, role)
+    raw = _unmark(messages[edit.place])
+    return _replace(wire, raw, edit) if isinstance(edit, Replaced) else raw
+
+
+def _write(wire: str, text: str, role: Role) -> bytes:
+    content = spell_text(text)
+    if wire != "responses":
+        return b'{"role":"%b","content":%b}' % (role.encode(), content)
+    part = _spell_part(wire, role, content)
+    return b'{"type":"message","role":"%b","content":[%b]}' % (role.encode(), part)
+
+
+def _spell_part(wire: str, role: str, content: bytes) -> bytes:
+    """A part of a message that has a text, given as raw JSON string."""
+    kind = b"text" if wire != "responses" else b"output_text" if role == "assistant" else b"input_text"
+    return b'{"type":"%b","text":%b}' % (kind, content)
+
+
+def _replace(wire: str, raw: bytes, edit: Replaced) -> bytes:
+    value = read_object(raw.decode(errors="replace"))
+    if value is None:
+        return raw
+    kind = read_item_kind(value) if wire == "responses" else "message"
+    if kind == "message":
+        return _replace_content(wire, raw, read_text(value.get("role")), edit.text)
+    return _replace_output(raw, kind, value.get("output"), edit.text) if is_answer(kind) else raw
+
+
+def _replace_content(wire: str, raw: bytes, role: str, text: str) -> bytes:
+    content = read_member(raw, "content")
+    if content[:1] != b"[":
+        return set_member(raw, "content", spell_text(text))
+    parts = list_elements(content)
+    kinds = [_read_kind(part) for part in parts]
+    if "tool_result" in kinds:
+        written = list(_replace_results(parts, kinds, text))
+    elif role in ("tool", "function"):
+        written = [_spell_part(wire, role, spell_text(text))]
+    else:
+        written = _replace_texts(parts, kinds, _spell_part(wire, role, spell_text(text)))
+    return set_member(raw, "content", join_array(written))
+
+
+def _read_kind(part: bytes) -> str:
+    value = read_object(part.decode(errors="replace"))
+    return read_text(value.get("type")) if value else ""
+
+
+def _replace_texts(parts: Sequence[bytes], kinds: Sequence[str], text: bytes) -> list[bytes]:
+    """One text for all, where the first was; where there was none, before the calls. Anything else stays."""
+    place = next((i for i, kind in enumerate(kinds) if kind in TEXTS or kind == "tool_use"), len(parts))
+    rest = [part for part, kind in zip(parts[place:], kinds[place:], strict=True) if kind not in TEXTS]
+    return [*parts[:place], text, *rest]
+
+
+def _replace_results(parts: Sequence[bytes], kinds: Sequence[str], text: str) -> Iterator[bytes]:
+    """All results with one text; of what stands beside them, short texts stay."""
+    left = text
+    for part, kind in zip(parts, kinds, strict=True):
+        if kind == "tool_result":
+            yield _replace_result(part, left)
+            left = _BESIDE
+        elif kind in TEXTS and len(part) <= _MOST_BESIDE:
+            yield part
+
+
+def _replace_result(block: bytes, text: str) -> bytes:
+    is_list = read_member(block, "content")[:1] == b"["
+    content = spell_text(text)
+    return set_member(block, "content", join_array([_spell_part("", "", content)]) if is_list else content)
+
+
+def _replace_output(raw: bytes, kind: str, output: object, text: str) -> bytes:
+    if isinstance(output, str):
+        return set_member(raw, "output", spell_text(text))
+    if isinstance(output, list) and kind in _OUTPUT_LISTS:
+        return set_member(raw, "output", join_array([_spell_part("responses", "tool", spell_text(text))]))
+    return raw
+
+
+def _unmark(raw: bytes, depth: int = 2) -> bytes:
+    """A message without cache markers, wherever a wire takes one; what is a tool's own input is left alone."""
+    if _MARKER_NAME not in raw:
+        return raw
+
+    def change(name: str, value: bytes) -> bytes | None:
+        if name == _MARKER:
+            return None
+        if depth and name in _MARKED_LISTS and value[:1] == b"[" and _MARKER_NAME in value:
+            return join_array(_unmark(element, depth - 1) for element in list_elements(value))
+        return value
+
+    return change_members(raw, change)
+
+
+def _mark(raw: bytes, marker: bytes) -> bytes:
+    """A message with a marker at its last part; nothing where that takes none."""
+    content = read_member(raw, "content")
+    if content[:1] == b'"' and content != b'""':
+        part = set_member(_spell_part("", "", content), _MARKER, marker)
+        return set_member(raw, "content", join_array([part]))
+    parts = list_elements(content) if content[:1] == b"[" else []
+    last = read_object(parts[-1].decode(errors="replace")) if parts else None
+    if not last or read_text(last.get("type")) in THINKING or last.get("text") == "":
+        return b""
+    return set_member(raw, "content", join_array([*parts[:-1], set_member(parts[-1], _MARKER, marker)]))
+
+
+def _join_neighbours(wire: str, rendered: Sequence[bytes], are_ours: Sequence[bool]) -> list[bytes]:
+    joined: list[bytes] = []
+    are_user: list[bool] = []
+    ours: list[bool] = []
+    for raw, is_ours in zip(rendered, are_ours, strict=True):
+        is_user = read_shape(wire, raw).role == "user"
+        if joined and is_user and are_user[-1] and (is_ours or ours[-1]):
+            joined[-1] = _join(wire, joined[-1], raw, keeps_first=is_ours)
+            ours[-1] = True
+            continue
+        joined.append(raw)
+        are_user.append(is_user)
+        ours.append(is_ours)
+    return joined
+
+
+def _join(wire: str, first: bytes, second: bytes, *, keeps_first: bool) -> bytes:
+    """Two messages of the user as one, which has the other members of the one that is kept."""
+    parts = [*_list_parts(wire, first), *_list_parts(wire, second)]
+    return set_member(first if keeps_first else second, "content", join_array(parts))
+
+
+def _list_parts(wire: str, raw: bytes) -> list[bytes]:
+    content = read_member(raw, "content")
+    if content[:1] == b'"':
+        return [_spell_part(wire, "user", content)]
+    return list_elements(content) if content[:1] == b"[" else []

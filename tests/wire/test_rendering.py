@@ -1,0 +1,299 @@
+"""A plan's edits as messages of each wire, and the body that has them."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.model.plan import Edit, Kept, Replaced, Written
+from proxy.wire.body import Span, SplitBody, split_body
+from proxy.wire.rendering import apply, lower_output, place_marker, reach_user, render
+from proxy.wire.shaping import read_shape
+from proxy.wire.telling import read_told
+from proxy.wire.validity import Rules, Splice, find_faults, judge_history
+from tests.support.echoes import spell, values
+from tests.support.valid_histories import WIRES, steps, write
+
+CHAT, ANTHROPIC, RESPONSES = WIRES
+MARK = {"cache_control": {"type": "ephemeral"}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
+USE = {"type": "tool_use", "id": "t1", "name": "f", "input": MARK}
+THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "s"}
+USER = b'{"role":"user","content":"%b"}'
+
+
+def text(said: str, kind: str = "text") -> dict[str, str]:
+    return {"type": kind, "text": said}
+
+
+def result(content: Any, call: str = "t1") -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": call, "content": content}
+
+
+def replace(wire: str, message: Any) -> Any:
+    """The message with `new` in place of its words."""
+    (rendered,) = render(wire, [Replaced(0, "new", "tombstone")], [json.dumps(message).encode()])
+    return json.loads(rendered)
+
+
+@pytest.mark.parametrize(
+    ("wire", "message", "replaced"),
+    [
+        (CHAT, {"role": "tool", "content": "old", "x": 1}, {"role": "tool", "content": "new", "x": 1}),
+        (CHAT, {"role": "tool", "content": [text("a"), IMAGE]}, {"role": "tool", "content": [text("new")]}),
+        (CHAT, {"role": "assistant", "tool_calls": []}, {"role": "assistant", "tool_calls": [], "content": "new"}),
+        (
+            CHAT,
+            {"role": "user", "content": [IMAGE, text("a"), IMAGE, text("b")]},
+            {"role": "user", "content": [IMAGE, text("new"), IMAGE]},
+        ),
+        (CHAT, {"role": "user", "content": [IMAGE, 7]}, {"role": "user", "content": [IMAGE, 7, text("new")]}),
+        (
+            ANTHROPIC,
+            {"role": "user", "content": [result("old") | {"is_error": True}, result([IMAGE], "t2"), text("go"), IMAGE]},
+            {
+                "role": "user",
+                "content": [
+                    result("new") | {"is_error": True},
+                    result([text("[output pruned: see the first result of this message]")], "t2"),
+                    text("go"),
+                ],
+            },
+        ),
+        (
+            ANTHROPIC,
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1"}, text("go" * 4000)]},
+            {"role": "user", "content": [result("new")]},
+        ),
+        (
+            ANTHROPIC,
+            {"role": "assistant", "content": [THOUGHT, USE, text("behind")]},
+            {"role": "assistant", "content": [THOUGHT, text("new"), USE]},
+        ),
+        (
+            RESPONSES,
+            {"role": "user", "content": [text("a", "input_text")]},
+            {"role": "user", "content": [text("new", "input_text")]},
+        ),
+        (
+            RESPONSES,
+            {"type": "message", "role": "assistant", "content": [text("a", "output_text")]},
+            {"type": "message", "role": "assistant", "content": [text("new", "output_text")]},
+        ),
+        (
+            RESPONSES,
+            {"type": "function_call_output", "call_id": "a", "output": [text("a", "input_text"), IMAGE]},
+            {"type": "function_call_output", "call_id": "a", "output": [text("new", "input_text")]},
+        ),
+        (
+            RESPONSES,
+            {"type": "local_shell_call_output", "output": "old"},
+            {"type": "local_shell_call_output", "output": "new"},
+        ),
+    ],
+)
+def test_only_the_words_are_replaced(wire: str, message: Any, replaced: Any) -> None:
+    assert replace(wire, message) == replaced
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "computer_call_output", "output": {"type": "computer_screenshot", "image_url": "data:"}},
+        {"type": "shell_call_output", "output": [{"stdout": "x"}]},
+        {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+        {"type": "reasoning", "summary": []},
+        ["no object"],
+    ],
+)
+def test_what_has_no_text_to_replace_stays(message: Any) -> None:
+    assert replace(RESPONSES, message) == message
+
+
+def test_everything_else_of_a_replaced_message_keeps_its_bytes() -> None:
+    raw = b'{ "x":1e2 , "content" : "o\\u006cd", "y":"\\u0065" }'
+    assert render(CHAT, [Replaced(0, "né", "file")], [raw]) == (raw.replace(b'"o\\u006cd"', '"né"'.encode()),)
+
+
+@pytest.mark.parametrize(
+    ("wire", "role", "message"),
+    [
+        (CHAT, "user", {"role": "user", "content": 'a "b"'}),
+        (ANTHROPIC, "assistant", {"role": "assistant", "content": 'a "b"'}),
+        (RESPONSES, "user", {"type": "message", "role": "user", "content": [text('a "b"', "input_text")]}),
+        (RESPONSES, "assistant", {"type": "message", "role": "assistant", "content": [text('a "b"', "output_text")]}),
+    ],
+)
+def test_a_message_of_ours(wire: str, role: Any, message: Any) -> None:
+    (rendered,) = render(wire, [Written('a "b"', 0, 3)], [], role=role)
+    assert json.loads(rendered) == message
+
+
+def test_edits_come_in_their_order_and_what_is_kept_has_its_bytes() -> None:
+    messages = [b'{ "role":"user", "content":"%d" }' % i for i in range(4)]
+    rendered = render(CHAT, [Kept(0), Written("w", 1, 3), Kept(2)], messages)
+    assert rendered == (messages[0], b'{"role":"user","content":"w"}', messages[2])
+
+
+def test_neighbours_of_a_strict_template_are_joined() -> None:
+    kept = b'{"role":"user","content":[{"type":"text","text":"k"}]}'
+    messages = [USER % b"a", b'{"role":"assistant","content":"b"}', kept, b'{"role":"user","name":"n","content":"d"}']
+    edits: list[Edit] = [Written("1", 0, 0), Kept(0), Kept(1), Written("2", 2, 2), Kept(2), Kept(3)]
+    rendered = [json.loads(raw) for raw in render(CHAT, edits, messages, is_alternating=True)]
+    assert rendered == [
+        {"role": "user", "content": [text("1"), text("a")]},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "name": "n", "content": [text("2"), text("k"), text("d")]},
+    ]
+
+
+def test_a_message_of_ours_behind_one_of_the_users_is_joined_to_it() -> None:
+    kept = b'{"role":"user","name":"n","content":"k"}'
+    (rendered,) = render(CHAT, [Kept(0), Written("w", 1, 2)], [kept], is_alternating=True)
+    assert json.loads(rendered) == {"role": "user", "name": "n", "content": [text("k"), text("w")]}
+
+
+def test_the_users_own_neighbours_are_not_joined() -> None:
+    messages = [USER % b"a", USER % b"b", b'{"role":"user"}']
+    assert render(CHAT, [Kept(0), Kept(1)], messages, is_alternating=True) == tuple(messages[:2])
+    (rendered,) = render(CHAT, [Written("w", 0, 0), Kept(2)], messages, is_alternating=True)
+    assert json.loads(rendered) == {"role": "user", "content": [text("w")]}
+
+
+def test_a_message_of_ours_at_the_end_reaches_for_the_users_next() -> None:
+    messages = [USER % b"a", USER % b"b", b'{"role":"assistant","content":"c"}']
+    ours = (Kept(0), Written("w", 0, 1))
+    assert reach_user(CHAT, ours, 1, messages) == ((*ours, Kept(1)), 2)
+    assert reach_user(CHAT, ours, 2, messages) == (ours, 2)
+    assert reach_user(CHAT, ours, 3, messages) == (ours, 3)
+    assert reach_user(CHAT, ours[:1], 1, messages) == (ours[:1], 1)
+    assert reach_user(CHAT, (), 0, messages) == ((), 0)
+
+
+def test_rendered_messages_have_no_cache_markers() -> None:
+    message = {"role": "user", "content": [result([text("x") | MARK]) | MARK, USE | MARK], "x": [MARK]} | MARK
+    (rendered,) = render(ANTHROPIC, [Kept(0)], [json.dumps(message).encode()])
+    assert json.loads(rendered) == {"role": "user", "content": [result([text("x")]), USE], "x": [MARK]}
+    call = {"id": "a", "function": {"name": "f", "arguments": '{"cache_control":1}'}}
+    said = {"role": "assistant", "content": '"cache_control"', "tool_calls": [call | MARK]}
+    (rendered,) = render(CHAT, [Kept(0)], [json.dumps(said).encode()])
+    assert json.loads(rendered) == said | {"tool_calls": [call]}
+
+
+@pytest.mark.parametrize(
+    ("last", "marked"),
+    [
+        ({"role": "user", "content": "x"}, {"role": "user", "content": [text("x") | MARK]}),
+        ({"role": "user", "content": [IMAGE, text("x")]}, {"role": "user", "content": [IMAGE, text("x") | MARK]}),
+        ({"role": "assistant", "content": [THOUGHT, USE]}, {"role": "assistant", "content": [THOUGHT, USE | MARK]}),
+    ],
+)
+def test_lost_markers_move_to_the_end(last: Any, marked: Any) -> None:
+    rendered = (USER % b"a", json.dumps(last).encode())
+    first, second = place_marker(ANTHROPIC, rendered, ["5m", "5m"])
+    assert (first, json.loads(second)) == (rendered[0], marked)
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"role": "assistant", "content": [THOUGHT]},
+        {"role": "assistant", "content": None},
+        {"role": "user", "content": ""},
+        {"role": "user", "content": []},
+        {"role": "user", "content": [text("")]},
+        {"role": "user", "content": [7]},
+    ],
+)
+def test_a_marker_goes_where_one_is_taken(last: Any) -> None:
+    rendered = (USER % b"a", json.dumps(last).encode())
+    first, second = place_marker(ANTHROPIC, rendered, ["1h"])
+    hour = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    assert (json.loads(first), second) == ({"role": "user", "content": [text("a") | hour]}, rendered[1])
+    assert place_marker(ANTHROPIC, rendered[1:], ["1h"]) == rendered[1:]
+
+
+def test_nothing_is_marked_where_nothing_was_lost_or_no_marker_is_known() -> None:
+    rendered = (USER % b"a",)
+    assert place_marker(ANTHROPIC, rendered, []) is rendered
+    assert place_marker(RESPONSES, rendered, ["5m"]) is rendered
+
+
+def split(content: bytes, key: str = "messages") -> SplitBody:
+    body = split_body(content, key)
+    assert body is not None
+    return body
+
+
+def test_the_rest_of_the_body_keeps_its_bytes() -> None:
+    body = split(b'{ "a":1 , "messages" : [ {"s":1} , {"u":2},{"v":3}\n, {"w":4} ] , "z":[1] }')
+    assert apply(body, 1, 2, [b"{}", b"[]"]) == (b'{ "a":1 , "messages" : [ {"s":1} , {},[]\n, {"w":4} ] , "z":[1] }')
+    assert apply(body, 0, 4, [b"{}"]) == b'{ "a":1 , "messages" : [ {} ] , "z":[1] }'
+
+
+@given(
+    st.lists(values, min_size=1, max_size=6),
+    st.lists(values, min_size=1, max_size=3),
+    st.randoms(),
+    st.data(),
+)
+def test_the_messages_stand_where_the_clients_stood(items: list[Any], new: list[Any], random: Any, data: Any) -> None:
+    start = data.draw(st.integers(0, len(items) - 1))
+    stop = data.draw(st.integers(start + 1, len(items)))
+    body = split(spell({"model": "m", "messages": items, "n": 1}, random).encode("utf-8", "surrogatepass"))
+    rendered = [json.dumps(value).encode() for value in new]
+    sent = json.loads(apply(body, start, stop - start, rendered))
+    assert sent == {"model": "m", "messages": [*items[:start], *new, *items[stop:]], "n": 1}
+
+
+@pytest.mark.parametrize(
+    ("preamble", "through", "rendered"), [(0, 1, []), (0, 0, [b"{}"]), (-1, 1, [b"{}"]), (1, 2, [b"{}"])]
+)
+def test_what_cannot_be_put_in_place_is_refused(preamble: int, through: int, rendered: list[bytes]) -> None:
+    with pytest.raises(ValueError, match="items behind"):
+        apply(split(b'{"messages":[{},{}]}'), preamble, through, rendered)
+
+
+@pytest.mark.parametrize("content", [b'{"messages":[{}x{}]}', b'{"messages":[{},{}x}'])
+def test_items_that_are_not_between_separators_are_refused(content: bytes) -> None:
+    body = SplitBody(content, {}, (Span(13, 15), Span(16, 18)))
+    with pytest.raises(ValueError, match="separators"):
+        apply(body, 1, 1, [b"{}"])
+
+
+def test_a_lower_output_is_asked_for_in_place() -> None:
+    raw = b'{"max_completion_tokens": 900, "messages":[], "max_tokens" :9000,"max_output_tokens":null}'
+    lowered = raw.replace(b"9000", b"5000")
+    assert lower_output(split(raw), 5000) == lowered
+    assert lower_output(split(raw), 100) == raw.replace(b"9000", b"100").replace(b"900,", b"100,")
+    assert lower_output(split(b'{"messages":[]}'), 1) == b'{"messages":[]}'
+
+
+@pytest.mark.parametrize(("budget", "asked"), [("4999", b"5000"), ("5000", b"9000"), ('"x"', b"5000")])
+def test_output_is_not_lowered_below_what_thinking_may_take(budget: str, asked: bytes) -> None:
+    raw = b'{"max_tokens":%b,"thinking":{"type":"enabled","budget_tokens":%b}}'
+    body = raw % (b"9000", budget.encode())
+    assert lower_output(split(body), 5000) == raw % (asked, budget.encode())
+
+
+@given(st.sampled_from(WIRES), steps, st.data())
+def test_a_replaced_message_has_the_shape_of_the_clients(wire: str, plan: list[str | int], data: Any) -> None:
+    messages = [json.dumps(message).encode() for message in write(wire, plan)]
+    shapes = [read_shape(wire, raw) for raw in messages]
+    places = [i for i, shape in enumerate(shapes) if shape.role in ("tool", "user")][:-3]
+    chosen = data.draw(st.sets(st.sampled_from(places))) if places else set()
+    edits = [Replaced(i, "new", "tombstone") if i in chosen else Kept(i) for i in range(len(messages))]
+    rendered = render(wire, edits, messages)
+    assert all(rendered[i] == messages[i] for i in range(len(messages)) if i not in chosen)
+    assert all(read_told(wire, rendered[i]).text.startswith("new") for i in chosen)
+    assert [without_words(read_shape(wire, raw)) for raw in rendered] == list(map(without_words, shapes))
+    history = judge_history(shapes, is_itemised=wire == RESPONSES)
+    splices = [Splice(i, i + 1, (read_shape(wire, rendered[i]),)) for i in sorted(chosen)]
+    assert find_faults(history, splices, Rules(is_itemised=wire == RESPONSES)) == ()
+
+
+def without_words(shape: Any) -> Sequence[Any]:
+    return (shape.role, shape.calls, shape.results, shape.reasoning, shape.markers, shape.flaws)

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from proxy.model.epoch import StoredContext, StoredOriginal
+from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import Headers, SessionKey
 from proxy.model.lineage import StoredSession
@@ -18,6 +18,8 @@ MOST_RECALLED = 64
 MOST_RECALLED_ROWS = 8192
 MOST_MARKS = 32
 MOST_UNREAD = 1024
+MOST_EPOCHS = 64
+MOST_SOURCES = 256
 MOST_UNREAD_BYTES = 64 * 1024 * 1024
 ALL_SESSIONS = Selection()
 
@@ -168,11 +170,27 @@ class LogReader(Protocol):
         ...
 
     async def load_context(self, session: str) -> StoredContext:
-        """How a session is managed: its epochs, pins and accounts. Empty where nothing is known of it."""
+        """How a session is managed: its epochs, pins and accounts. Empty where nothing is known of it.
+
+        Where it goes on from others (`Adoption`), what is known of these is there too, of `MOST_SOURCES` at most; its
+        own accounts go before theirs. Of each view the newest `MOST_EPOCHS` epochs count, and of those an erasure has
+        touched none is there; of each session and node the newest pin.
+        """
         ...
 
     async def load_original(self, reference: str) -> StoredOriginal:
-        """What a reference stands for, given by its id without `ref:`. Raises NotFound."""
+        """What a reference stands for, given by its id without `ref:`. Raises NotFound, also where it was erased."""
+        ...
+
+    async def list_epochs(self, session: str) -> Sequence[Epoch]:
+        """All epochs of a session in the order in which they were opened, `rendered` empty. Raises NotFound.
+
+        `edits` are empty where they were erased.
+        """
+        ...
+
+    async def load_epoch(self, session: str, n: int) -> Epoch:
+        """The n-th epoch of a session, from 1, with all its content. Raises NotFound."""
         ...
 
     async def verify(self) -> Verification:
@@ -232,7 +250,8 @@ class Archive(LogReader, Ancestry, Backlog, Protocol):
 
         The future turns True once they (and all before them) are durable, False if they were dropped for want of room.
         A store may learn later that it cannot take what is durable (a duplicate, what refers to nothing): then `health`
-        counts it. Records of lineage may be refused without those they came with.
+        counts it. Records of lineage and of managed context may be refused without those they came with: to
+        know that one is stored, append it alone.
         Records that are not urgent may wait for the next ones that are, for `flush`, or a second at most.
         """
         ...

@@ -7,6 +7,7 @@ import msgspec
 
 from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, Timings, Usage
 from proxy.model.lineage import Relation
+from proxy.model.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,10 @@ class BranchRow:
 
 @dataclass(frozen=True, slots=True)
 class RoundRow:
-    """One upstream call of an exchange; `completeness` is empty while the call is open or was cut by a crash."""
+    """One upstream call of an exchange; `completeness` is empty while the call is open or was cut by a crash.
+
+    `plan` is what was decided for it, None where nothing was.
+    """
 
     k: int
     upstream: str
@@ -96,6 +100,7 @@ class RoundRow:
     answer: bytes
     usage: Usage | None
     finish: str
+    plan: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True)

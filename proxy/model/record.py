@@ -13,14 +13,18 @@ from proxy.model.plan import Plan
 
 Record = Opening | Round | Outcome | Trailer | Reading | Step | Reply | Adoption | Epoch | Plan | Pin
 
+_DERIVED = (Step, Reply, Adoption, Epoch, Plan, Pin)
+
 # Objects in memory: a node has two hashes of 16 bytes, a mark a hash, a form and a name.
 _NODE_WEIGHT = 200
 _MARK_WEIGHT = 250
+_ORIGINAL_WEIGHT = 250
+_DIGEST_WEIGHT = 65 + 8
 
 
-def leave_lineage(records: tuple[Record, ...]) -> tuple[Record, ...]:
-    """Records without those of lineage, which are derived: one that is refused must not cost what it came with."""
-    return tuple(record for record in records if not isinstance(record, Step | Reply | Adoption))
+def leave_derived(records: tuple[Record, ...]) -> tuple[Record, ...]:
+    """Records without those of lineage and of managed context: one that is refused must not cost what it came with."""
+    return tuple(record for record in records if not isinstance(record, _DERIVED))
 
 
 def weigh(record: Record) -> int:
@@ -33,6 +37,12 @@ def _weigh_growth(record: Step | Reply) -> int:
     return 256 + len(record.nodes) * _NODE_WEIGHT + len(record.marks) * _MARK_WEIGHT + names
 
 
+def _weigh_epoch(epoch: Epoch) -> int:
+    digests = sum([len(original.digests) for original in epoch.originals])
+    named = len(epoch.originals) * _ORIGINAL_WEIGHT + digests * _DIGEST_WEIGHT
+    return 512 + len(epoch.edits) + sum(map(len, epoch.rendered)) + named
+
+
 # By type, for this is done with every record of every call.
 _WEIGHERS: Mapping[type[Record], Callable[[Any], int]] = {
     Opening: lambda record: 1024 + record.body.weight,
@@ -43,7 +53,7 @@ _WEIGHERS: Mapping[type[Record], Callable[[Any], int]] = {
     Step: _weigh_growth,
     Reply: _weigh_growth,
     Adoption: lambda record: 256,
-    Epoch: lambda record: 512 + len(record.edits) + sum(map(len, record.rendered)) + 200 * len(record.originals),
+    Epoch: _weigh_epoch,
     Plan: lambda record: 256,
     Pin: lambda record: 256,
 }

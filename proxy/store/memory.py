@@ -1,6 +1,6 @@
 """The log in memory, for tests and for programs that embed the engine. Rule: what can be observed is as with a file.
 
-Records of one append are taken together, at worst without those of lineage, or not at all; what is a duplicate or
+Records of one append are taken together, at worst without those that are derived, or not at all; what is a duplicate or
 refers to nothing is refused and counted.
 It is bounded by nothing but memory, and gone with the process.
 """
@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import islice
 
 from proxy.engine.ports import ALL_SESSIONS, MOST_MARKS, MOST_UNREAD, MOST_UNREAD_BYTES
+from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Opening, Round, SessionKey, Trailer
 from proxy.model.lineage import Step, StoredSession, name_mark
@@ -19,7 +20,6 @@ from proxy.model.log import (
     ArchiveHealth,
     BranchRow,
     ExchangeRow,
-    Fault,
     RoundRow,
     Selection,
     SessionRow,
@@ -31,11 +31,11 @@ from proxy.model.manifest import (
     Manifest,
     Piece,
     decode_recipe,
-    digest_of,
-    link_after,
     root_of,
 )
-from proxy.model.record import Record, leave_lineage
+from proxy.model.record import Record, leave_derived
+from proxy.store.checks import verify_tables
+from proxy.store.contexts import list_epochs, load_context, load_epoch, load_original
 from proxy.store.recalled import choose_recalled
 from proxy.store.storable import fit_text, fit_usage
 from proxy.store.tables import Exchange, Tables
@@ -149,12 +149,25 @@ class MemoryArchive:
         trailers = [] if outcome.whole_digest else self._list_trailers(exchange, k)
         return b"".join((outcome.received, *[trailer.received for trailer in trailers]))
 
+    async def load_context(self, session: str) -> StoredContext:
+        """How a session is managed: its epochs, pins and accounts (see `LogReader`)."""
+        return load_context(self._tables, session)
+
+    async def load_original(self, reference: str) -> StoredOriginal:
+        """What a reference stands for. Raises NotFound."""
+        return load_original(self._tables, reference)
+
+    async def list_epochs(self, session: str) -> Sequence[Epoch]:
+        """All epochs of a session in the order in which they were opened, `rendered` empty. Raises NotFound."""
+        return list_epochs(self._tables, self._expect(session))
+
+    async def load_epoch(self, session: str, n: int) -> Epoch:
+        """The n-th epoch of a session, from 1, with all its content. Raises NotFound."""
+        return load_epoch(self._tables, self._expect(session), n)
+
     async def verify(self) -> Verification:
         """Re-derive every digest, link and recipe from what is stored."""
-        tables = self._tables
-        faults = (*self._check_blobs(), *self._check_slices(), *self._check_outcomes())
-        rounds = sum(map(len, tables.rounds.values()))
-        return Verification(len(tables.exchanges), rounds, len(tables.blobs), len(tables.slices), faults)
+        return verify_tables(self._tables)
 
     async def close(self) -> None:
         """Take nothing more; what was taken can still be read."""
@@ -162,7 +175,7 @@ class MemoryArchive:
 
     def _take(self, records: tuple[Record, ...]) -> tuple[Record, ...]:
         """Those that are kept: all, all but what was derived, or none."""
-        for offer in (records, leave_lineage(records)):
+        for offer in (records, leave_derived(records)):
             if offer and not self._is_closed and self._tables.add(offer):
                 return offer
         return ()
@@ -276,22 +289,8 @@ class MemoryArchive:
             answer=reading.answer if reading else b"",
             usage=fit_usage(reading.usage) if reading else None,
             finish=fit_text(reading.finish) if reading else "",
+            plan=self._tables.plans.get(key),
         )
-
-    def _check_blobs(self) -> Iterator[Fault]:
-        for (_, digest), content in self._tables.blobs.items():
-            if digest_of(content) != digest:
-                yield Fault(f"blob {digest.hex()}", "its content does not match its digest")
-
-    def _check_slices(self) -> Iterator[Fault]:
-        for link, piece in self._tables.slices.items():
-            if link_after(piece.parent, piece.gap, piece.digest) != link:
-                yield Fault(f"link {link.hex()}", "does not follow from its parent, gap and content")
-
-    def _check_outcomes(self) -> Iterator[Fault]:
-        for (exchange, k), outcome in self._tables.outcomes.items():
-            if not outcome.whole_digest and outcome.size != len(outcome.received):
-                yield Fault(f"outcome {exchange}/{k}", f"has {len(outcome.received)} bytes in place of {outcome.size}")
 
 
 def _list_unread(tables: Tables, limit: int, most_bytes: int) -> Iterator[UnreadRow]:

@@ -3,7 +3,11 @@
 Model names, targets and counts come from outside: a lone surrogate has no UTF-8, 10**30 tokens have no column.
 """
 
+from msgspec.structs import replace
+
+from proxy.model.epoch import Epoch, Original
 from proxy.model.exchange import Usage
+from proxy.model.plan import Plan
 
 _LARGEST = 2**63 - 1
 
@@ -33,3 +37,18 @@ def fit_usage(usage: Usage | None) -> Usage | None:
         fit_count(usage.written),
         fit_count(usage.reasoning),
     )
+
+
+def fit_epoch(epoch: Epoch) -> Epoch:
+    """The epoch with the name of its view fitted: a model's name is the client's."""
+    return epoch if epoch.view.isascii() else replace(epoch, view=fit_text(epoch.view))
+
+
+def fit_original(original: Original) -> Original:
+    """The original with its names fitted."""
+    return replace(original, id=fit_text(original.id), wire=fit_text(original.wire))
+
+
+def fit_plan(plan: Plan) -> Plan:
+    """The plan with its texts fitted."""
+    return replace(plan, view=fit_text(plan.view), reason=fit_text(plan.reason))

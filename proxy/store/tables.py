@@ -7,11 +7,14 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from proxy.model.epoch import Epoch, Original, Pin
 from proxy.model.exchange import Opening, Outcome, Reading, Round, SessionKey, Trailer
 from proxy.model.lineage import Adoption, Reply, Step, name_mark, root_of_chain
-from proxy.model.manifest import BlobPiece, ChainPiece, Manifest, Slice, decode_recipe, root_of
+from proxy.model.manifest import BlobPiece, ChainPiece, Manifest, Slice, decode_recipe, digest_of, root_of
+from proxy.model.plan import Plan
 from proxy.model.record import Record
 from proxy.store.branches import name_parent
+from proxy.store.storable import fit_epoch, fit_original, fit_plan
 from proxy.store.tree import Tree
 
 _log = logging.getLogger(__name__)
@@ -47,6 +50,10 @@ class Tables:
         self.trailers: dict[tuple[str, int], dict[int, Trailer]] = {}
         self.readings: dict[tuple[str, int], Reading] = {}
         self.trees: dict[str, Tree] = {}
+        self.epochs: dict[str, Epoch] = {}
+        self.originals: dict[str, tuple[str, Original]] = {}
+        self.plans: dict[tuple[str, int], Plan] = {}
+        self.pins: dict[int, Pin] = {}
         self._inserted: list[tuple[dict[Any, Any], object]] = []
 
     def add(self, records: Sequence[Record]) -> bool:
@@ -61,6 +68,10 @@ class Tables:
             _log.error("the log could not take a record: %s", error)
             return False
         return True
+
+    def find_session(self, exchange: str) -> str:
+        """The id of the session that an exchange belongs to."""
+        return self.exchanges[exchange].opening.session.id
 
     def _insert(self, table: dict[K, V], key: K, value: V) -> None:
         if key in table:
@@ -93,6 +104,21 @@ class Tables:
                 self._grow(self._expect_opening(record.exchange).session, record)
             case Adoption():
                 self._add_adoption(record)
+            case _:
+                self._add_context(record)
+
+    def _add_context(self, record: Epoch | Plan | Pin) -> None:
+        match record:
+            case Epoch():
+                self._add_epoch(fit_epoch(record))
+            case Plan():
+                self._expect_opening(record.exchange)
+                if record.epoch:
+                    self._expect(self.epochs, record.epoch)
+                self._insert(self.plans, (record.exchange, record.k), fit_plan(record))
+            case Pin():
+                self._expect(self.keys, record.session)
+                self._insert(self.pins, len(self.pins), record)
 
     def _add_opening(self, opening: Opening) -> None:
         key = opening.session
@@ -120,6 +146,29 @@ class Tables:
         key = (adoption.source, adoption.node)
         if key not in tree.adoptions:
             self._insert(tree.adoptions, key, adoption)
+
+    def _add_epoch(self, epoch: Epoch) -> None:
+        tenant = self._expect(self.keys, epoch.session).tenant
+        if epoch.parent:
+            self._expect(self.epochs, epoch.parent)
+        if epoch.exchange:
+            self._expect_opening(epoch.exchange)
+        for message in epoch.rendered:
+            self._add_blob(tenant, digest_of(message), message)
+        originals = tuple(map(fit_original, epoch.originals))
+        for original in originals:
+            self._add_original(epoch.session, tenant, original)
+        rendered = tuple(self.blobs[tenant, digest_of(message)] for message in epoch.rendered)
+        self._insert(self.epochs, epoch.id, replace(epoch, rendered=rendered, originals=originals))
+
+    def _add_original(self, session: str, tenant: bytes, original: Original) -> None:
+        if original.id in self.originals:
+            if self.originals[original.id][1] != original:
+                raise Refused("a reference of it stands for something else already")
+            return
+        for digest in original.digests:
+            self._expect(self.blobs, (tenant, digest))
+        self._insert(self.originals, original.id, (session, original))
 
     def _grow(self, key: SessionKey, record: Step | Reply) -> Tree:
         tree = self.trees[key.id]

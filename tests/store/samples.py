@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
+from proxy.model.epoch import Epoch, Original, Pin
 from proxy.model.exchange import (
     Completeness,
     Headers,
@@ -29,6 +30,7 @@ from proxy.model.manifest import (
     keep_whole,
     root_of,
 )
+from proxy.model.plan import Plan, Rung
 
 TENANT = b"\x01" * 16
 OTHER_TENANT = b"\x02" * 16
@@ -174,6 +176,52 @@ def make_step(
 def make_reply(exchange: str = "e1", nodes: Sequence[NodeRow] = (), marks: Sequence[Mark] = (), k: int = 0) -> Reply:
     """Where an answer stands."""
     return Reply(exchange, k, tuple(nodes), tuple(marks))
+
+
+def make_epoch(
+    name: str = "p1",
+    rendered: Sequence[bytes] = (b'{"role":"user","content":"[a ledger]"}',),
+    originals: Sequence[Original] = (),
+    *,
+    session: str = "",
+    view: str = "gpt-4o",
+    parent: str = "",
+    exchange: str = "",
+    edits: bytes = b'[["Kept",0]]',
+) -> Epoch:
+    """What stands for the beginning of a session."""
+    return Epoch(
+        id=name,
+        session=session or make_key().id,
+        view=view,
+        parent=parent,
+        through=b"n" * 16,
+        depth=4,
+        why="hard",
+        exchange=exchange,
+        opened_ms=OPENED_MS,
+        tokens_before=90_000,
+        tokens_after=30_000,
+        edits=edits,
+        rendered=tuple(rendered),
+        originals=tuple(originals),
+    )
+
+
+def make_original(name: str, *messages: bytes, place: int = 1, offset: int = 0) -> Original:
+    """What a reference stands for."""
+    return Original(name, tuple(map(digest_of, messages)), "chat_completions", place, offset)
+
+
+def make_plan(exchange: str = "e1", k: int = 0, *, view: str = "gpt-4o", epoch: str = "", owed: float = 0.0) -> Plan:
+    """What was decided for a round."""
+    rung: Rung = "plan" if epoch else "original"
+    return Plan(exchange, k, view, rung, epoch, "soft", "below the mark", 900, 300, 1000, owed, -2.5)
+
+
+def make_pin(node: bytes, *, session: str = "", is_on: bool = True, at_ms: int = OPENED_MS) -> Pin:
+    """A message that must stay, or need not any more."""
+    return Pin(session or make_key().id, node, is_on, at_ms)
 
 
 @st.composite

@@ -3,6 +3,7 @@ import pytest
 from proxy.model.exchange import Opening
 from proxy.model.manifest import Blob, BlobPiece, Manifest, Slice, digest_of, encode_recipe, keep_whole, root_of
 from proxy.store.memory import MemoryArchive
+from tests.store.context_contract import ContextContract
 from tests.store.contract import ArchiveContract
 from tests.store.listing_contract import ListingContract
 from tests.store.samples import TENANT, chain_body, make_opening, make_outcome, make_round, make_turns
@@ -10,7 +11,7 @@ from tests.store.tree_contract import TreeArchive, TreeContract
 from tests.store.unread_contract import UnreadContract
 
 
-class TestMemoryArchive(ArchiveContract, ListingContract, TreeContract, UnreadContract):
+class TestMemoryArchive(ArchiveContract, ContextContract, ListingContract, TreeContract, UnreadContract):
     @pytest.fixture
     def archive(self) -> TreeArchive:
         return MemoryArchive()

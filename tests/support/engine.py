@@ -32,6 +32,7 @@ from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format
 from proxy.wire.responses import Responses
 from tests.support.ancestry import Trees
+from tests.support.unmanaged import UnmanagedLog
 
 LIMIT = 5.0
 STREAM: Headers = ((b"content-type", b"text/event-stream"),)
@@ -63,7 +64,7 @@ class Appended:
     is_urgent: bool
 
 
-class FakeArchive:
+class FakeArchive(UnmanagedLog):
     """Keeps what is appended; commits are resolved by the test, unless that is to happen at once or soon."""
 
     def __init__(self, *, is_instant: bool = False, is_soon: bool = False) -> None:

@@ -10,6 +10,7 @@ from proxy.model.errors import Conflict, NotFound
 from proxy.model.exchange import Timings, Usage
 from proxy.model.lineage import Relation
 from proxy.model.log import BranchRow, Call, ExchangeRow, Fault, RoundRow, Selection, SessionRow, Verification
+from tests.support.unmanaged import UnmanagedLog
 
 ANSWER = b'{"choices":[{"message":{"role":"assistant","content":"hi \\ud83d"},"n":1e400}]}'
 REQUEST = b'{\n "messages": [ {"role":"user", "content":"12345678901234567890123 \\u00e9"} ],\r\n "n": 1e400}'
@@ -50,7 +51,7 @@ SESSION = SessionRow("abc1", "agent-7", "openai", 1_700_000_000_000, 1_700_000_0
 
 
 @dataclass
-class FakeLog:
+class FakeLog(UnmanagedLog):
     """What the commands read; `opened` are the settings it was opened with."""
 
     sessions: Sequence[SessionRow] = (SESSION,)

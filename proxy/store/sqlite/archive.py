@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES
+from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
 from proxy.model.errors import StoreUnavailable
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import StoredSession
@@ -136,6 +137,26 @@ class SqliteArchive:
         """The body the upstream answered with in round k, as far as it was kept. Raises NotFound."""
         await self._catch_up()
         return await self._reader.load_received(exchange, k)
+
+    async def load_context(self, session: str) -> StoredContext:
+        """How a session is managed: its epochs, pins and accounts (see `LogReader`)."""
+        await self._catch_up(_MOST_LAG_OF_A_CALL_SECONDS)
+        return await self._reader.load_context(session)
+
+    async def load_original(self, reference: str) -> StoredOriginal:
+        """What a reference stands for. Raises NotFound."""
+        await self._catch_up(_MOST_LAG_OF_A_CALL_SECONDS)
+        return await self._reader.load_original(reference)
+
+    async def list_epochs(self, session: str) -> Sequence[Epoch]:
+        """All epochs of a session in the order in which they were opened, `rendered` empty. Raises NotFound."""
+        await self._catch_up()
+        return await self._reader.list_epochs(session)
+
+    async def load_epoch(self, session: str, n: int) -> Epoch:
+        """The n-th epoch of a session, from 1, with all its content. Raises NotFound."""
+        await self._catch_up()
+        return await self._reader.load_epoch(session, n)
 
     async def verify(self) -> Verification:
         """Re-derive every digest, link, recipe and seal from what is stored."""

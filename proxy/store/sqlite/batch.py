@@ -5,21 +5,21 @@ forgets what it believed when it sees the archive's `generation` change, and sen
 """
 
 import sqlite3
-from collections.abc import Sequence
 
 from proxy.model.exchange import Headers, Opening, Outcome, Reading, Round, SessionKey, Trailer, Usage
 from proxy.model.lineage import Adoption, Reply, Step
 from proxy.model.manifest import BlobPiece, ChainPiece, Manifest, Slice, digest_of
 from proxy.model.record import Record
-from proxy.store.sqlite.codec import SMALL, TINY, encode_changes, encode_headers, pack, seal_after
+from proxy.store.sqlite.codec import TINY, encode_changes, encode_headers
 from proxy.store.sqlite.envelope import split_recipe
+from proxy.store.sqlite.epochs import INSERTS as EPOCH_INSERTS
+from proxy.store.sqlite.epochs import Epochs
 from proxy.store.sqlite.growth import INSERTS as GROWTH_INSERTS
 from proxy.store.sqlite.growth import Growth
 from proxy.store.sqlite.known import Exchange, HeaderBase, Known, Reference, Session, Tenant
 from proxy.store.sqlite.problem import Dangling
+from proxy.store.sqlite.rows import Rows
 from proxy.store.storable import fit_text, fit_usage
-
-Value = int | float | str | bytes | None
 
 _NOTHING = (None, None)
 
@@ -45,7 +45,7 @@ INSERTS = {
         seq, seal, exchange, k, answer, digest, error, error_digest, input, output, cached, written, reasoning, finish)
         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
 }
-_ALL_INSERTS = INSERTS | GROWTH_INSERTS
+_ALL_INSERTS = INSERTS | GROWTH_INSERTS | EPOCH_INSERTS
 
 
 class Batch:
@@ -53,8 +53,9 @@ class Batch:
 
     def __init__(self, known: Known) -> None:
         self._known = known
-        self._growth = Growth(known)
-        self._rows: dict[str, list[tuple[Value, ...]]] = {table: [] for table in INSERTS} | self._growth.rows
+        self._rows = Rows(known, _ALL_INSERTS)
+        self._growth = Growth(known, self._rows)
+        self._epochs = Epochs(known, self._rows)
 
     def add(self, record: Record) -> None:
         """Turn a record into rows. Raises Dangling, ValueError and the like for one that cannot be stored."""
@@ -75,16 +76,12 @@ class Batch:
                 self._growth.add_reply(record)
             case Adoption():
                 self._growth.add_adoption(record)
+            case _:
+                self._epochs.add(record)
 
     def write(self, connection: sqlite3.Connection) -> int:
         """Insert everything; returns the number of rows."""
-        count = 0
-        for table, insert in _ALL_INSERTS.items():
-            rows = self._rows[table]
-            if rows:
-                connection.executemany(insert, rows)
-                count += len(rows)
-        return count
+        return self._rows.write(connection)
 
     def _add_opening(self, opening: Opening) -> None:
         session = self._open_session(opening.session, opening.opened_ms)
@@ -93,7 +90,7 @@ class Batch:
         envelope, tip = self._keep_body(tenant, body)
         session.n += 1
         exchange = fit_text(opening.exchange)
-        seq = self._append(
+        seq = self._rows.append(
             "exchange",
             ((session.id, fit_text(opening.session.id)), headers, envelope),
             (
@@ -118,16 +115,16 @@ class Batch:
         exchange, tenant = self._expect_exchange(record.exchange)
         body, k, upstream = record.body, record.k, fit_text(record.upstream)
         if body is None:
-            self._append("round", (_NOTHING,), (exchange, k, upstream, None, None, None, None))
+            self._rows.append("round", (_NOTHING,), (exchange, k, upstream, None, None, None, None))
         else:
             envelope, tip = self._keep_body(tenant, body)
-            self._append("round", (envelope,), (exchange, k, upstream, tip, body.size, body.whole_digest, None))
+            self._rows.append("round", (envelope,), (exchange, k, upstream, tip, body.size, body.whole_digest, None))
 
     def _add_outcome(self, outcome: Outcome) -> None:
         exchange, tenant = self._expect_exchange(outcome.exchange)
         headers, changes = self._keep_headers(tenant, outcome.headers)
-        timings, received = outcome.timings, (self._keep(outcome.received), digest_of(outcome.received))
-        self._append(
+        timings, received = outcome.timings, (self._rows.keep(outcome.received), digest_of(outcome.received))
+        self._rows.append(
             "outcome",
             (headers,),
             (
@@ -150,8 +147,8 @@ class Batch:
     def _add_trailer(self, trailer: Trailer) -> None:
         exchange, _ = self._expect_exchange(trailer.exchange)
         received = trailer.received
-        values = (exchange, trailer.k, trailer.i, self._keep(received), digest_of(received), len(received))
-        self._append("trailer", (), values)
+        values = (exchange, trailer.k, trailer.i, self._rows.keep(received), digest_of(received), len(received))
+        self._rows.append("trailer", (), values)
 
     def _add_reading(self, reading: Reading) -> None:
         exchange, _ = self._expect_exchange(reading.exchange)
@@ -159,15 +156,15 @@ class Batch:
         digest = digest_of(reading.answer)
         received, its_digest = self._known.received.get((exchange, reading.k)) or _NOTHING
         error = fit_text(reading.error).encode()
-        self._append(
+        self._rows.append(
             "reading",
             (),
             (
                 exchange,
                 reading.k,
-                received if digest == its_digest else self._keep(reading.answer, TINY),
+                received if digest == its_digest else self._rows.keep(reading.answer, TINY),
                 digest,
-                self._keep(error) if error else None,
+                self._rows.keep(error) if error else None,
                 digest_of(error) if error else None,
                 usage.input,
                 usage.output,
@@ -178,16 +175,6 @@ class Batch:
             ),
         )
 
-    def _append(
-        self, table: str, references: Sequence[Reference | tuple[None, None]], values: tuple[Value, ...]
-    ) -> int:
-        head = self._known.heads[table]
-        seq = head.seq + 1
-        seal = seal_after(head.seal, (seq, *[name for _, name in references], *values))
-        self._rows[table].append((seq, seal, *[id for id, _ in references], *values))
-        head.seq, head.seal = seq, seal
-        return seq
-
     def _open_session(self, key: SessionKey, now_ms: int) -> Session:
         known, name = self._known, fit_text(key.id)
         session = known.find_session(name)
@@ -196,11 +183,11 @@ class Batch:
         tenant = known.find_tenant(key.tenant)
         if tenant is None:
             tenant = known.put_tenant(key.tenant, known.next_id("tenant"))
-            self._rows["tenant"].append((tenant.id, key.tenant))
+            self._rows.add("tenant", (tenant.id, key.tenant))
         session = known.put_session(name, Session(known.next_id("session"), tenant, 0))
         upstream = fit_text(key.upstream)
         row = (session.id, name, tenant.id, upstream, fit_text(key.family), now_ms, fit_text(key.parent))
-        self._rows["session"].append(row)
+        self._rows.add("session", row)
         known.trees.plant(name, session.id, upstream)
         return session
 
@@ -215,13 +202,13 @@ class Batch:
         base = self._known.headers.get(key)
         if base is None:
             content = encode_headers(headers)
-            base = HeaderBase(self._share(tenant, digest_of(content), content), headers)
+            base = HeaderBase(self._rows.share(tenant, digest_of(content), content), headers)
             self._known.headers.put(key, base)
         return base.blob, encode_changes(headers, base.headers)
 
     def _keep_body(self, tenant: Tenant, body: Manifest) -> tuple[Reference, bytes]:
         for blob in body.blobs:
-            self._share(tenant, blob.digest, blob.content)
+            self._rows.share(tenant, blob.digest, blob.content)
         if body.slices:
             self._extend_chain(tenant, body.slices)
         envelope, tip, pieces = split_recipe(body.recipe)
@@ -231,7 +218,7 @@ class Batch:
                     raise Dangling("a blob of its body is not in the log")
             elif isinstance(piece, ChainPiece) and piece.link != tenant.root and not self._known.has_link(piece.link):
                 raise Dangling("the chain of its body is not in the log")
-        return self._share(tenant, digest_of(envelope), envelope), tip
+        return self._rows.share(tenant, digest_of(envelope), envelope), tip
 
     def _extend_chain(self, tenant: Tenant, slices: tuple[Slice, ...]) -> None:
         # A link that is stored has all its ancestors stored: of a history sent again, only the tail is looked at.
@@ -241,21 +228,6 @@ class Batch:
         for piece in slices[first:]:
             if piece.parent != tenant.root and not known.has_link(piece.parent):
                 raise Dangling("a slice of its body has a parent that is not in the log")
-            blob, _ = self._share(tenant, piece.digest, piece.content)
-            self._rows["raw"].append((piece.link, piece.parent, piece.gap, blob))
+            blob, _ = self._rows.share(tenant, piece.digest, piece.content)
+            self._rows.add("raw", (piece.link, piece.parent, piece.gap, blob))
             known.put_link(piece.link)
-
-    def _share(self, tenant: Tenant, digest: bytes, content: bytes) -> Reference:
-        """Content under its digest, stored once."""
-        blob = self._known.find_blob(tenant, digest)
-        if blob is None:
-            blob = self._keep(content)
-            self._rows["blob"].append((blob, tenant.id, digest, len(content)))
-            self._known.put_blob(tenant, digest, blob)
-        return blob, digest
-
-    def _keep(self, content: bytes, smallest: int = SMALL) -> int:
-        """Content that is not expected again, deflated if it has `smallest` bytes."""
-        payload = self._known.next_id("payload")
-        self._rows["payload"].append((payload, *pack(content, smallest)))
-        return payload

@@ -12,6 +12,7 @@ from typing import get_args
 from proxy.model.lineage import Adoption, Mark, NodeRow, Relation, Reply, Step, name_mark
 from proxy.store.sqlite.known import Exchange, Known
 from proxy.store.sqlite.problem import Dangling
+from proxy.store.sqlite.rows import Rows
 from proxy.store.sqlite.trees import Place, Tree, key_of
 from proxy.store.storable import fit_text
 
@@ -29,17 +30,15 @@ INSERTS = {
     "adoption": "INSERT INTO adoption(session, n, source, node, at_ms) VALUES (?, ?, ?, ?, ?)",
 }
 
-Row = tuple[int | float | str | bytes | None, ...]
-
 
 class Growth:
     """What one transaction adds to the trees."""
 
-    def __init__(self, known: Known) -> None:
+    def __init__(self, known: Known, rows: Rows) -> None:
         self._known = known
+        self._rows = rows
         self._trees = known.trees
         self._fresh: set[bytes] = set()
-        self.rows: dict[str, list[Row]] = {table: [] for table in INSERTS}
 
     def add_step(self, step: Step) -> None:
         """Where a request stands. Raises Dangling."""
@@ -50,9 +49,8 @@ class Growth:
         if place is None:
             self._expect_outer(tree, step.tip)
         tip, outer = (place.n, None) if place else (0, step.tip)
-        self.rows["step"].append(
-            (tree.session, exchange.n, tip, outer, step.depth, step.base, _NUMBERS[step.relation], step.is_side)
-        )
+        row = (tree.session, exchange.n, tip, outer, step.depth, step.base, _NUMBERS[step.relation], step.is_side)
+        self._rows.add("step", row)
 
     def add_reply(self, reply: Reply) -> None:
         """Where an answer stands. Raises Dangling."""
@@ -66,7 +64,7 @@ class Growth:
         node = self._expect_place(source, adoption.node).n
         if self._trees.take_adoption(tree.session, source.session, node):
             tree.adoptions += 1
-            self.rows["adoption"].append((tree.session, tree.adoptions, source.session, node, adoption.at_ms))
+            self._rows.add("adoption", (tree.session, tree.adoptions, source.session, node, adoption.at_ms))
 
     def _add_nodes(self, tree: Tree, exchange: int, nodes: Sequence[NodeRow]) -> None:
         for row in nodes:
@@ -86,7 +84,7 @@ class Growth:
         tree.nodes += 1
         n, outer = (parent.n, None) if parent else (0, row.parent)
         tree.seal = seal_node(tree.seal, tree.nodes, row.node, row.parent, row.is_answer, exchange)
-        self.rows["node"].append((tree.session, tree.nodes, row.node, n, outer, row.is_answer, exchange, tree.seal))
+        self._rows.add("node", (tree.session, tree.nodes, row.node, n, outer, row.is_answer, exchange, tree.seal))
         self._fresh.add(row.node)
 
     def _add_marks(self, tree: Tree, marks: Sequence[Mark]) -> None:
@@ -95,7 +93,7 @@ class Growth:
             key = key_of(name)
             if self._trees.take_mark(tree, key, name):
                 tree.marks += 1
-                self.rows["mark"].append((tree.session, tree.marks, node, key, name, mark.form))
+                self._rows.add("mark", (tree.session, tree.marks, node, key, name, mark.form))
 
     def _find_exchange(self, name: str) -> tuple[Exchange, Tree]:
         exchange = self._known.find_exchange(fit_text(name))

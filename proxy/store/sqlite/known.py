@@ -11,10 +11,11 @@ from typing import Any
 from proxy.model.exchange import Headers
 from proxy.model.manifest import root_of
 from proxy.store.sqlite.recent import Recent
+from proxy.store.sqlite.targets import Targets
 from proxy.store.sqlite.trees import Trees
 
 NO_SEAL = b""
-SEALED = ("exchange", "round", "outcome", "trailer", "reading")
+SEALED = ("exchange", "round", "outcome", "trailer", "reading", "epoch", "decision", "pin")
 
 _BLOBS, _LINKS, _EXCHANGES, _SESSIONS, _HEADERS, _RECEIVED = 8192, 8192, 4096, 4096, 256, 2048
 
@@ -22,6 +23,7 @@ _BLOBS, _LINKS, _EXCHANGES, _SESSIONS, _HEADERS, _RECEIVED = 8192, 8192, 4096, 4
 _LAST = {
     "tenant": "SELECT ifnull(max(id), 0) FROM tenant",
     "session": "SELECT ifnull(max(id), 0) FROM session",
+    "original": "SELECT ifnull(max(id), 0) FROM original",
     "payload": """SELECT max(
         ifnull((SELECT max(id) FROM payload), 0), ifnull((SELECT max(payload) FROM erasure), 0))""",
 }
@@ -96,6 +98,7 @@ class Known:
         self.headers: Recent[tuple[int, tuple[bytes, ...]], HeaderBase] = Recent(_HEADERS)
         self.received: Recent[tuple[int, int], Reference] = Recent(_RECEIVED)
         self.trees = Trees(connection)
+        self.targets = Targets(connection)
         self._recents: tuple[Recent[Any, Any], ...] = (
             self._blobs,
             self._links,
@@ -124,17 +127,19 @@ class Known:
         """Trust nothing any more: what was put in may not have been committed."""
         self._is_loaded = False
         self.trees.forget()
+        self.targets.forget()
         for recent in self._recents:
             recent.clear()
 
     def age(self) -> None:
         """Let go of what has not been used for long; only between two batches."""
         self.trees.age()
+        self.targets.age()
         for recent in self._recents:
             recent.age()
 
     def next_id(self, table: str) -> int:
-        """A fresh row id of tenant, session or payload; blobs are numbered as their payloads."""
+        """A fresh row id of tenant, session, original or payload; blobs are numbered as their payloads."""
         self._last[table] += 1
         return self._last[table]
 

@@ -11,16 +11,19 @@ from typing import cast
 import aiosqlite
 
 from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES
+from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, Timings, Usage
 from proxy.model.lineage import StoredSession
 from proxy.model.log import BranchRow, ExchangeRow, RoundRow, Selection, SessionRow, UnreadRow, Verification
 from proxy.model.manifest import digest_of, encode_recipe
+from proxy.model.plan import Plan
 from proxy.store.branches import find_branches
 from proxy.store.sqlite.backup import copy_log
 from proxy.store.sqlite.bodies import load_body, load_payload
 from proxy.store.sqlite.codec import decode_headers
 from proxy.store.sqlite.connection import connect_reader
+from proxy.store.sqlite.context import list_epochs, load_context, load_epoch, load_original
 from proxy.store.sqlite.desk import Desk
 from proxy.store.sqlite.envelope import join_recipe
 from proxy.store.sqlite.growth import RELATIONS
@@ -96,7 +99,9 @@ _EXCHANGES = """
         o.error AS round_error, unpack(ge.codec, ge.bytes) AS answer_error,
         unpack(ga.codec, ga.bytes) AS answer,
         g.input, g.output, g.cached, g.written, g.reasoning, g.finish,
-        t.relation, t.is_side, ifnull(d.hash, t.outer) AS stand, t.depth, t.base
+        t.relation, t.is_side, ifnull(d.hash, t.outer) AS stand, t.depth, t.base,
+        c.view, c.rung, ifnull(h.id, '') AS epoch, c.pressure, c.reason, c.tokens_client, c.tokens_upstream, c.usable,
+        c.owed, c.saving
     FROM session s
     JOIN exchange e ON e.session = s.id
     LEFT JOIN step t ON t.session = e.session AND t.n = e.n
@@ -107,9 +112,25 @@ _EXCHANGES = """
     LEFT JOIN outcome o ON o.exchange = r.exchange AND o.k = r.k
     LEFT JOIN payload oh ON oh.id = o.headers
     LEFT JOIN reading g ON g.exchange = r.exchange AND g.k = r.k
+    LEFT JOIN decision c ON c.exchange = r.exchange AND c.k = r.k
+    LEFT JOIN epoch h ON h.seq = c.epoch
     LEFT JOIN payload ga ON ga.id = g.answer
     LEFT JOIN payload ge ON ge.id = g.error
     WHERE s.key = ?1 AND e.n > ?2 AND e.n <= ?2 + ?3 ORDER BY e.n, r.k"""
+
+# in the order of the fields of `Plan`
+_DECISION = (
+    "view",
+    "rung",
+    "epoch",
+    "pressure",
+    "reason",
+    "tokens_client",
+    "tokens_upstream",
+    "usable",
+    "owed",
+    "saving",
+)
 
 _CALLS = _EXCHANGES.replace("unpack(ga.codec, ga.bytes) AS answer", "NULL AS answer")
 
@@ -235,6 +256,22 @@ class SqliteReader:
             parts = [await load_payload(connection, part) for part in (received, *[row[0] for row in trailers])]
         return b"".join(parts)
 
+    async def load_context(self, session: str) -> StoredContext:
+        """How a session is managed: its epochs, pins and accounts (see `LogReader`)."""
+        return await self._calls.ask(lambda connection: load_context(connection, session))
+
+    async def load_original(self, reference: str) -> StoredOriginal:
+        """What a reference stands for. Raises NotFound."""
+        return await self._calls.ask(lambda connection: load_original(connection, reference))
+
+    async def list_epochs(self, session: str) -> Sequence[Epoch]:
+        """All epochs of a session in the order in which they were opened, `rendered` empty. Raises NotFound."""
+        return await self._listings.ask(lambda connection: list_epochs(connection, session))
+
+    async def load_epoch(self, session: str, n: int) -> Epoch:
+        """The n-th epoch of a session, from 1, with all its content. Raises NotFound."""
+        return await self._listings.ask(lambda connection: load_epoch(connection, session, n))
+
     async def verify(self) -> Verification:
         """Re-derive every digest, link, recipe and seal from what is stored."""
         return await asyncio.to_thread(verify_log, self._path)
@@ -328,6 +365,7 @@ def _make_round(row: sqlite3.Row) -> RoundRow:
         answer=row["answer"] or b"",
         usage=None if usage == Usage() else usage,
         finish=row["finish"] or "",
+        plan=None if row["rung"] is None else Plan(row["id"], row["round_k"], *[row[name] for name in _DECISION]),
     )
 
 

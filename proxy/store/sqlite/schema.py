@@ -8,6 +8,10 @@ A recipe is an envelope (a blob, the same for all calls with equal parameters) a
 those of an earlier call (a blob) and the values that differ (`changes`, not content). `exchange`, `round`, `outcome`,
 `trailer` and `reading` are the record: contiguous `seq`, and `seal` = H(seal before, row), so that `verify` sees a
 removed or altered row.
+`epoch`, `decision` (a `Plan`) and `pin` are how a session is managed, sealed in the same way. What an epoch sends is
+content, under its digest like a slice, for most of it is one; `rendered` and `original.messages` are lists of blob ids
+as JSON, `originals` one of rows of `original`, each of which several epochs may name. The digest of an epoch commits to
+all that these lists stand for. (`plan` and `round.plan` of the first migration were never filled; they stay empty.)
 `node`, `step`, `mark` and `adoption` are lineage: derived from the record, numbered by `n` within each session. A
 node's `seal` commits to those before it in its session; of four bytes, for there is one with every message.
 
@@ -150,9 +154,51 @@ def m002_lineage(connection: sqlite3.Connection) -> None:
         _guard(connection, table, ("session = NEW.session AND n = NEW.n",))
 
 
+# exchange and parent are NULL where there is none; digest: see `epochs.commit`
+_MANAGED_TABLES = (
+    """CREATE TABLE epoch(
+        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id),
+        id TEXT NOT NULL UNIQUE, view TEXT NOT NULL, parent INTEGER REFERENCES epoch(seq), through BLOB NOT NULL,
+        depth INTEGER NOT NULL, why TEXT NOT NULL, exchange INTEGER REFERENCES exchange(seq),
+        opened_ms INTEGER NOT NULL, tokens_before INTEGER NOT NULL, tokens_after INTEGER NOT NULL,
+        edits INTEGER NOT NULL, edits_digest BLOB NOT NULL, rendered TEXT NOT NULL, originals TEXT NOT NULL,
+        digest BLOB NOT NULL) STRICT""",
+    "CREATE INDEX epoch_session ON epoch(session)",
+    """CREATE TABLE original(
+        id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, session INTEGER NOT NULL REFERENCES session(id),
+        wire TEXT NOT NULL, place INTEGER NOT NULL, start INTEGER NOT NULL, messages TEXT NOT NULL) STRICT""",
+    """CREATE TABLE decision(
+        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id),
+        exchange INTEGER NOT NULL REFERENCES exchange(seq), k INTEGER NOT NULL, view TEXT NOT NULL, rung TEXT NOT NULL,
+        epoch INTEGER REFERENCES epoch(seq), pressure TEXT NOT NULL, reason TEXT NOT NULL, tokens_client INTEGER,
+        tokens_upstream INTEGER, usable INTEGER NOT NULL, owed REAL NOT NULL, saving REAL,
+        UNIQUE(exchange, k)) STRICT""",
+    "CREATE INDEX decision_view ON decision(session, view)",
+    """CREATE TABLE pin(
+        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id),
+        node BLOB NOT NULL, is_on INTEGER NOT NULL, at_ms INTEGER NOT NULL) STRICT""",
+    "CREATE INDEX pin_session ON pin(session)",
+)
+
+_MANAGED_KEYS = {
+    "epoch": ("seq = NEW.seq", "id = NEW.id"),
+    "original": ("id = NEW.id", "name = NEW.name"),
+    "decision": ("seq = NEW.seq", "exchange = NEW.exchange AND k = NEW.k"),
+    "pin": ("seq = NEW.seq",),
+}
+
+
+def m003_managed(connection: sqlite3.Connection) -> None:
+    """How sessions are managed: epochs and what their references stand for, a decision for each round, pins."""
+    for statement in _MANAGED_TABLES:
+        connection.execute(statement)
+    for table, keys in _MANAGED_KEYS.items():
+        _guard(connection, table, keys)
+
+
 Migration = Callable[[sqlite3.Connection], None]
 
-MIGRATIONS: tuple[Migration, ...] = (m001_record, m002_lineage)
+MIGRATIONS: tuple[Migration, ...] = (m001_record, m002_lineage, m003_managed)
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration] = MIGRATIONS) -> None:
@@ -196,7 +242,7 @@ def read_salt(connection: sqlite3.Connection) -> bytes:
 
 
 def _guard(connection: sqlite3.Connection, table: str, keys: tuple[str, ...]) -> None:
-    # part of m001 and m002: its text is fixed for good, as that of every migration
+    # part of m001 to m003: its text is fixed for good, as that of every migration
     refuse = f"BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END"
     exists = " OR ".join(f"EXISTS (SELECT 1 FROM {table} WHERE {key})" for key in keys)
     permitted = "WHEN NOT EXISTS (SELECT 1 FROM permit)" if table == "payload" else ""

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from proxy.model.record import Record, leave_lineage, weigh
+from proxy.model.record import Record, leave_derived, weigh
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.journal import Journal
 
@@ -24,10 +24,10 @@ _MOST_AHEAD = 1024
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """The records of one append: stored together, at worst without those of lineage, or not at all.
+    """The records of one append: stored together, at worst without those that are derived, or not at all.
 
     `stored` is who waits for that. `place` is where the journal ended behind this entry, 0 where there was nothing in
-    it; `is_kept` tells whether the entry itself is there. `refused` records of lineage were left out.
+    it; `is_kept` tells whether the entry itself is there. `refused` records that are derived were left out.
     """
 
     records: tuple[Record, ...]
@@ -68,7 +68,7 @@ class Spool:
     def append(self, records: tuple[Record, ...], is_urgent: bool) -> "asyncio.Future[bool]":
         """Queue records; the future turns False at once where there is no room for them.
 
-        Where there is room but for those of lineage, these alone are lost.
+        Where there is room but for those that are derived, these alone are lost.
         """
         weight = sum(map(weigh, records))
         if self._has_room(weight):
@@ -79,8 +79,8 @@ class Spool:
         return not self._is_closed and self.pending_bytes + weight <= self._policy.spool_bytes
 
     def _queue_part(self, records: tuple[Record, ...], is_urgent: bool) -> "asyncio.Future[bool]":
-        """What is not of lineage, if there is room for that."""
-        kept = leave_lineage(records)
+        """What is not derived, if there is room for that."""
+        kept = leave_derived(records)
         weight = sum(map(weigh, kept))
         if not self._has_room(weight):
             kept = ()

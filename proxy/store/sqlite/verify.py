@@ -15,6 +15,7 @@ from proxy.store.sqlite.codec import seal_after, unpack
 from proxy.store.sqlite.connection import connect_reader
 from proxy.store.sqlite.envelope import join_recipe
 from proxy.store.sqlite.known import NO_SEAL
+from proxy.store.sqlite.verify_context import check_context
 from proxy.store.sqlite.verify_trees import check_trees
 
 _MOST_FAULTS = 1000
@@ -38,6 +39,17 @@ _SEALED = {
         SELECT seq, seal, exchange, k, answer, digest, error, error_digest, input, output, cached, written, reasoning,
             finish
         FROM reading ORDER BY seq""",
+    "epoch": """
+        SELECT x.seq, x.seal, s.key, x.id, x.view, x.parent, x.through, x.depth, x.why, x.exchange, x.opened_ms,
+            x.tokens_before, x.tokens_after, x.edits, x.edits_digest, x.rendered, x.originals, x.digest
+        FROM epoch x LEFT JOIN session s ON s.id = x.session ORDER BY x.seq""",
+    "decision": """
+        SELECT x.seq, x.seal, s.key, x.exchange, x.k, x.view, x.rung, x.epoch, x.pressure, x.reason, x.tokens_client,
+            x.tokens_upstream, x.usable, x.owed, x.saving
+        FROM decision x LEFT JOIN session s ON s.id = x.session ORDER BY x.seq""",
+    "pin": """
+        SELECT x.seq, x.seal, s.key, x.node, x.is_on, x.at_ms
+        FROM pin x LEFT JOIN session s ON s.id = x.session ORDER BY x.seq""",
 }
 
 
@@ -54,11 +66,14 @@ _CONTENTS = (
         FROM reading x LEFT JOIN payload p ON p.id = x.answer ORDER BY x.seq""",
     """SELECT 'reading ' || x.seq || ' (error)', x.error, x.error_digest, NULL, p.codec, p.bytes
         FROM reading x LEFT JOIN payload p ON p.id = x.error WHERE x.error IS NOT NULL ORDER BY x.seq""",
+    """SELECT 'epoch ' || x.seq || ' (edits)', x.edits, x.edits_digest, NULL, p.codec, p.bytes
+        FROM epoch x LEFT JOIN payload p ON p.id = x.edits ORDER BY x.seq""",
 )
 
 _UNNAMED = """
     SELECT id FROM payload EXCEPT SELECT id FROM blob EXCEPT SELECT received FROM outcome
-    EXCEPT SELECT received FROM trailer EXCEPT SELECT answer FROM reading EXCEPT SELECT error FROM reading"""
+    EXCEPT SELECT received FROM trailer EXCEPT SELECT answer FROM reading EXCEPT SELECT error FROM reading
+    EXCEPT SELECT edits FROM epoch"""
 
 _LINKS = """
     SELECT r.link, r.parent, r.gap, b.digest, before.link FROM raw r
@@ -108,6 +123,7 @@ class _Inspection:
             self._check_sessions(),
             self._check_references(),
             check_trees(self._connection),
+            check_context(self._connection),
         )
         for check in checks:
             self._collect(check)

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from proxy.model.record import leave_lineage
+from proxy.model.record import leave_derived
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.batch import Batch
 from proxy.store.sqlite.checkpoint import Checkpoint
@@ -165,7 +165,7 @@ class Writer:
             self._one_by_one = len(entries)
             return
         entry = entries[0]
-        kept = leave_lineage(entry.records)
+        kept = leave_derived(entry.records)
         refused = len(entry.records) - len(kept) if kept else 0
         # no text of the error: it may quote what was to be stored
         names = ", ".join(type(record).__name__ for record in entry.records)

@@ -17,6 +17,7 @@ from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.replay import recover_log
+from tests.store.context_contract import ContextContract
 from tests.store.contract import ArchiveContract
 from tests.store.listing_contract import ListingContract
 from tests.store.samples import (
@@ -45,7 +46,7 @@ def open_at(policy: StorePolicy) -> SqliteArchive:
     return open_sqlite(policy, asyncio.get_running_loop())
 
 
-class TestSqliteArchive(ArchiveContract, ListingContract, TreeContract, UnreadContract):
+class TestSqliteArchive(ArchiveContract, ContextContract, ListingContract, TreeContract, UnreadContract):
     @pytest.fixture(params=["full", "normal"])
     async def archive(self, policy: StorePolicy, request: pytest.FixtureRequest) -> AsyncIterator[TreeArchive]:
         archive = open_at(replace(policy, durability=request.param))

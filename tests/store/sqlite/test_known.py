@@ -11,9 +11,13 @@ from proxy.store.sqlite.known import Exchange, Known
 from tests.store.samples import (
     TENANT,
     chain_body,
+    make_epoch,
     make_key,
     make_opening,
+    make_original,
     make_outcome,
+    make_pin,
+    make_plan,
     make_reading,
     make_round,
     make_trailer,
@@ -21,6 +25,7 @@ from tests.store.samples import (
 )
 
 BODY = chain_body(make_turns(3))
+ORIGINAL = make_original("r1", make_turns(3)[1][1])
 
 
 @pytest.fixture
@@ -33,6 +38,8 @@ def log(policy: StorePolicy) -> Iterator[sqlite3.Connection]:
     for record in (make_opening("e1", BODY), make_round("e1"), make_outcome("e1"), make_trailer(0, b"\n", "e1")):
         batch.add(record)
     batch.add(make_reading("e1", answer=b"{}", error="overloaded"))
+    for derived in (make_epoch("p1", originals=[ORIGINAL]), make_plan("e1", epoch="p1"), make_pin(b"n" * 16)):
+        batch.add(derived)
     batch.write(connection)
     yield connection
     connection.close()
@@ -105,13 +112,16 @@ def test_numbers_go_on_after_the_last(log: sqlite3.Connection) -> None:
     known = load(log)
     (last,) = log.execute("SELECT max(id) FROM payload").fetchone()
     assert [known.next_id("payload"), known.next_id("payload")] == [last + 1, last + 2]
-    assert (known.next_id("tenant"), known.next_id("session")) == (2, 2)
+    assert [known.next_id(table) for table in ("tenant", "session", "original")] == [2, 2, 2]
     assert {table: head.seq for table, head in known.heads.items()} == {
         "exchange": 1,
         "round": 1,
         "outcome": 1,
         "trailer": 1,
         "reading": 1,
+        "epoch": 1,
+        "decision": 1,
+        "pin": 1,
     }
 
 
@@ -126,6 +136,6 @@ def test_the_number_of_an_erased_payload_is_not_given_again(log: sqlite3.Connect
 def test_an_empty_log_begins_with_one(policy: StorePolicy) -> None:
     connection = connect_writer(policy)
     known = load(connection)
-    assert [known.next_id(table) for table in ("tenant", "session", "payload")] == [1, 1, 1]
+    assert [known.next_id(table) for table in ("tenant", "session", "original", "payload")] == [1, 1, 1, 1]
     assert all((head.seq, head.seal) == (0, b"") for head in known.heads.values())
     connection.close()

@@ -64,5 +64,5 @@ async def test_it_is_brought_up_to_date_and_grows_trees_from_then_on(old: Path, 
     found = verify_log(old)
     assert (found.exchanges, found.faults) == (4, ())
     connection = sqlite3.connect(old)
-    assert read_applied(connection) == ["m001_record", "m002_lineage"]
+    assert read_applied(connection) == ["m001_record", "m002_lineage", "m003_managed"]
     connection.close()

@@ -28,6 +28,10 @@ ROWS = {
     "step": (1, 1, 1, None, 1, 0, 0, 0),
     "mark": (1, 1, 1, b"k", "call:a", b"f"),
     "adoption": (1, 1, 2, 1, 0),
+    "epoch": (1, b"", 1, "p", "m", None, b"n", 1, "hard", None, 0, 2, 1, 1, b"d", "[]", "[]", b"d"),
+    "original": (1, "r", 1, "w", 0, 0, "[]"),
+    "decision": (1, b"", 1, 1, 0, "m", "plan", None, "soft", "", None, None, 0, 0.0, None),
+    "pin": (1, b"", 1, b"n", 1, 0),
 }
 # a second row, new in the first column (its rowid or link), that takes the place of the first by another key
 RIVALS = {
@@ -40,6 +44,9 @@ RIVALS = {
     "outcome": (2, b"", 1, 1, 0, b"", 1, b"d", 1, b"", 200, "complete", 0.0, 0.0, 0.0, ""),
     "trailer": (2, b"", 1, 0, 0, 1, b"d", 1),
     "reading": (2, b"", 1, 0, 1, b"d", None, None, None, None, None, None, None, "stop"),
+    "epoch": (2, b"", 1, "p", "m", None, b"n", 1, "hard", None, 0, 2, 1, 1, b"d", "[]", "[]", b"d"),
+    "original": (2, "r", 1, "w", 0, 0, "[]"),
+    "decision": (2, b"", 1, 1, 0, "m", "plan", None, "soft", "", None, None, 0, 0.0, None),
 }
 
 
@@ -133,6 +140,7 @@ def test_small_state_is_mutable(log: sqlite3.Connection) -> None:
 DIGESTS = {
     "m001_record": "86027a6c0c1582a1b75940e239170db87be46c9427583d6d7553d929aa2681e4",
     "m002_lineage": "e1e23682d9e900e1eb58cc44d51a627ead674852bc1732127e350902f8c1a429",
+    "m003_managed": "6d7015f2b8a24ed8102f3e130b7b2a262cec8bf1af0479d69d96226242f9c455",
 }
 
 
@@ -185,13 +193,13 @@ def test_an_empty_file_has_had_no_migration(tmp_path: Path) -> None:
 
 
 def test_a_migration_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    def m003_broken(connection: sqlite3.Connection) -> None:
+    def m999_broken(connection: sqlite3.Connection) -> None:
         connection.execute("CREATE TABLE fine(x)")
         connection.execute("CREATE TABLE broken(")
 
     connection = sqlite3.connect(tmp_path / "log.db", isolation_level=None)
     with pytest.raises(sqlite3.OperationalError):
-        migrate(connection, (*MIGRATIONS, m003_broken))
+        migrate(connection, (*MIGRATIONS, m999_broken))
     assert list_tables(connection) == set()
     assert connection.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,)
     connection.close()

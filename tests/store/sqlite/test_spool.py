@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy.model.epoch import Pin
 from proxy.model.exchange import Outcome
 from proxy.model.lineage import Adoption
 from proxy.model.record import weigh
@@ -17,7 +18,7 @@ WEIGHT = weigh(make_opening())
 
 
 def list_exchanges(entries: list[Entry]) -> list[str]:
-    return [record.exchange for entry in entries for record in entry.records if not isinstance(record, Adoption)]
+    return [record.exchange for entry in entries for record in entry.records if not isinstance(record, Adoption | Pin)]
 
 
 class Desk:

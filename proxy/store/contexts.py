@@ -1,0 +1,69 @@
+"""How sessions are managed, from the log in memory. Rule: as a file answers (`LogReader`)."""
+
+from collections import Counter
+
+from msgspec.structs import replace
+
+from proxy.engine.ports import MOST_EPOCHS, MOST_SOURCES
+from proxy.model.epoch import Epoch, Pin, StoredContext, StoredOriginal
+from proxy.model.errors import NotFound
+from proxy.store.tables import Tables
+
+
+def load_context(tables: Tables, session: str) -> StoredContext:
+    """A session's epochs, pins and accounts, and those of the sessions that it goes on from."""
+    line = _list_line(tables, session)
+    pins: dict[tuple[str, bytes], Pin] = {}
+    for pin in tables.pins.values():
+        if pin.session in line:
+            pins.pop((pin.session, pin.node), None)
+            pins[pin.session, pin.node] = pin
+    owed: dict[str, float] = {}
+    for each in reversed(line):  # its own come last, and count
+        plans = [plan for plan in tables.plans.values() if tables.find_session(plan.exchange) == each]
+        owed.update({plan.view: plan.owed for plan in plans})
+    return StoredContext(tuple(_list_newest(tables, line)), tuple(pins.values()), tuple(owed.items()))
+
+
+def list_epochs(tables: Tables, session: str) -> list[Epoch]:
+    """All epochs of a session, `rendered` empty."""
+    return [replace(epoch, rendered=()) for epoch in tables.epochs.values() if epoch.session == session]
+
+
+def load_epoch(tables: Tables, session: str, n: int) -> Epoch:
+    """The n-th epoch of a session. Raises NotFound."""
+    epochs = [epoch for epoch in tables.epochs.values() if epoch.session == session]
+    if not 1 <= n <= len(epochs):
+        raise NotFound(f"there is no epoch {n} of session {session}")
+    return epochs[n - 1]
+
+
+def load_original(tables: Tables, reference: str) -> StoredOriginal:
+    """What a reference stands for. Raises NotFound."""
+    found = tables.originals.get(reference)
+    if found is None:
+        raise NotFound(f"there is no reference {reference}")
+    session, original = found
+    tenant = tables.keys[session].tenant
+    return StoredOriginal(session, original, tuple(tables.blobs[tenant, digest] for digest in original.digests))
+
+
+def _list_line(tables: Tables, session: str) -> list[str]:
+    """The session and those it goes on from, the nearest first."""
+    line = [session] if session in tables.trees else []
+    for each in line:  # which grows
+        sources = dict.fromkeys(source for source, _ in tables.trees[each].adoptions)
+        line += [source for source in sources if source not in line]
+    return line[: MOST_SOURCES + 1]
+
+
+def _list_newest(tables: Tables, line: list[str]) -> list[Epoch]:
+    """Of each view the newest epochs, oldest first."""
+    epochs = [epoch for epoch in tables.epochs.values() if epoch.session in line]
+    seen: Counter[str] = Counter()
+    newest: list[Epoch] = []
+    for epoch in reversed(epochs):
+        seen[epoch.view] += 1
+        if seen[epoch.view] <= MOST_EPOCHS:
+            newest.append(epoch)
+    return newest[::-1]

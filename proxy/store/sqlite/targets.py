@@ -1,0 +1,75 @@
+"""What the writer knows of epochs and references. Rule: as in `known`, forgotten with it."""
+
+import sqlite3
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.model.epoch import Original
+from proxy.store.sqlite.recent import Recent
+
+_EPOCHS, _TARGETS = 4096, 8192
+
+_FIND_EPOCH = "SELECT seq FROM epoch WHERE id = ?"
+_FIND_TARGET = """
+    SELECT o.id, s.key, o.wire, o.place, o.start, o.messages FROM original o JOIN session s ON s.id = o.session
+    WHERE o.name = ?"""
+_DIGESTS = "SELECT b.digest FROM json_each(?) m JOIN blob b ON b.id = m.value ORDER BY m.key"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a reference stands for, its row id, and the key of the session that it was first named in."""
+
+    id: int
+    session: str
+    original: Original
+
+
+class Targets:
+    """Look-ups of epochs and references by their ids, bounded in memory."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._epochs: Recent[str, int] = Recent(_EPOCHS)
+        self._targets: Recent[str, Target] = Recent(_TARGETS)
+        self._recents: tuple[Recent[Any, Any], ...] = (self._epochs, self._targets)
+
+    def forget(self) -> None:
+        """Trust nothing any more."""
+        for recent in self._recents:
+            recent.clear()
+
+    def age(self) -> None:
+        """Let go of what has not been used for long; only between two batches."""
+        for recent in self._recents:
+            recent.age()
+
+    def find_epoch(self, epoch: str) -> int | None:
+        """The row of the epoch with this id."""
+        found = self._epochs.get(epoch)
+        if found is None:
+            row = self._connection.execute(_FIND_EPOCH, (epoch,)).fetchone()
+            if row:
+                found = int(row[0])
+                self._epochs.put(epoch, found)
+        return found
+
+    def put_epoch(self, epoch: str, seq: int) -> None:
+        """Remember an epoch."""
+        self._epochs.put(epoch, seq)
+
+    def find_target(self, name: str) -> Target | None:
+        """What the reference with this id stands for."""
+        found = self._targets.get(name)
+        if found is None:
+            row = self._connection.execute(_FIND_TARGET, (name,)).fetchone()
+            if row:
+                target, session, wire, place, start, messages = row
+                digests = tuple(digest for (digest,) in self._connection.execute(_DIGESTS, (messages,)))
+                found = self.put_target(Target(target, session, Original(name, digests, wire, place, start)))
+        return found
+
+    def put_target(self, target: Target) -> Target:
+        """Remember what a reference stands for."""
+        self._targets.put(target.original.id, target)
+        return target

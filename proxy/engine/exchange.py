@@ -5,14 +5,16 @@ Rule: the TaskRunner holds the call; whatever the client does, its record is com
 
 import asyncio
 from collections.abc import Coroutine, Mapping
+from functools import partial
 from typing import Any, cast
 
 from msgspec.structs import replace
 
+from proxy.engine.flight import Entry, Flight
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Client, RequestBody
 from proxy.engine.reception import Received, Reception
-from proxy.engine.relay import Entry, Flight, Relay
+from proxy.engine.relay import Relay, Send
 from proxy.engine.tape import Tape
 from proxy.engine.tasks import TaskRunner
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
@@ -78,16 +80,14 @@ class Exchanges:
     async def _carry(self, request: ClientRequest, form: Format, client: Client) -> None:
         self._check_log()
         received = await self._reception.receive(request, form, self.read_mode(request.headers))
-        upstream = received.upstream
         entry = self._relay.enter(lambda: _list_records(received, received.opening))
         entry.append(is_urgent=received.is_stream)
         flight = self._take_off(request, received, entry, form, client)
-        await self._relay.carry(flight, upstream.send(request.method, request.target, request.headers, request.body))
+        await self._relay.carry(flight, _bind(request, received), request.body)
 
     async def _carry_stream(self, request: ClientRequest, body: RequestBody | None, client: Client) -> None:
         self._check_log()
         received = self._reception.receive_stream(request, self.read_mode(request.headers))
-        upstream = received.upstream
         tape = Tape(self._policy.record_cap_bytes)
 
         def make() -> tuple[Opening, *tuple[Record, ...]]:
@@ -98,7 +98,7 @@ class Exchanges:
             entry.append()
         flight = self._take_off(request, received, entry, None, client)
         passing = TapedBody(body, tape, entry) if body is not None else b""
-        await self._relay.carry(flight, upstream.send(request.method, request.target, request.headers, passing))
+        await self._relay.carry(flight, _bind(request, received), passing)
 
     def _check_log(self) -> None:
         """Raises StoreUnavailable where calls are not to be carried unrecorded."""
@@ -136,6 +136,11 @@ class TapedBody:
         else:
             self._entry.append()
         return content
+
+
+def _bind(request: ClientRequest, received: Received) -> Send:
+    """What sends a body with all else that the client asked for."""
+    return partial(received.upstream.send, request.method, request.target, request.headers)
 
 
 def _list_labels(opening: Opening) -> Headers:

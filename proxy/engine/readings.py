@@ -88,6 +88,12 @@ class Readings:
         if self._running is None or self._running.done():
             self._running = self._tasks.spawn(self._run())
 
+    def read_refusal(self, received: Received) -> None:
+        """Read at once a short answer that the client never gets: it has no place in a conversation."""
+        outcome = _try_to_read(received, _INLINE_BYTES)
+        if not isinstance(outcome, Exception):
+            self._archive.append(_make_reading(received, *outcome), is_urgent=False)
+
     async def hurry(self, exchange: str) -> None:
         """Read an answer now, if it still waits: a request shows it already."""
         received = self._waiting.get(exchange)
@@ -127,10 +133,14 @@ class Readings:
         if isinstance(outcome, Exception):
             self._bus.publish(ReadingFailed(received.exchange, f"{type(outcome).__name__}: {outcome}"))
             return
-        answer, rendered = outcome
-        reading = Reading(received.exchange, received.k, rendered, answer.usage, answer.finish, answer.error)
+        answer, _ = outcome
+        reading = _make_reading(received, *outcome)
         reply = self._lineage.note_answer(received.exchange, received.k, received.format, answer.value)
         self._archive.append(reading, *([reply] if reply is not None else []), is_urgent=False)
+
+
+def _make_reading(received: Received, answer: Answer, rendered: bytes) -> Reading:
+    return Reading(received.exchange, received.k, rendered, answer.usage, answer.finish, answer.error)
 
 
 def _try_to_read(received: Received, cap: int) -> tuple[Answer, bytes] | Exception:

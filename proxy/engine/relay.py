@@ -6,112 +6,25 @@ was.
 """
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from proxy.engine.bus import EventBus
 from proxy.engine.durability import CommitGate
-from proxy.engine.ports import Archive, Client, Clock, UpstreamResponse
-from proxy.engine.readings import Readings, Received, is_event_stream
-from proxy.engine.tape import Tape
+from proxy.engine.flight import Entry, Flight
+from proxy.engine.guard import Guard, find_guard, is_open_stream, spell_in_stream
+from proxy.engine.passage import Passage, find_ender, linger
+from proxy.engine.ports import Archive, Clock, RequestBody, UpstreamResponse
+from proxy.engine.readings import Readings, Received
+from proxy.engine.rescue import Retry
 from proxy.model.errors import ProxyError, UpstreamUnreachable
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import Completeness, Headers, Opening, Outcome, Timings, Trailer
 from proxy.model.record import Record
-from proxy.wire.format import Format
-from proxy.wire.headers import find, forward_response, keep_for_log, redact
-from proxy.wire.sse import EVENT_END, MARKER_REACH
+from proxy.wire.headers import forward_response, keep_for_log, redact
 
-_LINGER_SECONDS = 0.05
-_LAST_EVENT_SECONDS = 2.0
+Send = Callable[[bytes | RequestBody], Awaitable[UpstreamResponse]]
+
 _COMPANY_SECONDS = 0.003
-
-
-class Entry:
-    """The opening of an exchange on its way to the log: appended once, when its body is known or its answer ends.
-
-    Unless it is urgent it may wait a few milliseconds for company: an answer that is there by then shares its commit. A
-    streamed answer never is, for its first byte waits for the opening.
-    """
-
-    def __init__(self, archive: Archive, make: Callable[[], tuple[Opening, *tuple[Record, ...]]]) -> None:
-        self._archive = archive
-        self._make = make
-        self.opening: Opening | None = None
-        self.commit: asyncio.Future[bool] | None = None
-
-    def append(self, *, is_urgent: bool = False) -> Opening:
-        """Queue the opening if that has not been done."""
-        if self.opening is None:
-            records = self._make()
-            self.opening = records[0]
-            self.commit = self._archive.append(*records, is_urgent=is_urgent)
-        return self.opening
-
-
-@dataclass(slots=True)
-class Flight:
-    """One round under way: who asked for what, and what has come of it so far. Times on the monotonic clock.
-
-    `secrets` are the credentials that may be echoed; they live as long as the call.
-    """
-
-    exchange: str
-    entry: Entry
-    format: Format | None
-    upstream: str
-    client: Client
-    tape: Tape
-    secrets: tuple[bytes, ...]
-    k: int = 0
-    began: float = 0.0
-    head_at: float = 0.0
-    first_at: float = 0.0
-
-
-class EndFinder:
-    """Finds the line that ends a stream in chunks that may cut it anywhere."""
-
-    def __init__(self, marker: re.Pattern[bytes]) -> None:
-        self._marker = marker
-        self._carry = b"\n"  # a stream begins at the start of a line
-
-    def find(self, chunk: bytes) -> int:
-        """Where in this chunk the end begins (0 if it began in the one before), -1 if it is not here."""
-        window = self._carry + chunk
-        known = len(self._carry)
-        self._carry = window[-MARKER_REACH:]
-        match = self._marker.search(window, 1)
-        return max(0, match.start() - known) if match else -1
-
-
-class Passage:
-    """Passes pieces of an answer on until its end marker; holds what begins with that."""
-
-    def __init__(self, flight: Flight, ender: EndFinder | None, clock: Clock) -> None:
-        self._flight = flight
-        self._write = flight.client.write
-        self._ender = ender
-        self._clock = clock
-        self.held = b""
-
-    def note(self, piece: bytes) -> None:
-        """Keep a piece for the record."""
-        if not self._flight.first_at:
-            self._flight.first_at = self._clock.monotonic()
-        self._flight.tape.add(piece)
-
-    def take(self, piece: bytes) -> bool:
-        """Pass a piece on; False where it is held from here on, or the client is slow."""
-        self.note(piece)
-        cut = self._ender.find(piece) if self._ender is not None else -1
-        if cut < 0:
-            return self._write(piece)
-        if cut:
-            self._write(piece[:cut])
-        self.held = piece[cut:]
-        return False
 
 
 class Relay:
@@ -133,11 +46,31 @@ class Relay:
         """An opening that goes to this relay's log, together with the records that `make` puts behind it."""
         return Entry(self._archive, make)
 
-    async def carry(self, flight: Flight, sending: Awaitable[UpstreamResponse]) -> None:
-        """Await the answer and pass it on.
+    async def carry(self, flight: Flight, send: Send, body: bytes | RequestBody) -> None:
+        """Send the body, await the answer and pass it on; where it is refused as too long and a rescuer has something
+        to send in its place, that answer.
 
         Raises ProxyError where none came; a cancelled call is recorded as aborted.
         """
+        retry = await self._fly(flight, send(body))
+        if retry is not None:
+            flight = flight.go_again(retry.round.k)
+            flight.entry.extend(*[record for record in (retry.round, retry.plan) if record is not None])
+            await self._fly(flight, send(retry.body))
+
+    async def _fly(self, flight: Flight, sending: Awaitable[UpstreamResponse]) -> Retry | None:
+        """One round; a retry in place of all that was not passed on yet."""
+        response = await self._await_head(flight, sending)
+        try:
+            guard = find_guard(flight, response, self._clock)
+            if guard is not None and (retry := await self._rescue(flight, response, guard)) is not None:
+                return retry
+            await self._pump(flight, response, guard.held if guard is not None else b"")
+        finally:
+            response.close()
+        return None
+
+    async def _await_head(self, flight: Flight, sending: Awaitable[UpstreamResponse]) -> UpstreamResponse:
         flight.began = self._clock.monotonic()
         flushing = self._hold(flight.entry)
         try:
@@ -152,10 +85,7 @@ class Relay:
             if flushing is not None:
                 flushing.cancel()
         flight.head_at = self._clock.monotonic()
-        try:
-            await self._pump(flight, response)
-        finally:
-            response.close()
+        return response
 
     def _hold(self, entry: Entry) -> asyncio.TimerHandle | None:
         """Let an opening that is not durable yet wait for company, a few milliseconds at most."""
@@ -163,12 +93,40 @@ class Relay:
             return None
         return asyncio.get_running_loop().call_later(_COMPANY_SECONDS, self._archive.flush)
 
-    async def _pump(self, flight: Flight, response: UpstreamResponse) -> None:
+    async def _rescue(self, flight: Flight, response: UpstreamResponse, guard: Guard) -> Retry | None:
+        """Hold the answer back as long as it may be a refusal; what to send in its place, where that is to be."""
+        assert flight.rescuer is not None, "only what can be rescued is guarded"
+        completeness: Completeness = "aborted"
+        try:
+            if not response.is_received:
+                await self._make_durable(flight)
+            refusal = await guard.hold()
+            if refusal is None:
+                return None
+            completeness, ended_at = "complete", self._clock.monotonic()
+            retry = await flight.rescuer.rescue(refusal)
+        except BaseException:
+            self._record(flight, response.status, response.headers, completeness, "")
+            raise
+        if retry is not None:
+            flight.ended_at, flight.is_final = ended_at, False
+            self._record(flight, response.status, response.headers, completeness, "")
+        return retry
+
+    async def _make_durable(self, flight: Flight) -> None:
+        """Wait for what the first byte waits for."""
+        commit = flight.entry.commit
+        if commit is not None and not commit.done():
+            self._archive.flush()
+            await self._gate.wait(commit)
+
+    async def _pump(self, flight: Flight, response: UpstreamResponse, begun: bytes) -> None:
+        """Pass an answer on, of which `begun` was read and held back."""
         status, headers = response.status, response.headers
         completeness: Completeness = "aborted"
         problem = ""
         try:
-            held, is_ended = await self._pass_on(flight, response)
+            held, is_ended = await self._pass_on(flight, response, begun)
             completeness = "complete"
         except UpstreamUnreachable as error:
             completeness, problem = "truncated", str(error)
@@ -183,28 +141,35 @@ class Relay:
         if not is_ended:
             await self._pass_rest(flight, response)
 
-    async def _pass_on(self, flight: Flight, response: UpstreamResponse) -> tuple[bytes, bool]:
+    async def _pass_on(self, flight: Flight, response: UpstreamResponse, begun: bytes) -> tuple[bytes, bool]:
         """Pass on all but the bytes that complete the answer; returns those, and whether the body ends with them."""
-        client, tape = flight.client, flight.tape
+        if flight.is_head_out and not is_open_stream(response.headers):
+            return await self._embed(flight, response), True
         if response.is_received:
-            content = await response.read()
-            flight.first_at = self._clock.monotonic()
-            tape.add(content)
-            return content, True
-        commit = flight.entry.commit
-        if commit is not None and not commit.done():
-            self._archive.flush()
-            await self._gate.wait(commit)
+            return begun + await self._read(flight, response), True
+        await self._make_durable(flight)
         _start(flight, response)
-        passage = Passage(flight, _find_ender(flight, response), self._clock)
-        while not response.is_received:
+        passage = Passage(flight, find_ender(flight, response.headers), self._clock)
+        if begun:
+            passage.pass_on(begun)
+        while not passage.held and not response.is_received:
+            await flight.client.drain()
             await response.pump(passage.take)
-            if passage.held:
-                return await _linger(response, tape, passage.held)
-            await client.drain()
+        if passage.held:
+            return await linger(response, flight.tape, passage.held)
+        return await self._read(flight, response), True
+
+    async def _read(self, flight: Flight, response: UpstreamResponse) -> bytes:
+        """What comes next of an answer."""
         content = await response.read()
-        passage.note(content)
-        return content, True
+        flight.note(content, self._clock)
+        return content
+
+    async def _embed(self, flight: Flight, response: UpstreamResponse) -> bytes:
+        """An answer that is no stream, as an event of the stream that the client is reading already."""
+        while not response.is_ended:
+            await self._read(flight, response)
+        return spell_in_stream(response.headers, flight.tape.content)
 
     async def _pass_rest(self, flight: Flight, response: UpstreamResponse) -> None:
         """What comes after a stream's end marker: passed on at once, recorded as trailers up to the cap."""
@@ -226,10 +191,8 @@ class Relay:
         self, flight: Flight, status: int, headers: Headers, completeness: Completeness, problem: str
     ) -> "asyncio.Future[bool]":
         flight.entry.append()
-        tape, now = flight.tape, self._clock.monotonic()
-        timings = Timings(
-            _since(flight.began, flight.head_at), _since(flight.began, flight.first_at), _since(flight.began, now)
-        )
+        tape, ended_at = flight.tape, flight.ended_at or self._clock.monotonic()
+        timings = Timings(*[_since(flight.began, at) for at in (flight.head_at, flight.first_at, ended_at)])
         outcome = Outcome(
             flight.exchange,
             flight.k,
@@ -245,7 +208,11 @@ class Relay:
         commit = self._archive.append(outcome)
         self._announce(flight, outcome)
         if flight.format is not None and tape.size:
-            self._readings.submit(Received(flight.exchange, flight.k, flight.format, outcome.headers, outcome.received))
+            received = Received(flight.exchange, flight.k, flight.format, outcome.headers, outcome.received)
+            if flight.is_final:
+                self._readings.submit(received)
+            else:
+                self._readings.read_refusal(received)
         return commit
 
     def _announce(self, flight: Flight, outcome: Outcome) -> None:
@@ -264,6 +231,7 @@ class Relay:
                 outcome.timings.first_byte_ms / 1000,
                 outcome.timings.total_ms / 1000,
                 is_readable=flight.format is not None and outcome.size > 0,
+                is_final=flight.is_final,
             )
         )
 
@@ -271,30 +239,6 @@ class Relay:
 def _start(flight: Flight, response: UpstreamResponse) -> None:
     """The answer's head, if it has not been sent."""
     flight.client.start(response.status, forward_response(response.headers))
-
-
-def _find_ender(flight: Flight, response: UpstreamResponse) -> EndFinder | None:
-    """What looks for the end of a stream; None where there is no stream, or none that can be read as it passes."""
-    if flight.format is None or not is_event_stream(response.headers):
-        return None
-    if find(response.headers, b"content-encoding") not in (b"", b"identity"):
-        return None
-    return EndFinder(flight.format.end_marker)
-
-
-async def _linger(response: UpstreamResponse, tape: Tape, held: bytes) -> tuple[bytes, bool]:
-    """Wait for the rest of the event that ends a stream, and a moment for the body to end behind it."""
-    try:
-        async with asyncio.timeout(_LAST_EVENT_SECONDS) as waiting:
-            while not response.is_ended:
-                if EVENT_END.search(held):
-                    waiting.reschedule(asyncio.get_running_loop().time() + _LINGER_SECONDS)
-                chunk = await response.read()
-                tape.add(chunk)
-                held += chunk
-    except (TimeoutError, UpstreamUnreachable):
-        pass  # what comes later is passed on later; a break shows again at the next read
-    return held, response.is_ended
 
 
 def _since(began: float, at: float) -> float:

@@ -6,10 +6,10 @@ import hashlib
 class Tape:
     """Takes the pieces of one body as they pass; holds at most `cap` bytes."""
 
-    __slots__ = ("_cap", "_hash", "_kept", "_pieces", "size")
+    __slots__ = ("_hash", "_kept", "_pieces", "cap", "size")
 
     def __init__(self, cap: int) -> None:
-        self._cap = cap
+        self.cap = cap
         self._kept = 0
         self._pieces: list[bytes] = []
         self._hash: hashlib._Hash | None = None
@@ -21,14 +21,14 @@ class Tape:
         if self._hash is not None:
             self._hash.update(content)
             return
-        if self.size <= self._cap:
+        if self.size <= self.cap:
             self._pieces.append(content)
             self._kept += len(content)
             return
         self._hash = hashlib.sha256(b"".join(self._pieces))
         self._hash.update(content)
-        self._pieces.append(content[: self._cap - self._kept])
-        self._kept = self._cap
+        self._pieces.append(content[: self.cap - self._kept])
+        self._kept = self.cap
 
     @property
     def is_capped(self) -> bool:

@@ -10,7 +10,8 @@ from proxy.model.plan import Rung
 class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
     """A round's outcome was handed to the log. Sizes in bytes, times in seconds.
 
-    `is_readable`: a reading will follow, or ReadingFailed.
+    `is_readable`: a reading will follow, or ReadingFailed. Where it is not final, another round of the exchange
+    follows, and the client gets nothing of this one.
     """
 
     exchange: str
@@ -25,6 +26,7 @@ class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
     first_byte_s: float
     total_s: float
     is_readable: bool = False
+    is_final: bool = True
 
 
 class ReadingFailed(msgspec.Struct, frozen=True, gc=False):

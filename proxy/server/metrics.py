@@ -54,7 +54,9 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def count_exchange(self, event: ExchangeRecorded) -> None:
-        """A subscriber of the bus."""
+        """A subscriber of the bus. A call is counted by the round that its client saw."""
+        if not event.is_final:
+            return
         self._exchanges[(event.kind, event.wire, event.upstream, str(event.status), event.completeness)] += 1
         self._request_bytes += event.request_size
         self._response_bytes += event.received_size

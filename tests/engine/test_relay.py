@@ -6,7 +6,7 @@ import re
 import pytest
 
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.relay import EndFinder
+from proxy.engine.passage import EndFinder
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, Round, Trailer

@@ -111,9 +111,9 @@ class Lineage:
         return place
 
     def note_outcome(self, event: ExchangeRecorded) -> None:
-        """An answer has been recorded, whole or broken, or none came."""
+        """An answer has been recorded, whole or broken, or none came. The place waits for that of the last round."""
         place = self._open.get(event.exchange)
-        if place is None:
+        if place is None or not event.is_final:
             return
         if event.status in _SUCCESS:
             self._accept(place)

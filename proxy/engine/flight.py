@@ -1,0 +1,78 @@
+"""A round under way, and the opening of its exchange on the way to the log.
+
+Rule: of a call there is one opening, and one flight for each of its rounds.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from proxy.engine.ports import Archive, Client, Clock
+from proxy.engine.rescue import Rescuer
+from proxy.engine.tape import Tape
+from proxy.model.exchange import Opening
+from proxy.model.record import Record
+from proxy.wire.format import Format
+
+
+class Entry:
+    """The opening of an exchange on its way to the log: appended once, when its body is known or its answer ends.
+
+    Unless it is urgent it may wait a few milliseconds for company: an answer that is there by then shares its commit. A
+    streamed answer never is, for its first byte waits for `commit`.
+    """
+
+    def __init__(self, archive: Archive, make: Callable[[], tuple[Opening, *tuple[Record, ...]]]) -> None:
+        self._archive = archive
+        self._make = make
+        self.opening: Opening | None = None
+        self.commit: asyncio.Future[bool] | None = None
+
+    def append(self, *, is_urgent: bool = False) -> Opening:
+        """Queue the opening if that has not been done."""
+        if self.opening is None:
+            records = self._make()
+            self.opening = records[0]
+            self.commit = self._archive.append(*records, is_urgent=is_urgent)
+        return self.opening
+
+    def extend(self, *records: Record) -> None:
+        """Queue what opens another round; what is released from here on waits for that, and so for all before it."""
+        self.append()
+        self.commit = self._archive.append(*records, is_urgent=False)
+
+
+@dataclass(slots=True)
+class Flight:
+    """One round under way: who asked for what, and what has come of it so far. Times on the monotonic clock.
+
+    `secrets` are the credentials that may be echoed; they live as long as the call. `is_head_out`: the client has had
+    the head of an answer. `is_final`: no round follows this one. `ended_at`, where the end was not just now.
+    """
+
+    exchange: str
+    entry: Entry
+    format: Format | None
+    upstream: str
+    client: Client
+    tape: Tape
+    secrets: tuple[bytes, ...]
+    rescuer: Rescuer | None = None
+    k: int = 0
+    began: float = 0.0
+    head_at: float = 0.0
+    first_at: float = 0.0
+    ended_at: float = 0.0
+    is_head_out: bool = False
+    is_final: bool = True
+
+    def note(self, piece: bytes, clock: Clock) -> None:
+        """Keep a piece of the answer for the record."""
+        if not self.first_at:
+            self.first_at = clock.monotonic()
+        self.tape.add(piece)
+
+    def go_again(self, k: int) -> "Flight":
+        """The next round of the same call, which nobody rescues any more."""
+        fresh = Tape(self.tape.cap)
+        return replace(self, k=k, tape=fresh, rescuer=None, head_at=0.0, first_at=0.0, ended_at=0.0, is_final=True)

@@ -58,6 +58,14 @@ def price_saving(trip: Trip, usage: Usage | None, tariff: Tariff) -> float | Non
     return tariff.price(round(read), round(client) - round(read)) - billed
 
 
+def estimate_saving(trip: Trip, tariff: Tariff) -> float | None:
+    """The same before anything was billed: what the caches probably hold of both requests is taken as read."""
+    if trip.client_read is None or trip.sent_read is None:
+        return None
+    read, sent_read = min(trip.client_read, trip.client), min(trip.sent_read, trip.sent)
+    return tariff.price(read, trip.client - read) - tariff.price(sent_read, trip.sent - sent_read)
+
+
 def quote_revert(tokens: int, reverted: int, budget: Budget, tariff: Tariff) -> Quote:
     """The price of sending `reverted` tokens, as they stood before an epoch, in place of `tokens`.
 

@@ -24,6 +24,11 @@ class CommitGate:
         self._is_late = True
         commit.add_done_callback(self._catch_up)
 
+    async def confirm(self, commit: "asyncio.Future[bool]") -> bool:
+        """Whether the commit is durable, waited for as long as `wait` does."""
+        await self.wait(commit)
+        return commit.done() and commit.result()
+
     @property
     def problem(self) -> str:
         """Why the durability promise is suspended; empty while it holds."""

@@ -11,12 +11,16 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from proxy.engine.flight import Entry, Flight
+from proxy.engine.managing.sending import Sending
+from proxy.engine.managing.steward import Steward
+from proxy.engine.managing.subject import Subject
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Client, RequestBody
 from proxy.engine.reception import Received, Reception
 from proxy.engine.relay import Relay, Send
 from proxy.engine.tape import Tape
 from proxy.engine.tasks import TaskRunner
+from proxy.model.epoch import Epoch
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
 from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, Round
 from proxy.model.manifest import Manifest, keep_head, keep_whole
@@ -25,6 +29,7 @@ from proxy.wire.format import Format
 from proxy.wire.headers import bare_credential, find, is_credential
 
 _MODES = ("manage", "observe", "bypass")
+_LONGEST_NUMBER = 9
 
 
 class Exchanges:
@@ -37,6 +42,7 @@ class Exchanges:
         reception: Reception,
         relay: Relay,
         tasks: TaskRunner,
+        steward: Steward,
         own_keys: tuple[bytes, ...] = (),
     ) -> None:
         self._policy = policy
@@ -44,6 +50,7 @@ class Exchanges:
         self._reception = reception
         self._relay = relay
         self._tasks = tasks
+        self._steward = steward
         self._own_keys = own_keys
 
     def read_mode(self, headers: Headers) -> Mode:
@@ -79,11 +86,40 @@ class Exchanges:
 
     async def _carry(self, request: ClientRequest, form: Format, client: Client) -> None:
         self._check_log()
-        received = await self._reception.receive(request, form, self.read_mode(request.headers))
-        entry = self._relay.enter(lambda: _list_records(received, received.opening))
-        entry.append(is_urgent=received.is_stream)
-        flight = self._take_off(request, received, entry, form, client)
-        await self._relay.carry(flight, _bind(request, received), request.body)
+        mode, ceiling = self.read_mode(request.headers), read_ceiling(request.headers)
+        received = await self._reception.receive(request, form, mode)
+        if received.subject is None:
+            entry = self._relay.enter(lambda: _list_records(received, received.opening))
+            entry.append(is_urgent=received.is_stream)
+            sending = Sending(request.body)
+        else:
+            sending, entry = await self._manage(received, received.subject, ceiling)
+        flight = self._take_off(request, received, entry, form, client, sending.labels)
+        await self._relay.carry(flight, _bind(request, received), sending.body)
+
+    async def _manage(self, received: Received, subject: Subject, ceiling: int | None) -> tuple[Sending, Entry]:
+        """What is sent for a request, once what it refers to is in the log."""
+        opening = received.opening
+        records: list[Record] = [] if received.step is None else [received.step]
+        entry = self._relay.enter(lambda: (opening, *records))
+
+        async def commit(epoch: Epoch) -> bool:
+            if entry.opening is None:
+                records.append(epoch)
+                entry.append(is_urgent=True)
+            else:
+                entry.extend(epoch)
+            return await self._relay.confirm(entry)
+
+        sending = await self._steward.prepare(subject, opening.mode, ceiling, commit)
+        first = Round(opening.exchange, 0, received.upstream.name, sending.manifest)
+        rounds = (first,) if sending.plan is None else (first, sending.plan)
+        if entry.opening is None:
+            records[:0] = rounds
+            entry.append(is_urgent=received.is_stream)
+        else:
+            entry.extend(*rounds)
+        return sending, entry
 
     async def _carry_stream(self, request: ClientRequest, body: RequestBody | None, client: Client) -> None:
         self._check_log()
@@ -106,9 +142,15 @@ class Exchanges:
             raise StoreUnavailable(f"calls are refused while they cannot be recorded (store.on_failure): {problem}")
 
     def _take_off(
-        self, request: ClientRequest, received: Received, entry: Entry, form: Format | None, client: Client
+        self,
+        request: ClientRequest,
+        received: Received,
+        entry: Entry,
+        form: Format | None,
+        client: Client,
+        labels: Headers = (),
     ) -> Flight:
-        client.label(_list_labels(received.opening))
+        client.label((*_list_labels(received.opening), *labels))
         return Flight(
             received.opening.exchange,
             entry,
@@ -136,6 +178,16 @@ class TapedBody:
         else:
             self._entry.append()
         return content
+
+
+def read_ceiling(headers: Headers) -> int | None:
+    """The ceiling a request asks for, in tokens; None where it does not. Raises BadRequest."""
+    asked = find(headers, b"x-palimpsest-ceiling").strip()
+    if not asked:
+        return None
+    if not asked.isdigit() or len(asked) > _LONGEST_NUMBER or not int(asked):
+        raise BadRequest(f"x-palimpsest-ceiling is a number of tokens, not {asked[:40].decode('latin-1')!r}")
+    return int(asked)
 
 
 def _bind(request: ClientRequest, received: Received) -> Send:

@@ -46,6 +46,10 @@ class Relay:
         """An opening that goes to this relay's log, together with the records that `make` puts behind it."""
         return Entry(self._archive, make)
 
+    async def confirm(self, entry: Entry) -> bool:
+        """Whether all that was queued of an exchange is in the log, waited for as long as an answer waits."""
+        return entry.commit is not None and await self._gate.confirm(entry.commit)
+
     async def carry(self, flight: Flight, send: Send, body: bytes | RequestBody) -> None:
         """Send the body, await the answer and pass it on; where it is refused as too long and a rescuer has something
         to send in its place, that answer.

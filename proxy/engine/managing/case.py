@@ -4,12 +4,13 @@ from collections.abc import Sequence
 
 import msgspec
 
+from proxy.context.account import Account
 from proxy.context.budget import Budget
 from proxy.context.economics import Facts
 from proxy.context.estimate import Ratio
 from proxy.context.tariff import Tariff
 from proxy.engine.managing.contexts import Context
-from proxy.engine.managing.paths import Path
+from proxy.engine.managing.paths import Path, count_shared
 from proxy.engine.managing.subject import Subject
 from proxy.model.epoch import Epoch
 
@@ -56,9 +57,13 @@ class Case(msgspec.Struct, frozen=True, gc=False):
         return self.path.tokens - self.path.count_to(depth) + self.frozen
 
     @property
+    def account(self) -> Account:
+        """How that stands."""
+        return self.context.read_account(*self.account_key, self.budget)
+
+    @property
     def facts(self) -> Facts:
         """The case as far as an epoch depends on it."""
-        account = self.context.read_account(*self.account_key)
         return Facts(
             self.tokens,
             self.budget,
@@ -66,7 +71,7 @@ class Case(msgspec.Struct, frozen=True, gc=False):
             self.protected,
             self.kept,
             stable=self.path.head.tokens,
-            idle=account.find_idle(self.now),
+            idle=self.account.find_idle(self.now),
             is_side=self.subject.is_side,
         )
 
@@ -75,12 +80,15 @@ class Case(msgspec.Struct, frozen=True, gc=False):
         return self.ratio.apply(tokens)
 
 
-def find_kept(path: Path, shared: int, before: Sequence[bytes] | None, frozen: int, depth: int) -> int | None:
+def find_kept(path: Path, before: Sequence[bytes] | None, frozen: int, depth: int) -> int | None:
     """The tokens at a request's beginning that were sent before; None where all of the last request is there.
 
-    `before` are the nodes of the last request, `shared` how many of them are in this one, too.
+    `before` are the nodes of the last request under the same epoch, which stands for the first `depth` messages.
     """
-    if before is None or shared == len(before):
+    if before is None:
+        return None
+    shared = count_shared(before, path.nodes)
+    if shared == len(before):
         return None
     if shared <= depth:
         return path.head.tokens

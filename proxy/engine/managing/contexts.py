@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from proxy.context.account import Account, restore_account
+from proxy.context.budget import Budget
 from proxy.engine.managing.opening import Draft
 from proxy.engine.managing.subject import Subject
 from proxy.engine.ports import Archive
@@ -111,11 +112,13 @@ class Context:
             return frozenset()
         return frozenset(place for place, node in enumerate(nodes) if self._pins.get(node))
 
-    def read_account(self, view: str, epoch: str, low: int = 0) -> Account:
+    def read_account(self, view: str, epoch: str, budget: Budget) -> Account:
         """The account of a view under an epoch, empty for none; what the log tells of it where memory does not."""
         account = self._accounts.get((view, epoch))
         if account is None:
-            account = self._accounts[view, epoch] = restore_account(self._trace(epoch), self._owed.pop(view, 0.0), low)
+            account = self._accounts[view, epoch] = restore_account(
+                self._trace(epoch), self._owed.pop(view, 0.0), budget
+            )
         return account
 
     def write_account(self, view: str, epoch: str, account: Account) -> None:

@@ -128,8 +128,7 @@ class Ladder:
             return None
         case.context.add(epoch)
         case.context.sizes[epoch.id] = frozen
-        account = case.context.read_account(*case.account_key)
-        case.context.write_account(case.view, epoch.id, note_epoch(account, tokens, low))
+        case.context.write_account(case.view, epoch.id, note_epoch(case.account, tokens, low))
         self._bus.publish(
             EpochOpened(epoch.id, epoch.session, epoch.exchange, why, epoch.tokens_before, epoch.tokens_after)
         )

@@ -68,11 +68,11 @@ class Steward:
         epoch = context.find(model, subject)
         known, shared = self._paths.find(subject)
         if epoch is None and _is_below(subject, budget, known, shared):
-            account = context.read_account(model, "")
+            account = context.read_account(model, "", budget)
             context.write_account(model, "", note_use(account, self._clock.monotonic()))
             return Sending(subject.split.content, is_guarded=_is_risky(budget, subject))
         case = await self._look_at(subject, context, epoch, budget, (known, shared))
-        decision = decide(context.read_account(*case.account_key, low=budget.find_low(case.protected)), case.facts)
+        decision = decide(case.account, case.facts)
         footing = await self._ladder.climb(case, decision.why, commit)
         saving = _estimate(case, footing)
         account = self._charge(case, footing)
@@ -114,7 +114,7 @@ class Steward:
         key = (case.view, footing.epoch.id if footing.epoch is not None else "")
         low = case.budget.find_low(case.context.protected.get(case.view, 0))
         kept = case.path.head.tokens if footing.is_opened else case.kept
-        account = case.context.read_account(*key, low=low)
+        account = case.context.read_account(*key, case.budget)
         account = note_sent(account, Sent(footing.tokens, kept=kept, at=case.now), case.tariff, low)
         case.context.write_account(*key, account)
         case.context.paths[key] = case.subject.nodes
@@ -157,7 +157,8 @@ class Steward:
         if context is None or epoch is None or known is None:
             plan = Plan(subject.exchange, 0, subject.model, "original", reason=reason) if mode == "manage" else None
             return Sending(content, plan=plan, labels=labels)
-        account = context.read_account(subject.model, epoch.id)
+        budget = self._models.find_budget(subject.session.upstream, subject.model, None, None)
+        account = context.read_account(subject.model, epoch.id, budget)
         tariff = self._models.find_tariff(subject.session.upstream, subject.model, known.list_markers())
         saving = tariff.price_size(account.sent) - tariff.price_rewritten(known.tokens, known.head.tokens)
         told = self._models.find_ratio(subject.session.upstream, subject.model).apply(known.tokens)
@@ -202,11 +203,6 @@ def _estimate(case: Case, footing: Footing) -> float | None:
     facts = case.facts
     matching = case.path.head.tokens + case.path.count_to(min(len(before), len(case.subject.nodes)))
     stays = case.path.head.tokens if footing.is_opened else facts.kept
-    sent_read = case.tariff.expect_read(min(footing.tokens, _read_sent(case) if stays is None else stays))
+    sent_read = case.tariff.expect_read(min(footing.tokens, case.account.sent if stays is None else stays))
     client_read = estimate_client_read(case.tariff, matching, facts.idle)
     return estimate_saving(Trip(case.client_tokens, footing.tokens, client_read, sent_read), case.tariff)
-
-
-def _read_sent(case: Case) -> int:
-    """The tokens of the last request, all of which this one has at its beginning."""
-    return case.context.read_account(*case.account_key).sent

@@ -1,0 +1,126 @@
+"""What shows that a request manages its context by itself, and what only looks like it."""
+
+import json
+from typing import Any
+
+import pytest
+
+from proxy.context.reference import FileReference, Tombstone, render_file, render_tombstone
+from proxy.model.marker import LEDGER_HEAD
+from proxy.model.plan import Written
+from proxy.wire.body import Span, SplitBody, split_body
+from proxy.wire.rendering import render
+from proxy.wire.standing import find_management
+from tests.support.valid_histories import WIRES
+
+CHAT, ANTHROPIC, RESPONSES = WIRES
+LEDGER = f"{LEDGER_HEAD} · steps 1 to 41\nread a.py"
+FILE = render_file(FileReference("abcdefghij", "src/[a].py", "python", 12_345, 800, b"\x01" * 32, ("class A",)))
+STONE = render_tombstone(Tombstone("abcdefghij", "bash", "pytest", "exit 1", 214, 8120, {}))
+
+
+def split(wire: str, messages: list[Any], **members: Any) -> SplitBody:
+    key = "input" if wire == RESPONSES else "messages"
+    body = split_body(json.dumps({**members, key: messages}).encode(), key)
+    assert body is not None
+    return body
+
+
+@pytest.mark.parametrize(
+    ("wire", "name", "value"),
+    [
+        (ANTHROPIC, "context_management", {"edits": [{"type": "clear_tool_uses_20250919"}]}),
+        (RESPONSES, "context_management", [{"type": "compaction", "compact_threshold": 1000}]),
+        (RESPONSES, "truncation", "auto"),
+        (CHAT, "transforms", ["middle-out"]),
+        (CHAT, "cached_content", "cachedContents/1"),
+        (CHAT, "cachedContent", "cachedContents/1"),
+        (RESPONSES, "background", True),
+        (RESPONSES, "previous_response_id", "resp_1"),
+        (RESPONSES, "conversation", {"id": "conv_1"}),
+        (RESPONSES, "store", True),
+    ],
+)
+def test_a_member_that_manages(wire: str, name: str, value: Any) -> None:
+    assert find_management(wire, split(wire, [], **{name: value})) == f"the request has {name}"
+
+
+@pytest.mark.parametrize(
+    ("wire", "members"),
+    [
+        (CHAT, {"model": "m", "stream": True, "tools": [1]}),
+        (CHAT, {"store": True, "previous_response_id": "x", "conversation": "x"}),
+        (ANTHROPIC, {"context_management": None, "metadata": {"user_id": "u"}}),
+        (RESPONSES, {"store": False, "background": False, "truncation": "disabled", "previous_response_id": None}),
+        (CHAT, {"transforms": []}),
+    ],
+)
+def test_a_member_that_does_not(wire: str, members: dict[str, Any]) -> None:
+    assert find_management(wire, split(wire, [{"role": "user", "content": "x"}], **members)) == ""
+
+
+def test_a_member_that_cannot_be_read_is_the_upstreams_to_judge() -> None:
+    assert find_management(CHAT, SplitBody(b"\xff", {"truncation": Span(0, 1)}, ())) == ""
+
+
+@pytest.mark.parametrize(
+    ("wire", "message", "found"),
+    [
+        (CHAT, {"role": "user", "content": LEDGER}, "a ledger of palimpsest"),
+        (CHAT, {"role": "assistant", "content": LEDGER}, "a ledger of palimpsest"),
+        (
+            CHAT,
+            {"role": "user", "content": [{"type": "text", "text": LEDGER}, {"type": "text", "text": "go on"}]},
+            "a ledger of palimpsest",
+        ),
+        (CHAT, {"role": "tool", "tool_call_id": "a", "content": STONE}, "references of palimpsest"),
+        (CHAT, {"role": "user", "content": FILE}, "references of palimpsest"),
+        (
+            ANTHROPIC,
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": STONE}]},
+            "references of palimpsest",
+        ),
+        (RESPONSES, {"type": "function_call_output", "call_id": "a", "output": FILE}, "references of palimpsest"),
+        (RESPONSES, {"type": "compaction", "encrypted_content": "…"}, "a compaction"),
+        (RESPONSES, {"type": "compaction_summary", "encrypted_content": "…"}, "a compaction"),
+        (RESPONSES, {"type": "context_compaction"}, "a compaction"),
+        (ANTHROPIC, {"role": "assistant", "content": [{"type": "compaction", "content": "…"}]}, "a compaction"),
+    ],
+)
+def test_a_message_that_was_managed(wire: str, message: Any, found: str) -> None:
+    plain = {"role": "user", "content": "[tool: x]"}
+    body = split(wire, [plain, message, plain])
+    assert find_management(wire, body) == f"the messages have {found}"
+    assert find_management(wire, body, known=1) == f"the messages have {found}"
+    assert find_management(wire, body, known=2) == ""
+    assert find_management(wire, body, known=3) == ""
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": f"What does this mean?\n{LEDGER}"},
+        {"role": "tool", "tool_call_id": "a", "content": LEDGER},
+        {"role": "tool", "tool_call_id": "a", "content": "[tool: x] says nothing"},
+        {"role": "tool", "tool_call_id": "a", "content": f"log:\n{STONE}"},
+        {"role": "assistant", "content": STONE},
+        {"role": "user", "content": "[FILE: a.py]\nref: none"},
+        {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "compaction", "arguments": "{}"}}]},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "input": {"type": "compaction"}}]},
+        "compaction",
+    ],
+)
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_message_that_only_looks_managed(wire: str, message: Any) -> None:
+    assert find_management(wire, split(wire, [message])) == ""
+
+
+@pytest.mark.parametrize("is_alternating", [False, True])
+@pytest.mark.parametrize("role", ["user", "assistant"])
+@pytest.mark.parametrize("wire", WIRES)
+def test_what_we_render_is_known_again(wire: str, role: Any, is_alternating: bool) -> None:
+    rendered = render(wire, [Written(LEDGER, 0, 9)], [], role=role, is_alternating=is_alternating)
+    assert (
+        find_management(wire, split(wire, list(map(json.loads, rendered))))
+        == "the messages have a ledger of palimpsest"
+    )

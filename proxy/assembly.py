@@ -8,6 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from proxy.config import Settings
+from proxy.context.budget import BudgetPolicy
+from proxy.context.builder import ContextBuilder
+from proxy.context.policy import BuilderPolicy
+from proxy.engine.counting import Counting
+from proxy.engine.managing.ladder import Ladder
+from proxy.engine.managing.lookout import Lookout
+from proxy.engine.managing.memory import Memory
+from proxy.engine.managing.opening import Opener
+from proxy.engine.managing.rewriting import Rewriter
+from proxy.engine.managing.steward import Steward
+from proxy.engine.modelling import Models
+from proxy.upstream.tokenizer import Tokenizer
 from proxy.engine.bus import EventBus
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import Exchanges
@@ -93,7 +105,17 @@ async def build_engine(settings: Settings) -> Engine:
     formats = build_formats()
     if not is_fresh:
         await Leftovers(archive, bus, tasks, lineage, readings, formats).read()
-    exchanges = Exchanges(policy, formats, reception, relay, tasks, own_keys)
+    import os
+    from proxy.upstream.encodings import load_encoder
+    tokenizer = Tokenizer(load_encoder)
+    counting = Counting(tokenizer)
+    models = Models(counting, BudgetPolicy(int(os.environ.get("CEIL", "0")) or None))
+    memory = Memory(archive, counting, policy.cache_bytes)
+    builder = ContextBuilder(BuilderPolicy(), lambda text: tokenizer.count(text, "o200k_base")[0])
+    ladder = Ladder(memory.paths, Opener(builder, archive.salt), Rewriter(), bus, clock)
+    lookout = Lookout(memory, models, clock)
+    steward = Steward(memory, lookout, ladder, models, bus, clock)
+    exchanges = Exchanges(policy, formats, reception, relay, tasks, steward, own_keys)
     return Engine(exchanges, archive, relay, bus, tasks, forwarders)
 
 

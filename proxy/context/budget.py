@@ -66,6 +66,13 @@ class Budget:
         output, usable, soft = (int(size / ratio) for size in (self.output, self.usable, self.soft))
         return Budget(window, output, usable, soft, self._low_fraction)
 
+    def limit(self, usable: int) -> "Budget":
+        """The same budget with no more than so many tokens usable; the soft mark moves with them."""
+        if usable >= self.usable:
+            return self
+        soft = int(self.soft * usable / self.usable)
+        return Budget(self.window, self.output, max(0, usable), max(0, soft), self._low_fraction)
+
     def find_pressure(self, tokens: int) -> Pressure:
         """How near to its end the budget is; none at all where there is nothing to be had by managing."""
         if not self.usable or tokens < self.soft:

@@ -115,10 +115,10 @@ class Ladder:
         plan, path = draft.plan, case.path
         frozen = await self._paths.count_messages(case.subject, draft.rendered)
         tokens = path.tokens - path.count_to(plan.through) + frozen
-        low = case.budget.find_low(plan.protected)
-        case.context.protected[case.view] = plan.protected
-        if case.budget.is_out_of_reach(plan.protected):
-            self._say_unreachable(case, plan.protected)
+        protected = path.head.tokens + plan.protected
+        case.context.protected[case.view] = protected
+        if case.budget.is_out_of_reach(protected):
+            self._say_unreachable(case, protected)
         if tokens >= case.tokens:
             return None
         epoch = _make_epoch(case, draft, why, name, tokens, self._clock.now_ms())
@@ -128,7 +128,7 @@ class Ladder:
             return None
         case.context.add(epoch)
         case.context.sizes[epoch.id] = frozen
-        case.context.write_account(case.view, epoch.id, note_epoch(case.account, tokens, low))
+        case.context.write_account(case.view, epoch.id, note_epoch(case.account, tokens, case.budget.find_low(protected)))
         self._bus.publish(
             EpochOpened(epoch.id, epoch.session, epoch.exchange, why, epoch.tokens_before, epoch.tokens_after)
         )

@@ -84,9 +84,10 @@ class Paths:
                 break
         return best, most
 
-    async def follow(self, subject: Subject, known: Path | None, shared: int) -> Path:
-        """The path of a request, as `find` has it; only messages that are new are read and counted, in a thread."""
+    async def follow(self, subject: Subject) -> Path:
+        """The path of a request; only messages that are new are read and counted, in a thread."""
         key = (subject.session.id, subject.model)
+        known, shared = self.find(subject)
         head = await self._count_head(subject, known)
         if known is not None and shared == len(subject.nodes) == len(known.nodes):
             return known if known.head is head else msgspec.structs.replace(known, head=head)

@@ -7,20 +7,18 @@ is counted. Whatever goes wrong here is no failed call: the request goes on as t
 import logging
 
 from proxy.context.account import Account, Sent, note_sent, note_use
-from proxy.context.budget import Budget, is_surely_below
+from proxy.context.budget import Budget
 from proxy.context.economics import Decision, decide
 from proxy.context.savings import Trip, estimate_client_read, estimate_saving
 from proxy.engine.bus import EventBus
-from proxy.engine.managing.case import Case, find_kept
-from proxy.engine.managing.contexts import Context
+from proxy.engine.managing.case import Case
 from proxy.engine.managing.ladder import Commit, Footing, Ladder
+from proxy.engine.managing.lookout import Lookout
 from proxy.engine.managing.memory import Memory
-from proxy.engine.managing.paths import Path, list_members
 from proxy.engine.managing.sending import Sending, list_labels
 from proxy.engine.managing.subject import Subject
 from proxy.engine.modelling import Models
 from proxy.engine.ports import Clock
-from proxy.model.epoch import Epoch
 from proxy.model.events import RungFailed
 from proxy.model.exchange import Mode
 from proxy.model.plan import Plan
@@ -35,10 +33,11 @@ _log = logging.getLogger("palimpsest.managing")
 class Steward:
     """Decides for each managed request what is sent."""
 
-    def __init__(self, memory: Memory, ladder: Ladder, models: Models, bus: EventBus, clock: Clock) -> None:
+    def __init__(
+        self, memory: Memory, lookout: Lookout, ladder: Ladder, models: Models, bus: EventBus, clock: Clock
+    ) -> None:
         self._memory = memory
-        self._contexts = memory.contexts
-        self._paths = memory.paths
+        self._lookout = lookout
         self._ladder = ladder
         self._models = models
         self._bus = bus
@@ -61,53 +60,21 @@ class Steward:
 
     async def _manage(self, subject: Subject, ceiling: int | None, commit: Commit) -> Sending:
         self._memory.forget_lost()
-        context = await self._contexts.open(subject)
-        upstream, model = subject.session.upstream, subject.model
-        ratio = self._models.find_ratio(upstream, model)
-        budget = self._models.find_budget(upstream, model, subject.most_output or None, ceiling).scale(ratio.value)
+        context = await self._memory.contexts.open(subject)
+        model, budget = subject.model, self._lookout.find_budget(subject, ceiling)
         epoch = context.find(model, subject)
-        known, shared = self._paths.find(subject)
-        if epoch is None and _is_below(subject, budget, known, shared):
+        if epoch is None and self._lookout.is_below(subject, budget):
             account = context.read_account(model, "", budget)
             context.write_account(model, "", note_use(account, self._clock.monotonic()))
             return Sending(subject.split.content, is_guarded=_is_risky(budget, subject))
-        case = await self._look_at(subject, context, epoch, budget, (known, shared))
+        case = await self._lookout.look_at(subject, context, epoch, budget)
         decision = decide(case.account, case.facts)
         footing = await self._ladder.climb(case, decision.why, commit)
         saving = _estimate(case, footing)
         account = self._charge(case, footing)
         context.choose(model, subject, footing.epoch.id if footing.epoch is not None else "")
-        self._contexts.shrink()
+        self._memory.contexts.shrink()
         return self._report(case, footing, decision, account, saving)
-
-    async def _look_at(
-        self, subject: Subject, context: Context, epoch: Epoch | None, budget: Budget, known: tuple[Path | None, int]
-    ) -> Case:
-        path = await self._paths.follow(subject, *known)
-        upstream, model = subject.session.upstream, subject.model
-        frozen = await self._weigh(subject, context, epoch) if epoch is not None else 0
-        depth = epoch.depth if epoch is not None else 0
-        before = context.paths.get((model, epoch.id if epoch is not None else ""))
-        return Case(
-            subject=subject,
-            context=context,
-            epoch=epoch,
-            frozen=frozen,
-            path=path,
-            kept=find_kept(path, before, frozen, depth),
-            budget=budget,
-            tariff=self._models.find_tariff(upstream, model, path.list_markers()),
-            ratio=self._models.find_ratio(upstream, model),
-            protected=context.protected.get(model, 0),
-            now=self._clock.monotonic(),
-        )
-
-    async def _weigh(self, subject: Subject, context: Context, epoch: Epoch) -> int:
-        """The tokens of what is sent for an epoch, counted once."""
-        tokens = context.sizes.get(epoch.id)
-        if tokens is None:
-            tokens = context.sizes[epoch.id] = await self._paths.count_messages(subject, epoch.rendered)
-        return tokens
 
     def _charge(self, case: Case, footing: Footing) -> Account:
         """The account of what holds, with this request."""
@@ -151,9 +118,9 @@ class Steward:
         """A request that is not managed though its session may be; what that costs is told."""
         content = subject.split.content
         labels = ((b"x-palimpsest-mode", f"observe; {reason}".encode("ascii", "replace")),) if mode == "manage" else ()
-        context = self._contexts.get(subject.session.id)
+        context = self._memory.contexts.get(subject.session.id)
         epoch = context.find(subject.model, subject) if context is not None else None
-        known, _ = self._paths.find(subject)
+        known, _ = self._memory.paths.find(subject)
         if context is None or epoch is None or known is None:
             plan = Plan(subject.exchange, 0, subject.model, "original", reason=reason) if mode == "manage" else None
             return Sending(content, plan=plan, labels=labels)
@@ -175,15 +142,6 @@ def _find_exemption(subject: Subject, mode: Mode) -> str:
     if subject.step is None:
         return _UNPROVEN
     return find_management(subject.wire, subject.split)
-
-
-def _is_below(subject: Subject, budget: Budget, known: Path | None, shared: int) -> bool:
-    """Whether bytes prove that a request is below the soft mark, beside what of it was counted before."""
-    content = subject.split.content
-    if known is None or known.head.members != list_members(subject):
-        return is_surely_below(budget, content)
-    end = subject.split.items[subject.chain.preamble.count + shared - 1].end
-    return is_surely_below(budget, content[end:], known.head.tokens + known.count_to(shared))
 
 
 def _is_risky(budget: Budget, subject: Subject) -> bool:

@@ -1,0 +1,143 @@
+"""A request that was refused as too long is cut and sent once more (BEHAVIOUR B8, B18, B20a).
+
+Rule: the limit is learned from what the upstream says; fewer tokens of output are asked for where that is all it takes,
+else the context is cut. Where nothing shorter can be had, the upstream's own answer goes on.
+"""
+
+import logging
+
+from proxy.context.budget import Budget, lower_output
+from proxy.engine.managing.case import Case
+from proxy.engine.managing.ladder import Commit, Footing, Ladder
+from proxy.engine.managing.lookout import Lookout
+from proxy.engine.managing.memory import Memory
+from proxy.engine.managing.sending import Sending
+from proxy.engine.managing.subject import Subject
+from proxy.engine.modelling import Models
+from proxy.engine.rescue import Refusal, Retry, Start
+from proxy.model.exchange import Round
+from proxy.model.plan import Plan
+from proxy.wire import rendering
+from proxy.wire.body import split_body
+from proxy.wire.overflow import Overflow, read_overflow, read_stream_start
+
+# What is sent the second time where the upstream does not say how much it takes, as a part of what was sent first.
+_BLIND_SHARE = 0.7
+# What a count of ours may be short of the upstream's, which has refused by its own.
+_CAUTION = 0.9
+
+_log = logging.getLogger("palimpsest.rescue")
+
+
+class Rescues:
+    """Makes the rescuers of calls."""
+
+    def __init__(self, memory: Memory, lookout: Lookout, ladder: Ladder, models: Models) -> None:
+        self.memory = memory
+        self.lookout = lookout
+        self.ladder = ladder
+        self.models = models
+
+    def stand_by(self, subject: Subject, sending: Sending, ceiling: int | None, commit: Commit) -> "Rescue":
+        """The rescuer of a call that is managed."""
+        return Rescue(self, subject, sending, ceiling, commit)
+
+
+class Rescue:
+    """Stands by one call (`engine/rescue.Rescuer`)."""
+
+    def __init__(
+        self, rescues: Rescues, subject: Subject, sending: Sending, ceiling: int | None, commit: Commit
+    ) -> None:
+        self._rescues = rescues
+        self._subject = subject
+        self._sending = sending
+        self._ceiling = ceiling
+        self._commit = commit
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether the head of the answer waits for what comes."""
+        return self._sending.is_guarded
+
+    def read_start(self, content: bytes) -> Start:
+        """What the events at the beginning of a stream are."""
+        return read_stream_start(content)
+
+    async def rescue(self, refusal: Refusal) -> Retry | None:
+        """What to send in place of the request; None where the answer is another, or nothing shorter can be had."""
+        overflow = read_overflow(refusal.status, refusal.headers, refusal.content)
+        if overflow is None:
+            return None
+        try:
+            return await self._cut(overflow)
+        except Exception:  # noqa: BLE001 - a boundary: the upstream's own answer is there for whatever fails
+            _log.exception("exchange %s was refused as too long and could not be cut", self._subject.exchange)
+            return None
+
+    async def _cut(self, overflow: Overflow) -> Retry | None:
+        subject, models = self._subject, self._rescues.models
+        context = await self._rescues.memory.contexts.open(subject)
+        before = self._rescues.lookout.find_budget(subject, self._ceiling)
+        case = await self._rescues.lookout.look_at(subject, context, context.find(subject.model, subject), before)
+        sent = overflow.sent or case.tell(case.tokens)
+        if overflow.window is not None:
+            models.note_limit(subject.session.upstream, subject.model, overflow.window, sent)
+            if overflow.fits_with_less_output and (retry := self._ask_less(overflow.window, sent)):
+                return retry
+        budget = self._tighten(case, overflow, sent)
+        case = await self._rescues.lookout.look_at(subject, context, case.epoch, budget)
+        footing = await self._rescues.ladder.climb(case, "overflow", self._commit, f"{subject.exchange}-1")
+        return self._retry(case, footing) if footing.is_opened else None
+
+    def _tighten(self, case: Case, overflow: Overflow, sent: int) -> Budget:
+        """The budget of the second attempt, in our tokens, which the upstream counts as `sent` for so many of ours."""
+        budget = self._rescues.lookout.find_budget(self._subject, self._ceiling)
+        scale = case.tokens / sent if sent else 1.0
+        room = int(case.tokens * _BLIND_SHARE)
+        if overflow.window is not None:
+            reserve = min(budget.output, overflow.window // 4)
+            room = int((overflow.window - reserve) * min(1.0, scale) * _CAUTION)
+        return budget.limit(min(room, int(case.tokens * _CAUTION)))
+
+    def _ask_less(self, window: int, sent: int) -> Retry | None:
+        """The same body with fewer tokens of output asked for, where the rest fits (B18)."""
+        asked = self._subject.most_output
+        fitting = lower_output(asked, window, sent) if asked else None
+        body = split_body(self._sending.body, self._subject.items_key)
+        if fitting is None or body is None:
+            return None
+        content = rendering.lower_output(body, fitting)
+        if content == self._sending.body:
+            return None
+        known = self._sending.plan
+        reason = f"max_tokens lowered from {asked} to {fitting}, which is what the window leaves"
+        plan = Plan(
+            self._subject.exchange,
+            1,
+            self._subject.model,
+            known.rung if known is not None else "original",
+            known.epoch if known is not None else "",
+            reason=reason,
+        )
+        return self._keep(content, plan)
+
+    def _retry(self, case: Case, footing: Footing) -> Retry:
+        plan = Plan(
+            self._subject.exchange,
+            1,
+            case.view,
+            footing.rung,
+            footing.epoch.id if footing.epoch is not None else "",
+            "hard",
+            "refused as too long",
+            case.tell(case.client_tokens),
+            case.tell(footing.tokens),
+            case.tell(case.budget.usable),
+        )
+        return self._keep(footing.body, plan)
+
+    def _keep(self, content: bytes, plan: Plan) -> Retry:
+        manifest = self._rescues.memory.sent.keep(self._subject, content)
+        first = Round(self._subject.exchange, plan.k, self._subject.session.upstream, manifest)
+        return Retry(content, first, plan)

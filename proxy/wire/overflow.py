@@ -1,0 +1,181 @@
+"""Reading "too long" errors (PROTOCOL §5).
+
+Rule: conservative. An error is an overflow where its code or its words say so in a known form; a limit of tokens per
+minute, or of the output alone, is none. The numbers are the upstream's own, and some upstreams print wrong ones.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
+
+import msgspec
+
+from proxy.model.exchange import Headers
+from proxy.wire.encoding import decode_content
+from proxy.wire.evidence import read_count, read_fields, read_kind, read_object, read_objects, read_text
+from proxy.wire.headers import find
+from proxy.wire.sse import EVENT_END, ServerEvent, read_events
+
+StreamStart = Literal["overflow", "content", "undecided"]
+_Fields = Mapping[str, object]
+
+# 500 is how some local servers say it, 200 an error in place of an answer.
+_STATUSES = frozenset({200, 400, 413, 422, 500})
+_TOO_LARGE, _RATE_LIMITED = 413, 429
+_MOST_READ = 64 * 1024
+_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error", "model_max_prompt_tokens_exceeded"})
+_RATE = re.compile(r"rate.?limit|\bper (?:minute|hour|day)\b|\b[TR]PM\b|quota", re.IGNORECASE)
+_STREAM_BEGINNINGS = (b"data:", b"event:", b":")
+# Events that come before anything is known of the answer.
+_PRELUDES = frozenset({"message_start", "ping", "response.created", "response.in_progress", "response.queued"})
+
+_WINDOW, _SENT, _TOTAL, _OUTPUT = (
+    rf"\(?(?P<{name}>\d[\d,]{{0,15}})\)?" for name in ("window", "sent", "total", "output")
+)
+_MAXIMUM = rf"maximum context length is {_WINDOW} tokens"
+_FORMS = [
+    re.compile(form, re.IGNORECASE | re.DOTALL)
+    for form in (
+        # OpenAI, Azure, DeepSeek; OpenRouter says "This endpoint's" and "about".
+        rf"{_MAXIMUM}\. However, (?:your messages resulted in {_SENT}|you requested (?:about )?{_TOTAL}) tokens",
+        # vLLM through the years.
+        rf"{_MAXIMUM}\. However, your (?:request|prompt) (?:has|contains) (?:at least )?{_SENT} input tokens"
+        rf"(?: plus {_OUTPUT})?",
+        rf"{_MAXIMUM}\. However, you requested {_OUTPUT} output tokens and your prompt contains (?:at least )?{_SENT}",
+        rf"too large: {_OUTPUT}\W.{{0,20}}{_MAXIMUM} and your request has {_SENT} input tokens",
+        rf"prompt \(length {_SENT}\) is longer than the maximum model length of {_WINDOW}",
+        # OpenAI's gpt-5 family, and Responses, where there is no number.
+        rf"input tokens exceed the configured limit of {_WINDOW} tokens(?:\. Your messages resulted in {_SENT})?",
+        r"input exceeds the context window of this model",
+        # Anthropic.
+        rf"prompt is too long: {_SENT} tokens > {_WINDOW} maximum",
+        rf"input length and `max_tokens` exceed context limit:\s+{_SENT} \+ {_OUTPUT} > {_WINDOW}",
+        # Gemini.
+        rf"input token count (?:{_SENT} )?exceeds the maximum number of tokens allowed {_WINDOW}",
+        # llama.cpp, and others by the words of their public threads: Mistral, xAI, Copilot, Moonshot, Bedrock.
+        rf"exceeds the available context size(?: {_WINDOW})?",
+        rf"prompt contains {_SENT} tokens.{{0,40}} too large for model with {_WINDOW} maximum context length",
+        rf"maximum prompt length is {_WINDOW} but the request contains {_SENT} tokens",
+        rf"prompt token count of {_SENT} exceeds the limit of {_WINDOW}",
+        rf"prompt is too long: {_SENT}, model maximum context length: {_WINDOW}",
+        r"input is too long for requested model",
+    )
+]
+_ASKED = re.compile(r"(?P<output>\d{1,15}) in the (?:completion|output)")
+
+
+class Overflow(msgspec.Struct, frozen=True, gc=False):
+    """A refusal as too long: the window, the tokens of the input and those asked for as output, where it tells them."""
+
+    window: int | None = None
+    sent: int | None = None
+    output: int | None = None
+
+    @property
+    def fits_with_less_output(self) -> bool:
+        """Whether a lower `max_tokens` alone is the cure."""
+        return bool(self.output) and self.window is not None and self.sent is not None and self.sent < self.window
+
+
+def read_overflow(status: int, headers: Headers, body: bytes) -> Overflow | None:
+    """The overflow that an answer is; None where it is anything else. Of a stream the beginning is enough."""
+    if status not in _STATUSES:
+        return None
+    try:
+        content = decode_content(body[:_MOST_READ], find(headers, b"content-encoding").decode("latin-1"), _MOST_READ)
+    except ValueError:
+        return None
+    if content.lstrip().startswith(_STREAM_BEGINNINGS):
+        return _read_events(read_events(content))[1]
+    text = content.decode(errors="replace")
+    is_error = status >= 400
+    errors = [error for value in _list_objects(text) for error in _list_errors(value, is_error=is_error)]
+    if is_error and not errors:
+        errors = [{"message": text}]
+    if any(map(_is_other_limit, errors)):
+        return None
+    found = next(filter(None, map(_read_error, errors)), None)
+    return Overflow() if found is None and status == _TOO_LARGE else found
+
+
+def read_stream_start(chunk: bytes) -> StreamStart:
+    """What the events that a stream began with amount to; undecided while nothing was said yet.
+
+    Comments, what only opens an answer, and an event that has not come to its end decide nothing.
+    """
+    end = max((match.end() for match in EVENT_END.finditer(chunk)), default=0)
+    return _read_events(read_events(chunk[:end]))[0]
+
+
+def _read_events(events: Iterable[ServerEvent]) -> tuple[StreamStart, Overflow | None]:
+    """What the first event that says anything says."""
+    for event in events:
+        sent = read_fields(event)
+        if sent is None:
+            return "content", None
+        errors = list(_list_errors(sent, is_error=event.name == "error"))
+        found = next(filter(None, map(_read_error, errors)), None)
+        if found is not None:
+            return "overflow", found
+        if errors or not _is_prelude(event, sent):
+            return "content", None
+    return "undecided", None
+
+
+def _is_prelude(event: ServerEvent, sent: _Fields) -> bool:
+    if "choices" in sent:
+        return not any(map(_says_something, read_objects(sent["choices"])))
+    return read_kind(event, sent) in _PRELUDES
+
+
+def _says_something(choice: _Fields) -> bool:
+    """Whether there is more in a choice than whose it is."""
+    delta = choice.get("delta")
+    said = [value for name, value in delta.items() if name != "role"] if isinstance(delta, dict) else []
+    return any(said) or any(choice.get(name) for name in ("finish_reason", "message", "text"))
+
+
+def _list_objects(text: str) -> list[dict[str, object]]:
+    """The object in a body, or those in the array that it is (Gemini)."""
+    value = read_object(f'{{"all":{text}}}') or {}
+    whole = value.get("all")
+    return read_objects(whole if isinstance(whole, list) else [whole])
+
+
+def _list_errors(value: _Fields, *, is_error: bool) -> Iterator[_Fields]:
+    """The errors in an object: under `error`, in a response that failed, or itself (vLLM, FastAPI, error events)."""
+    response = value.get("response")
+    inner = response.get("error") if isinstance(response, dict) else None
+    for error in (value.get("error"), inner):
+        if error and isinstance(error, dict | str):
+            yield {"message": error} if isinstance(error, str) else error
+    if is_error or value.get("object") == "error" or value.get("type") == "error":
+        yield value
+
+
+def _is_other_limit(error: _Fields) -> bool:
+    """Whether an error speaks of a rate; such a one may speak of tokens and lengths too."""
+    codes = [error.get(name) for name in ("code", "type", "status")]
+    return _RATE_LIMITED in codes or any(_RATE.search(text) for text in (*map(read_text, codes), _read_words(error)))
+
+
+def _read_error(error: _Fields) -> Overflow | None:
+    if _is_other_limit(error):
+        return None
+    words = _read_words(error)
+    match = next(filter(None, (form.search(words) for form in _FORMS)), None)
+    if match is None and not {read_text(error.get("code")), read_text(error.get("type"))} & _CODES:
+        return None
+    told = {name: int(text.replace(",", "")) for name, text in (match.groupdict() if match else {}).items() if text}
+    asked = _ASKED.search(words)
+    output = int(asked["output"]) if asked else told.get("output")
+    sent = max(0, told["total"] - (output or 0)) if "total" in told else told.get("sent")
+    window, counted = read_count(error.get("n_ctx")), read_count(error.get("n_prompt_tokens"))
+    return Overflow(told.get("window") if window is None else window, sent if counted is None else counted, output)
+
+
+def _read_words(error: _Fields) -> str:
+    """What an error says, what a gateway passes on of its provider's (OpenRouter), and FastAPI's detail."""
+    metadata = error.get("metadata")
+    raw = metadata.get("raw") if isinstance(metadata, dict) else ""
+    return "\n".join(map(read_text, (error.get("message"), error.get("detail"), raw)))

@@ -29,7 +29,9 @@ _STREAM_BEGINNINGS = (b"data:", b"event:", b":")
 # Events that come before anything is known of the answer.
 _PRELUDES = frozenset({"message_start", "ping", "response.created", "response.in_progress", "response.queued"})
 
-_WINDOW, _SENT, _TOTAL, _OUTPUT = (rf"\(?(?P<{name}>\d[\d,]*)\)?" for name in ("window", "sent", "total", "output"))
+_WINDOW, _SENT, _TOTAL, _OUTPUT = (
+    rf"\(?(?P<{name}>\d[\d,]{{0,15}})\)?" for name in ("window", "sent", "total", "output")
+)
 _MAXIMUM = rf"maximum context length is {_WINDOW} tokens"
 _FORMS = [
     re.compile(form, re.IGNORECASE | re.DOTALL)
@@ -59,7 +61,7 @@ _FORMS = [
         r"input is too long for requested model",
     )
 ]
-_ASKED = re.compile(r"(?P<output>\d+) in the (?:completion|output)")
+_ASKED = re.compile(r"(?P<output>\d{1,15}) in the (?:completion|output)")
 
 
 class Overflow(msgspec.Struct, frozen=True, gc=False):
@@ -167,7 +169,7 @@ def _read_error(error: _Fields) -> Overflow | None:
     told = {name: int(text.replace(",", "")) for name, text in (match.groupdict() if match else {}).items() if text}
     asked = _ASKED.search(words)
     output = int(asked["output"]) if asked else told.get("output")
-    sent = told["total"] - (output or 0) if "total" in told else told.get("sent")
+    sent = max(0, told["total"] - (output or 0)) if "total" in told else told.get("sent")
     window, counted = read_count(error.get("n_ctx")), read_count(error.get("n_prompt_tokens"))
     return Overflow(told.get("window") if window is None else window, sent if counted is None else counted, output)
 

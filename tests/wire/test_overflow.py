@@ -1,0 +1,317 @@
+"""Refusals as too long, as upstreams spell them, and refusals that only look like it."""
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.wire.overflow import Overflow, read_overflow, read_stream_start
+from tests.support.echoes import values
+
+OPENAI = "This model's maximum context length is 8192 tokens. However, {}. Please reduce the length of the messages."
+RESULTED = OPENAI.format("your messages resulted in 9000 tokens")
+PARTED = OPENAI.format("you requested 9000 tokens (5000 in the messages, 4000 in the completion)").replace(
+    ") tokens", ")"
+)
+OPENROUTER = (
+    "This endpoint's maximum context length is 131072 tokens. However, you requested about 138956 tokens (7884 of text "
+    'input, 131072 in the output). Please reduce the length of either one, or use the "middle-out" transform to '
+    "compress your prompt automatically."
+)
+ANTHROPIC = "prompt is too long: 210266 tokens > 200000 maximum"
+OUTPUT = (
+    "input length and `max_tokens` exceed context limit: 143653 + 64000 > 200000, decrease input length or "
+    "`max_tokens` and try again"
+)
+VLLM = (
+    "This model's maximum context length is 8192 tokens. However, your request has 8195 input tokens. Please reduce "
+    "the length of the input messages. (parameter=input_tokens, value=8195)"
+)
+WINDOW = "Your input exceeds the context window of this model. Please adjust your input and try again."
+LLAMA = {
+    "code": 400,
+    "message": "the request exceeds the available context size. try increasing the context size or enable context "
+    "shift",
+    "type": "exceed_context_size_error",
+    "n_prompt_tokens": 14429,
+    "n_ctx": 8192,
+}
+GPT_5 = (
+    "Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in 280000 tokens. Please reduce "
+    "the length of the messages."
+)
+GEMINI = "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576)."
+JSON = ((b"content-type", b"application/json"),)
+
+
+def error(message: str, **members: Any) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "invalid_request_error", **members}}
+
+
+def read(value: Any, status: int = 400) -> Overflow | None:
+    return read_overflow(status, JSON, json.dumps(value).encode())
+
+
+REFUSALS: list[tuple[Any, Overflow]] = [
+    (error(RESULTED, param="messages", code="context_length_exceeded"), Overflow(8192, 9000)),
+    (error(PARTED, param="messages", code="context_length_exceeded"), Overflow(8192, 5000, 4000)),
+    (error(OPENAI.format("you requested 9,000 tokens"), code=None), Overflow(8192, 9000)),
+    (error(PARTED, code="invalid_request_error"), Overflow(8192, 5000, 4000)),
+    (error(GPT_5, code="context_length_exceeded"), Overflow(272000, 280000)),
+    (error("Input tokens exceed the configured limit of 272000 tokens."), Overflow(272000)),
+    (error(WINDOW, code="context_length_exceeded", param="input"), Overflow()),
+    (error("Too much.", code="context_length_exceeded"), Overflow()),
+    (
+        {"object": "error", "message": RESULTED, "type": "BadRequestError", "param": None, "code": 400},
+        Overflow(8192, 9000),
+    ),
+    (error(VLLM, type="BadRequestError", param="input_tokens", code=400), Overflow(8192, 8195)),
+    (
+        error(VLLM.replace("8195 input tokens.", "8 input tokens plus 8190 'max_tokens'."), code=400),
+        Overflow(8192, 8, 8190),
+    ),
+    (
+        error(
+            "This model's maximum context length is 4096 tokens. However, you requested 2000 output tokens and your "
+            "prompt contains at least 2097 input tokens, for a total of at least 4097 tokens."
+        ),
+        Overflow(4096, 2097, 2000),
+    ),
+    (
+        error(
+            "'max_tokens' or 'max_completion_tokens' is too large: 4096. This model's maximum context length is 4096 "
+            "tokens and your request has 100 input tokens (4096 > 4096 - 100)."
+        ),
+        Overflow(4096, 100, 4096),
+    ),
+    (
+        error("The decoder prompt (length 5000) is longer than the maximum model length of 4096."),
+        Overflow(4096, 5000),
+    ),
+    ({"error": LLAMA}, Overflow(8192, 14429)),
+    (
+        {"error": LLAMA | {"message": "request (9 tokens) exceeds the available context size (8 tokens)"}},
+        Overflow(8192, 14429),
+    ),
+    (error("request (9 tokens) exceeds the available context size (8 tokens), try increasing it"), Overflow(8)),
+    (error(OPENROUTER, code=400, metadata={"provider_name": None}), Overflow(131072, 7884, 131072)),
+    (
+        error("Provider returned error", code=400, metadata={"raw": json.dumps(error(ANTHROPIC))}),
+        Overflow(200000, 210266),
+    ),
+    ({"type": "error", **error(ANTHROPIC)}, Overflow(200000, 210266)),
+    ({"type": "error", **error(OUTPUT), "request_id": "r"}, Overflow(200000, 143653, 64000)),
+    ({"error": {"code": 400, "message": GEMINI, "status": "INVALID_ARGUMENT"}}, Overflow(1048576, 1200000)),
+    ([{"error": {"code": 400, "message": GEMINI, "status": "INVALID_ARGUMENT"}}], Overflow(1048576, 1200000)),
+    (
+        error("The input token count exceeds the maximum number of tokens allowed 1048576."),
+        Overflow(1048576),
+    ),
+    ({"error": ANTHROPIC}, Overflow(200000, 210266)),
+    ({"detail": RESULTED}, Overflow(8192, 9000)),
+    ({"message": RESULTED}, Overflow(8192, 9000)),
+    (
+        error("Prompt contains 40000 tokens and 0 draft tokens, too large for model with 32768 maximum context length"),
+        Overflow(32768, 40000),
+    ),
+    (
+        error("This model's maximum prompt length is 131072 but the request contains 537812 tokens."),
+        Overflow(131072, 537812),
+    ),
+    (
+        error("prompt token count of 135000 exceeds the limit of 128000", code="model_max_prompt_tokens_exceeded"),
+        Overflow(128000, 135000),
+    ),
+    (error("The prompt is too long: 267657, model maximum context length: 262143"), Overflow(262143, 267657)),
+    (error("Input is too long for requested model."), Overflow()),
+]
+
+
+@pytest.mark.parametrize(("value", "overflow"), REFUSALS)
+def test_every_spelling_is_read(value: Any, overflow: Overflow) -> None:
+    assert read(value) == overflow
+
+
+@pytest.mark.parametrize("value", [each for each, _ in REFUSALS if "error" in each and isinstance(each["error"], dict)])
+def test_an_error_in_place_of_an_answer_is_read(value: Any) -> None:
+    assert read(value, 200) == read(value) == read(value, 500)
+
+
+@pytest.mark.parametrize(
+    ("overflow", "is_cured"),
+    [
+        (Overflow(8192, 5000, 4000), True),
+        (Overflow(8192, 8192, 4000), False),
+        (Overflow(8192, 9000), False),
+        (Overflow(None, 9000, 10), False),
+        (Overflow(8192, None, 10), False),
+    ],
+)
+def test_whether_less_output_is_the_cure(overflow: Overflow, is_cured: bool) -> None:
+    assert overflow.fits_with_less_output is is_cured
+
+
+@pytest.mark.parametrize(
+    ("status", "value"),
+    [
+        (
+            400,
+            error("Invalid schema for function 'f': In context=(), 'required' is required.", code="invalid_function"),
+        ),
+        (400, error("max_tokens is too large: 100000. This model supports at most 4096 completion tokens.")),
+        (400, error("The response was filtered due to the prompt", code="content_filter")),
+        (
+            400,
+            error(
+                "Invalid 'messages[0].content': string too long. Expected maximum length 1048576", code="string_above"
+            ),
+        ),
+        (400, error("messages: text content blocks must be non-empty")),
+        (400, error("You have exceeded your quota for context_length tokens", code="insufficient_quota")),
+        (400, []),
+        (400, 7),
+        (
+            413,
+            error(
+                "Request too large for model `m` in organization `o` on tokens per minute (TPM): Limit 6000, Requested "
+                "8000, please reduce your message size and try again.",
+                type="tokens",
+                code="rate_limit_exceeded",
+            ),
+        ),
+        (400, error(RESULTED + " Limit of tokens per minute.")),
+        (200, error(RESULTED, code=429)),
+        (429, error(RESULTED, code="context_length_exceeded")),
+        (401, error(RESULTED)),
+        (503, error(RESULTED)),
+        (200, {"id": "c", "choices": [{"message": {"role": "assistant", "content": RESULTED}}]}),
+        (200, {"id": "r", "status": "completed", "error": None, "output": [{"type": "message", "content": WINDOW}]}),
+        (200, {"message": RESULTED}),
+        (200, error("Provider returned error", code=502, metadata={"raw": {"error": "overloaded"}})),
+        (400, {"error": {"message": "no", "metadata": "none"}}),
+    ],
+)
+def test_any_other_refusal_is_none(status: int, value: Any) -> None:
+    assert read(value, status) is None
+
+
+def test_a_body_too_large_is_one_whatever_it_says() -> None:
+    assert (
+        read({"type": "error", "error": {"type": "request_too_large", "message": "Request exceeds"}}, 413) == Overflow()
+    )
+    assert read_overflow(413, (), b"<html>413 Request Entity Too Large</html>") == Overflow()
+    assert read(error(ANTHROPIC), 413) == Overflow(200000, 210266)
+
+
+def test_a_refusal_in_plain_text_is_read() -> None:
+    assert read_overflow(400, (), ANTHROPIC.encode()) == Overflow(200000, 210266)
+    assert read_overflow(200, (), ANTHROPIC.encode()) is None
+
+
+def test_a_compressed_refusal_is_read() -> None:
+    packed = gzip.compress(json.dumps(error(ANTHROPIC)).encode())
+    assert read_overflow(400, ((b"content-encoding", b"gzip"),), packed) == Overflow(200000, 210266)
+    assert read_overflow(400, ((b"content-encoding", b"br"),), packed) is None
+
+
+def test_numbers_that_no_window_has_are_not_read() -> None:
+    assert read(error(f"prompt is too long: {'9' * 9000} tokens > 200000 maximum")) is None
+    assert read(error(OPENAI.format("you requested 5 tokens (9 in the completion)"))) == Overflow(8192, 0, 9)
+
+
+def event(value: Any, name: str = "") -> bytes:
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {value if isinstance(value, str) else json.dumps(value)}\n\n".encode()
+
+
+def delta(**members: Any) -> bytes:
+    return event({"id": "c", "choices": [{"index": 0, "delta": members, "finish_reason": None}]})
+
+
+FLAT = {"type": "error", "code": "context_length_exceeded", "message": WINDOW, "param": "input"}
+FAILED = {
+    "type": "response.failed",
+    "response": {"status": "failed", "error": {"code": FLAT["code"], "message": WINDOW}},
+}
+
+
+@pytest.mark.parametrize(
+    ("stream", "overflow"),
+    [
+        (event(error(RESULTED, code="context_length_exceeded")), Overflow(8192, 9000)),
+        (
+            b": OPENROUTER PROCESSING\n\n" + delta(role="assistant", content="") + event(error(OPENROUTER)),
+            Overflow(131072, 7884, 131072),
+        ),
+        (
+            event({"type": "message_start"}, "message_start") + event({"type": "error", **error(ANTHROPIC)}, "error"),
+            Overflow(200000, 210266),
+        ),
+        (event({"type": "response.created"}, "response.created") + event(FAILED, "response.failed"), Overflow()),
+        (event(FLAT, "error"), Overflow()),
+        (event(ANTHROPIC, "error"), Overflow(200000, 210266)),
+        (event(RESULTED, "error").replace(b"\n", b"\r\n"), Overflow(8192, 9000)),
+    ],
+)
+def test_an_overflow_inside_a_stream(stream: bytes, overflow: Overflow) -> None:
+    assert read_stream_start(stream) == "overflow"
+    assert read_overflow(200, ((b"content-type", b"text/event-stream"),), stream) == overflow
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        delta(content="Hi"),
+        delta(role="assistant", tool_calls=[{"index": 0}]),
+        delta(role="assistant") + delta(reasoning_content="hm"),
+        event({"choices": [{"delta": {}, "finish_reason": "stop"}]}),
+        event({"choices": [{"message": {"content": "x"}}]}),
+        event({"choices": [{"text": "x"}]}),
+        event("[DONE]"),
+        event("no JSON"),
+        event({"type": "content_block_start"}, "content_block_start"),
+        event({"type": "response.output_item.added"}),
+        event({"type": "response.failed", "response": {"error": {"code": "server_error", "message": "oops"}}}),
+        event({"type": "error", **error("Overloaded", type="overloaded_error")}, "error"),
+        event(error(RESULTED, code="rate_limit_exceeded")),
+        event({"choices": [], "error": "broken"}),
+        delta(content="Hi") + event(error(RESULTED)),
+    ],
+)
+def test_a_stream_that_has_begun_is_let_go(stream: bytes) -> None:
+    assert read_stream_start(stream) == "content"
+    assert read_overflow(200, (), stream) is None
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b"",
+        b": keep-alive\n\n",
+        b"data: {",
+        delta(content="Hi")[:-1],
+        delta(role="assistant", content="", refusal=None),
+        event({"choices": [], "prompt_filter_results": []}),
+        event({"choices": [{"index": 0, "delta": None}]}),
+        event({"type": "message_start", "message": {}}, "message_start") + event({"type": "ping"}, "ping"),
+        event({"type": "response.created", "response": {"error": None}}) + event({"type": "response.in_progress"}),
+        event({"type": "message_start"}) + event(error(RESULTED))[:-2],
+    ],
+)
+def test_a_stream_that_has_only_opened_is_undecided(stream: bytes) -> None:
+    assert read_stream_start(stream) == "undecided"
+
+
+@given(st.sampled_from([200, 400, 413]), values, st.sampled_from(["error", "response", "choices", "detail", "code"]))
+def test_reading_is_total(status: int, value: Any, name: str) -> None:
+    assert read({name: value}, status) in (None, Overflow())
+    assert read_stream_start(event({name: value})) in ("content", "undecided")
+
+
+@given(st.binary())
+def test_any_bytes_are_read(content: bytes) -> None:
+    assert read_overflow(400, (), content) is None
+    assert read_stream_start(content) in ("content", "undecided")

@@ -96,7 +96,7 @@ class Guard:
         """Hold a piece of a stream; False when what it begins with is known."""
         self._keep(piece)
         held = self._pieces
-        if comments := _COMMENTS.match(held):
+        if not self._response.is_received and (comments := _COMMENTS.match(held)):
             self._send(bytes(held[: comments.end()]))
             del held[: comments.end()]
         if len(held) > REFUSAL_BYTES:

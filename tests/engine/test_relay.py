@@ -1,17 +1,14 @@
 """Carrying answers: what is released when, what is recorded how, and that no end is made up."""
 
 import asyncio
-import re
 
 import pytest
 
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.passage import EndFinder
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, Round, Trailer
 from proxy.model.lineage import Reply, Step
-from proxy.wire.chat_completions import ChatCompletions
 from tests.support.engine import (
     JSON,
     LIMIT,
@@ -392,9 +389,3 @@ async def test_timings_count_from_the_request_to_the_head_the_first_byte_and_the
     (event,) = call.engine.events[:1]
     assert isinstance(event, ExchangeRecorded)
     assert (event.first_byte_s, event.total_s) == (0.75, 1.75)
-
-
-def test_a_marker_longer_than_what_is_carried_over_begins_in_the_piece_that_shows_it() -> None:
-    finder = EndFinder(ChatCompletions().end_marker)
-    assert [finder.find(piece) for piece in (b"x" * 200, b"\nda", b"ta: [DONE]")] == [-1, -1, 0]
-    assert EndFinder(re.compile(b"END")).find(b"..END") == 2

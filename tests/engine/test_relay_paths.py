@@ -22,33 +22,45 @@ from tests.support.engine import (
     ScriptedUpstream,
     wait_out,
 )
+from tests.support.rescuing import TOO_LONG_EVENT, RescuedEngine, ScriptedRescuer
 
 KEY = b"sk-0123456789abcdefghij"
 OTHER = b"key-abcdefghij0123456789"
 BODY = b'{"model":"m","messages":[]}'
 
-events = st.sampled_from(
-    [b'data: {"c":1}\n\n', b"data: [DONE]\n\n", b": beat\r\n\r\n", b"garbage", b'data: {"c":"[DONE]"}\n\n']
-)
+beginnings = [b'data: {"c":1}\n\n', b": beat\r\n\r\n", b'data: "content"\n\n', TOO_LONG_EVENT]
+events = st.sampled_from([*beginnings, b"data: [DONE]\n\n", b"garbage", b'data: {"c":"[DONE]"}\n\n'])
 endings: st.SearchStrategy[Ending] = st.sampled_from(["eof", "last", "cut", "whole"])
 
 
-@settings(max_examples=80, deadline=None)
-@example([b"data: [DONE]\n\n", b"after"], {1, 3}, "cut", 2)
-@given(st.lists(events, max_size=5), st.sets(st.integers(0, 60), max_size=6), endings, st.none() | st.integers(0, 12))
+@settings(max_examples=120, deadline=None)
+@example([b"data: [DONE]\n\n", b"after"], {1, 3}, "cut", 2, None)
+@given(
+    st.lists(events, max_size=5),
+    st.sets(st.integers(0, 60), max_size=6),
+    endings,
+    st.none() | st.integers(0, 12),
+    st.none() | st.booleans(),
+)
 def test_every_path_leaves_one_opening_one_outcome_and_no_byte_that_did_not_come(
-    stream: list[bytes], cuts: set[int], ending: Ending, leaves_after: int | None
+    stream: list[bytes], cuts: set[int], ending: Ending, leaves_after: int | None, is_guarded: bool | None
 ) -> None:
     sent = b"".join(stream)
     places = sorted({0, len(sent), *(cut for cut in cuts if cut < len(sent))})
     pieces = [sent[a:b] for a, b in pairwise(places)]
-    asyncio.run(carry(sent, pieces, ending, leaves_after))
-
-
-async def carry(sent: bytes, pieces: list[bytes], ending: Ending, leaves_after: int | None) -> None:
     response = ScriptedResponse(*pieces, ending=ending, headers=STREAM)
     response.is_slow = True
-    engine, client = Engine(ScriptedUpstream(answer=response), is_soon=True), RecordingClient()
+    asyncio.run(carry(sent, response, ending, leaves_after, is_guarded))
+
+
+async def carry(
+    sent: bytes, response: ScriptedResponse, ending: Ending, leaves_after: int | None, is_guarded: bool | None
+) -> None:
+    """A call; where `is_guarded` is not None, somebody stands by it who has nothing to send instead."""
+    upstream, client = ScriptedUpstream(answer=response), RecordingClient()
+    engine = Engine(upstream, is_soon=True)
+    if is_guarded is not None:
+        engine = RescuedEngine(ScriptedRescuer(is_guarded=is_guarded, retry=None), upstream, is_soon=True)
     task = engine.begin(ClientRequest("POST", b"/", (), BODY), "chat_completions", client)
     await asyncio.sleep(0)  # the call has begun; now the client may leave at any step
     for _ in range(leaves_after or 0):

@@ -20,7 +20,7 @@ def test_the_head_the_size_and_the_digest_of_what_passed_are_kept(pieces: list[b
 
 def test_an_unused_tape_is_empty() -> None:
     tape = Tape(10)
-    assert (tape.content, tape.size, tape.is_capped, tape.whole_digest) == (b"", 0, False, b"")
+    assert (tape.cap, tape.content, tape.size, tape.is_capped, tape.whole_digest) == (10, b"", 0, False, b"")
 
 
 def test_a_body_of_exactly_the_cap_is_kept_whole() -> None:

@@ -245,17 +245,17 @@ class ScriptedResponse:
     async def read(self) -> bytes:
         await self._wait_for_more()
         if self._ending == "whole":
-            self.is_ended = True
+            self.is_received = self.is_ended = True
             content = b"".join(self._pieces)
             self._pieces.clear()
             return content
         if self._pieces:
             piece = self._pieces.popleft()
-            self.is_ended = not self._pieces and self._ending == "last"
+            self.is_received = self.is_ended = not self._pieces and self._ending == "last"
             return piece
         if self._ending == "cut":
             raise UpstreamUnreachable("the upstream broke off")
-        self.is_ended = True
+        self.is_received = self.is_ended = True
         return b""
 
     def close(self) -> None:

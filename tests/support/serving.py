@@ -37,6 +37,7 @@ from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.responses import Responses
 from tests.support.engine import FakeArchive, make_lineage
+from tests.support.rescuing import RescuedRelay, ScriptedRescuer
 from tests.support.scripted import LIMIT, Message, Wire, dial
 
 TOKEN = "test-admin-token"
@@ -92,6 +93,7 @@ class Plan:
     api_key: str = ""
     idle_timeout: float = 60.0
     connect_timeout: float = LIMIT
+    rescuer: ScriptedRescuer | None = None
 
 
 @contextlib.asynccontextmanager
@@ -138,7 +140,8 @@ def _build_exchanges(
     bus.subscribe(ExchangeRecorded, lineage.note_outcome)
     bus.subscribe(ReadingFailed, lineage.note_unread)
     readings = Readings(archive, bus, tasks, lineage, plan.engine.record_cap_bytes)
-    relay = Relay(archive, CommitGate(archive, plan.engine.commit_wait_ms), readings, bus, SystemClock())
+    parts = (archive, CommitGate(archive, plan.engine.commit_wait_ms), readings, bus, SystemClock())
+    relay = RescuedRelay(plan.rescuer, *parts) if plan.rescuer is not None else Relay(*parts)
     reception = Reception(plan.engine, [Route(forwarder)], lineage, readings, SystemClock(), SystemIds())
     formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
     own_keys = (plan.api_key.encode(),) if plan.api_key else ()

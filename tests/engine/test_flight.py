@@ -1,0 +1,56 @@
+"""The opening of a call goes to the log once, and each of its rounds starts afresh."""
+
+from proxy.engine.flight import Entry, Flight
+from proxy.engine.tape import Tape
+from proxy.model.exchange import Opening, Round, SessionKey
+from proxy.model.manifest import keep_whole
+from proxy.wire.chat_completions import ChatCompletions
+from tests.support.engine import FakeArchive, FixedClock, RecordingClient
+from tests.support.rescuing import ScriptedRescuer
+
+KEY = SessionKey("s", b"t" * 16, "main", "")
+OPENING = Opening("x1", KEY, "managed", "chat_completions", "manage", "m", "POST", "/", (), keep_whole(b"{}"), 1)
+FIRST, SECOND = Round("x1", 0, "main", None), Round("x1", 1, "main", keep_whole(b"{}"))
+
+
+def make_flight(archive: FakeArchive) -> Flight:
+    entry = Entry(archive, lambda: (OPENING, FIRST))
+    return Flight("x1", entry, ChatCompletions(), "main", RecordingClient(), Tape(7), (b"key",), ScriptedRescuer())
+
+
+async def test_an_opening_is_queued_once() -> None:
+    archive = FakeArchive()
+    entry = make_flight(archive).entry
+    assert entry.commit is None
+    assert entry.append(is_urgent=True) is entry.append() is OPENING
+    (appended,) = archive.appended
+    assert (appended.records, appended.is_urgent) == ((OPENING, FIRST), True)
+    assert entry.commit is appended.commit
+
+
+async def test_another_round_is_queued_behind_the_opening_and_waited_for_in_its_place() -> None:
+    archive = FakeArchive()
+    entry = make_flight(archive).entry
+    entry.extend(SECOND)
+    assert [each.records for each in archive.appended] == [(OPENING, FIRST), (SECOND,)]
+    assert entry.commit is archive.appended[1].commit
+    assert entry.opening is OPENING
+
+
+async def test_the_first_piece_is_timed_and_all_are_kept() -> None:
+    flight, clock = make_flight(FakeArchive()), FixedClock()
+    flight.note(b"a", clock)
+    clock.advance(1)
+    flight.note(b"b", clock)
+    assert (flight.first_at, flight.tape.content) == (100.0, b"ab")
+
+
+async def test_the_next_round_is_of_the_same_call_and_has_nothing_of_the_last_one() -> None:
+    flight, clock = make_flight(FakeArchive()), FixedClock()
+    flight.note(b"12345678", clock)
+    flight.head_at, flight.ended_at, flight.is_head_out, flight.is_final = 1.0, 2.0, True, False
+    again = flight.go_again(1)
+    assert (again.exchange, again.entry, again.client, again.secrets) == ("x1", flight.entry, flight.client, (b"key",))
+    assert (again.k, again.rescuer, again.is_head_out, again.is_final) == (1, None, True, True)
+    assert (again.head_at, again.first_at, again.ended_at) == (0, 0, 0)
+    assert (again.tape.size, again.tape.cap, flight.tape.size) == (0, 7, 8)

@@ -1,0 +1,104 @@
+"""Calls that somebody stands by. Rule: the rescuer knows two words, and the test decides when it is done."""
+
+import asyncio
+from collections import deque
+from typing import Any
+
+from proxy.engine.exchange import Exchanges
+from proxy.engine.flight import Flight
+from proxy.engine.policy import EnginePolicy
+from proxy.engine.ports import RequestBody
+from proxy.engine.relay import Relay, Send
+from proxy.engine.rescue import Refusal, Retry, Start
+from proxy.model.exchange import Headers, Round
+from proxy.model.manifest import keep_whole
+from proxy.model.plan import Plan
+from proxy.wire.anthropic_messages import AnthropicMessages
+from proxy.wire.chat_completions import ChatCompletions
+from proxy.wire.responses import Responses
+from tests.support.engine import LIMIT, Engine, ScriptedResponse, ScriptedUpstream, Sent
+
+SHORT = b'{"model":"m","messages":[],"short":true}'
+TOO_LONG = b'{"error":{"message":"too long","code":"context_length_exceeded"}}'
+TOO_LONG_EVENT = b"data: " + TOO_LONG + b"\n\n"
+
+
+class ScriptedRescuer:
+    """Takes an answer with "too long" in it for a refusal, and one with "content" for an answer."""
+
+    def __init__(self, *, is_guarded: bool = False, retry: bytes | None = SHORT, plan: Plan | None = None) -> None:
+        self.is_guarded = is_guarded
+        self.retry = retry
+        self.plan = plan
+        self.exchange = ""
+        self.upstream = ""
+        self.refusals: list[Refusal] = []
+        self.read = 0
+        self.looked, self.asked, self.may_answer = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.may_answer.set()
+
+    def read_start(self, content: bytes) -> Start:
+        self.read += 1
+        self.looked.set()
+        return "overflow" if b"too long" in content else "content" if b'"content"' in content else "undecided"
+
+    async def rescue(self, refusal: Refusal) -> Retry | None:
+        self.refusals.append(refusal)
+        self.asked.set()
+        await self.may_answer.wait()
+        if self.retry is None or b"too long" not in refusal.content:
+            return None
+        return Retry(self.retry, Round(self.exchange, 1, self.upstream, keep_whole(self.retry)), self.plan)
+
+    async def wait_until_asked(self) -> None:
+        async with asyncio.timeout(LIMIT):
+            await self.asked.wait()
+
+
+class RescuedRelay(Relay):
+    """Every call of it has the rescuer standing by."""
+
+    def __init__(self, rescuer: ScriptedRescuer, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._rescuer = rescuer
+
+    async def carry(self, flight: Flight, send: Send, body: bytes | RequestBody) -> None:
+        flight.rescuer, self._rescuer.exchange, self._rescuer.upstream = self._rescuer, flight.exchange, flight.upstream
+        await super().carry(flight, send, body)
+
+
+class RescuedEngine(Engine):
+    """The engine's parts with such a relay."""
+
+    def __init__(self, rescuer: ScriptedRescuer, upstream: ScriptedUpstream, **options: Any) -> None:
+        super().__init__(upstream, **options)
+        parts = (self.archive, self.gate, self.readings, self.bus, self.clock)
+        self.relay = RescuedRelay(rescuer, *parts)
+        formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
+        policy = options.get("policy") or EnginePolicy()
+        self.exchanges = Exchanges(policy, formats, self.reception, self.relay, self.tasks)
+
+
+class UpstreamInTurn(ScriptedUpstream):
+    """Gives one answer after the other; None never comes."""
+
+    def __init__(self, *answers: ScriptedResponse | Exception | None) -> None:
+        super().__init__()
+        self._answers = deque(answers)
+        self.starved = asyncio.Event()
+
+    async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> ScriptedResponse:
+        self.calls.append(Sent(method, target, headers, body))
+        answer = self._answers.popleft()
+        if answer is None:
+            self.starved.set()
+            await asyncio.get_running_loop().create_future()
+        if isinstance(answer, Exception):
+            raise answer
+        assert answer is not None
+        return answer
+
+    async def wait_until_starved(self) -> None:
+        """Wait until somebody asks for an answer that never comes."""
+        async with asyncio.timeout(LIMIT):
+            await self.starved.wait()

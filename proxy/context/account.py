@@ -21,9 +21,10 @@ _MARGIN_PERCENT = 3
 class Account:
     """`base`: tokens right after the last epoch, 0 before the first. `owed`: the excess reads since.
 
-    `futile` counts the epochs in a row that did not get below the low mark, `stuck` is the mark that the last of them
-    missed. `is_held`: a revert holds until the high mark. `sent` are the tokens of the last request, 0 where none is
-    known that the next one goes on from; `sent_at` is when it was sent, in monotonic seconds, None where unknown.
+    `futile` counts the epochs in a row that did not get below the low mark. `stuck` is the low mark of the last epoch
+    where it missed it or the ceiling was out of reach, else 0. `is_held`: a revert holds until the high mark. `sent`:
+    the tokens of the last request, 0 where none is known that the next one goes on from; `sent_at` is when it was sent,
+    in monotonic seconds, None where unknown.
     """
 
     base: int = 0
@@ -77,15 +78,10 @@ def note_use(account: Account, at: float) -> Account:
     return replace(account, sent_at=at)
 
 
-def note_epoch(account: Account, after: int, low: int) -> Account:
-    """After an epoch that left `after` tokens where it should have left `low`: a new account."""
-    is_futile = after * 100 > low * (100 + _MARGIN_PERCENT)
-    return Account(
-        base=after,
-        futile=account.futile + 1 if is_futile else 0,
-        stuck=low if is_futile else 0,
-        sent_at=account.sent_at,
-    )
+def note_epoch(account: Account, after: int, protected: int, budget: Budget) -> Account:
+    """After an epoch that left `after` tokens, `protected` of which had to stay: a new account."""
+    settled = _settle(account, after, budget.find_low(protected))
+    return replace(settled, stuck=budget.find_low(protected)) if budget.is_out_of_reach(protected) else settled
 
 
 def note_revert(account: Account, after: int) -> Account:
@@ -118,14 +114,21 @@ def list_sizes(messages: Sequence[Seen], head: int) -> list[int]:
 def restore_account(epochs: Iterable[Epoch], owed: float, budget: Budget) -> Account:
     """The account as the log tells of it: the epochs of its path and view, oldest first, and what was owed last.
 
-    The log does not tell the low marks of then: only epochs above the highest there can be count as futile.
+    The log does not tell what had to stay then, and so the low mark: only what is above the highest there can be counts
+    as futile.
     """
     account = Account()
     low = budget.find_low(budget.usable)
     for epoch in epochs:
         after = epoch.tokens_after
-        account = note_revert(account, after) if epoch.why == "revert" else note_epoch(account, after, low)
+        account = note_revert(account, after) if epoch.why == "revert" else _settle(account, after, low)
     return replace(account, owed=owed, sent=account.base)
+
+
+def _settle(account: Account, after: int, low: int) -> Account:
+    is_futile = after * 100 > low * (100 + _MARGIN_PERCENT)
+    futile, stuck = (account.futile + 1, low) if is_futile else (0, 0)
+    return Account(after, futile=futile, stuck=stuck, sent_at=account.sent_at)
 
 
 def _find_read(account: Account, sent: Sent, tariff: Tariff) -> tuple[int, int]:

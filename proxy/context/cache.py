@@ -19,8 +19,8 @@ changed. `units`: whole stored units. `local`: the longest beginning, and what i
 _MARGIN = 1.2
 _TTL = re.compile(r"(\d{1,6})([smhd])")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_SHORT_TTL = 300.0
 # Anthropic: writing costs 2 where it is kept for an hour, 1.25 (what a price list states) where for five minutes.
+_SHORT_TTL = 300.0
 _LONG_WRITE = 2.0
 
 
@@ -65,8 +65,8 @@ UNKNOWN = CacheModel()
 # OpenAI keeps a prompt for an hour at most, or a day where a request, or the model's default, says so.
 _OPENAI = CacheModel(block=128, minimum=1024, retention=86_400.0)
 _DEEPSEEK = CacheModel(block=64, minimum=64)
-# The least of what Anthropic states for its models (1024 to 4096).
-_ANTHROPIC = CacheModel("breakpoints", minimum=1024, retention=_SHORT_TTL)
+# The least of what Anthropic states for its models (1024 to 4096). Its markers say how long.
+_ANTHROPIC = CacheModel("breakpoints", minimum=1024)
 _HOSTS = (
     ("anthropic.com", _ANTHROPIC),
     ("openai.com", _OPENAI),

@@ -18,6 +18,8 @@ _RELIEF = 0.1
 SIDE = "a side request opens no epoch"
 FUTILE = f"{MOST_FUTILE} epochs in a row did not get below the low mark"
 HELD = "a revert holds until the high mark"
+OUT_OF_REACH = "more must stay than the ceiling leaves room for"
+NO_ROOM = "the answer asked for leaves no room to manage"
 NOTHING_TO_GAIN = "an epoch would leave no less"
 
 
@@ -59,7 +61,7 @@ def decide(account: Account, facts: Facts) -> Decision:
     """Whether an epoch opens before this request."""
     pressure = facts.budget.find_pressure(facts.tokens)
     if pressure == "none":
-        return Decision(None, pressure, f"{facts.tokens} tokens are below the soft mark of {facts.budget.soft}")
+        return Decision(None, pressure, _tell_none(facts))
     if against := _find_objection(account, facts, pressure):
         return Decision(None, pressure, against)
     if pressure == "hard":
@@ -74,12 +76,20 @@ def price_opening(account: Account, facts: Facts) -> float:
     return facts.tariff.price_bust(account.find_target(facts.low), facts.stable)
 
 
+def _tell_none(facts: Facts) -> str:
+    if not facts.budget.usable:
+        return NO_ROOM
+    return f"{facts.tokens} tokens are below the soft mark of {facts.budget.soft}"
+
+
 def _find_objection(account: Account, facts: Facts, pressure: Pressure) -> str:
     """Why none opens whatever it would save."""
     if facts.is_side:
         return SIDE
     if account.futile >= MOST_FUTILE and facts.low > account.stuck - _RELIEF * facts.budget.usable:
         return FUTILE
+    if account.stuck and facts.budget.is_out_of_reach(facts.protected):
+        return OUT_OF_REACH
     return HELD if account.is_held and pressure == "soft" else ""
 
 

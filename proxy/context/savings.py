@@ -48,14 +48,15 @@ def price_saving(trip: Trip, usage: Usage | None, tariff: Tariff) -> float | Non
     Counts of ours are put into the upstream's tokens by the one request that both counted. Not for a request that went
     out as it came: that saved 0, whatever its cache did.
     """
-    if usage is None or not usage.input or trip.sent <= 0 or trip.client_read is None:
+    if usage is None or usage.input is None or usage.input <= 0 or trip.sent <= 0 or trip.client_read is None:
         return None
     scale = usage.input / trip.sent
-    billed = _price_billed(usage, trip, scale, tariff)
-    if billed is None:
+    cached = _find_cached(usage, trip, scale)
+    if cached is None:
         return None
-    client, read = trip.client * scale, min(trip.client_read, trip.client) * scale
-    return tariff.price(round(read), round(client) - round(read)) - billed
+    client, read = round(trip.client * scale), round(min(max(0, trip.client_read), trip.client) * scale)
+    own = tariff.price(read, client - read)
+    return own - _price_billed(usage.input, min(max(0, cached), usage.input), usage.written, tariff)
 
 
 def estimate_saving(trip: Trip, tariff: Tariff) -> float | None:
@@ -80,15 +81,16 @@ def quote_revert(tokens: int, reverted: int, budget: Budget, tariff: Tariff) -> 
     )
 
 
-def _price_billed(usage: Usage, trip: Trip, scale: float, tariff: Tariff) -> float | None:
-    """What the upstream counted at its prices; None where nobody can tell what it read from its cache."""
-    total = usage.input or 0
-    cached = usage.cached
-    if cached is None:
-        if trip.sent_read is None:
-            return None
-        cached = round(trip.sent_read * scale)
-    cached = min(max(0, cached), total)
-    written = total - cached if usage.written is None else min(max(0, usage.written), total - cached)
+def _find_cached(usage: Usage, trip: Trip, scale: float) -> int | None:
+    """What was read from the cache, in the upstream's tokens."""
+    if usage.cached is not None or trip.sent_read is None:
+        return usage.cached
+    return round(trip.sent_read * scale)
+
+
+def _price_billed(total: int, cached: int, written: int | None, tariff: Tariff) -> float:
+    """What the upstream counted, at its prices; all that was not read was written where it does not say."""
+    new = total - cached
+    wrote = new if written is None else min(max(0, written), new)
     rates = tariff.prices.find_rates(total)
-    return cached * rates.cached + written * rates.written + (total - cached - written) * rates.input
+    return cached * rates.cached + wrote * rates.written + (new - wrote) * rates.input

@@ -110,14 +110,25 @@ def test_idle_is_since_the_last_request_and_never_negative() -> None:
 
 
 def test_an_epoch_settles_the_account() -> None:
-    account = Account(base=5, owed=99.0, futile=1, stuck=LOW, is_held=True, sent=30_000, sent_at=7.0)
-    assert note_epoch(account, 8000, LOW) == Account(base=8000, sent_at=7.0)
+    account = Account(base=5, owed=99.0, futile=1, stuck=9312, is_held=True, sent=30_000, sent_at=7.0)
+    assert note_epoch(account, 8000, 0, BUDGET) == Account(base=8000, sent_at=7.0)
 
 
-@pytest.mark.parametrize(("after", "futile"), [(9000, 0), (9270, 0), (9271, 2)])
-def test_an_epoch_is_futile_that_misses_the_low_mark_by_more_than_estimates_do(after: int, futile: int) -> None:
-    account = note_epoch(Account(futile=1), after, LOW)
-    assert (account.futile, account.stuck) == (futile, LOW if futile else 0)
+# The low marks are 9312 and, where 10,000 must stay, 6208 more than these.
+@pytest.mark.parametrize(
+    ("after", "protected", "futile", "stuck"),
+    [(9312, 0, 0, 0), (9591, 0, 0, 0), (9592, 0, 2, 9312), (16_694, 10_000, 0, 0), (16_695, 10_000, 2, 16_208)],
+)
+def test_an_epoch_is_futile_that_misses_the_low_mark_by_more_than_estimates_do(
+    after: int, protected: int, futile: int, stuck: int
+) -> None:
+    account = note_epoch(Account(futile=1), after, protected, BUDGET)
+    assert (account.futile, account.stuck) == (futile, stuck)
+
+
+def test_an_epoch_under_a_ceiling_out_of_reach_is_remembered_as_such() -> None:
+    assert note_epoch(Account(), 26_000, 21_727, BUDGET) == Account(26_000)
+    assert note_epoch(Account(), 26_000, 21_729, BUDGET) == Account(26_000, stuck=26_384)
 
 
 def test_a_revert_holds_and_begins_anew() -> None:

@@ -16,6 +16,12 @@ def test_a_prefix_is_read_in_whole_blocks_from_a_least_size_on(matching: int, re
     assert OPENAI.find_read(matching, ends=[5]) == read  # it knows no markers
 
 
+def test_blocks_are_those_of_the_host() -> None:
+    deepseek = find_cache_model(None, "api.deepseek.com", "deepseek-chat")
+    assert [deepseek.find_read(tokens) for tokens in (63, 64, 127, 128)] == [0, 64, 64, 128]
+    assert UNKNOWN.find_read(1) == 1
+
+
 @pytest.mark.parametrize(("matching", "read"), [(9_999, 4000), (10_000, 10_000), (12_000, 10_000), (3999, 0)])
 def test_between_markers_nothing_is_read(matching: int, read: int) -> None:
     model = find_cache_model(None, "api.anthropic.com", "claude-opus-4-5", ["5m"])
@@ -63,6 +69,7 @@ def test_without_a_marker_a_cache_that_wants_them_is_not_used() -> None:
         ("corp.openai.azure.com", "gpt-4o", [], "prefix", 86_400.0),
         ("notopenai.com", "gpt-5", [], "prefix", None),
         ("api.deepseek.com", "deepseek-chat", [], "prefix", None),
+        ("api.anthropic.com", "claude-sonnet-4-5", ["5m"], "breakpoints", 300.0),
         ("openrouter.ai", "anthropic/claude-sonnet-4.5", ["5m"], "breakpoints", 300.0),
         ("openrouter.ai", "anthropic/claude-sonnet-4.5", [], "prefix", None),
         ("openrouter.ai", "qwen/qwen3", ["5m"], "prefix", None),

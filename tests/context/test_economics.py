@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 from proxy.context.account import Account, Sent, note_epoch, note_sent
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.cache import UNKNOWN, CacheModel, find_cache_model
-from proxy.context.economics import FUTILE, HELD, NOTHING_TO_GAIN, SIDE, Decision, Facts, decide, price_opening
+from proxy.context.economics import (
+    FUTILE,
+    HELD,
+    NO_ROOM,
+    NOTHING_TO_GAIN,
+    OUT_OF_REACH,
+    SIDE,
+    Decision,
+    Facts,
+    decide,
+    price_opening,
+)
 from proxy.context.tariff import Tariff, make_tariff
 from proxy.model.card import UNPRICED, Prices, Rates, Tier
 
@@ -122,14 +133,27 @@ def test_a_revert_holds_until_the_high_mark() -> None:
 
 
 def test_two_futile_epochs_stop_it_until_less_must_stay() -> None:
-    mark = BUDGET.find_low(20_000)
-    account = note_epoch(note_epoch(RICH, mark + 1000, mark), mark + 1000, mark)
+    once = note_epoch(RICH, 28_000, 20_000, BUDGET)
+    account = note_epoch(once, 28_000, 20_000, BUDGET)
     for tokens in (HIGH - 1, HIGH):
         assert decide(account, replace(see(tokens), protected=20_000)).reason == FUTILE
     fallen = int(20_000 - 0.1 * BUDGET.usable)
     assert decide(account, replace(see(HIGH), protected=fallen + 2)).reason == FUTILE
     assert decide(account, replace(see(HIGH), protected=fallen - 2)).why == "hard"
-    assert decide(note_epoch(RICH, mark + 1000, mark), replace(see(HIGH), protected=20_000)).why == "hard"
+    assert decide(once, replace(see(HIGH), protected=20_000)).why == "hard"
+
+
+def test_under_a_ceiling_out_of_reach_one_is_tried_and_no_more_until_that_changes() -> None:
+    facts = replace(see(HIGH), protected=22_000)
+    assert decide(POOR, facts).why == "hard"
+    tried = note_epoch(POOR, 26_000, 22_000, BUDGET)
+    assert decide(tried, facts).reason == OUT_OF_REACH
+    assert decide(tried, replace(facts, protected=21_000)).why == "hard"
+
+
+def test_a_request_whose_answer_fills_the_window_has_nothing_to_manage() -> None:
+    full = make_budget(32_768, 32_768, 32_768, BudgetPolicy())
+    assert decide(RICH, Facts(100_000, full, TARIFF)) == Decision(None, "none", NO_ROOM)
 
 
 @given(accounts, st.integers(0, SOFT - 1), st.none() | st.floats(0, 1e9), st.none() | st.integers(0, 10**6))

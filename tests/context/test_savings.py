@@ -51,7 +51,9 @@ def test_a_count_of_reads_above_the_whole_is_the_whole() -> None:
     assert price_saving(trip, Usage(input=20_000, cached=50_000), TARIFF) == pytest.approx(0)
 
 
-@pytest.mark.parametrize("usage", [None, Usage(), Usage(input=0, cached=0), Usage(input=20_000)])
+@pytest.mark.parametrize(
+    "usage", [None, Usage(), Usage(input=0, cached=0), Usage(input=-5, cached=0), Usage(input=20_000)]
+)
 def test_what_the_upstream_did_not_count_has_no_price(usage: Usage | None) -> None:
     assert price_saving(Trip(100_000, 20_000, 99_000), usage, TARIFF) is None
 

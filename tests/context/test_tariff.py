@@ -67,6 +67,7 @@ def test_what_no_cache_takes_is_neither_read_nor_written() -> None:
 
 def test_at_home_the_price_is_time() -> None:
     local = CacheModel("local")
+    assert make_tariff(SONNET, local).prices == Prices(Rates(1.0, 5.0, 0.0, 1.0))
     assert make_tariff(SONNET, local).price(10_000, 100) == 100
     measured = make_tariff(SONNET, local, Calibration(fresh_seconds=0.001, cached_seconds=0.0002))
     assert measured.price(10_000, 100) == pytest.approx(2100)
@@ -82,6 +83,8 @@ def test_a_model_without_a_price_is_priced_as_the_unpriced(unit: float) -> None:
 def test_prices_that_nobody_can_mean_stay_numbers() -> None:
     odd = Prices(Rates(1e-300, 1e300, nan, 1e-200))
     assert make_tariff(odd, UNKNOWN).prices.rates == Rates(1.0, 1.0, 1.0, 1e6)
+    tiered = Prices(UNPRICED.rates, (Tier(1000, Rates(nan, nan, 0.1, nan)),))
+    assert make_tariff(tiered, UNKNOWN).prices.tiers == (Tier(1000, Rates(1.0, 1.0, 0.1, 1.0)),)
 
 
 def test_reading_that_costs_more_than_writing_makes_no_bust_negative() -> None:

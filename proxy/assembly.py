@@ -107,6 +107,7 @@ async def build_engine(settings: Settings) -> Engine:
         await Leftovers(archive, bus, tasks, lineage, readings, formats).read()
     import os
     from proxy.upstream.encodings import load_encoder
+
     tokenizer = Tokenizer(load_encoder)
     counting = Counting(tokenizer)
     models = Models(counting, BudgetPolicy(int(os.environ.get("CEIL", "0")) or None))

@@ -128,7 +128,7 @@ class Ladder:
             return None
         case.context.add(epoch)
         case.context.sizes[epoch.id] = frozen
-        case.context.write_account(case.view, epoch.id, note_epoch(case.account, tokens, case.budget.find_low(protected)))
+        case.context.write_account(case.view, epoch.id, note_epoch(case.account, tokens, protected, case.budget))
         self._bus.publish(
             EpochOpened(epoch.id, epoch.session, epoch.exchange, why, epoch.tokens_before, epoch.tokens_after)
         )

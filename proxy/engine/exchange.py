@@ -18,6 +18,7 @@ from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Client, RequestBody
 from proxy.engine.reception import Received, Reception
 from proxy.engine.relay import Relay, Send
+from proxy.engine.rescue import Rescuer
 from proxy.engine.tape import Tape
 from proxy.engine.tasks import TaskRunner
 from proxy.model.epoch import Epoch
@@ -33,7 +34,7 @@ _LONGEST_NUMBER = 9
 
 
 class Exchanges:
-    """Carries client calls. `formats` are by name; `own_keys` are the upstream keys of the settings, never recorded."""
+    """Carries client calls. `formats` are by name."""
 
     def __init__(
         self,
@@ -43,7 +44,6 @@ class Exchanges:
         relay: Relay,
         tasks: TaskRunner,
         steward: Steward,
-        own_keys: tuple[bytes, ...] = (),
     ) -> None:
         self._policy = policy
         self._formats = formats
@@ -51,7 +51,6 @@ class Exchanges:
         self._relay = relay
         self._tasks = tasks
         self._steward = steward
-        self._own_keys = own_keys
 
     def read_mode(self, headers: Headers) -> Mode:
         """The mode a request asks for, else the configured one. Raises BadRequest."""
@@ -91,13 +90,18 @@ class Exchanges:
         if received.subject is None:
             entry = self._relay.enter(lambda: _list_records(received, received.opening))
             entry.append(is_urgent=received.is_stream)
-            sending = Sending(request.body)
+            sending, rescuer = Sending(request.body), None
         else:
-            sending, entry = await self._manage(received, received.subject, ceiling)
-        flight = self._take_off(request, received, entry, form, client, sending.labels)
+            sending, entry, rescuer = await self._manage(received, received.subject, ceiling)
+        flight = self._take_off(request, received, entry, form, client)
+        flight.rescuer = rescuer
+        if sending.labels:
+            client.label((*_list_labels(received.opening), *sending.labels))
         await self._relay.carry(flight, _bind(request, received), sending.body)
 
-    async def _manage(self, received: Received, subject: Subject, ceiling: int | None) -> tuple[Sending, Entry]:
+    async def _manage(
+        self, received: Received, subject: Subject, ceiling: int | None
+    ) -> tuple[Sending, Entry, Rescuer | None]:
         """What is sent for a request, once what it refers to is in the log."""
         opening = received.opening
         records: list[Record] = [] if received.step is None else [received.step]
@@ -119,7 +123,7 @@ class Exchanges:
             entry.append(is_urgent=received.is_stream)
         else:
             entry.extend(*rounds)
-        return sending, entry
+        return sending, entry, self._steward.stand_by(subject, sending, ceiling, commit)
 
     async def _carry_stream(self, request: ClientRequest, body: RequestBody | None, client: Client) -> None:
         self._check_log()
@@ -142,15 +146,9 @@ class Exchanges:
             raise StoreUnavailable(f"calls are refused while they cannot be recorded (store.on_failure): {problem}")
 
     def _take_off(
-        self,
-        request: ClientRequest,
-        received: Received,
-        entry: Entry,
-        form: Format | None,
-        client: Client,
-        labels: Headers = (),
+        self, request: ClientRequest, received: Received, entry: Entry, form: Format | None, client: Client
     ) -> Flight:
-        client.label((*_list_labels(received.opening), *labels))
+        client.label(_list_labels(received.opening))
         return Flight(
             received.opening.exchange,
             entry,
@@ -158,7 +156,10 @@ class Exchanges:
             received.upstream.name,
             client,
             Tape(self._policy.record_cap_bytes),
-            (*self._own_keys, *(bare_credential(value) for name, value in request.headers if is_credential(name))),
+            (
+                *self._policy.own_keys,
+                *(bare_credential(value) for name, value in request.headers if is_credential(name)),
+            ),
         )
 
 

@@ -23,7 +23,7 @@ class EnginePolicy:
     `on_failure`: what happens to calls while the log takes no writes. `session_headers` are request headers, besides
     the known ones, that name a conversation; `infer`: whether those without a name are recognised by their content.
     `cache_bytes` bounds what is remembered to recognise repeated histories: three quarters of it bodies, a quarter
-    nodes. `principals` are tenants by name.
+    nodes. `principals` are tenants by name. `own_keys` are the upstreams' keys, which are never recorded.
     """
 
     mode: Mode = "manage"
@@ -34,3 +34,4 @@ class EnginePolicy:
     infer: bool = True
     cache_bytes: int = 64 * 1024 * 1024
     principals: Mapping[str, Principal] = field(default_factory=dict)
+    own_keys: tuple[bytes, ...] = field(default=(), repr=False)

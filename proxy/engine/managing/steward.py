@@ -15,10 +15,12 @@ from proxy.engine.managing.case import Case
 from proxy.engine.managing.ladder import Commit, Footing, Ladder
 from proxy.engine.managing.lookout import Lookout
 from proxy.engine.managing.memory import Memory
+from proxy.engine.managing.rescuing import Rescues
 from proxy.engine.managing.sending import Sending, list_labels
 from proxy.engine.managing.subject import Subject
 from proxy.engine.modelling import Models
 from proxy.engine.ports import Clock
+from proxy.engine.rescue import Rescuer
 from proxy.model.events import RungFailed
 from proxy.model.exchange import Mode
 from proxy.model.plan import Plan
@@ -42,6 +44,7 @@ class Steward:
         self._models = models
         self._bus = bus
         self._clock = clock
+        self._rescues = Rescues(memory, lookout, ladder, models)
 
     async def prepare(self, subject: Subject, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:
         """What to send. Never fails: what cannot be managed goes as the client sent it."""
@@ -58,6 +61,12 @@ class Steward:
             plan = Plan(subject.exchange, 0, subject.model, "original", reason=problem)
             return Sending(subject.split.content, plan=plan)
 
+    def stand_by(self, subject: Subject, sending: Sending, ceiling: int | None, commit: Commit) -> Rescuer | None:
+        """Who cuts a request that is refused as too long; nobody where it is not managed."""
+        if not sending.is_managed:
+            return None
+        return self._rescues.stand_by(subject, sending, ceiling, commit)
+
     async def _manage(self, subject: Subject, ceiling: int | None, commit: Commit) -> Sending:
         self._memory.forget_lost()
         context = await self._memory.contexts.open(subject)
@@ -66,7 +75,7 @@ class Steward:
         if epoch is None and self._lookout.is_below(subject, budget):
             account = context.read_account(model, "", budget)
             context.write_account(model, "", note_use(account, self._clock.monotonic()))
-            return Sending(subject.split.content, is_guarded=_is_risky(budget, subject))
+            return Sending(subject.split.content, is_managed=True, is_guarded=_is_risky(budget, subject))
         case = await self._lookout.look_at(subject, context, epoch, budget)
         decision = decide(case.account, case.facts)
         footing = await self._ladder.climb(case, decision.why, commit)
@@ -111,6 +120,7 @@ class Steward:
             None if is_own else self._memory.sent.keep(subject, footing.body),
             plan,
             list_labels(plan, epoch, is_opened=footing.is_opened),
+            is_managed=True,
             is_guarded=case.budget.is_near_window(footing.tokens),
         )
 

@@ -1,7 +1,7 @@
 """Which named sessions the log may hold: of one that it cannot, nothing is looked up. Rule: never no in error.
 
 The file is ours alone to write: there is nothing but what it had when it was opened and what was appended since.
-On the event loop; before the file has been gone through, it may hold any.
+On the event loop, a page at a time; before the file has been gone through (4 us a session), it may hold any.
 """
 
 import logging

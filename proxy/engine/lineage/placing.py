@@ -217,6 +217,11 @@ class Placing:
             known.depth = step.depth
 
 
+def list_telling(asked: Asked) -> Sequence[bytes]:
+    """The nodes by which the log may know where a request comes from: none where it shows no answer."""
+    return asked.nodes if _find_foreign(asked, 0) else ()
+
+
 def name_unknown(asked: Asked) -> list[str]:
     """The names by which the log may know what a request shows."""
     names: list[str] = []

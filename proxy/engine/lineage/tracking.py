@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from proxy.engine.lineage.chain import Messages
 from proxy.engine.lineage.forest import Forest
 from proxy.engine.lineage.known import Known
-from proxy.engine.lineage.placing import Asked, Likeness, Place, Placing, name_answer, name_unknown
+from proxy.engine.lineage.placing import Asked, Likeness, Place, Placing, list_telling, name_answer, name_unknown
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.ports import Archive, Clock
 from proxy.model.errors import StoreUnavailable
@@ -205,7 +205,7 @@ class Lineage:
             await self._ask((), unknown, session)
 
     async def _recall(self, asked: Asked) -> bool:
-        is_answered = await self._ask(asked.nodes, name_unknown(asked), asked.session)
+        is_answered = await self._ask(list_telling(asked), name_unknown(asked), asked.session)
         if is_answered:
             self._placing.note_recalled(asked)
         return is_answered

@@ -20,6 +20,7 @@ from proxy.store.sqlite.lock import WriterLock
 from proxy.store.sqlite.mark import Mark, set_mark
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.replay import replay_journal
+from proxy.store.sqlite.roll import Roll
 from proxy.store.sqlite.schema import read_salt
 from proxy.store.sqlite.spool import Entry, Spool
 from proxy.store.sqlite.writer import Writer
@@ -51,6 +52,8 @@ class SqliteArchive:
         self._writer = Writer(connection, policy, self._spool.settle_soon)
         self._reader = SqliteReader(policy.path)
         self._writer.start()
+        self._roll = Roll()
+        self._reading_roll = loop.create_task(self._roll.read(self._reader.list_named))
 
     @property
     def salt(self) -> bytes:
@@ -70,6 +73,7 @@ class SqliteArchive:
 
         With a journal the future is True at once, as a rule; a record that the log then refuses is counted in `health`.
         """
+        self._roll.note(records)
         return self._spool.append(records, is_urgent)
 
     def flush(self) -> None:
@@ -110,6 +114,8 @@ class SqliteArchive:
         self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
     ) -> Sequence[StoredSession]:
         """Sessions that may hold what a request continues; newest last (see `Ancestry`)."""
+        if not nodes and not marks and not self._roll.may_hold(session):
+            return ()
         await self._catch_up(_MOST_LAG_OF_A_CALL_SECONDS)
         return await self._reader.recall(nodes, marks, session)
 
@@ -171,6 +177,7 @@ class SqliteArchive:
     async def close(self) -> None:
         """Write what is pending, for `policy.close_ms` at most, and let go. May be called twice."""
         self._spool.close()
+        self._reading_roll.cancel()
         await self._reader.close()
         is_ended = await asyncio.to_thread(self._writer.stop, self._policy.close_ms / 1000)
         if self._journal is not None:

@@ -86,6 +86,9 @@ _SESSIONS = """
 
 _IDS = "SELECT key FROM session WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
 _HAS_SESSION = "SELECT 1 FROM session WHERE key = ?"
+# In the order of the table: the index of names would lead to its rows in that of the names.
+_NAMED = "SELECT id, key FROM session NOT INDEXED WHERE id > ? AND family <> '' ORDER BY id LIMIT ?"
+_MOST_NAMED = 256  # they keep the event loop for half a millisecond at most
 
 _EXCHANGES = """
     SELECT e.seq, e.id, s.key AS session, e.n, e.kind, e.wire, e.mode, e.model, e.method, e.target, e.size, e.whole,
@@ -206,6 +209,10 @@ class SqliteReader:
         """The ids of sessions that begin so, in order."""
         first = fit_text(prefix)
         return [row["key"] for row in await self._fetch(_IDS, (first, first + _LAST_CHARACTER, limit))]
+
+    async def list_named(self, after: int) -> Sequence[tuple[int, str]]:
+        """Row ids and ids of some sessions with a name behind a row id, in order; none behind the last."""
+        return await self._listings.ask(lambda connection: connection.execute(_NAMED, (after, _MOST_NAMED)).fetchall())
 
     async def list_exchanges(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
         """The exchanges of a session behind number `after`, oldest first. Raises NotFound for an unknown session."""

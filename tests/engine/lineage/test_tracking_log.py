@@ -35,6 +35,17 @@ async def test_a_named_session_is_remembered_after_a_restart_whatever_is_sent_fi
     assert (step.relation, step.nodes) == ("retry", ())
 
 
+async def test_by_its_chain_the_log_is_asked_only_for_what_shows_an_answer() -> None:
+    desk = Desk()
+    desk.engine.lineage._forest.clear()
+    await desk.send(user("a"), user("b"), name="n")
+    first = desk.session
+    await desk.send(*CHAIN, name="m")
+    (nodes, _, _) = desk.engine.archive.recalled[1]
+    assert desk.engine.archive.recalled == [((), (), first), (nodes, (), desk.session)]
+    assert len(nodes) == 3
+
+
 async def test_conversations_go_on_in_a_memory_that_holds_but_one() -> None:
     desk = Desk(cache_bytes=400)
     sessions: dict[str, set[str]] = {}

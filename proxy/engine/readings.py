@@ -9,7 +9,7 @@ from proxy.engine.bus import EventBus
 from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.ports import Archive
 from proxy.engine.tasks import TaskRunner
-from proxy.model.events import ReadingFailed
+from proxy.model.events import AnswerRead, ReadingFailed
 from proxy.model.exchange import Answer, Headers, Reading
 from proxy.wire.encoding import decode_content
 from proxy.wire.evidence import read_object
@@ -25,13 +25,14 @@ _GATHER_SECONDS = 0.05
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
-    """A recorded answer that waits to be read."""
+    """A recorded answer that waits to be read; its first byte came after so many seconds, 0 where nobody knows."""
 
     exchange: str
     k: int
     format: Format
     headers: Headers
     content: bytes
+    first_byte_s: float = 0.0
 
 
 def read_received(form: Format, headers: Headers, content: bytes, cap: int) -> tuple[Answer, bytes]:
@@ -137,6 +138,8 @@ class Readings:
         reading = _make_reading(received, *outcome)
         reply = self._lineage.note_answer(received.exchange, received.k, received.format, answer.value)
         self._archive.append(reading, *([reply] if reply is not None else []), is_urgent=False)
+        if answer.usage is not None:
+            self._bus.publish(AnswerRead(received.exchange, received.k, answer.usage, received.first_byte_s))
 
 
 def _make_reading(received: Received, answer: Answer, rendered: bytes) -> Reading:

@@ -212,7 +212,9 @@ class Relay:
         commit = self._archive.append(outcome)
         self._announce(flight, outcome)
         if flight.format is not None and tape.size:
-            received = Received(flight.exchange, flight.k, flight.format, outcome.headers, outcome.received)
+            first_byte_s = timings.first_byte_ms / 1000
+            content = outcome.received
+            received = Received(flight.exchange, flight.k, flight.format, outcome.headers, content, first_byte_s)
             if flight.is_final:
                 self._readings.submit(received)
             else:

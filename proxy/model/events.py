@@ -3,7 +3,7 @@
 import msgspec
 
 from proxy.model.epoch import Why
-from proxy.model.exchange import Completeness, Kind
+from proxy.model.exchange import Completeness, Kind, Usage
 from proxy.model.plan import Rung
 
 
@@ -27,6 +27,15 @@ class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
     total_s: float
     is_readable: bool = False
     is_final: bool = True
+
+
+class AnswerRead(msgspec.Struct, frozen=True, gc=False):
+    """An answer said what was counted of it; its first byte came after so many seconds, 0 where nobody knows."""
+
+    exchange: str
+    k: int
+    usage: Usage
+    first_byte_s: float = 0.0
 
 
 class ReadingFailed(msgspec.Struct, frozen=True, gc=False):
@@ -68,4 +77,4 @@ class RungFailed(msgspec.Struct, frozen=True, gc=False):
     problem: str
 
 
-Event = ExchangeRecorded | ReadingFailed | EpochOpened | CeilingUnreachable | RungFailed
+Event = ExchangeRecorded | AnswerRead | ReadingFailed | EpochOpened | CeilingUnreachable | RungFailed

@@ -1,34 +1,52 @@
 """Finding out how a request stands: which epoch holds, what was counted, what may be sent. Rule: decides nothing."""
 
 from proxy.context.budget import Budget, is_surely_below
+from proxy.context.estimate import Ratio
+from proxy.context.tariff import Tariff
 from proxy.engine.managing.case import Case, find_kept
 from proxy.engine.managing.contexts import Context
+from proxy.engine.managing.lessons import Lessons
 from proxy.engine.managing.memory import Memory
-from proxy.engine.managing.paths import list_members
+from proxy.engine.managing.paths import Path, list_members
 from proxy.engine.managing.subject import Subject
-from proxy.engine.modelling import Models
+from proxy.engine.models import Models
 from proxy.engine.ports import Clock
+from proxy.model.card import LimitKey
 from proxy.model.epoch import Epoch
+
+_BETA = frozenset({b"anthropic-beta", b"openai-beta"})
 
 
 class Lookout:
-    """Looks at requests. Tokens are as we count them, budgets too."""
+    """Looks at requests. Tokens are as we count them, budgets too; `memory` is what is known of earlier ones."""
 
-    def __init__(self, memory: Memory, models: Models, clock: Clock) -> None:
-        self._memory = memory
-        self._models = models
+    def __init__(self, memory: Memory, models: Models, lessons: Lessons, clock: Clock) -> None:
+        self.memory = memory
+        self.models = models
+        self._lessons = lessons
         self._clock = clock
 
-    def find_budget(self, subject: Subject, ceiling: int | None) -> Budget:
-        """What may be sent of a request."""
-        upstream, model = subject.session.upstream, subject.model
-        budget = self._models.find_budget(upstream, model, subject.most_output or None, ceiling)
-        return budget.scale(self._models.find_ratio(upstream, model).value)
+    def find_ratio(self, subject: Subject) -> Ratio:
+        """How many tokens the model counts for each of ours."""
+        return self.models.count.find_ratio(subject.session.upstream, subject.model)
+
+    def find_budget(self, subject: Subject, ceiling: int | None = None) -> Budget:
+        """What may be sent of a request; a `ceiling` in the model's tokens takes the place of the configured one."""
+        key = find_key(subject)
+        asked = subject.most_output or None
+        budget = self.models.budget(key.upstream, key.model, asked, ceiling, beta=key.beta, tenant=key.tenant)
+        return budget.scale(self.find_ratio(subject).value)
+
+    def find_tariff(self, subject: Subject, path: Path) -> Tariff:
+        """What its input costs."""
+        key = find_key(subject)
+        prices = self.models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant).prices
+        return self._lessons.find_tariff(key.upstream, key.model, prices, path.list_markers())
 
     def is_below(self, subject: Subject, budget: Budget) -> bool:
         """Whether bytes prove that a request is below the soft mark, beside what of it was counted before."""
         content = subject.split.content
-        known, shared = self._memory.paths.find(subject)
+        known, shared = self.memory.paths.find(subject)
         if known is None or known.head.members != list_members(subject):
             return is_surely_below(budget, content)
         end = subject.split.items[subject.chain.preamble.count + shared - 1].end
@@ -36,8 +54,8 @@ class Lookout:
 
     async def look_at(self, subject: Subject, context: Context, epoch: Epoch | None, budget: Budget) -> Case:
         """All that is known of a request; what of it is new is counted."""
-        path = await self._memory.paths.follow(subject)
-        upstream, model = subject.session.upstream, subject.model
+        path = await self.memory.paths.follow(subject)
+        model = subject.model
         frozen = await self._weigh(subject, context, epoch) if epoch is not None else 0
         before = context.paths.get((model, epoch.id if epoch is not None else ""))
         return Case(
@@ -48,8 +66,8 @@ class Lookout:
             path=path,
             kept=find_kept(path, before, frozen, epoch.depth if epoch is not None else 0),
             budget=budget,
-            tariff=self._models.find_tariff(upstream, model, path.list_markers()),
-            ratio=self._models.find_ratio(upstream, model),
+            tariff=self.find_tariff(subject, path),
+            ratio=self.find_ratio(subject),
             protected=context.protected.get(model, 0),
             now=self._clock.monotonic(),
         )
@@ -58,5 +76,11 @@ class Lookout:
         """The tokens of what is sent for an epoch, counted once."""
         tokens = context.sizes.get(epoch.id)
         if tokens is None:
-            tokens = context.sizes[epoch.id] = await self._memory.paths.count_messages(subject, epoch.rendered)
+            tokens = context.sizes[epoch.id] = await self.memory.paths.count_messages(subject, epoch.rendered)
         return tokens
+
+
+def find_key(subject: Subject) -> LimitKey:
+    """For whom a limit that is learned from a request holds (BEHAVIOUR B18)."""
+    beta = b",".join(value for name, value in subject.headers if name in _BETA)
+    return LimitKey(subject.session.upstream, subject.model, beta.decode("latin-1"), subject.session.tenant)

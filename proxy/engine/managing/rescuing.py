@@ -9,11 +9,9 @@ import logging
 from proxy.context.budget import Budget, lower_output
 from proxy.engine.managing.case import Case
 from proxy.engine.managing.ladder import Commit, Footing, Ladder
-from proxy.engine.managing.lookout import Lookout
-from proxy.engine.managing.memory import Memory
+from proxy.engine.managing.lookout import Lookout, find_key
 from proxy.engine.managing.sending import Sending
 from proxy.engine.managing.subject import Subject
-from proxy.engine.modelling import Models
 from proxy.engine.rescue import Refusal, Retry, Start
 from proxy.model.exchange import Round
 from proxy.model.plan import Plan
@@ -32,11 +30,9 @@ _log = logging.getLogger("palimpsest.rescue")
 class Rescues:
     """Makes the rescuers of calls."""
 
-    def __init__(self, memory: Memory, lookout: Lookout, ladder: Ladder, models: Models) -> None:
-        self.memory = memory
+    def __init__(self, lookout: Lookout, ladder: Ladder) -> None:
         self.lookout = lookout
         self.ladder = ladder
-        self.models = models
 
     def stand_by(self, subject: Subject, sending: Sending, ceiling: int | None, commit: Commit) -> "Rescue":
         """The rescuer of a call that is managed."""
@@ -76,13 +72,13 @@ class Rescue:
             return None
 
     async def _cut(self, overflow: Overflow) -> Retry | None:
-        subject, models = self._subject, self._rescues.models
-        context = await self._rescues.memory.contexts.open(subject)
+        subject = self._subject
+        context = await self._rescues.lookout.memory.contexts.open(subject)
         before = self._rescues.lookout.find_budget(subject, self._ceiling)
         case = await self._rescues.lookout.look_at(subject, context, context.find(subject.model, subject), before)
         sent = overflow.sent or case.tell(case.tokens)
         if overflow.window is not None:
-            models.note_limit(subject.session.upstream, subject.model, overflow.window, sent)
+            self._rescues.lookout.models.note_limit(find_key(subject), overflow.window, sent)
             if overflow.fits_with_less_output and (retry := self._ask_less(overflow.window, sent)):
                 return retry
         budget = self._tighten(case, overflow, sent)
@@ -138,6 +134,6 @@ class Rescue:
         return self._keep(footing.body, plan)
 
     def _keep(self, content: bytes, plan: Plan) -> Retry:
-        manifest = self._rescues.memory.sent.keep(self._subject, content)
+        manifest = self._rescues.lookout.memory.sent.keep(self._subject, content)
         first = Round(self._subject.exchange, plan.k, self._subject.session.upstream, manifest)
         return Retry(content, first, plan)

@@ -13,12 +13,12 @@ from proxy.context.savings import Trip, estimate_client_read, estimate_saving
 from proxy.engine.bus import EventBus
 from proxy.engine.managing.case import Case
 from proxy.engine.managing.ladder import Commit, Footing, Ladder
+from proxy.engine.managing.lessons import Lesson, Lessons
 from proxy.engine.managing.lookout import Lookout
-from proxy.engine.managing.memory import Memory
+from proxy.engine.managing.paths import count_shared
 from proxy.engine.managing.rescuing import Rescues
 from proxy.engine.managing.sending import Sending, list_labels
 from proxy.engine.managing.subject import Subject
-from proxy.engine.modelling import Models
 from proxy.engine.ports import Clock
 from proxy.engine.rescue import Rescuer
 from proxy.model.events import RungFailed
@@ -36,15 +36,15 @@ class Steward:
     """Decides for each managed request what is sent."""
 
     def __init__(
-        self, memory: Memory, lookout: Lookout, ladder: Ladder, models: Models, bus: EventBus, clock: Clock
+        self, lookout: Lookout, ladder: Ladder, rescues: Rescues, lessons: Lessons, bus: EventBus, clock: Clock
     ) -> None:
-        self._memory = memory
+        self._memory = lookout.memory
         self._lookout = lookout
         self._ladder = ladder
-        self._models = models
+        self._rescues = rescues
+        self._lessons = lessons
         self._bus = bus
         self._clock = clock
-        self._rescues = Rescues(memory, lookout, ladder, models)
 
     async def prepare(self, subject: Subject, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:
         """What to send. Never fails: what cannot be managed goes as the client sent it."""
@@ -79,11 +79,19 @@ class Steward:
         case = await self._lookout.look_at(subject, context, epoch, budget)
         decision = decide(case.account, case.facts)
         footing = await self._ladder.climb(case, decision.why, commit)
-        saving = _estimate(case, footing)
+        saving = _estimate_saving(case, footing)
+        self._expect(case, footing)
         account = self._charge(case, footing)
         context.choose(model, subject, footing.epoch.id if footing.epoch is not None else "")
         self._memory.contexts.shrink()
         return self._report(case, footing, decision, account, saving)
+
+    def _expect(self, case: Case, footing: Footing) -> None:
+        """Learn from the answer, once it is there."""
+        upstream, matching = case.subject.session.upstream, _find_matching(case, footing)
+        expected = case.tariff.cache.find_read(matching)
+        stable = matching if footing.is_opened else None
+        self._lessons.wait_for(case.subject.exchange, 0, Lesson(upstream, case.view, footing.tokens, expected, stable))
 
     def _charge(self, case: Case, footing: Footing) -> Account:
         """The account of what holds, with this request."""
@@ -134,11 +142,11 @@ class Steward:
         if context is None or epoch is None or known is None:
             plan = Plan(subject.exchange, 0, subject.model, "original", reason=reason) if mode == "manage" else None
             return Sending(content, plan=plan, labels=labels)
-        budget = self._models.find_budget(subject.session.upstream, subject.model, None, None)
+        budget = self._lookout.find_budget(subject)
         account = context.read_account(subject.model, epoch.id, budget)
-        tariff = self._models.find_tariff(subject.session.upstream, subject.model, known.list_markers())
+        tariff = self._lookout.find_tariff(subject, known)
         saving = tariff.price_size(account.sent) - tariff.price_rewritten(known.tokens, known.head.tokens)
-        told = self._models.find_ratio(subject.session.upstream, subject.model).apply(known.tokens)
+        told = self._lookout.find_ratio(subject).apply(known.tokens)
         plan = Plan(
             subject.exchange, 0, subject.model, "original", "", "none", reason, told, told, 0, account.owed, saving
         )
@@ -163,14 +171,21 @@ def _is_risky(budget: Budget, subject: Subject) -> bool:
 _SAFE_BYTES = 4096
 
 
-def _estimate(case: Case, footing: Footing) -> float | None:
+def _find_matching(case: Case, footing: Footing) -> int:
+    """The tokens at the beginning of what is sent that were sent before."""
+    if footing.is_opened:
+        return case.path.head.tokens
+    return min(footing.tokens, case.account.sent if case.kept is None else case.kept)
+
+
+def _estimate_saving(case: Case, footing: Footing) -> float | None:
     """What a request saves against the client's own, as far as the cache is known; before it is answered."""
     before = case.context.paths.get(case.account_key)
     if before is None:
         return None
-    facts = case.facts
-    matching = case.path.head.tokens + case.path.count_to(min(len(before), len(case.subject.nodes)))
-    stays = case.path.head.tokens if footing.is_opened else facts.kept
-    sent_read = case.tariff.expect_read(min(footing.tokens, case.account.sent if stays is None else stays))
-    client_read = estimate_client_read(case.tariff, matching, facts.idle)
+    shared = count_shared(before, case.path.nodes)
+    client_read = estimate_client_read(
+        case.tariff, case.path.head.tokens + case.path.count_to(shared), case.account.find_idle(case.now)
+    )
+    sent_read = case.tariff.expect_read(_find_matching(case, footing))
     return estimate_saving(Trip(case.client_tokens, footing.tokens, client_read, sent_read), case.tariff)

@@ -219,6 +219,7 @@ def summarize(r: Message, full: Message, strict: Sequence[Any]) -> Message:
         out |= {f"in {short}": share(inside, wanted), f"reach {short}": share(inside + expandable, wanted)}
         out[f"att {short}"] = share(sum(x.att[name][1] for x in strict), sum(x.att[name][0] for x in strict))
     copied = [x.cop["8k-32k"] for x in strict]
+    out["steps that copy"] = sum(each[0] for each in copied)
     out["copied"] = share(sum(each[1] for each in copied), sum(each[0] for each in copied))
     out |= {k: share(r[k], r["steps"]) for k in ("sys_ok", "user_ok", "user2_ok", "delta_ok")}
     return out | {"over": r["over"], "faults": r["viol_steps"], "assistant first": r.get("soft", 0)}

@@ -10,6 +10,7 @@ import msgspec
 from proxy.context.ledger import Entry, group_words, tell_step, write_ledger
 from proxy.context.original import PAGE, write_original
 from proxy.context.pages import Page, cut_pages, merge_oldest
+from proxy.context.quotes import Quote, order_quotes
 from proxy.context.reuse import Index, guess_tokens, make_index, order_words, weigh_words
 from proxy.context.survey import Survey
 from proxy.context.view import View
@@ -17,6 +18,7 @@ from proxy.context.words import list_words
 
 KEPT_SHARE = 0.25
 _LINES_SHARE = 0.3
+_QUOTED_SHARE = 0.1
 _REFERENCES_SHARE = 0.3
 _REFERENCE_TOKENS = 8.0
 _FRAME_TOKENS = 160.0
@@ -75,12 +77,13 @@ def make_archive(view: View, survey: Survey, bounds: Bounds, count: Callable[[st
     material = _gather(survey, index, pages, gone)
     names = [view.name(page.start, page.stop, page.offset) for page in pages]
     # What is chosen is weighed by its length; a second choice makes good what that was wrong by.
-    entries = _fill(material, names, left)
-    text = write_ledger(entries)
+    quotes = _choose_quotes(order_quotes(survey, gone, index.ages), _QUOTED_SHARE * left)
+    entries = _fill(material, names, (1 - _QUOTED_SHARE) * left)
+    text = write_ledger(entries, quotes)
     tokens = count(text)
     if tokens > left or tokens < _FULL * left:
-        entries = _fill(material, names, left * min(_MOST_STRETCHED, left / tokens))
-        text = write_ledger(entries)
+        entries = _fill(material, names, left * min(_MOST_STRETCHED, left / tokens) * (1 - _QUOTED_SHARE))
+        text = write_ledger(entries, quotes)
         tokens = count(text)
     return Archive(kept, tuple(entries), text, tokens)
 
@@ -154,6 +157,16 @@ def _fill(material: _Material, names: Sequence[str], room: float) -> list[Entry]
         Entry(page, names[n], tuple(reversed(told.get(n, ()))), tuple(words.get(n, ())))
         for n, page in enumerate(material.pages)
     ]
+
+
+def _choose_quotes(quotes: Iterable[Quote], room: float) -> list[Quote]:
+    chosen = []
+    for quote in quotes:
+        room -= guess_tokens(quote.line) + 3
+        if room < 0:
+            break
+        chosen.append(quote)
+    return chosen
 
 
 def _choose_words(words: Iterable[str], room: float) -> Iterator[str]:

@@ -68,7 +68,9 @@ class ContextBuilder:
 
     def minimal(self, view: View) -> ContextPlan:
         """The least that can be sent: a short ledger and the last turn."""
-        seen = survey(view, replace(self._policy, protect_turns=1), self._find)
+        policy = replace(self._policy, protect_turns=0, protected_tools=())
+        view = msgspec.structs.replace(view, pinned=frozenset())
+        seen = survey(view, policy, self._find)
         shrunk = shrink(view, seen, self._draft(view, seen, _RANKS[-1]), self._count)
         if view.head + shrunk.tokens > view.budget.high:
             shrunk = self._draft(view, seen, _NOTHING)
@@ -137,9 +139,8 @@ def shrink(view: View, seen: Survey, draft: _Draft, count: Callable[[str], int])
 
 def _list_ways(view: View, seen: Survey, draft: _Draft) -> Iterator[tuple[int, Callable[[View, Survey, int], Marked]]]:
     """What may give way, in order: outputs that were seen, those that were not, the largest words of others."""
-    kept = [i for i in range(len(seen.steps)) if i >= draft.tail or i in draft.staying]
-    loose = [place for i in kept if i not in seen.newest for place in _list_places(seen, i)]
-    loose = [place for place in loose if place not in view.pinned]
+    kept = [i for i in range(len(seen.steps)) if (i >= draft.tail or i in draft.staying) and i not in seen.users[-1:]]
+    loose = [place for i in kept for place in _list_places(seen, i) if place not in seen.bound]
     fresh = seen.steps[seen.fresh].start if seen.fresh < len(seen.steps) else len(seen.messages)
     yield from ((place, bury) for place in order_outputs(seen, (place for place in loose if place < fresh)))
     by_size = sorted(loose, key=lambda place: (-seen.messages[place].tokens, place))

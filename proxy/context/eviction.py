@@ -1,7 +1,7 @@
 """Outputs that give way inside what is kept: in which order, and what stands in their place.
 
-Rule: what was superseded goes first, then what is repeated, then errors, then the oldest (BEHAVIOUR B16). A marker names
-the reference of what it stands for, and every part of that is on the first page of a reference beside it.
+Rule: what was superseded goes first, then what is repeated, then errors, then the oldest (BEHAVIOUR B16). A marker
+names the reference of what it stands for, and every part of that is on the first page of a reference beside it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,6 +11,7 @@ import msgspec
 from proxy.context.literals import find_literals
 from proxy.context.original import PAGE
 from proxy.context.outline import outline
+from proxy.context.plain import clean
 from proxy.context.reference import FileReference, Tombstone, render_file, render_tombstone
 from proxy.context.survey import Survey
 from proxy.context.view import View
@@ -92,7 +93,8 @@ def bury(view: View, survey: Survey, place: int) -> Marked:
 def cut_words(view: View, survey: Survey, place: int) -> Marked:
     """The beginning of what was said, in place of all of it."""
     references = tuple(_name_parts(view, survey, place))
-    text = survey.messages[place].told.text[:_MOST_WORDS]
+    lines = survey.messages[place].told.text[:_MOST_WORDS].split("\n")
+    text = "\n".join(clean(line, _MOST_WORDS) for line in lines)
     note = f"[cut by the proxy palimpsest; the original is intact: ref:{references[0].id}]"
     return Marked(Replaced(place, _add_parts(f"{text}…\n{note}", references), "shortened"), references)
 

@@ -11,6 +11,7 @@ import msgspec
 
 from proxy.context.pages import Page
 from proxy.context.plain import clean
+from proxy.context.quotes import Quote
 from proxy.context.survey import Step, Survey
 
 _LONGEST_TOOL = 40
@@ -19,9 +20,10 @@ HEAD = (
     "[Ledger of earlier work in this conversation, written by the proxy palimpsest; not the words of the user.]\n"
     "The steps listed here are completed and were shown in full earlier; what they changed stays changed. Each line is"
     " a stretch of steps, oldest first: their numbers, the reference of their original, what was asked and how it"
-    " ended, then words that stand in it. Originals are intact under their references. To see one again: run a command that"
-    " only reads once more, or ask the user for `palimpsest expand ID`."
+    " ended, then words that stand in it. Originals are intact under their references. To see one again: run a"
+    " command that only reads once more, or ask the user for `palimpsest expand ID`."
 )
+QUOTED = "Lines that stood in these steps, word for word, each behind the number of its step:"
 END = "[End of the ledger]"
 
 
@@ -34,7 +36,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     words: Sequence[str] = ()
 
 
-def write_ledger(entries: Sequence[Entry]) -> str:
+def write_ledger(entries: Sequence[Entry], quotes: Sequence[Quote] = ()) -> str:
     """The text of the ledger."""
     lines: list[str] = []
     bare: list[Entry] = []
@@ -45,7 +47,8 @@ def write_ledger(entries: Sequence[Entry]) -> str:
             lines.append(_write_line(entry))
         else:
             bare.append(entry)
-    return "\n".join((HEAD, *lines, *_flush(bare), END))
+    quoted = [f"{quote.step + 1}: {clean(quote.line, 200)}" for quote in sorted(quotes, key=lambda each: each.step)]
+    return "\n".join((HEAD, *lines, *_flush(bare), *([QUOTED, *quoted] if quoted else ()), END))
 
 
 def _flush(bare: Sequence[Entry]) -> Iterable[str]:

@@ -7,6 +7,7 @@ before is what a machine put out, though it has the user's role (BEHAVIOUR B13).
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -15,6 +16,8 @@ from proxy.context.policy import BuilderPolicy
 from proxy.context.turns import Group, split_groups
 from proxy.context.view import Seen, View
 
+Kind = Literal["user", "system", "step"]
+
 _DIGITS = re.compile(r"\d+")
 _MARKUP = re.compile(r"[<>\[\]{}#=|]|:\s*$")
 _HEAD = 40
@@ -22,11 +25,11 @@ _ALIKE = 3
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
-    """The messages from `start` up to `stop`; `kind` is user, system or step; `turn` counts the user's turns so far."""
+    """The messages from `start` up to `stop`, and how much they hold; `turn` counts the user's turns so far."""
 
     start: int
     stop: int
-    kind: str
+    kind: Kind
     has_calls: bool
     tokens: int
     characters: int
@@ -34,9 +37,10 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 
 
 class Survey(msgspec.Struct, frozen=True, gc=False):
-    """A conversation. `fresh` is where what no model has seen yet begins, a step; `fixed` are steps that must stay.
+    """A conversation. `fresh` is the step where what no model has seen yet begins.
 
-    `users` are the user's steps in order, `newest` those of the newest turns.
+    `users` are the user's steps in order, `newest` those of the newest turns. `fixed` are steps that must stay, `bound`
+    the places of messages in them that must stay as they are.
     """
 
     messages: Sequence[Seen]
@@ -46,6 +50,7 @@ class Survey(msgspec.Struct, frozen=True, gc=False):
     users: tuple[int, ...]
     newest: frozenset[int]
     fixed: frozenset[int]
+    bound: frozenset[int]
 
 
 def survey(view: View, policy: BuilderPolicy, study: Study) -> Survey:
@@ -56,10 +61,15 @@ def survey(view: View, policy: BuilderPolicy, study: Study) -> Survey:
     echoes = _find_echoes(messages, groups)
     steps = list(_list_steps(messages, found, groups, echoes))
     users = tuple(i for i, step in enumerate(steps) if step.kind == "user")
-    newest_turns = sorted({steps[i].turn for i in users})[-policy.protect_turns :] if policy.protect_turns else []
-    newest = frozenset(i for i in users if steps[i].turn in newest_turns)
-    fixed = frozenset(i for i, step in enumerate(steps) if step.kind == "system" or _is_fixed(step, view, policy))
-    return Survey(messages, found, steps, _find_fresh(messages, steps), users, newest, fixed)
+    turns = sorted({steps[i].turn for i in users})[-policy.protect_turns :] if policy.protect_turns else []
+    newest = frozenset({*(i for i in users if steps[i].turn in turns), *users[-1:]})
+    bound = view.pinned | frozenset(_find_protected(messages, policy.protected_tools))
+    fixed = frozenset(
+        i
+        for i, step in enumerate(steps)
+        if step.kind == "system" or any(place in bound for place in range(step.start, step.stop))
+    )
+    return Survey(messages, found, steps, _find_fresh(messages, steps), users, newest, fixed, bound)
 
 
 def _list_steps(
@@ -67,13 +77,18 @@ def _list_steps(
 ) -> Iterator[Step]:
     turn, before = 0, ""
     for group in groups:
-        role = messages[group.start].shape.role
-        kind = role if role in ("user", "system") and group.start not in echoes else "step"
+        kind = _name_kind(messages, group, echoes)
         turn += kind == "user" and before != "user"
         before = kind
         tokens = sum(seen.tokens for seen in messages[group.start : group.stop])
         characters = sum(each.characters for each in found[group.start : group.stop])
         yield Step(group.start, group.stop, kind, group.has_calls, tokens, characters, turn)
+
+
+def _name_kind(messages: Sequence[Seen], group: Group, echoes: frozenset[int]) -> Kind:
+    """What a group is: the strictest of what its messages are."""
+    roles = {messages[place].shape.role for place in range(group.start, group.stop) if place not in echoes}
+    return "system" if "system" in roles else "user" if "user" in roles else "step"
 
 
 def _find_echoes(messages: Sequence[Seen], groups: Sequence[Group]) -> frozenset[int]:
@@ -94,12 +109,13 @@ def _head(text: str) -> str:
     return head if _MARKUP.search(head) else ""
 
 
-def _is_fixed(step: Step, view: View, policy: BuilderPolicy) -> bool:
-    """Whether a step holds a pin, or an output of a tool whose outputs stay."""
-    places = range(step.start, step.stop)
-    return any(place in view.pinned for place in places) or any(
-        call.name in policy.protected_tools for place in places for call in view.messages[place].told.calls
-    )
+def _find_protected(messages: Sequence[Seen], tools: Sequence[str]) -> Iterator[int]:
+    """Places of outputs of tools whose outputs stay."""
+    answered: set[str] = set()
+    for place, seen in enumerate(messages):
+        answered.update(call.id for call in seen.told.calls if call.name in tools)
+        if not answered.isdisjoint(seen.told.answers):
+            yield place
 
 
 def _find_fresh(messages: Sequence[Seen], steps: Sequence[Step]) -> int:

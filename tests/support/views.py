@@ -1,0 +1,107 @@
+"""Views of Chat Completions histories, and what a plan makes of them."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from proxy.context.budget import BudgetPolicy, make_budget
+from proxy.context.view import Seen, View
+from proxy.model.plan import ContextPlan, Kept, Replaced, Written
+from proxy.model.shapes import Shape
+from proxy.model.told import Told, ToolCall
+from proxy.wire.shaping import read_shape
+from proxy.wire.validity import Splice
+
+Message = dict[str, Any]
+WINDOW = 1_000_000
+FRAME = 4
+
+
+def count(text: str) -> int:
+    """Tokens, near enough: one for each four characters begun."""
+    return -(-len(text) // 4)
+
+
+def tell(message: Message) -> Told:
+    calls = tuple(
+        ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
+        for call in message.get("tool_calls", ())
+    )
+    answers = (message["tool_call_id"],) if "tool_call_id" in message else ()
+    return Told(message["role"], message["content"] or "", calls, answers)
+
+
+def see(message: Message) -> Seen:
+    told = tell(message)
+    tokens = FRAME + count(told.text) + sum(count(call.name + call.arguments) for call in told.calls)
+    return Seen(told, read_shape("chat_completions", json.dumps(message).encode()), tokens)
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def said(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def call(id: str, command: str, name: str = "shell") -> Message:
+    function = {"name": name, "arguments": json.dumps({"command": command})}
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": id, "type": "function", "function": function}]}
+
+
+def result(id: str, text: str) -> Message:
+    return {"role": "tool", "tool_call_id": id, "content": text}
+
+
+def act(id: str, command: str, output: str, name: str = "shell") -> list[Message]:
+    """A call and its result."""
+    return [call(id, command, name), result(id, output)]
+
+
+def name_reference(start: int, stop: int, offset: int) -> str:
+    return hashlib.sha256(f"{start} {stop} {offset}".encode()).hexdigest()[:10]
+
+
+def view(messages: Sequence[Message], ceiling: int, head: int = 0, pinned: Sequence[int] = ()) -> View:
+    budget = make_budget(WINDOW, None, None, BudgetPolicy(ceiling_tokens=ceiling))
+    return View([see(message) for message in messages], head, budget, name_reference, frozenset(pinned))
+
+
+def render(messages: Sequence[Message], plan: ContextPlan) -> list[Message]:
+    """What is sent in place of messages."""
+    sent: list[Message] = []
+    for edit in plan.edits:
+        if isinstance(edit, Written):
+            sent.append(user(edit.text))
+        else:
+            message = messages[edit.place]
+            sent.append(message if isinstance(edit, Kept) else {**message, "content": edit.text})
+    return [*sent, *messages[plan.through :]]
+
+
+def splice(plan: ContextPlan, seen: View) -> list[Splice]:
+    """The plan as the guard takes it: what is kept stands between the splices."""
+    splices: list[Splice] = []
+    ours: tuple[Shape, ...] = ()
+    at = 0
+    for edit in plan.edits:
+        if isinstance(edit, Written):
+            ours = (*ours, Shape("user"))
+            continue
+        splices += [Splice(at, edit.place, ours)] if ours or at < edit.place else []
+        splices += [] if isinstance(edit, Kept) else [Splice(edit.place, edit.place + 1, (_replace(edit, seen),))]
+        ours, at = (), edit.place + 1
+    return [*splices, Splice(at, plan.through, ours)] if ours or at < plan.through else splices
+
+
+def _replace(edit: Replaced, seen: View) -> Shape:
+    return msgspec.structs.replace(seen.messages[edit.place].shape, says_json=False, flaws=())
+
+
+def list_texts(plan: ContextPlan) -> list[str]:
+    """The words of ours."""
+    return [edit.text for edit in plan.edits if not isinstance(edit, Kept)]

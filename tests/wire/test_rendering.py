@@ -177,6 +177,9 @@ def test_rendered_messages_have_no_cache_markers() -> None:
     message = {"role": "user", "content": [result([text("x") | MARK]) | MARK, USE | MARK], "x": [MARK]} | MARK
     (rendered,) = render(ANTHROPIC, [Kept(0)], [json.dumps(message).encode()])
     assert json.loads(rendered) == {"role": "user", "content": [result([text("x")]), USE], "x": [MARK]}
+    deep = {"role": "user", "content": [result([text("x") | {"content": [MARK]}])]}
+    (rendered,) = render(ANTHROPIC, [Kept(0)], [json.dumps(deep).encode()])
+    assert json.loads(rendered) == deep
     call = {"id": "a", "function": {"name": "f", "arguments": '{"cache_control":1}'}}
     said = {"role": "assistant", "content": '"cache_control"', "tool_calls": [call | MARK]}
     (rendered,) = render(CHAT, [Kept(0)], [json.dumps(said).encode()])
@@ -268,6 +271,7 @@ def test_a_lower_output_is_asked_for_in_place() -> None:
     raw = b'{"max_completion_tokens": 900, "messages":[], "max_tokens" :9000,"max_output_tokens":null}'
     lowered = raw.replace(b"9000", b"5000")
     assert lower_output(split(raw), 5000) == lowered
+    assert lower_output(split(raw), 50) == raw.replace(b"9000", b"50").replace(b"900,", b"50,")
     assert lower_output(split(raw), 100) == raw.replace(b"9000", b"100").replace(b"900,", b"100,")
     assert lower_output(split(b'{"messages":[]}'), 1) == b'{"messages":[]}'
 
@@ -293,6 +297,28 @@ def test_a_replaced_message_has_the_shape_of_the_clients(wire: str, plan: list[s
     history = judge_history(shapes, is_itemised=wire == RESPONSES)
     splices = [Splice(i, i + 1, (read_shape(wire, rendered[i]),)) for i in sorted(chosen)]
     assert find_faults(history, splices, Rules(is_itemised=wire == RESPONSES)) == ()
+
+
+_kinds = st.sampled_from(["message", "function_call_output", "tool_result", "tool_use", "text", "thinking"])
+_parts = st.lists(st.dictionaries(st.sampled_from(["type", "text", "content", "cache_control"]), values | _kinds))
+_messages = st.dictionaries(
+    st.sampled_from(["role", "type", "content", "output", "cache_control"]), values | _kinds | _parts
+)
+
+
+@given(st.sampled_from(WIRES), _messages | values, st.booleans(), st.randoms())
+def test_whatever_a_client_sent_is_rendered_as_json(wire: str, message: Any, is_alternating: bool, random: Any) -> None:
+    raw = spell(message, random).encode("utf-8", "surrogatepass")
+    edits: list[Edit] = [Written("w", 0, 1), Replaced(0, "new\ud800", "shortened"), Kept(0)]
+    rendered = render(wire, edits, [raw], is_alternating=is_alternating)
+    for each in (*rendered, *place_marker(wire, rendered, ["5m"])):
+        assert isinstance(json.loads(each), dict) or each == raw
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xff", b'{"content":"a","content":"b"}', b'{"role":"user","content":[{}'])
+@pytest.mark.parametrize("wire", WIRES)
+def test_what_cannot_be_taken_apart_is_sent_as_it_is(wire: str, raw: bytes) -> None:
+    assert render(wire, [Replaced(0, "new", "file"), Kept(0)], [raw]) == (raw, raw)
 
 
 def without_words(shape: Any) -> Sequence[Any]:

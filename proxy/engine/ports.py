@@ -19,6 +19,7 @@ MOST_RECALLED_ROWS = 8192
 MOST_MARKS = 32
 MOST_UNREAD = 1024
 MOST_EPOCHS = 64
+NEWEST_EPOCHS = 8
 MOST_SOURCES = 256
 MOST_UNREAD_BYTES = 64 * 1024 * 1024
 ALL_SESSIONS = Selection()
@@ -173,8 +174,9 @@ class LogReader(Protocol):
         """How a session is managed: its epochs, pins and accounts. Empty where nothing is known of it.
 
         Where it goes on from others (`Adoption`), what is known of these is there too, of `MOST_SOURCES` at most; its
-        own accounts go before theirs. Of each view the newest `MOST_EPOCHS` epochs count, and of those an erasure has
-        touched none is there; of each session and node the newest pin.
+        own accounts go before theirs. Of each view's epochs those are there that may still be of use: the newest
+        `NEWEST_EPOCHS`, and before them those that no other follows, `MOST_EPOCHS` at most; what an erasure touched is
+        not. A `parent` may name one that is not there. Of each node of a session the newest pin is there.
         """
         ...
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 from msgspec.structs import replace
 
-from proxy.engine.ports import MOST_EPOCHS, MOST_SOURCES
+from proxy.engine.ports import MOST_EPOCHS, MOST_SOURCES, NEWEST_EPOCHS
 from proxy.model.epoch import Epoch, Pin, StoredContext, StoredOriginal
 from proxy.model.errors import NotFound
 from proxy.store.tables import Tables
@@ -22,7 +22,7 @@ def load_context(tables: Tables, session: str) -> StoredContext:
     for each in reversed(line):  # its own come last, and count
         plans = [plan for plan in tables.plans.values() if tables.find_session(plan.exchange) == each]
         owed.update({plan.view: plan.owed for plan in plans})
-    return StoredContext(tuple(_list_newest(tables, line)), tuple(pins.values()), tuple(owed.items()))
+    return StoredContext(tuple(_list_useful(tables, line)), tuple(pins.values()), tuple(owed.items()))
 
 
 def list_epochs(tables: Tables, session: str) -> list[Epoch]:
@@ -57,13 +57,15 @@ def _list_line(tables: Tables, session: str) -> list[str]:
     return line[: MOST_SOURCES + 1]
 
 
-def _list_newest(tables: Tables, line: list[str]) -> list[Epoch]:
-    """Of each view the newest epochs, oldest first."""
+def _list_useful(tables: Tables, line: list[str]) -> list[Epoch]:
+    """Of each view the newest epochs and those that no other follows, oldest first."""
     epochs = [epoch for epoch in tables.epochs.values() if epoch.session in line]
+    followed = {epoch.parent for epoch in epochs}
     seen: Counter[str] = Counter()
-    newest: list[Epoch] = []
+    chosen: dict[str, list[Epoch]] = {}
     for epoch in reversed(epochs):
         seen[epoch.view] += 1
-        if seen[epoch.view] <= MOST_EPOCHS:
-            newest.append(epoch)
-    return newest[::-1]
+        if seen[epoch.view] <= NEWEST_EPOCHS or epoch.id not in followed:
+            chosen.setdefault(epoch.view, []).append(epoch)
+    kept = {epoch.id for group in chosen.values() for epoch in group[:MOST_EPOCHS]}
+    return [epoch for epoch in epochs if epoch.id in kept]

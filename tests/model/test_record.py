@@ -1,11 +1,13 @@
-"""The weight of a record follows the bytes it holds."""
+"""The weight of a record follows the bytes it holds; what is derived can be told from the rest."""
 
 import pytest
 
+from proxy.model.epoch import Epoch, Original, Pin
 from proxy.model.exchange import Outcome, Round, Timings, Trailer
 from proxy.model.lineage import Adoption, Mark, NodeRow, Reply, Step
 from proxy.model.manifest import keep_whole
-from proxy.model.record import Record, weigh
+from proxy.model.plan import Plan
+from proxy.model.record import Record, leave_derived, weigh
 from tests.support.engine import make_opening, make_reading
 
 KILOBYTE = b"k" * 1024
@@ -44,3 +46,29 @@ def test_a_place_weighs_its_nodes_and_the_names_of_its_marks() -> None:
     reply = make_reply(3)
     assert weigh(Step("x1", "root", False, b"n" * 16, 3, 0, reply.nodes, reply.marks)) == weigh(reply)
     assert 0 < weigh(Adoption("s1", "s2", b"n" * 16, 1)) < 1024
+
+
+def make_epoch(*rendered: bytes, edits: bytes = b"", originals: tuple[Original, ...] = ()) -> Epoch:
+    return Epoch("p1", "s1", "gpt-5", "", b"n" * 16, 4, "hard", "x1", 7, 90, 30, edits, rendered, originals)
+
+
+def test_an_epoch_weighs_what_it_sends_and_what_it_refers_to() -> None:
+    small = weigh(make_epoch())
+    assert small > 0
+    assert weigh(make_epoch(KILOBYTE, KILOBYTE)) - small >= 2048
+    assert weigh(make_epoch(edits=KILOBYTE)) - small >= 1024
+    assert weigh(make_epoch(originals=(Original("r1", (b"d" * 32,) * 10, "responses", 0),))) - small >= 10 * (33 + 32)
+
+
+def test_a_plan_and_a_pin_have_a_weight_of_their_own() -> None:
+    assert 0 < weigh(Plan("x1", 0, "gpt-5", "original")) < 1024
+    assert 0 < weigh(Pin("s1", b"n" * 16, True, 7)) < 1024
+
+
+def test_what_is_derived_is_left_out_and_the_rest_keeps_its_order() -> None:
+    reply = make_reply(1)
+    step = Step("x1", "root", False, b"n" * 16, 1, 0, reply.nodes, reply.marks)
+    adoption, pin = Adoption("s1", "s2", b"n" * 16, 1), Pin("s1", b"n" * 16, True, 7)
+    opening, round_, plan = make_opening(), Round("x1", 0, "main", None), Plan("x1", 0, "gpt-5", "original")
+    kept = (opening, round_, make_outcome(b""), Trailer("x1", 0, 0, b""), make_reading())
+    assert leave_derived((step, *kept[:2], plan, make_epoch(), *kept[2:], reply, adoption, pin)) == kept

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from proxy.engine.ports import MOST_EPOCHS, Archive
+from proxy.engine.ports import MOST_EPOCHS, NEWEST_EPOCHS, Archive
 from proxy.model.epoch import Epoch, Pin, StoredContext, StoredOriginal
 from proxy.model.errors import NotFound
 from proxy.model.lineage import Adoption
@@ -133,16 +133,25 @@ class ContextContract:
         assert [epoch.id for epoch in await archive.list_epochs(third)] == ["p3"]
         assert (await archive.verify()).faults == ()
 
-    async def test_of_each_view_the_newest_epochs_count(self, archive: Archive) -> None:
+    async def test_of_each_view_the_newest_epochs_count_and_those_that_none_follows(self, archive: Archive) -> None:
         session = await open_session(archive)
-        many = [make_epoch(f"p{i}", (LEDGER, b"%d" % i)) for i in range(MOST_EPOCHS + 2)]
-        old = make_epoch("old", view="mini")
-        archive.append(old)
-        for epoch in many:
+        old = [make_epoch("o1", view="mini"), make_epoch("o2", view="mini", parent="o1")]
+        branch = [make_epoch("b1"), make_epoch("b2", parent="b1")]
+        count = NEWEST_EPOCHS + 3
+        line = [make_epoch(f"p{i}", (LEDGER, b"%d" % i), parent=f"p{i - 1}" if i else "b1") for i in range(count)]
+        for epoch in (*old, *branch, *line):
             archive.append(epoch)
-        assert (await archive.load_context(session)).epochs == (old, *many[2:])
-        assert len(await archive.list_epochs(session)) == MOST_EPOCHS + 3
-        assert await archive.load_epoch(session, 2) == many[0]
+        assert (await archive.load_context(session)).epochs == (*old, branch[1], *line[-NEWEST_EPOCHS:])
+        assert len(await archive.list_epochs(session)) == count + 4
+        assert await archive.load_epoch(session, 5) == line[0]
+
+    async def test_of_many_branches_the_newest_count(self, archive: Archive) -> None:
+        session = await open_session(archive)
+        other = make_epoch("other", view="mini")
+        tips = [make_epoch(f"p{i}") for i in range(MOST_EPOCHS + 2)]
+        for epoch in (other, *tips):
+            archive.append(epoch)
+        assert (await archive.load_context(session)).epochs == (other, *tips[2:])
 
     async def test_of_each_view_the_newest_plan_says_what_is_owed(self, archive: Archive) -> None:
         session = await open_session(archive)

@@ -1,9 +1,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from proxy.model.exchange import Usage
-from proxy.store.storable import fit_count, fit_text, fit_usage
+from proxy.store.storable import fit_count, fit_epoch, fit_original, fit_plan, fit_text, fit_usage
+from tests.store.samples import make_epoch, make_original, make_plan
 
 
 @given(st.text())
@@ -40,3 +42,16 @@ def test_usage_that_says_nothing_is_none(usage: Usage | None) -> None:
 
 def test_a_count_of_zero_says_something() -> None:
     assert fit_usage(Usage(output=0)) == Usage(output=0)
+
+
+def test_names_of_managed_context_get_an_encoding() -> None:
+    epoch, plan = make_epoch(view="m\ud800é"), make_plan(view="m\ud800")
+    assert fit_epoch(epoch) == replace(epoch, view="m?é")
+    assert fit_plan(replace(plan, reason="\udfff")) == replace(plan, view="m?", reason="?")
+    original = make_original("r\ud800", b"x")
+    assert fit_original(replace(original, wire="\ud800")) == replace(original, id="r?", wire="?")
+
+
+def test_an_epoch_of_a_plain_view_is_the_same_epoch() -> None:
+    epoch = make_epoch()
+    assert fit_epoch(epoch) is epoch

@@ -4,14 +4,15 @@ An epoch of which a part was erased is of no use any more, and left out.
 """
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
 
-from proxy.engine.ports import MOST_EPOCHS, MOST_SOURCES
+from proxy.engine.ports import MOST_EPOCHS, MOST_SOURCES, NEWEST_EPOCHS
 from proxy.model.epoch import Epoch, Original, Pin, StoredContext, StoredOriginal
-from proxy.model.errors import NotFound
+from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.store.sqlite.codec import unpack
 from proxy.store.storable import fit_text
 
@@ -29,12 +30,16 @@ _EPOCHS = """
     FROM epoch x JOIN session s ON s.id = x.session
     LEFT JOIN epoch before ON before.seq = x.parent LEFT JOIN exchange e ON e.seq = x.exchange
     WHERE x.seq IN ({chosen}) ORDER BY x.seq"""
-_NEWEST = _EPOCHS.format(
+# Content is deflated, and 1 MB of it takes 10 ms: of a long line of epochs most are behind the request's own by now.
+_IN_USE = _EPOCHS.format(
     chosen=f"""
-        SELECT seq FROM (
-            SELECT seq, row_number() OVER (PARTITION BY view ORDER BY seq DESC) AS age FROM epoch
-            WHERE session IN (SELECT value FROM json_each(?)))
-        WHERE age <= {MOST_EPOCHS}"""
+        WITH line AS MATERIALIZED (
+            SELECT seq, view, parent, row_number() OVER (PARTITION BY view ORDER BY seq DESC) AS age FROM epoch
+            WHERE session IN (SELECT value FROM json_each(?))),
+        chosen AS (
+            SELECT seq, row_number() OVER (PARTITION BY view ORDER BY seq DESC) AS n FROM line
+            WHERE age <= {NEWEST_EPOCHS} OR seq NOT IN (SELECT parent FROM line WHERE parent IS NOT NULL))
+        SELECT seq FROM chosen WHERE n <= {MOST_EPOCHS}"""
 )
 _ALL = _EPOCHS.format(chosen="SELECT seq FROM epoch WHERE session = ?")
 _NTH = _EPOCHS.format(chosen="SELECT seq FROM epoch WHERE session = ? ORDER BY seq LIMIT 1 OFFSET ?")
@@ -69,6 +74,15 @@ Contents = Mapping[int, bytes]
 Row = tuple[Any, ...]
 
 
+@contextmanager
+def _expect_sound() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError) as error:  # a list that is no JSON, an original or a digest that is not there
+        raise StoreUnavailable("an epoch in the log is damaged; run `palimpsest verify`") from error
+
+
+@_expect_sound()
 def load_context(connection: sqlite3.Connection, session: str) -> StoredContext:
     """As `LogReader.load_context`, in the calling thread."""
     line = [row for (row,) in connection.execute(_LINE, (fit_text(session),))]
@@ -77,9 +91,10 @@ def load_context(connection: sqlite3.Connection, session: str) -> StoredContext:
     owed: dict[str, float] = {}
     for row in reversed(line):  # its own come last, and count
         owed.update(connection.execute(_OWED, (row,)).fetchall())
-    return StoredContext(tuple(_load_epochs(connection, _NEWEST, named)), tuple(pins), tuple(owed.items()))
+    return StoredContext(tuple(_load_epochs(connection, _IN_USE, named)), tuple(pins), tuple(owed.items()))
 
 
+@_expect_sound()
 def list_epochs(connection: sqlite3.Connection, session: str) -> list[Epoch]:
     """As `LogReader.list_epochs`, in the calling thread. Raises NotFound."""
     rows = connection.execute(_ALL, (_find_session(connection, session),)).fetchall()
@@ -88,6 +103,7 @@ def list_epochs(connection: sqlite3.Connection, session: str) -> list[Epoch]:
     return [_make_epoch(row, edits.get(row[11], b""), (), originals) for row in rows]
 
 
+@_expect_sound()
 def load_epoch(connection: sqlite3.Connection, session: str, n: int) -> Epoch:
     """As `LogReader.load_epoch`, in the calling thread. Raises NotFound."""
     key = (_find_session(connection, session), max(0, n - 1))
@@ -98,6 +114,7 @@ def load_epoch(connection: sqlite3.Connection, session: str, n: int) -> Epoch:
     raise NotFound("a part of this epoch was erased")
 
 
+@_expect_sound()
 def load_original(connection: sqlite3.Connection, reference: str) -> StoredOriginal:
     """As `LogReader.load_original`, in the calling thread. Raises NotFound."""
     row = connection.execute(_ORIGINAL, (fit_text(reference),)).fetchone()

@@ -39,7 +39,7 @@ def _judge(connection: sqlite3.Connection, tenant: int, lists: tuple[str, str], 
             for key, owner, name, wire, place, start, messages in connection.execute(_NAMED, (lists[1],))
         ]
         made = commit(rendered, named)
-    except (sqlite3.OperationalError, TypeError) as error:
+    except sqlite3.OperationalError as error:  # a list that is no JSON
         return f"what it names cannot be read: {error}"
     if None in rendered or any(key is None or None in each.digests for key, each in named):
         return "it names content that is not in the log"

@@ -7,14 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.model.epoch import Pin
 from proxy.model.exchange import Usage
 from proxy.model.lineage import Adoption, Mark, NodeRow, Relation
 from proxy.model.manifest import Manifest
+from proxy.model.plan import Plan, Rung
 from proxy.model.record import Record
 from proxy.store.sqlite.journal import JOURNAL_SIZE, Journal, Leftover, Records, name_journal
 from tests.store.samples import (
     chain_body,
+    make_epoch,
     make_opening,
+    make_original,
     make_outcome,
     make_reading,
     make_reply,
@@ -45,6 +49,8 @@ _headers = st.lists(st.tuples(_bytes, _bytes), max_size=3).map(tuple)
 _bodies = split_bodies().map(lambda body: body[1])
 _nodes = st.lists(st.builds(NodeRow, _bytes, _bytes, st.booleans()), max_size=3)
 _marks = st.lists(st.builds(Mark, _texts, _bytes, _bytes), max_size=3)
+_originals = st.lists(st.builds(make_original, _texts, _bytes, place=st.integers(0, 9)), max_size=2)
+_amounts = st.floats(allow_nan=False)
 _records: st.SearchStrategy[Record] = st.one_of(
     st.builds(make_opening, _texts, _bodies, model=_texts, headers=_headers),
     st.builds(make_round, _texts, st.integers(0, 9), st.none() | _bodies),
@@ -54,6 +60,9 @@ _records: st.SearchStrategy[Record] = st.one_of(
     st.builds(make_step, _texts, _nodes, tip=_bytes, relation=st.sampled_from(get_args(Relation)), marks=_marks),
     st.builds(make_reply, _texts, _nodes, _marks, k=st.integers(0, 9)),
     st.builds(Adoption, _texts, _texts, _bytes, st.integers(0, 2**40)),
+    st.builds(make_epoch, _texts, st.lists(_bytes), _originals, view=_texts, parent=_texts, edits=_bytes),
+    st.builds(Plan, _texts, st.integers(0, 9), _texts, st.sampled_from(get_args(Rung)), _texts, owed=_amounts),
+    st.builds(Pin, _texts, _bytes, st.booleans(), st.integers(0, 2**40)),
 )
 
 

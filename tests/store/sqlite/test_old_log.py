@@ -1,11 +1,14 @@
 """A log that an earlier version wrote. Rule: it opens, is brought up to date, and is as sound as it was."""
 
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from proxy.model.epoch import StoredContext
 from proxy.model.errors import StoreUnavailable
+from proxy.model.lineage import Adoption
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import connect_reader
 from proxy.store.sqlite.schema import MIGRATIONS, migrate, read_applied
@@ -13,9 +16,12 @@ from proxy.store.sqlite.verify import verify_log
 from tests.store.samples import (
     chain_body,
     make_chain,
+    make_epoch,
     make_key,
     make_opening,
+    make_original,
     make_outcome,
+    make_plan,
     make_reading,
     make_round,
     make_step,
@@ -23,7 +29,26 @@ from tests.store.samples import (
 )
 from tests.store.sqlite.conftest import Opener
 
+CHAIN = make_chain("a", "!b", "c")
+TURNS = make_turns(3)
 TABLES = ("tenant", "blob", "payload", "raw", "exchange", "round", "outcome", "reading")
+
+
+TREES = ("node", "step", "mark", "adoption")
+
+
+def put_back(policy: StorePolicy, tmp_path: Path, migrations: int, session: str, tables: Sequence[str]) -> Path:
+    """Write what is in the log as a version with so many migrations did, in its place."""
+    path = tmp_path / "old.db"
+    connection = sqlite3.connect(path, isolation_level=None)
+    migrate(connection, MIGRATIONS[:migrations])
+    connection.execute("ATTACH ? AS new", (str(policy.path),))
+    connection.execute(f"INSERT INTO session({session}) SELECT {session} FROM new.session")
+    for table in tables:
+        connection.execute(f"INSERT INTO {table} SELECT * FROM new.{table}")
+    connection.close()
+    path.replace(policy.path)
+    return policy.path
 
 
 @pytest.fixture
@@ -34,17 +59,19 @@ async def old(open_archive: Opener, policy: StorePolicy, tmp_path: Path) -> Path
         x = f"e{i}"
         archive.append(make_opening(x, chain_body(make_turns(i + 1))), make_round(x), make_outcome(x), make_reading(x))
     await archive.close()
-    path = tmp_path / "old.db"
-    connection = sqlite3.connect(path, isolation_level=None)
-    migrate(connection, MIGRATIONS[:1])
-    connection.execute("ATTACH ? AS new", (str(policy.path),))
-    columns = "id, key, tenant, upstream, family, created_ms"
-    connection.execute(f"INSERT INTO session({columns}) SELECT {columns} FROM new.session")
-    for table in TABLES:
-        connection.execute(f"INSERT INTO {table} SELECT * FROM new.{table}")
-    connection.close()
-    path.replace(policy.path)
-    return policy.path
+    return put_back(policy, tmp_path, 1, "id, key, tenant, upstream, family, created_ms", TABLES)
+
+
+@pytest.fixture
+async def unmanaged(open_archive: Opener, policy: StorePolicy, tmp_path: Path) -> Path:
+    """A log of the second version, with a tree."""
+    archive = open_archive()
+    archive.append(make_opening("e1", chain_body(TURNS)), make_step("e1", CHAIN), make_round("e1"), make_outcome("e1"))
+    archive.append(make_opening("e2", key=make_key("other")), make_step("e2", CHAIN))
+    archive.append(Adoption(make_key("other").id, make_key().id, CHAIN[1].node, 7))
+    await archive.close()
+    columns = "id, key, tenant, upstream, family, created_ms, parent"
+    return put_back(policy, tmp_path, 2, columns, (*TABLES, *TREES))
 
 
 async def test_it_is_brought_up_to_date_and_grows_trees_from_then_on(old: Path, open_archive: Opener) -> None:
@@ -66,3 +93,20 @@ async def test_it_is_brought_up_to_date_and_grows_trees_from_then_on(old: Path, 
     connection = sqlite3.connect(old)
     assert read_applied(connection) == ["m001_record", "m002_lineage", "m003_managed"]
     connection.close()
+
+
+async def test_sessions_without_epochs_are_managed_from_then_on(unmanaged: Path, open_archive: Opener) -> None:
+    archive = open_archive()
+    other = make_key("other").id
+    assert [await archive.load_context(session) for session in (make_key().id, other)] == [StoredContext()] * 2
+    (row,) = await archive.list_exchanges(make_key().id)
+    assert (row.rounds[0].plan, row.tip) == (None, CHAIN[2].node)
+    epoch = make_epoch("p1", (TURNS[0][1], b"a ledger"), [make_original("r1", TURNS[1][1])], exchange="e1")
+    assert await archive.append(epoch, make_plan("e1", epoch="p1"))
+    assert (await archive.load_context(other)).epochs == (epoch,)
+    assert (await archive.load_original("r1")).messages == (TURNS[1][1],)
+    (row,) = await archive.list_exchanges(make_key().id)
+    assert row.rounds[0].plan == make_plan("e1", epoch="p1")
+    await archive.close()
+    found = verify_log(unmanaged)
+    assert (found.exchanges, found.faults) == (2, ())

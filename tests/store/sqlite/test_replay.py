@@ -18,7 +18,7 @@ from proxy.store.sqlite.journal import Journal, name_journal
 from proxy.store.sqlite.mark import read_mark
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.replay import recover_log
-from tests.store.samples import make_key, make_opening, make_outcome, make_round, make_trailer
+from tests.store.samples import make_epoch, make_key, make_opening, make_outcome, make_plan, make_round, make_trailer
 from tests.store.sqlite.conftest import Opener
 from tests.store.sqlite.disk import FULL, LOCKED, Disk
 
@@ -31,7 +31,10 @@ import asyncio, os, signal, sqlite3, sys
 from pathlib import Path
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import open_sqlite
-from tests.store.samples import make_chain, make_mark, make_opening, make_outcome, make_reply, make_round, make_step
+from tests.store.samples import (
+    make_chain, make_epoch, make_mark, make_opening, make_outcome, make_pin, make_plan, make_reply, make_round,
+    make_step,
+)
 
 path, moment = Path(sys.argv[1]), sys.argv[2]
 
@@ -58,7 +61,8 @@ async def main():
         asked, answer = make_chain(f"{i}", f"!{i}")
         opening, step = make_opening(f"e{i}"), make_step(f"e{i}", [asked])
         replies = [make_reply(f"e{i}", [answer], [make_mark(f"call:{i}", answer)])] if i % 5 == 0 else []
-        stored = archive.append(opening, step, make_round(f"e{i}"), make_outcome(f"e{i}"), *replies)
+        managed = [make_epoch(f"p{i}"), make_plan(f"e{i}", epoch=f"p{i}", owed=i + 0.5), make_pin(asked.node)]
+        stored = archive.append(opening, step, make_round(f"e{i}"), make_outcome(f"e{i}"), *replies, *managed)
         assert stored.result() is True
     if moment == "before the commit":
         die()
@@ -115,6 +119,11 @@ async def check_all_there(archive: SqliteArchive | SqliteReader) -> None:
     assert [row.id for row in rows] == [f"e{i}" for i in range(30)]
     assert all(row.rounds[0].completeness == "complete" for row in rows)
     assert len(await archive.list_branches(make_key().id)) == 30
+    plans = [make_plan(f"e{i}", epoch=f"p{i}", owed=i + 0.5) for i in range(30)]
+    assert [row.rounds[0].plan for row in rows] == plans
+    context = await archive.load_context(make_key().id)
+    assert context.epochs == tuple(make_epoch(f"p{i}") for i in range(30))
+    assert (len(context.pins), context.owed) == (30, (("gpt-4o", 29.5),))
     (stored,) = await archive.recall((), ("call:25",), make_key("new"))
     assert (len(stored.nodes), len(stored.marks)) == (36, 6)
     assert (await archive.verify()).faults == ()

@@ -12,7 +12,7 @@ from proxy.model.record import weigh
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.journal import Journal
 from proxy.store.sqlite.spool import Entry, Spool
-from tests.store.samples import make_chain, make_opening, make_outcome, make_reading, make_round, make_step
+from tests.store.samples import make_chain, make_opening, make_outcome, make_plan, make_reading, make_round, make_step
 
 WEIGHT = weigh(make_opening())
 
@@ -83,12 +83,12 @@ async def test_what_has_no_room_is_dropped_and_what_was_there_stays() -> None:
     assert not desk.spool.append((make_opening("e4"),), is_urgent=True).done()
 
 
-async def test_what_has_room_but_for_its_lineage_is_kept_without_it() -> None:
+async def test_what_has_room_but_for_what_is_derived_is_kept_without_it() -> None:
     desk = Desk(max_bytes=2 * WEIGHT)
     step = make_step(nodes=make_chain(*["m"] * 100))
-    future = desk.spool.append((make_opening(), make_round(), step), is_urgent=True)
+    future = desk.spool.append((make_opening(), make_plan(), make_round(), step), is_urgent=True)
     assert [entry.records for (entry,) in desk.handed] == [(make_opening(), make_round())]
-    assert (desk.spool.dropped, desk.spool.generation) == (1, 1)
+    assert (desk.spool.dropped, desk.spool.generation) == (2, 1)
     desk.settle(True)
     assert future.result() is True
     assert (desk.spool.pending, desk.spool.pending_bytes) == (0, 0)

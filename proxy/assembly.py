@@ -5,26 +5,15 @@ Rule: no logic beyond wiring; everything is passed in, nothing is looked up.
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from proxy.config import Settings
-from proxy.context.budget import BudgetPolicy
-from proxy.context.builder import ContextBuilder
-from proxy.context.policy import BuilderPolicy
 from proxy.engine.bus import EventBus
-from proxy.engine.counting import Counting
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import Exchanges
 from proxy.engine.leftovers import Leftovers
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.lineage.tracking import Lineage
-from proxy.engine.managing.ladder import Ladder
-from proxy.engine.managing.lookout import Lookout
-from proxy.engine.managing.memory import Memory
-from proxy.engine.managing.opening import Opener
-from proxy.engine.managing.rewriting import Rewriter
-from proxy.engine.managing.steward import Steward
-from proxy.engine.modelling import Models
 from proxy.engine.ports import Archive
 from proxy.engine.readings import Readings
 from proxy.engine.reception import Reception, Route
@@ -38,7 +27,6 @@ from proxy.store.sqlite.archive import open_sqlite
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.replay import recover_log
 from proxy.upstream.forwarder import Forwarder
-from proxy.upstream.tokenizer import Tokenizer
 from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format
@@ -90,7 +78,6 @@ async def build_engine(settings: Settings) -> Engine:
     policy, clock, tasks = settings.engine_policy(), SystemClock(), TaskRunner()
     bus = EventBus(tasks)
     policies = settings.upstream_policies()
-    policy = replace(policy, own_keys=tuple(p.api_key.encode("latin-1") for p in policies if p.api_key))
     forwarders = tuple(Forwarder(upstream, tasks.spawn) for upstream in policies)
     routes = tuple(Route(forwarder, p.models) for forwarder, p in zip(forwarders, policies, strict=True))
     gate = CommitGate(archive, policy.commit_wait_ms)
@@ -102,22 +89,11 @@ async def build_engine(settings: Settings) -> Engine:
     readings = Readings(archive, bus, tasks, lineage, policy.record_cap_bytes)
     relay = Relay(archive, gate, readings, bus, clock)
     reception = Reception(policy, routes, lineage, readings, clock, SystemIds())
+    own_keys = tuple(p.api_key.encode("latin-1") for p in policies if p.api_key)
     formats = build_formats()
     if not is_fresh:
         await Leftovers(archive, bus, tasks, lineage, readings, formats).read()
-    import os
-
-    from proxy.upstream.encodings import load_encoder
-
-    tokenizer = Tokenizer(load_encoder)
-    counting = Counting(tokenizer)
-    models = Models(counting, BudgetPolicy(int(os.environ.get("CEIL", "0")) or None))
-    memory = Memory(archive, counting, policy.cache_bytes)
-    builder = ContextBuilder(BuilderPolicy(), lambda text: tokenizer.count(text, "o200k_base")[0])
-    ladder = Ladder(memory.paths, Opener(builder, archive.salt), Rewriter(), bus, clock)
-    lookout = Lookout(memory, models, clock)
-    steward = Steward(memory, lookout, ladder, models, bus, clock)
-    exchanges = Exchanges(policy, formats, reception, relay, tasks, steward)
+    exchanges = Exchanges(policy, formats, reception, relay, tasks, own_keys)
     return Engine(exchanges, archive, relay, bus, tasks, forwarders)
 
 

@@ -9,7 +9,7 @@ from proxy.context.budget import Budget
 from proxy.context.economics import Facts
 from proxy.context.estimate import Ratio
 from proxy.context.tariff import Tariff
-from proxy.engine.managing.contexts import Context
+from proxy.engine.managing.contexts import Context, Standing
 from proxy.engine.managing.paths import Path, count_shared
 from proxy.engine.managing.subject import Subject
 from proxy.model.epoch import Epoch
@@ -74,6 +74,10 @@ class Case(msgspec.Struct, frozen=True, gc=False):
             idle=self.account.find_idle(self.now),
             is_side=self.subject.is_side,
         )
+
+    def find_standing(self, epoch: Epoch | None) -> Standing:
+        """How the view stands under an epoch, or under none."""
+        return self.context.get_standing(self.view, epoch.id if epoch is not None else "", self.budget)
 
     def tell(self, tokens: int) -> int:
         """Our tokens as the model counts them."""

@@ -18,31 +18,42 @@ from proxy.model.errors import StoreUnavailable
 
 _LOAD_SECONDS = 0.25
 _MOST_CHOSEN = 256
-_CONTEXT_WEIGHT = 2000
-_NOTHING = StoredContext()
+_CONTEXT_WEIGHT = 500
+
+
+class Standing:
+    """What holds of one view of a session under one epoch, or under none.
+
+    `before` are the nodes of the last request that was charged to `account`.
+    """
+
+    __slots__ = ("account", "before")
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
+        self.before: Sequence[bytes] | None = None
 
 
 class Context:
     """What holds in one session. `is_known`: the log has said all it knows of it.
 
-    `sizes` are the tokens of epochs' rendered messages by id, `protected` what the last plan of a view had to leave,
-    `paths` the nodes of the last request that an account was charged with.
+    `sizes` are the tokens of epochs' rendered messages by id, as we count them; `protected` those that the last plan of
+    a view had to leave; `told` those of which it was said that the ceiling is out of reach with them.
     One epoch opens at a time: whoever waited for `opening` looks first whether there is a new one.
     """
 
     __slots__ = (
-        "_accounts",
         "_chosen",
         "_epochs",
         "_late",
+        "_opening",
         "_owed",
         "_pins",
+        "_standings",
         "is_known",
-        "opening",
-        "paths",
         "protected",
         "sizes",
-        "unreachable",
+        "told",
         "weight",
     )
 
@@ -50,16 +61,27 @@ class Context:
         self._epochs: list[Epoch] = []
         self._pins: dict[bytes, bool] = {}
         self._chosen: OrderedDict[tuple[str, bytes], str] = OrderedDict()
-        self._accounts: dict[tuple[str, str], Account] = {}
+        self._standings: dict[tuple[str, str], Standing] = {}
         self._owed: dict[str, float] = {}
         self._late: tuple[Subject, asyncio.Future[Draft]] | None = None
+        self._opening: asyncio.Lock | None = None
         self.sizes: dict[str, int] = {}
-        self.unreachable: dict[str, int] = {}
         self.protected: dict[str, int] = {}
-        self.paths: dict[tuple[str, str], Sequence[bytes]] = {}
-        self.opening = asyncio.Lock()
+        self.told: dict[str, int] = {}
         self.is_known = False
         self.weight = _CONTEXT_WEIGHT
+
+    @property
+    def opening(self) -> asyncio.Lock:
+        """Held by whoever opens an epoch."""
+        if self._opening is None:
+            self._opening = asyncio.Lock()
+        return self._opening
+
+    @property
+    def epochs(self) -> Sequence[Epoch]:
+        """All, the oldest first."""
+        return self._epochs
 
     @property
     def is_drafting(self) -> bool:
@@ -81,26 +103,21 @@ class Context:
             return None
         return draft if through and nodes[through - 1] == asked.nodes[through - 1] else None
 
-    @property
-    def epochs(self) -> Sequence[Epoch]:
-        """All, the oldest first."""
-        return self._epochs
-
     def absorb(self, stored: StoredContext) -> None:
         """Take what the log knows."""
         self.is_known = True
-        known = {epoch.id for epoch in self._epochs}
-        later = self._epochs
-        self._epochs = []
+        later, self._epochs = self._epochs, []
+        self.weight -= sum(map(_weigh, later))
+        known = {epoch.id for epoch in later}
         for epoch in [*(each for each in stored.epochs if each.id not in known), *later]:
             self.add(epoch)
         self._pins = {pin.node: pin.is_on for pin in stored.pins} | self._pins
-        self._owed = dict(stored.owed) | self._owed
+        self._owed = dict(stored.owed)
 
     def add(self, epoch: Epoch) -> None:
         """An epoch holds from now on."""
         self._epochs.append(epoch)
-        self.weight += sum(map(len, epoch.rendered)) + len(epoch.edits)
+        self.weight += _weigh(epoch)
 
     def pin(self, pin: Pin) -> None:
         """A message stays, or need not any more."""
@@ -112,34 +129,23 @@ class Context:
             return frozenset()
         return frozenset(place for place, node in enumerate(nodes) if self._pins.get(node))
 
-    def read_account(self, view: str, epoch: str, budget: Budget) -> Account:
-        """The account of a view under an epoch, empty for none; what the log tells of it where memory does not."""
-        account = self._accounts.get((view, epoch))
-        if account is None:
-            account = self._accounts[view, epoch] = restore_account(
-                self._trace(epoch), self._owed.pop(view, 0.0), budget
-            )
-        return account
-
-    def write_account(self, view: str, epoch: str, account: Account) -> None:
-        """An account stands so from now on."""
-        self._accounts[view, epoch] = account
+    def get_standing(self, view: str, epoch: str, budget: Budget) -> Standing:
+        """How a view stands under an epoch, empty for none; as the log tells it where memory does not."""
+        standing = self._standings.get((view, epoch))
+        if standing is None:
+            owed = self._owed.pop(view, 0.0)
+            account = restore_account(self._trace(epoch), owed, budget)
+            standing = self._standings[view, epoch] = Standing(account)
+        return standing
 
     def get_epoch(self, epoch: str) -> Epoch | None:
         """The epoch with this id."""
         return next((each for each in reversed(self._epochs) if each.id == epoch), None)
 
-    def _trace(self, epoch: str) -> list[Epoch]:
-        """An epoch and those before it on its path, the oldest first."""
-        traced: list[Epoch] = []
-        found = self.get_epoch(epoch)
-        while found is not None and found not in traced:
-            traced.insert(0, found)
-            found = self.get_epoch(found.parent)
-        return traced
-
     def find(self, view: str, subject: Subject) -> Epoch | None:
         """The epoch that holds for a request: the one this very history was sent under before, else the newest."""
+        if not self._epochs:
+            return None
         nodes = subject.nodes
         holding = [epoch for epoch in self._epochs if epoch.view == view and _is_on_path(epoch, nodes)]
         if not holding:
@@ -154,9 +160,22 @@ class Context:
         if len(self._chosen) > _MOST_CHOSEN:
             self._chosen.popitem(last=False)
 
+    def _trace(self, epoch: str) -> list[Epoch]:
+        """An epoch and those before it on its path, the oldest first."""
+        traced: list[Epoch] = []
+        found = self.get_epoch(epoch)
+        while found is not None and found not in traced:
+            traced.insert(0, found)
+            found = self.get_epoch(found.parent)
+        return traced
+
 
 def _is_on_path(epoch: Epoch, nodes: Sequence[bytes]) -> bool:
     return not epoch.depth or (epoch.depth <= len(nodes) and nodes[epoch.depth - 1] == epoch.through)
+
+
+def _weigh(epoch: Epoch) -> int:
+    return sum(map(len, epoch.rendered)) + len(epoch.edits) + 200 * len(epoch.originals)
 
 
 class Contexts:
@@ -165,7 +184,11 @@ class Contexts:
     def __init__(self, archive: Archive, most_bytes: int) -> None:
         self._archive = archive
         self._most = most_bytes
+        self._weight = 0
         self._contexts: OrderedDict[str, Context] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._contexts)
 
     def get(self, session: str) -> Context | None:
         """The context in memory."""
@@ -173,36 +196,55 @@ class Contexts:
 
     async def open(self, subject: Subject) -> Context:
         """The context of a request's session. Asks the log for one that memory does not have, once."""
-        context = self._contexts.get(subject.session.id)
-        if context is None:
-            context = self._contexts[subject.session.id] = Context()
-            context.is_known = subject.is_new
-        self._contexts.move_to_end(subject.session.id)
+        context = self._enter(subject.session.id)
+        if subject.is_new:
+            context.is_known = True
         if not context.is_known:
-            await self._load(subject.session.id, context)
+            try:
+                async with asyncio.timeout(_LOAD_SECONDS):
+                    await self._load(subject.session.id, context)
+            except (StoreUnavailable, TimeoutError):
+                pass  # asked again with the next request; this one is sent as its own bytes tell
         return context
 
     async def load(self, session: str) -> Context:
         """The context of a session that a person names. Raises StoreUnavailable."""
-        context = self._contexts.get(session)
-        if context is None or not context.is_known:
-            context = self._contexts.setdefault(session, Context())
-            context.absorb(await self._archive.load_context(session))
+        context = self._enter(session)
+        if not context.is_known:
+            await self._load(session, context)
         return context
 
-    def shrink(self) -> None:
-        """Drop what was used least recently, as far as it is too much."""
-        weight = sum(context.weight for context in self._contexts.values())
-        while weight > self._most and len(self._contexts) > 1:
-            weight -= self._contexts.popitem(last=False)[1].weight
+    def add(self, session: str, epoch: Epoch) -> None:
+        """An epoch of a session holds from now on."""
+        self._enter(session).add(epoch)
+        self._weight += _weigh(epoch)
+        self._shrink()
 
     def clear(self) -> None:
         """Forget everything: the log has lost a record."""
         self._contexts.clear()
+        self._weight = 0
+
+    def _enter(self, session: str) -> Context:
+        """The context in memory, made if it is not there; now the most recently used."""
+        context = self._contexts.get(session)
+        if context is None:
+            context = self._contexts[session] = Context()
+            self._weight += context.weight
+            self._shrink()
+        else:
+            self._contexts.move_to_end(session)
+        return context
 
     async def _load(self, session: str, context: Context) -> None:
-        try:
-            async with asyncio.timeout(_LOAD_SECONDS):
-                context.absorb(await self._archive.load_context(session))
-        except (StoreUnavailable, TimeoutError):
-            return  # asked again with the next request; this one is sent as its own bytes tell
+        stored = await self._archive.load_context(session)
+        before = context.weight
+        if not context.is_known:  # else another request has waited for the same
+            context.absorb(stored)
+        if self._contexts.get(session) is context:
+            self._weight += context.weight - before
+            self._shrink()
+
+    def _shrink(self) -> None:
+        while self._weight > self._most and len(self._contexts) > 1:
+            self._weight -= self._contexts.popitem(last=False)[1].weight

@@ -14,8 +14,8 @@ import msgspec
 from proxy.context.account import note_epoch
 from proxy.engine.bus import EventBus
 from proxy.engine.managing.case import Case
+from proxy.engine.managing.memory import Memory
 from proxy.engine.managing.opening import Draft, Opener
-from proxy.engine.managing.paths import Paths
 from proxy.engine.managing.rewriting import Rewriter
 from proxy.engine.ports import Clock
 from proxy.model.epoch import Epoch, Why
@@ -43,8 +43,9 @@ class Footing(msgspec.Struct, frozen=True, gc=False):
 class Ladder:
     """Climbs down. Nothing here raises what a rung did wrong."""
 
-    def __init__(self, paths: Paths, opener: Opener, rewriter: Rewriter, bus: EventBus, clock: Clock) -> None:
-        self._paths = paths
+    def __init__(self, memory: Memory, opener: Opener, rewriter: Rewriter, bus: EventBus, clock: Clock) -> None:
+        self._contexts = memory.contexts
+        self._paths = memory.paths
         self._opener = opener
         self._rewriter = rewriter
         self._bus = bus
@@ -126,9 +127,9 @@ class Ladder:
         body = self._rewriter.rewrite(case.subject, path, epoch, pinned)
         if not await commit(epoch):
             return None
-        case.context.add(epoch)
+        self._contexts.add(epoch.session, epoch)
         case.context.sizes[epoch.id] = frozen
-        case.context.write_account(case.view, epoch.id, note_epoch(case.account, tokens, protected, case.budget))
+        case.find_standing(epoch).account = note_epoch(case.account, tokens, protected, case.budget)
         self._bus.publish(
             EpochOpened(epoch.id, epoch.session, epoch.exchange, why, epoch.tokens_before, epoch.tokens_after)
         )
@@ -136,9 +137,9 @@ class Ladder:
 
     def _say_unreachable(self, case: Case, protected: int) -> None:
         """Once for each amount of protected content."""
-        if case.context.unreachable.get(case.view) == protected:
+        if case.context.told.get(case.view) == protected:
             return
-        case.context.unreachable[case.view] = protected
+        case.context.told[case.view] = protected
         told = case.tell(protected)
         _log.warning(
             "session %s: %d tokens must stay as they are, of %d usable: the ceiling cannot be held for long",

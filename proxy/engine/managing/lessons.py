@@ -1,6 +1,6 @@
 """What answers teach: how a model counts, what its cache keeps, how long a token takes.
 
-Rule: what the upstream did not report teaches nothing. Memory only; whoever knows nothing yet goes by what is published.
+Rule: what the upstream did not report teaches nothing. Memory only; who knows nothing yet goes by what is published.
 """
 
 from collections import OrderedDict

@@ -57,7 +57,7 @@ class Lookout:
         path = await self.memory.paths.follow(subject)
         model = subject.model
         frozen = await self._weigh(subject, context, epoch) if epoch is not None else 0
-        before = context.paths.get((model, epoch.id if epoch is not None else ""))
+        before = context.get_standing(model, epoch.id if epoch is not None else "", budget).before
         return Case(
             subject=subject,
             context=context,

@@ -73,8 +73,8 @@ class Steward:
         model, budget = subject.model, self._lookout.find_budget(subject, ceiling)
         epoch = context.find(model, subject)
         if epoch is None and self._lookout.is_below(subject, budget):
-            account = context.read_account(model, "", budget)
-            context.write_account(model, "", note_use(account, self._clock.monotonic()))
+            standing = context.get_standing(model, "", budget)
+            standing.account = note_use(standing.account, self._clock.monotonic())
             return Sending(subject.split.content, is_managed=True, is_guarded=_is_risky(budget, subject))
         case = await self._lookout.look_at(subject, context, epoch, budget)
         decision = decide(case.account, case.facts)
@@ -83,7 +83,6 @@ class Steward:
         self._expect(case, footing)
         account = self._charge(case, footing)
         context.choose(model, subject, footing.epoch.id if footing.epoch is not None else "")
-        self._memory.contexts.shrink()
         return self._report(case, footing, decision, account, saving)
 
     def _expect(self, case: Case, footing: Footing) -> None:
@@ -95,13 +94,12 @@ class Steward:
 
     def _charge(self, case: Case, footing: Footing) -> Account:
         """The account of what holds, with this request."""
-        key = (case.view, footing.epoch.id if footing.epoch is not None else "")
+        standing = case.find_standing(footing.epoch)
         low = case.budget.find_low(case.context.protected.get(case.view, 0))
         kept = case.path.head.tokens if footing.is_opened else case.kept
-        account = case.context.read_account(*key, case.budget)
-        account = note_sent(account, Sent(footing.tokens, kept=kept, at=case.now), case.tariff, low)
-        case.context.write_account(*key, account)
-        case.context.paths[key] = case.subject.nodes
+        sent = Sent(footing.tokens, kept=kept, at=case.now)
+        account = standing.account = note_sent(standing.account, sent, case.tariff, low)
+        standing.before = case.subject.nodes
         return account
 
     def _report(
@@ -143,7 +141,7 @@ class Steward:
             plan = Plan(subject.exchange, 0, subject.model, "original", reason=reason) if mode == "manage" else None
             return Sending(content, plan=plan, labels=labels)
         budget = self._lookout.find_budget(subject)
-        account = context.read_account(subject.model, epoch.id, budget)
+        account = context.get_standing(subject.model, epoch.id, budget).account
         tariff = self._lookout.find_tariff(subject, known)
         saving = tariff.price_size(account.sent) - tariff.price_rewritten(known.tokens, known.head.tokens)
         told = self._lookout.find_ratio(subject).apply(known.tokens)
@@ -180,7 +178,7 @@ def _find_matching(case: Case, footing: Footing) -> int:
 
 def _estimate_saving(case: Case, footing: Footing) -> float | None:
     """What a request saves against the client's own, as far as the cache is known; before it is answered."""
-    before = case.context.paths.get(case.account_key)
+    before = case.find_standing(case.epoch).before
     if before is None:
         return None
     shared = count_shared(before, case.path.nodes)

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 from proxy import __version__
 from proxy.assembly import Engine, build_engine, find_admin_token
 from proxy.config import Settings
+from proxy.context.budget import AUTO_CEILING
 from proxy.engine.tasks import TaskRunner
 from proxy.heap import HeapTrimmer, find_trim, read_resident_bytes
 from proxy.model.errors import ProxyError
@@ -108,6 +109,7 @@ async def _run(settings: Settings) -> None:
         try:
             app, health = build_app(engine, settings, policy)
             _announce(settings, policy, listener.getsockname()[1])
+            engine.models.open()
             trimmer = HeapTrimmer(lambda: not engine.tasks, find_trim(), read_resident_bytes)
             trimmer.start(asyncio.get_running_loop())
             gc.set_threshold(_GC_THRESHOLD)
@@ -162,9 +164,14 @@ def _list_facts(settings: Settings) -> tuple[tuple[str, str], ...]:
     return (
         ("version", __version__),
         ("mode", settings.mode),
+        ("ceiling", _describe_ceiling(settings.budget.ceiling_tokens)),
         *(("upstream", f"{upstream.name}: {upstream.base_url}") for upstream in settings.upstreams),
         ("log", f"{store.path} (durability: {store.durability})"),
     )
+
+
+def _describe_ceiling(tokens: int | None) -> str:
+    return f"auto = {AUTO_CEILING:,} tokens" if tokens is None else f"{tokens:,} tokens"
 
 
 def _announce(settings: Settings, policy: ServerPolicy, port: int) -> None:

@@ -8,12 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from proxy.config import Settings
+from proxy.context.model_names import Encoding
 from proxy.engine.bus import EventBus
+from proxy.engine.counting import Counting
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import Exchanges
 from proxy.engine.leftovers import Leftovers
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.lineage.tracking import Lineage
+from proxy.engine.models import Models
 from proxy.engine.ports import Archive
 from proxy.engine.readings import Readings
 from proxy.engine.reception import Reception, Route
@@ -26,7 +29,10 @@ from proxy.store.secret import load_or_create_secret
 from proxy.store.sqlite.archive import open_sqlite
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.replay import recover_log
+from proxy.upstream.catalog import Catalog
 from proxy.upstream.forwarder import Forwarder
+from proxy.upstream.outlining import Outliner
+from proxy.upstream.tokenizer import Encoder, Tokenizer
 from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format
@@ -63,10 +69,13 @@ class Engine:
     bus: EventBus
     tasks: TaskRunner
     forwarders: tuple[Forwarder, ...]
+    models: Models
+    outliner: Outliner
 
     async def close(self) -> None:
         """End what runs, record it, and write everything down."""
         await self.tasks.finish(_FINISH_SECONDS)
+        self.outliner.close()
         for forwarder in self.forwarders:
             forwarder.close()
         await self.archive.close()
@@ -94,7 +103,21 @@ async def build_engine(settings: Settings) -> Engine:
     if not is_fresh:
         await Leftovers(archive, bus, tasks, lineage, readings, formats).read()
     exchanges = Exchanges(policy, formats, reception, relay, tasks, own_keys)
-    return Engine(exchanges, archive, relay, bus, tasks, forwarders)
+    return Engine(exchanges, archive, relay, bus, tasks, forwarders, build_models(settings, tasks), Outliner())
+
+
+def build_models(settings: Settings, tasks: TaskRunner) -> Models:
+    """What is known of models. Neither the map nor an encoder is read before it is needed."""
+    clock = SystemClock()
+    catalog = Catalog(settings.stated_windows(), settings.stated_prices(), clock)
+    return Models(catalog, Counting(Tokenizer(load_encoder)), settings.budget_policy(), clock, tasks.spawn)
+
+
+def load_encoder(encoding: Encoding) -> Encoder | None:
+    """An encoding's encoder, None where its ranks are missing. Blocks for 0.2 to 0.5 s."""
+    from proxy.upstream.encodings import load_encoder as load  # noqa: PLC0415 - tiktoken, which many runs do not need
+
+    return load(encoding)
 
 
 def open_log(settings: Settings) -> SqliteReader:

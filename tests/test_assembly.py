@@ -1,13 +1,20 @@
 """The wiring: everything is built from settings, and taken down again without a trace."""
 
+import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from proxy.assembly import build_engine, build_formats, find_admin_token, open_log
 from proxy.config import Settings, load_settings
+from proxy.engine.counting import Piece
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable
 from proxy.server.routes import MANAGED_PATHS
+
+ROOT = Path(__file__).parents[1]
+LIMIT = 5.0
 
 
 def settings_in(data: Path, **flags: object) -> Settings:
@@ -76,3 +83,45 @@ async def test_a_log_that_is_not_there_is_not_made_by_looking(tmp_path: Path) ->
     with pytest.raises((NotFound, StoreUnavailable), match="there is no log at"):
         await open_log(settings_in(tmp_path)).list_sessions()
     assert list_names(tmp_path) == []
+
+
+async def test_what_is_known_of_models_comes_from_the_settings_first(tmp_path: Path) -> None:
+    prices = {"gpt-*": {"input": 3}}
+    engine = await build_engine(settings_in(tmp_path, pricing=prices, **{"budget.ceiling_tokens": 50_000}))
+    card = engine.models.card("first", "gpt-4o")
+    assert (card.window, card.prices.rates.input) == (None, 3e-6)
+    engine.models.open()
+    assert await engine.tasks.finish(LIMIT)
+    assert engine.models.card("first", "gpt-4o").window == 128_000
+    assert engine.models.budget("first", "gpt-4o").usable == 48_500
+    await engine.close()
+
+
+async def test_tokens_are_counted_by_encoders_that_are_loaded_at_the_first_count(tmp_path: Path) -> None:
+    engine = await build_engine(settings_in(tmp_path))
+    piece = Piece(b"digest", b'{"role":"user","content":"tic tac toe"}')
+    counted = await engine.models.count.count("first", "gpt-4o", [piece])
+    assert counted.tokens > (3,)
+    assert not counted.is_estimate
+    await engine.close()
+
+
+def test_neither_encoders_nor_grammars_are_there_before_they_are_needed() -> None:
+    heavy = ("tiktoken", "tree_sitter", "tree_sitter_language_pack", "litellm")
+    program = f"import sys, proxy.app; print([name for name in {heavy} if name in sys.modules])"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert told.stdout.strip() == "[]"
+
+
+async def test_an_engine_that_is_closed_ends_the_process_that_outlines(tmp_path: Path) -> None:
+    engine = await build_engine(settings_in(tmp_path))
+    assert await asyncio.to_thread(engine.outliner.outline, "func F() {}", "go") == ["function F · lines 1-1"]
+    await engine.close()
+    assert not [child for child in list_children() if "grammars.py" in child]
+
+
+def list_children() -> list[str]:
+    """Command lines of this process's children."""
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
+    processes = [Path("/proc") / number / "cmdline" for name in names for number in name.split()]
+    return [process.read_text() for process in processes if process.exists()]

@@ -21,6 +21,9 @@ def serve(  # noqa: PLR0913 - each parameter is an option of the command line
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0: any. [default: 8484]")] = None,
     data: DataOption = None,
     config: ConfigOption = None,
+    ceiling: Annotated[
+        str | None, typer.Option(metavar="TOKENS", help="Most tokens of a request; auto: 200,000. [default: auto]")
+    ] = None,
     mode: Annotated[Mode | None, typer.Option(help="How calls are treated. [default: manage]")] = None,
     admin_token: Annotated[str | None, typer.Option(metavar="T", help="Secret for the pages below /-/.")] = None,
     idle_timeout: Annotated[
@@ -42,6 +45,7 @@ def serve(  # noqa: PLR0913 - each parameter is an option of the command line
         "server.admin_token": admin_token,
         "server.drain_seconds": drain,
         "store.durability": durability,
+        "budget.ceiling_tokens": ceiling,
         "data": data,
         "mode": mode,
     }

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, TypeGuard, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
+from proxy.config.kinds import AUTO
 from proxy.config.settings import Settings
 
 
@@ -26,8 +27,15 @@ def list_keys() -> list[Key]:
 
 
 def name_keys() -> list[str]:
-    """The paths of all sections and keys, joined by dots."""
-    return [".".join(key.path) for key in list_keys()]
+    """The paths of all sections and keys, joined by dots; those of mapped sections too (`pricing.MODEL.input`)."""
+    mapped = [key for name, section in _list_maps() for key in _walk(section, (name, "MODEL"))]
+    return [".".join(key.path) for key in (*list_keys(), *mapped)]
+
+
+def _list_maps() -> Iterator[tuple[str, type[BaseModel]]]:
+    for name, field in Settings.model_fields.items():
+        if get_origin(field.annotation) is dict:
+            yield from ((name, kind) for kind in get_args(field.annotation) if _is_section(kind))
 
 
 def _walk(model: type[BaseModel], above: tuple[str, ...]) -> Iterator[Key]:
@@ -42,15 +50,20 @@ def _walk(model: type[BaseModel], above: tuple[str, ...]) -> Iterator[Key]:
 
 
 def _find_section(field: FieldInfo) -> type[BaseModel] | None:
-    for kind in (field.annotation, *get_args(field.annotation)):
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return kind
-    return None
+    if get_origin(field.annotation) is dict:
+        return None  # its keys are the user's own
+    return next((kind for kind in (field.annotation, *get_args(field.annotation)) if _is_section(kind)), None)
+
+
+def _is_section(kind: object) -> TypeGuard[type[BaseModel]]:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def _plain(default: Any) -> Any:
     if isinstance(default, SecretStr):
         return default.get_secret_value()
+    if default is None:
+        return AUTO
     if isinstance(default, tuple):
         return list(default)
     return default if isinstance(default, str | int | float | dict) else str(default)

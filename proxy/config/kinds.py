@@ -5,13 +5,21 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, WithJsonSchema
 from pydantic_core import PydanticCustomError
+
+AUTO = "auto"
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"(\d+)\s*([A-Za-z]*)")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+
+
+class Section(BaseModel):
+    """A part of the tree: frozen, and a key it does not know is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def _read_size(value: object) -> object:
@@ -21,6 +29,10 @@ def _read_size(value: object) -> object:
     if not found or found[2].upper() not in _UNITS:
         raise PydanticCustomError("size", 'must be a number of bytes, such as 1048576 or "64MiB"')
     return int(found[1]) * _UNITS[found[2].upper()]
+
+
+def _read_auto(value: object) -> object:
+    return None if value == AUTO else value
 
 
 def _read_secret_file(value: object) -> object:
@@ -67,6 +79,21 @@ def _check_header_name(value: str) -> str:
 
 
 Size = Annotated[int, BeforeValidator(_read_size), WithJsonSchema({"type": ["integer", "string"]})]
+# None is written `auto`: what it comes to depends on the model.
+AutoTokens = Annotated[
+    int | None,
+    Field(ge=1000),
+    BeforeValidator(_read_auto),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1000}, {"const": AUTO}]}),
+]
+AutoFraction = Annotated[
+    float | None,
+    Field(gt=0, le=1),
+    BeforeValidator(_read_auto),
+    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": 1}, {"const": AUTO}]}),
+]
+Tokens = Annotated[int, Field(ge=0)]
+Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 DirectoryPath = Annotated[Path, AfterValidator(Path.expanduser)]
 Secret = Annotated[SecretStr, AfterValidator(_check_secret)]

@@ -2,12 +2,15 @@
 
 from pathlib import Path
 from typing import Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from proxy.config.budgeting import BudgetSettings, FilesSettings, PriceSettings, PruningSettings
 from proxy.config.kinds import (
+    AutoTokens,
     BaseUrl,
     DirectoryPath,
     HeaderName,
@@ -15,10 +18,14 @@ from proxy.config.kinds import (
     Seconds,
     Secret,
     SecretFile,
+    Section,
     Size,
     TenantName,
 )
-from proxy.engine.policy import EnginePolicy, Principal
+from proxy.context.budget import BudgetPolicy
+from proxy.context.policy import BuilderPolicy
+from proxy.engine.policy import EnginePolicy, Principal, Provider
+from proxy.model.card import Offer
 from proxy.model.exchange import Mode
 from proxy.server.policy import ServerPolicy
 from proxy.store.policy import Durability, StorePolicy
@@ -27,6 +34,7 @@ from proxy.upstream.policy import Auth, UpstreamPolicy
 _SERVER = ServerPolicy()
 _ENGINE = EnginePolicy()
 _STORE = StorePolicy(Path())
+_PROVIDER = Provider()
 _UPSTREAM = UpstreamPolicy("openai", "https://api.openai.com/v1")
 _LOG_FILE = "log.db"
 
@@ -44,12 +52,6 @@ def _read_principal(known_by: tuple[SecretStr, ...] | str) -> Principal:
 
 def _reveal(given: SecretStr, from_file: SecretStr) -> str:
     return from_file.get_secret_value() or given.get_secret_value()
-
-
-class Section(BaseModel):
-    """A part of the tree: frozen, and a key it does not know is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ServerSettings(Section):
@@ -120,6 +122,21 @@ class UpstreamSettings(Section):
     idle_timeout: Seconds = Field(
         _UPSTREAM.idle_timeout, description="How long the upstream may be silent before or inside an answer; seconds."
     )
+    window: AutoTokens = Field(None, description="Tokens that its models' contexts hold. auto: as known of each model.")
+    cache: Literal["auto", "prefix", "breakpoints", "units", "local"] = Field(
+        "auto",
+        description=(
+            "How its prompt cache works. prefix: whatever begins alike; breakpoints: up to marks in the request; "
+            "units: what was stored before; local: the memory of one machine. auto: as known of the provider."
+        ),
+    )
+    summary_role: Literal["user", "assistant"] = Field(
+        _PROVIDER.summary_role, description="Who is made to say what stands in place of older messages."
+    )
+    strict_alternation: bool = Field(
+        _PROVIDER.strict_alternation,
+        description="Whether it refuses two messages of one role in a row, as some chat templates do.",
+    )
 
     @model_validator(mode="after")
     def _check_secret(self) -> Self:
@@ -136,6 +153,15 @@ class UpstreamSettings(Section):
             auth=self.auth,
             connect_timeout=self.connect_timeout,
             idle_timeout=self.idle_timeout,
+        )
+
+    def provider(self) -> Provider:
+        """What the engine is told of the upstream."""
+        return Provider(
+            host=urlsplit(self.base_url).hostname or "",
+            cache=None if self.cache == "auto" else self.cache,
+            summary_role=self.summary_role,
+            strict_alternation=self.strict_alternation,
         )
 
 
@@ -202,7 +228,7 @@ class Settings(BaseSettings):
 
     mode: Mode = Field(
         _ENGINE.mode,
-        description="How calls are treated. This version changes none and records all; bypass leaves bodies unread.",
+        description="manage: calls stay below the ceiling; observe: none is changed; bypass: no body is read either.",
     )
     data: DirectoryPath = Field(
         Path("~/.palimpsest"),
@@ -216,6 +242,17 @@ class Settings(BaseSettings):
     )
     sessions: SessionsSettings = SessionsSettings()
     store: StoreSettings = StoreSettings()
+    budget: BudgetSettings = BudgetSettings()
+    pruning: PruningSettings = PruningSettings()
+    files: FilesSettings = FilesSettings()
+    pricing: dict[str, PriceSettings] = Field(
+        {},
+        description=(
+            "What models cost, by their name or a pattern; the first that matches counts. Money per million tokens, as "
+            "price lists have it: input, output, cached (input read from the cache), written (to the cache). "
+            "retention_seconds: how long the cache keeps what it has. Without: as known of each model."
+        ),
+    )
     tenants: dict[TenantName, tuple[Secret, ...] | HeaderName] = Field(
         {},
         description=(
@@ -288,6 +325,33 @@ class Settings(BaseSettings):
     def upstream_policies(self) -> tuple[UpstreamPolicy, ...]:
         """What the upstream room is given, in order of preference."""
         return tuple(upstream.policy() for upstream in self.upstreams)
+
+    def providers(self) -> dict[str, Provider]:
+        """What the engine is told of each upstream, by its name."""
+        return {upstream.name: upstream.provider() for upstream in self.upstreams}
+
+    def budget_policy(self) -> BudgetPolicy:
+        """How much may be sent."""
+        return BudgetPolicy(**self.budget.model_dump())
+
+    def builder_policy(self) -> BuilderPolicy:
+        """What may be taken out of a context."""
+        return BuilderPolicy(
+            is_pruning=self.pruning.enabled,
+            protect_tokens=self.pruning.protect_tokens,
+            minimum_tokens=self.pruning.minimum_tokens,
+            protected_tools=self.pruning.protected_tools,
+            inline_tokens=self.files.inline_tokens,
+            has_outlines=self.files.outline,
+        )
+
+    def stated_windows(self) -> dict[str, Offer]:
+        """What is stated of upstreams' models, by the upstream's name."""
+        return {upstream.name: Offer(window=upstream.window) for upstream in self.upstreams if upstream.window}
+
+    def stated_prices(self) -> dict[str, Offer]:
+        """What is stated of models, by their pattern."""
+        return {pattern: price.offer() for pattern, price in self.pricing.items()}
 
     def with_idle_timeout(self, seconds: float) -> Self:
         """The same settings with one idle time for every upstream."""

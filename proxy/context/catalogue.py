@@ -22,9 +22,10 @@ def make_card(said: Sequence[Said], limit: Limit | None, now: float) -> Card:
     window, window_source = _first((source, offer.window) for source, offer in said)
     output, output_source = _first((source, offer.output) for source, offer in said)
     prices, prices_source = _first((source, offer.prices) for source, offer in said)
+    retention, _ = _first((source, offer.retention) for source, offer in said)
     if limit is not None and is_believed(limit, window, now):
         window, window_source = limit.window, "learned"
-    return Card(window, output, prices or UNPRICED, window_source, output_source, prices_source)
+    return Card(window, output, prices or UNPRICED, window_source, output_source, prices_source, retention)
 
 
 def is_believed(limit: Limit, stated: int | None, now: float) -> bool:

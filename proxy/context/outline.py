@@ -50,12 +50,15 @@ class Outline(msgspec.Struct, frozen=True, gc=False):
     structure: tuple[str, ...]
 
 
-def outline(text: str, path: str = "") -> Outline:
-    """The outline of a content."""
+def outline(text: str, path: str = "", parse: Callable[[str, str], list[str]] | None = None) -> Outline:
+    """The outline of a content. `parse` makes those of the kinds that have no parser here, of a text and its kind."""
     kind = name_kind(text, path)
     lines = text.count("\n") + (not text.endswith("\n") and bool(text))
-    most, parse = _PARSERS.get(kind, (0, _find_nothing))
-    found = parse(text) if len(text) <= most else []
+    if kind in _PARSERS:
+        most, parse_here = _PARSERS[kind]
+        found = parse_here(text) if len(text) <= most else []
+    else:
+        found = parse(text, kind) if parse is not None else []
     return Outline(kind, lines, tuple(_limit(found) if found else _limit(preview(text))))
 
 
@@ -74,10 +77,6 @@ def preview(text: str) -> list[str]:
         return text.splitlines()
     head, tail = text[:most].splitlines()[:_PREVIEW_HEAD], text[-most:].splitlines()[-_PREVIEW_TAIL:]
     return [*head, "…", *(line[-LONGEST_LINE:] for line in tail)]
-
-
-def _find_nothing(text: str) -> list[str]:
-    return []
 
 
 def _limit(lines: Iterable[str]) -> list[str]:

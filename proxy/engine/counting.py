@@ -7,23 +7,16 @@ which whoever compares with their numbers applies (`find_ratio`): a sum of ours 
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from proxy.context.estimate import Ratio, guess_ratio
 from proxy.context.media_tokens import count_media, count_tool_prompt
 from proxy.context.model_names import Encoding, Family, find_family
+from proxy.engine.ports import Tokenizer
 from proxy.model.countable import Countable, Weight
 from proxy.wire.countable import read_message, read_tools
 
 _MOST_RATIOS = 1024
-
-
-class Tokenizer(Protocol):
-    """Counts text; never fails."""
-
-    def count(self, text: str, encoding: Encoding) -> tuple[int, bool]:
-        """The tokens of a text, and whether they are but an estimate. Blocks."""
-        ...
 
 
 class Piece(NamedTuple):

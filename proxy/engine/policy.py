@@ -6,6 +6,8 @@ from typing import Literal
 
 from proxy.model.exchange import Mode
 
+CacheKind = Literal["prefix", "breakpoints", "units", "local"]
+
 
 @dataclass(frozen=True, slots=True)
 class Principal:
@@ -13,6 +15,20 @@ class Principal:
 
     keys: tuple[str, ...] = field(default=(), repr=False)
     header: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """What managing must know of an upstream: whose server it is, how its cache works (None: as known of `host`).
+
+    `summary_role` is who says what stands in place of older messages. With `strict_alternation` two messages of one
+    role never follow each other.
+    """
+
+    host: str = ""
+    cache: CacheKind | None = None
+    summary_role: Literal["user", "assistant"] = "user"
+    strict_alternation: bool = False
 
 
 @dataclass(frozen=True, slots=True)

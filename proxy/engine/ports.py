@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from proxy.context.model_names import Encoding
+from proxy.model.card import Card, LimitKey
 from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import Headers, SessionKey
@@ -274,6 +276,34 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Seconds, never backwards."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """Counts text; never fails."""
+
+    def count(self, text: str, encoding: Encoding) -> tuple[int, bool]:
+        """The tokens of a text, and whether they are but an estimate. Blocks."""
+        ...
+
+
+class Catalog(Protocol):
+    """What is known of upstreams' models. Looking up never waits and never fails."""
+
+    async def open(self) -> None:
+        """Read what comes with the installation; until then nothing is known from it."""
+        ...
+
+    def note_listing(self, upstream: str, content: bytes) -> None:
+        """Take in an upstream's answer that lists its models; one that says nothing changes nothing. May block."""
+        ...
+
+    def note_limit(self, key: LimitKey, window: int, sent: int) -> None:
+        """Take in the window that an upstream named when it refused `sent` tokens."""
+        ...
+
+    def find(self, key: LimitKey) -> Card:
+        """What is known of a model now."""
         ...
 
 

@@ -1,6 +1,6 @@
 """What a model can take and what it costs. Rule: what nobody said is None, never 0, and each value names its source."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -43,11 +43,15 @@ UNPRICED = Prices(Rates(input=1.0, output=5.0, cached=0.1, written=1.0))
 
 
 class Offer(msgspec.Struct, frozen=True, gc=False):
-    """What one source says of a model: tokens its context holds, tokens an answer may have, prices."""
+    """What one source says of a model: tokens its context holds, tokens an answer may have, prices.
+
+    `retention` are the seconds for which a cache keeps what it has after its last use.
+    """
 
     window: int | None = None
     output: int | None = None
     prices: Prices | None = None
+    retention: float | None = None
 
 
 class Limit(msgspec.Struct, frozen=True, gc=False):
@@ -56,6 +60,15 @@ class Limit(msgspec.Struct, frozen=True, gc=False):
     window: int
     sent: int
     learned: float
+
+
+class LimitKey(NamedTuple):
+    """For whom a learned window holds: beta headers and contracts change it."""
+
+    upstream: str
+    model: str
+    beta: str = ""
+    tenant: bytes = b""
 
 
 class Card(msgspec.Struct, frozen=True, gc=False):
@@ -67,3 +80,4 @@ class Card(msgspec.Struct, frozen=True, gc=False):
     window_source: Source = ""
     output_source: Source = ""
     prices_source: Source = ""
+    retention: float | None = None

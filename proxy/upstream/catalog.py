@@ -6,25 +6,16 @@ for whom it was learned, and forgotten when it is old.
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from fnmatch import fnmatchcase
 
 from proxy.context.catalogue import Names, Said, find_offer, make_card
 from proxy.engine.ports import Clock
-from proxy.model.card import Card, Limit, Offer
+from proxy.model.card import Card, Limit, LimitKey, Offer
 from proxy.upstream.bundled import BundledMap, find_litellm, read_map
 from proxy.wire.model_listing import read_listing
 
 _MOST_LIMITS = 1024
 _NOTHING = Offer()
-
-
-class LimitKey(NamedTuple):
-    """For whom a learned window holds: beta headers and contracts change it."""
-
-    upstream: str
-    model: str
-    beta: str = ""
-    tenant: bytes = b""
 
 
 def read_bundled_map() -> BundledMap:
@@ -33,12 +24,20 @@ def read_bundled_map() -> BundledMap:
 
 
 class Catalog:
-    """Cards of models. `stated` is what the settings say of each upstream's models, by the upstream's name."""
+    """Cards of models.
+
+    What the settings say of models: `stated` by their upstream's name, `priced` by a shell pattern of theirs.
+    """
 
     def __init__(
-        self, stated: Mapping[str, Offer], clock: Clock, load: Callable[[], BundledMap] = read_bundled_map
+        self,
+        stated: Mapping[str, Offer],
+        priced: Mapping[str, Offer],
+        clock: Clock,
+        load: Callable[[], BundledMap] = read_bundled_map,
     ) -> None:
         self._stated = stated
+        self._priced = priced
         self._clock = clock
         self._load = load
         self._bundled: BundledMap | None = None
@@ -70,7 +69,11 @@ class Catalog:
         names, offers = self._listed.get(key.upstream, (Names(()), {}))
         said: tuple[Said, ...] = (
             ("settings", self._stated.get(key.upstream, _NOTHING)),
+            ("settings", self._find_priced(key.model)),
             ("upstream", find_offer(names, offers, key.model)),
             ("bundled", self._bundled.find(key.model) if self._bundled is not None else _NOTHING),
         )
         return make_card(said, self._limits.get(key), self._clock.monotonic())
+
+    def _find_priced(self, model: str) -> Offer:
+        return next((offer for pattern, offer in self._priced.items() if fnmatchcase(model, pattern)), _NOTHING)

@@ -25,6 +25,7 @@ _HOP_BY_HOP = frozenset(
 )
 _SET_ANEW = frozenset({b"host", b"content-length", b"expect"})
 _CREDENTIALS = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key")
+_OF_PROVIDERS = (b"anthropic-version", b"anthropic-beta", b"openai-", b"user-agent")
 _STORED = frozenset(
     {
         b"accept",
@@ -91,6 +92,12 @@ def forward_response(headers: Headers) -> Headers:
 def keep_for_log(headers: Headers) -> Headers:
     """The fields that may rest in the log."""
     return tuple([field for field in headers if field[0] in _STORED or field[0].startswith(_STORED_PREFIXES)])
+
+
+def keep_for_asking(headers: Headers) -> Headers:
+    """The fields with which a caller's upstream can be asked something for itself: who asks, and by which rules."""
+    kept = [field for field in headers if field[0] in _CREDENTIALS or field[0].startswith(_OF_PROVIDERS)]
+    return (*kept, (b"accept", b"application/json"), (b"accept-encoding", b"identity"))
 
 
 def is_credential(name: bytes) -> bool:

@@ -27,7 +27,10 @@ def test_every_wrong_setting_is_one_line_and_exits_with_1(tmp_path: Path, capsys
 def test_the_schema_knows_every_section_and_refuses_others(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(FakeLog(), "config", "schema") == 0
     schema = json.loads(capsys.readouterr().out)
-    assert {"mode", "data", "server", "upstreams", "sessions", "store", "tenants"} == set(schema["properties"])
+    assert set(schema["properties"]) == {
+        *("mode", "data", "server", "upstreams", "sessions", "store", "tenants"),
+        *("budget", "pruning", "files", "pricing"),
+    }
     assert schema["additionalProperties"] is False
 
 

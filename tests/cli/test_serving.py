@@ -13,6 +13,7 @@ def test_flags_become_settings() -> None:
     flags = (
         *("--upstream", "http://127.0.0.1:9000/v1", "--host", "0.0.0.0", "--port", "0", "--data", "/d"),
         *("--mode", "observe", "--admin-token", "t", "--idle-timeout", "5", "--drain", "0", "--durability", "full"),
+        *("--ceiling", "64000"),
     )
     assert call(log, "serve", *flags) == 0
     [settings] = log.opened
@@ -20,6 +21,7 @@ def test_flags_become_settings() -> None:
     assert (upstream.name, upstream.base_url, upstream.idle_timeout) == ("127.0.0.1", "http://127.0.0.1:9000/v1", 5)
     server = settings.server_policy()
     assert (server.host, server.port, server.admin_token, server.drain_seconds) == ("0.0.0.0", 0, "t", 0)
+    assert settings.budget.ceiling_tokens == 64_000
     assert (settings.mode, settings.data, settings.store.durability) == ("observe", Path("/d"), "full")
 
 
@@ -47,3 +49,11 @@ def test_a_wrong_upstream_exits_with_2_and_a_reason(url: str, capsys: pytest.Cap
 
 def test_the_servers_exit_code_is_the_commands() -> None:
     assert call_without_log("serve") == 3
+
+
+def test_a_ceiling_may_be_automatic_but_not_nonsense(capsys: pytest.CaptureFixture[str]) -> None:
+    log = FakeLog()
+    assert call(log, "serve", "--ceiling", "auto") == 0
+    assert log.opened[0].budget.ceiling_tokens is None
+    assert call(log, "serve", "--ceiling", "lots") == 2
+    assert "command line: budget.ceiling_tokens: must be" in capsys.readouterr().err

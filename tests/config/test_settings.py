@@ -7,7 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from proxy.config.settings import Settings
-from proxy.engine.policy import EnginePolicy, Principal
+from proxy.engine.policy import EnginePolicy, Principal, Provider
+from proxy.model.card import Offer
 from proxy.server.policy import ServerPolicy
 from proxy.store.policy import StorePolicy
 from proxy.upstream.policy import UpstreamPolicy
@@ -25,6 +26,7 @@ def test_without_any_source_the_defaults_are_those_of_the_rooms() -> None:
     assert settings.engine_policy() == EnginePolicy()
     assert settings.store_policy() == StorePolicy(Path.home() / ".palimpsest" / "log.db", durability="normal")
     assert settings.upstream_policies() == (UpstreamPolicy("openai", "https://api.openai.com/v1"),)
+    assert settings.providers() == {"openai": Provider("api.openai.com")}
 
 
 def test_every_key_reaches_a_policy() -> None:
@@ -50,6 +52,10 @@ def test_every_key_reaches_a_policy() -> None:
                 "api_key": "sk-1",
                 "models": ["gpt-*"],
                 "auth": "x-api-key",
+                "window": 9000,
+                "cache": "breakpoints",
+                "summary_role": "assistant",
+                "strict_alternation": True,
                 "connect_timeout": 4,
                 "idle_timeout": 5,
             }
@@ -79,6 +85,8 @@ def test_every_key_reaches_a_policy() -> None:
     assert settings.store_policy() == StorePolicy(Path("/somewhere/log.db"), "full", 10**7, 2**30)
     expected = UpstreamPolicy("a", "http://[::1]:9000/v1", "sk-1", "x-api-key", ("gpt-*",), 4, 5)
     assert settings.upstream_policies() == (expected,)
+    assert settings.providers() == {"a": Provider("::1", "breakpoints", "assistant", strict_alternation=True)}
+    assert settings.stated_windows() == {"a": Offer(window=9000)}
 
 
 def test_one_idle_time_can_be_given_to_all_upstreams() -> None:
@@ -137,11 +145,15 @@ def test_a_spool_that_could_not_take_a_large_record_is_refused() -> None:
         ("store", "durability", "perhaps"),
         ("store", "commit_wait_ms", -1),
         ("sessions", "headers", ["not a name"]),
+        ("upstreams", 0, {"window": 10}),
+        ("upstreams", 0, {"cache": "none"}),
+        ("upstreams", 0, {"summary_role": "system"}),
         ("sessions", "cache_bytes", "lots"),
     ],
 )
-def test_what_makes_no_sense_is_refused_at_its_key(section: str, key: str, value: object) -> None:
-    assert problems_of(**{section: {key: value}})[0][0][:2] == (section, key)
+def test_what_makes_no_sense_is_refused_at_its_key(section: str, key: str | int, value: object) -> None:
+    values = [value] if section == "upstreams" else {key: value}
+    assert problems_of(**{section: values})[0][0][:2] == (section, key)
 
 
 def test_settings_cannot_be_changed() -> None:

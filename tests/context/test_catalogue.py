@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.context.catalogue import Names, agree, find_offer, is_believed, make_card
+from proxy.context.catalogue import Names, Said, agree, find_offer, is_believed, make_card
 from proxy.model.card import UNPRICED, Card, Limit, Offer, Prices, Rates
 
 PRICES, OTHERS = Prices(Rates(2.0, 10.0, 0.2, 2.5)), Prices(Rates(3.0, 10.0, 0.2, 2.5))
@@ -71,3 +71,8 @@ def test_several_providers_agree_on_the_least() -> None:
 
 def test_a_listing_is_asked_by_name() -> None:
     assert find_offer(Names(["org/m"]), {"org/m": Offer(window=5)}, "m:free") == Offer(window=5)
+
+
+def test_a_retention_is_the_nearest_sources() -> None:
+    said: tuple[Said, ...] = (("settings", Offer()), ("upstream", Offer(retention=5)), ("bundled", Offer(retention=6)))
+    assert make_card(said, None, 0).retention == 5

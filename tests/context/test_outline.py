@@ -92,3 +92,15 @@ def test_any_content_has_a_short_outline(text: str, path: str) -> None:
 def check(found: Outline) -> None:
     assert len(found.structure) <= MOST_LINES
     assert all(len(line) <= LONGEST_LINE for line in found.structure)
+
+
+def test_a_kind_without_a_parser_here_is_parsed_by_whoever_is_passed_in() -> None:
+    asked: list[tuple[str, str]] = []
+
+    def parse(text: str, kind: str) -> list[str]:
+        asked.append((text, kind))
+        return ["fn x"] if kind == "rs" else []
+
+    found = [outline("one", path, parse).structure for path in ("a.rs", "a.go", "a.json")]
+    assert found == [("fn x",), ("one",), ("one",)]
+    assert asked == [("one", "rs"), ("one", "go")]

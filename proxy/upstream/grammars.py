@@ -1,0 +1,155 @@
+"""Outlines of program text by tree-sitter's grammars; a program of its own, for a process of its own.
+
+Rule: it runs apart from the proxy, since nested text makes some grammars overflow the stack (3,000 brackets will do)
+and others take gigabytes; what may happen here is that it dies. It imports nothing of ours, so that it can be run as a
+file. A line with a grammar's name and a text as JSON comes in on standard input, a line with the outline goes out.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import IO, NamedTuple
+
+import tree_sitter_language_pack
+from tree_sitter import Node, Parser
+
+try:
+    import resource
+except ImportError:  # Windows has no such limits
+    resource = None  # type: ignore[assignment]
+
+MOST_SECONDS = 0.25
+MOST_DEPTH = 40
+MOST_FOUND = 200
+_MOST_MEMORY = 1024**3
+_CHUNK = 4096
+_LONGEST_NAME = 100
+
+# What the nodes that define something are called in these grammars, and what a reader calls that.
+_DEFINITIONS: Mapping[str, str] = {
+    "class_declaration": "class", "abstract_class_declaration": "class", "class_definition": "class",
+    "class_specifier": "class", "class": "class", "object_declaration": "object", "object_definition": "object",
+    "module": "module", "namespace_declaration": "namespace", "namespace_definition": "namespace",
+    "internal_module": "namespace",
+    "struct_specifier": "struct", "struct_item": "struct", "struct_declaration": "struct",
+    "record_declaration": "record", "union_specifier": "union", "union_item": "union",
+    "enum_declaration": "enum", "enum_specifier": "enum", "enum_item": "enum", "enum_definition": "enum",
+    "interface_declaration": "interface", "trait_item": "trait", "trait_definition": "trait",
+    "trait_declaration": "trait", "protocol_declaration": "protocol", "impl_item": "impl", "mod_item": "mod",
+    "type_spec": "type", "type_alias_declaration": "type", "type_item": "type",
+    "function_declaration": "function", "function_definition": "function", "function_item": "function",
+    "generator_function_declaration": "function", "protocol_function_declaration": "function",
+    "function_signature_item": "function", "method_definition": "method", "method_declaration": "method",
+    "method_signature": "method",
+    "method": "method", "singleton_method": "method", "constructor_declaration": "constructor",
+    "init_declaration": "constructor",
+    "macro_definition": "macro",
+}  # fmt: skip
+# Functions that are values of a name: `const f = () => …`.
+_NAMING = frozenset({"variable_declarator", "public_field_definition", "field_definition"})
+_FUNCTIONS = frozenset({"arrow_function", "function_expression", "generator_function"})
+_NAMES = ("name", "declarator", "property", "type")
+_WHOLE_NAMES = frozenset({"qualified_identifier", "user_type"})
+_IDENTIFIERS = frozenset({"simple_identifier", "type_identifier"})
+# Where the same node stands for a mention of the type, too.
+_WITH_BODY = frozenset({"class_specifier", "struct_specifier", "union_specifier", "enum_specifier"})
+_SLACK = 2
+
+
+class Definition(NamedTuple):
+    """Something that is defined."""
+
+    what: str
+    name: str
+    depth: int
+    first: int
+    last: int
+
+
+def outline(text: str, grammar: str, now: Callable[[], float] = time.monotonic) -> list[str]:
+    """Classes, functions and methods with their lines; empty where it would take too long, or there are none."""
+    content = text.encode(errors="replace")
+    root = _parse(content, grammar, now)
+    found = islice(_list_definitions(root, content), MOST_FOUND) if root is not None else ()
+    return [f"{'  ' * each.depth}{each.what} {each.name} · lines {each.first}-{each.last}" for each in found]
+
+
+def answer(source: Iterable[str], sink: IO[str]) -> None:
+    """Answer line by line until there are no more."""
+    for line in source:
+        grammar, text = json.loads(line)
+        sink.write(json.dumps(outline(text, grammar)) + "\n")
+        sink.flush()
+
+
+def _parse(content: bytes, grammar: str, now: Callable[[], float]) -> Node | None:
+    deadline = now() + MOST_SECONDS
+    parser: Parser = tree_sitter_language_pack.get_parser(grammar)  # type: ignore[arg-type]
+    try:
+        tree = parser.parse(
+            lambda start, _: content[start : start + _CHUNK], progress_callback=lambda *_: now() > deadline
+        )
+    except ValueError:  # it was told to stop
+        return None
+    return tree.root_node
+
+
+def _list_definitions(root: Node, content: bytes) -> Iterator[Definition]:
+    """Definitions in the order of the text. What is all on one line is not searched to its bottom."""
+    waiting = [(root, 0, 0, _SLACK)]
+    while waiting:
+        node, level, depth, slack = waiting.pop()
+        first, last = node.start_point[0] + 1, node.end_point[0] + 1
+        what = _judge(node)
+        if what and (name := _read_name(node, content)):
+            yield Definition(what, name, depth, first, last)
+            depth += 1
+        slack = _SLACK if last > first else slack - 1
+        if slack and level < MOST_DEPTH:
+            waiting += [(child, level + 1, depth, slack) for child in reversed(node.named_children)]
+
+
+def _judge(node: Node) -> str:
+    """What a node defines, empty for nothing."""
+    if node.type in _NAMING:
+        value = node.child_by_field_name("value")
+        return "function" if value is not None and value.type in _FUNCTIONS else ""
+    if node.type in _WITH_BODY and node.child_by_field_name("body") is None:
+        return ""
+    return _DEFINITIONS.get(node.type, "")
+
+
+def _read_name(node: Node, content: bytes) -> str:
+    """The name of what a node defines; a C function's stands inside of its declarators."""
+    named: Node | None = node
+    while named is not None and named.type not in _WHOLE_NAMES:
+        node, named = named, _find_inner(named)
+    found = node if named is None else named
+    if found.type in _DEFINITIONS:
+        return ""
+    name = content[found.start_byte : found.end_byte].decode(errors="replace")
+    return " ".join(name.split())[:_LONGEST_NAME]
+
+
+def _find_inner(node: Node) -> Node | None:
+    """The node that has the name of another."""
+    for field in _NAMES:
+        if (child := node.child_by_field_name(field)) is not None:
+            return child
+    if node.type in _DEFINITIONS:  # a grammar that names no fields
+        return next((child for child in node.named_children if child.type in _IDENTIFIERS), None)
+    return None
+
+
+def main() -> None:
+    """Run as a process: with little memory, and nobody waiting for it."""
+    if resource is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    answer(sys.stdin, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Settings of what is sent: units, `auto`, and what makes no sense."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from proxy.config import ConfigError, load_settings
+from proxy.config.settings import Settings
+from proxy.context.budget import BudgetPolicy
+from proxy.context.policy import BuilderPolicy
+from proxy.model.card import Offer, Prices, Rates
+
+
+def problems_of(**values: Any) -> list[tuple[str | int, ...]]:
+    with pytest.raises(ValidationError) as caught:
+        Settings(**values)
+    return [error["loc"] for error in caught.value.errors()]
+
+
+def test_without_any_source_the_defaults_are_those_of_the_rooms() -> None:
+    settings = Settings()
+    assert settings.budget_policy() == BudgetPolicy()
+    assert settings.builder_policy() == BuilderPolicy()
+    assert (settings.stated_windows(), settings.stated_prices()) == ({}, {})
+
+
+def test_every_key_reaches_a_policy() -> None:
+    settings = Settings(
+        budget={
+            "ceiling_tokens": 64_000,
+            "soft_fraction": 0.5,
+            "low_fraction": 0.1,
+            "output_reserve": 1,
+            "compaction_reserve": 2,
+        },
+        pruning={"enabled": False, "protect_tokens": 3, "minimum_tokens": 4, "protected_tools": ["t"]},
+        files={"inline_tokens": 5, "outline": False},
+    )
+    assert settings.budget_policy() == BudgetPolicy(64_000, 0.5, 0.1, 1, 2)
+    expected = BuilderPolicy(False, 3, 4, ("t",), 5, False)
+    assert settings.builder_policy() == expected
+
+
+def test_auto_is_what_the_defaults_are() -> None:
+    automatic = Settings(budget=dict.fromkeys(("ceiling_tokens", "soft_fraction", "low_fraction"), "auto"))
+    assert automatic.budget_policy() == BudgetPolicy()
+
+
+def test_a_number_may_come_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PALIMPSEST_BUDGET__CEILING_TOKENS", "32000")
+    assert load_settings().budget_policy().ceiling_tokens == 32_000
+
+
+def test_prices_are_of_a_million_tokens() -> None:
+    price = {"input": 2, "output": 8, "cached": 0.5, "written": 2.5, "retention_seconds": 300}
+    rates = Rates(input=2e-6, output=8e-6, cached=5e-7, written=2.5e-6)
+    assert Settings(pricing={"m-*": price}).stated_prices() == {"m-*": Offer(prices=Prices(rates), retention=300)}
+
+
+def test_unsaid_prices_follow_from_the_inputs() -> None:
+    rates = Rates(input=1e-5, output=5e-5, cached=1e-6, written=1e-5)
+    assert Settings(pricing={"m": {"input": 10}}).stated_prices() == {"m": Offer(prices=Prices(rates))}
+
+
+def test_what_is_said_to_cost_nothing_costs_nothing() -> None:
+    price = {"input": 0, "output": 0, "cached": 0, "written": 0}
+    [offer] = Settings(pricing={"m": price}).stated_prices().values()
+    assert offer.prices == Prices(Rates(0, 0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("budget", "ceiling_tokens", 999),
+        ("budget", "ceiling_tokens", "much"),
+        ("budget", "soft_fraction", 0),
+        ("budget", "low_fraction", 1.5),
+        ("budget", "output_reserve", -1),
+        ("pruning", "protect_tokens", -1),
+        ("pruning", "enabled", "perhaps"),
+        ("files", "inline_tokens", -1),
+        ("pricing", "m", {"output": 1}),
+        ("pricing", "m", {"input": "inf"}),
+        ("pricing", "m", {"input": 1, "retention_seconds": 0}),
+    ],
+)
+def test_what_makes_no_sense_is_refused_at_its_key(section: str, key: str, value: object) -> None:
+    assert problems_of(**{section: {key: value}})[0][:2] == (section, key)
+
+
+def test_a_context_is_shortened_below_the_mark_at_which_it_is() -> None:
+    assert problems_of(budget={"soft_fraction": 0.3, "low_fraction": 0.3}) == [("budget",)]
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("budget.ceiling", "budget.ceiling_tokens"),
+        ("pricing.m.inputs", "pricing.MODEL.input"),
+        ("files.outlines", "files.outline"),
+    ],
+)
+def test_a_mistyped_key_comes_with_a_hint(path: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown key; did you mean {meant}\\?"):
+        load_settings(None, {path: 1, "pricing.m.input": 1})

@@ -115,6 +115,11 @@ def test_a_message_that_only_looks_managed(wire: str, message: Any) -> None:
     assert find_management(wire, split(wire, [message])) == ""
 
 
+def test_chat_completions_have_no_compaction() -> None:
+    message = {"role": "assistant", "content": [{"type": "compaction", "content": "…"}]}
+    assert find_management(CHAT, split(CHAT, [message])) == ""
+
+
 @pytest.mark.parametrize("is_alternating", [False, True])
 @pytest.mark.parametrize("role", ["user", "assistant"])
 @pytest.mark.parametrize("wire", WIRES)

@@ -44,8 +44,8 @@ def find_management(wire: str, body: SplitBody, known: int = 0) -> str:
     The first `known` items are passed over: they were looked at with an earlier request, and nothing was found.
     """
     telling = _RESPONSES_MEMBERS if wire == "responses" else _MEMBERS
-    for name in telling.keys() & body.members.keys():
-        if telling[name](_load(body.member(name))):
+    for name, manages in telling.items():
+        if name in body.members and manages(_load(body.member(name))):
             return f"the request has {name}"
     if known >= len(body.items):
         return ""

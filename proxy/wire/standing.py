@@ -30,7 +30,8 @@ _RESPONSES_MEMBERS: Mapping[str, Callable[[object], bool]] = {
     "conversation": _SET,
     "store": lambda value: value is True,
 }
-_SIGNS = (LEDGER_HEAD.encode(), b'"[tool: ', b'"[FILE: ', b'"compaction', b'"context_compaction"')
+_OUR_SIGNS = (LEDGER_HEAD.encode(), b'"[tool: ', b'"[FILE: ')
+_SIGNS = (*_OUR_SIGNS, b'"compaction', b'"context_compaction"')
 _COMPACTIONS = frozenset({"compaction", "compaction_summary", "context_compaction"})
 # As `context/reference` writes them.
 _PRUNED = re.compile(r"\[tool: [^\n]* — output pruned; completed[^\n]*; ref:[a-z2-7]{10}\]")
@@ -43,13 +44,15 @@ def find_management(wire: str, body: SplitBody, known: int = 0) -> str:
     The first `known` items are passed over: they were looked at with an earlier request, and nothing was found.
     """
     telling = _RESPONSES_MEMBERS if wire == "responses" else _MEMBERS
-    for name in telling.keys() & body.members.keys():
-        if telling[name](_load(body.member(name))):
+    for name, manages in telling.items():
+        if name in body.members and manages(_load(body.member(name))):
             return f"the request has {name}"
     if known >= len(body.items):
         return ""
     start, end = body.items[known].start, body.items[-1].end
-    found = [at for sign in _SIGNS if (at := body.content.find(sign, start, end)) >= 0]
+    # Chat Completions have no compaction, and every word to look for is half a millisecond in a long first request.
+    signs = _OUR_SIGNS if wire == "chat_completions" else _SIGNS
+    found = [at for sign in signs if (at := body.content.find(sign, start, end)) >= 0]
     return _look_closer(wire, body, known, min(found)) if found else ""
 
 

@@ -115,6 +115,16 @@ def test_a_message_that_only_looks_managed(wire: str, message: Any) -> None:
     assert find_management(wire, split(wire, [message])) == ""
 
 
+def test_of_several_members_the_first_in_our_order_is_named() -> None:
+    body = split(RESPONSES, [], store=True, background=True, truncation="auto")
+    assert find_management(RESPONSES, body) == "the request has truncation"
+
+
+def test_chat_completions_have_no_compaction() -> None:
+    message = {"role": "assistant", "content": [{"type": "compaction", "content": "…"}]}
+    assert find_management(CHAT, split(CHAT, [message])) == ""
+
+
 @pytest.mark.parametrize("is_alternating", [False, True])
 @pytest.mark.parametrize("role", ["user", "assistant"])
 @pytest.mark.parametrize("wire", WIRES)

@@ -202,8 +202,7 @@ async def test_what_is_no_refusal_goes_on_byte_for_byte(is_guarded: bool, make: 
 
 
 async def test_where_nothing_shorter_can_be_had_the_refusal_goes_on() -> None:
-    for make in (refuse, lambda: stream(TOO_LONG_EVENT, DONE)):
-        response = make()
+    for response in (refuse(), stream(TOO_LONG_EVENT, DONE)):
         sent = b"".join(response._pieces)
         call = Call(response, is_guarded=True, retry=None)
         (outcome,) = await call.finish()

@@ -76,7 +76,7 @@ class RescuedEngine(Engine):
         self.relay = RescuedRelay(rescuer, *parts)
         formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
         policy = options.get("policy") or EnginePolicy()
-        self.exchanges = Exchanges(policy, formats, self.reception, self.relay, self.tasks)
+        self.exchanges = Exchanges(policy, formats, self.reception, self.relay, self.tasks, self.steward)
 
 
 class UpstreamInTurn(ScriptedUpstream):

@@ -62,6 +62,8 @@ class Budget:
 
     def scale(self, ratio: float) -> "Budget":
         """The same budget in units of which one is `ratio` tokens; the window as well."""
+        if ratio == 1.0:
+            return self
         window = None if self.window is None else int(self.window / ratio)
         output, usable, soft = (int(size / ratio) for size in (self.output, self.usable, self.soft))
         return Budget(window, output, usable, soft, self._low_fraction)

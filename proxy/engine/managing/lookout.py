@@ -40,8 +40,8 @@ class Lookout:
     def find_tariff(self, subject: Subject, path: Path) -> Tariff:
         """What its input costs."""
         key = find_key(subject)
-        prices = self.models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant).prices
-        return self._lessons.find_tariff(key.upstream, key.model, prices, path.list_markers())
+        card = self.models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant)
+        return self._lessons.find_tariff(key.upstream, key.model, card, path.list_markers())
 
     def is_below(self, subject: Subject, budget: Budget) -> bool:
         """Whether bytes prove that a request is below the soft mark, beside what of it was counted before."""

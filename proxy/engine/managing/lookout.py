@@ -14,8 +14,6 @@ from proxy.engine.ports import Clock
 from proxy.model.card import LimitKey
 from proxy.model.epoch import Epoch
 
-_BETA = frozenset({b"anthropic-beta", b"openai-beta"})
-
 
 class Lookout:
     """Looks at requests. Tokens are as we count them, budgets too; `memory` is what is known of earlier ones."""
@@ -82,5 +80,7 @@ class Lookout:
 
 def find_key(subject: Subject) -> LimitKey:
     """For whom a limit that is learned from a request holds (BEHAVIOUR B18)."""
-    beta = b",".join(value for name, value in subject.headers if name in _BETA)
+    beta = b""
+    if subject.wire == "anthropic_messages":
+        beta = b",".join(value for name, value in subject.headers if name == b"anthropic-beta")
     return LimitKey(subject.session.upstream, subject.model, beta.decode("latin-1"), subject.session.tenant)

@@ -11,8 +11,9 @@ from proxy.model.plan import Plan
 class Sending(msgspec.Struct, frozen=True, gc=False):
     """The body of a round. `manifest` is None where it is the client's own, `plan` where nothing was to be decided.
 
-    `labels` are response headers. `is_managed`: where it is refused as too long, something shorter may be sent in its
-    place; `is_guarded`: that may well be, so that the head of the answer waits for what comes (BEHAVIOUR B20a).
+    `labels` are response headers, `ceiling` is what the request asked for. `is_managed`: where it is refused as too
+    long, something shorter may be sent in its place; `is_guarded`: that may well be, so that the head of the answer
+    waits for what comes (BEHAVIOUR B20a).
     """
 
     body: bytes
@@ -21,6 +22,7 @@ class Sending(msgspec.Struct, frozen=True, gc=False):
     labels: Headers = ()
     is_managed: bool = False
     is_guarded: bool = False
+    ceiling: int | None = None
 
 
 def list_labels(plan: Plan, epoch: Epoch | None, *, is_opened: bool) -> Headers:

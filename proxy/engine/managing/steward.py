@@ -6,8 +6,10 @@ is counted. Whatever goes wrong here is no failed call: the request goes on as t
 
 import logging
 
+from msgspec.structs import replace
+
 from proxy.context.account import Account, Sent, note_sent, note_use
-from proxy.context.budget import Budget
+from proxy.context.budget import Budget, is_surely_below
 from proxy.context.economics import Decision, decide
 from proxy.context.savings import Trip, estimate_client_read, estimate_saving
 from proxy.engine.bus import EventBus
@@ -16,7 +18,7 @@ from proxy.engine.managing.ladder import Commit, Footing, Ladder
 from proxy.engine.managing.lessons import Lesson, Lessons
 from proxy.engine.managing.lookout import Lookout
 from proxy.engine.managing.paths import count_shared
-from proxy.engine.managing.rescuing import Rescues
+from proxy.engine.managing.rescuing import Rescues, Tell
 from proxy.engine.managing.sending import Sending, list_labels
 from proxy.engine.managing.subject import Subject
 from proxy.engine.ports import Clock
@@ -46,10 +48,25 @@ class Steward:
         self._bus = bus
         self._clock = clock
 
+    def glance(self, subject: Subject, mode: Mode, ceiling: int | None) -> Sending | None:
+        """What to send where that is told at once; None for what takes a closer look.
+
+        Most calls are short ones of sessions in which nothing was ever managed: nothing is looked up for those.
+        """
+        content = subject.split.content
+        if subject.wire not in _MANAGED_WIRES:
+            return Sending(content)
+        if mode != "manage" or ceiling is not None or subject.step is None:
+            return None
+        if not self._memory.contexts.is_blank(subject):
+            return None
+        budget = self._lookout.find_budget(subject)
+        if not is_surely_below(budget, content) or _find_exemption(subject, mode):
+            return None
+        return Sending(content, is_managed=True, is_guarded=_is_risky(budget, subject))
+
     async def prepare(self, subject: Subject, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:
         """What to send. Never fails: what cannot be managed goes as the client sent it."""
-        if subject.wire not in _MANAGED_WIRES:
-            return Sending(subject.split.content)
         if exemption := _find_exemption(subject, mode):
             return self._stand_aside(subject, mode, exemption)
         try:
@@ -61,11 +78,9 @@ class Steward:
             plan = Plan(subject.exchange, 0, subject.model, "original", reason=problem)
             return Sending(subject.split.content, plan=plan)
 
-    def stand_by(self, subject: Subject, sending: Sending, ceiling: int | None, commit: Commit) -> Rescuer | None:
-        """Who cuts a request that is refused as too long; nobody where it is not managed."""
-        if not sending.is_managed:
-            return None
-        return self._rescues.stand_by(subject, sending, ceiling, commit)
+    def stand_by(self, subject: Subject, sending: Sending, commit: Commit, tell: Tell) -> Rescuer:
+        """Who cuts a managed request that is refused as too long, and tells the client of it."""
+        return self._rescues.stand_by(subject, sending, commit, tell)
 
     async def _manage(self, subject: Subject, ceiling: int | None, commit: Commit) -> Sending:
         self._memory.forget_lost()
@@ -75,7 +90,8 @@ class Steward:
         if epoch is None and self._lookout.is_below(subject, budget):
             standing = context.get_standing(model, "", budget)
             standing.account = note_use(standing.account, self._clock.monotonic())
-            return Sending(subject.split.content, is_managed=True, is_guarded=_is_risky(budget, subject))
+            is_guarded = _is_risky(budget, subject)
+            return Sending(subject.split.content, is_managed=True, is_guarded=is_guarded, ceiling=ceiling)
         if exemption := self._find_sign(subject):
             return self._stand_aside(subject, "manage", exemption)
         case = await self._lookout.look_at(subject, context, epoch, budget)
@@ -85,7 +101,8 @@ class Steward:
         self._expect(case, footing)
         account = self._charge(case, footing)
         context.choose(model, subject, footing.epoch.id if footing.epoch is not None else "")
-        return self._report(case, footing, decision, account, saving)
+        sending = self._report(case, footing, decision, account, saving)
+        return replace(sending, ceiling=ceiling)
 
     def _find_sign(self, subject: Subject) -> str:
         """What in the messages says that they are managed already; those that were managed before are not looked at."""

@@ -9,7 +9,7 @@ import logging
 from msgspec.structs import replace
 
 from proxy.context.account import Account, Sent, note_sent, note_use
-from proxy.context.budget import Budget, is_surely_below
+from proxy.context.budget import Budget, has_room_for
 from proxy.context.economics import Decision, decide
 from proxy.context.savings import Trip, estimate_client_read, estimate_saving
 from proxy.engine.bus import EventBus
@@ -61,7 +61,7 @@ class Steward:
         if not self._memory.contexts.is_blank(subject):
             return None
         budget = self._lookout.find_budget(subject)
-        if not is_surely_below(budget, content) or _find_exemption(subject, mode):
+        if not (subject.chain.is_plain and has_room_for(budget, len(content))) or _find_exemption(subject, mode):
             return None
         return Sending(content, is_managed=True, is_guarded=_is_risky(budget, subject))
 

@@ -30,8 +30,8 @@ class Preamble(msgspec.Struct, frozen=True, gc=False):
 class Chain(msgspec.Struct, frozen=True, gc=False):
     """The nodes of a body, one for each message behind the preamble.
 
-    `root` is the parent of the first node. `items` are the messages as they were read. `is_plain`: the body's tokens are
-    known to be no more than its bytes (`context/budget`).
+    `root` is the parent of the first node. `items` are the messages as they were read. `is_plain`: it is
+    known that the body has no more tokens than bytes (`context/budget`).
     """
 
     root: bytes

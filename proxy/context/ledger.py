@@ -23,6 +23,7 @@ HEAD = (
     " ended, then words that stand in it. Originals are intact under their references. To see one again: run a"
     " command that only reads once more, or ask the user for `palimpsest expand ID`."
 )
+NEXT = "[Ledger of earlier work in this conversation, continued; written by the proxy palimpsest, not by the user.]"
 QUOTED = "Lines that stood in these steps, word for word, each behind the number of its step:"
 END = "[End of the ledger]"
 
@@ -36,7 +37,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     words: Sequence[str] = ()
 
 
-def write_ledger(entries: Sequence[Entry], quotes: Sequence[Quote] = ()) -> str:
+def write_ledger(entries: Sequence[Entry], quotes: Sequence[Quote] = (), *, is_first: bool = True) -> str:
     """The text of the ledger."""
     lines: list[str] = []
     bare: list[Entry] = []
@@ -48,7 +49,7 @@ def write_ledger(entries: Sequence[Entry], quotes: Sequence[Quote] = ()) -> str:
         else:
             bare.append(entry)
     quoted = [f"{quote.step + 1}: {clean(quote.line, 200)}" for quote in sorted(quotes, key=lambda each: each.step)]
-    return "\n".join((HEAD, *lines, *_flush(bare), *([QUOTED, *quoted] if quoted else ()), END))
+    return "\n".join((HEAD if is_first else NEXT, *lines, *_flush(bare), *([QUOTED, *quoted] if quoted else ()), END))
 
 
 def _flush(bare: Sequence[Entry]) -> Iterable[str]:

@@ -17,11 +17,11 @@ from proxy.context.survey import Survey
 from proxy.context.view import View
 from proxy.context.words import list_words
 
-_LINES_SHARE = 0.3
-_QUOTED_SHARE = 0.08
+_LINES_SHARE = 0.2
+_QUOTED_SHARE = 0.12
 _REFERENCES_SHARE = 0.3
 _REFERENCE_TOKENS = 8.0
-_FRAME_TOKENS = 160.0
+_FRAME_TOKENS, _NEXT_FRAME_TOKENS = 160.0, 40.0
 _ASKED = 60
 _MOST_TRIED = 6000
 _FULL = 0.97
@@ -57,12 +57,14 @@ def make_archive(view: View, survey: Survey, bounds: Bounds, count: Callable[[st
     names = [view.name(page.start, page.stop, page.offset) for page in pages]
     # What is chosen is weighed by its length; a second choice makes good what that was wrong by.
     quotes = _choose_quotes(order_quotes(survey, gone, index.ages), _QUOTED_SHARE * left)
-    entries = _fill(material, names, (1 - _QUOTED_SHARE) * left)
-    text = write_ledger(entries, quotes, is_first=not bounds.heritage.ledgers)
+    is_first = not bounds.heritage.ledgers
+    frame = _FRAME_TOKENS if is_first else _NEXT_FRAME_TOKENS
+    entries = _fill(material, names, (1 - _QUOTED_SHARE) * left - frame)
+    text = write_ledger(entries, quotes, is_first=is_first)
     tokens = count(text)
     if tokens > left or tokens < _FULL * left:
-        entries = _fill(material, names, left * min(_MOST_STRETCHED, left / tokens) * (1 - _QUOTED_SHARE))
-        text = write_ledger(entries, quotes, is_first=not bounds.heritage.ledgers)
+        entries = _fill(material, names, left * min(_MOST_STRETCHED, left / tokens) * (1 - _QUOTED_SHARE) - frame)
+        text = write_ledger(entries, quotes, is_first=is_first)
         tokens = count(text)
     return Archive(tuple(entries), text, tokens)
 
@@ -78,9 +80,7 @@ class _Material(msgspec.Struct, frozen=True, gc=False):
     page_of_step: Mapping[int, int]
 
 
-def _gather(
-    survey: Survey, index: Index, pages: Sequence[Page], gone: frozenset[int], heritage: Heritage
-) -> _Material:
+def _gather(survey: Survey, index: Index, pages: Sequence[Page], gone: frozenset[int], heritage: Heritage) -> _Material:
     step_of_place = [i for i, step in enumerate(survey.steps) for _ in range(step.start, step.stop)]
     page_of_step = {i: n for n in reversed(range(len(pages))) for i in range(pages[n].first, pages[n].last + 1)}
     live = {word for each in heritage.ledgers for word in list_words(each.text)}
@@ -120,7 +120,7 @@ def _find_page(word: str, first: int, pages: Sequence[Page], cut: Mapping[int, s
 
 def _fill(material: _Material, names: Sequence[str], room: float) -> list[Entry]:
     """Lines of the newest steps, then words, as long as there is room."""
-    room -= _FRAME_TOKENS + _REFERENCE_TOKENS * len(names)
+    room -= _REFERENCE_TOKENS * len(names)
     told: dict[int, list[str]] = {}
     lines_room = _LINES_SHARE * room
     said: set[str] = set()

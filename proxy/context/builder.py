@@ -19,10 +19,11 @@ from proxy.context.user_words import Shown, show_older
 from proxy.context.view import View
 from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Rung, Written
 
-_ARCHIVE_SHARE, _ARCHIVE_MOST = 0.2, 9000
+_ARCHIVE_SHARE, _ARCHIVE_MOST = 0.25, 9000
 _USERS_SHARE = 0.25
 _INLINE_SHARE = 0.25
 _FULL = 0.85
+_SPARE = 0.0
 _FRAME = 4
 
 
@@ -88,8 +89,10 @@ class ContextBuilder:
         low = view.budget.find_low(view.head + protected)
         room = min(_ARCHIVE_SHARE * usable, _ARCHIVE_MOST) * rank.archive
         staying = draft.staying | {each.step for each in shown}
-        tail = extend_tail(seen, least, staying, low - view.head - protected - room)
-        heritage = inherit(seen, view.frozen, tail, room, self._count)
+        heritage = inherit(seen, view.frozen, least, room, self._count)
+        spare = _SPARE * (room - heritage.tokens - heritage.room)
+        free = low - view.head - protected - room + spare
+        tail = extend_tail(seen, least, staying, heritage.told, free)
         archive = make_archive(view, seen, Bounds(tail, staying, heritage), self._count)
         draft = _Draft(tail, draft.staying, archive, shown, marked, heritage, 0, protected)
         return msgspec.structs.replace(draft, tokens=_measure(seen, draft, self._count))
@@ -114,10 +117,10 @@ def find_tail(seen: Survey, groups: int) -> int:
     return min(seen.fresh, *calling[-groups:]) if groups and calling else seen.fresh
 
 
-def extend_tail(seen: Survey, least: int, staying: frozenset[int], room: float) -> int:
+def extend_tail(seen: Survey, least: int, staying: frozenset[int], told: frozenset[int], room: float) -> int:
     """The step at which the tail begins where so many more tokens may be in it."""
     tail = least
-    while tail:
+    while tail and tail - 1 not in told:
         room -= 0 if tail - 1 in staying else seen.steps[tail - 1].tokens
         if room < 0:
             break

@@ -32,7 +32,9 @@ class Heritage(msgspec.Struct, frozen=True, gc=False):
 NOTHING = Heritage((), 0, (), frozenset(), 0.0)
 
 
-def inherit(survey: Survey, frozen: ContextPlan | None, tail: int, room: float, count: Callable[[str], int]) -> Heritage:
+def inherit(
+    survey: Survey, frozen: ContextPlan | None, tail: int, room: float, count: Callable[[str], int]
+) -> Heritage:
     """What the plan in force leaves to the next one, whose ledgers may have `room` tokens together."""
     ledgers = _find_ledgers(frozen)
     stop = max((each.stop for each in ledgers), default=0)
@@ -60,8 +62,5 @@ def _find_told(survey: Survey, frozen: ContextPlan, stop: int) -> frozenset[int]
     """Steps of which the ledgers up to `stop` tell: all that were not kept beside them."""
     kept = {edit.place for edit in frozen.edits if not isinstance(edit, Written)}
     return frozenset(
-        i
-        for i, step in enumerate(survey.steps)
-        if step.stop <= stop and kept.isdisjoint(range(step.start, step.stop))
+        i for i, step in enumerate(survey.steps) if step.stop <= stop and kept.isdisjoint(range(step.start, step.stop))
     )
-

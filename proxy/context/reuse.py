@@ -114,4 +114,3 @@ def guess_tokens(text: str) -> float:
 def order_words(index: Index, words: Iterable[str]) -> list[str]:
     """Words, the most useful for their length first."""
     return sorted(words, key=lambda word: (_LENGTH * log(guess_tokens(word)) - predict(index, word), word))
-

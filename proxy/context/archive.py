@@ -17,8 +17,8 @@ from proxy.context.survey import Survey
 from proxy.context.view import View
 from proxy.context.words import list_words
 
-_LINES_SHARE = 0.2
-_QUOTED_SHARE = 0.12
+_LINES_SHARE, _USERS_SHARE = 0.2, 0.3
+_QUOTED_SHARE = 0.16
 _REFERENCES_SHARE = 0.3
 _REFERENCE_TOKENS = 8.0
 _FRAME_TOKENS, _NEXT_FRAME_TOKENS = 160.0, 40.0
@@ -121,23 +121,30 @@ def _find_page(word: str, first: int, pages: Sequence[Page], cut: Mapping[int, s
 def _fill(material: _Material, names: Sequence[str], room: float) -> list[Entry]:
     """Lines of the newest steps, then words, as long as there is room."""
     room -= _REFERENCE_TOKENS * len(names)
-    told: dict[int, list[str]] = {}
-    lines_room = _LINES_SHARE * room
-    said: set[str] = set()
-    for i in material.steps:
-        line = tell_step(material.survey, material.survey.steps[i], _ASKED)
-        lines_room -= guess_tokens(line) + 1
-        if lines_room < 0:
-            break
-        room -= guess_tokens(line) + 1
-        told.setdefault(material.page_of_step[i], []).append(line)
-        said.update(list_words(line))
+    lines = dict(_tell_steps(material, of_user=True, room=_USERS_SHARE * room))
+    lines.update(_tell_steps(material, of_user=False, room=_LINES_SHARE * room))
+    room -= sum(guess_tokens(line) + 1 for line in lines.values())
+    said = {word for line in lines.values() for word in list_words(line)}
     chosen = list(_choose_words((word for word in material.words if word not in said), room))
     words = group_words(chosen, material.page_of_word)
+    told: dict[int, list[str]] = {}
+    for i in sorted(lines):
+        told.setdefault(material.page_of_step[i], []).append(lines[i])
     return [
-        Entry(page, names[n], tuple(reversed(told.get(n, ()))), tuple(words.get(n, ())))
-        for n, page in enumerate(material.pages)
+        Entry(page, names[n], tuple(told.get(n, ())), tuple(words.get(n, ()))) for n, page in enumerate(material.pages)
     ]
+
+
+def _tell_steps(material: _Material, *, of_user: bool, room: float) -> Iterator[tuple[int, str]]:
+    """A line each of the newest steps of the user, or of the others, while there is room."""
+    for i in material.steps:
+        step = material.survey.steps[i]
+        if (step.kind == "user") == of_user:
+            line = tell_step(material.survey, step, _ASKED)
+            room -= guess_tokens(line) + 1
+            if room < 0:
+                return
+            yield i, line
 
 
 def _choose_quotes(quotes: Iterable[Quote], room: float) -> list[Quote]:

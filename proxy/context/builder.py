@@ -19,7 +19,7 @@ from proxy.context.user_words import Shown, show_older
 from proxy.context.view import View
 from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Rung, Written
 
-_ARCHIVE_SHARE, _ARCHIVE_MOST = 0.25, 9000
+_ARCHIVE_SHARE, _ARCHIVE_MOST = 0.3, 16_000
 _USERS_SHARE = 0.25
 _INLINE_SHARE = 0.25
 _FULL = 0.85
@@ -28,15 +28,16 @@ _FRAME = 4
 
 
 class _Rank(msgspec.Struct, frozen=True, gc=False):
-    """How much is given up: call groups that stay, the archive's part of its size, whether old users stay."""
+    """How much is given up: call groups that stay, the archive's part of its size, old users, more groups where they fit."""
 
     groups: int
     archive: float
     has_users: bool = False
+    has_more: bool = True
 
 
 _RANKS = (_Rank(3, 1.0, True), _Rank(3, 1.0), _Rank(3, 0.5), _Rank(1, 0.5), _Rank(0, 0.5), _Rank(0, 0.15))
-_NOTHING = _Rank(-1, 0.15)
+_LEAST, _NOTHING = _Rank(0, 0.15, has_more=False), _Rank(-1, 0.15, has_more=False)
 
 
 class _Draft(msgspec.Struct, frozen=True, gc=False):
@@ -74,7 +75,7 @@ class ContextBuilder:
         policy = replace(self._policy, protect_turns=0, protected_tools=())
         view = msgspec.structs.replace(view, pinned=frozenset())
         seen = survey(view, policy, self._find)
-        shrunk = shrink(view, seen, self._draft(view, seen, _RANKS[-1]), self._count)
+        shrunk = shrink(view, seen, self._draft(view, seen, _LEAST), self._count)
         if view.head + shrunk.tokens > view.budget.high:
             shrunk = self._draft(view, seen, _NOTHING)
         return _write_plan(view, seen, shrunk, "minimal")
@@ -92,7 +93,7 @@ class ContextBuilder:
         heritage = inherit(seen, view.frozen, least, room, self._count)
         spare = _SPARE * (room - heritage.tokens - heritage.room)
         free = low - view.head - protected - room + spare
-        tail = extend_tail(seen, least, staying, heritage.told, free)
+        tail = extend_tail(seen, least, staying, heritage.told, free) if rank.has_more else least
         archive = make_archive(view, seen, Bounds(tail, staying, heritage), self._count)
         draft = _Draft(tail, draft.staying, archive, shown, marked, heritage, 0, protected)
         return msgspec.structs.replace(draft, tokens=_measure(seen, draft, self._count))

@@ -13,8 +13,8 @@ from proxy.context.survey import Survey
 from proxy.model.plan import ContextPlan, Reference, Written
 
 MOST = 4
-_FIRST_SHARE = 0.55
-_NEXT_SHARE = 0.15
+_FIRST_SHARE = 0.5
+_NEXT_SHARE = 0.2
 _FRAME = 4
 _REFERENCE = re.compile(r"\bref:([a-z0-9]{10})\b")
 

@@ -20,8 +20,9 @@ HEAD = (
     "[Ledger of earlier work in this conversation, written by the proxy palimpsest; not the words of the user.]\n"
     "The steps listed here are completed and were shown in full earlier; what they changed stays changed. Each line is"
     " a stretch of steps, oldest first: their numbers, the reference of their original, what was asked and how it"
-    " ended, then words that stand in it. Originals are intact under their references. To see one again: run a"
-    " command that only reads once more, or ask the user for `palimpsest expand ID`."
+    " ended, then words that stand in it. `!` marks what changed something: it is done, and not to be repeated."
+    " Originals are intact under their references. To see one again: run a command that only reads once more, or ask"
+    " the user for `palimpsest expand ID`."
 )
 NEXT = "[Ledger of earlier work in this conversation, continued; written by the proxy palimpsest, not by the user.]"
 QUOTED = "Lines that stood in these steps, word for word, each behind the number of its step:"
@@ -82,7 +83,8 @@ def tell_step(survey: Survey, step: Step, most: int) -> str:
     if not asked:
         text = next((survey.messages[place].told.text for place in places if survey.messages[place].told.text), "")
         return f"said: {clean(text, 2 * most)}"
-    return f"{', '.join(asked)}{_tell_end(survey, places)}"
+    mark = "! " if any(each.effects for each in found) else ""
+    return f"{mark}{', '.join(asked)}{_tell_end(survey, places)}"
 
 
 def _tell_end(survey: Survey, places: Iterable[int]) -> str:

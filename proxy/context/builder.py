@@ -28,7 +28,7 @@ _FRAME = 4
 
 
 class _Rank(msgspec.Struct, frozen=True, gc=False):
-    """How much is given up: call groups that stay, the archive's part of its size, old users, more groups where they fit."""
+    """How much is given up: call groups that stay, the archive's part of its size, old users, more groups that fit."""
 
     groups: int
     archive: float

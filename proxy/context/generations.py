@@ -14,7 +14,7 @@ from proxy.model.plan import ContextPlan, Reference, Written
 
 MOST = 4
 _FIRST_SHARE = 0.5
-_NEXT_SHARE = 0.2
+_NEXT_SHARE, _NEXT_RATIO = 0.2, 0.143
 _FRAME = 4
 _REFERENCE = re.compile(r"\bref:([a-z0-9]{10})\b")
 
@@ -35,12 +35,16 @@ NOTHING = Heritage((), 0, (), frozenset(), 0.0)
 def inherit(
     survey: Survey, frozen: ContextPlan | None, tail: int, room: float, count: Callable[[str], int]
 ) -> Heritage:
-    """What the plan in force leaves to the next one, whose ledgers may have `room` tokens together."""
+    """What the plan in force leaves to the next one, whose ledgers may have `room` tokens together.
+
+    A ledger behind others gets room by what it tells of, so that it is no larger where epochs follow soon.
+    """
     ledgers = _find_ledgers(frozen)
     stop = max((each.stop for each in ledgers), default=0)
     tokens = sum(count(each.text) + _FRAME for each in ledgers)
     end = survey.steps[tail].start if tail < len(survey.steps) else len(survey.messages)
-    next_room = _NEXT_SHARE * room
+    fresh = sum(step.tokens for step in survey.steps[:tail] if step.stop > stop and step.kind == "step")
+    next_room = min(_NEXT_SHARE * room, _NEXT_RATIO * fresh)
     if frozen is None or not 0 < len(ledgers) < MOST or stop > end or tokens + next_room > room:
         return Heritage((), 0, (), frozenset(), _FIRST_SHARE * room)
     named = {id for each in ledgers for id in _REFERENCE.findall(each.text)}

@@ -63,8 +63,8 @@ def write(steps: list[tuple[str, str]]) -> list[Message]:
 
 
 def is_skill(messages: list[Message], i: int) -> bool:
-    calls = messages[i - 1].get("tool_calls") if messages[i]["role"] == "tool" else None
-    return bool(calls) and calls[0]["function"]["name"] == "skill"
+    calls = messages[i - 1].get("tool_calls", []) if messages[i]["role"] == "tool" else []
+    return any(each["function"]["name"] == "skill" for each in calls)
 
 
 def measure(messages: list[Message], plan: ContextPlan) -> int:

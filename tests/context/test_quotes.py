@@ -19,10 +19,11 @@ def test_a_line_counts_without_number_and_indentation() -> None:
 
 
 def test_what_was_typed_imported_or_seen_again_is_quoted_with_its_newest_step() -> None:
-    first = "from proxy.wire import shaping\n-----------------------------\nsomething only said once\nself.seen_twice_at_least = 1"
+    twice = "self.seen_twice_at_least = 1\n-----------------------------"
+    first = f"from proxy.wire import shaping\nsomething only said once\n{twice}"
     messages = [user("go"), *act("1", "cat a", first), *act("2", "cat > b\nself.typed_by_the_agent()", "written")]
     messages += [
-        *act("3", "cat b", "self.seen_twice_at_least = 1\n-----------------------------"),
+        *act("3", "cat b", twice),
         user("next"),
         *act("4", "ls", "x"),
     ]

@@ -11,14 +11,12 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from proxy.engine.flight import Entry, Flight
-from proxy.engine.managing.sending import Sending
 from proxy.engine.managing.steward import Steward
 from proxy.engine.managing.subject import Subject
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Client, RequestBody
 from proxy.engine.reception import Received, Reception
 from proxy.engine.relay import Relay, Send
-from proxy.engine.rescue import Rescuer
 from proxy.engine.tape import Tape
 from proxy.engine.tasks import TaskRunner
 from proxy.model.epoch import Epoch
@@ -87,43 +85,36 @@ class Exchanges:
         self._check_log()
         mode, ceiling = self.read_mode(request.headers), read_ceiling(request.headers)
         received = await self._reception.receive(request, form, mode)
-        if received.subject is None:
-            entry = self._relay.enter(lambda: _list_records(received, received.opening))
-            entry.append(is_urgent=received.is_stream)
-            sending, rescuer = Sending(request.body), None
-        else:
-            sending, entry, rescuer = await self._manage(received, received.subject, ceiling)
+        subject = received.subject
+        entry = self._relay.enter(lambda: _list_records(received, is_managed=subject is not None))
+        entry.append(is_urgent=received.is_stream and subject is None)
         flight = self._take_off(request, received, entry, form, client)
-        flight.rescuer = rescuer
-        if sending.labels:
-            client.label((*_list_labels(received.opening), *sending.labels))
-        await self._relay.carry(flight, _bind(request, received), sending.body)
+        body = request.body if subject is None else await self._manage(flight, received, subject, ceiling)
+        await self._relay.carry(flight, _bind(request, received), body)
 
-    async def _manage(
-        self, received: Received, subject: Subject, ceiling: int | None
-    ) -> tuple[Sending, Entry, Rescuer | None]:
-        """What is sent for a request, once what it refers to is in the log."""
-        opening = received.opening
-        records: list[Record] = [] if received.step is None else [received.step]
-        entry = self._relay.enter(lambda: (opening, *records))
+    async def _manage(self, flight: Flight, received: Received, subject: Subject, ceiling: int | None) -> bytes:
+        """The body that is sent, once what it refers to is in the log.
+
+        The opening is queued by now: later requests lean on it, and may be there before this one is decided on.
+        """
+        entry, opening, round_of = flight.entry, received.opening, partial(Round, flight.exchange, 0, flight.upstream)
 
         async def commit(epoch: Epoch) -> bool:
-            if entry.opening is None:
-                records.append(epoch)
-                entry.append(is_urgent=True)
-            else:
-                entry.extend(epoch)
+            entry.extend(epoch)
             return await self._relay.confirm(entry)
 
-        sending = await self._steward.prepare(subject, opening.mode, ceiling, commit)
-        first = Round(opening.exchange, 0, received.upstream.name, sending.manifest)
-        rounds = (first,) if sending.plan is None else (first, sending.plan)
-        if entry.opening is None:
-            records[:0] = rounds
-            entry.append(is_urgent=received.is_stream)
-        else:
-            entry.extend(*rounds)
-        return sending, entry, self._steward.stand_by(subject, sending, ceiling, commit)
+        try:
+            sending = await self._steward.prepare(subject, opening.mode, ceiling, commit)
+        except asyncio.CancelledError:
+            entry.extend(round_of(None))
+            self._relay.abandon(flight)
+            raise
+        plan = () if sending.plan is None else (sending.plan,)
+        entry.extend(round_of(sending.manifest), *plan, is_urgent=received.is_stream)
+        flight.rescuer = self._steward.stand_by(subject, sending, ceiling, commit)
+        if sending.labels:
+            flight.client.label((*_list_labels(opening), *sending.labels))
+        return sending.body
 
     async def _carry_stream(self, request: ClientRequest, body: RequestBody | None, client: Client) -> None:
         self._check_log()
@@ -131,7 +122,7 @@ class Exchanges:
         tape = Tape(self._policy.record_cap_bytes)
 
         def make() -> tuple[Opening, *tuple[Record, ...]]:
-            return _list_records(received, replace(received.opening, body=_keep_tape(tape)))
+            return _list_records(replace(received, opening=replace(received.opening, body=_keep_tape(tape))))
 
         entry = self._relay.enter(make)
         if body is None:
@@ -206,9 +197,11 @@ def _list_labels(opening: Opening) -> Headers:
     )
 
 
-def _list_records(received: Received, opening: Opening) -> tuple[Opening, *tuple[Record, ...]]:
-    first = opening, Round(opening.exchange, 0, received.upstream.name, None)
-    return first if received.step is None else (*first, received.step)
+def _list_records(received: Received, *, is_managed: bool = False) -> tuple[Opening, *tuple[Record, ...]]:
+    """What is known at once; what is sent for a managed request is decided later."""
+    opening = received.opening
+    sent = () if is_managed else (Round(opening.exchange, 0, received.upstream.name, None),)
+    return (opening, *sent) if received.step is None else (opening, *sent, received.step)
 
 
 def _keep_tape(tape: Tape) -> Manifest:

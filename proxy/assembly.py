@@ -5,9 +5,10 @@ Rule: no logic beyond wiring; everything is passed in, nothing is looked up.
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from proxy.config import Settings
+from proxy.context.builder import ContextBuilder
 from proxy.context.model_names import Encoding
 from proxy.engine.bus import EventBus
 from proxy.engine.counting import Counting
@@ -16,6 +17,7 @@ from proxy.engine.exchange import Exchanges
 from proxy.engine.leftovers import Leftovers
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.lineage.tracking import Lineage
+from proxy.engine.managing.wiring import Surroundings, build_steward
 from proxy.engine.models import Models
 from proxy.engine.ports import Archive
 from proxy.engine.readings import Readings
@@ -39,6 +41,8 @@ from proxy.wire.format import Format
 from proxy.wire.responses import Responses
 
 _TOKEN_FILE = "admin-token"
+# What the builder writes itself is counted in the encoding of most models; it is counted again once it is sent.
+_COUNTED_IN: Encoding = "o200k_base"
 _FINISH_SECONDS = 2.0
 
 
@@ -87,6 +91,7 @@ async def build_engine(settings: Settings) -> Engine:
     policy, clock, tasks = settings.engine_policy(), SystemClock(), TaskRunner()
     bus = EventBus(tasks)
     policies = settings.upstream_policies()
+    policy = replace(policy, own_keys=tuple(p.api_key.encode("latin-1") for p in policies if p.api_key))
     forwarders = tuple(Forwarder(upstream, tasks.spawn) for upstream in policies)
     routes = tuple(Route(forwarder, p.models) for forwarder, p in zip(forwarders, policies, strict=True))
     gate = CommitGate(archive, policy.commit_wait_ms)
@@ -98,19 +103,23 @@ async def build_engine(settings: Settings) -> Engine:
     readings = Readings(archive, bus, tasks, lineage, policy.record_cap_bytes)
     relay = Relay(archive, gate, readings, bus, clock)
     reception = Reception(policy, routes, lineage, readings, clock, SystemIds())
-    own_keys = tuple(p.api_key.encode("latin-1") for p in policies if p.api_key)
     formats = build_formats()
     if not is_fresh:
         await Leftovers(archive, bus, tasks, lineage, readings, formats).read()
-    exchanges = Exchanges(policy, formats, reception, relay, tasks, own_keys)
-    return Engine(exchanges, archive, relay, bus, tasks, forwarders, build_models(settings, tasks), Outliner())
+    tokenizer, outliner = Tokenizer(load_encoder), Outliner()
+    models = build_models(settings, tokenizer, tasks)
+    builder = ContextBuilder(settings.builder_policy(), lambda text: tokenizer.count(text, _COUNTED_IN)[0])
+    around = Surroundings(archive, models, builder, bus, clock, settings.providers())
+    steward = build_steward(around, policy.cache_bytes // 2, archive.salt)
+    exchanges = Exchanges(policy, formats, reception, relay, tasks, steward)
+    return Engine(exchanges, archive, relay, bus, tasks, forwarders, models, outliner)
 
 
-def build_models(settings: Settings, tasks: TaskRunner) -> Models:
+def build_models(settings: Settings, tokenizer: Tokenizer, tasks: TaskRunner) -> Models:
     """What is known of models. Neither the map nor an encoder is read before it is needed."""
     clock = SystemClock()
     catalog = Catalog(settings.stated_windows(), settings.stated_prices(), clock)
-    return Models(catalog, Counting(Tokenizer(load_encoder)), settings.budget_policy(), clock, tasks.spawn)
+    return Models(catalog, Counting(tokenizer), settings.budget_policy(), clock, tasks.spawn)
 
 
 def load_encoder(encoding: Encoding) -> Encoder | None:

@@ -10,7 +10,7 @@ from proxy.context.policy import BuilderPolicy
 def test_the_defaults_are_those_the_documents_name() -> None:
     policy = BuilderPolicy()
     assert (policy.is_pruning, policy.protect_tokens, policy.minimum_tokens) == (True, 40_000, 20_000)
-    assert (policy.protected_tools, policy.inline_tokens, policy.is_outlining) == (("skill",), 10_000, True)
+    assert (policy.protected_tools, policy.inline_tokens, policy.has_outlines) == (("skill",), 10_000, True)
     assert policy.protect_turns == 2
 
 

@@ -41,11 +41,6 @@ class Case(msgspec.Struct, frozen=True, gc=False):
         return self.subject.model
 
     @property
-    def account_key(self) -> tuple[str, str]:
-        """Which account this request is charged to."""
-        return self.view, self.epoch.id if self.epoch is not None else ""
-
-    @property
     def client_tokens(self) -> int:
         """Tokens of the client's own request."""
         return self.path.tokens
@@ -58,8 +53,8 @@ class Case(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def account(self) -> Account:
-        """How that stands."""
-        return self.context.read_account(*self.account_key, self.budget)
+        """What sending more than an epoch would has cost so far, under the epoch that holds."""
+        return self.find_standing(self.epoch).account
 
     @property
     def facts(self) -> Facts:

@@ -3,7 +3,7 @@
 Rule: blocks, and so runs in a thread; the same conversation in the same state gives the same bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
 import msgspec
@@ -14,12 +14,14 @@ from proxy.context.reference import make_reference
 from proxy.context.view import Seen, View
 from proxy.engine.managing.paths import Path
 from proxy.engine.managing.subject import Subject
+from proxy.engine.policy import Provider
 from proxy.model.epoch import Epoch, Original
 from proxy.model.manifest import digest_of
 from proxy.model.plan import ContextPlan, Edit, Reference
-from proxy.wire.rendering import render
+from proxy.wire.rendering import reach_user, render
 from proxy.wire.telling import read_told
 
+_ANY = Provider()
 _edits = msgspec.json.Decoder(tuple[Edit, ...])
 
 
@@ -34,9 +36,10 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
 class Opener:
     """Drafts epochs. `secret` makes references unguessable."""
 
-    def __init__(self, builder: ContextBuilder, secret: bytes) -> None:
+    def __init__(self, builder: ContextBuilder, secret: bytes, providers: Mapping[str, Provider]) -> None:
         self._builder = builder
         self._secret = secret
+        self._providers = providers
 
     def draft(
         self,
@@ -59,7 +62,12 @@ class Opener:
             frozen=None if frozen is None else read_plan(frozen),
         )
         plan = self._builder.minimal(view) if is_minimal else self._builder.build(view)
-        rendered = render(subject.wire, plan.edits, raws)
+        provider = self._providers.get(subject.session.upstream, _ANY)
+        if provider.strict_alternation:
+            edits, through = reach_user(subject.wire, plan.edits, plan.through, raws)
+            plan = msgspec.structs.replace(plan, edits=edits, through=through)
+        role, is_alternating = provider.summary_role, provider.strict_alternation
+        rendered = render(subject.wire, plan.edits, raws, role=role, is_alternating=is_alternating)
         return Draft(plan, rendered, tuple(_keep_original(subject.wire, each, raws) for each in plan.references))
 
     def _name(self, subject: Subject, start: int, stop: int, offset: int) -> str:

@@ -76,6 +76,8 @@ class Steward:
             standing = context.get_standing(model, "", budget)
             standing.account = note_use(standing.account, self._clock.monotonic())
             return Sending(subject.split.content, is_managed=True, is_guarded=_is_risky(budget, subject))
+        if exemption := self._find_sign(subject):
+            return self._stand_aside(subject, "manage", exemption)
         case = await self._lookout.look_at(subject, context, epoch, budget)
         decision = decide(case.account, case.facts)
         footing = await self._ladder.climb(case, decision.why, commit)
@@ -84,6 +86,12 @@ class Steward:
         account = self._charge(case, footing)
         context.choose(model, subject, footing.epoch.id if footing.epoch is not None else "")
         return self._report(case, footing, decision, account, saving)
+
+    def _find_sign(self, subject: Subject) -> str:
+        """What in the messages says that they are managed already; those that were managed before are not looked at."""
+        known, shared = self._memory.paths.find(subject)
+        seen = subject.chain.preamble.count + shared if known is not None else 0
+        return find_management(subject.wire, subject.split, seen)
 
     def _expect(self, case: Case, footing: Footing) -> None:
         """Learn from the answer, once it is there."""
@@ -157,7 +165,7 @@ def _find_exemption(subject: Subject, mode: Mode) -> str:
         return f"{mode} was asked for"
     if subject.step is None:
         return _UNPROVEN
-    return find_management(subject.wire, subject.split)
+    return find_management(subject.wire, subject.split, len(subject.split.items))
 
 
 def _is_risky(budget: Budget, subject: Subject) -> bool:

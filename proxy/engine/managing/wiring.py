@@ -1,0 +1,43 @@
+"""Managing put together. Rule: no logic beyond wiring; the assembly gives it what the world is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from proxy.context.builder import ContextBuilder
+from proxy.engine.bus import EventBus
+from proxy.engine.managing.ladder import Ladder
+from proxy.engine.managing.lessons import Lessons
+from proxy.engine.managing.lookout import Lookout
+from proxy.engine.managing.memory import Memory
+from proxy.engine.managing.opening import Opener
+from proxy.engine.managing.rescuing import Rescues
+from proxy.engine.managing.rewriting import Rewriter
+from proxy.engine.managing.steward import Steward
+from proxy.engine.models import Models
+from proxy.engine.policy import Provider
+from proxy.engine.ports import Archive, Clock
+from proxy.model.events import AnswerRead
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What managing stands among; `providers` are by the upstream's name."""
+
+    archive: Archive
+    models: Models
+    builder: ContextBuilder
+    bus: EventBus
+    clock: Clock
+    providers: Mapping[str, Provider]
+
+
+def build_steward(around: Surroundings, cache_bytes: int, secret: bytes) -> Steward:
+    """Whoever decides what is sent. `cache_bytes` bounds what it remembers, `secret` makes references unguessable."""
+    counting = around.models.count
+    memory = Memory(around.archive, counting, cache_bytes)
+    lessons = Lessons(counting, around.providers)
+    around.bus.subscribe(AnswerRead, lessons.note_answer)
+    lookout = Lookout(memory, around.models, lessons, around.clock)
+    opener = Opener(around.builder, secret, around.providers)
+    ladder = Ladder(memory, opener, Rewriter(), around.bus, around.clock)
+    return Steward(lookout, ladder, Rescues(lookout, ladder), lessons, around.bus, around.clock)

@@ -28,6 +28,7 @@ from proxy.engine.tasks import TaskRunner
 from proxy.heap import HeapTrimmer, find_trim, read_resident_bytes
 from proxy.model.errors import ProxyError
 from proxy.model.events import ExchangeRecorded, ReadingFailed
+from proxy.server.contexts import ContextApi
 from proxy.server.health import Health
 from proxy.server.inspector import Inspector
 from proxy.server.management import ManagementApi
@@ -130,7 +131,8 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     health = Health(lambda: engine.relay.problem, metrics, refuses=settings.store.on_failure == "refuse")
     inspector = Inspector(_list_facts(settings))
     has_own_key = any(upstream.api_key for upstream in settings.upstream_policies())
-    endpoints = Endpoints(engine.exchanges, health, inspector, ManagementApi(engine.archive))
+    contexts = ContextApi(engine.archive, engine.caretaker, engine.models.count.tally)
+    endpoints = Endpoints(engine.exchanges, health, inspector, ManagementApi(engine.archive), contexts)
     return build_routes(endpoints, policy, has_own_key=has_own_key), health
 
 

@@ -117,7 +117,7 @@ class Exchanges:
 
         sending = await self._steward.prepare(subject, opening.mode, ceiling, commit)
         first = Round(opening.exchange, 0, received.upstream.name, sending.manifest)
-        rounds = (first,) if sending.plan is None else (first, sending.plan)
+        rounds = [record for record in (first, sending.plan, sending.pin) if record is not None]
         if entry.opening is None:
             records[:0] = rounds
             entry.append(is_urgent=received.is_stream)

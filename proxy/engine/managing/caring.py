@@ -1,22 +1,23 @@
 """What a person may decide of a managed session: to go back before an epoch, and what must stay as it is.
 
-Rule (BEHAVIOUR B13, B19): a wish that cannot be fulfilled is refused, never dropped; what is granted is in the log first.
+Rule (BEHAVIOUR B13, B19): a wish that cannot be fulfilled is refused, never dropped; what is granted is in the log
+first.
 """
 
 from collections.abc import Collection, Sequence
-from hashlib import sha256
-from typing import NamedTuple
 
-from proxy.context.savings import Quote, quote_revert
-from proxy.engine.counting import Piece
+from proxy.context.savings import quote_revert
+from proxy.engine.bus import EventBus
 from proxy.engine.durability import CommitGate
 from proxy.engine.managing.contexts import Context
 from proxy.engine.managing.lookout import Lookout
 from proxy.engine.managing.pinning import find_objection
 from proxy.engine.ports import Archive, Clock, Ids
+from proxy.engine.reports.cares import Pinned, Reversion
 from proxy.engine.reports.messages import History, load_history
 from proxy.model.epoch import Epoch, Pin
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable
+from proxy.model.events import EpochOpened
 from proxy.model.lineage import root_of_chain
 from proxy.model.log import BranchRow, ExchangeRow
 from proxy.model.plan import Plan
@@ -25,31 +26,16 @@ from proxy.model.record import Record
 _PAGE = 100
 
 
-class Reversion(NamedTuple):
-    """A way back: the epoch that holds from then on, and what it costs against what is sent `now`, in tokens."""
-
-    epoch: Epoch
-    quote: Quote
-    now: int
-
-
-class Pinned(NamedTuple):
-    """A pinned message: its node, and where it was found; no exchange and no bytes where it is in no branch."""
-
-    node: bytes
-    exchange: ExchangeRow | None = None
-    place: int = 0
-    raw: bytes = b""
-    tokens: int = 0
-
-
 class Caretaker:
     """Reverts and pins. Sessions and exchanges are those of the log; whoever asks has found them there."""
 
-    def __init__(self, lookout: Lookout, archive: Archive, gate: CommitGate, ids: Ids, clock: Clock) -> None:
+    def __init__(
+        self, lookout: Lookout, archive: Archive, gate: CommitGate, bus: EventBus, ids: Ids, clock: Clock
+    ) -> None:
         self._lookout = lookout
         self._archive = archive
         self._gate = gate
+        self._bus = bus
         self._ids = ids
         self._clock = clock
 
@@ -64,8 +50,10 @@ class Caretaker:
         context = await self._lookout.memory.contexts.load(session)
         async with context.opening:
             reversion = await self._plan_reversion(session, reverted, context)
-            await self._keep(reversion.epoch)
-            self._lookout.memory.contexts.add(session, reversion.epoch)
+            epoch = reversion.epoch
+            await self._keep(epoch)
+            self._lookout.memory.contexts.add(session, epoch)
+        self._bus.publish(EpochOpened(epoch.id, session, "", "revert", epoch.tokens_before, epoch.tokens_after))
         return reversion
 
     async def pin(self, row: ExchangeRow, place: int | None) -> Pinned:
@@ -167,10 +155,9 @@ class Caretaker:
     async def _count(self, history: History, places: Collection[int]) -> list[int]:
         """The tokens of messages as the model counts them, in the order of their places."""
         row, models = history.row, self._lookout.models
-        raws = [history.raws[place] for place in sorted(places)]
-        count = await models.count.count(row.model, [Piece(sha256(raw).digest(), raw) for raw in raws])
+        counted = await models.count.tally(row.model, [history.raws[place] for place in sorted(places)])
         ratio = models.count.find_ratio((await self._archive.find_session(row.session)).upstream, row.model)
-        return [ratio.apply(tokens) for tokens in count.tokens]
+        return [ratio.apply(tokens) for tokens in counted]
 
     async def _find_usable(self, row: ExchangeRow) -> int:
         upstream = (await self._archive.find_session(row.session)).upstream

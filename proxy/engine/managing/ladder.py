@@ -63,7 +63,8 @@ class Ladder:
         if epoch is None or not epoch.depth:
             return None
         try:
-            body = self._rewriter.rewrite(case.subject, case.path, epoch, case.context.list_pinned(case.subject.nodes))
+            # what was pinned after it was archived stays from the next epoch on: this one is as it was stored
+            body = self._rewriter.rewrite(case.subject, case.path, epoch, ())
         except Exception as error:  # noqa: BLE001 - a boundary: the next rung is there for whatever fails
             self._tell(case, "epoch", error)
             return None
@@ -123,7 +124,7 @@ class Ladder:
         if tokens >= case.tokens:
             return None
         epoch = _make_epoch(case, draft, why, name, tokens, self._clock.now_ms())
-        pinned = case.context.list_pinned(case.subject.nodes)
+        pinned = () if rung == "minimal" else case.context.list_pinned(case.subject.nodes)
         body = self._rewriter.rewrite(case.subject, path, epoch, pinned)
         if not await commit(epoch):
             return None

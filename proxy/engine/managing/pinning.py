@@ -19,16 +19,15 @@ def find_objection(tokens: int, usable: int) -> str:
     most = int(_SHARE * usable)
     if tokens <= most:
         return ""
-    return f"pins may have {most} tokens together in a conversation, {_SHARE:g} of its budget; these would have {tokens}"
+    return (
+        f"pins may have {most} tokens together in a conversation, {_SHARE:g} of its budget; these would have {tokens}"
+    )
 
 
-def wants_pin(subject: Subject) -> bool:
-    """Whether a request asks that its newest message be pinned."""
-    return find(subject.headers, _HEADER).strip().lower() == b"true"
-
-
-def refuse(reason: str) -> Headers:
-    """What the client is told of a pin that is not taken."""
+def refuse_pin(subject: Subject, reason: str) -> Headers:
+    """What the client is told of a pin that is not taken; nothing where it asked for none."""
+    if find(subject.headers, _HEADER).strip().lower() != b"true":
+        return ()
     return ((b"x-palimpsest-notice", f"not pinned: {reason}".encode("ascii", "replace")),)
 
 
@@ -39,21 +38,23 @@ class Pinning:
         self._lookout = lookout
         self._clock = clock
 
-    async def pin_newest(self, subject: Subject, ceiling: int | None) -> tuple[Pin | None, Headers]:
+    async def take(self, subject: Subject, ceiling: int | None) -> tuple[Pin | None, Headers]:
         """The pin of a request's newest message, which holds at once; or what the client is told of the refusal."""
+        if not refuse_pin(subject, ""):
+            return None, ()
         if not subject.nodes:
-            return None, refuse("there is no message")
+            return None, refuse_pin(subject, "there is no message")
+        self._lookout.memory.forget_lost()
         context = await self._lookout.memory.contexts.open(subject)
-        path = await self._lookout.memory.paths.follow(subject)
-        newest = len(subject.nodes) - 1
-        places = context.list_pinned(subject.nodes)
+        newest, places = len(subject.nodes) - 1, context.list_pinned(subject.nodes)
         if newest in places:
             return None, ()
-        ratio = self._lookout.find_ratio(subject)
-        tokens = sum(path.count(place, place + 1) for place in {*places, newest})
+        path = await self._lookout.memory.paths.follow(subject)
+        tokens = sum(path.count(place, place + 1) for place in (*places, newest))
         usable = self._lookout.find_budget(subject, ceiling).usable
+        ratio = self._lookout.find_ratio(subject)
         if problem := find_objection(ratio.apply(tokens), ratio.apply(usable)):
-            return None, refuse(problem)
+            return None, refuse_pin(subject, problem)
         pin = Pin(subject.session.id, subject.nodes[newest], is_on=True, at_ms=self._clock.now_ms())
         context.pin(pin)
         return pin, ()

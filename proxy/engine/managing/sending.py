@@ -2,7 +2,7 @@
 
 import msgspec
 
-from proxy.model.epoch import Epoch
+from proxy.model.epoch import Epoch, Pin
 from proxy.model.exchange import Headers
 from proxy.model.manifest import Manifest
 from proxy.model.plan import Plan
@@ -12,7 +12,8 @@ class Sending(msgspec.Struct, frozen=True, gc=False):
     """The body of a round. `manifest` is None where it is the client's own, `plan` where nothing was to be decided.
 
     `labels` are response headers. `is_managed`: where it is refused as too long, something shorter may be sent in its
-    place; `is_guarded`: that may well be, so that the head of the answer waits for what comes (BEHAVIOUR B20a).
+    place; `is_guarded`: that may well be, so that the head of the answer waits for what comes (BEHAVIOUR B20a). `pin`
+    is of a message that is pinned with this call.
     """
 
     body: bytes
@@ -21,6 +22,11 @@ class Sending(msgspec.Struct, frozen=True, gc=False):
     labels: Headers = ()
     is_managed: bool = False
     is_guarded: bool = False
+    pin: Pin | None = None
+
+    def add(self, labels: Headers, pin: Pin | None = None) -> "Sending":
+        """The same with more to be told, and with a pin."""
+        return msgspec.structs.replace(self, labels=(*self.labels, *labels), pin=pin) if labels or pin else self
 
 
 def list_labels(plan: Plan, epoch: Epoch | None, *, is_opened: bool) -> Headers:

@@ -16,6 +16,7 @@ from proxy.engine.managing.ladder import Commit, Footing, Ladder
 from proxy.engine.managing.lessons import Lesson, Lessons
 from proxy.engine.managing.lookout import Lookout
 from proxy.engine.managing.paths import count_shared
+from proxy.engine.managing.pinning import Pinning, refuse_pin
 from proxy.engine.managing.rescuing import Rescues
 from proxy.engine.managing.sending import Sending, list_labels
 from proxy.engine.managing.subject import Subject
@@ -45,15 +46,22 @@ class Steward:
         self._lessons = lessons
         self._bus = bus
         self._clock = clock
+        self._pinning = Pinning(lookout, clock)
+
+    @property
+    def lookout(self) -> Lookout:
+        """What looks at requests; others that look at sessions share its memory."""
+        return self._lookout
 
     async def prepare(self, subject: Subject, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:
         """What to send. Never fails: what cannot be managed goes as the client sent it."""
         if subject.wire not in _MANAGED_WIRES:
-            return Sending(subject.split.content)
+            return Sending(subject.split.content).add(refuse_pin(subject, "calls of this wire are not managed"))
         if exemption := _find_exemption(subject, mode):
-            return self._stand_aside(subject, mode, exemption)
+            return self._stand_aside(subject, mode, exemption).add(refuse_pin(subject, exemption))
         try:
-            return await self._manage(subject, ceiling, commit)
+            pin, told = await self._pinning.take(subject, ceiling)
+            return (await self._manage(subject, ceiling, commit)).add(told, pin)
         except Exception as error:  # noqa: BLE001 - a boundary: a fault of ours must not fail the call
             _log.exception("a request could not be managed; it goes on as it came")
             problem = f"{type(error).__name__}: {error}"

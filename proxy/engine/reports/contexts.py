@@ -20,9 +20,7 @@ Document = dict[str, Any]
 
 _edits = msgspec.json.Decoder(tuple[Edit, ...])
 _PLAN_FIELDS = ("rung", "epoch", "pressure", "reason", "tokens_client", "tokens_upstream", "usable", "owed", "saving")
-_EPOCH_FIELDS = (
-    *("id", "view", "parent", "why", "exchange", "opened_ms", "depth", "tokens_before", "tokens_after"),
-)
+_EPOCH_FIELDS = (*("id", "view", "parent", "why", "exchange", "opened_ms", "depth", "tokens_before", "tokens_after"),)
 
 
 def describe_plan(plan: Plan | None) -> Document | None:

@@ -16,10 +16,10 @@ from proxy.wire.body import SplitBody, split_body
 
 
 class History(NamedTuple):
-    """A request's messages behind its preamble, which is its first `count` ones, and their nodes."""
+    """A request's messages behind its preamble, which is its first `leading` ones, and their nodes."""
 
     row: ExchangeRow
-    count: int
+    leading: int
     raws: Sequence[bytes]
     nodes: Sequence[bytes]
 
@@ -32,8 +32,10 @@ async def load_history(log: LogReader, row: ExchangeRow) -> History:
     root = root_of_chain(upstream)
     chain = make_chain(read_messages(form, split, None, 0, root), None, root)
     if not row.tip or (chain.nodes[-1] if chain.nodes else root) != row.tip:
-        raise NotFound(f"the messages of exchange {row.n} have no place of their own: it was not read, or goes on from"
-                       " what is stored elsewhere")
+        raise NotFound(
+            f"the messages of exchange {row.n} have no place of their own: it was not read, or goes on from"
+            " what is stored elsewhere"
+        )
     return History(row, chain.preamble.count, list_raws(split)[chain.preamble.count :], chain.nodes)
 
 

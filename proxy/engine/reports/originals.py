@@ -22,7 +22,7 @@ class Page(NamedTuple):
     session: str
     text: str
     number: int
-    count: int
+    pages: int
 
     @property
     def content(self) -> bytes:

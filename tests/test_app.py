@@ -151,6 +151,7 @@ async def test_a_server_says_where_it_is_serves_and_ends_with_everything_recorde
             assert link is not None
             client.send(request("GET", link[1]))
             assert (await client.read_answer()).status == 303
+            assert "ceiling  auto = 200,000 tokens\n" in server.announced
             server.tell()
             assert (await server.end())[0] == 0
         assert await server.completeness() == ["complete"]

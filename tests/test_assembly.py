@@ -100,7 +100,7 @@ async def test_what_is_known_of_models_comes_from_the_settings_first(tmp_path: P
 async def test_tokens_are_counted_by_encoders_that_are_loaded_at_the_first_count(tmp_path: Path) -> None:
     engine = await build_engine(settings_in(tmp_path))
     piece = Piece(b"digest", b'{"role":"user","content":"tic tac toe"}')
-    counted = await engine.models.count.count("first", "gpt-4o", [piece])
+    counted = await engine.models.count.count("gpt-4o", [piece])
     assert counted.tokens > (3,)
     assert not counted.is_estimate
     await engine.close()

@@ -136,5 +136,5 @@ def _find_read(account: Account, sent: Sent, tariff: Tariff) -> tuple[int, int]:
     kept = min(account.sent if sent.kept is None else sent.kept, sent.tokens)
     if sent.cached is None:
         return tariff.expect_read(kept), kept
-    read = min(max(0, sent.cached), sent.tokens)
+    read = min(sent.cached, sent.tokens)
     return read, max(kept, read)

@@ -64,7 +64,7 @@ class CacheModel:
 UNKNOWN = CacheModel()
 # OpenAI keeps a prompt for an hour at most, or a day where a request, or the model's default, says so.
 _OPENAI = CacheModel(block=128, minimum=1024, retention=86_400.0)
-_DEEPSEEK = CacheModel(block=64, minimum=64)
+_DEEPSEEK = CacheModel(block=64)
 # The least of what Anthropic states for its models (1024 to 4096). Its markers say how long.
 _ANTHROPIC = CacheModel("breakpoints", minimum=1024)
 _HOSTS = (

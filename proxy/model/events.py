@@ -62,6 +62,7 @@ class EpochOpened(msgspec.Struct, frozen=True, gc=False):
 class CeilingUnreachable(msgspec.Struct, frozen=True, gc=False):
     """So many tokens of a session must stay as they are that no epoch gets below the ceiling for long (B12)."""
 
+    exchange: str
     session: str
     view: str
     protected: int

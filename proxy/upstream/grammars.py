@@ -6,6 +6,7 @@ file. A line with a grammar's name and a text as JSON comes in on standard input
 """
 
 import json
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,11 +15,6 @@ from typing import IO, NamedTuple
 
 import tree_sitter_language_pack
 from tree_sitter import Node, Parser
-
-try:
-    import resource
-except ImportError:  # Windows has no such limits
-    resource = None  # type: ignore[assignment]
 
 MOST_SECONDS = 0.25
 MOST_DEPTH = 40
@@ -145,9 +141,10 @@ def _find_inner(node: Node) -> Node | None:
 
 def main() -> None:
     """Run as a process: with little memory, and nobody waiting for it."""
-    if resource is not None:
-        resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, allowed = resource.getrlimit(resource.RLIMIT_AS)
+    most = _MOST_MEMORY if allowed == resource.RLIM_INFINITY else min(allowed, _MOST_MEMORY)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answer(sys.stdin, sys.stdout)
 
 

@@ -38,7 +38,14 @@ def test_every_key_reaches_a_policy() -> None:
         files={"inline_tokens": 5, "outline": False},
     )
     assert settings.budget_policy() == BudgetPolicy(64_000, 0.5, 0.1, 1, 2)
-    expected = BuilderPolicy(False, 3, 4, ("t",), 5, False)
+    expected = BuilderPolicy(
+        is_pruning=False,
+        protect_tokens=3,
+        minimum_tokens=4,
+        protected_tools=("t",),
+        inline_tokens=5,
+        has_outlines=False,
+    )
     assert settings.builder_policy() == expected
 
 

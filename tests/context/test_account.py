@@ -81,6 +81,8 @@ def test_what_the_upstream_did_not_say_is_taken_as_it_usually_is() -> None:
 def test_what_is_read_was_sent_before_whoever_sent_it() -> None:
     assert note_sent(Account(), Sent(21_000, cached=20_000), TARIFF, LOW).owed == pytest.approx(0.1 * 11_000)
     assert note_sent(Account(), Sent(21_000, cached=90_000), TARIFF, LOW).owed == pytest.approx(0.1 * 12_000)
+    none, odd = (note_sent(Account(sent=20_000), Sent(21_000, cached=cached), TARIFF, LOW) for cached in (0, -50))
+    assert odd == none
 
 
 def test_what_the_client_changed_was_not_sent_before() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from proxy.context.builder import ContextBuilder
 from proxy.context.policy import BuilderPolicy
 from proxy.context.turns import split_groups
-from proxy.model.plan import ContextPlan, Kept, Written
+from proxy.model.plan import ContextPlan, Written
 from proxy.wire.validity import Rules, find_faults, judge_history
 from tests.support.views import (
     Message,

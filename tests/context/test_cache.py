@@ -44,6 +44,7 @@ def test_of_stored_units_whole_ones_are_read() -> None:
         (["5m"], 300.0, 0.0),
         (["5m", "1h"], 3600.0, 2.0),
         (["90s"], 90.0, 0.0),
+        (["6m"], 360.0, 2.0),
         (["1d"], 86_400.0, 2.0),
         (["5m", "soon"], None, 0.0),  # may be kept for any time
     ],

@@ -31,6 +31,9 @@ def test_a_tier_that_was_not_reached_is_saved() -> None:
     tiered = make_tariff(Prices(Rates(1, 5, 0.1, 1), (Tier(50_000, Rates(2, 10, 0.2, 2)),)), UNKNOWN)
     trip = Trip(client=100_000, sent=20_000, client_read=100_000)
     assert price_saving(trip, Usage(input=20_000, cached=20_000), tiered) == pytest.approx(20_000 - 2000)
+    above = Trip(client=100_000, sent=60_000, client_read=100_000)
+    usage = Usage(input=60_000, cached=50_000, written=0)
+    assert price_saving(above, usage, tiered) == pytest.approx(20_000 - 10_000 - 20_000)
 
 
 def test_counts_of_ours_are_put_into_the_upstreams_tokens() -> None:
@@ -44,6 +47,12 @@ def test_what_was_written_is_billed_as_the_upstream_says() -> None:
     for written, billed in ((None, 1250), (1000, 1250), (400, 500 + 600), (0, 1000), (90_000, 1250)):
         usage = Usage(input=20_000, cached=19_000, written=written)
         assert price_saving(trip, usage, MARKED) == pytest.approx(client - 1900 - billed)
+
+
+def test_reads_below_zero_are_none() -> None:
+    usage = Usage(input=20_000, cached=0)
+    none, odd = (price_saving(Trip(20_000, 20_000, read), usage, TARIFF) for read in (0, -50))
+    assert none == odd == 0
 
 
 def test_a_count_of_reads_above_the_whole_is_the_whole() -> None:
@@ -67,6 +76,7 @@ def test_what_nobody_counted_here_has_no_price() -> None:
 def test_reads_that_are_not_reported_may_be_assumed_by_whoever_knows_better() -> None:
     trip = Trip(client=100_000, sent=20_000, client_read=99_000, sent_read=19_000)
     assert price_saving(trip, Usage(input=20_000), TARIFF) == pytest.approx(8000)
+    assert price_saving(trip, Usage(input=22_000), TARIFF) == pytest.approx(8800)
     assert price_saving(trip, Usage(input=20_000, cached=0), TARIFF) == pytest.approx(9900 + 1000 - 20_000)
 
 

@@ -23,12 +23,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "_HOLD_SECONDS", 0.01)
 
 
-async def test_head_and_first_events_are_held_until_the_first_content() -> None:
-    response = stream(ROLE, WORD[:30], ending="open")
+@pytest.mark.parametrize("cut", [30, -1])
+async def test_head_and_first_events_are_held_until_the_first_content(cut: int) -> None:
+    response = stream(ROLE, WORD[:cut], ending="open")
     call = Call(response, is_guarded=True)
     await response.wait_until_starved()
     assert not call.client.started.is_set()
-    response.feed(WORD[30:])
+    response.feed(WORD[cut:])
     assert await call.client.wait_for_body(len(ROLE + WORD)) == ROLE + WORD
     response.feed(DONE, ending="eof")
     (outcome,) = await call.finish()
@@ -161,6 +162,22 @@ async def test_a_beginning_without_content_is_held_up_to_a_bound() -> None:
     response = stream(ROLE, b"data: " + b"x" * REFUSAL_BYTES, ending="open")
     call = Call(response, is_guarded=True)
     assert len(await call.client.wait_for_body(REFUSAL_BYTES)) > REFUSAL_BYTES
+    await call.leave()
+
+
+async def test_a_refusal_is_held_up_to_a_bound() -> None:
+    pieces = [TOO_LONG, *[b" " * 20_000] * 4]
+    response = ScriptedResponse(*pieces, status=400, headers=JSON)
+    call = Call(response)
+    assert await call.client.wait_for_body(len(TOO_LONG) + 80_000) == b"".join(pieces)
+    assert call.rescuer.refusals == []
+    await call.leave()
+
+
+async def test_an_encoded_stream_is_not_held() -> None:
+    response = ScriptedResponse(b"\x1f", headers=(*STREAM, (b"content-encoding", b"gzip")))
+    call = Call(response, is_guarded=True)
+    assert await call.client.wait_for_body(1) == b"\x1f"
     await call.leave()
 
 

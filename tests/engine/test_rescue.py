@@ -154,7 +154,7 @@ async def test_a_conversation_that_began_with_a_refusal_goes_on() -> None:
     first, second = call.archive.of(Opening)
     assert first.session == second.session
     assert call.archive.of(Step)[-1].relation == "append"
-    assert not call.engine.lineage._open
+    assert not call.engine.lineage._open and not call.engine.lineage._unread
 
 
 async def test_a_second_refusal_reaches_the_client_byte_for_byte() -> None:
@@ -175,7 +175,7 @@ NO_REFUSALS = [
     (True, lambda: refuse(500)),
     (False, lambda: refuse(200)),
     (False, lambda: stream(TOO_LONG_EVENT, DONE)),
-    (False, lambda: refuse(content=b" " * REFUSAL_BYTES + TOO_LONG)),
+    (False, lambda: refuse(content=TOO_LONG + b" " * REFUSAL_BYTES)),
     (False, lambda: ScriptedResponse(*[b" " * 20_000] * 4, TOO_LONG, status=400, headers=JSON, ending="eof")),
     (False, lambda: refuse(headers=(*JSON, (b"content-encoding", b"br")))),
     (True, lambda: ScriptedResponse(TOO_LONG_EVENT, headers=(*STREAM, (b"content-encoding", b"gzip")), ending="eof")),
@@ -202,8 +202,7 @@ async def test_what_is_no_refusal_goes_on_byte_for_byte(is_guarded: bool, make: 
 
 
 async def test_where_nothing_shorter_can_be_had_the_refusal_goes_on() -> None:
-    for make in (refuse, lambda: stream(TOO_LONG_EVENT, DONE)):
-        response = make()
+    for response in (refuse(), stream(TOO_LONG_EVENT, DONE)):
         sent = b"".join(response._pieces)
         call = Call(response, is_guarded=True, retry=None)
         (outcome,) = await call.finish()

@@ -34,6 +34,7 @@ from tests.support.engine import (
     ScriptedUpstream,
     make_lineage,
 )
+from tests.support.managing import make_steward
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
 
@@ -117,7 +118,8 @@ async def carry(archive: SqliteArchive, response: ScriptedResponse, client: Reco
     routes = [Route(ScriptedUpstream(answer=response))]
     reception = Reception(policy, routes, lineage, readings, clock, CountingIds())
     form = ChatCompletions()
-    exchanges = Exchanges(policy, {form.name: form}, reception, relay, tasks)
+    steward = make_steward(archive, bus, clock, tasks)
+    exchanges = Exchanges(policy, {form.name: form}, reception, relay, tasks, steward)
     request = ClientRequest("POST", b"/v1/chat/completions", (), BODY)
     try:
         await exchanges.carry(request, form.name, client)

@@ -1,5 +1,6 @@
 """What Prometheus is told."""
 
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.model.events import ExchangeRecorded, ReadingFailed
@@ -37,6 +38,7 @@ def test_calls_are_counted_by_how_they_ended() -> None:
     metrics = Metrics(lambda: HEALTH, lambda: 0)
     for _ in range(3):
         metrics.count_exchange(recorded())
+    metrics.count_exchange(replace(recorded(), is_final=False))  # the client gets nothing of it
     labels = (
         ("completeness", "complete"),
         ("kind", "managed"),

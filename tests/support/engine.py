@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -32,6 +32,7 @@ from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format
 from proxy.wire.responses import Responses
 from tests.support.ancestry import Trees
+from tests.support.managing import make_steward
 from tests.support.unmanaged import UnmanagedLog
 
 LIMIT = 5.0
@@ -439,6 +440,7 @@ class Engine:
         is_soon: bool = False,
         is_fresh: bool = True,
         own_keys: tuple[bytes, ...] = (),
+        ceiling: int | None = None,
         after: "Engine | None" = None,
         archive: FakeArchive | None = None,
         tasks: TaskRunner | None = None,
@@ -465,7 +467,9 @@ class Engine:
         forms: tuple[Format, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
         formats: Mapping[str, Format] = {form.name: form for form in forms}
         self.leftovers = Leftovers(self.archive, self.bus, self.tasks, self.lineage, self.readings, formats)
-        self.exchanges = Exchanges(policy, formats, self.reception, self.relay, self.tasks, own_keys)
+        self.steward = make_steward(self.archive, self.bus, self.clock, self.tasks, ceiling=ceiling)
+        policy = replace(policy, own_keys=own_keys)
+        self.exchanges = Exchanges(policy, formats, self.reception, self.relay, self.tasks, self.steward)
 
     def begin(self, request: ClientRequest, wire: str, client: Client) -> "asyncio.Task[None]":
         """A call in a task of its own, as the server has one for each."""

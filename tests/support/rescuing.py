@@ -40,7 +40,8 @@ class ScriptedRescuer:
     def read_start(self, content: bytes) -> Start:
         self.read += 1
         self.looked.set()
-        return "overflow" if b"too long" in content else "content" if b'"content"' in content else "undecided"
+        whole = content[: content.rfind(b"\n\n") + 1]
+        return "overflow" if b"too long" in whole else "content" if b'"content"' in whole else "undecided"
 
     async def rescue(self, refusal: Refusal) -> Retry | None:
         self.refusals.append(refusal)
@@ -76,7 +77,7 @@ class RescuedEngine(Engine):
         self.relay = RescuedRelay(rescuer, *parts)
         formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
         policy = options.get("policy") or EnginePolicy()
-        self.exchanges = Exchanges(policy, formats, self.reception, self.relay, self.tasks)
+        self.exchanges = Exchanges(policy, formats, self.reception, self.relay, self.tasks, self.steward)
 
 
 class UpstreamInTurn(ScriptedUpstream):

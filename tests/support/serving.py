@@ -37,6 +37,7 @@ from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.responses import Responses
 from tests.support.engine import FakeArchive, make_lineage
+from tests.support.managing import make_steward
 from tests.support.rescuing import RescuedRelay, ScriptedRescuer
 from tests.support.scripted import LIMIT, Message, Wire, dial
 
@@ -144,8 +145,9 @@ def _build_exchanges(
     relay = RescuedRelay(plan.rescuer, *parts) if plan.rescuer is not None else Relay(*parts)
     reception = Reception(plan.engine, [Route(forwarder)], lineage, readings, SystemClock(), SystemIds())
     formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
-    own_keys = (plan.api_key.encode(),) if plan.api_key else ()
-    return Exchanges(plan.engine, formats, reception, relay, tasks, own_keys)
+    policy = replace(plan.engine, own_keys=(plan.api_key.encode(),) if plan.api_key else ())
+    steward = make_steward(archive, bus, SystemClock(), tasks)
+    return Exchanges(policy, formats, reception, relay, tasks, steward)
 
 
 async def _stop(served: Served) -> None:

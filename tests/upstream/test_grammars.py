@@ -2,12 +2,13 @@
 
 import io
 import json
+import resource
 import subprocess
 import sys
 
 import pytest
 
-from proxy.upstream.grammars import MOST_FOUND, answer, outline
+from proxy.upstream.grammars import MOST_FOUND, answer, main, outline
 from proxy.upstream.outlining import GRAMMARS, PROGRAM
 
 # Grammars with a text and what is in it; lines are left out.
@@ -110,6 +111,17 @@ for name in ("socket", "create_connection", "getaddrinfo"):
     setattr(socket, name, refuse)
 runpy.run_path(sys.argv[1], run_name="__main__")
 """
+
+
+@pytest.mark.parametrize("allowed", [700 * 1024**2, resource.RLIM_INFINITY])
+def test_memory_is_limited_whatever_the_limit_was(allowed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[tuple[int, tuple[int, int]]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (allowed, allowed))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limit: limits.append((kind, limit)))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    main()
+    most = 1024**3 if allowed == resource.RLIM_INFINITY else allowed
+    assert limits == [(resource.RLIMIT_AS, (most, most)), (resource.RLIMIT_CORE, (0, 0))]
 
 
 def test_grammars_come_with_the_wheel_and_from_nowhere_else() -> None:

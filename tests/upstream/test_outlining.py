@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.upstream.outlining import GRAMMARS, PROGRAM, Outliner
+from proxy.upstream.outlining import GRAMMARS, PATIENCE_SECONDS, PROGRAM, Outliner
 
+LIMIT = 20.0
 JAVA = "class A {\n  void m() {\n  }\n}\n"
 FOUND = ["class A · lines 1-4", "  method m · lines 2-3"]
 # A program that counts its starts in a file, dies of "die", keeps silent at "hang", answers nonsense to "babble".
@@ -30,7 +31,7 @@ for line in sys.stdin:
 @pytest.fixture
 def outliner() -> Iterator[Outliner]:
     """The real one."""
-    made = Outliner()
+    made = Outliner(patience=LIMIT)
     yield made
     made.close()
 
@@ -43,10 +44,14 @@ def starts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def played(starts: Path) -> Iterator[Outliner]:
-    """One over the program above, which is given little time."""
-    made = Outliner((sys.executable, "-I", "-c", PLAYED, str(starts)), patience=0.5)
+    """One over the program above."""
+    made = Outliner((sys.executable, "-I", "-c", PLAYED, str(starts)), patience=2.0)
     yield made
     made.close()
+
+
+def test_a_text_is_given_a_second() -> None:
+    assert PATIENCE_SECONDS == 1.0
 
 
 def test_one_process_outlines_text_after_text(outliner: Outliner) -> None:

@@ -12,6 +12,7 @@ from proxy.wire.headers import (
     forward_request,
     forward_response,
     is_credential,
+    keep_for_asking,
     keep_for_log,
     keep_target,
     redact,
@@ -154,3 +155,10 @@ def test_every_secret_is_searched_for() -> None:
 def test_a_short_dummy_key_is_searched_for_in_error_texts_only(secret: bytes, is_error: bool, is_hidden: bool) -> None:
     content = b"ask ollama or lm-studio"
     assert (redact(content, [secret], is_error=is_error) != content) == is_hidden
+
+
+def test_an_upstream_is_asked_for_itself_with_what_says_who_asks() -> None:
+    kept = [*((name, b"k") for name in CREDENTIALS), (b"anthropic-version", b"1"), (b"openai-organization", b"o")]
+    others = [(b"content-type", b"x"), (b"accept-encoding", b"br"), (b"cookie", b"c"), (b"x-palimpsest-session", b"s")]
+    ours = [(b"accept", b"application/json"), (b"accept-encoding", b"identity")]
+    assert list(keep_for_asking((*kept, *others))) == [*kept, *ours]

@@ -141,14 +141,14 @@ class Ladder:
         if case.context.told.get(case.view) == protected:
             return
         case.context.told[case.view] = protected
-        told = case.tell(protected)
+        told, named = case.tell(protected), (case.subject.exchange, case.subject.session.id)
         _log.warning(
             "session %s: %d tokens must stay as they are, of %d usable: the ceiling cannot be held for long",
             case.subject.session.id,
             told,
             case.tell(case.budget.usable),
         )
-        self._bus.publish(CeilingUnreachable(case.subject.session.id, case.view, told, case.tell(case.budget.usable)))
+        self._bus.publish(CeilingUnreachable(*named, case.view, told, case.tell(case.budget.usable)))
 
     def _tell(self, case: Case, rung: Rung, error: Exception) -> None:
         problem = f"{type(error).__name__}: {error}"

@@ -1,0 +1,130 @@
+"""Managing over fakes: a steward as the assembly builds it, with a tokenizer that counts characters."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proxy.context.budget import BudgetPolicy
+from proxy.context.builder import ContextBuilder
+from proxy.context.model_names import Encoding
+from proxy.context.policy import BuilderPolicy
+from proxy.engine.bus import EventBus
+from proxy.engine.counting import Counting
+from proxy.engine.lineage.chain import make_chain, read_messages
+from proxy.engine.managing.steward import Steward
+from proxy.engine.managing.subject import Subject
+from proxy.engine.managing.wiring import Surroundings, build_steward
+from proxy.engine.models import Models
+from proxy.engine.policy import Provider
+from proxy.engine.ports import Archive, Clock
+from proxy.engine.tasks import TaskRunner
+from proxy.model.card import Card, LimitKey
+from proxy.model.exchange import Headers, SessionKey
+from proxy.model.lineage import Relation, Step, root_of_chain
+from proxy.wire.body import split_body
+from proxy.wire.chat_completions import ChatCompletions
+
+MODEL = "gpt-4o"
+SESSION = SessionKey("s1", b"t" * 16, "main", "family")
+
+Message = Mapping[str, Any]
+
+
+class QuarterTokens:
+    """A token for each four characters, as a rule of thumb has it."""
+
+    def count(self, text: str, encoding: Encoding) -> tuple[int, bool]:
+        """At least one for any text."""
+        return -(-len(text) // 4), False
+
+
+class StatedCatalog:
+    """Knows one card for every model, and what it was told of limits."""
+
+    def __init__(self, window: int | None) -> None:
+        self.card = Card(window=window)
+        self.limits: list[tuple[LimitKey, int, int]] = []
+
+    async def open(self) -> None:
+        """Nothing to read."""
+
+    def note_listing(self, upstream: str, content: bytes) -> None:
+        """Nothing to learn."""
+
+    def note_limit(self, key: LimitKey, window: int, sent: int) -> None:
+        """From now on that is the window."""
+        self.limits.append((key, window, sent))
+        self.card = Card(window=window)
+
+    def find(self, key: LimitKey) -> Card:
+        """The card."""
+        return self.card
+
+
+def make_steward(
+    archive: Archive,
+    bus: EventBus,
+    clock: Clock,
+    tasks: TaskRunner,
+    *,
+    ceiling: int | None = None,
+    window: int | None = 1_000_000,
+    provider: Provider | None = None,
+) -> Steward:
+    """Whoever decides what is sent, with a ceiling in tokens of four characters."""
+    tokenizer = QuarterTokens()
+    models = Models(StatedCatalog(window), Counting(tokenizer), BudgetPolicy(ceiling), clock, tasks.spawn)
+    builder = ContextBuilder(BuilderPolicy(), lambda text: tokenizer.count(text, "o200k_base")[0])
+    providers = {"main": provider, "scripted": provider} if provider is not None else {}
+    return build_steward(Surroundings(archive, models, builder, bus, clock, providers), 1 << 26, b"secret")
+
+
+def make_history(steps: int, size: int = 400) -> list[Message]:
+    """A system prompt, a task, and an agent's steps: a call each, and what came of it, `size` characters long."""
+    messages: list[Message] = [
+        {"role": "system", "content": "You are an agent."},
+        {"role": "user", "content": "Mend the tests of the parser."},
+    ]
+    for number in range(steps):
+        call = {"name": "bash", "arguments": json.dumps({"command": f"sed -n {number}p src/module_{number}.py"})}
+        messages.append(
+            {
+                "role": "assistant",
+                "content": f"Looking at part {number}.",
+                "tool_calls": [{"id": f"call_{number:024x}", "type": "function", "function": call}],
+            }
+        )
+        text = f"def function_{number}(value_{number}):\n    return other_{number}.path\n"
+        output = (text * (size // len(text) + 1))[:size]
+        messages.append({"role": "tool", "tool_call_id": f"call_{number:024x}", "content": output})
+    return messages
+
+
+def spell(messages: Sequence[Message], **members: Any) -> bytes:
+    """A body with these messages, as a client spells it."""
+    return json.dumps({"model": MODEL, "messages": messages, **members}).encode()
+
+
+def make_subject(
+    messages: Sequence[Message],
+    exchange: str = "x1",
+    *,
+    base: int = 0,
+    relation: Relation = "append",
+    is_side: bool = False,
+    headers: Headers = (),
+    session: SessionKey = SESSION,
+    **members: Any,
+) -> Subject:
+    """A request as reception hands it on, in a session where it shares `base` messages with what is known."""
+    form = ChatCompletions()
+    split = split_body(spell(messages, **members), form.items_key)
+    assert split is not None
+    root = root_of_chain(session.upstream)
+    chain = make_chain(read_messages(form, split, None, 0, root), None, root)
+    tip = chain.nodes[-1] if chain.nodes else root
+    step = Step(exchange, "root" if not base else relation, is_side, tip, len(chain.nodes), base, (), ())
+    limit = members.get("max_tokens", 0)
+    return Subject(
+        exchange, session, form.name, form.items_key, MODEL, limit, split, chain, step, headers, is_new=not base
+    )

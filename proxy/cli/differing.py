@@ -15,7 +15,7 @@ _MOST_SHOWN = 12
 
 def tell_plan(plan: Plan) -> Iterator[str]:
     """What was decided for a round."""
-    under = f" of epoch {plan.epoch}" if plan.epoch else ""
+    under = f", epoch {plan.epoch}" if plan.epoch else ""
     yield f"sent as   {plan.rung}{under}; pressure {plan.pressure}"
     if plan.tokens_client is not None and plan.tokens_upstream is not None:
         yield f"context   client {plan.tokens_client}, upstream {plan.tokens_upstream}, usable {plan.usable} tokens"

@@ -22,7 +22,7 @@ from proxy.engine.managing.sending import Sending, list_labels
 from proxy.engine.managing.subject import Subject
 from proxy.engine.ports import Clock
 from proxy.engine.rescue import Rescuer
-from proxy.model.events import RungFailed
+from proxy.model.events import Planned, RungFailed
 from proxy.model.exchange import Mode
 from proxy.model.plan import Plan
 from proxy.wire.standing import find_management
@@ -55,6 +55,12 @@ class Steward:
 
     async def prepare(self, subject: Subject, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:
         """What to send. Never fails: what cannot be managed goes as the client sent it."""
+        sending = await self._prepare(subject, mode, ceiling, commit)
+        if sending.plan is not None:
+            self._bus.publish(Planned(subject.session.id, sending.plan))
+        return sending
+
+    async def _prepare(self, subject: Subject, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:
         if subject.wire not in _MANAGED_WIRES:
             return Sending(subject.split.content).add(refuse_pin(subject, "calls of this wire are not managed"))
         if exemption := _find_exemption(subject, mode):

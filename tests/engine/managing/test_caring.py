@@ -112,14 +112,16 @@ async def test_a_revert_is_told_on_the_bus(talk: Talk) -> None:
 
 async def test_another_branch_is_left_alone(talk: Talk) -> None:
     history = await talk.grow(ONE_EPOCH)
-    other = [*history[:-1], {**history[-1], "content": "something else " * 40}]
-    await talk.ask(other)
-    shortened = sent(talk)[:3]
-    edited = [*history[:6], *make_history(40, 310)[6:]]
+    edited = [*history[:6], {"role": "user", "content": "otherwise"}, *make_history(44, 300)[6:]]
     await talk.ask(edited)
+    shortened = sent(talk)
+    assert len(shortened) < len(edited)
     await talk.care.revert(talk.session, 1)
+    talk.engine.steward.lookout.memory.contexts.clear()
     await talk.ask(edited)
-    assert sent(talk) != edited or shortened
+    assert sent(talk) == shortened
+    await talk.ask(history)
+    assert sent(talk) == history
 
 
 async def test_an_epoch_that_is_not_there_cannot_be_reverted(talk: Talk) -> None:
@@ -155,9 +157,11 @@ async def list_pins(talk: Talk) -> Any:
 async def test_pins_are_listed_where_they_stand_and_outlive_a_restart(talk: Talk) -> None:
     await talk.grow(3, size=100)
     pinned = [await talk.care.pin(await row_of(talk, 3), place) for place in (0, 4)]
-    assert await list_pins(talk) == pinned
-    await talk.reopen()
-    assert await list_pins(talk) == pinned
+    for _ in range(2):
+        assert [(pin.node, pin.place, pin.tokens) for pin in await list_pins(talk)] == [
+            (pin.node, pin.place, pin.tokens) for pin in pinned
+        ]
+        await talk.reopen()
     await talk.care.unpin(await row_of(talk, 3), 4)
     await talk.care.unpin_node(talk.session, pinned[0].node)
     assert await list_pins(talk) == []

@@ -1,6 +1,6 @@
-"""A session that grows past a small ceiling, by the openai SDK: what is sent, what can be had back, what may be decided.
+"""A session that grows past a small ceiling, by the openai SDK: what is sent, what can be had back, what is decided.
 
-The provider is scripted; the proxy is a process of its own, and is restarted in between.
+The provider is a dummy that counts; the proxy is a process of its own, and is restarted in between.
 """
 
 import json
@@ -11,8 +11,15 @@ from typing import Any
 
 import openai
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
-from tests.journeys.provider import Provider, run_provider
+from proxy.assembly import load_encoder
+from proxy.engine.counting import Counting
+from proxy.upstream.tokenizer import Tokenizer
+from tests.journeys.provider import run_application
 from tests.journeys.running import TOKEN, Running, run_command, run_proxy
 from tests.support.managing import MODEL, Message, make_history
 
@@ -21,10 +28,29 @@ FIELDS = {"x-palimpsest-session": "agent", "x-palimpsest-ceiling": "6000"}
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
 
 
+class Dummy:
+    """A provider whose usage is about what was sent, as a real one's is; `sent` are the bodies it got."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self._counting = Counting(Tokenizer(load_encoder))
+        self.app = Starlette(routes=[Route("/v1/chat/completions", self._answer, methods=["POST"])])
+
+    async def _answer(self, request: Request) -> Response:
+        self.sent.append(await request.body())
+        tokens = await self._counting.tally(MODEL, [self.sent[-1]])
+        message = {"role": "assistant", "content": f"word {len(self.sent)}"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        usage = {"prompt_tokens": sum(tokens), "completion_tokens": 3, "total_tokens": 3 + sum(tokens)}
+        return JSONResponse(
+            {"id": "c", "object": "chat.completion", "created": 1, "model": MODEL, "choices": [choice], "usage": usage}
+        )
+
+
 class Agent:
     """A client that holds its whole history and asks with it, step by step; the labels of its answers."""
 
-    def __init__(self, proxy: Running, provider: Provider) -> None:
+    def __init__(self, proxy: Running, provider: Dummy) -> None:
         self._client = openai.OpenAI(base_url=proxy.base_url, api_key="sk-agent-0123456789", max_retries=0, timeout=20)
         self._provider = provider
         self.labels: list[dict[str, str]] = []
@@ -40,7 +66,7 @@ class Agent:
         )
         assert raw.parse().choices[0].message.content
         self.labels.append({name: value for name, value in raw.headers.items() if name.startswith("x-palimpsest-")})
-        return [seen for seen in self._provider.seen if seen.method == "POST"][-1].body
+        return self._provider.sent[-1]
 
     def close(self) -> None:
         self._client.close()
@@ -73,8 +99,10 @@ def grow(agent: Agent, history: list[Message], steps: range) -> list[bytes]:
 
 
 def test_a_session_past_its_ceiling(tmp_path: Path, history: list[Message]) -> None:
-    with run_provider() as provider:
-        with run_proxy(tmp_path, provider.base_url) as proxy:
+    provider = Dummy()
+    with run_application(provider.app) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        with run_proxy(tmp_path, url) as proxy:
             agent = Agent(proxy, provider)
             sent = grow(agent, history, range(1, STEPS - 1))
             agent.close()
@@ -84,7 +112,7 @@ def test_a_session_past_its_ceiling(tmp_path: Path, history: list[Message]) -> N
             assert opened[0]["x-palimpsest-notice"].startswith("compacted ")
             check_prefixes(sent, agent.labels)
             check_originals(proxy, tmp_path, session, history)
-        with run_proxy(tmp_path, provider.base_url) as proxy:
+        with run_proxy(tmp_path, url) as proxy:
             agent = Agent(proxy, provider)
             after = grow(agent, history, range(STEPS - 2, STEPS))
             assert after[0] == sent[-1]

@@ -27,7 +27,8 @@ from proxy.context.budget import AUTO_CEILING
 from proxy.engine.tasks import TaskRunner
 from proxy.heap import HeapTrimmer, find_trim, read_resident_bytes
 from proxy.model.errors import ProxyError
-from proxy.model.events import ExchangeRecorded, ReadingFailed
+from proxy.model.events import CeilingUnreachable, EpochOpened, ExchangeRecorded, Planned, ReadingFailed, RungFailed
+from proxy.server.contexts import ContextApi
 from proxy.server.health import Health
 from proxy.server.inspector import Inspector
 from proxy.server.management import ManagementApi
@@ -128,11 +129,16 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     metrics = Metrics(lambda: engine.archive.health, lambda: len(engine.tasks))
     engine.bus.subscribe(ExchangeRecorded, metrics.count_exchange)
     engine.bus.subscribe(ReadingFailed, metrics.count_unread)
+    engine.bus.subscribe(Planned, metrics.count_plan)
+    engine.bus.subscribe(EpochOpened, metrics.count_epoch)
+    engine.bus.subscribe(RungFailed, metrics.count_failed_rung)
+    engine.bus.subscribe(CeilingUnreachable, metrics.count_unreachable)
     engine.bus.subscribe(ExchangeRecorded, _log_failure)
     health = Health(lambda: engine.relay.problem, metrics, refuses=settings.store.on_failure == "refuse")
     inspector = Inspector(_list_facts(settings))
     has_own_key = any(upstream.api_key for upstream in settings.upstream_policies())
-    endpoints = Endpoints(engine.exchanges, health, inspector, ManagementApi(engine.archive))
+    contexts = ContextApi(engine.archive, engine.caretaker, engine.models.count.tally)
+    endpoints = Endpoints(engine.exchanges, health, inspector, ManagementApi(engine.archive), contexts)
     return build_routes(endpoints, policy, has_own_key=has_own_key), health
 
 

@@ -17,12 +17,14 @@ from proxy.engine.exchange import Exchanges
 from proxy.engine.leftovers import Leftovers
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.lineage.tracking import Lineage
+from proxy.engine.managing.caring import Caretaker
 from proxy.engine.managing.wiring import Surroundings, build_steward
 from proxy.engine.models import Models
 from proxy.engine.ports import Archive
 from proxy.engine.readings import Readings
 from proxy.engine.reception import Reception, Route
 from proxy.engine.relay import Relay
+from proxy.engine.reports.differences import Tally
 from proxy.engine.system import SystemClock, SystemIds
 from proxy.engine.tasks import TaskRunner
 from proxy.model.errors import StoreUnavailable
@@ -75,6 +77,7 @@ class Engine:
     forwarders: tuple[Forwarder, ...]
     models: Models
     outliner: Outliner
+    caretaker: Caretaker
 
     async def close(self) -> None:
         """End what runs, record it, and write everything down."""
@@ -112,7 +115,8 @@ async def build_engine(settings: Settings) -> Engine:
     around = Surroundings(archive, models, builder, bus, clock, settings.providers())
     steward = build_steward(around, policy.cache_bytes // 2, archive.salt)
     exchanges = Exchanges(policy, formats, reception, relay, tasks, steward)
-    return Engine(exchanges, archive, relay, bus, tasks, forwarders, models, outliner)
+    caretaker = Caretaker(steward.lookout, archive, gate, bus, SystemIds(), clock)
+    return Engine(exchanges, archive, relay, bus, tasks, forwarders, models, outliner, caretaker)
 
 
 def build_models(settings: Settings, tokenizer: Tokenizer, tasks: TaskRunner) -> Models:
@@ -120,6 +124,11 @@ def build_models(settings: Settings, tokenizer: Tokenizer, tasks: TaskRunner) ->
     clock = SystemClock()
     catalog = Catalog(settings.stated_windows(), settings.stated_prices(), clock)
     return Models(catalog, Counting(tokenizer), settings.budget_policy(), clock, tasks.spawn)
+
+
+def build_tally() -> Tally:
+    """What counts messages where nothing is served. No encoder is read before it is needed."""
+    return Counting(Tokenizer(load_encoder)).tally
 
 
 def load_encoder(encoding: Encoding) -> Encoder | None:

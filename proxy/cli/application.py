@@ -10,7 +10,7 @@ import typer
 from typer.main import get_command
 
 from proxy import __version__
-from proxy.cli import care, configuring, exporting, reading, serving
+from proxy.cli import care, configuring, contexts, exporting, reading, serving
 from proxy.cli.doors import Doors
 from proxy.cli.text import make_plain
 from proxy.config import ConfigError
@@ -46,6 +46,9 @@ def build() -> typer.Typer:
     application.command()(reading.sessions)
     application.command()(reading.show)
     application.command()(exporting.export)
+    application.command()(contexts.expand)
+    application.command()(contexts.diff)
+    application.command()(contexts.handoff)
     application.command()(care.verify)
     application.command()(care.backup)
     application.add_typer(config, name="config")

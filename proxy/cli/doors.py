@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 from proxy.config import Settings, load_settings
 from proxy.engine.ports import LogReader
+from proxy.engine.reports.differences import Tally
 
 T = TypeVar("T")
 
@@ -22,10 +23,14 @@ class Log(LogReader, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """`serve` runs the proxy until told to stop and returns the exit code; `open_log` opens the log for reading."""
+    """`serve` runs the proxy until told to stop and returns the exit code; `open_log` opens the log for reading.
+
+    `tally` counts messages.
+    """
 
     serve: Callable[[Settings], int]
     open_log: Callable[[Settings], Log]
+    tally: Tally
 
     def read(self, data: Path | None, config: Path | None, ask: Callable[[Log], Awaitable[T]]) -> T:
         """What `ask` finds in the log that the options and settings name."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from proxy.cli.differing import tell_plan, write_saving
 from proxy.cli.drawing import SIDE_MARK, draw_forks, order_children
 from proxy.cli.text import cut, lay_out, make_plain, write_time
 from proxy.engine.reports.overview import Overview
@@ -41,6 +42,7 @@ def tell_session(overview: Overview, exchanges: Sequence[ExchangeRow]) -> str:
         f"calls     {row.exchanges}, {_count(row.branches, 'branch', 'branches')}, {_count(row.side, 'side call')}",
         f"time      {write_time(row.created_ms)} to {write_time(row.last_ms)}",
         f"tokens    input {row.input_tokens}, output {row.output_tokens}",
+        *_tell_savings(row),
         *([f"parent    {row.parent}"] if row.parent else []),
         *([f"goes on   from session {row.adopted}, under another credential"] if row.adopted else []),
         *[f"child     {child.id}  {cut(child.family, _FAMILY_WIDTH - 10)}".rstrip() for child in overview.children],
@@ -48,8 +50,11 @@ def tell_session(overview: Overview, exchanges: Sequence[ExchangeRow]) -> str:
     return make_plain("\n".join(lines)) + f"\n\n{_list_calls(overview, exchanges)}\n"
 
 
-def tell_exchange(row: ExchangeRow) -> str:
-    """One exchange: what was asked, how each round ended, the answer."""
+def tell_exchange(row: ExchangeRow, bound: int | None = None) -> str:
+    """One exchange: what was asked, how each round ended, the answer.
+
+    `bound` are more tokens than the request has, where nobody counted them.
+    """
     lines = [
         f"exchange  {row.id}, number {row.n} of session {row.session}",
         f"time      {write_time(row.opened_ms)}",
@@ -57,6 +62,8 @@ def tell_exchange(row: ExchangeRow) -> str:
         f"model     {row.model or '-'}",
         f"request   {row.request_size} bytes{', kept to the cap only' if row.is_capped else ''}",
     ]
+    if bound is not None:
+        lines.append(f"context   at most {bound} tokens, by its bytes: nothing was counted")
     if row.relation:
         lines.append(
             f"place     {_relate(row)}; {row.base} of {_count(row.depth, 'message')} known, tip {row.tip.hex()}"
@@ -64,6 +71,13 @@ def tell_exchange(row: ExchangeRow) -> str:
     for round_ in row.rounds:
         lines += _tell_round(round_)
     return make_plain("\n".join(lines)) + "\n"
+
+
+def _tell_savings(row: SessionRow) -> Iterator[str]:
+    if row.counted:
+        yield f"context   client {row.counted}, upstream {row.sent} tokens, of the rounds that were counted"
+    if row.saving is not None:
+        yield f"saved     {write_saving(row.saving)} (estimated)"
 
 
 def _place_session(row: SessionRow, level: int) -> tuple[object, ...]:
@@ -80,7 +94,8 @@ def _name_session(row: SessionRow, level: int) -> str:
         names.append(f"goes on from {row.adopted[:_ID_DIGITS]}")
     if row.family:
         names.append(cut(row.family, _FAMILY_WIDTH))
-    return "; ".join([*names, f"{row.model or 'no model'} at {row.upstream}"])
+    saved = [] if row.saving is None else [f"saved {row.saving:+.0f}"]
+    return "; ".join([*names, f"{row.model or 'no model'} at {row.upstream}", *saved])
 
 
 def _list_calls(overview: Overview, exchanges: Sequence[ExchangeRow]) -> str:
@@ -120,6 +135,8 @@ def _end(last: RoundRow | None) -> str:
 def _tell_round(row: RoundRow) -> Iterator[str]:
     size = f"{row.received_size} bytes{', kept to the cap only' if row.is_capped else ''}"
     yield f"round {row.k}   {row.upstream}: status {row.status or '-'}, {row.completeness or _OPEN}, {size}"
+    if row.plan is not None:
+        yield from tell_plan(row.plan)
     if row.timings:
         yield f"timing    first byte {row.timings.first_byte_ms:.0f} ms, end {row.timings.total_ms:.0f} ms"
     if row.usage:

@@ -58,7 +58,8 @@ def show(  # noqa: PLR0913 - each parameter is an option of the command line
         row = await find_exchange(log, session, n)
         if raw is not None:
             return await load_part(log, row, raw)
-        return write_json(await describe_whole(log, row)) if as_json else tell_exchange(row).encode()
+        document = await describe_whole(log, row)
+        return write_json(document) if as_json else tell_exchange(row, document["bound"]).encode()
 
     typer.echo(doors.read(data, config, ask), nl=False)
 

@@ -14,6 +14,7 @@ from proxy.context.media_tokens import count_media, count_tool_prompt
 from proxy.context.model_names import Encoding, Family, find_family
 from proxy.engine.ports import Tokenizer
 from proxy.model.countable import Countable, Weight
+from proxy.model.manifest import digest_of
 from proxy.wire.countable import read_message, read_tools
 
 _MOST_RATIOS = 1024
@@ -55,6 +56,10 @@ class Counting:
                 self._remember(family, digest, weight)
         tokens = tuple(_sum(weights[piece.digest], piece, family, model) for piece in pieces)
         return Count(tokens, any(weight.is_estimate for weight in weights.values()))
+
+    async def tally(self, model: str, raws: Sequence[bytes]) -> tuple[int, ...]:
+        """The same of messages of which no hash is at hand."""
+        return (await self.count(model, [Piece(digest_of(raw), raw) for raw in raws])).tokens
 
     def find_ratio(self, upstream: str, model: str) -> Ratio:
         """How many tokens the model counts for each of ours."""

@@ -122,8 +122,8 @@ class Exchanges:
             entry.extend(round_of(None))
             self._relay.abandon(flight)
             raise
-        plan = () if sending.plan is None else (sending.plan,)
-        entry.extend(round_of(sending.manifest), *plan, is_urgent=received.is_stream)
+        more = [record for record in (sending.plan, sending.pin) if record is not None]
+        entry.extend(round_of(sending.manifest), *more, is_urgent=received.is_stream)
         return sending
 
     async def _commit(self, entry: Entry, epoch: Epoch) -> bool:

@@ -4,7 +4,7 @@ import msgspec
 
 from proxy.model.epoch import Why
 from proxy.model.exchange import Completeness, Kind, Usage
-from proxy.model.plan import Rung
+from proxy.model.plan import Plan, Rung
 
 
 class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
@@ -45,6 +45,18 @@ class ReadingFailed(msgspec.Struct, frozen=True, gc=False):
     error: str
 
 
+class Planned(msgspec.Struct, frozen=True, gc=False):
+    """It was decided what is sent for a request."""
+
+    session: str
+    plan: Plan
+
+    @property
+    def exchange(self) -> str:
+        """The request's."""
+        return self.plan.exchange
+
+
 class EpochOpened(msgspec.Struct, frozen=True, gc=False):
     """An epoch holds from now on. `exchange` is the call it was opened for, empty where a person asked for it.
 
@@ -78,4 +90,4 @@ class RungFailed(msgspec.Struct, frozen=True, gc=False):
     problem: str
 
 
-Event = ExchangeRecorded | AnswerRead | ReadingFailed | EpochOpened | CeilingUnreachable | RungFailed
+Event = ExchangeRecorded | AnswerRead | ReadingFailed | Planned | EpochOpened | CeilingUnreachable | RungFailed

@@ -16,7 +16,9 @@ class SessionRow:
 
     `parent`: id of the session whose agent started it. `adopted`: id of the session that it goes on from, under another
     credential. Each empty where there is none. `branches`: as `list_branches` has; `side`: exchanges beside them. `seq`
-    is that of its newest exchange: a listing goes by it.
+    is that of its newest exchange: a listing goes by it. `counted` and `sent` are the tokens of its rounds as the
+    client made them and as they went out, where both were counted; `saving` is the sum of what its rounds saved, in
+    tokens of uncached input, negative where they cost more, None where nobody can tell of any.
     """
 
     id: str
@@ -33,6 +35,9 @@ class SessionRow:
     side: int = 0
     adopted: str = ""
     seq: int = 0
+    counted: int = 0
+    sent: int = 0
+    saving: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from proxy.model.events import ExchangeRecorded, ReadingFailed
+from proxy.model.events import (
+    CeilingUnreachable,
+    EpochOpened,
+    ExchangeRecorded,
+    Planned,
+    ReadingFailed,
+    RungFailed,
+)
 from proxy.model.log import ArchiveHealth
 
 _BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -46,6 +53,12 @@ class Metrics(Collector):
         self._in_flight = in_flight
         self._exchanges: Counter[tuple[str, str, str, str, str]] = Counter()
         self._unread = 0
+        self._epochs: Counter[str] = Counter()
+        self._rungs: Counter[str] = Counter()
+        self._failed: Counter[str] = Counter()
+        self._tokens: Counter[str] = Counter(client=0, upstream=0)
+        self._saved = 0.0
+        self._unreachable = 0
         self._request_bytes = 0
         self._response_bytes = 0
         self._first_byte = _Seconds()
@@ -68,6 +81,27 @@ class Metrics(Collector):
         """A subscriber of the bus."""
         self._unread += 1
 
+    def count_epoch(self, event: EpochOpened) -> None:
+        """A subscriber of the bus."""
+        self._epochs[event.why] += 1
+
+    def count_plan(self, event: Planned) -> None:
+        """A subscriber of the bus. Tokens are those of requests of which both sides were counted."""
+        plan = event.plan
+        self._rungs[plan.rung] += 1
+        self._saved += plan.saving or 0.0
+        if plan.tokens_client is not None and plan.tokens_upstream is not None:
+            self._tokens["client"] += plan.tokens_client
+            self._tokens["upstream"] += plan.tokens_upstream
+
+    def count_failed_rung(self, event: RungFailed) -> None:
+        """A subscriber of the bus."""
+        self._failed[event.rung] += 1
+
+    def count_unreachable(self, event: CeilingUnreachable) -> None:
+        """A subscriber of the bus."""
+        self._unreachable += 1
+
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
@@ -87,7 +121,32 @@ class Metrics(Collector):
         yield self._first_byte.render("palimpsest_first_byte_seconds", "From the whole request to the first byte.")
         yield self._total.render("palimpsest_exchange_seconds", "From the whole request to the end of the answer.")
         yield GaugeMetricFamily("palimpsest_tasks", "Tasks under way.", value=self._in_flight())
+        yield from self._collect_contexts()
         yield from self._collect_log()
+
+    def _collect_contexts(self) -> Iterable[Metric]:
+        counts = (
+            ("palimpsest_epochs", "Epochs by why they were opened.", "why", self._epochs),
+            (
+                "palimpsest_planned_calls",
+                "Calls of which it was decided what to send, by what it was.",
+                "rung",
+                self._rungs,
+            ),
+            ("palimpsest_failed_rungs", "Ways of sending a call that did not bear.", "rung", self._failed),
+            ("palimpsest_context_tokens", "Tokens of counted calls, as made and as sent.", "side", self._tokens),
+        )
+        for name, text, label, counter in counts:
+            family = CounterMetricFamily(name, text, labels=(label,))
+            for value, count in counter.items():
+                family.add_metric((value,), count)
+            yield family
+        yield CounterMetricFamily(
+            "palimpsest_ceilings_unreachable", "Sessions found to have more than can be cut.", value=self._unreachable
+        )
+        yield GaugeMetricFamily(
+            "palimpsest_saved_tokens", "Estimated saving so far, in tokens of uncached input.", value=self._saved
+        )
 
     def _collect_log(self) -> Iterable[Metric]:
         health = self._health()

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.engine.exchange import Exchanges
 from proxy.server.access import AccessRules, Entrance, Management
+from proxy.server.contexts import ContextApi
 from proxy.server.errors import render_body
 from proxy.server.health import Health
 from proxy.server.inspector import Inspector
@@ -36,6 +37,7 @@ class Endpoints:
     health: Health
     inspector: Inspector
     api: ManagementApi
+    contexts: ContextApi
 
 
 class FrontDoor:
@@ -67,6 +69,7 @@ def build_routes(endpoints: Endpoints, policy: ServerPolicy, *, has_own_key: boo
             Route("/", endpoints.inspector.show),
             Route("/metrics", endpoints.health.metrics),
             *endpoints.api.list_routes(),
+            *endpoints.contexts.list_routes(),
             Route("/{path:path}", _not_found),
         ]
     )

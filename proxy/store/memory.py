@@ -227,6 +227,9 @@ class MemoryArchive:
         key, exchanges, tree = tables.keys[session], tables.sessions[session], tables.trees[session]
         first, names = tables.exchanges[exchanges[1]], set(exchanges.values())
         usages = [fit_usage(reading.usage) for reading in tables.readings.values() if reading.exchange in names]
+        plans = [plan for plan in tables.plans.values() if plan.exchange in names]
+        counted = [plan for plan in plans if plan.tokens_client is not None and plan.tokens_upstream is not None]
+        savings = [plan.saving for plan in plans if plan.saving is not None]
         return SessionRow(
             id=session,
             family=fit_text(key.family),
@@ -242,6 +245,9 @@ class MemoryArchive:
             side=sum(step.is_side for step in tree.steps.values()),
             adopted=next((source for source, _ in tree.adoptions), ""),
             seq=last.seq,
+            counted=sum(plan.tokens_client or 0 for plan in counted),
+            sent=sum(plan.tokens_upstream or 0 for plan in counted),
+            saving=sum(savings) if savings else None,
         )
 
     def _make_exchange(self, exchange: Exchange) -> ExchangeRow:

@@ -1,10 +1,17 @@
 """Running commands on a log that a test makes up."""
 
+from collections.abc import Sequence
+
 from proxy.cli.application import run
 from proxy.cli.doors import Doors
 from proxy.config import Settings
 from proxy.model.errors import NotFound
 from tests.support.fake_log import FakeLog
+
+
+async def tally(model: str, raws: Sequence[bytes]) -> Sequence[int]:
+    """A token for every four bytes."""
+    return [len(raw) // 4 for raw in raws]
 
 
 def call(log: FakeLog, *arguments: str) -> int:
@@ -19,7 +26,7 @@ def call(log: FakeLog, *arguments: str) -> int:
         return 0
 
     try:
-        run(Doors(serve, open_log), arguments)
+        run(Doors(serve, open_log, tally), arguments)
     except SystemExit as stop:
         return int(stop.code or 0)
     raise AssertionError("a command always ends the process")
@@ -32,7 +39,7 @@ def call_without_log(*arguments: str) -> int:
         raise NotFound("there is no log; choose --data")
 
     try:
-        run(Doors(lambda settings: 3, open_log), arguments)
+        run(Doors(lambda settings: 3, open_log, tally), arguments)
     except SystemExit as stop:
         return int(stop.code or 0)
     raise AssertionError("a command always ends the process")

@@ -8,6 +8,7 @@ import pytest
 from proxy.cli.listings import list_sessions, tell_exchange, tell_session
 from proxy.engine.reports.overview import Overview, load_overview
 from proxy.model.log import ExchangeRow, SessionRow
+from proxy.model.plan import Plan
 from tests.support.fake_log import EXCHANGE, ROUND, SESSION, TREE, exchange, stand, tree_log
 
 
@@ -129,3 +130,20 @@ def test_a_client_cannot_move_the_cursor() -> None:
     session = replace(SESSION, family=bad, model=bad, upstream=bad)
     told += list_sessions([session]) + tell_session(Overview(session, (), (session,)), [exchange(1, model=bad)])
     assert not [c for c in told if not c.isprintable() and c != "\n"]
+
+
+def test_what_was_decided_is_told_of_a_round_and_of_a_session() -> None:
+    plan = Plan("x1", 0, "m", "epoch", "e1", "soft", "", 900, 300, 1000, 4.5, -2.5)
+    told = tell_exchange(exchange(1, rounds=(replace(ROUND, plan=plan),)))
+    assert "\nsent as   epoch, epoch e1; pressure soft\n" in told
+    row = replace(SESSION, counted=900, sent=300, saving=-2.5)
+    lines = tell_session(Overview(row, (), ()), ()).splitlines()
+    assert "context   client 900, upstream 300 tokens, of the rounds that were counted" in lines
+    assert "saved     -2 tokens of uncached input (estimated)" in lines
+    assert list_sessions([row]).splitlines()[2].endswith("; saved -2")
+    assert "saved" not in list_sessions([SESSION])
+
+
+def test_what_was_not_counted_has_a_bound() -> None:
+    assert "context   at most 1034 tokens, by its bytes: nothing was counted\n" in tell_exchange(EXCHANGE, 1034)
+    assert "at most" not in tell_exchange(EXCHANGE)

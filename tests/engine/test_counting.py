@@ -109,3 +109,12 @@ def test_ratios_are_bounded_in_number() -> None:
     guessed = counting.find_ratio("main", "nobody")
     assert counting.find_ratio("main", "m0") == guessed
     assert counting.find_ratio("main", "m1") != guessed
+
+
+async def test_messages_without_hashes_are_tallied_as_the_others() -> None:
+    words = Words()
+    counting = Counting(words)
+    piece = make_piece("a", 5)
+    assert await counting.tally("gpt-4o", [piece.raw, piece.raw]) == (8, 8)
+    assert await counting.tally("gpt-4o", [piece.raw]) == (8,)
+    assert len(words.counted) == 1

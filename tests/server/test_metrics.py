@@ -3,8 +3,16 @@
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.model.events import ExchangeRecorded, ReadingFailed
+from proxy.model.events import (
+    CeilingUnreachable,
+    EpochOpened,
+    ExchangeRecorded,
+    Planned,
+    ReadingFailed,
+    RungFailed,
+)
 from proxy.model.log import ArchiveHealth
+from proxy.model.plan import Plan
 from proxy.server.metrics import Metrics
 
 HEALTH = ArchiveHealth("", 1, 2, 3, 4)
@@ -50,6 +58,29 @@ def test_calls_are_counted_by_how_they_ended() -> None:
     assert told["palimpsest_exchanges_total", labels] == 3
     assert told["palimpsest_request_bytes_total", ()] == 30
     assert told["palimpsest_response_bytes_total", ()] == 60
+
+
+def test_managing_is_counted_by_few_labels() -> None:
+    metrics = Metrics(lambda: HEALTH, lambda: 0)
+    for number in range(3):
+        metrics.count_epoch(EpochOpened(f"e{number}", f"s{number}", "x", "soft", 900, 300))
+        metrics.count_plan(
+            Planned("s", Plan(f"x{number}", 0, f"m{number}", "epoch", "e", "soft", "", 900, 300, 1000, 0.0, -2.5))
+        )
+        metrics.count_failed_rung(RungFailed(f"x{number}", "s", "plan", f"why {number}"))
+        metrics.count_unreachable(CeilingUnreachable(f"x{number}", f"s{number}", "m", 900, 1000))
+    metrics.count_epoch(EpochOpened("e", "s", "", "revert", 300, 900))
+    metrics.count_plan(Planned("s", Plan("x", 0, "m", "original", tokens_client=50)))
+    told = {name: value for name, value in read(metrics).items() if value}
+    assert told["palimpsest_epochs_total", (("why", "soft"),)] == 3
+    assert told["palimpsest_epochs_total", (("why", "revert"),)] == 1
+    assert told["palimpsest_planned_calls_total", (("rung", "epoch"),)] == 3
+    assert told["palimpsest_planned_calls_total", (("rung", "original"),)] == 1
+    assert told["palimpsest_failed_rungs_total", (("rung", "plan"),)] == 3
+    assert told["palimpsest_context_tokens_total", (("side", "client"),)] == 2700
+    assert told["palimpsest_context_tokens_total", (("side", "upstream"),)] == 900
+    assert told["palimpsest_saved_tokens", ()] == -7.5
+    assert told["palimpsest_ceilings_unreachable_total", ()] == 3
 
 
 def test_seconds_fall_into_buckets_that_add_up() -> None:

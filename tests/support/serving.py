@@ -16,6 +16,8 @@ from uvicorn.server import ServerState
 from proxy.engine.bus import EventBus
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import Exchanges
+from proxy.engine.managing.caring import Caretaker
+from proxy.engine.managing.steward import Steward
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.readings import Readings
 from proxy.engine.reception import Reception, Route
@@ -24,6 +26,7 @@ from proxy.engine.system import SystemClock, SystemIds
 from proxy.engine.tasks import TaskRunner
 from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import Opening, Outcome
+from proxy.server.contexts import ContextApi
 from proxy.server.health import Health
 from proxy.server.inspector import Inspector
 from proxy.server.management import ManagementApi
@@ -95,6 +98,7 @@ class Plan:
     idle_timeout: float = 60.0
     connect_timeout: float = LIMIT
     rescuer: ScriptedRescuer | None = None
+    ceiling: int | None = None
 
 
 @contextlib.asynccontextmanager
@@ -111,12 +115,16 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
         connect_timeout=plan.connect_timeout,
     )
     forwarder = Forwarder(upstream, tasks.spawn)
-    exchanges = _build_exchanges(plan, archive, forwarder, bus, tasks)
+    steward = make_steward(archive, bus, SystemClock(), tasks, ceiling=plan.ceiling)
+    exchanges = _build_exchanges(plan, archive, forwarder, bus, tasks, steward)
     metrics = Metrics(lambda: archive.health, lambda: len(tasks))
     bus.subscribe(ExchangeRecorded, metrics.count_exchange)
     health = Health(lambda: archive.health.problem, metrics, refuses=plan.engine.on_failure == "refuse")
     inspector = Inspector((("mode", plan.engine.mode),))
-    endpoints = Endpoints(exchanges, health, inspector, ManagementApi(archive))
+    gate = CommitGate(archive, plan.engine.commit_wait_ms)
+    care = Caretaker(steward.lookout, archive, gate, bus, SystemIds(), SystemClock())
+    contexts = ContextApi(archive, care, steward.lookout.models.count.tally)
+    endpoints = Endpoints(exchanges, health, inspector, ManagementApi(archive), contexts)
     app = build_routes(endpoints, plan.server, has_own_key=bool(plan.api_key))
     config = uvicorn.Config(
         app, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False, date_header=False
@@ -135,7 +143,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
 
 
 def _build_exchanges(
-    plan: Plan, archive: FakeArchive, forwarder: Forwarder, bus: EventBus, tasks: TaskRunner
+    plan: Plan, archive: FakeArchive, forwarder: Forwarder, bus: EventBus, tasks: TaskRunner, steward: Steward
 ) -> Exchanges:
     lineage = make_lineage(archive, SystemClock(), plan.engine)
     bus.subscribe(ExchangeRecorded, lineage.note_outcome)
@@ -146,7 +154,6 @@ def _build_exchanges(
     reception = Reception(plan.engine, [Route(forwarder)], lineage, readings, SystemClock(), SystemIds())
     formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
     policy = replace(plan.engine, own_keys=(plan.api_key.encode(),) if plan.api_key else ())
-    steward = make_steward(archive, bus, SystemClock(), tasks)
     return Exchanges(policy, formats, reception, relay, tasks, steward)
 
 

@@ -115,9 +115,18 @@ class Context:
         self._owed = dict(stored.owed)
 
     def add(self, epoch: Epoch) -> None:
-        """An epoch holds from now on."""
+        """An epoch holds from now on; after a revert also for histories that were sent under those it takes back."""
         self._epochs.append(epoch)
         self.weight += _weigh(epoch)
+        if epoch.why == "revert":
+            undone = {each.id for each in self.trace(epoch.parent)}
+            for key in [key for key, chosen in self._chosen.items() if chosen in undone]:
+                del self._chosen[key]
+
+    @property
+    def pinned(self) -> frozenset[bytes]:
+        """The nodes of all that is pinned."""
+        return frozenset(node for node, is_on in self._pins.items() if is_on)
 
     def pin(self, pin: Pin) -> None:
         """A message stays, or need not any more."""
@@ -134,7 +143,7 @@ class Context:
         standing = self._standings.get((view, epoch))
         if standing is None:
             owed = self._owed.pop(view, 0.0)
-            account = restore_account(self._trace(epoch), owed, budget)
+            account = restore_account(self.trace(epoch), owed, budget)
             standing = self._standings[view, epoch] = Standing(account)
         return standing
 
@@ -147,7 +156,7 @@ class Context:
         if not self._epochs:
             return None
         nodes = subject.nodes
-        holding = [epoch for epoch in self._epochs if epoch.view == view and _is_on_path(epoch, nodes)]
+        holding = [epoch for epoch in self._epochs if epoch.view == view and self._is_on_path(epoch, nodes)]
         if not holding:
             return None
         chosen = self._chosen.get((view, subject.tip))
@@ -160,7 +169,15 @@ class Context:
         if len(self._chosen) > _MOST_CHOSEN:
             self._chosen.popitem(last=False)
 
-    def _trace(self, epoch: str) -> list[Epoch]:
+    def find_newest(self, epoch: str) -> Epoch | None:
+        """The newest of those that go on from an epoch, or that itself; None where it is not known."""
+        return next((each for each in reversed(self._epochs) if any(e.id == epoch for e in self.trace(each.id))), None)
+
+    def sum_cut(self, epoch: str) -> int:
+        """By how many tokens what is sent under an epoch is shorter than what the client sends."""
+        return sum(each.tokens_before - each.tokens_after for each in self.trace(epoch))
+
+    def trace(self, epoch: str) -> list[Epoch]:
         """An epoch and those before it on its path, the oldest first."""
         traced: list[Epoch] = []
         found = self.get_epoch(epoch)
@@ -169,9 +186,11 @@ class Context:
             found = self.get_epoch(found.parent)
         return traced
 
-
-def _is_on_path(epoch: Epoch, nodes: Sequence[bytes]) -> bool:
-    return not epoch.depth or (epoch.depth <= len(nodes) and nodes[epoch.depth - 1] == epoch.through)
+    def _is_on_path(self, epoch: Epoch, nodes: Sequence[bytes]) -> bool:
+        """Whether an epoch is one of a chain's; a revert is wherever what it takes back is, and nowhere else."""
+        while epoch.why == "revert" and (reverted := self.get_epoch(epoch.parent)) is not None:
+            epoch = reverted
+        return not epoch.depth or (epoch.depth <= len(nodes) and nodes[epoch.depth - 1] == epoch.through)
 
 
 def _weigh(epoch: Epoch) -> int:

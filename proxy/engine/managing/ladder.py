@@ -132,7 +132,7 @@ class Ladder:
         if tokens >= case.tokens:
             return None
         epoch = _make_epoch(case, draft, why, name, tokens, self._clock.now_ms())
-        pinned = case.context.list_pinned(case.subject.nodes)
+        pinned = () if rung == "minimal" else case.context.list_pinned(case.subject.nodes)
         body = self._rewriter.rewrite(case.subject, path, epoch, pinned)
         if not await commit(epoch):
             raise StoreUnavailable("the log did not take the epoch in time")

@@ -41,6 +41,10 @@ class Lookout:
         card = self.models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant)
         return self._lessons.find_tariff(key.upstream, key.model, card, path.list_markers())
 
+    def find_tariff_of(self, upstream: str, model: str) -> Tariff:
+        """The same for a model of which no request is at hand."""
+        return self._lessons.find_tariff(upstream, model, self.models.card(upstream, model).prices, ())
+
     def is_below(self, subject: Subject, budget: Budget) -> bool:
         """Whether bytes prove that a request is below the soft mark, beside what of it was counted before."""
         content = subject.split.content

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from proxy.model.epoch import Epoch
+from proxy.model.epoch import Epoch, Pin
 from proxy.model.exchange import Headers
 from proxy.model.manifest import Manifest
 from proxy.model.plan import Plan
@@ -13,7 +13,7 @@ class Sending(msgspec.Struct, frozen=True, gc=False):
 
     `labels` are response headers, `ceiling` is what the request asked for. `is_managed`: where it is refused as too
     long, something shorter may be sent in its place; `is_guarded`: that may well be, so that the head of the answer
-    waits for what comes (BEHAVIOUR B20a).
+    waits for what comes (BEHAVIOUR B20a). `pin` is of a message that is pinned with this call.
     """
 
     body: bytes
@@ -23,6 +23,11 @@ class Sending(msgspec.Struct, frozen=True, gc=False):
     is_managed: bool = False
     is_guarded: bool = False
     ceiling: int | None = None
+    pin: Pin | None = None
+
+    def add(self, labels: Headers, pin: Pin | None = None) -> "Sending":
+        """The same with more to be told, and with a pin."""
+        return msgspec.structs.replace(self, labels=(*self.labels, *labels), pin=pin) if labels or pin else self
 
 
 def list_labels(plan: Plan, epoch: Epoch | None, *, is_opened: bool) -> Headers:

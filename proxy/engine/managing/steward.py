@@ -18,12 +18,13 @@ from proxy.engine.managing.ladder import Commit, Footing, Ladder
 from proxy.engine.managing.lessons import Lesson, Lessons
 from proxy.engine.managing.lookout import Lookout
 from proxy.engine.managing.paths import count_shared
+from proxy.engine.managing.pinning import Pinning, is_pinning, refuse_pin
 from proxy.engine.managing.rescuing import Rescues, Tell
 from proxy.engine.managing.sending import Sending, list_labels
 from proxy.engine.managing.subject import Subject
 from proxy.engine.ports import Clock
 from proxy.engine.rescue import Rescuer
-from proxy.model.events import RungFailed
+from proxy.model.events import Planned, RungFailed
 from proxy.model.exchange import Mode
 from proxy.model.plan import Plan
 from proxy.wire.standing import find_management
@@ -49,6 +50,12 @@ class Steward:
         self._lessons = lessons
         self._bus = bus
         self._clock = clock
+        self._pinning = Pinning(lookout, clock)
+
+    @property
+    def lookout(self) -> Lookout:
+        """What looks at requests; others that look at sessions share its memory."""
+        return self._lookout
 
     def glance(self, subject: Subject, mode: Mode, ceiling: int | None) -> Sending | None:
         """What to send where that is told at once; None for what takes a closer look.
@@ -56,6 +63,8 @@ class Steward:
         Most calls are short ones of sessions in which nothing was ever managed: nothing is looked up for those.
         """
         content = subject.split.content
+        if is_pinning(subject):
+            return None
         if subject.wire not in _MANAGED_WIRES:
             return Sending(content)
         if mode != "manage" or ceiling is not None or subject.step is None:
@@ -69,10 +78,19 @@ class Steward:
 
     async def prepare(self, subject: Subject, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:
         """What to send. Never fails: what cannot be managed goes as the client sent it."""
+        sending = await self._prepare(subject, mode, ceiling, commit)
+        if sending.plan is not None:
+            self._bus.publish(Planned(subject.session.id, sending.plan))
+        return sending
+
+    async def _prepare(self, subject: Subject, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:
+        if subject.wire not in _MANAGED_WIRES:
+            return Sending(subject.split.content).add(refuse_pin(subject, "calls of this wire are not managed"))
         if exemption := _find_exemption(subject, mode):
-            return self._stand_aside(subject, mode, exemption)
+            return self._stand_aside(subject, mode, exemption).add(refuse_pin(subject, exemption))
         try:
-            return await self._manage(subject, ceiling, commit)
+            pin, told = await self._pinning.take(subject, ceiling)
+            return (await self._manage(subject, ceiling, commit)).add(told, pin)
         except Exception as error:  # noqa: BLE001 - a boundary: a fault of ours must not fail the call
             _log.exception("a request could not be managed; it goes on as it came")
             problem = f"{type(error).__name__}: {error}"

@@ -4,6 +4,7 @@ Items are those of the client's wire: chat messages, Responses input items, Anth
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from proxy.engine.lineage.naming import read_text
 from proxy.engine.ports import LogReader
@@ -71,8 +72,15 @@ def pick_end(rows: Sequence[ExchangeRow], branch: BranchRow | None = None) -> Ex
     return next((row for row in reversed(ended) if row.rounds and row.rounds[-1].answer), ended[-1])
 
 
-async def load_conversation(log: LogReader, session: str, branch: BranchRow | None = None) -> list[bytes]:
-    """The items of a session's conversation, or of a branch, up to the answer it ends with (`pick_end`), in JSON.
+class Conversation(NamedTuple):
+    """What a client would go on with: the exchange that it ends with, and all items up to the answer, in JSON."""
+
+    end: ExchangeRow
+    items: list[bytes]
+
+
+async def load_conversation(log: LogReader, session: str, branch: BranchRow | None = None) -> Conversation:
+    """A session's conversation, or that of a branch, up to the answer it ends with (`pick_end`).
 
     A request that names a stored answer holds only what is new: what came before is put in front. Raises NotFound where
     a part of it cannot be read.
@@ -81,11 +89,16 @@ async def load_conversation(log: LogReader, session: str, branch: BranchRow | No
     parts: list[list[bytes]] = []
     row: ExchangeRow | None = end
     while row is not None:
-        body = _read_request(row, await log.load_request(row.id))
+        body = read_request(row, await log.load_request(row.id))
         parts.append(_list_items(row, body))
         n = _find_previous(row, body, stored)
         row = (await log.list_exchanges(session, n - 1, 1))[0] if n else None
-    return [item for part in reversed(parts) for item in part]
+    return Conversation(end, [item for part in reversed(parts) for item in part])
+
+
+async def find_end(log: LogReader, session: str, branch: BranchRow | None = None) -> ExchangeRow:
+    """The exchange that a session's conversation, or that of a branch, ends with. Raises NotFound."""
+    return (await _survey(log, session, branch))[0]
 
 
 async def _survey(log: LogReader, session: str, branch: BranchRow | None) -> tuple[ExchangeRow, dict[str, int]]:
@@ -123,7 +136,15 @@ def _find_previous(row: ExchangeRow, body: bytes, stored: dict[str, int]) -> int
     return stored.pop(name)
 
 
-def _read_request(row: ExchangeRow, request: bytes) -> bytes:
+def find_format(row: ExchangeRow) -> Format:
+    """The wire format of an exchange. Raises NotFound where it has none."""
+    if row.wire not in _WIRES:
+        raise NotFound(f"exchange {row.n} is in no known wire format")
+    return _WIRES[row.wire][0]
+
+
+def read_request(row: ExchangeRow, request: bytes) -> bytes:
+    """A request's body as it is read, decompressed. Raises NotFound where it cannot be."""
     encoding = find(row.headers, b"content-encoding").decode("latin-1")
     try:
         body = decode_content(request, encoding, _CAP)

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from proxy.engine.reports.contexts import describe_plan
 from proxy.engine.reports.overview import Fork, Overview
 from proxy.model.exchange import Headers
 from proxy.model.log import ExchangeRow, RoundRow, SessionRow
@@ -128,7 +129,11 @@ def _describe_call(row: ExchangeRow, rounds: list[Document]) -> Document:
 
 
 def _describe_round(row: RoundRow) -> Document:
-    return {name: getattr(row, name) for name in _ROUND_FIELDS} | {"timings": row.timings, "usage": row.usage}
+    return {name: getattr(row, name) for name in _ROUND_FIELDS} | {
+        "timings": row.timings,
+        "usage": row.usage,
+        "plan": describe_plan(row.plan),
+    }
 
 
 def _spell(headers: Headers) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, get_args
 import msgspec
 
 from proxy.engine.ports import LogReader
+from proxy.engine.reports.contexts import find_bound
 from proxy.engine.reports.conversation import load_conversation
 from proxy.engine.reports.documents import Document, describe_body, describe_exchange, describe_missing, write_json
 from proxy.engine.reports.finding import find_session, pick_branch, read_exchanges
@@ -33,18 +34,21 @@ async def open_export(log: LogReader, prefix: str, form: Form, tip: str = "") ->
     branch = pick_branch(await log.list_branches(session), tip) if tip else None
     read = partial(read_exchanges, log, session, branch)
     if form == "openai":
-        items = await load_conversation(log, session, branch)
+        items = (await load_conversation(log, session, branch)).items
         return Export(_yield_one(write_json([msgspec.Raw(item) for item in items])), read)
     return Export(_write_lines(log, read()) if form == "jsonl" else _write_document(log, session, read()), read)
 
 
 async def describe_whole(log: LogReader, row: ExchangeRow) -> Document:
-    """An exchange with its request's body; where that was erased, with the reason."""
+    """An exchange with its request's body; where that was erased, with the reason.
+
+    `bound` are more tokens than the request has, where nobody counted them; else null.
+    """
     try:
-        body = describe_body(await log.load_request(row.id))
+        request = await log.load_request(row.id)
     except NotFound as error:
-        body = describe_missing(str(error))
-    return describe_exchange(row) | body
+        return describe_exchange(row) | {"bound": None} | describe_missing(str(error))
+    return describe_exchange(row) | {"bound": find_bound(row, request)} | describe_body(request)
 
 
 async def _yield_one(piece: bytes) -> AsyncIterator[bytes]:

@@ -70,7 +70,11 @@ _SESSIONS = """
     spent AS MATERIALIZED (
         SELECT x.session, sum(g.input) AS input, sum(g.output) AS output
         FROM latest CROSS JOIN exchange x ON x.session = latest.id CROSS JOIN reading g ON g.exchange = x.seq
-        GROUP BY x.session)
+        GROUP BY x.session),
+    managed AS MATERIALIZED (
+        SELECT c.session, sum(c.tokens_client) FILTER (WHERE c.tokens_upstream IS NOT NULL) AS counted,
+            sum(c.tokens_upstream) FILTER (WHERE c.tokens_client IS NOT NULL) AS sent, sum(c.saving) AS saving
+        FROM latest CROSS JOIN decision c ON c.session = latest.id GROUP BY c.session)
     SELECT s.key, s.family, s.upstream, s.created_ms, e.opened_ms, e.n, e.model,
         ifnull(spent.input, 0), ifnull(spent.output, 0), s.parent,
         CASE WHEN s.id IN (SELECT id FROM forked) THEN ifnull(leaf.branches, 0)
@@ -78,10 +82,11 @@ _SESSIONS = """
         (SELECT count(*) FROM step t WHERE t.session = s.id AND t.is_side),
         ifnull((SELECT o.key FROM adoption a JOIN session o ON o.id = a.source WHERE a.session = s.id
             ORDER BY a.n LIMIT 1), ''),
-        e.seq
+        e.seq, ifnull(managed.counted, 0), ifnull(managed.sent, 0), managed.saving
     FROM latest JOIN session s ON s.id = latest.id JOIN exchange e ON e.seq = latest.seq
         LEFT JOIN leaf ON leaf.session = latest.id
         LEFT JOIN spent ON spent.session = latest.id
+        LEFT JOIN managed ON managed.session = latest.id
     ORDER BY latest.seq DESC"""
 
 _IDS = "SELECT key FROM session WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"

@@ -18,7 +18,7 @@ def row_of(wire: str, answer: bytes, **changes: Any) -> ExchangeRow:
 
 async def load(row: ExchangeRow, request_body: bytes) -> list[bytes]:
     """The conversation of a session that has only this call."""
-    return await load_conversation(FakeLog(exchanges=[row], bodies={row.id: request_body}), "abc1")
+    return (await load_conversation(FakeLog(exchanges=[row], bodies={row.id: request_body}), "abc1")).items
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ async def test_what_comes_before_a_stored_answer_is_put_in_front() -> None:
     calls = [stored(1, "a"), stored(2, "b", "a"), stored(3, "c", "a"), stored(4, "d", "c")]
     rows = [row for row, _ in calls]
     log = FakeLog(exchanges=rows, bodies={row.id: body for row, body in calls})
-    assert await load_conversation(log, "abc1") == [b"1", b"-1", b"3", b"-3", b"4", b"-4"]
+    assert (await load_conversation(log, "abc1")).items == [b"1", b"-1", b"3", b"-3", b"4", b"-4"]
 
 
 async def test_a_stored_answer_of_elsewhere_is_not_left_out_quietly() -> None:
@@ -111,9 +111,9 @@ async def test_a_long_session_is_gone_through_page_by_page() -> None:
     calls = [stored(1, "a"), *(stored(n, f"s{n}") for n in range(2, 350)), stored(350, "b", "a")]
     rows = [replace(row, is_side=1 < row.n < 350) for row, _ in calls]
     log = FakeLog(exchanges=[*rows, exchange(351, is_side=True)], bodies={row.id: body for row, body in calls})
-    assert await load_conversation(log, "abc1") == [b"1", b"-1", b"350", b"-350"]
+    assert (await load_conversation(log, "abc1")).items == [b"1", b"-1", b"350", b"-350"]
     log.exchanges = [replace(row, is_side=True, tip=tip_of("one") if row.n == 1 else b"") for row in rows]
-    assert await load_conversation(log, "abc1", branch("one", 1, (1,))) == [b"1", b"-1"]
+    assert (await load_conversation(log, "abc1", branch("one", 1, (1,)))).items == [b"1", b"-1"]
     with pytest.raises(NotFound, match="not in the log"):
         await load_conversation(log, "abc1", branch("two", 1, (1,)))
 

@@ -1,0 +1,174 @@
+"""What was sent against what the client sent, message by message.
+
+Rule: found by comparing the recorded bytes, whatever was planned; what is equal is said to be equal, and no more.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from proxy.engine.ports import LogReader
+from proxy.engine.reports.contexts import describe_plan
+from proxy.engine.reports.conversation import find_format, read_request
+from proxy.engine.reports.finding import find_exchange
+from proxy.engine.reports.messages import list_raws, split_whole
+from proxy.model.errors import NotFound
+from proxy.model.log import ExchangeRow, RoundRow
+from proxy.wire.body import SplitBody
+from proxy.wire.identity import count_preamble
+from proxy.wire.telling import read_told
+
+Document = dict[str, Any]
+Tally = Callable[[str, Sequence[bytes]], Awaitable[Sequence[int]]]
+"""Counts messages for a model: the tokens of each."""
+
+_REFERENCE = re.compile(r"\bref:([a-z0-9]{10})\b")
+
+
+class Side(NamedTuple):
+    """A message of one side: who speaks, its tokens, and what it says; `calls` are those it makes, by name."""
+
+    role: str
+    tokens: int
+    text: str
+    calls: tuple[str, ...]
+
+    @property
+    def references(self) -> list[str]:
+        """The references in its text, each once."""
+        return list(dict.fromkeys(_REFERENCE.findall(self.text)))
+
+
+class Change(NamedTuple):
+    """A run of the client's messages, from `start` up to `stop` behind the preamble, and what was sent in its place."""
+
+    start: int
+    stop: int
+    client: tuple[Side, ...]
+    sent: tuple[Side, ...]
+
+
+class Difference(NamedTuple):
+    """A round against its request. `members` are those beside the messages that differ, with both raw values.
+
+    `messages` are how many the client sent behind the preamble, `kept` how many of those went out as they were.
+    """
+
+    row: ExchangeRow
+    round: RoundRow
+    is_equal: bool
+    messages: int = 0
+    kept: int = 0
+    members: tuple[tuple[str, bytes, bytes], ...] = ()
+    changes: tuple[Change, ...] = ()
+
+
+async def load_difference(log: LogReader, prefix: str, n: int, tally: Tally, k: int | None = None) -> Difference:
+    """The n-th exchange of the session whose id begins so, its round k or the last. Raises NotFound."""
+    row = await find_exchange(log, prefix, n)
+    rounds = {each.k: each for each in row.rounds}
+    found = rounds.get(max(rounds, default=0) if k is None else k)
+    if found is None:
+        raise NotFound(f"exchange {n} has no round {k or 0}; its rounds are {', '.join(map(str, rounds)) or 'none'}")
+    asked, sent = await log.load_request(row.id), await log.load_sent(row.id, found.k)
+    if asked == sent:
+        return Difference(row, found, is_equal=True)
+    key = find_format(row).items_key
+    ours, theirs = split_whole(sent, key), split_whole(read_request(row, asked), key)
+    return await _compare(row, found, (theirs, ours), tally)
+
+
+def describe_difference(found: Difference) -> Document:
+    """A difference as JSON."""
+    return {
+        "session": found.row.session,
+        "n": found.row.n,
+        "k": found.round.k,
+        "is_modified": not found.is_equal,
+        "plan": describe_plan(found.round.plan),
+        "messages": found.messages,
+        "kept": found.kept,
+        "members": [
+            {"name": name, "client": _tell(client), "sent": _tell(sent)} for name, client, sent in found.members
+        ],
+        "changes": [
+            {
+                "start": change.start,
+                "stop": change.stop,
+                "client": [_describe(side) for side in change.client],
+                "sent": [_describe(side) | {"references": side.references} for side in change.sent],
+            }
+            for change in found.changes
+        ],
+    }
+
+
+def align(client: Sequence[bytes], sent: Sequence[bytes]) -> list[tuple[int, int, int, int]]:
+    """The runs that differ: places of the client's from and to, and of what was sent. What is kept is in order.
+
+    What both begin and end with is kept; in between, each message that was sent is the next equal one, if there is one.
+    """
+    head = _count_equal(client, sent)
+    tail = _count_equal(client[head:][::-1], sent[head:][::-1])
+    stop, end = len(client) - tail, len(sent) - tail
+    runs, at, begin = [], head, head
+    for j in range(head, end):
+        found = next((i for i in range(at, stop) if client[i] == sent[j]), None)
+        if found is None:
+            continue
+        if found > at or j > begin:
+            runs.append((at, found, begin, j))
+        at, begin = found + 1, j + 1
+    if stop > at or end > begin:
+        runs.append((at, stop, begin, end))
+    return runs
+
+
+async def _compare(row: ExchangeRow, found: RoundRow, bodies: tuple[SplitBody, SplitBody], tally: Tally) -> Difference:
+    theirs, ours = (list_raws(split) for split in bodies)
+    count = count_preamble(find_format(row).read_items(bodies[0].content, bodies[0].items))
+    runs = align(theirs, ours)
+    raws = [raw for a, b, c, d in runs for raw in (*theirs[a:b], *ours[c:d])]
+    tokens = iter(await tally(row.model, raws))
+    changes = [
+        Change(
+            a - count,
+            b - count,
+            tuple(_see(row.wire, raw, next(tokens)) for raw in theirs[a:b]),
+            tuple(_see(row.wire, raw, next(tokens)) for raw in ours[c:d]),
+        )
+        for a, b, c, d in runs
+    ]
+    kept = len(theirs) - sum(b - a for a, b, _, _ in runs)
+    return Difference(
+        row,
+        found,
+        is_equal=False,
+        messages=len(theirs) - count,
+        kept=kept - count,
+        members=tuple(_compare_members(*bodies, find_format(row).items_key)),
+        changes=tuple(changes),
+    )
+
+
+def _compare_members(client: SplitBody, sent: SplitBody, key: str) -> Iterator[tuple[str, bytes, bytes]]:
+    for name in dict.fromkeys((*client.members, *sent.members)):
+        if name != key and client.member(name) != sent.member(name):
+            yield name, client.member(name), sent.member(name)
+
+
+def _count_equal(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _see(wire: str, raw: bytes, tokens: int) -> Side:
+    told = read_told(wire, raw)
+    return Side(told.role, tokens, told.text, tuple(call.name for call in told.calls))
+
+
+def _describe(side: Side) -> Document:
+    return {"role": side.role, "tokens": side.tokens, "text": side.text, "calls": side.calls}
+
+
+def _tell(raw: bytes) -> str | None:
+    return raw.decode("utf-8", "replace") if raw else None

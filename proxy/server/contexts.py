@@ -1,0 +1,155 @@
+"""The API of managed context, under `/-/api`: originals, epochs, pins, and what was sent in place of what.
+
+Rule: as in `server/management`; what changes anything takes POST or DELETE, and is in the log when it is answered.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from proxy.engine.ports import LogReader
+from proxy.engine.reports.cares import Pinned, Reversion, describe_pinned, describe_reversion
+from proxy.engine.reports.contexts import list_epochs, load_epoch
+from proxy.engine.reports.conversation import find_end
+from proxy.engine.reports.differences import Tally, describe_difference, load_difference
+from proxy.engine.reports.documents import write_json
+from proxy.engine.reports.finding import find_exchange, find_session, pick_branch
+from proxy.engine.reports.handoff import load_handoff, write_handoff
+from proxy.engine.reports.originals import load_page
+from proxy.model.errors import BadRequest
+from proxy.model.log import BranchRow, ExchangeRow
+from proxy.server.endpoints import GUARDS, Endpoint, read_number, read_switch, respond_json
+
+_TEXT = "text/plain"
+_MARKDOWN = "text/markdown"
+
+
+class Care(Protocol):
+    """What may be decided of a managed session."""
+
+    async def quote(self, session: str, n: int) -> Reversion:
+        """What going back before the n-th epoch would come to."""
+        ...
+
+    async def revert(self, session: str, n: int) -> Reversion:
+        """Go back before the n-th epoch."""
+        ...
+
+    async def pin(self, row: ExchangeRow, place: int | None) -> Pinned:
+        """Have a message of a request stay; None: its newest."""
+        ...
+
+    async def unpin(self, row: ExchangeRow, place: int | None) -> None:
+        """Let it go again."""
+        ...
+
+    async def unpin_node(self, session: str, node: bytes) -> None:
+        """Let a message go that is given by its node."""
+        ...
+
+    async def list_pins(self, session: str, branches: Sequence[BranchRow]) -> Sequence[Pinned]:
+        """What is pinned."""
+        ...
+
+
+class ContextApi:
+    """How sessions are managed, and what a person may say about it."""
+
+    def __init__(self, log: LogReader, care: Care, tally: Tally) -> None:
+        self._log = log
+        self._care = care
+        self._tally = tally
+
+    def list_routes(self) -> Sequence[BaseRoute]:
+        """The paths, below `/-`."""
+        session = "/api/sessions/{id}"
+        where = ("exchange", "place", "newest", "branch")
+        pins = Endpoint(self._list_pins).on("POST", self._pin, *where).on("DELETE", self._unpin, *where, "node")
+        return [
+            Route("/api/refs/{id}", Endpoint(self._expand, "page")),
+            Route(session + "/epochs", Endpoint(self._list_epochs)),
+            Route(session + "/epochs/{n}", Endpoint(self._show_epoch)),
+            Route(session + "/epochs/{n}/revert", Endpoint().on("POST", self._revert, "dry_run")),
+            Route(session + "/exchanges/{n}/diff", Endpoint(self._compare, "k")),
+            Route(session + "/handoff", Endpoint(self._hand_off, "branch")),
+            Route(session + "/pins", pins),
+        ]
+
+    async def _expand(self, request: Request) -> Response:
+        asked = request.query_params.get("page", "1")
+        number = None if asked == "all" else read_number(asked, "page")
+        page = await load_page(self._log, request.path_params["id"], number)
+        headers = {**GUARDS, "x-palimpsest-page": str(page.number), "x-palimpsest-pages": str(page.pages)}
+        return Response(page.content, headers=headers, media_type=_TEXT)
+
+    async def _list_epochs(self, request: Request) -> Response:
+        return respond_json(write_json(await list_epochs(self._log, request.path_params["id"])))
+
+    async def _show_epoch(self, request: Request) -> Response:
+        return respond_json(write_json(await load_epoch(self._log, request.path_params["id"], _read_epoch(request))))
+
+    async def _revert(self, request: Request) -> Response:
+        session, n = await self._find_session(request), _read_epoch(request)
+        is_done = not read_switch(request, "dry_run")
+        reversion = await (self._care.revert(session, n) if is_done else self._care.quote(session, n))
+        return respond_json(write_json(describe_reversion(reversion, is_done=is_done)))
+
+    async def _compare(self, request: Request) -> Response:
+        n = read_number(request.path_params["n"], "the number of an exchange")
+        asked = request.query_params.get("k")
+        k = None if asked is None else read_number(asked, "k")
+        found = await load_difference(self._log, request.path_params["id"], n, self._tally, k)
+        return respond_json(write_json(describe_difference(found)))
+
+    async def _hand_off(self, request: Request) -> Response:
+        tip = request.query_params.get("branch", "")
+        text = write_handoff(await load_handoff(self._log, request.path_params["id"], tip))
+        return Response(text.encode("utf-8", "replace"), headers=GUARDS, media_type=_MARKDOWN)
+
+    async def _list_pins(self, request: Request) -> Response:
+        session = await self._find_session(request)
+        pins = await self._care.list_pins(session, await self._log.list_branches(session))
+        return respond_json(write_json([describe_pinned(each) for each in pins]))
+
+    async def _pin(self, request: Request) -> Response:
+        pinned = await self._care.pin(*await self._find_message(request))
+        return respond_json(write_json(describe_pinned(pinned)))
+
+    async def _unpin(self, request: Request) -> Response:
+        if node := request.query_params.get("node"):
+            await self._care.unpin_node(await self._find_session(request), _read_node(node))
+        else:
+            await self._care.unpin(*await self._find_message(request))
+        return await self._list_pins(request)
+
+    async def _find_message(self, request: Request) -> tuple[ExchangeRow, int | None]:
+        """The message that the parameters name: one of an exchange, or the newest of a branch."""
+        query, prefix = request.query_params, request.path_params["id"]
+        place = None if "place" not in query else read_number(query["place"], "place")
+        if "exchange" in query and not read_switch(request, "newest"):
+            return await find_exchange(self._log, prefix, read_number(query["exchange"], "exchange")), place
+        if not read_switch(request, "newest") or "exchange" in query or place is not None:
+            raise BadRequest(
+                "say which message: exchange=N and place=P, or newest=true, of the branch=TIP if not of all"
+            )
+        session = await find_session(self._log, prefix)
+        tip = query.get("branch", "")
+        branch = pick_branch(await self._log.list_branches(session), tip) if tip else None
+        return await find_end(self._log, session, branch), None
+
+    async def _find_session(self, request: Request) -> str:
+        return await find_session(self._log, request.path_params["id"])
+
+
+def _read_epoch(request: Request) -> int:
+    return read_number(request.path_params["n"], "the number of an epoch")
+
+
+def _read_node(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError as error:
+        raise BadRequest(f"node is in hexadecimal digits, not {text[:40]!r}") from error

@@ -1,0 +1,168 @@
+"""A session that grows past a small ceiling, by the openai SDK: what is sent, what can be had back, what is decided.
+
+The provider is a dummy that counts; the proxy is a process of its own, and is restarted in between.
+"""
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from proxy.assembly import load_encoder
+from proxy.engine.counting import Counting
+from proxy.upstream.tokenizer import Tokenizer
+from tests.journeys.provider import run_application
+from tests.journeys.running import TOKEN, Running, run_command, run_proxy
+from tests.support.managing import MODEL, Message, make_history
+
+STEPS = 40
+FIELDS = {"x-palimpsest-session": "agent", "x-palimpsest-ceiling": "6000"}
+TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
+
+
+class Dummy:
+    """A provider whose usage is about what was sent, as a real one's is; `sent` are the bodies it got."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self._counting = Counting(Tokenizer(load_encoder))
+        self.app = Starlette(routes=[Route("/v1/chat/completions", self._answer, methods=["POST"])])
+
+    async def _answer(self, request: Request) -> Response:
+        self.sent.append(await request.body())
+        tokens = await self._counting.tally(MODEL, [self.sent[-1]])
+        message = {"role": "assistant", "content": f"word {len(self.sent)}"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        usage = {"prompt_tokens": sum(tokens), "completion_tokens": 3, "total_tokens": 3 + sum(tokens)}
+        return JSONResponse(
+            {"id": "c", "object": "chat.completion", "created": 1, "model": MODEL, "choices": [choice], "usage": usage}
+        )
+
+
+class Agent:
+    """A client that holds its whole history and asks with it, step by step; the labels of its answers."""
+
+    def __init__(self, proxy: Running, provider: Dummy) -> None:
+        self._client = openai.OpenAI(base_url=proxy.base_url, api_key="sk-agent-0123456789", max_retries=0, timeout=20)
+        self._provider = provider
+        self.labels: list[dict[str, str]] = []
+
+    def ask(self, messages: list[Message], **fields: str) -> bytes:
+        """One call; what came to the provider."""
+        given: Any = messages
+        raw = self._client.chat.completions.with_raw_response.create(
+            model=MODEL,
+            messages=given,
+            tools=TOOLS,
+            extra_headers={**FIELDS, **fields},  # type: ignore[arg-type]
+        )
+        assert raw.parse().choices[0].message.content
+        self.labels.append({name: value for name, value in raw.headers.items() if name.startswith("x-palimpsest-")})
+        return self._provider.sent[-1]
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def call(proxy: Running, path: str, method: str = "GET") -> tuple[int, bytes]:
+    """A call of the API."""
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    asked = urllib.request.Request(f"{proxy.origin}/-/api{path}", method=method, headers=headers)
+    try:
+        with urllib.request.urlopen(asked, timeout=20) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def load(proxy: Running, path: str, method: str = "GET") -> Any:
+    status, content = call(proxy, path, method)
+    assert status == 200, content
+    return json.loads(content)
+
+
+@pytest.fixture
+def history() -> list[Message]:
+    return make_history(STEPS, 1200)
+
+
+def grow(agent: Agent, history: list[Message], steps: range) -> list[bytes]:
+    return [agent.ask(history[: 2 + 2 * step]) for step in steps]
+
+
+def test_a_session_past_its_ceiling(tmp_path: Path, history: list[Message]) -> None:
+    provider = Dummy()
+    with run_application(provider.app) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        with run_proxy(tmp_path, url) as proxy:
+            agent = Agent(proxy, provider)
+            sent = grow(agent, history, range(1, STEPS - 1))
+            agent.close()
+            session = agent.labels[0]["x-palimpsest-session"]
+            opened = [label for label in agent.labels if "x-palimpsest-notice" in label]
+            assert opened
+            assert opened[0]["x-palimpsest-notice"].startswith("compacted ")
+            check_prefixes(sent, agent.labels)
+            check_originals(proxy, tmp_path, session, history)
+        with run_proxy(tmp_path, url) as proxy:
+            agent = Agent(proxy, provider)
+            after = grow(agent, history, range(STEPS - 2, STEPS))
+            assert after[0] == sent[-1]
+            decide(agent, proxy, session, history)
+            agent.close()
+    assert run_command("verify", "--data", str(tmp_path)).returncode == 0
+
+
+def check_prefixes(sent: list[bytes], labels: list[dict[str, str]]) -> None:
+    """Between two openings each request begins with the messages of the one before it, byte for byte."""
+    for before, now, label in zip(sent, sent[1:], labels[1:], strict=False):
+        if "x-palimpsest-notice" not in label:
+            end = before.rindex(b"]", 0, before.index(b'"model"'))
+            assert now.startswith(before[:end])
+
+
+def check_originals(proxy: Running, data: Path, session: str, history: list[Message]) -> None:
+    """Every message that an epoch archived can be read by its references, over HTTP and on the command line."""
+    count = len(load(proxy, f"/sessions/{session}/epochs"))
+    epoch = load(proxy, f"/sessions/{session}/epochs/{count}")
+    texts = []
+    for reference in epoch["references"]:
+        status, content = call(proxy, f"/refs/{reference['id']}?page=all")
+        assert status == 200
+        texts.append(content.decode())
+        told = run_command("expand", reference["id"], "--all", "--data", str(data))
+        assert (told.returncode, told.stdout.decode()) == (0, content.decode())
+    kept = {edit["place"] for edit in epoch["edits"] if edit["edit"] == "kept"}
+    archived = [history[1 + place]["content"] for place in range(epoch["depth"]) if place not in kept]
+    assert archived
+    assert [text for text in archived if not any(text in original for original in texts)] == []
+    assert call(proxy, "/refs/aaaaaaaaaa")[0] == 404
+    told = run_command("diff", session, str(STEPS - 2), "--data", str(data)).stdout.decode()
+    assert f"ref:{epoch['references'][0]['id']}" in told
+    assert "[Ledger of earlier work" in run_command("handoff", session, "--data", str(data)).stdout.decode()
+    assert "\nsent as   epoch" in run_command("show", session, str(STEPS - 2), "--data", str(data)).stdout.decode()
+
+
+def decide(agent: Agent, proxy: Running, session: str, history: list[Message]) -> None:
+    """Go back, pin, observe."""
+    count = len(load(proxy, f"/sessions/{session}/epochs"))
+    quoted = load(proxy, f"/sessions/{session}/epochs/{count}/revert?dry_run=true", "POST")
+    assert quoted["price"]["once"] > 0
+    done = load(proxy, f"/sessions/{session}/epochs/{count}/revert", "POST")
+    sent = agent.ask(history, **{"x-palimpsest-ceiling": "100000"})
+    assert agent.labels[-1].get("x-palimpsest-epoch", done["epoch"]) == done["epoch"]
+    assert len(sent) > len(agent.ask(history[:4]))
+    pinned = load(proxy, f"/sessions/{session}/pins?exchange=2&place=2", "POST")
+    assert [each["node"] for each in load(proxy, f"/sessions/{session}/pins")] == [pinned["node"]]
+    assert json.loads(agent.ask(history, **{"x-palimpsest-mode": "observe"}))["messages"] == history
+    metrics = urllib.request.Request(f"{proxy.origin}/-/metrics", headers={"authorization": f"Bearer {TOKEN}"})
+    with urllib.request.urlopen(metrics, timeout=20) as answer:
+        assert b'palimpsest_epochs_total{why="revert"} 1.0' in answer.read()

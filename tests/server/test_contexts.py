@@ -1,0 +1,226 @@
+"""The API of managed context, over sockets: a conversation is carried under a small ceiling, then looked at."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from proxy.context.original import PAGE
+from proxy.store.memory import MemoryArchive
+from tests.support.managing import make_history, spell
+from tests.support.scripted import Message, ScriptedUpstream, Wire, answer, request
+from tests.support.serving import TOKEN, Plan, Served, serving
+
+BEARER = f"Authorization: Bearer {TOKEN}"
+API = "/-/api"
+STEPS = 28
+HISTORY = make_history(STEPS, 300)
+
+
+class Managed:
+    """A server that has carried a conversation, and its session."""
+
+    def __init__(self, served: Served, session: str, upstream: ScriptedUpstream) -> None:
+        self.served, self.session, self.upstream = served, session, upstream
+
+    async def call(self, path: str, method: str = "GET") -> Message:
+        """The answer to a request with the token; it can never be shown as a page."""
+        got = await self.served.ask(request(method, API + path.replace("{id}", self.session), BEARER))
+        assert got.find(b"content-security-policy") == b"default-src 'none'; sandbox"
+        return got
+
+    async def load(self, path: str, method: str = "GET") -> Any:
+        """The document at a path."""
+        got = await self.call(path, method)
+        assert (got.status, got.find(b"content-type")) == (200, b"application/json"), got.body
+        return json.loads(got.body)
+
+    async def refuse(self, path: str, method: str = "GET") -> tuple[int, str]:
+        """Status and message of an error."""
+        got = await self.call(path, method)
+        return got.status, json.loads(got.body)["error"]["message"]
+
+
+async def ask(served: Served, messages: Any, *fields: str) -> Message:
+    """A call of the client's."""
+    body = spell(messages)
+    return await served.ask(request("POST", "/v1/chat/completions", "x-palimpsest-session: talk", *fields, body=body))
+
+
+@pytest.fixture
+async def managed(plan: Plan, upstream: ScriptedUpstream) -> AsyncIterator[Managed]:
+    said = {"role": "assistant", "content": "well"}
+    content = json.dumps({"choices": [{"index": 0, "message": said, "finish_reason": "stop"}]}).encode()
+
+    async def play(wire: Wire) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+            while True:
+                upstream.requests.append(await wire.read_request())
+                wire.send(answer(content, "Content-Type: application/json"))
+
+    upstream.script = play
+    async with serving(Plan(plan.base_url, ceiling=4000), MemoryArchive()) as served:  # type: ignore[arg-type]
+        for step in range(1, STEPS + 1):
+            got = await ask(served, HISTORY[: 2 + 2 * step])
+            assert got.status == 200
+        yield Managed(served, got.find(b"x-palimpsest-session").decode(), upstream)
+
+
+async def test_epochs_are_listed_and_shown(managed: Managed) -> None:
+    (listed,) = await managed.load("/sessions/{id}/epochs")
+    assert (listed["n"], listed["why"], listed["parent"]) == (1, "soft", "")
+    assert listed["tokens_before"] > 2 * listed["tokens_after"]
+    shown = await managed.load(f"/sessions/{managed.session[:6]}/epochs/1")
+    assert listed.items() <= shown.items()
+    assert [edit["edit"] for edit in shown["edits"]][:2] == ["written", "kept"]
+    assert shown["edits"][0]["text"] == shown["rendered"][0]["content"]
+    sent = json.loads(managed.upstream.requests[-1].body)["messages"]
+    assert shown["rendered"] == sent[1 : 1 + len(shown["rendered"])]
+    (reference,) = shown["references"]
+    assert f"ref:{reference['id']}" in shown["edits"][0]["text"]
+
+
+async def test_a_reference_gives_its_original_in_pages(managed: Managed) -> None:
+    (epoch,) = await managed.load("/sessions/{id}/epochs")
+    name = epoch["references"][0]["id"]
+    whole = await managed.call(f"/refs/{name}?page=all")
+    assert (whole.status, whole.find(b"content-type")) == (200, b"text/plain; charset=utf-8")
+    assert whole.find(b"x-palimpsest-pages") == b"1"
+    text = whole.body.decode()
+    for message in HISTORY[2:10]:
+        assert message["content"] in text
+    first = await managed.call(f"/refs/ref:{name}")
+    assert first.body == whole.body if len(text) <= PAGE else first.body.startswith(text[:PAGE].encode())
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "told"),
+    [
+        ("/refs/aaaaaaaaaa", 404, "there is no reference aaaaaaaaaa; `palimpsest diff SESSION N`"),
+        ("/refs/no", 404, "'no' is no reference: one is `ref:` and ten letters and digits"),
+        ("/refs/aaaaaaaaaa?page=x", 400, "page is a number"),
+        ("/sessions/zzz/epochs", 404, "no session begins with 'zzz'"),
+        ("/sessions/{id}/epochs/2", 404, "it has 1, counted from 1"),
+        ("/sessions/{id}/epochs/0", 404, "there is no epoch 0"),
+        ("/sessions/{id}/epochs/x", 400, "the number of an epoch is a number"),
+        ("/sessions/{id}/exchanges/99/diff", 404, "no exchange 99"),
+        ("/sessions/{id}/exchanges/1/diff?k=3", 404, "has no round 3; its rounds are 0"),
+        ("/sessions/{id}/handoff?branch=zz", 404, "no branch begins with 'zz'"),
+    ],
+)
+async def test_errors_say_what_to_do(managed: Managed, path: str, status: int, told: str) -> None:
+    got, message = await managed.refuse(path)
+    assert (got, told in message) == (status, True), message
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "status", "told"),
+    [
+        ("/epochs/1/revert", "GET", 405, "it takes POST"),
+        ("/epochs/1/revert?dry_run=maybe", "POST", 400, "dry_run is true or false"),
+        ("/epochs/7/revert", "POST", 404, "there is no epoch 7"),
+        ("/pins", "PUT", 405, "it takes GET, HEAD, POST, DELETE"),
+        ("/pins", "POST", 400, "say which message"),
+        ("/pins?place=3", "POST", 400, "say which message"),
+        ("/pins?newest=true&place=3", "POST", 400, "say which message"),
+        ("/pins?exchange=1&newest=true", "POST", 400, "say which message"),
+        ("/pins?exchange=1&place=9", "POST", 404, "3 messages behind its preamble"),
+        ("/pins?exchange=1&place=-1", "POST", 400, "place is a number"),
+        ("/pins?node=zz", "DELETE", 400, "node is in hexadecimal digits"),
+        ("/pins?node=00", "DELETE", 404, "not pinned"),
+        ("/pins?newest=true&branch=zz", "DELETE", 404, "no branch begins with 'zz'"),
+    ],
+)
+async def test_what_cannot_be_done_is_refused(managed: Managed, path: str, method: str, status: int, told: str) -> None:
+    got, message = await managed.refuse("/sessions/{id}" + path, method)
+    assert (got, told in message) == (status, True), message
+
+
+async def test_a_revert_quotes_its_price_and_is_done(managed: Managed) -> None:
+    quoted = await managed.load("/sessions/{id}/epochs/1/revert?dry_run=true", "POST")
+    assert (quoted["is_done"], quoted["epoch"], quoted["depth"], quoted["is_lasting"]) == (False, None, 0, True)
+    assert quoted["tokens_then"] > quoted["tokens_now"]
+    assert quoted["price"]["once"] > quoted["price"]["each"] > 0
+    done = await managed.load("/sessions/{id}/epochs/1/revert", "POST")
+    assert done["is_done"]
+    assert {**done, "is_done": False, "epoch": None} == quoted
+    await ask(managed.served, HISTORY)
+    assert managed.upstream.requests[-1].body == spell(HISTORY)
+    assert [each["why"] for each in await managed.load("/sessions/{id}/epochs")] == ["soft", "revert"]
+    assert await managed.refuse("/sessions/{id}/epochs/1/revert", "POST") == (
+        409,
+        "palimpsest: this epoch is reverted already",
+    )
+
+
+async def test_messages_are_pinned_listed_and_let_go(managed: Managed) -> None:
+    pinned = await managed.load("/sessions/{id}/pins?exchange=3&place=4", "POST")
+    assert (pinned["exchange"], pinned["place"], pinned["role"]) == (3, 4, "tool")
+    assert pinned["text"] == HISTORY[5]["content"][:200]
+    assert pinned["tokens"] > 0
+    newest = await managed.load("/sessions/{id}/pins?newest=true", "POST")
+    assert (newest["exchange"], newest["place"]) == (STEPS, 2 * STEPS)
+    assert [each["node"] for each in await managed.load("/sessions/{id}/pins")] == [pinned["node"], newest["node"]]
+    left = await managed.load(f"/sessions/{{id}}/pins?node={pinned['node']}", "DELETE")
+    assert [each["node"] for each in left] == [newest["node"]]
+    assert await managed.load("/sessions/{id}/pins?newest=true", "DELETE") == []
+
+
+async def test_pins_beyond_their_share_are_refused(managed: Managed) -> None:
+    statuses = [
+        (await managed.call(f"/sessions/{{id}}/pins?exchange={STEPS}&place={place}", "POST")).status
+        for place in range(2, 14, 2)
+    ]
+    assert set(statuses) == {200, 409}
+    assert statuses == sorted(statuses)
+
+
+async def test_a_difference_is_told(managed: Managed) -> None:
+    equal = await managed.load("/sessions/{id}/exchanges/1/diff")
+    assert (equal["is_modified"], equal["changes"]) == (False, [])
+    told = await managed.load(f"/sessions/{{id}}/exchanges/{STEPS}/diff?k=0")
+    assert (told["is_modified"], told["messages"], told["members"]) == (True, 1 + 2 * STEPS, [])
+    assert told["plan"]["rung"] == "epoch"
+    ledger = next(side for change in told["changes"] for side in change["sent"])
+    (epoch,) = await managed.load("/sessions/{id}/epochs")
+    assert ledger["references"] == [each["id"] for each in epoch["references"]]
+    gone = {place for change in told["changes"] for place in range(change["start"], change["stop"])}
+    assert told["kept"] == told["messages"] - len(gone)
+    assert 0 not in gone
+
+
+async def test_a_handoff_is_given(managed: Managed) -> None:
+    got = await managed.call("/sessions/{id}/handoff")
+    assert (got.status, got.find(b"content-type")) == (200, b"text/markdown; charset=utf-8")
+    assert b"[Ledger of earlier work" in got.body
+    branch = (await managed.load("/sessions/{id}"))["branches"][0]["tip"]
+    assert (await managed.call(f"/sessions/{{id}}/handoff?branch={branch[:8]}")).body == got.body
+
+
+async def test_an_exchange_says_what_was_decided(managed: Managed) -> None:
+    shown = await managed.load(f"/sessions/{{id}}/exchanges/{STEPS}")
+    plan = shown["rounds"][0]["plan"]
+    assert (plan["rung"], plan["pressure"], shown["bound"]) == ("epoch", "none", None)
+    assert plan["tokens_client"] > plan["tokens_upstream"] > 0
+    (row,) = await managed.load("/sessions")
+    assert row["counted"] > row["sent"] > 0
+    assert row["saving"] != 0
+
+
+@pytest.mark.parametrize(
+    "path", ["/refs/aaaaaaaaaa", "/sessions/{id}/epochs", "/sessions/{id}/pins", "/sessions/{id}/handoff"]
+)
+@pytest.mark.parametrize("fields", [(), ("Authorization: Bearer wrong",), (BEARER, "Origin: http://evil.example")])
+async def test_only_the_administrator_reads_and_decides(managed: Managed, path: str, fields: tuple[str, ...]) -> None:
+    for method in ("GET", "POST", "DELETE"):
+        asked = request(method, API + path.replace("{id}", managed.session), *fields)
+        assert (await managed.served.ask(asked)).status in (401, 403)
+
+
+async def test_a_revert_needs_the_administrator(managed: Managed) -> None:
+    asked = request("POST", f"{API}/sessions/{managed.session}/epochs/1/revert")
+    assert (await managed.served.ask(asked)).status == 401
+    assert len(await managed.load("/sessions/{id}/epochs")) == 1

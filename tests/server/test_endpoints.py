@@ -1,0 +1,69 @@
+"""What a path takes."""
+
+import json
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+
+from proxy.model.errors import BadRequest, NotFound
+from proxy.server.endpoints import Endpoint, read_limit, read_number, read_switch, respond_json
+
+
+async def show(request: Request) -> Response:
+    return respond_json(json.dumps([read_limit(request, 5, 9), read_switch(request, "whole")]).encode())
+
+
+async def miss(request: Request) -> Response:
+    raise NotFound("it is not here")
+
+
+PATH = Endpoint(show, "limit", "whole").on("DELETE", miss, "name")
+
+
+async def ask(method: str, query: str = "", path: Endpoint = PATH) -> tuple[int, dict[str, str], Any]:
+    """Status, headers and document of the answer."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": method, "path": "/", "query_string": query.encode(), "headers": []}
+    await path(scope, None, send)  # type: ignore[arg-type]
+    fields = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], fields, json.loads(sent[1]["body"] or b"null")
+
+
+async def test_each_method_has_its_own_answer_and_parameters() -> None:
+    assert (await ask("GET", "limit=7&whole=true"))[2] == [7, True]
+    assert (await ask("GET", "token=x"))[2] == [5, False]
+    assert (await ask("HEAD"))[0] == 200
+    assert (await ask("DELETE", "name=x"))[2]["error"]["code"] == "not_found"
+    status, _, told = await ask("DELETE", "limit=7")
+    assert (status, "this path takes: name" in told["error"]["message"]) == (400, True)
+
+
+async def test_a_method_that_is_not_known_is_told_those_that_are() -> None:
+    status, fields, _ = await ask("POST")
+    assert (status, fields["allow"]) == (405, "GET, HEAD, DELETE")
+    assert (await ask("GET", path=Endpoint().on("POST", miss)))[1]["allow"] == "POST"
+
+
+async def test_nothing_it_answers_can_be_a_page() -> None:
+    for method in ("GET", "DELETE", "PUT"):
+        _, fields, _ = await ask(method)
+        assert fields["content-security-policy"] == "default-src 'none'; sandbox"
+        assert fields["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=10", "limit=x", "whole=yes", "whole="])
+async def test_what_a_parameter_cannot_be_is_an_error(query: str) -> None:
+    assert (await ask("GET", query))[0] == 400
+
+
+def test_a_number_has_nine_digits_at_most() -> None:
+    assert read_number("007", "n") == 7
+    for text in ("", "-1", "²", "1" * 10, "1.0"):
+        with pytest.raises(BadRequest, match="n is a number from 0 on"):
+            read_number(text, "n")

@@ -1,0 +1,113 @@
+"""A conversation carried by the engine, with a small ceiling. Rule: nothing is made up but the words.
+
+With steps of 300 characters a ceiling of 4,000 tokens opens epochs at the 27th and the 43rd call.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from proxy.engine.durability import CommitGate
+from proxy.engine.managing.caring import Caretaker
+from proxy.engine.ports import Archive, RequestBody
+from proxy.model.exchange import ClientRequest, Headers
+from proxy.store.memory import MemoryArchive
+from proxy.store.policy import StorePolicy
+from proxy.store.sqlite.archive import open_sqlite
+from tests.support.engine import (
+    JSON,
+    LIMIT,
+    Engine,
+    RecordingClient,
+    ScriptedResponse,
+    ScriptedUpstream,
+    Sent,
+    wait_out,
+)
+from tests.support.managing import Message, make_history, spell
+
+NAME: Headers = ((b"x-palimpsest-session", b"talk"), (b"authorization", b"Bearer sk-1"))
+ONE_EPOCH, TWO_EPOCHS = 28, 44
+TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
+
+
+class TalkingUpstream(ScriptedUpstream):
+    """Answers every request with another word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._numbers = count(1)
+
+    async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> ScriptedResponse:
+        self.calls.append(Sent(method, target, headers, body))
+        message = {"role": "assistant", "content": f"word {next(self._numbers)}"}
+        answer = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+        return ScriptedResponse(json.dumps(answer).encode(), headers=JSON, ending="whole")
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """What was sent, in order."""
+        return [call.body for call in self.calls if isinstance(call.body, bytes)]
+
+
+class Talk:
+    """The engine over a log, in memory or in a directory; `ask` is a call of the client's, `reopen` a restart."""
+
+    def __init__(self, path: Path | None = None, ceiling: int | None = 4000) -> None:
+        self._policy = StorePolicy(path / "log.db") if path is not None else None
+        self._ceiling = ceiling
+        self.upstream = TalkingUpstream()
+        self.exchanges: list[str] = []
+        self.session = ""
+        self.log: Archive = MemoryArchive()
+        self._open(None)
+
+    def _open(self, after: Engine | None) -> None:
+        if self._policy is not None:
+            self.log = open_sqlite(self._policy, asyncio.get_running_loop())
+        log: Any = self.log
+        if after is not None:
+            after.archive = log
+        self.engine = Engine(self.upstream, archive=log, ceiling=self._ceiling, after=after)
+        parts = self.engine
+        gate = CommitGate(self.log, 5_000)
+        self.care = Caretaker(parts.steward.lookout, self.log, gate, parts.bus, parts.ids, parts.clock)
+
+    async def ask(self, messages: Sequence[Message], *headers: tuple[bytes, bytes], **members: Any) -> RecordingClient:
+        """One call, carried to its end; its answer is read when that is needed."""
+        client = RecordingClient()
+        request = ClientRequest(
+            "POST", b"/v1/chat/completions", (*NAME, *headers), spell(messages, tools=TOOLS, **members)
+        )
+        await wait_out(self.engine.begin(request, "chat_completions", client))
+        labels = dict(client.labels)
+        self.exchanges.append(labels[b"x-palimpsest-exchange"].decode())
+        self.session = labels[b"x-palimpsest-session"].decode()
+        return client
+
+    async def grow(self, steps: int, start: int = 1, size: int = 300) -> list[Message]:
+        """The calls of an agent that takes so many steps, from one on; its history after them."""
+        history = make_history(steps, size)
+        for step in range(start, steps + 1):
+            await self.ask(history[: 2 + 2 * step])
+        return history
+
+    async def reopen(self) -> None:
+        """Stop, and start again with the same log."""
+        await self._stop()
+        self._open(self.engine)
+
+    async def close(self) -> None:
+        """Stop for good; nothing may be wrong with the log."""
+        assert await self.engine.tasks.finish(LIMIT)
+        faults, dropped = (await self.log.verify()).faults, self.log.health.dropped
+        await self.log.close()
+        assert (faults, dropped) == ((), 0)
+
+    async def _stop(self) -> None:
+        assert await self.engine.tasks.finish(LIMIT)
+        if self._policy is not None:
+            await self.log.close()

@@ -119,7 +119,7 @@ class Paths:
             shared = path.count_alike(subject)
             if shared > most:
                 best, most = path, shared
-            if shared == len(path.nodes):
+            if shared == len(subject.nodes):
                 break
         return best, most
 

@@ -100,11 +100,11 @@ class Session:
         self._seen.append(Seen(tell(message), read_shape("chat_completions", raw), self._c.n(message)))
 
     def _open(self, size: int) -> list[Message]:
-        began = time.perf_counter()
+        began = time.process_time()
         head = self._measure(self._system)
         view = View(self._seen, head, self._budget, name_reference, frozenset(), self._plan)
         plan = self._builder.build(view)
-        spent = time.perf_counter() - began
+        spent = time.process_time() - began
         if plan.through or plan.edits:
             self._plan = plan
             self._references.update((each.id, each) for each in plan.references)

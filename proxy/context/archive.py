@@ -1,4 +1,4 @@
-"""What is told of archived steps in so many tokens: whole old steps, a line each of the newest, words of the others.
+"""What is told of archived steps in so many tokens: a line each of the newest, lines and words of all.
 
 Rule: greedy by what is likely to be needed again for its length (`context/reuse`); of equal ones the newer.
 """
@@ -7,21 +7,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from proxy.context.generations import Heritage
 from proxy.context.ledger import Entry, group_words, tell_step, write_ledger
 from proxy.context.original import PAGE, write_original
 from proxy.context.pages import Page, cut_pages, merge_oldest
 from proxy.context.quotes import Quote, order_quotes
-from proxy.context.reuse import Index, guess_tokens, make_index, order_words, weigh_words
+from proxy.context.reuse import Index, guess_tokens, make_index, order_words
 from proxy.context.survey import Survey
 from proxy.context.view import View
 from proxy.context.words import list_words
 
-KEPT_SHARE = 0.25
-_LINES_SHARE = 0.3
-_QUOTED_SHARE = 0.1
+_LINES_SHARE, _USERS_SHARE = 0.2, 0.3
+_QUOTED_SHARE = 0.16
 _REFERENCES_SHARE = 0.3
 _REFERENCE_TOKENS = 8.0
-_FRAME_TOKENS = 160.0
+_FRAME_TOKENS, _NEXT_FRAME_TOKENS = 160.0, 40.0
 _ASKED = 60
 _MOST_TRIED = 6000
 _FULL = 0.97
@@ -29,63 +29,44 @@ _MOST_STRETCHED = 1.3
 
 
 class Bounds(msgspec.Struct, frozen=True, gc=False):
-    """The step at which the tail begins, those before it that stay in any case, and tokens for the archive."""
+    """The step at which the tail begins, those before it that stay in any case, and what is told already."""
 
     tail: int
     staying: frozenset[int]
-    room: float
+    heritage: Heritage
 
 
 class Archive(msgspec.Struct, frozen=True, gc=False):
-    """Old steps that are kept whole, and the ledger of the others; empty where there is nothing to tell."""
+    """The ledger of archived steps; empty where there are none."""
 
-    kept: frozenset[int]
     entries: tuple[Entry, ...]
     text: str
     tokens: int
 
 
-def choose_kept(survey: Survey, index: Index, old: Sequence[int], room: float) -> frozenset[int]:
-    """Old steps worth keeping whole, by what their words are worth per token."""
-    worth: dict[int, float] = {}
-    holders = {place: i for i in old for place in range(survey.steps[i].start, survey.steps[i].stop)}
-    grouped: dict[int, list[str]] = {}
-    for word, place in index.newest.items():
-        if place in holders:
-            grouped.setdefault(holders[place], []).append(word)
-    for i, words in grouped.items():
-        worth[i] = weigh_words(index, words) / max(survey.steps[i].tokens, 1)
-    kept = set()
-    for i in sorted(worth, key=lambda each: (-worth[each], -each)):
-        if survey.steps[i].tokens <= room:
-            room -= survey.steps[i].tokens
-            kept.add(i)
-    return frozenset(kept)
-
-
 def make_archive(view: View, survey: Survey, bounds: Bounds, count: Callable[[str], int]) -> Archive:
     """The archive of all steps before the tail that do not stay otherwise."""
-    old = [i for i in range(bounds.tail) if i not in bounds.staying]
-    index = make_index(survey)
-    kept = choose_kept(survey, index, old, KEPT_SHARE * bounds.room)
-    gone = frozenset(old) - kept
+    gone = frozenset(range(bounds.tail)) - bounds.staying - bounds.heritage.told
     if not gone:
-        return Archive(kept, (), "", 0)
-    left = bounds.room - sum(survey.steps[i].tokens for i in kept)
+        return Archive((), "", 0)
+    index = make_index(survey)
+    left = bounds.heritage.room
     most = int(_REFERENCES_SHARE * left / _REFERENCE_TOKENS)
     pages = merge_oldest(cut_pages(survey.steps, gone.__contains__, bounds.tail), most)
-    material = _gather(survey, index, pages, gone)
+    material = _gather(survey, index, pages, gone, bounds.heritage)
     names = [view.name(page.start, page.stop, page.offset) for page in pages]
     # What is chosen is weighed by its length; a second choice makes good what that was wrong by.
     quotes = _choose_quotes(order_quotes(survey, gone, index.ages), _QUOTED_SHARE * left)
-    entries = _fill(material, names, (1 - _QUOTED_SHARE) * left)
-    text = write_ledger(entries, quotes)
+    is_first = not bounds.heritage.ledgers
+    frame = _FRAME_TOKENS if is_first else _NEXT_FRAME_TOKENS
+    entries = _fill(material, names, (1 - _QUOTED_SHARE) * left - frame)
+    text = write_ledger(entries, quotes, is_first=is_first)
     tokens = count(text)
     if tokens > left or tokens < _FULL * left:
-        entries = _fill(material, names, left * min(_MOST_STRETCHED, left / tokens) * (1 - _QUOTED_SHARE))
-        text = write_ledger(entries, quotes)
+        entries = _fill(material, names, left * min(_MOST_STRETCHED, left / tokens) * (1 - _QUOTED_SHARE) - frame)
+        text = write_ledger(entries, quotes, is_first=is_first)
         tokens = count(text)
-    return Archive(kept, tuple(entries), text, tokens)
+    return Archive(tuple(entries), text, tokens)
 
 
 class _Material(msgspec.Struct, frozen=True, gc=False):
@@ -99,12 +80,12 @@ class _Material(msgspec.Struct, frozen=True, gc=False):
     page_of_step: Mapping[int, int]
 
 
-def _gather(survey: Survey, index: Index, pages: Sequence[Page], gone: frozenset[int]) -> _Material:
+def _gather(survey: Survey, index: Index, pages: Sequence[Page], gone: frozenset[int], heritage: Heritage) -> _Material:
     step_of_place = [i for i, step in enumerate(survey.steps) for _ in range(step.start, step.stop)]
     page_of_step = {i: n for n in reversed(range(len(pages))) for i in range(pages[n].first, pages[n].last + 1)}
-    live: set[str] = set()
+    live = {word for each in heritage.ledgers for word in list_words(each.text)}
     for place, found in enumerate(survey.found):
-        if step_of_place[place] not in gone:
+        if step_of_place[place] not in gone and step_of_place[place] not in heritage.told:
             live.update(found.words)
     words = [word for word, place in index.newest.items() if step_of_place[place] in gone and word not in live]
     ordered = order_words(index, words)[:_MOST_TRIED]
@@ -139,24 +120,31 @@ def _find_page(word: str, first: int, pages: Sequence[Page], cut: Mapping[int, s
 
 def _fill(material: _Material, names: Sequence[str], room: float) -> list[Entry]:
     """Lines of the newest steps, then words, as long as there is room."""
-    room -= _FRAME_TOKENS + _REFERENCE_TOKENS * len(names)
-    told: dict[int, list[str]] = {}
-    lines_room = _LINES_SHARE * room
-    said: set[str] = set()
-    for i in material.steps:
-        line = tell_step(material.survey, material.survey.steps[i], _ASKED)
-        lines_room -= guess_tokens(line) + 1
-        if lines_room < 0:
-            break
-        room -= guess_tokens(line) + 1
-        told.setdefault(material.page_of_step[i], []).append(line)
-        said.update(list_words(line))
+    room -= _REFERENCE_TOKENS * len(names)
+    lines = dict(_tell_steps(material, of_user=True, room=_USERS_SHARE * room))
+    lines.update(_tell_steps(material, of_user=False, room=_LINES_SHARE * room))
+    room -= sum(guess_tokens(line) + 1 for line in lines.values())
+    said = {word for line in lines.values() for word in list_words(line)}
     chosen = list(_choose_words((word for word in material.words if word not in said), room))
     words = group_words(chosen, material.page_of_word)
+    told: dict[int, list[str]] = {}
+    for i in sorted(lines):
+        told.setdefault(material.page_of_step[i], []).append(lines[i])
     return [
-        Entry(page, names[n], tuple(reversed(told.get(n, ()))), tuple(words.get(n, ())))
-        for n, page in enumerate(material.pages)
+        Entry(page, names[n], tuple(told.get(n, ())), tuple(words.get(n, ()))) for n, page in enumerate(material.pages)
     ]
+
+
+def _tell_steps(material: _Material, *, of_user: bool, room: float) -> Iterator[tuple[int, str]]:
+    """A line each of the newest steps of the user, or of the others, while there is room."""
+    for i in material.steps:
+        step = material.survey.steps[i]
+        if (step.kind == "user") == of_user:
+            line = tell_step(material.survey, step, _ASKED)
+            room -= guess_tokens(line) + 1
+            if room < 0:
+                return
+            yield i, line
 
 
 def _choose_quotes(quotes: Iterable[Quote], room: float) -> list[Quote]:

@@ -62,6 +62,8 @@ class Budget:
 
     def scale(self, ratio: float) -> "Budget":
         """The same budget in units of which one is `ratio` tokens; the window as well."""
+        if ratio == 1.0:
+            return self
         window = None if self.window is None else int(self.window / ratio)
         output, usable, soft = (int(size / ratio) for size in (self.output, self.usable, self.soft))
         return Budget(window, output, usable, soft, self._low_fraction)
@@ -124,13 +126,19 @@ def bound_tokens(fresh: bytes, counted: int = 0) -> int | None:
     (3 to 20 tokens) are shorter than the JSON around it (`{"role":"user","content":""}` has 28 bytes). So tokens are
     never more than bytes, but for what a provider adds unseen, or what stands elsewhere: then there is no bound.
     """
-    if _UNBOUNDED.search(fresh) or _ESCAPED_LETTER.search(fresh):
-        return None
-    return counted + len(fresh) + _UNSEEN
+    return counted + len(fresh) + _UNSEEN if is_bounded(fresh) else None
+
+
+def is_bounded(fresh: bytes) -> bool:
+    """Whether nothing in these bytes can have more tokens than bytes."""
+    return not (_UNBOUNDED.search(fresh) or _ESCAPED_LETTER.search(fresh))
+
+
+def has_room_for(budget: Budget, size: int) -> bool:
+    """Whether so many bytes of which that is known are below the soft mark."""
+    return size + _UNSEEN < budget.soft
 
 
 def is_surely_below(budget: Budget, fresh: bytes, counted: int = 0) -> bool:
     """Whether bytes alone prove a request to be below the soft mark, so that nothing need be counted."""
-    if counted + len(fresh) + _UNSEEN >= budget.soft:
-        return False
-    return bound_tokens(fresh, counted) is not None
+    return has_room_for(budget, counted + len(fresh)) and is_bounded(fresh)

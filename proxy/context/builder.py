@@ -12,29 +12,32 @@ import msgspec
 from proxy.context.archive import Archive, Bounds, make_archive
 from proxy.context.eviction import Marked, bury, cut_words, order_outputs, outline_output
 from proxy.context.findings import Study, study
+from proxy.context.generations import NOTHING, Heritage, inherit
 from proxy.context.policy import BuilderPolicy
 from proxy.context.survey import Survey, survey
 from proxy.context.user_words import Shown, show_older
 from proxy.context.view import View
 from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Rung, Written
 
-_ARCHIVE_SHARE, _ARCHIVE_MOST = 0.25, 9000
+_ARCHIVE_SHARE, _ARCHIVE_MOST = 0.3, 16_000
 _USERS_SHARE = 0.25
 _INLINE_SHARE = 0.25
 _FULL = 0.85
+_SPARE = 0.0
 _FRAME = 4
 
 
 class _Rank(msgspec.Struct, frozen=True, gc=False):
-    """How much is given up: call groups that stay, the archive's part of its size, whether old users stay."""
+    """How much is given up: call groups that stay, the archive's part of its size, old users, more groups that fit."""
 
     groups: int
     archive: float
     has_users: bool = False
+    has_more: bool = True
 
 
 _RANKS = (_Rank(3, 1.0, True), _Rank(3, 1.0), _Rank(3, 0.5), _Rank(1, 0.5), _Rank(0, 0.5), _Rank(0, 0.15))
-_NOTHING = _Rank(-1, 0.15)
+_LEAST, _NOTHING = _Rank(0, 0.15, has_more=False), _Rank(-1, 0.15, has_more=False)
 
 
 class _Draft(msgspec.Struct, frozen=True, gc=False):
@@ -45,6 +48,7 @@ class _Draft(msgspec.Struct, frozen=True, gc=False):
     archive: Archive
     shown: tuple[Shown, ...]
     marked: Mapping[int, Marked]
+    heritage: Heritage = NOTHING
     tokens: int = 0
     protected: int = 0
 
@@ -71,7 +75,7 @@ class ContextBuilder:
         policy = replace(self._policy, protect_turns=0, protected_tools=())
         view = msgspec.structs.replace(view, pinned=frozenset())
         seen = survey(view, policy, self._find)
-        shrunk = shrink(view, seen, self._draft(view, seen, _RANKS[-1]), self._count)
+        shrunk = shrink(view, seen, self._draft(view, seen, _LEAST), self._count)
         if view.head + shrunk.tokens > view.budget.high:
             shrunk = self._draft(view, seen, _NOTHING)
         return _write_plan(view, seen, shrunk, "minimal")
@@ -81,14 +85,17 @@ class ContextBuilder:
         usable = view.budget.usable
         shown = tuple(show_older(view, seen, least, _USERS_SHARE * usable, self._count)) if rank.has_users else ()
         marked = self._outline_large(view, seen, least)
-        draft = _Draft(least, seen.newest | seen.fixed, Archive(frozenset(), (), "", 0), shown, marked)
+        draft = _Draft(least, seen.newest | seen.fixed, Archive((), "", 0), shown, marked)
         protected = _measure(seen, draft, self._count)
         low = view.budget.find_low(view.head + protected)
         room = min(_ARCHIVE_SHARE * usable, _ARCHIVE_MOST) * rank.archive
         staying = draft.staying | {each.step for each in shown}
-        tail = extend_tail(seen, least, staying, low - view.head - protected - room)
-        archive = make_archive(view, seen, Bounds(tail, staying, room), self._count)
-        draft = _Draft(tail, draft.staying | archive.kept, archive, shown, marked, 0, protected)
+        heritage = inherit(seen, view.frozen, least, room, self._count)
+        spare = _SPARE * (room - heritage.tokens - heritage.room)
+        free = low - view.head - protected - room + spare
+        tail = extend_tail(seen, least, staying, heritage.told, free) if rank.has_more else least
+        archive = make_archive(view, seen, Bounds(tail, staying, heritage), self._count)
+        draft = _Draft(tail, draft.staying, archive, shown, marked, heritage, 0, protected)
         return msgspec.structs.replace(draft, tokens=_measure(seen, draft, self._count))
 
     def _outline_large(self, view: View, seen: Survey, least: int) -> dict[int, Marked]:
@@ -111,10 +118,10 @@ def find_tail(seen: Survey, groups: int) -> int:
     return min(seen.fresh, *calling[-groups:]) if groups and calling else seen.fresh
 
 
-def extend_tail(seen: Survey, least: int, staying: frozenset[int], room: float) -> int:
+def extend_tail(seen: Survey, least: int, staying: frozenset[int], told: frozenset[int], room: float) -> int:
     """The step at which the tail begins where so many more tokens may be in it."""
     tail = least
-    while tail:
+    while tail and tail - 1 not in told:
         room -= 0 if tail - 1 in staying else seen.steps[tail - 1].tokens
         if room < 0:
             break
@@ -164,11 +171,11 @@ def _measure(seen: Survey, draft: _Draft, count: Callable[[str], int]) -> int:
     tokens += sum(each.tokens for each in draft.shown if each.step < draft.tail and each.step not in draft.staying)
     for place, made in draft.marked.items():
         tokens += count(made.edit.text) + _FRAME - seen.messages[place].tokens
-    return tokens + (draft.archive.tokens + _FRAME if draft.archive.text else 0)
+    return tokens + draft.heritage.tokens + (draft.archive.tokens + _FRAME if draft.archive.text else 0)
 
 
 def _write_plan(view: View, seen: Survey, draft: _Draft, rung: Rung) -> ContextPlan:
-    if not draft.archive.text and not draft.marked:
+    if not draft.archive.text and not draft.marked and not draft.heritage.ledgers:
         return ContextPlan(0, (), (), sum(each.tokens for each in seen.messages), draft.protected, rung)
     tail = max([draft.tail, *(i + 1 for i in range(draft.tail, len(seen.steps)) if _gives_way(seen, draft, i))])
     through = seen.steps[tail].start if tail < len(seen.steps) else len(seen.messages)
@@ -182,9 +189,11 @@ def _gives_way(seen: Survey, draft: _Draft, i: int) -> bool:
 
 
 def _list_edits(seen: Survey, draft: _Draft, tail: int) -> Iterator[Edit]:
+    yield from draft.heritage.ledgers
     if draft.archive.text:
+        start = draft.heritage.ledgers[-1].stop if draft.heritage.ledgers else 0
         stop = seen.steps[draft.tail].start if draft.tail < len(seen.steps) else len(seen.messages)
-        yield Written(draft.archive.text, 0, stop)
+        yield Written(draft.archive.text, start, stop)
     replaced = {edit.place: edit for each in draft.shown for edit in each.edits if each.step < draft.tail}
     replaced.update((place, each.edit) for place, each in draft.marked.items())
     shown = {each.step for each in draft.shown}
@@ -194,6 +203,7 @@ def _list_edits(seen: Survey, draft: _Draft, tail: int) -> Iterator[Edit]:
 
 
 def _list_references(draft: _Draft) -> Iterator[Reference]:
+    yield from draft.heritage.references
     for entry in draft.archive.entries:
         yield Reference(entry.reference, entry.page.start, entry.page.stop, entry.page.offset)
     for shown in draft.shown:

@@ -15,19 +15,18 @@ from proxy.model.told import Told, ToolCall
 
 _LONGEST_ASKED = 240
 _LONGEST_OUTCOME = 100
-_LOOKED_AT = 4000
+_LOOKED_AT, _NEAR_END = 4000, 300
+_SPARSE = 12
 
 _IMPORT = re.compile(r"(?m)^[ \t]*(?:\d+[:\t ][ \t]*)?(?:from|import|#include|use|require|using)\b.{1,300}$")
 _WRITES = re.compile(
-    r"(?:>>?|\btee(?: -a)?|\bsed -i\b[^\n|;&]{0,400}?|\b(?:cp|mv|patch|touch|mkdir(?: -p)?) [^\n|;&]{0,200}?)[ \t]*"
+    r"(?:>>?|\btee(?: -a)?|\bsed -i\b[^\n|;&]{0,400}[ \t]|\b(?:cp|mv|patch|touch|mkdir)\b[^\n|;&]{0,200}[ \t])[ \t]*"
     r"([\w./-]*[\w-]\.\w{1,8}|[\w.-]*/[\w./-]+)"
 )
 _WRITING_TOOL = re.compile(r"(?i)write|edit|create|replace|patch|insert|update|delete|book|cancel|send|modify|apply")
 _PATH_FIELD = re.compile(r"(?i)^[\w.]*(?:path|file|filename): (\S+)$")
 _CODE = re.compile(r"(?i)(?:return[ _-]?code|exit(?:ed)?(?: with)?(?:[ _-]?(?:code|status))?)\W{1,4}(-?\d{1,5})\b")
-_ERROR = re.compile(
-    r"(?im)^.{0,200}?(?:\b(?:error|exception|failed|failure|fatal|panic|denied)\b|error:|not found|no such).{0,200}$"
-)
+_BAD = ("error", "exception", "failed", "failure", "fatal", "panic", "denied", "not found", "no such")
 
 
 class Findings(msgspec.Struct, frozen=True, gc=False):
@@ -72,15 +71,25 @@ def study(told: Told) -> Findings:
 
 def find_outcome(text: str) -> str:
     """How an output says that it ended, empty where it says nothing bad."""
-    ends = text if len(text) <= 2 * _LOOKED_AT else f"{text[:_LOOKED_AT]}\n{text[-_LOOKED_AT:]}"
-    code = _CODE.search(ends)
+    code = _CODE.search(text[:_NEAR_END]) or _CODE.search(text[-_NEAR_END:])
     if code and int(code[1]) == 0:
         return ""
-    errors = _ERROR.findall(ends)
-    if not code and (not errors or len(errors) * 12 < ends.count("\n")):
+    ends = text if len(text) <= 2 * _LOOKED_AT else f"{text[:_LOOKED_AT]}\n{text[-_LOOKED_AT:]}"
+    errors = _find_bad(ends)
+    if not code and len(errors) * _SPARSE <= ends.count("\n"):
         return ""
     said = errors[-1].strip()[:_LONGEST_OUTCOME] if errors else ""
     return " ".join(filter(None, (f"exit {code[1]}" if code else "", said)))
+
+
+def _find_bad(text: str) -> list[str]:
+    """Lines that speak of a failure."""
+    whole = text.lower()
+    said = [word for word in _BAD if word in whole]
+    if not said:
+        return []
+    lines = zip(text.split("\n"), whole.split("\n"), strict=False)
+    return [line for line, lower in lines if any(word in lower for word in said)]
 
 
 def _find_written(text: str) -> list[str]:

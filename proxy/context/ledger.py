@@ -20,9 +20,11 @@ HEAD = (
     "[Ledger of earlier work in this conversation, written by the proxy palimpsest; not the words of the user.]\n"
     "The steps listed here are completed and were shown in full earlier; what they changed stays changed. Each line is"
     " a stretch of steps, oldest first: their numbers, the reference of their original, what was asked and how it"
-    " ended, then words that stand in it. Originals are intact under their references. To see one again: run a"
-    " command that only reads once more, or ask the user for `palimpsest expand ID`."
+    " ended, then words that stand in it. `!` marks what changed something: it is done, and not to be repeated."
+    " Originals are intact under their references. To see one again: run a command that only reads once more, or ask"
+    " the user for `palimpsest expand ID`."
 )
+NEXT = "[Ledger of earlier work in this conversation, continued; written by the proxy palimpsest, not by the user.]"
 QUOTED = "Lines that stood in these steps, word for word, each behind the number of its step:"
 END = "[End of the ledger]"
 
@@ -36,7 +38,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     words: Sequence[str] = ()
 
 
-def write_ledger(entries: Sequence[Entry], quotes: Sequence[Quote] = ()) -> str:
+def write_ledger(entries: Sequence[Entry], quotes: Sequence[Quote] = (), *, is_first: bool = True) -> str:
     """The text of the ledger."""
     lines: list[str] = []
     bare: list[Entry] = []
@@ -48,7 +50,7 @@ def write_ledger(entries: Sequence[Entry], quotes: Sequence[Quote] = ()) -> str:
         else:
             bare.append(entry)
     quoted = [f"{quote.step + 1}: {clean(quote.line, 200)}" for quote in sorted(quotes, key=lambda each: each.step)]
-    return "\n".join((HEAD, *lines, *_flush(bare), *([QUOTED, *quoted] if quoted else ()), END))
+    return "\n".join((HEAD if is_first else NEXT, *lines, *_flush(bare), *([QUOTED, *quoted] if quoted else ()), END))
 
 
 def _flush(bare: Sequence[Entry]) -> Iterable[str]:
@@ -81,7 +83,8 @@ def tell_step(survey: Survey, step: Step, most: int) -> str:
     if not asked:
         text = next((survey.messages[place].told.text for place in places if survey.messages[place].told.text), "")
         return f"said: {clean(text, 2 * most)}"
-    return f"{', '.join(asked)}{_tell_end(survey, places)}"
+    mark = "! " if any(each.effects for each in found) else ""
+    return f"{mark}{', '.join(asked)}{_tell_end(survey, places)}"
 
 
 def _tell_end(survey: Survey, places: Iterable[int]) -> str:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 Encoding = Literal["o200k_base", "cl100k_base"]
@@ -47,6 +48,7 @@ def strip_provider(name: str) -> str:
     return name.rpartition("/")[2]
 
 
+@lru_cache(maxsize=1024)
 def find_family(model: str) -> Family:
     """Whose the model is, as far as its name tells."""
     name = _bare(model)

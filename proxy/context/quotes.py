@@ -1,6 +1,6 @@
 """Whole lines that an agent is likely to type again: what it typed before, imports, what it saw more than once.
 
-Rule: a line counts without its number and its indentation; the same conversation gives the same lines in the same order.
+Rule: a line counts without its number and its indentation; the same conversation gives the same lines.
 """
 
 import re
@@ -50,19 +50,19 @@ def order_quotes(survey: Survey, gone: Iterable[int], ages: Sequence[int]) -> li
     for line, i in newest.items():
         z = (_TYPED if line in typed else 0.0) + (_IMPORTED if _IMPORT.match(line) else 0.0)
         z += _AGAIN * log(seen[line]) + (_SAME_TURN if survey.steps[i].turn == current else 0.0)
-        if z:
+        if z and _IN_LETTERS.search(line):
             age = max(ages[survey.steps[i].start], 1)
             worth[line] = z + _AGE * log2(age / _YOUNG) - _LENGTH * log(4 + len(line) / 4)
     return [Quote(line, newest[line]) for line in sorted(worth, key=lambda line: (-worth[line], line))]
 
 
 def list_lines(text: str) -> dict[str, None]:
-    """The lines of a text that say something and can be quoted, in order."""
+    """The lines of a text that can be quoted, in order."""
     found: dict[str, None] = {}
     for line in text[:_LOOKED_AT].split("\n"):
         bare = line.strip()
         if bare[:1].isdigit():
             bare = _NUMBERED.sub("", bare, count=1)
-        if _SHORTEST <= len(bare) <= _LONGEST and _IN_LETTERS.search(bare):
+        if _SHORTEST <= len(bare) <= _LONGEST:
             found[bare] = None
     return found

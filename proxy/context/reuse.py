@@ -6,38 +6,39 @@ same order; equal words are told apart by themselves.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from math import exp, log, log2
+from math import log, log2
 
 import msgspec
 
 from proxy.context.survey import Survey
-from proxy.context.words import find_folder, is_name, is_opaque
+from proxy.context.words import find_family, is_name, is_opaque
 
 _NEAR = 32_000
 _YOUNG = 8_000
 
 # What speaks for a word being needed again, in units of the logarithm of its chance.
-_USED, _USED_TWICE, _USED_LATELY = 2.0, 0.6, 0.5
+_USED, _USED_TWICE, _USED_LATELY = 0.5, 0.3, 0.5
 _WRITTEN, _SAME_TURN, _NAME, _OPAQUE, _IMPORTED = 1.2, 1.0, 0.5, -0.8, 0.3
-_UNSEEN = -1.0
-_IN_USED_FOLDER, _AGE = 0.5, -0.15
-_LENGTH = 0.8
+_UNSEEN = -1.5
+_IN_USED_FAMILY, _SEEN_AGAIN, _AGE = 0.5, 0.3, -0.15
+_LENGTH = 1.0
 
 
 class Index(msgspec.Struct, frozen=True, gc=False):
     """Words with the place of their newest mention, and what the agent did with them.
 
-    `uses` counts the agent's turns that hold a word, `used` is the place of the newest of these. `ages` are the tokens
-    from each place to the end.
+    `uses` counts the agent's messages that hold a word, `used` is the place of the newest of these, `shown` counts the
+    others. `families` counts uses by folder, or by the first part of a dotted name. `ages` are the tokens from each
+    place to the end.
     """
 
     newest: dict[str, int]
     uses: Counter[str]
     used: dict[str, int]
-    shown: frozenset[str]
+    shown: Counter[str]
     written: frozenset[str]
     imported: frozenset[str]
-    folders: Counter[str]
+    families: Counter[str]
     ages: Sequence[int]
     turns: Sequence[int]
 
@@ -47,7 +48,7 @@ def make_index(survey: Survey) -> Index:
     newest: dict[str, int] = {}
     used: dict[str, int] = {}
     uses: Counter[str] = Counter()
-    shown: set[str] = set()
+    shown: Counter[str] = Counter()
     written: set[str] = set()
     imported: set[str] = set()
     for place, (seen, found) in enumerate(zip(survey.messages, survey.found, strict=True)):
@@ -60,12 +61,12 @@ def make_index(survey: Survey) -> Index:
         else:
             shown.update(found.words)
             imported.update(found.imported)
-    folders = Counter({folder: 0 for folder in map(find_folder, uses) if folder})
+    families = Counter({family: 0 for family in map(find_family, uses) if family})
     for word, times in uses.items():
-        if folder := find_folder(word):
-            folders[folder] += times
+        if family := find_family(word):
+            families[family] += times
     return Index(
-        newest, uses, used, frozenset(shown), frozenset(written), frozenset(imported), folders,
+        newest, uses, used, shown, frozenset(written), frozenset(imported), families,
         _measure_ages(survey), _list_turns(survey),
     )  # fmt: skip
 
@@ -93,9 +94,10 @@ def predict(index: Index, word: str) -> float:
     z += _WRITTEN if word in index.written else 0.0
     z += _SAME_TURN if index.turns[place] == index.turns[-1] else 0.0
     z += _IMPORTED if word in index.imported else 0.0
-    z += 0.0 if word in index.shown else _UNSEEN
-    folder = find_folder(word)
-    return z + _IN_USED_FOLDER * log(1 + index.folders[folder]) if folder else z
+    times = index.shown[word]
+    z += _SEEN_AGAIN * log(times) if times else _UNSEEN
+    family = find_family(word)
+    return z + _IN_USED_FAMILY * log(1 + index.families[family]) if family else z
 
 
 def _judge_form(word: str) -> float:
@@ -112,8 +114,3 @@ def guess_tokens(text: str) -> float:
 def order_words(index: Index, words: Iterable[str]) -> list[str]:
     """Words, the most useful for their length first."""
     return sorted(words, key=lambda word: (_LENGTH * log(guess_tokens(word)) - predict(index, word), word))
-
-
-def weigh_words(index: Index, words: Iterable[str]) -> float:
-    """How much words are worth together."""
-    return sum(exp(predict(index, word)) for word in words)

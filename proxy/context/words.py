@@ -50,6 +50,9 @@ def is_name(word: str) -> bool:
     return ("/" in word or "." in word or "_" in word) and not is_opaque(word)
 
 
-def find_folder(word: str) -> str:
-    """The folder of a path, empty for what is none."""
-    return word.rpartition("/")[0]
+def find_family(word: str) -> str:
+    """The folder of a path, the first part of a dotted name; empty for what is neither."""
+    if "/" in word:
+        return word.rpartition("/")[0]
+    first, dot, _ = word.partition(".")
+    return first + dot if dot else ""

@@ -18,7 +18,6 @@ from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Client, RequestBody
 from proxy.engine.reception import Received, Reception
 from proxy.engine.relay import Relay, Send
-from proxy.engine.rescue import Rescuer
 from proxy.engine.tape import Tape
 from proxy.engine.tasks import TaskRunner
 from proxy.model.epoch import Epoch
@@ -87,35 +86,27 @@ class Exchanges:
         self._check_log()
         mode, ceiling = self.read_mode(request.headers), read_ceiling(request.headers)
         received = await self._reception.receive(request, form, mode)
-        if received.subject is None:
+        subject = received.subject
+        sending = self._steward.glance(subject, mode, ceiling) if subject is not None else Sending(request.body)
+        if sending is not None:
             entry = self._relay.enter(lambda: _list_records(received, received.opening))
             entry.append(is_urgent=received.is_stream)
-            sending, rescuer = Sending(request.body), None
         else:
-            sending, entry, rescuer = await self._manage(received, received.subject, ceiling)
+            assert subject is not None, "only what may be managed takes a closer look"
+            sending, entry = await self._manage(received, subject, ceiling)
         flight = self._take_off(request, received, entry, form, client)
-        flight.rescuer = rescuer
-        if sending.labels:
-            client.label((*_list_labels(received.opening), *sending.labels))
+        if subject is not None and sending.is_managed:
+            tell = partial(_tell, client, received.opening)
+            flight.rescuer = self._steward.stand_by(subject, sending, partial(self._commit, entry), tell)
+        _tell(client, received.opening, sending.labels)
         await self._relay.carry(flight, _bind(request, received), sending.body)
 
-    async def _manage(
-        self, received: Received, subject: Subject, ceiling: int | None
-    ) -> tuple[Sending, Entry, Rescuer | None]:
+    async def _manage(self, received: Received, subject: Subject, ceiling: int | None) -> tuple[Sending, Entry]:
         """What is sent for a request, once what it refers to is in the log."""
         opening = received.opening
         records: list[Record] = [] if received.step is None else [received.step]
         entry = self._relay.enter(lambda: (opening, *records))
-
-        async def commit(epoch: Epoch) -> bool:
-            if entry.opening is None:
-                records.append(epoch)
-                entry.append(is_urgent=True)
-            else:
-                entry.extend(epoch)
-            return await self._relay.confirm(entry)
-
-        sending = await self._steward.prepare(subject, opening.mode, ceiling, commit)
+        sending = await self._steward.prepare(subject, opening.mode, ceiling, partial(self._commit, entry))
         first = Round(opening.exchange, 0, received.upstream.name, sending.manifest)
         rounds = [record for record in (first, sending.plan, sending.pin) if record is not None]
         if entry.opening is None:
@@ -123,7 +114,12 @@ class Exchanges:
             entry.append(is_urgent=received.is_stream)
         else:
             entry.extend(*rounds)
-        return sending, entry, self._steward.stand_by(subject, sending, ceiling, commit)
+        return sending, entry
+
+    async def _commit(self, entry: Entry, epoch: Epoch) -> bool:
+        """Have the log keep an epoch behind the opening of its exchange; whether that is done."""
+        entry.extend(epoch)
+        return await self._relay.confirm(entry)
 
     async def _carry_stream(self, request: ClientRequest, body: RequestBody | None, client: Client) -> None:
         self._check_log()
@@ -148,7 +144,7 @@ class Exchanges:
     def _take_off(
         self, request: ClientRequest, received: Received, entry: Entry, form: Format | None, client: Client
     ) -> Flight:
-        client.label(_list_labels(received.opening))
+        _tell(client, received.opening)
         return Flight(
             received.opening.exchange,
             entry,
@@ -196,14 +192,12 @@ def _bind(request: ClientRequest, received: Received) -> Send:
     return partial(received.upstream.send, request.method, request.target, request.headers)
 
 
-def _list_labels(opening: Opening) -> Headers:
-    """The fields by which a client finds its call in the log."""
+def _tell(client: Client, opening: Opening, labels: Headers = ()) -> None:
+    """Let a client find its call in the log, and know what was done with it."""
     if opening.mode == "bypass":
-        return ()
-    return (
-        (b"x-palimpsest-session", opening.session.id.encode()),
-        (b"x-palimpsest-exchange", opening.exchange.encode()),
-    )
+        return
+    session, exchange = opening.session.id.encode(), opening.exchange.encode()
+    client.label(((b"x-palimpsest-session", session), (b"x-palimpsest-exchange", exchange), *labels))
 
 
 def _list_records(received: Received, opening: Opening) -> tuple[Opening, *tuple[Record, ...]]:

@@ -22,7 +22,7 @@ from proxy.wire.sse import EVENT_END
 _HOLD_SECONDS = 5.0
 _WAITING = b": waiting\n\n"
 _COMMENTS = re.compile(rb"(?:[\r\n]*:[^\r\n]*[\r\n]+)+")
-_REFUSED = range(400, 500)
+_REFUSED = frozenset({*range(400, 500), 500})  # 500 is how some local servers say it
 _SUCCESS = range(200, 300)
 
 
@@ -64,7 +64,10 @@ class Guard:
             is_suspect = await (self._hold_events() if is_stream else self._hold_whole())
         except UpstreamUnreachable:
             return None  # it shows again at the next read, behind what came
-        return self._read_refusal() if is_suspect and len(self._pieces) <= REFUSAL_BYTES else None
+        if not is_suspect or len(self._pieces) > REFUSAL_BYTES:
+            return None
+        status, headers = self._response.status, self._response.headers
+        return Refusal(status, headers, self.held, is_event_stream(headers))
 
     async def _hold_whole(self) -> bool:
         """Hold a body that makes sense as a whole only; True if all of it is here."""
@@ -115,14 +118,6 @@ class Guard:
         flight.client.start(response.status, forward_response(response.headers))
         flight.client.write(comments)
         flight.is_head_out = True
-
-    def _read_refusal(self) -> Refusal | None:
-        headers = self._response.headers
-        try:
-            content = decode_content(self.held, find(headers, b"content-encoding").decode("latin-1"), REFUSAL_BYTES)
-        except ValueError:
-            return None
-        return Refusal(self._response.status, headers, content, is_event_stream(headers))
 
 
 def spell_in_stream(headers: Headers, content: bytes) -> bytes:

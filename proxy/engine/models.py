@@ -24,6 +24,10 @@ _ASK_AGAIN_SECONDS = 3600.0
 _PATIENCE_SECONDS = 5.0
 _MOST_BYTES = 8 * 1024 * 1024
 _LISTED = 200
+# Finding a card takes 50 µs; what is found out beside the calls counts so much later.
+_CARD_SECONDS = 2.0
+_MOST_CARDS = 1024
+_UNKNOWN = Card()
 # Tokens of people's plans with a provider, and such as say of themselves whose they are: nothing is asked with them
 # that their owner did not ask (BEHAVIOUR B31).
 _OF_PLANS = (b"sk-ant-oat", b"ey")
@@ -43,14 +47,23 @@ class Models:
         self._clock = clock
         self._spawn = spawn
         self._asked: dict[str, float] = {}
+        self._cards: dict[LimitKey, tuple[Card, float]] = {}
 
     def open(self) -> None:
         """Have read, beside the calls, what comes with the installation."""
         self._spawn(self._catalog.open())
 
     def card(self, upstream: str, model: str, *, beta: str = "", tenant: bytes = b"") -> Card:
-        """What is known of a model now; limits as they were learned for these beta headers and this tenant."""
-        return self._catalog.find(LimitKey(upstream, model, beta, tenant))
+        """What is known of a model now, or was a few seconds ago; limits as learned for these headers and tenant."""
+        key, now = LimitKey(upstream, model, beta, tenant), self._clock.monotonic()
+        card, until = self._cards.get(key, (_UNKNOWN, now))
+        if now < until:
+            return card
+        card = self._catalog.find(key)
+        if len(self._cards) >= _MOST_CARDS:
+            self._cards.clear()
+        self._cards[key] = (card, now + _CARD_SECONDS)
+        return card
 
     def budget(
         self,
@@ -70,6 +83,7 @@ class Models:
     def note_limit(self, key: LimitKey, window: int, sent: int) -> None:
         """Take in the window that an upstream named when it refused `sent` tokens."""
         self._catalog.note_limit(key, window, sent)
+        self._cards.pop(key, None)
 
     def ask(self, upstream: Upstream, headers: Headers) -> None:
         """Have an upstream asked for its models with the credential of a call, at most once an hour."""

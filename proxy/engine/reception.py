@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
+from proxy.context.budget import is_bounded
 from proxy.engine.histories import Histories, History, Key, split_known, take_stock
 from proxy.engine.lineage.chain import Chain, make_chain, read_messages
 from proxy.engine.lineage.known import Traits
@@ -28,6 +29,8 @@ from proxy.wire.body import SplitBody
 from proxy.wire.format import Format
 from proxy.wire.headers import keep_for_log, keep_target
 
+# A body of that size is counted in any case.
+_MOST_LOOKED_AT = 256 * 1024
 _NOTHING = keep_whole(b"")
 _NONE = (b"", b"[]", b"null")
 _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -153,7 +156,7 @@ class Reception:
         root = await self._find_root(form, session, previous)
         before = known.chain if known is not None else None
         messages = await self._lineage.resolve(session, read_messages(form, split, before, shared, root))
-        chain = make_chain(messages, before, root)
+        chain = make_chain(messages, before, root, is_plain=_is_plain(content, known, shared))
         traits = Traits(
             model, split.member("tools") not in _NONE, messages.preamble.system, split.member("stream") == b"true"
         )
@@ -225,6 +228,13 @@ class Reception:
             if not route.models:
                 return route.upstream
         return self._routes[0].upstream
+
+
+def _is_plain(content: bytes, known: History | None, shared: int) -> bool:
+    """Whether a body has no more tokens than bytes; what repeats was looked at before, and much at once is not."""
+    if known is None or not shared:
+        return len(content) <= _MOST_LOOKED_AT and is_bounded(content)
+    return known.chain.is_plain and is_bounded(content[known.split.items[shared - 1].end :])
 
 
 def _make_subject(

@@ -66,10 +66,12 @@ class Relay:
         """One round; a retry in place of all that was not passed on yet."""
         response = await self._await_head(flight, sending)
         try:
-            guard = find_guard(flight, response, self._clock)
-            if guard is not None and (retry := await self._rescue(flight, response, guard)) is not None:
-                return retry
-            await self._pump(flight, response, guard.held if guard is not None else b"")
+            begun = b""
+            if flight.rescuer is not None and (guard := find_guard(flight, response, self._clock)) is not None:
+                if (retry := await self._rescue(flight, response, guard)) is not None:
+                    return retry
+                begun = guard.held
+            await self._pump(flight, response, begun)
         finally:
             response.close()
         return None
@@ -196,7 +198,8 @@ class Relay:
     ) -> "asyncio.Future[bool]":
         flight.entry.append()
         tape, ended_at = flight.tape, flight.ended_at or self._clock.monotonic()
-        timings = Timings(*[_since(flight.began, at) for at in (flight.head_at, flight.first_at, ended_at)])
+        began = flight.began
+        timings = Timings(_since(began, flight.head_at), _since(began, flight.first_at), _since(began, ended_at))
         outcome = Outcome(
             flight.exchange,
             flight.k,

@@ -17,7 +17,7 @@ REFUSAL_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An answer that may say that the request was too long, without its content-encoding.
+    """An answer that may say that the request was too long: as it came, any content-encoding included.
 
     Of at most `REFUSAL_BYTES`: what is longer is none. `is_in_stream`: it stands in a stream of events.
     """

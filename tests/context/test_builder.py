@@ -1,14 +1,18 @@
 """Plans: what stays, what goes, and that it always fits where it can."""
 
+import hashlib
 import re
+import subprocess
+import sys
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.context.builder import ContextBuilder
 from proxy.context.policy import BuilderPolicy
 from proxy.context.turns import split_groups
-from proxy.model.plan import ContextPlan, Written
+from proxy.model.plan import ContextPlan, Kept, Replaced, Written
 from proxy.wire.validity import Rules, find_faults, judge_history
 from tests.support.views import (
     Message,
@@ -58,6 +62,11 @@ def write(steps: list[tuple[str, str]]) -> list[Message]:
     return messages
 
 
+def is_skill(messages: list[Message], i: int) -> bool:
+    calls = messages[i - 1].get("tool_calls", []) if messages[i]["role"] == "tool" else []
+    return any(each["function"]["name"] == "skill" for each in calls)
+
+
 def measure(messages: list[Message], plan: ContextPlan) -> int:
     return sum(see(message).tokens for message in render(messages, plan))
 
@@ -90,4 +99,86 @@ def test_a_plan_is_valid_fits_and_keeps_what_must_stay(
         or measure(newest[-2:], NOTHING) > 0.3 * seen.budget.usable
     )
     assert measure(messages, plan) <= plan.tokens
-    assert head + plan.tokens <= seen.budget.usable or count(newest[-1]["content"]) + head > 0.3 * seen.budget.usable
+    bound = [newest[-1], *(m for i, m in enumerate(messages) if is_skill(messages, i) and not is_minimal)]
+    assert head + plan.tokens <= seen.budget.usable or measure(bound, NOTHING) + head > 0.3 * seen.budget.usable
+
+
+OUTPUT = "\n".join(f"def word_{i}(): return other_{i}" for i in range(60))
+LONG = [message for i in range(30) for message in act(f"{i}", f"sed -n {i}p src/file_{i}.py", f"{i}\n{OUTPUT}")]
+DAY = [user("begin"), *LONG, user("go on"), *act("x", "ls", "a"), user("and on"), *act("y", "ls", "b")]
+
+
+def digest_day() -> str:
+    return hashlib.sha256(msgspec.json.encode(BUILDER.build(view(DAY, 6000)))).hexdigest()
+
+
+def test_the_ledger_comes_first_and_what_stays_behind_it_in_order() -> None:
+    plan = BUILDER.build(view(DAY, 6000))
+    first, *others = plan.edits
+    assert isinstance(first, Written)
+    assert others == [Kept(0)]
+    assert render(DAY, plan)[-6:] == DAY[-6:]
+    assert plan.tokens < 0.75 * 6000 and plan.protected < plan.tokens and plan.rung == "plan"
+
+
+def test_the_same_view_has_the_same_plan_in_every_process() -> None:
+    code = "from tests.context.test_builder import digest_day; print(digest_day())"
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed}
+        )
+        for seed in ("1", "2")
+    ]
+    assert {run.stdout.strip() for run in runs} == {digest_day()}
+
+
+def test_a_short_conversation_is_left_alone() -> None:
+    assert BUILDER.build(view(DAY[-6:], 6000)).edits == ()
+
+
+def test_pins_and_outputs_of_protected_tools_stay_as_they_are() -> None:
+    messages = [*DAY[:9], *act("s", "x", "what the skill says", name="skill"), *DAY[9:]]
+    plan = BUILDER.build(view(messages, 6000, pinned=[4]))
+    assert {3, 4, 9, 10} <= {edit.place for edit in plan.edits if isinstance(edit, Kept)}
+
+
+def test_the_next_epoch_takes_the_ledger_over_as_it_is() -> None:
+    before = BUILDER.build(view(DAY, 6000))
+    messages = [*DAY, *(message for i in range(30, 36) for message in act(f"{i}", f"cat {i}.py", OUTPUT))]
+    after = BUILDER.build(msgspec.structs.replace(view(messages, 6000), frozen=before))
+    first, second = (edit for edit in after.edits if isinstance(edit, Written))
+    assert first == before.edits[0]
+    assert second.start == first.stop and second.stop == after.through
+    assert set(before.references) < set(after.references)
+
+
+def test_a_large_output_that_was_seen_becomes_a_block_and_a_fresh_one_stays() -> None:
+    large = act("l", "cat large.py", OUTPUT * 4)
+    seen = BUILDER.build(view([*DAY, *large, *act("z", "ls", "c")], 6000))
+    (block,) = (edit for edit in seen.edits if isinstance(edit, Replaced))
+    assert (block.place, block.kind) == (len(DAY) + 1, "file")
+    assert "[FILE: large.py]" in block.text
+    assert seen.through == len(DAY) + 2
+    fresh = BUILDER.build(view([*DAY, *large], 6000))
+    assert render([*DAY, *large], fresh)[-2:] == large
+
+
+def test_a_fresh_output_that_fits_nowhere_becomes_a_block() -> None:
+    messages = [*DAY, *act("l", "cat large.py", OUTPUT * 40)]
+    plan = BUILDER.build(view(messages, 6000))
+    assert plan.tokens <= view(messages, 6000).budget.usable
+    assert any(isinstance(edit, Replaced) and edit.place == len(DAY) + 1 for edit in plan.edits)
+
+
+def test_words_of_the_assistant_that_fit_nowhere_are_cut_and_the_user_s_newest_never() -> None:
+    messages = [*DAY, said("I think " * 9000), user("x " * 9000)]
+    plan = BUILDER.build(view(messages, 6000))
+    assert render(messages, plan)[-1] == messages[-1]
+    assert all(len(text) < 8000 for text in list_texts(plan))
+
+
+def test_the_minimal_plan_is_a_short_ledger_and_the_last_turn() -> None:
+    plan = BUILDER.minimal(view(DAY, 6000))
+    assert plan.rung == "minimal"
+    assert [message["role"] for message in render(DAY, plan)] == ["user", "user", "assistant", "tool"]
+    assert plan.tokens < BUILDER.build(view(DAY, 6000)).tokens

@@ -30,13 +30,15 @@ class Preamble(msgspec.Struct, frozen=True, gc=False):
 class Chain(msgspec.Struct, frozen=True, gc=False):
     """The nodes of a body, one for each message behind the preamble.
 
-    `root` is the parent of the first node. `items` are the messages as they were read.
+    `root` is the parent of the first node. `items` are the messages as they were read. `is_plain`: it is
+    known that the body has no more tokens than bytes (`context/budget`).
     """
 
     root: bytes
     preamble: Preamble
     nodes: Sequence[bytes]
     items: Sequence[Item]
+    is_plain: bool = False
 
 
 class Messages(msgspec.Struct, frozen=True, gc=False):
@@ -62,14 +64,14 @@ def read_messages(form: Format, split: SplitBody, known: Chain | None, shared: i
     return Messages(0, _settle_orders(form, orders, Preamble(count, leading, b"", leading)), items[count:])
 
 
-def make_chain(messages: Messages, known: Chain | None, root: bytes) -> Chain:
+def make_chain(messages: Messages, known: Chain | None, root: bytes, *, is_plain: bool = False) -> Chain:
     """The chain of a body, of which `known` has the first `messages.start` nodes."""
     start = messages.start
     forms = [item.form for item in messages.fresh]
     if known is None or not start:
-        return Chain(root, messages.preamble, extend_chain(root, forms), messages.fresh)
+        return Chain(root, messages.preamble, extend_chain(root, forms), messages.fresh, is_plain)
     nodes = extend(known.nodes, start, extend_chain(known.nodes[start - 1], forms))
-    return Chain(root, messages.preamble, nodes, extend(known.items, start, messages.fresh))
+    return Chain(root, messages.preamble, nodes, extend(known.items, start, messages.fresh), is_plain)
 
 
 def _settle_orders(form: Format, orders: bytes, known: Preamble) -> Preamble:

@@ -197,6 +197,10 @@ def _weigh(epoch: Epoch) -> int:
     return sum(map(len, epoch.rendered)) + len(epoch.edits) + 200 * len(epoch.originals)
 
 
+# Stands for all sessions of which the log knows nothing to load; it is never written to.
+_BLANK = Context()
+
+
 class Contexts:
     """The contexts used last, the least recently used dropped above `most_bytes`."""
 
@@ -210,8 +214,21 @@ class Contexts:
         return len(self._contexts)
 
     def get(self, session: str) -> Context | None:
-        """The context in memory."""
-        return self._contexts.get(session)
+        """The context in memory; None where there is nothing in it."""
+        context = self._contexts.get(session)
+        return None if context is _BLANK else context
+
+    def is_blank(self, subject: Subject) -> bool:
+        """Whether nothing was ever managed in a request's session, as far as memory tells."""
+        session = subject.session.id
+        context = self._contexts.get(session)
+        if context is None:
+            if not subject.is_new:
+                return False
+            context = self._contexts[session] = _BLANK
+            self._weight += _BLANK.weight
+            self._shrink()
+        return context is _BLANK
 
     async def open(self, subject: Subject) -> Context:
         """The context of a request's session. Asks the log for one that memory does not have, once."""
@@ -247,8 +264,11 @@ class Contexts:
     def _enter(self, session: str) -> Context:
         """The context in memory, made if it is not there; now the most recently used."""
         context = self._contexts.get(session)
-        if context is None:
+        if context is None or context is _BLANK:
+            self._weight -= context.weight if context is not None else 0
+            is_known = context is not None
             context = self._contexts[session] = Context()
+            context.is_known = is_known
             self._weight += context.weight
             self._shrink()
         else:

@@ -13,7 +13,7 @@ from proxy.context.calibration import Calibration, learn_read, learn_seconds, le
 from proxy.context.tariff import Tariff, make_tariff
 from proxy.engine.counting import Counting
 from proxy.engine.policy import Provider
-from proxy.model.card import Prices
+from proxy.model.card import Card
 from proxy.model.events import AnswerRead
 
 _MOST_WAITING = 4096
@@ -44,11 +44,11 @@ class Lessons:
         self._waiting: OrderedDict[tuple[str, int], Lesson] = OrderedDict()
         self._learned: OrderedDict[tuple[str, str], Calibration] = OrderedDict()
 
-    def find_tariff(self, upstream: str, model: str, prices: Prices, markers: Sequence[str]) -> Tariff:
+    def find_tariff(self, upstream: str, model: str, card: Card, markers: Sequence[str]) -> Tariff:
         """What a model's input costs; `markers` are the retentions of the request's cache markers."""
         provider = self._providers.get(upstream, _UNKNOWN)
-        cache = find_cache_model(provider.cache, provider.host, model, markers)
-        return make_tariff(prices, cache, self._learned.get((upstream, model)))
+        cache = find_cache_model(provider.cache, provider.host, model, markers, card.retention)
+        return make_tariff(card.prices, cache, self._learned.get((upstream, model)))
 
     def wait_for(self, exchange: str, k: int, lesson: Lesson) -> None:
         """A request was sent."""

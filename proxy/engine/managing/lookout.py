@@ -14,8 +14,6 @@ from proxy.engine.ports import Clock
 from proxy.model.card import LimitKey
 from proxy.model.epoch import Epoch
 
-_BETA = frozenset({b"anthropic-beta", b"openai-beta"})
-
 
 class Lookout:
     """Looks at requests. Tokens are as we count them, budgets too; `memory` is what is known of earlier ones."""
@@ -40,12 +38,12 @@ class Lookout:
     def find_tariff(self, subject: Subject, path: Path) -> Tariff:
         """What its input costs."""
         key = find_key(subject)
-        prices = self.models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant).prices
-        return self._lessons.find_tariff(key.upstream, key.model, prices, path.list_markers())
+        card = self.models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant)
+        return self._lessons.find_tariff(key.upstream, key.model, card, path.list_markers())
 
     def find_tariff_of(self, upstream: str, model: str) -> Tariff:
         """The same for a model of which no request is at hand."""
-        return self._lessons.find_tariff(upstream, model, self.models.card(upstream, model).prices, ())
+        return self._lessons.find_tariff(upstream, model, self.models.card(upstream, model), ())
 
     def is_below(self, subject: Subject, budget: Budget) -> bool:
         """Whether bytes prove that a request is below the soft mark, beside what of it was counted before."""
@@ -86,5 +84,7 @@ class Lookout:
 
 def find_key(subject: Subject) -> LimitKey:
     """For whom a limit that is learned from a request holds (BEHAVIOUR B18)."""
-    beta = b",".join(value for name, value in subject.headers if name in _BETA)
+    beta = b""
+    if subject.wire == "anthropic_messages":
+        beta = b",".join(value for name, value in subject.headers if name == b"anthropic-beta")
     return LimitKey(subject.session.upstream, subject.model, beta.decode("latin-1"), subject.session.tenant)

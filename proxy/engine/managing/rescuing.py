@@ -5,19 +5,23 @@ else the context is cut. Where nothing shorter can be had, the upstream's own an
 """
 
 import logging
+from collections.abc import Callable
 
 from proxy.context.budget import Budget, lower_output
 from proxy.engine.managing.case import Case
 from proxy.engine.managing.ladder import Commit, Footing, Ladder
 from proxy.engine.managing.lookout import Lookout, find_key
-from proxy.engine.managing.sending import Sending
+from proxy.engine.managing.sending import Sending, list_labels
 from proxy.engine.managing.subject import Subject
 from proxy.engine.rescue import Refusal, Retry, Start
-from proxy.model.exchange import Round
+from proxy.model.exchange import Headers, Round
 from proxy.model.plan import Plan
 from proxy.wire import rendering
 from proxy.wire.body import split_body
 from proxy.wire.overflow import Overflow, read_overflow, read_stream_start
+
+Tell = Callable[[Headers], None]
+"""Tells the client what was done with its call, as long as no answer has begun."""
 
 # What is sent the second time where the upstream does not say how much it takes, as a part of what was sent first.
 _BLIND_SHARE = 0.7
@@ -34,22 +38,20 @@ class Rescues:
         self.lookout = lookout
         self.ladder = ladder
 
-    def stand_by(self, subject: Subject, sending: Sending, ceiling: int | None, commit: Commit) -> "Rescue":
+    def stand_by(self, subject: Subject, sending: Sending, commit: Commit, tell: Tell) -> "Rescue":
         """The rescuer of a call that is managed."""
-        return Rescue(self, subject, sending, ceiling, commit)
+        return Rescue(self, subject, sending, commit, tell)
 
 
 class Rescue:
     """Stands by one call (`engine/rescue.Rescuer`)."""
 
-    def __init__(
-        self, rescues: Rescues, subject: Subject, sending: Sending, ceiling: int | None, commit: Commit
-    ) -> None:
+    def __init__(self, rescues: Rescues, subject: Subject, sending: Sending, commit: Commit, tell: Tell) -> None:
         self._rescues = rescues
         self._subject = subject
         self._sending = sending
-        self._ceiling = ceiling
         self._commit = commit
+        self._tell = tell
 
     @property
     def is_guarded(self) -> bool:
@@ -74,7 +76,7 @@ class Rescue:
     async def _cut(self, overflow: Overflow) -> Retry | None:
         subject = self._subject
         context = await self._rescues.lookout.memory.contexts.open(subject)
-        before = self._rescues.lookout.find_budget(subject, self._ceiling)
+        before = self._rescues.lookout.find_budget(subject, self._sending.ceiling)
         case = await self._rescues.lookout.look_at(subject, context, context.find(subject.model, subject), before)
         sent = overflow.sent or case.tell(case.tokens)
         if overflow.window is not None:
@@ -88,7 +90,7 @@ class Rescue:
 
     def _tighten(self, case: Case, overflow: Overflow, sent: int) -> Budget:
         """The budget of the second attempt, in our tokens, which the upstream counts as `sent` for so many of ours."""
-        budget = self._rescues.lookout.find_budget(self._subject, self._ceiling)
+        budget = self._rescues.lookout.find_budget(self._subject, self._sending.ceiling)
         scale = case.tokens / sent if sent else 1.0
         room = int(case.tokens * _BLIND_SHARE)
         if overflow.window is not None:
@@ -131,6 +133,7 @@ class Rescue:
             case.tell(footing.tokens),
             case.tell(case.budget.usable),
         )
+        self._tell(list_labels(plan, footing.epoch, is_opened=True))
         return self._keep(footing.body, plan)
 
     def _keep(self, content: bytes, plan: Plan) -> Retry:

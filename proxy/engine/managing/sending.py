@@ -11,9 +11,9 @@ from proxy.model.plan import Plan
 class Sending(msgspec.Struct, frozen=True, gc=False):
     """The body of a round. `manifest` is None where it is the client's own, `plan` where nothing was to be decided.
 
-    `labels` are response headers. `is_managed`: where it is refused as too long, something shorter may be sent in its
-    place; `is_guarded`: that may well be, so that the head of the answer waits for what comes (BEHAVIOUR B20a). `pin`
-    is of a message that is pinned with this call.
+    `labels` are response headers, `ceiling` is what the request asked for. `is_managed`: where it is refused as too
+    long, something shorter may be sent in its place; `is_guarded`: that may well be, so that the head of the answer
+    waits for what comes (BEHAVIOUR B20a). `pin` is of a message that is pinned with this call.
     """
 
     body: bytes
@@ -22,6 +22,7 @@ class Sending(msgspec.Struct, frozen=True, gc=False):
     labels: Headers = ()
     is_managed: bool = False
     is_guarded: bool = False
+    ceiling: int | None = None
     pin: Pin | None = None
 
     def add(self, labels: Headers, pin: Pin | None = None) -> "Sending":

@@ -6,8 +6,10 @@ is counted. Whatever goes wrong here is no failed call: the request goes on as t
 
 import logging
 
+from msgspec.structs import replace
+
 from proxy.context.account import Account, Sent, note_sent, note_use
-from proxy.context.budget import Budget
+from proxy.context.budget import Budget, has_room_for
 from proxy.context.economics import Decision, decide
 from proxy.context.savings import Trip, estimate_client_read, estimate_saving
 from proxy.engine.bus import EventBus
@@ -17,7 +19,7 @@ from proxy.engine.managing.lessons import Lesson, Lessons
 from proxy.engine.managing.lookout import Lookout
 from proxy.engine.managing.paths import count_shared
 from proxy.engine.managing.pinning import Pinning, refuse_pin
-from proxy.engine.managing.rescuing import Rescues
+from proxy.engine.managing.rescuing import Rescues, Tell
 from proxy.engine.managing.sending import Sending, list_labels
 from proxy.engine.managing.subject import Subject
 from proxy.engine.ports import Clock
@@ -53,6 +55,25 @@ class Steward:
         """What looks at requests; others that look at sessions share its memory."""
         return self._lookout
 
+    def glance(self, subject: Subject, mode: Mode, ceiling: int | None) -> Sending | None:
+        """What to send where that is told at once; None for what takes a closer look.
+
+        Most calls are short ones of sessions in which nothing was ever managed: nothing is looked up for those.
+        """
+        content = subject.split.content
+        if subject.wire not in _MANAGED_WIRES:
+            return Sending(content).add(refuse_pin(subject, "calls of this wire are not managed"))
+        if mode != "manage" or ceiling is not None or subject.step is None:
+            return None
+        if not self._memory.contexts.is_blank(subject):
+            return None
+        budget = self._lookout.find_budget(subject)
+        if not (subject.chain.is_plain and has_room_for(budget, len(content))) or _find_exemption(subject, mode):
+            return None
+        if refuse_pin(subject, ""):
+            return None
+        return Sending(content, is_managed=True, is_guarded=_is_risky(budget, subject))
+
     async def prepare(self, subject: Subject, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:
         """What to send. Never fails: what cannot be managed goes as the client sent it."""
         sending = await self._prepare(subject, mode, ceiling, commit)
@@ -61,8 +82,6 @@ class Steward:
         return sending
 
     async def _prepare(self, subject: Subject, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:
-        if subject.wire not in _MANAGED_WIRES:
-            return Sending(subject.split.content).add(refuse_pin(subject, "calls of this wire are not managed"))
         if exemption := _find_exemption(subject, mode):
             return self._stand_aside(subject, mode, exemption).add(refuse_pin(subject, exemption))
         try:
@@ -75,11 +94,9 @@ class Steward:
             plan = Plan(subject.exchange, 0, subject.model, "original", reason=problem)
             return Sending(subject.split.content, plan=plan)
 
-    def stand_by(self, subject: Subject, sending: Sending, ceiling: int | None, commit: Commit) -> Rescuer | None:
-        """Who cuts a request that is refused as too long; nobody where it is not managed."""
-        if not sending.is_managed:
-            return None
-        return self._rescues.stand_by(subject, sending, ceiling, commit)
+    def stand_by(self, subject: Subject, sending: Sending, commit: Commit, tell: Tell) -> Rescuer:
+        """Who cuts a managed request that is refused as too long, and tells the client of it."""
+        return self._rescues.stand_by(subject, sending, commit, tell)
 
     async def _manage(self, subject: Subject, ceiling: int | None, commit: Commit) -> Sending:
         self._memory.forget_lost()
@@ -89,7 +106,8 @@ class Steward:
         if epoch is None and self._lookout.is_below(subject, budget):
             standing = context.get_standing(model, "", budget)
             standing.account = note_use(standing.account, self._clock.monotonic())
-            return Sending(subject.split.content, is_managed=True, is_guarded=_is_risky(budget, subject))
+            is_guarded = _is_risky(budget, subject)
+            return Sending(subject.split.content, is_managed=True, is_guarded=is_guarded, ceiling=ceiling)
         if exemption := self._find_sign(subject):
             return self._stand_aside(subject, "manage", exemption)
         case = await self._lookout.look_at(subject, context, epoch, budget)
@@ -99,7 +117,8 @@ class Steward:
         self._expect(case, footing)
         account = self._charge(case, footing)
         context.choose(model, subject, footing.epoch.id if footing.epoch is not None else "")
-        return self._report(case, footing, decision, account, saving)
+        sending = self._report(case, footing, decision, account, saving)
+        return replace(sending, ceiling=ceiling)
 
     def _find_sign(self, subject: Subject) -> str:
         """What in the messages says that they are managed already; those that were managed before are not looked at."""

@@ -99,11 +99,13 @@ def test_after_forgetting_what_was_only_put_in_is_gone(log: sqlite3.Connection) 
     known.put_link(b"L" * 16)
     known.put_exchange("never stored", Exchange(9, known.put_tenant(b"n" * 16, 9), "s", 1))
     known.heads["exchange"].seq += 1
+    known.targets.put_epoch("never stored", 9)
     known.forget()
     known.load()
     assert not known.has_link(b"L" * 16)
     assert known.find_exchange("never stored") is None
     assert known.find_tenant(b"n" * 16) is None
+    assert known.targets.find_epoch("never stored") is None
     assert known.heads["exchange"].seq == 1
     assert known.next_id("payload") == first
 
@@ -139,3 +141,14 @@ def test_an_empty_log_begins_with_one(policy: StorePolicy) -> None:
     assert [known.next_id(table) for table in ("tenant", "session", "original", "payload")] == [1, 1, 1, 1]
     assert all((head.seq, head.seal) == (0, b"") for head in known.heads.values())
     connection.close()
+
+
+def test_what_was_not_used_for_long_is_let_go(log: sqlite3.Connection) -> None:
+    known = load(log)
+    known.targets.put_epoch("never stored", 9)
+    for _ in range(2):
+        for i in range(4096):
+            known.targets.put_epoch(f"x{i}", i)
+        assert known.targets.find_epoch("x0") == 0
+        known.age()
+    assert known.targets.find_epoch("never stored") is None

@@ -1,0 +1,70 @@
+"""Ledgers that an epoch takes over from the one before, so that the provider's cache still holds them.
+
+Rule: a ledger that is taken over keeps its bytes, its span and its references. There are a few at most; then one new
+ledger is written in place of all, small enough that others find room behind it.
+"""
+
+import re
+from collections.abc import Callable
+
+import msgspec
+
+from proxy.context.survey import Survey
+from proxy.model.plan import ContextPlan, Reference, Written
+
+MOST = 4
+_FIRST_SHARE = 0.5
+_NEXT_SHARE, _NEXT_RATIO = 0.2, 0.143
+_FRAME = 4
+_REFERENCE = re.compile(r"\bref:([a-z0-9]{10})\b")
+
+
+class Heritage(msgspec.Struct, frozen=True, gc=False):
+    """Ledgers that stay, their tokens and references; steps that they tell of; and tokens for a new one behind them."""
+
+    ledgers: tuple[Written, ...]
+    tokens: int
+    references: tuple[Reference, ...]
+    told: frozenset[int]
+    room: float
+
+
+NOTHING = Heritage((), 0, (), frozenset(), 0.0)
+
+
+def inherit(
+    survey: Survey, frozen: ContextPlan | None, tail: int, room: float, count: Callable[[str], int]
+) -> Heritage:
+    """What the plan in force leaves to the next one, whose ledgers may have `room` tokens together.
+
+    A ledger behind others gets room by what it tells of, so that it is no larger where epochs follow soon.
+    """
+    ledgers = _find_ledgers(frozen)
+    stop = max((each.stop for each in ledgers), default=0)
+    tokens = sum(count(each.text) + _FRAME for each in ledgers)
+    end = survey.steps[tail].start if tail < len(survey.steps) else len(survey.messages)
+    fresh = sum(step.tokens for step in survey.steps[:tail] if step.stop > stop and step.kind == "step")
+    next_room = min(_NEXT_SHARE * room, _NEXT_RATIO * fresh)
+    if frozen is None or not 0 < len(ledgers) < MOST or stop > end or tokens + next_room > room:
+        return Heritage((), 0, (), frozenset(), _FIRST_SHARE * room)
+    named = {id for each in ledgers for id in _REFERENCE.findall(each.text)}
+    references = tuple(each for each in frozen.references if each.id in named)
+    return Heritage(ledgers, tokens, references, _find_told(survey, frozen, stop), next_room)
+
+
+def _find_ledgers(frozen: ContextPlan | None) -> tuple[Written, ...]:
+    """The ledgers at the head of a plan."""
+    found: list[Written] = []
+    for edit in frozen.edits if frozen else ():
+        if not isinstance(edit, Written):
+            break
+        found.append(edit)
+    return tuple(found)
+
+
+def _find_told(survey: Survey, frozen: ContextPlan, stop: int) -> frozenset[int]:
+    """Steps of which the ledgers up to `stop` tell: all that were not kept beside them."""
+    kept = {edit.place for edit in frozen.edits if not isinstance(edit, Written)}
+    return frozenset(
+        i for i, step in enumerate(survey.steps) if step.stop <= stop and kept.isdisjoint(range(step.start, step.stop))
+    )

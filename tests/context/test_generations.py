@@ -1,0 +1,54 @@
+"""Ledgers taken over from the epoch before."""
+
+import pytest
+
+from proxy.context.findings import study
+from proxy.context.generations import NOTHING, Heritage, inherit
+from proxy.context.policy import BuilderPolicy
+from proxy.context.survey import Survey, survey
+from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Written
+from tests.support.views import act, count, user, view
+
+MESSAGES = [user("go"), *(message for i in range(9) for message in act(f"{i}", "ls", "x")), user("b")]
+OLD = Reference("aaaaaaaaaa", 1, 5)
+OTHER = Reference("bbbbbbbbbb", 5, 7)
+
+
+def plan(*edits: Edit) -> ContextPlan:
+    return ContextPlan(7, edits, (OLD, OTHER), 0)
+
+
+def look() -> Survey:
+    return survey(view(MESSAGES, 10_000), BuilderPolicy(), study)
+
+
+def take(frozen: ContextPlan | None, tail: int = 8, room: float = 1000) -> Heritage:
+    return inherit(look(), frozen, tail, room, count)
+
+
+def test_the_ledgers_at_the_head_stay_with_their_references_and_what_they_tell() -> None:
+    ledger = Written("1-2 ref:aaaaaaaaaa", 0, 7)
+    heritage = take(plan(ledger, Kept(0), Kept(3), Kept(4)))
+    assert heritage.ledgers == (ledger,)
+    assert heritage.references == (OLD,)
+    assert heritage.told == {1, 3}
+    assert heritage.room == pytest.approx(0.143 * sum(step.tokens for step in look().steps[4:8]))
+    assert take(plan(ledger, Kept(0)), room=30).room == pytest.approx(6)
+    assert heritage.tokens > count(ledger.text)
+
+
+@pytest.mark.parametrize(
+    "frozen",
+    [
+        None,
+        plan(),
+        plan(Kept(0), Written("behind something", 0, 7)),
+        plan(*(Written("one of many", i, i + 1) for i in range(4))),
+        plan(Written("x" * 3600, 0, 7)),
+        plan(Written("beyond the tail", 0, 19)),
+    ],
+)
+def test_otherwise_one_new_ledger_is_written(frozen: ContextPlan | None) -> None:
+    heritage = take(frozen)
+    assert (heritage.ledgers, heritage.told) == (NOTHING.ledgers, NOTHING.told)
+    assert heritage.room == pytest.approx(500)

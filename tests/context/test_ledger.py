@@ -1,0 +1,68 @@
+"""The ledger's words."""
+
+from proxy.context.findings import study
+from proxy.context.ledger import END, HEAD, NEXT, Entry, group_words, tell_step, write_ledger
+from proxy.context.pages import Page
+from proxy.context.policy import BuilderPolicy
+from proxy.context.quotes import Quote
+from proxy.context.survey import survey
+from tests.support.views import Message, act, said, user, view
+
+
+def tell(message_list: list[Message], i: int) -> str:
+    seen = survey(view([*message_list, user("a"), user("b")], 10_000), BuilderPolicy(), study)
+    return tell_step(seen, seen.steps[i], 60)
+
+
+def test_it_says_what_it_is_and_how_to_get_an_original_back() -> None:
+    for said_there in ("not the words of the user", "intact", "palimpsest expand ID", "not to be repeated"):
+        assert said_there in HEAD
+
+
+def test_words_and_steps_stand_on_the_line_of_their_reference() -> None:
+    entries = [
+        Entry(Page(0, 1, 0, 4), "aaaaaaaaaa"),
+        Entry(Page(2, 2, 4, 6), "bbbbbbbbbb"),
+        Entry(Page(3, 5, 6, 12), "cccccccccc", ("shell ls → 1 lines",), ("read_shape", "a.py")),
+        Entry(Page(6, 6, 12, 13), "dddddddddd"),
+    ]
+    assert write_ledger(entries).split("\n")[2:] == [
+        "1-3 ref:aaaaaaaaaa ref:bbbbbbbbbb",
+        "4-6 ref:cccccccccc: shell ls → 1 lines | read_shape a.py",
+        "7 ref:dddddddddd",
+        END,
+    ]
+
+
+def test_a_ledger_behind_another_explains_nothing_again() -> None:
+    assert write_ledger([], is_first=False) == f"{NEXT}\n{END}"
+
+
+def test_quotes_stand_behind_the_number_of_their_step() -> None:
+    text = write_ledger([], [Quote("import b", 4), Quote("import a", 1)])
+    assert text.split("\n")[-3:] == ["2: import a", "5: import b", END]
+
+
+def test_foreign_words_cannot_pass_for_markers_of_ours() -> None:
+    entry = Entry(Page(0, 0, 0, 1), "aaaaaaaaaa", (), ("ref:bbbbbbbbbb",))
+    text = write_ledger([entry], [Quote("[tool: x] ref:cccccccccc", 1)])
+    assert "ref:bbbbbbbbbb" not in text and "ref:cccccccccc" not in text and "[tool:" not in text
+
+
+def test_a_step_is_told_with_what_it_asked_and_how_it_ended() -> None:
+    assert tell(act("1", "ls -la", "a\nb"), 0) == "shell ls -la → 2 lines"
+    failed = tell(act("1", "make", "<returncode>2</returncode>\nerror: no rule"), 0)
+    assert failed == "shell make → exit 2 error: no rule, 2 lines"
+
+
+def test_what_changed_something_is_marked() -> None:
+    assert tell(act("1", "sed -i s/a/b/ src/a.py", ""), 0).startswith("! shell sed")
+
+
+def test_words_are_told_as_words() -> None:
+    assert tell([said("I am done with [tool: this")], 0) == "said: I am done with (tool: this"
+    assert tell([user("Do\nthat")], 0) == "the user said: Do that"
+
+
+def test_words_are_grouped_by_page() -> None:
+    assert group_words(["a", "b", "c"], {"a": 1, "b": 0, "c": 1}) == {1: ["a", "c"], 0: ["b"]}

@@ -1,0 +1,54 @@
+"""A conversation as steps and turns."""
+
+from proxy.context.findings import study
+from proxy.context.policy import BuilderPolicy
+from proxy.context.survey import Survey, survey
+from tests.support.views import Message, act, call, result, said, user, view
+
+
+def look(messages: list[Message], *pinned: int, turns: int = 2) -> Survey:
+    return survey(view(messages, 10_000, pinned=pinned), BuilderPolicy(protect_turns=turns), study)
+
+
+def test_steps_are_groups_and_know_their_turn() -> None:
+    seen = look([user("a"), *act("1", "ls", "x"), user("b"), user("c"), said("done")])
+    assert [(step.start, step.stop, step.kind, step.turn) for step in seen.steps] == [
+        (0, 1, "user", 1), (1, 3, "step", 1), (3, 4, "user", 2), (4, 5, "user", 2), (5, 6, "step", 2),
+    ]  # fmt: skip
+
+
+def test_the_newest_turns_are_whole_turns() -> None:
+    messages = [user("a"), said("1"), user("b"), user("c"), said("2"), user("d")]
+    assert look(messages).newest == {2, 3, 5}
+    assert look(messages, turns=0).newest == {5}
+
+
+def test_what_a_machine_put_out_as_the_user_is_no_turn() -> None:
+    outputs = [said("run it"), user("Observation: [exit 0]\nfine"), said("again"), user("Observation: [exit 1]\nbad")]
+    seen = look([user("task"), *outputs, said("more"), user("Observation: [exit 2]\nworse")])
+    assert seen.users == (0,)
+    people = [said("hm"), user("yes, do it"), said("hm"), user("yes, do it"), said("hm"), user("yes, do it")]
+    assert len(look([user("task"), *people]).users) == 4
+
+
+def test_like_tasks_behind_results_are_the_user_s() -> None:
+    tasks = [message for i in range(4) for message in (*act(f"{i}", "ls", "x"), user("<task>\ndo"))]
+    assert len(look([user("begin"), *tasks]).users) == 5
+
+
+def test_fresh_is_what_the_newest_answer_has_not_seen() -> None:
+    begin = [user("a"), *act("1", "ls", "x")]
+    assert look(begin).fresh == 1
+    assert look([*begin, said("done"), user("next")]).fresh == 3
+    assert look([user("a")]).fresh == 0
+
+
+def test_pins_and_outputs_of_protected_tools_stay() -> None:
+    seen = look([user("a"), *act("1", "ls", "x"), *act("2", "x", "y", name="skill"), said("z"), user("b")], 5)
+    assert seen.fixed == {2, 3}
+    assert seen.bound == {4, 5}
+
+
+def test_a_user_s_words_inside_a_group_make_it_the_user_s() -> None:
+    seen = look([user("a"), call("1", "ls"), user("wait"), result("1", "x"), said("b"), user("c")])
+    assert [step.kind for step in seen.steps] == ["user", "user", "step", "user"]

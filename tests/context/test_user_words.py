@@ -1,0 +1,47 @@
+"""Older words of the user."""
+
+from proxy.context.findings import study
+from proxy.context.policy import BuilderPolicy
+from proxy.context.survey import survey
+from proxy.context.user_words import Shown, leave_out_repeated, show_older
+from tests.support.views import Message, act, count, see, user, view
+
+RULES = "\n".join(f"Rule {i}: some words that are said in every task." for i in range(12))
+
+
+def show(messages: list[Message], room: float) -> list[Shown]:
+    seen = view(messages, 10_000)
+    return show_older(seen, survey(seen, BuilderPolicy(), study), 10**6, room, count)
+
+
+def write(*texts: str) -> list[Message]:
+    return [message for i, text in enumerate(texts) for message in (user(text), *act(f"{i}", "ls", "x"))]
+
+
+def test_the_first_stays_and_then_the_newest_while_there_is_room() -> None:
+    messages = write("first " * 9, "second " * 9, "third " * 9, "fourth", "fifth")
+    each = see(messages[3]).tokens
+    assert [shown.step for shown in show(messages, 2 * each)] == [0, 4]
+    assert show(messages, 5) == []
+
+
+def test_what_a_newer_message_repeats_is_left_out_and_said_so() -> None:
+    (shown,) = show(write(f"Task one\n{RULES}\nthe end", f"Task two\n{RULES}", "third"), 1000)
+    (edit,) = shown.edits
+    assert edit.text.startswith("Task one\n[… 12 lines left out")
+    assert "the end" in edit.text and "Rule 3" not in edit.text
+    assert f"ref:{shown.references[0].id}" in edit.text
+    assert shown.tokens < count(RULES)
+
+
+def test_what_is_short_or_only_alike_stays() -> None:
+    assert leave_out_repeated("yes\nplease", ["yes\nplease"]) == "yes\nplease"
+    shuffled = "\n".join(reversed(RULES.split("\n")))
+    assert leave_out_repeated(RULES, [shuffled]) == RULES
+    (shown,) = show(write("Task one", "Task two", "third"), 1000)
+    assert shown.edits == ()
+
+
+def test_pins_are_not_among_them() -> None:
+    seen = view(write("one", "two", "three"), 10_000, pinned=[0])
+    assert show_older(seen, survey(seen, BuilderPolicy(), study), 10**6, 1000, count) == []

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -12,6 +13,7 @@ from proxy import __version__
 from proxy.cli.application import build
 from proxy.config.example import write_default
 from proxy.config.keys import list_keys
+from proxy.server.contexts import ContextApi
 from proxy.server.management import ManagementApi
 from proxy.server.routes import MANAGED_PATHS
 from proxy.store.memory import MemoryArchive
@@ -92,7 +94,9 @@ def test_every_path_of_our_own_or_read_by_us_is_in_the_readme() -> None:
 
 def list_api() -> list[str]:
     """The paths of the API; what is received stands beside what is sent."""
-    paths = [f"/-{route.path}" for route in ManagementApi(MemoryArchive()).list_routes() if isinstance(route, Route)]
+    unused: Any = None
+    routes = (*ManagementApi(MemoryArchive()).list_routes(), *ContextApi(MemoryArchive(), unused, unused).list_routes())
+    paths = [f"/-{route.path}" for route in routes if isinstance(route, Route)]
     return [path for path in paths if not path.endswith("/received")]
 
 

@@ -25,7 +25,7 @@ from tests.support.managing import MODEL, Message, make_history
 
 STEPS = 40
 FIELDS = {"x-palimpsest-session": "agent", "x-palimpsest-ceiling": "6000"}
-TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
+TOOLS: Any = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
 
 
 class Dummy:
@@ -62,7 +62,7 @@ class Agent:
             model=MODEL,
             messages=given,
             tools=TOOLS,
-            extra_headers={**FIELDS, **fields},  # type: ignore[arg-type]
+            extra_headers={**FIELDS, **fields},
         )
         assert raw.parse().choices[0].message.content
         self.labels.append({name: value for name, value in raw.headers.items() if name.startswith("x-palimpsest-")})
@@ -138,8 +138,8 @@ def check_originals(proxy: Running, data: Path, session: str, history: list[Mess
         status, content = call(proxy, f"/refs/{reference['id']}?page=all")
         assert status == 200
         texts.append(content.decode())
-        told = run_command("expand", reference["id"], "--all", "--data", str(data))
-        assert (told.returncode, told.stdout.decode()) == (0, content.decode())
+        expanded = run_command("expand", reference["id"], "--all", "--data", str(data))
+        assert (expanded.returncode, expanded.stdout) == (0, content)
     kept = {edit["place"] for edit in epoch["edits"] if edit["edit"] == "kept"}
     archived = [history[1 + place]["content"] for place in range(epoch["depth"]) if place not in kept]
     assert archived

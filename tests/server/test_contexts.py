@@ -11,7 +11,7 @@ import pytest
 from proxy.context.original import PAGE
 from proxy.store.memory import MemoryArchive
 from tests.support.managing import make_history, spell
-from tests.support.scripted import Message, ScriptedUpstream, Wire, answer, request
+from tests.support.scripted import LIMIT, Message, ScriptedUpstream, Wire, answer, request
 from tests.support.serving import TOKEN, Plan, Served, serving
 
 BEARER = f"Authorization: Bearer {TOKEN}"
@@ -66,6 +66,7 @@ async def managed(plan: Plan, upstream: ScriptedUpstream) -> AsyncIterator[Manag
         for step in range(1, STEPS + 1):
             got = await ask(served, HISTORY[: 2 + 2 * step])
             assert got.status == 200
+        assert await served.tasks.finish(LIMIT), "the last answer was not read"
         yield Managed(served, got.find(b"x-palimpsest-session").decode(), upstream)
 
 

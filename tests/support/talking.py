@@ -1,6 +1,6 @@
 """A conversation carried by the engine, with a small ceiling. Rule: nothing is made up but the words.
 
-With steps of 300 characters a ceiling of 4,000 tokens opens epochs at the 27th and the 43rd call.
+With steps of 300 characters and a ceiling of 4,000 tokens epochs open where they pay, long before the high mark.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from tests.support.engine import (
 from tests.support.managing import Message, make_history, spell
 
 NAME: Headers = ((b"x-palimpsest-session", b"talk"), (b"authorization", b"Bearer sk-1"))
-ONE_EPOCH, TWO_EPOCHS = 28, 44
+MOST_STEPS = 150
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
 
 
@@ -62,6 +62,8 @@ class Talk:
         self.upstream = TalkingUpstream()
         self.exchanges: list[str] = []
         self.session = ""
+        self.step = self.opened = 0
+        self.was_opened = False
         self.log: Archive = MemoryArchive()
         self._open(None)
 
@@ -86,14 +88,25 @@ class Talk:
         labels = dict(client.labels)
         self.exchanges.append(labels[b"x-palimpsest-exchange"].decode())
         self.session = labels[b"x-palimpsest-session"].decode()
+        self.was_opened = labels.get(b"x-palimpsest-notice", b"").startswith(b"compacted")
+        self.opened += self.was_opened
         return client
 
     async def grow(self, steps: int, start: int = 1, size: int = 300) -> list[Message]:
         """The calls of an agent that takes so many steps, from one on; its history after them."""
         history = make_history(steps, size)
-        for step in range(start, steps + 1):
-            await self.ask(history[: 2 + 2 * step])
+        for self.step in range(start, steps + 1):
+            await self.ask(history[: 2 + 2 * self.step])
         return history
+
+    async def grow_to(self, epochs: int, size: int = 300) -> list[Message]:
+        """The calls of an agent, from where it is, until so many epochs have been opened and one more call was made."""
+        history = make_history(MOST_STEPS, size)
+        while self.opened < epochs or self.was_opened:
+            self.step += 1
+            assert self.step <= MOST_STEPS, f"{MOST_STEPS} steps have opened {self.opened} epochs"
+            await self.ask(history[: 2 + 2 * self.step])
+        return history[: 2 + 2 * self.step]
 
     async def reopen(self) -> None:
         """Stop, and start again with the same log."""

@@ -10,12 +10,12 @@ from proxy.engine.managing.caring import Caretaker
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable
 from proxy.model.events import EpochOpened
 from tests.support.managing import make_history
-from tests.support.talking import ONE_EPOCH, TWO_EPOCHS, Talk
+from tests.support.talking import Talk
 
 
-async def row_of(talk: Talk, n: int) -> Any:
-    """The n-th exchange."""
-    (row,) = await talk.log.list_exchanges(talk.session, n - 1, 1)
+async def row_of(talk: Talk, n: int = 0) -> Any:
+    """The n-th exchange, or the last one."""
+    (row,) = await talk.log.list_exchanges(talk.session, (n or len(talk.exchanges)) - 1, 1)
     return row
 
 
@@ -26,13 +26,13 @@ def sent(talk: Talk) -> list[Any]:
 
 
 async def test_going_back_before_the_first_epoch_sends_all_as_it_comes(talk: Talk) -> None:
-    history = await talk.grow(ONE_EPOCH)
+    history = await talk.grow_to(1)
     assert len(sent(talk)) < len(history)
     reversion = await talk.care.revert(talk.session, 1)
     assert (reversion.epoch.depth, reversion.epoch.rendered, reversion.epoch.why) == (0, (), "revert")
     assert reversion.quote.tokens > reversion.now
     assert reversion.quote.once > reversion.quote.each > 0
-    more = make_history(ONE_EPOCH + 1, 30)
+    more = make_history(talk.step + 1, 30)
     client = await talk.ask([*history, *more[-2:]])
     assert sent(talk) == [*history, *more[-2:]]
     assert b"x-palimpsest-notice" not in dict(client.labels)
@@ -42,7 +42,7 @@ async def test_going_back_before_the_first_epoch_sends_all_as_it_comes(talk: Tal
 
 
 async def test_what_was_sent_before_a_revert_goes_back_too(talk: Talk) -> None:
-    history = await talk.grow(ONE_EPOCH)
+    history = await talk.grow_to(1)
     shortened = talk.upstream.bodies[-1]
     await talk.ask(history)
     assert talk.upstream.bodies[-1] == shortened
@@ -52,7 +52,7 @@ async def test_what_was_sent_before_a_revert_goes_back_too(talk: Talk) -> None:
 
 
 async def test_a_quote_changes_nothing(talk: Talk) -> None:
-    history = await talk.grow(ONE_EPOCH)
+    history = await talk.grow_to(1)
     shortened = talk.upstream.bodies[-1]
     quoted = await talk.care.quote(talk.session, 1)
     await talk.ask(history)
@@ -63,25 +63,25 @@ async def test_a_quote_changes_nothing(talk: Talk) -> None:
 
 
 async def test_a_revert_ends_at_the_high_mark(talk: Talk) -> None:
-    await talk.grow(ONE_EPOCH)
+    await talk.grow_to(1)
     await talk.care.revert(talk.session, 1)
-    history = await talk.grow(45, start=ONE_EPOCH + 1)
-    assert [epoch.why for epoch in await talk.log.list_epochs(talk.session)][:3] == ["soft", "revert", "hard"]
+    history = await talk.grow_to(2)
+    assert [epoch.why for epoch in await talk.log.list_epochs(talk.session)] == ["soft", "revert", "hard"]
     assert len(sent(talk)) < len(history)
 
 
 async def test_the_tokens_of_a_quote_are_those_of_the_next_request(talk: Talk) -> None:
-    history = await talk.grow(ONE_EPOCH)
+    history = await talk.grow_to(1)
+    before = (await row_of(talk)).rounds[0].plan
     reversion = await talk.care.revert(talk.session, 1)
     await talk.ask(history)
-    plan = (await row_of(talk, ONE_EPOCH + 1)).rounds[0].plan
+    plan = (await row_of(talk)).rounds[0].plan
     assert reversion.quote.tokens == plan.tokens_client == plan.tokens_upstream
-    before = (await row_of(talk, ONE_EPOCH)).rounds[0].plan
     assert reversion.now == before.tokens_upstream
 
 
 async def test_going_back_before_a_later_epoch_is_going_back_to_the_one_before_it(talk: Talk) -> None:
-    history = await talk.grow(TWO_EPOCHS)
+    history = await talk.grow_to(2)
     first, second = (await talk.log.load_context(talk.session)).epochs[:2]
     assert second.parent == first.id
     reversion = await talk.care.revert(talk.session, 2)
@@ -93,7 +93,7 @@ async def test_going_back_before_a_later_epoch_is_going_back_to_the_one_before_i
 
 
 async def test_a_revert_can_be_taken_back_but_not_done_twice(talk: Talk) -> None:
-    history = await talk.grow(ONE_EPOCH)
+    history = await talk.grow_to(1)
     shortened = talk.upstream.bodies[-1]
     await talk.care.revert(talk.session, 1)
     with pytest.raises(Conflict, match="reverted already"):
@@ -104,15 +104,15 @@ async def test_a_revert_can_be_taken_back_but_not_done_twice(talk: Talk) -> None
 
 
 async def test_a_revert_is_told_on_the_bus(talk: Talk) -> None:
-    await talk.grow(ONE_EPOCH)
+    await talk.grow_to(1)
     reversion = await talk.care.revert(talk.session, 1)
     last = [event for event in talk.engine.events if isinstance(event, EpochOpened)][-1]
     assert (last.epoch, last.why, last.exchange) == (reversion.epoch.id, "revert", "")
 
 
 async def test_another_branch_is_left_alone(talk: Talk) -> None:
-    history = await talk.grow(ONE_EPOCH)
-    edited = [*history[:6], {"role": "user", "content": "otherwise"}, *make_history(44, 300)[6:]]
+    history = await talk.grow_to(1)
+    edited = [*history[:6], {"role": "user", "content": "otherwise"}, *make_history(60, 300)[6:]]
     await talk.ask(edited)
     shortened = sent(talk)
     assert len(shortened) < len(edited)
@@ -137,7 +137,7 @@ async def test_what_is_pinned_stays_in_the_next_epoch(talk: Talk) -> None:
     assert (pinned.place, json.loads(pinned.raw)["role"]) == (0, "user")
     call = await talk.care.pin(await row_of(talk, 2), 2)
     assert call.tokens > 0
-    history = await talk.grow(ONE_EPOCH, start=3)
+    history = await talk.grow_to(1)
     assert len(sent(talk)) < len(history)
     assert history[2] in sent(talk)
     assert history[3] in sent(talk)
@@ -194,13 +194,13 @@ async def test_a_place_that_is_not_there_is_told(talk: Talk) -> None:
 
 
 async def test_what_was_archived_before_it_was_pinned_stays_from_the_next_epoch_on(talk: Talk) -> None:
-    history = await talk.grow(ONE_EPOCH)
+    history = await talk.grow_to(1)
     before = sent(talk)
     assert history[2] not in before
-    await talk.care.pin(await row_of(talk, ONE_EPOCH), 1)
+    await talk.care.pin(await row_of(talk), 1)
     await talk.ask(history)
     assert sent(talk) == before
-    await talk.grow(TWO_EPOCHS, start=ONE_EPOCH + 1)
+    await talk.grow_to(2)
     assert history[2] in sent(talk)
 
 
@@ -210,14 +210,14 @@ async def test_what_the_log_does_not_take_is_not_done(talk: Talk) -> None:
             await commit
             return False
 
-    history = await talk.grow(ONE_EPOCH)
+    history = await talk.grow_to(1)
     shortened = talk.upstream.bodies[-1]
     parts = talk.engine
     care = Caretaker(parts.steward.lookout, talk.log, Late(), parts.bus, parts.ids, parts.clock)  # type: ignore[arg-type]
     with pytest.raises(StoreUnavailable, match="try again"):
         await care.revert(talk.session, 1)
     with pytest.raises(StoreUnavailable):
-        await care.pin(await row_of(talk, ONE_EPOCH), 0)
+        await care.pin(await row_of(talk), 0)
     await talk.ask(history)
     assert talk.upstream.bodies[-1] == shortened
     assert await list_pins(talk) == []

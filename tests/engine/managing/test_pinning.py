@@ -7,7 +7,7 @@ import pytest
 from proxy.engine.managing.pinning import find_objection
 from proxy.model.epoch import Pin
 from tests.support.managing import make_history, spell
-from tests.support.talking import ONE_EPOCH, Talk
+from tests.support.talking import Talk
 
 PIN = (b"x-palimpsest-pin", b"true")
 NOTICE = b"x-palimpsest-notice"
@@ -24,16 +24,16 @@ async def pins_of(talk: Talk) -> tuple[Pin, ...]:
 
 async def test_a_request_pins_its_newest_message(talk: Talk) -> None:
     await talk.grow(1)
-    history = make_history(ONE_EPOCH, 300)
+    history = make_history(9, 300)
     client = await talk.ask(history[:6], PIN)
     assert NOTICE not in dict(client.labels)
     (pin,) = await pins_of(talk)
     assert (pin.is_on, pin.session) == (True, talk.session)
     await talk.ask(history[:6], PIN)
     assert len(await pins_of(talk)) == 1
-    await talk.grow(ONE_EPOCH, start=3)
+    whole = await talk.grow_to(1)
     sent = json.loads(talk.upstream.bodies[-1])["messages"]
-    assert len(sent) < len(history)
+    assert len(sent) < len(whole)
     assert history[5] in sent
     assert history[3] not in sent
 
@@ -68,7 +68,7 @@ async def test_another_value_pins_nothing(talk: Talk, value: bytes) -> None:
 async def test_a_pin_beside_a_compaction_tells_both(talk: Talk) -> None:
     await talk.grow(26)
     history = make_history(27, 300)
-    history[-1] = {**history[-1], "content": "x" * 4000}
+    history[-1] = {**history[-1], "content": "x " * 4500}
     client = await talk.ask(history, PIN)
     notices = [value for name, value in client.labels if name == NOTICE]
     assert [notice.split(b" ")[0] for notice in notices] == [b"compacted", b"not"]

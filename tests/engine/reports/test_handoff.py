@@ -7,7 +7,7 @@ import pytest
 from proxy.engine.reports.handoff import load_handoff, write_handoff
 from proxy.model.errors import NotFound
 from tests.support.fake_log import tree_log
-from tests.support.talking import ONE_EPOCH, Talk
+from tests.support.talking import Talk
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ async def talk() -> AsyncIterator[Talk]:
 
 
 async def test_what_was_archived_is_told_in_short_and_the_rest_word_for_word(talk: Talk) -> None:
-    history = await talk.grow(ONE_EPOCH)
+    history = await talk.grow_to(1)
     assert await talk.engine.tasks.finish(5)
     handoff = await load_handoff(talk.log, talk.session)
     text = write_handoff(handoff)
@@ -33,7 +33,7 @@ async def test_what_was_archived_is_told_in_short_and_the_rest_word_for_word(tal
         assert message["content"] in text
     for each in epoch.originals:
         assert f"- `palimpsest expand {each.id}`: messages {each.place} to " in text
-    assert f"word {ONE_EPOCH}" in text
+    assert f"word {talk.step}" in text
     assert "You are an agent." not in text
     assert write_handoff(await load_handoff(talk.log, talk.session[:5])) == text
 
@@ -68,7 +68,7 @@ async def test_fences_hold_what_has_fences(talk: Talk) -> None:
 
 
 async def test_it_is_short_after_a_revert_too(talk: Talk) -> None:
-    await talk.grow(ONE_EPOCH)
+    await talk.grow_to(1)
     before = write_handoff(await load_handoff(talk.log, talk.session))
     await talk.care.revert(talk.session, 1)
     assert write_handoff(await load_handoff(talk.log, talk.session)) == before

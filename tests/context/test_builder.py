@@ -135,7 +135,7 @@ def test_pins_and_outputs_of_protected_tools_stay_as_they_are() -> None:
     messages = [*DAY[:9], *act("s", "x", "what the skill says", name="skill"), *DAY[9:]]
     plan = BUILDER.build(view(messages, 6000, pinned=[4]))
     assert {3, 4, 9, 10} <= {edit.place for edit in plan.edits if isinstance(edit, Kept)}
-    large = act("s", "x", "what the skill says " * 900, name="skill")
+    large = act("s", "x", "what the skill says " * 1400, name="skill")
     plan = BUILDER.build(view([*DAY, *large, *DAY[-6:]], 6000))
     assert large[1] in render([*DAY, *large, *DAY[-6:]], plan)
 
@@ -168,11 +168,14 @@ def test_a_fresh_output_that_fits_nowhere_becomes_a_block() -> None:
     assert any(isinstance(edit, Replaced) and edit.place == len(DAY) + 1 for edit in plan.edits)
 
 
-def test_words_of_the_assistant_that_fit_nowhere_are_cut_and_the_user_s_newest_never() -> None:
-    messages = [*DAY, said("I think " * 9000), user("x " * 9000)]
+def test_older_words_that_fit_nowhere_are_cut_and_the_user_s_newest_never() -> None:
+    messages = [*DAY, user("y " * 12_000), said("hm"), user("x " * 3000)]
     plan = BUILDER.build(view(messages, 6000))
     assert render(messages, plan)[-1] == messages[-1]
-    assert all(len(text) < 8000 for text in list_texts(plan))
+    assert [edit.place for edit in plan.edits if isinstance(edit, Replaced)] == [len(DAY)]
+    assert plan.tokens <= view(messages, 6000).budget.usable
+    messages = [*DAY, said("hm"), user("x " * 15_000)]
+    assert render(messages, BUILDER.build(view(messages, 6000)))[-1] == messages[-1]
 
 
 def test_the_minimal_plan_is_a_short_ledger_and_the_last_turn() -> None:

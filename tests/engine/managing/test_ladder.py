@@ -215,3 +215,23 @@ async def test_a_late_plan_that_leaves_too_much_for_this_request_is_made_anew() 
     assert late.desk.builder.asked[:2] == ["plan", "plan"]
     assert footing.is_opened
     assert footing.tokens <= 1_500
+
+
+async def test_a_minimal_plan_that_comes_too_late_does_not_take_the_place_of_the_other() -> None:
+    released = threading.Event()
+
+    def hang(view: Any, build: Any) -> ContextPlan:
+        assert released.wait(LIMIT)
+        plan: ContextPlan = build(view)
+        return plan
+
+    desk = Desk(hang, hang, window=12_000)
+    case = await desk.look_at()
+    try:
+        assert (await desk.climb(case)).rung == "original"
+    finally:
+        released.set()
+    assert [failed.rung for failed in desk.list_events(RungFailed)] == ["plan", "minimal"]
+    assert case.context._late is not None
+    await asyncio.wait((case.context._late[1],))
+    assert (await desk.climb(case)).rung == "plan"

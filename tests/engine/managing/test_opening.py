@@ -1,5 +1,6 @@
 """A draft is what the builder plans, spelled for the upstream, with all that its references stand for."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ from tests.support.managing import Message, QuarterTokens, make_builder, make_hi
 
 BUDGET = make_budget(1_000_000, None, None, BudgetPolicy(ceiling_tokens=8_000))
 HISTORY = make_history(22, 1600)
-CHAT: list[Message] = [
+CHAT: Sequence[Message] = [
     {"role": role, "content": f"{word} {n}. " + f"{word} " * 120}
     for n in range(60)
     for role, word in (("user", "why"), ("assistant", "therefore"))
@@ -31,7 +32,7 @@ CHAT: list[Message] = [
 
 async def draft(
     builder: ContextBuilder | None = None,
-    messages: list[Message] = HISTORY,
+    messages: Sequence[Message] = HISTORY,
     secret: bytes = b"secret",
     provider: Provider | None = None,
     **options: Any,
@@ -127,7 +128,7 @@ KINDS = [  # users whose answers are gone would stand side by side where a ledge
 
 @pytest.mark.parametrize(("messages", "role", "is_strict"), KINDS)
 async def test_plans_are_valid_for_every_kind_of_template(
-    messages: list[Message], role: Any, *, is_strict: bool
+    messages: Sequence[Message], role: Any, *, is_strict: bool
 ) -> None:
     provider = Provider(summary_role=role, strict_alternation=is_strict)
     made = await draft(messages=messages, provider=provider)

@@ -123,6 +123,17 @@ async def test_where_too_little_output_would_be_left_the_context_is_cut_so_that_
     assert [plan.rung for plan in turn.plans][-1] in ("plan", "minimal")
 
 
+async def test_where_no_less_output_can_be_asked_for_the_context_is_cut() -> None:
+    message = BOTH.format(16_000, 16_500, 9_500, 7_000)
+    asked: tuple[dict[str, Any], ...] = ({"max_tokens": 5_000}, {})
+    for members in asked:
+        engine = ManagedEngine(refuse(message), answer(), ceiling=None)
+        turn = await engine.send(LONG, **members)
+        first, second = turn.all_sent
+        assert count(second) < count(first)
+        assert json.loads(second).get("max_tokens") == members.get("max_tokens")
+
+
 async def test_without_a_number_a_good_part_is_cut() -> None:
     engine = ManagedEngine(refuse("input exceeds the context window of this model"), answer(), ceiling=None)
     turn = await engine.send(LONG)

@@ -36,7 +36,7 @@ def test_what_is_held_but_once_is_the_same(steps: list[tuple[int, int, list[int]
         for other in made:
             count = count_common(one, other)
             assert count == count_common(other, one) <= min(len(one), len(other))
-            assert one[:count] == other[:count]
+            assert list(one[:count]) == list(other[:count])
 
 
 def test_what_goes_on_in_place_has_all_of_it_in_common_and_a_copy_nothing() -> None:

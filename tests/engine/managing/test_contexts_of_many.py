@@ -211,6 +211,4 @@ class ManyContexts(RuleBasedStateMachine):
 
 
 def test_whatever_happens_weights_add_up() -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        ManyContexts, settings=settings(max_examples=40, stateful_step_count=20, deadline=None)
-    )
+    run_state_machine_as_test(ManyContexts, settings=settings(max_examples=40, stateful_step_count=20, deadline=None))

@@ -152,7 +152,7 @@ class Steward:
         kept = case.path.head.tokens if footing.is_opened else case.kept
         sent = Sent(footing.tokens, kept=kept, at=case.now)
         account = standing.account = note_sent(standing.account, sent, case.tariff, low)
-        standing.before = case.subject.nodes
+        standing.before, standing.head = case.subject.nodes, case.path.head
         return account
 
     def _report(

@@ -11,6 +11,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.model.marker import LEDGER_HEAD
 from proxy.model.shapes import Shape
 from proxy.wire.body import split_body
 from proxy.wire.frame import read_rules
@@ -85,7 +86,7 @@ async def converse(steps: list[str], ceiling: int, *, is_reopened: bool = False)
         await check(talk, asked)
         epochs = len(await talk.log.list_epochs(talk.session))
         await talk.close()
-        return sum(b"[Ledger of earlier work" in body for body in talk.upstream.bodies) if epochs else 0
+        return sum(LEDGER_HEAD.encode() in body for body in talk.upstream.bodies) if epochs else 0
 
 
 async def check(talk: Talk, asked: list[list[Message]]) -> None:

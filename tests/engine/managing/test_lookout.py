@@ -81,12 +81,17 @@ def test_a_ceiling_and_an_output_of_its_own_count() -> None:
     ("headers", "beta"),
     [
         ((), ""),
-        (((b"anthropic-beta", b"a"), (b"x-other", b"b"), (b"openai-beta", b"c")), "a,c"),
+        (((b"anthropic-beta", b"a"), (b"x-other", b"b"), (b"anthropic-beta", b"c")), "a,c"),
         (((b"anthropic-beta", b"\xff"),), "\xff"),
     ],
 )
 def test_limits_are_learned_for_beta_headers_and_a_tenant(headers: Headers, beta: str) -> None:
-    assert find_key(make_subject(HISTORY, headers=headers)) == LimitKey("main", MODEL, beta, SESSION.tenant)
+    subject = msgspec.structs.replace(make_subject(HISTORY, headers=headers), wire="anthropic_messages")
+    assert find_key(subject) == LimitKey("main", MODEL, beta, SESSION.tenant)
+
+
+def test_beta_headers_are_those_of_the_wire_that_has_them() -> None:
+    assert find_key(make_subject(HISTORY, headers=((b"anthropic-beta", b"a"),))).beta == ""
 
 
 async def test_a_retention_that_somebody_declared_is_in_the_tariff() -> None:
@@ -94,6 +99,7 @@ async def test_a_retention_that_somebody_declared_is_in_the_tariff() -> None:
     path = await world.memory.paths.follow(ask())
     assert world.lookout.find_tariff(ask(), path).cache.retention is None
     world.catalog.card = Card(window=100_000, retention=600.0)
+    world.clock.advance(10)  # what is known of a model is kept for a moment
     assert world.lookout.find_tariff(ask(), path).cache.retention == 600.0
 
 

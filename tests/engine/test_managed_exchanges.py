@@ -279,6 +279,14 @@ async def test_two_requests_at_once_open_one_epoch() -> None:
     assert sorted([first.plan.rung, second.plan.rung]) == ["epoch", "plan"]
 
 
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_what_the_first_byte_of_a_stream_waits_for_does_not_wait_for_company(*, is_stream: bool) -> None:
+    engine = ManagedEngine()
+    await engine.send(LONG, stream=is_stream)
+    rounds = [each.is_urgent for each in engine.log.appended if isinstance(each.records[0], Round)]
+    assert rounds == [is_stream]
+
+
 async def test_what_is_not_kept_whole_is_not_managed() -> None:
     engine = ManagedEngine(policy=EnginePolicy(commit_wait_ms=100, record_cap_bytes=40_000))
     turn = await engine.send(LONG)

@@ -7,54 +7,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.engine.bus import EventBus
 from proxy.engine.managing.case import Case
 from proxy.engine.managing.ladder import Footing
-from proxy.engine.managing.steward import Steward
-from proxy.engine.tasks import TaskRunner
 from proxy.model.epoch import Epoch
-from proxy.model.events import CeilingUnreachable, EpochOpened, Event, RungFailed
+from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
 from proxy.model.plan import ContextPlan, Kept, Written
 from tests.support.engine import LIMIT, FixedClock
-from tests.support.managed import ContextLog, OwnBuilder
-from tests.support.managing import Message, make_history, make_steward, make_subject
+from tests.support.managed import Desk
+from tests.support.managing import make_history, make_subject
 
 HISTORY = make_history(40, 1600)
 LONG = HISTORY[: 2 + 2 * 22]
-
-
-class Desk:
-    """A steward over fakes; the log has what was committed, unless it is told to lose that."""
-
-    def __init__(self, *acts: Any, window: int | None = 1_000_000, ceiling: int = 8_000) -> None:
-        tasks = TaskRunner()
-        bus = EventBus(tasks)
-        self.events: list[Event] = []
-        bus.subscribe_all(self.events.append)
-        self.builder, self.clock = OwnBuilder(*acts), FixedClock()
-        self.steward: Steward = make_steward(
-            *(ContextLog(), bus, self.clock, tasks), ceiling=ceiling, window=window, builder=self.builder
-        )
-        self.ladder = self.steward._ladder
-        self.committed: list[Epoch] = []
-        self.is_lost = False
-
-    async def commit(self, epoch: Epoch) -> bool:
-        self.committed.append(epoch)
-        await asyncio.sleep(0)
-        return not self.is_lost
-
-    async def look_at(self, messages: list[Message] = LONG, exchange: str = "x1", **options: Any) -> Case:
-        subject = make_subject(messages, exchange, **options)
-        context = await self.steward._memory.contexts.open(subject)
-        epoch, budget = context.find(subject.model, subject), self.steward._lookout.find_budget(subject)
-        return await self.steward._lookout.look_at(subject, context, epoch, budget)
-
-    async def climb(self, case: Case, why: Any = "hard") -> Footing:
-        return await self.ladder.climb(case, why, self.commit)
-
-    def list_events(self, kind: type[Any]) -> list[Any]:
-        return [event for event in self.events if isinstance(event, kind)]
 
 
 def fail(*_: Any) -> ContextPlan:
@@ -71,7 +34,7 @@ def grow(view: Any, build: Any) -> ContextPlan:
 
 async def test_an_epoch_that_opens_is_committed_and_holds() -> None:
     desk = Desk()
-    case = await desk.look_at()
+    case = await desk.look_at(LONG)
     footing = await desk.climb(case)
     (epoch,) = desk.committed
     assert (footing.rung, footing.epoch, footing.is_opened) == ("plan", epoch, True)
@@ -80,7 +43,7 @@ async def test_an_epoch_that_opens_is_committed_and_holds() -> None:
     assert epoch.opened_ms == FixedClock().now_ms()
     assert footing.tokens == epoch.tokens_after < case.tokens == epoch.tokens_before
     assert case.context.find("gpt-4o", case.subject) is epoch
-    again = await desk.look_at()
+    again = await desk.look_at(LONG)
     assert (again.epoch, again.tokens, again.frozen) == (epoch, footing.tokens, case.context.sizes[epoch.id])
     kept = desk.ladder.keep(again)
     assert kept == Footing("epoch", footing.body, footing.tokens, epoch)
@@ -91,7 +54,7 @@ async def test_an_epoch_that_opens_is_committed_and_holds() -> None:
 
 async def test_without_a_reason_none_opens() -> None:
     desk = Desk()
-    case = await desk.look_at()
+    case = await desk.look_at(LONG)
     footing = await desk.climb(case, None)
     assert footing == Footing("original", case.subject.split.content, case.client_tokens)
     assert (desk.builder.asked, desk.events, desk.ladder.keep(case)) == ([], [], None)
@@ -99,7 +62,7 @@ async def test_without_a_reason_none_opens() -> None:
 
 async def test_a_revert_to_the_clients_own_bytes_is_an_epoch_that_holds() -> None:
     desk = Desk()
-    await desk.climb(await desk.look_at())
+    await desk.climb(await desk.look_at(LONG))
     subject = make_subject(LONG)
     revert = Epoch("r", "s1", "gpt-4o", "x1", subject.chain.root, 0, "revert", "", 1, 2, 9_000, b"[]", ())
     desk.steward._memory.contexts.add("s1", revert)
@@ -110,7 +73,7 @@ async def test_a_revert_to_the_clients_own_bytes_is_an_epoch_that_holds() -> Non
 
 async def test_an_epoch_that_does_not_bear_leaves_the_clients_own_bytes() -> None:
     desk = Desk()
-    await desk.climb(await desk.look_at())
+    await desk.climb(await desk.look_at(LONG))
     case = await desk.look_at(HISTORY[: 2 + 2 * 23])
     assert case.epoch is not None
     broken = msgspec.structs.replace(case.epoch, id="broken", edits=b"[")
@@ -123,18 +86,18 @@ async def test_an_epoch_that_does_not_bear_leaves_the_clients_own_bytes() -> Non
 @pytest.mark.parametrize("act", [gain_nothing, grow])
 async def test_a_plan_that_leaves_no_less_is_not_opened_and_the_window_decides_about_more(act: Any) -> None:
     desk = Desk(act)
-    footing = await desk.climb(await desk.look_at())
+    footing = await desk.climb(await desk.look_at(LONG))
     assert (footing.rung, desk.committed, desk.builder.asked) == ("original", [], ["plan"])
     desk = Desk(act, window=12_000)
-    footing = await desk.climb(await desk.look_at())
+    footing = await desk.climb(await desk.look_at(LONG))
     assert (footing.rung, desk.builder.asked) == ("minimal", ["plan", "minimal"])
     desk = Desk(act)
-    footing = await desk.climb(await desk.look_at(), "overflow")
+    footing = await desk.climb(await desk.look_at(LONG), "overflow")
     assert (footing.rung, desk.builder.asked) == ("minimal", ["plan", "minimal"])
 
 
 async def test_a_request_that_just_fits_needs_nothing_minimal() -> None:
-    case = await Desk().look_at()
+    case = await Desk().look_at(LONG)
     for window, rung in ((case.tokens + 100, "original"), (case.tokens + 99, "minimal")):
         desk = Desk(fail, window=window)
         subject = make_subject(LONG, max_tokens=100)
@@ -147,7 +110,7 @@ async def test_a_request_that_just_fits_needs_nothing_minimal() -> None:
 async def test_what_the_log_does_not_take_is_not_tried_a_second_time_under_the_same_id() -> None:
     desk = Desk(window=12_000)
     desk.is_lost = True
-    case = await desk.look_at()
+    case = await desk.look_at(LONG)
     assert (await desk.climb(case)).rung == "original"
     assert (len(desk.committed), desk.builder.asked) == (1, ["plan"])
     assert case.context.epochs == []
@@ -157,7 +120,7 @@ async def test_what_the_log_does_not_take_is_not_tried_a_second_time_under_the_s
 
 async def test_that_a_ceiling_is_out_of_reach_is_said_once_for_what_must_stay() -> None:
     desk = Desk(grow, grow, gain_nothing)
-    case = await desk.look_at()
+    case = await desk.look_at(LONG)
     for _ in range(2):
         await desk.climb(case)
     (said,) = desk.list_events(CeilingUnreachable)
@@ -167,7 +130,7 @@ async def test_that_a_ceiling_is_out_of_reach_is_said_once_for_what_must_stay() 
 
 async def test_who_waits_for_another_requests_epoch_is_sent_under_it() -> None:
     desk = Desk()
-    first, second = await desk.look_at(), await desk.look_at(HISTORY[: 2 + 2 * 23], "x2")
+    first, second = await desk.look_at(LONG), await desk.look_at(HISTORY[: 2 + 2 * 23], "x2")
     one, two = await asyncio.gather(desk.climb(first), desk.climb(second))
     assert (one.rung, one.is_opened, two.rung, two.is_opened) == ("plan", True, "epoch", False)
     assert two.epoch is one.epoch
@@ -188,7 +151,7 @@ class Late:
         return plan
 
     async def begin(self) -> Case:
-        case = await self.desk.look_at()
+        case = await self.desk.look_at(LONG)
         try:
             assert (await self.desk.climb(case)).rung == "original"
         finally:
@@ -226,7 +189,7 @@ async def test_a_minimal_plan_that_comes_too_late_does_not_take_the_place_of_the
         return plan
 
     desk = Desk(hang, hang, window=12_000)
-    case = await desk.look_at()
+    case = await desk.look_at(LONG)
     try:
         assert (await desk.climb(case)).rung == "original"
     finally:

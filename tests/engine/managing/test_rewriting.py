@@ -68,10 +68,10 @@ async def test_an_upstream_that_wants_roles_in_turn_gets_no_two_in_a_row() -> No
 
 
 async def test_a_cache_marker_moves_to_the_end_of_what_stands_for_its_message() -> None:
-    task = [{"type": "text", "text": "Mend it.", **MARK}]
-    subject, path = await look_at([HISTORY[0], {"role": "user", "content": task}, *HISTORY[2:]])
-    raw = json.dumps({"role": "user", "content": [{"type": "text", "text": "Mend it."}]}).encode()
-    epoch = make_epoch(subject, Kept(0), Written("a ledger", 1, 3), rendered=(raw, LEDGER))
+    output = [{"type": "text", "text": "an output", **MARK}]
+    subject, path = await look_at([*HISTORY[:3], {**HISTORY[3], "content": output}, *HISTORY[4:]])
+    raws = subject.list_raws()
+    epoch = make_epoch(subject, Kept(0), Written("a ledger", 1, 3), rendered=(raws[0], LEDGER))
     body = Rewriter({}).rewrite(subject, path, epoch)
     assert json.loads(body)["messages"][2]["content"] == [{"type": "text", "text": "a ledger", **MARK}]
     assert body.count(b"cache_control") == 1

@@ -13,7 +13,8 @@ from proxy.model.epoch import Epoch
 from proxy.model.events import AnswerRead, RungFailed
 from proxy.model.exchange import Usage
 from proxy.model.plan import Plan
-from tests.engine.managing.test_ladder import Desk
+from tests.support.engine import HEALTHY
+from tests.support.managed import Desk
 from tests.support.managing import Message, make_history, make_subject
 
 HISTORY = make_history(60, 1600)
@@ -198,3 +199,16 @@ async def test_a_request_that_asks_for_all_of_the_window_is_not_managed_but_may_
     assert sending.plan is not None
     assert (sending.plan.rung, sending.plan.pressure, sending.is_managed) == ("original", "none", True)
     assert "no room" in sending.plan.reason
+
+
+async def test_when_the_log_has_lost_a_record_what_leans_on_it_is_forgotten() -> None:
+    desk = Desk()
+    await prepare(desk, until(22))
+    context = desk.steward._memory.contexts.get("s1")
+    await prepare(desk, until(23), "x2", base=46)
+    assert desk.steward._memory.contexts.get("s1") is context
+    desk.log.health = msgspec.structs.replace(HEALTHY, generation=1)
+    sending = await prepare(desk, until(24), "x3", base=48)
+    assert desk.steward._memory.contexts.get("s1") is not context
+    assert sending.plan is not None
+    assert sending.plan.epoch == "x3"

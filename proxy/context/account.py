@@ -79,8 +79,12 @@ def note_use(account: Account, at: float) -> Account:
 
 
 def note_epoch(account: Account, after: int, protected: int, budget: Budget) -> Account:
-    """After an epoch that left `after` tokens, `protected` of which had to stay: a new account."""
-    settled = _settle(account, after, budget.find_low(protected))
+    """After an epoch that left `after` tokens, `protected` of which had to stay: a new account.
+
+    The ledger is part of what an epoch leaves for a reason, so it is judged by the highest low mark there is (0.85 of
+    what is usable): below it there is room to go on, and the next epoch is worth opening.
+    """
+    settled = _settle(account, after, budget.find_low(after), budget.find_low(protected))
     return replace(settled, stuck=budget.find_low(protected)) if budget.is_out_of_reach(protected) else settled
 
 
@@ -121,12 +125,12 @@ def restore_account(epochs: Iterable[Epoch], owed: float, budget: Budget) -> Acc
     low = budget.find_low(budget.usable)
     for epoch in epochs:
         after = epoch.tokens_after
-        account = note_revert(account, after) if epoch.why == "revert" else _settle(account, after, low)
+        account = note_revert(account, after) if epoch.why == "revert" else _settle(account, after, low, low)
     return replace(account, owed=owed, sent=account.base)
 
 
-def _settle(account: Account, after: int, low: int) -> Account:
-    is_futile = after * 100 > low * (100 + _MARGIN_PERCENT)
+def _settle(account: Account, after: int, mark: int, low: int) -> Account:
+    is_futile = after * 100 > mark * (100 + _MARGIN_PERCENT)
     futile, stuck = (account.futile + 1, low) if is_futile else (0, 0)
     return Account(after, futile=futile, stuck=stuck, sent_at=account.sent_at)
 

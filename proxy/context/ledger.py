@@ -13,11 +13,12 @@ from proxy.context.pages import Page
 from proxy.context.plain import clean
 from proxy.context.quotes import Quote
 from proxy.context.survey import Step, Survey
+from proxy.model.marker import LEDGER_HEAD
 
 _LONGEST_TOOL = 40
 
 HEAD = (
-    "[Ledger of earlier work in this conversation, written by the proxy palimpsest; not the words of the user.]\n"
+    f"[{LEDGER_HEAD}: earlier work in this conversation, written by a proxy; not the words of the user.]\n"
     "The steps listed here are completed and were shown in full earlier; what they changed stays changed. Each line is"
     " a stretch of steps, oldest first: their numbers, the reference of their original, what was asked and how it"
     " ended, then words that stand in it. `!` marks what changed something: it is done, and not to be repeated."

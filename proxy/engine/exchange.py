@@ -88,33 +88,43 @@ class Exchanges:
         received = await self._reception.receive(request, form, mode)
         subject = received.subject
         sending = self._steward.glance(subject, mode, ceiling) if subject is not None else Sending(request.body)
-        if sending is not None:
-            entry = self._relay.enter(lambda: _list_records(received, received.opening))
-            entry.append(is_urgent=received.is_stream)
-        else:
-            assert subject is not None, "only what may be managed takes a closer look"
-            sending, entry = await self._manage(received, subject, ceiling)
+        entry = self._relay.enter(lambda: _list_records(received, is_managed=sending is None))
+        entry.append(is_urgent=received.is_stream and sending is not None)
         flight = self._take_off(request, received, entry, form, client)
-        if subject is not None and sending.is_managed:
-            tell = partial(_tell, client, received.opening)
-            flight.rescuer = self._steward.stand_by(subject, sending, partial(self._commit, entry), tell)
-        _tell(client, received.opening, sending.labels)
-        await self._relay.carry(flight, _bind(request, received), sending.body)
+        await self._relay.carry(
+            flight, _bind(request, received), await self._settle(flight, received, sending, ceiling)
+        )
 
-    async def _manage(self, received: Received, subject: Subject, ceiling: int | None) -> tuple[Sending, Entry]:
-        """What is sent for a request, once what it refers to is in the log."""
-        opening = received.opening
-        records: list[Record] = [] if received.step is None else [received.step]
-        entry = self._relay.enter(lambda: (opening, *records))
-        sending = await self._steward.prepare(subject, opening.mode, ceiling, partial(self._commit, entry))
-        first = Round(opening.exchange, 0, received.upstream.name, sending.manifest)
-        rounds = [record for record in (first, sending.plan, sending.pin) if record is not None]
-        if entry.opening is None:
-            records[:0] = rounds
-            entry.append(is_urgent=received.is_stream)
-        else:
-            entry.extend(*rounds)
-        return sending, entry
+    async def _settle(self, flight: Flight, received: Received, glanced: Sending | None, ceiling: int | None) -> bytes:
+        """The body that is sent; who stands by the call, and what its client is told, is settled with it."""
+        subject, opening = received.subject, received.opening
+        if subject is None:
+            assert glanced is not None, "what is not understood goes on as it came"
+            return glanced.body
+        sending = glanced or await self._manage(flight, received, subject, ceiling)
+        tell = partial(_tell, flight.client, opening)
+        if sending.is_managed:
+            flight.rescuer = self._steward.stand_by(subject, sending, partial(self._commit, flight.entry), tell)
+        if sending.labels:
+            tell(sending.labels)
+        return sending.body
+
+    async def _manage(self, flight: Flight, received: Received, subject: Subject, ceiling: int | None) -> Sending:
+        """What is sent for a request, once what it refers to is in the log.
+
+        The opening is queued by now: later requests lean on it, and may be there before this one is decided on.
+        """
+        entry, round_of = flight.entry, partial(Round, flight.exchange, 0, flight.upstream)
+        commit = partial(self._commit, entry)
+        try:
+            sending = await self._steward.prepare(subject, received.opening.mode, ceiling, commit)
+        except asyncio.CancelledError:
+            entry.extend(round_of(None))
+            self._relay.abandon(flight)
+            raise
+        more = [record for record in (sending.plan, sending.pin) if record is not None]
+        entry.extend(round_of(sending.manifest), *more, is_urgent=received.is_stream)
+        return sending
 
     async def _commit(self, entry: Entry, epoch: Epoch) -> bool:
         """Have the log keep an epoch behind the opening of its exchange; whether that is done."""
@@ -127,7 +137,7 @@ class Exchanges:
         tape = Tape(self._policy.record_cap_bytes)
 
         def make() -> tuple[Opening, *tuple[Record, ...]]:
-            return _list_records(received, replace(received.opening, body=_keep_tape(tape)))
+            return _list_records(replace(received, opening=replace(received.opening, body=_keep_tape(tape))))
 
         entry = self._relay.enter(make)
         if body is None:
@@ -200,9 +210,11 @@ def _tell(client: Client, opening: Opening, labels: Headers = ()) -> None:
     client.label(((b"x-palimpsest-session", session), (b"x-palimpsest-exchange", exchange), *labels))
 
 
-def _list_records(received: Received, opening: Opening) -> tuple[Opening, *tuple[Record, ...]]:
-    first = opening, Round(opening.exchange, 0, received.upstream.name, None)
-    return first if received.step is None else (*first, received.step)
+def _list_records(received: Received, *, is_managed: bool = False) -> tuple[Opening, *tuple[Record, ...]]:
+    """What is known at once; what is sent for a managed request is decided later."""
+    opening = received.opening
+    sent = () if is_managed else (Round(opening.exchange, 0, received.upstream.name, None),)
+    return (opening, *sent) if received.step is None else (opening, *sent, received.step)
 
 
 def _keep_tape(tape: Tape) -> Manifest:

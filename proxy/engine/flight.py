@@ -36,10 +36,10 @@ class Entry:
             self.commit = self._archive.append(*records, is_urgent=is_urgent)
         return self.opening
 
-    def extend(self, *records: Record) -> None:
-        """Queue what opens another round; what is released from here on waits for that, and so for all before it."""
+    def extend(self, *records: Record, is_urgent: bool = False) -> None:
+        """Queue more of the same call; what is released from here on waits for that, and so for all before it."""
         self.append()
-        self.commit = self._archive.append(*records, is_urgent=False)
+        self.commit = self._archive.append(*records, is_urgent=is_urgent)
 
 
 @dataclass(slots=True)

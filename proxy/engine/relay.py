@@ -48,7 +48,15 @@ class Relay:
 
     async def confirm(self, entry: Entry) -> bool:
         """Whether all that was queued of an exchange is in the log, waited for as long as an answer waits."""
-        return entry.commit is not None and await self._gate.confirm(entry.commit)
+        if entry.commit is None:
+            return False
+        self._archive.flush()
+        return await self._gate.confirm(entry.commit)
+
+    def abandon(self, flight: Flight) -> None:
+        """Record a round that was given up before anything was sent."""
+        flight.began = self._clock.monotonic()
+        self._record(flight, 0, (), "aborted", "")
 
     async def carry(self, flight: Flight, send: Send, body: bytes | RequestBody) -> None:
         """Send the body, await the answer and pass it on; where it is refused as too long and a rescuer has something

@@ -17,6 +17,13 @@ def extend(known: Sequence[T], count: int, more: Iterable[T]) -> "Growing[T]":
     return known.extend(count, more) if isinstance(known, Growing) else Growing([*known[:count], *more])
 
 
+def count_common(one: Sequence[T], other: Sequence[T]) -> int:
+    """How many first elements of two sequences are surely the same: those that are held but once; else none."""
+    if one is other:
+        return len(one)
+    return one.count_common(other) if isinstance(one, Growing) else 0
+
+
 class Growing(Sequence[T]):
     """The first `length` elements of a list that others may share."""
 
@@ -36,6 +43,11 @@ class Growing(Sequence[T]):
             shared = shared[:count]
         shared.extend(fresh)
         return Growing(shared)
+
+    def count_common(self, other: Sequence[T]) -> int:
+        """As the function of this name."""
+        is_shared = isinstance(other, Growing) and other._shared is self._shared
+        return min(self._length, len(other)) if is_shared else 0
 
     def __len__(self) -> int:
         return self._length

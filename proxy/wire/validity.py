@@ -60,11 +60,15 @@ class Rules(msgspec.Struct, frozen=True, gc=False):
 
 
 class Splice(msgspec.Struct, frozen=True, gc=False):
-    """The client's messages from `start` up to `stop`, and what is sent in their place."""
+    """The client's messages from `start` up to `stop`, and what is sent in their place.
+
+    `whole` are the places of those among them that stand word for word within one of ours.
+    """
 
     start: int
     stop: int
     shapes: tuple[Shape, ...] = ()
+    whole: tuple[int, ...] = ()
 
     def find_place(self, index: int) -> int:
         """Which of the client's messages one of ours stands for; several for fewer stand for the first of them."""
@@ -346,7 +350,7 @@ def _judge_splices(history: History, splices: Iterable[Splice], protected: Itera
             if shape.role == "system":
                 yield Fault("instructions", "gone", place)
         touched = kept[bisect_left(kept, splice.start) : bisect_left(kept, splice.stop)]
-        yield from (Fault("protected", "", place) for place in touched)
+        yield from (Fault("protected", "", place) for place in touched if place not in splice.whole)
 
 
 def _find_newest_user(history: History) -> list[int]:

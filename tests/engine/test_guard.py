@@ -7,7 +7,7 @@ import pytest
 from proxy.engine import guard
 from proxy.engine.guard import is_open_stream, spell_in_stream
 from proxy.engine.rescue import REFUSAL_BYTES
-from proxy.model.exchange import Headers, Opening, Outcome
+from proxy.model.exchange import Headers, Outcome, Round
 from proxy.model.record import Record
 from tests.engine.test_rescue import DONE, ROLE, WORD, Call, refuse, stream
 from tests.support.engine import JSON, LIMIT, STREAM, Ending, ScriptedResponse
@@ -47,7 +47,7 @@ async def test_what_stands_behind_the_first_content_is_not_looked_at() -> None:
 
 async def test_the_end_marker_behind_held_content_waits_for_the_outcome() -> None:
     call = Call(stream(ROLE, WORD + DONE, ending="open"), is_guarded=True, is_instant=False)
-    (await call.archive.wait_until_awaited(Opening)).set_result(True)
+    (await call.archive.wait_until_awaited(Round)).set_result(True)
     commit = await call.archive.wait_until_awaited(Outcome)
     assert call.client.body == ROLE + WORD
     commit.set_result(True)
@@ -68,7 +68,7 @@ async def test_comments_release_the_head_and_a_retry_goes_on_in_the_same_stream(
     assert call.rescuer.refusals[0].content == ROLE + TOO_LONG_EVENT
 
 
-@pytest.mark.parametrize(("ending", "awaited"), [("open", Opening), ("whole", Outcome)])
+@pytest.mark.parametrize(("ending", "awaited"), [("open", Round), ("whole", Outcome)])
 async def test_nothing_is_released_before_the_opening_is_durable_not_even_a_comment(
     ending: Ending, awaited: type[Record]
 ) -> None:

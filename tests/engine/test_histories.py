@@ -8,42 +8,13 @@ from hypothesis import strategies as st
 
 from proxy.engine.histories import Histories, History, Key, split_known, take_stock
 from proxy.engine.lineage.chain import Chain, Preamble
-from proxy.model.manifest import BlobPiece, Manifest, Slice, decode_recipe, root_of
+from proxy.model.manifest import Manifest, root_of
+from tests.support.rebuilding import Log
 
 CHAIN = Chain(b"r" * 16, Preamble(0, b"", b"", b""), (), ())
 KEY: Key = (b"tenant", "chat_completions", "family")
 UNNAMED: Key = (b"tenant", "chat_completions", "")
 PLENTY = 10_000_000
-
-
-class Log:
-    """Gathers what manifests bring, and puts bodies together again from nothing else."""
-
-    def __init__(self) -> None:
-        self.slices: dict[bytes, Slice] = {}
-        self.blobs: dict[bytes, bytes] = {}
-
-    def take(self, manifest: Manifest) -> None:
-        self.slices |= {each.link: each for each in manifest.slices}
-        self.blobs |= {blob.digest: blob.content for blob in manifest.blobs}
-
-    def rebuild(self, recipe: bytes, tenant: bytes = KEY[0]) -> bytes:
-        out = b""
-        for piece in decode_recipe(recipe):
-            if isinstance(piece, bytes):
-                out += piece
-            elif isinstance(piece, BlobPiece):
-                out += self.blobs[piece.digest]
-            else:
-                out += self._follow(piece.link, root_of(tenant))
-        return out
-
-    def _follow(self, link: bytes, root: bytes) -> bytes:
-        chain = b""
-        while link != root:
-            chain = self.slices[link].gap + self.slices[link].content + chain
-            link = self.slices[link].parent
-        return chain
 
 
 def see(histories: Histories, content: bytes, key: Key = KEY) -> Manifest:

@@ -257,7 +257,7 @@ async def test_an_upstream_that_dies_in_the_second_answer_breaks_it() -> None:
 async def test_the_second_answer_waits_for_the_record_of_its_own_round() -> None:
     call = Call(refuse(), stream(WORD, ending="open"), is_instant=False)
     await call.archive.wait_for(Round, 2)
-    commit = next(each.commit for each in call.archive.appended if isinstance(each.records[0], Round))
+    _, commit = [each.commit for each in call.archive.appended if isinstance(each.records[0], Round)]
     async with asyncio.timeout(LIMIT):
         await commit.awaited.wait()
     assert not call.client.started.is_set()

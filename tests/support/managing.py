@@ -70,13 +70,19 @@ def make_steward(
     ceiling: int | None = None,
     window: int | None = 1_000_000,
     provider: Provider | None = None,
+    builder: ContextBuilder | None = None,
 ) -> Steward:
     """Whoever decides what is sent, with a ceiling in tokens of four characters."""
     tokenizer = QuarterTokens()
     models = Models(StatedCatalog(window), Counting(tokenizer), BudgetPolicy(ceiling), clock, tasks.spawn)
-    builder = ContextBuilder(BuilderPolicy(), lambda text: tokenizer.count(text, "o200k_base")[0])
+    builder = builder or make_builder()
     providers = {"main": provider, "scripted": provider} if provider is not None else {}
     return build_steward(Surroundings(archive, models, builder, bus, clock, providers), 1 << 26, b"secret")
+
+
+def make_builder() -> ContextBuilder:
+    """The builder of the assembly, with the same tokenizer."""
+    return ContextBuilder(BuilderPolicy(), lambda text: QuarterTokens().count(text, "o200k_base")[0])
 
 
 def make_history(steps: int, size: int = 400) -> list[Message]:

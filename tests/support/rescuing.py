@@ -99,6 +99,15 @@ class UpstreamInTurn(ScriptedUpstream):
         assert answer is not None
         return answer
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is an answer for the next call."""
+        return bool(self._answers)
+
+    def prepare(self, answer: ScriptedResponse | Exception | None) -> None:
+        """One more answer."""
+        self._answers.append(answer)
+
     async def wait_until_starved(self) -> None:
         """Wait until somebody asks for an answer that never comes."""
         async with asyncio.timeout(LIMIT):

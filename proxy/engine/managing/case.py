@@ -82,13 +82,12 @@ class Case(msgspec.Struct, frozen=True, gc=False):
 def find_kept(path: Path, before: Sequence[bytes] | None, frozen: int, depth: int) -> int | None:
     """The tokens at a request's beginning that were sent before; None where all of the last request is there.
 
-    `before` are the nodes of the last request under the same epoch, which stands for the first `depth` messages.
+    `before` are the nodes of the last request under the same epoch, which stands for the first `depth` messages: these
+    are in both.
     """
     if before is None:
         return None
     shared = count_shared(before, path.nodes)
     if shared == len(before):
         return None
-    if shared <= depth:
-        return path.head.tokens
     return path.head.tokens + frozen + path.count(depth, shared)

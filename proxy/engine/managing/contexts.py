@@ -7,10 +7,12 @@ node it was made for, and of those that hold the newest counts. Memory is a cach
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from proxy.context.account import Account, restore_account
 from proxy.context.budget import Budget
 from proxy.engine.managing.opening import Draft
+from proxy.engine.managing.paths import count_shared
 from proxy.engine.managing.subject import Subject
 from proxy.engine.ports import Archive
 from proxy.model.epoch import Epoch, Pin, StoredContext
@@ -18,7 +20,13 @@ from proxy.model.errors import StoreUnavailable
 
 _LOAD_SECONDS = 0.25
 _MOST_CHOSEN = 256
-_CONTEXT_WEIGHT = 500
+_MOST_STANDINGS = 64
+_CONTEXT_WEIGHT = 800
+_EPOCH_WEIGHT = 1000
+_ORIGINAL_WEIGHT = 400
+_STANDING_WEIGHT = 450
+_CHOSEN_WEIGHT = 350
+_NODE_WEIGHT = 60
 
 
 class Standing:
@@ -33,6 +41,11 @@ class Standing:
         self.account = account
         self.before: Sequence[bytes] | None = None
 
+    @property
+    def weight(self) -> int:
+        """Bytes of memory, roughly."""
+        return _STANDING_WEIGHT + _NODE_WEIGHT * len(self.before or ())
+
 
 class Context:
     """What holds in one session. `is_known`: the log has said all it knows of it.
@@ -45,6 +58,7 @@ class Context:
     __slots__ = (
         "_chosen",
         "_epochs",
+        "_epochs_weight",
         "_late",
         "_opening",
         "_owed",
@@ -54,22 +68,29 @@ class Context:
         "protected",
         "sizes",
         "told",
-        "weight",
     )
 
     def __init__(self) -> None:
         self._epochs: list[Epoch] = []
+        self._epochs_weight = 0
         self._pins: dict[bytes, bool] = {}
         self._chosen: OrderedDict[tuple[str, bytes], str] = OrderedDict()
-        self._standings: dict[tuple[str, str], Standing] = {}
-        self._owed: dict[str, float] = {}
+        self._standings: OrderedDict[tuple[str, str], Standing] = OrderedDict()
+        self._owed: dict[tuple[str, str], float] = {}
         self._late: tuple[Subject, asyncio.Future[Draft]] | None = None
         self._opening: asyncio.Lock | None = None
         self.sizes: dict[str, int] = {}
         self.protected: dict[str, int] = {}
         self.told: dict[str, int] = {}
         self.is_known = False
-        self.weight = _CONTEXT_WEIGHT
+
+    @property
+    def weight(self) -> int:
+        """Bytes of memory, roughly."""
+        standings = sum(standing.weight for standing in self._standings.values())
+        late = len(self._late[0].split.content) if self._late is not None else 0
+        noted = _CHOSEN_WEIGHT * len(self._chosen) + _NODE_WEIGHT * len(self._pins)
+        return _CONTEXT_WEIGHT + self._epochs_weight + standings + noted + late
 
     @property
     def opening(self) -> asyncio.Lock:
@@ -96,28 +117,38 @@ class Context:
         """The plan that came too late for an earlier request, where this one goes on from that. Raises as it did."""
         if self._late is None or not self._late[1].done():
             return None
-        (asked, drafting), self._late = self._late, None
-        draft, nodes = drafting.result(), subject.nodes
-        through = draft.plan.through
-        if asked.model != subject.model or len(nodes) < through:
+        asked, drafting = self._late
+        needed = 1 if drafting.exception() else drafting.result().plan.through
+        if asked.model != subject.model or count_shared(asked.nodes, subject.nodes) < needed:
             return None
-        return draft if through and nodes[through - 1] == asked.nodes[through - 1] else None
+        self._late = None
+        draft = drafting.result()
+        return draft if draft.plan.through else None
 
     def absorb(self, stored: StoredContext) -> None:
-        """Take what the log knows."""
+        """Take what the log knows, beside what happened before it was asked."""
         self.is_known = True
-        later, self._epochs = self._epochs, []
-        self.weight -= sum(map(_weigh, later))
+        later, self._epochs, self._epochs_weight = self._epochs, [], 0
         known = {epoch.id for epoch in later}
         for epoch in [*(each for each in stored.epochs if each.id not in known), *later]:
             self.add(epoch)
         self._pins = {pin.node: pin.is_on for pin in stored.pins} | self._pins
-        self._owed = dict(stored.owed)
+        newest = {epoch.view: epoch.id for epoch in stored.epochs}
+        for view, owed in stored.owed:
+            self._owe(view, newest.get(view, ""), owed)
+
+    def _owe(self, view: str, epoch: str, owed: float) -> None:
+        """What was owed last, which was under the newest epoch of the view as far as the log tells."""
+        standing = self._standings.get((view, epoch))
+        if standing is None:
+            self._owed[view, epoch] = owed
+        else:
+            standing.account = replace(standing.account, owed=standing.account.owed + owed)
 
     def add(self, epoch: Epoch) -> None:
         """An epoch holds from now on; after a revert also for histories that were sent under those it takes back."""
         self._epochs.append(epoch)
-        self.weight += _weigh(epoch)
+        self._epochs_weight += _weigh(epoch)
         if epoch.why == "revert":
             undone = {each.id for each in self.trace(epoch.parent)}
             for key in [key for key, chosen in self._chosen.items() if chosen in undone]:
@@ -127,6 +158,15 @@ class Context:
     def pinned(self) -> frozenset[bytes]:
         """The nodes of all that is pinned."""
         return frozenset(node for node, is_on in self._pins.items() if is_on)
+
+    def drop_oldest(self) -> bool:
+        """Forget the oldest epoch, if there is a newer one; whether that was so."""
+        if len(self._epochs) < 2:
+            return False
+        epoch = self._epochs.pop(0)
+        self._epochs_weight -= _weigh(epoch)
+        self.sizes.pop(epoch.id, None)
+        return True
 
     def pin(self, pin: Pin) -> None:
         """A message stays, or need not any more."""
@@ -142,25 +182,38 @@ class Context:
         """How a view stands under an epoch, empty for none; as the log tells it where memory does not."""
         standing = self._standings.get((view, epoch))
         if standing is None:
-            owed = self._owed.pop(view, 0.0)
+            owed = self._owed.pop((view, epoch), 0.0)
             account = restore_account(self.trace(epoch), owed, budget)
             standing = self._standings[view, epoch] = Standing(account)
+            self._forget_standings()
+        self._standings.move_to_end((view, epoch))
         return standing
+
+    def _forget_standings(self) -> None:
+        """A client may name models without end."""
+        if len(self._standings) > _MOST_STANDINGS:
+            (view, _), _ = self._standings.popitem(last=False)
+            if not any(named == view for named, _ in self._standings):
+                self.protected.pop(view, None)
+                self.told.pop(view, None)
 
     def get_epoch(self, epoch: str) -> Epoch | None:
         """The epoch with this id."""
         return next((each for each in reversed(self._epochs) if each.id == epoch), None)
 
     def find(self, view: str, subject: Subject) -> Epoch | None:
-        """The epoch that holds for a request: the one this very history was sent under before, else the newest."""
+        """The epoch that holds for a request: the one this very history was sent under before, else the newest.
+
+        None also where it was sent under none.
+        """
         if not self._epochs:
+            return None
+        chosen = self._chosen.get((view, subject.tip))
+        if chosen == "":
             return None
         nodes = subject.nodes
         holding = [epoch for epoch in self._epochs if epoch.view == view and self._is_on_path(epoch, nodes)]
-        if not holding:
-            return None
-        chosen = self._chosen.get((view, subject.tip))
-        return next((epoch for epoch in holding if epoch.id == chosen), holding[-1])
+        return next((epoch for epoch in holding if epoch.id == chosen), holding[-1] if holding else None)
 
     def choose(self, view: str, subject: Subject, epoch: str) -> None:
         """Send this history under the same epoch whenever it is sent again (BEHAVIOUR B5)."""
@@ -194,7 +247,10 @@ class Context:
 
 
 def _weigh(epoch: Epoch) -> int:
-    return sum(map(len, epoch.rendered)) + len(epoch.edits) + 200 * len(epoch.originals)
+    originals = _ORIGINAL_WEIGHT * len(epoch.originals) + _NODE_WEIGHT * sum(
+        len(each.digests) for each in epoch.originals
+    )
+    return _EPOCH_WEIGHT + sum(map(len, epoch.rendered)) + len(epoch.edits) + originals
 
 
 # Stands for all sessions of which the log knows nothing to load; it is never written to.
@@ -202,16 +258,22 @@ _BLANK = Context()
 
 
 class Contexts:
-    """The contexts used last, the least recently used dropped above `most_bytes`."""
+    """The contexts used last, the least recently used dropped above `most_bytes`; of one alone, its oldest epochs."""
 
     def __init__(self, archive: Archive, most_bytes: int) -> None:
         self._archive = archive
         self._most = most_bytes
         self._weight = 0
+        self._weights: dict[str, int] = {}
         self._contexts: OrderedDict[str, Context] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._contexts)
+
+    @property
+    def weight(self) -> int:
+        """Bytes of memory, roughly; of each context as it was when it was last asked for."""
+        return self._weight
 
     def get(self, session: str) -> Context | None:
         """The context in memory; None where there is nothing in it."""
@@ -226,19 +288,19 @@ class Contexts:
             if not subject.is_new:
                 return False
             context = self._contexts[session] = _BLANK
-            self._weight += _BLANK.weight
-            self._shrink()
+            self._settle(session, _BLANK)
         return context is _BLANK
 
     async def open(self, subject: Subject) -> Context:
-        """The context of a request's session. Asks the log for one that memory does not have, once."""
-        context = self._enter(subject.session.id)
+        """The context of a request's session. Asks the log for one that memory does not know, for a bounded time."""
+        session = subject.session.id
+        context = self._enter(session)
         if subject.is_new:
             context.is_known = True
         if not context.is_known:
             try:
                 async with asyncio.timeout(_LOAD_SECONDS):
-                    await self._load(subject.session.id, context)
+                    await self._load(session, context)
             except (StoreUnavailable, TimeoutError):
                 pass  # asked again with the next request; this one is sent as its own bytes tell
         return context
@@ -252,38 +314,44 @@ class Contexts:
 
     def add(self, session: str, epoch: Epoch) -> None:
         """An epoch of a session holds from now on."""
-        self._enter(session).add(epoch)
-        self._weight += _weigh(epoch)
-        self._shrink()
+        context = self._enter(session)
+        context.add(epoch)
+        self._settle(session, context)
 
     def clear(self) -> None:
         """Forget everything: the log has lost a record."""
         self._contexts.clear()
+        self._weights.clear()
         self._weight = 0
 
     def _enter(self, session: str) -> Context:
         """The context in memory, made if it is not there; now the most recently used."""
         context = self._contexts.get(session)
         if context is None or context is _BLANK:
-            self._weight -= context.weight if context is not None else 0
-            is_known = context is not None
+            is_known = context is _BLANK
             context = self._contexts[session] = Context()
             context.is_known = is_known
-            self._weight += context.weight
-            self._shrink()
-        else:
-            self._contexts.move_to_end(session)
+        self._contexts.move_to_end(session)
+        self._settle(session, context)
         return context
 
     async def _load(self, session: str, context: Context) -> None:
         stored = await self._archive.load_context(session)
-        before = context.weight
         if not context.is_known:  # else another request has waited for the same
             context.absorb(stored)
         if self._contexts.get(session) is context:
-            self._weight += context.weight - before
-            self._shrink()
+            self._settle(session, context)
 
-    def _shrink(self) -> None:
+    def _settle(self, session: str, context: Context) -> None:
+        """Reckon with what a context weighs now: it has grown since it was last asked for."""
+        self._reckon(session, context)
         while self._weight > self._most and len(self._contexts) > 1:
-            self._weight -= self._contexts.popitem(last=False)[1].weight
+            dropped, _ = self._contexts.popitem(last=False)
+            self._weight -= self._weights.pop(dropped)
+        while self._weight > self._most and context.drop_oldest():
+            self._reckon(session, context)
+
+    def _reckon(self, session: str, context: Context) -> None:
+        weight = context.weight
+        self._weight += weight - self._weights.get(session, 0)
+        self._weights[session] = weight

@@ -19,6 +19,7 @@ from proxy.engine.managing.opening import Draft, Opener
 from proxy.engine.managing.rewriting import Rewriter
 from proxy.engine.ports import Clock
 from proxy.model.epoch import Epoch, Why
+from proxy.model.errors import StoreUnavailable
 from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
 from proxy.model.plan import Rung
 
@@ -60,11 +61,12 @@ class Ladder:
     def keep(self, case: Case) -> Footing | None:
         """The epoch that stands; None where there is none, or where what comes of it is not valid."""
         epoch = case.epoch
-        if epoch is None or not epoch.depth:
+        if epoch is None:
             return None
+        if not epoch.depth:
+            return Footing("original", case.subject.split.content, case.client_tokens, epoch)
         try:
-            # what was pinned after it was archived stays from the next epoch on: this one is as it was stored
-            body = self._rewriter.rewrite(case.subject, case.path, epoch, ())
+            body = self._rewriter.rewrite(case.subject, case.path, epoch)  # a later pin is for the next epoch
         except Exception as error:  # noqa: BLE001 - a boundary: the next rung is there for whatever fails
             self._tell(case, "epoch", error)
             return None
@@ -77,11 +79,13 @@ class Ladder:
             if found is not None and found is not case.epoch:
                 frozen = await self._paths.count_messages(case.subject, found.rendered)
                 return self.keep(msgspec.structs.replace(case, epoch=found, frozen=frozen))
-            if opened := await self._try_to_open(case, why, commit, name, is_minimal=False):
-                return opened
-            if case.tokens <= (case.budget.window or case.tokens) - case.budget.output:
-                return None  # what stands still fits
-            return await self._try_to_open(case, why, commit, name, is_minimal=True)
+            try:
+                opened = await self._try_to_open(case, why, commit, name, is_minimal=False)
+                if opened is None and (why == "overflow" or not _fits(case)):
+                    opened = await self._try_to_open(case, why, commit, name, is_minimal=True)
+            except StoreUnavailable:
+                return None
+            return opened
 
     async def _try_to_open(
         self, case: Case, why: Why, commit: Commit, name: str, *, is_minimal: bool
@@ -92,25 +96,29 @@ class Ladder:
             if draft is None or not draft.plan.through:
                 return None
             return await self._begin(case, draft, why, commit, name, rung)
+        except StoreUnavailable as error:
+            self._tell(case, rung, error)
+            raise
         except Exception as error:  # noqa: BLE001 - a boundary: the next rung is there for whatever fails
             self._tell(case, rung, error)
             return None
 
     async def _draft(self, case: Case, *, is_minimal: bool) -> Draft | None:
-        """A draft, in time; one that comes too late is there for the next request."""
+        """A draft, in time; a plan that comes too late is there for the next request."""
         context, subject = case.context, case.subject
-        late = context.take_late(subject) if not is_minimal else None
-        if late is not None or context.is_drafting:
-            return late
+        if not is_minimal:
+            late = context.take_late(subject)
+            if context.is_drafting or (late is not None and _is_enough(case, late)):
+                return late
         pinned = context.list_pinned(subject.nodes)
         draft = partial(self._opener.draft, subject, case.path, case.budget, case.epoch, pinned, is_minimal=is_minimal)
         drafting = asyncio.get_running_loop().run_in_executor(None, draft)
         done, _ = await asyncio.wait((drafting,), timeout=OPENING_SECONDS)
         if done:
             return drafting.result()
-        context.note_late(subject, drafting)
-        self._tell(case, "plan", TimeoutError(f"planning took more than {OPENING_SECONDS} s; the next call has it"))
-        return None
+        if not is_minimal:
+            context.note_late(subject, drafting)
+        raise TimeoutError(f"planning took more than {OPENING_SECONDS} s")
 
     async def _begin(self, case: Case, draft: Draft, why: Why, commit: Commit, name: str, rung: Rung) -> Footing | None:
         """Have a draft hold from now on."""
@@ -127,7 +135,7 @@ class Ladder:
         pinned = () if rung == "minimal" else case.context.list_pinned(case.subject.nodes)
         body = self._rewriter.rewrite(case.subject, path, epoch, pinned)
         if not await commit(epoch):
-            return None
+            raise StoreUnavailable("the log did not take the epoch in time")
         self._contexts.add(epoch.session, epoch)
         case.context.sizes[epoch.id] = frozen
         case.find_standing(epoch).account = note_epoch(case.account, tokens, protected, case.budget)
@@ -154,6 +162,17 @@ class Ladder:
         problem = f"{type(error).__name__}: {error}"
         _log.warning("exchange %s: %s does not bear: %s", case.subject.exchange, rung, problem)
         self._bus.publish(RungFailed(case.subject.exchange, case.subject.session.id, rung, problem))
+
+
+def _fits(case: Case) -> bool:
+    """Whether what stands is as short as it must be; where the window is unknown, the upstream will tell."""
+    window = case.budget.window
+    return window is None or case.tokens <= window - case.budget.output
+
+
+def _is_enough(case: Case, draft: Draft) -> bool:
+    """Whether a draft that was made for an earlier request leaves as little as this one may have."""
+    return case.path.head.tokens + draft.plan.tokens <= case.budget.high
 
 
 def _make_epoch(case: Case, draft: Draft, why: Why, name: str, tokens: int, now_ms: int) -> Epoch:

@@ -36,7 +36,7 @@ class Lesson(msgspec.Struct, frozen=True, gc=False):
 
 
 class Lessons:
-    """What was learned of each model of each upstream, the newest models first."""
+    """What was learned of each model of each upstream; of models without end, those heard of last."""
 
     def __init__(self, counting: Counting, providers: Mapping[str, Provider]) -> None:
         self._counting = counting

@@ -7,12 +7,13 @@ from proxy.engine.managing.case import Case, find_kept
 from proxy.engine.managing.contexts import Context
 from proxy.engine.managing.lessons import Lessons
 from proxy.engine.managing.memory import Memory
-from proxy.engine.managing.paths import Path, list_members
+from proxy.engine.managing.paths import Path, is_head_of
 from proxy.engine.managing.subject import Subject
 from proxy.engine.models import Models
 from proxy.engine.ports import Clock
 from proxy.model.card import LimitKey
 from proxy.model.epoch import Epoch
+from proxy.wire.body import Span
 
 
 class Lookout:
@@ -47,12 +48,10 @@ class Lookout:
 
     def is_below(self, subject: Subject, budget: Budget) -> bool:
         """Whether bytes prove that a request is below the soft mark, beside what of it was counted before."""
-        content = subject.split.content
         known, shared = self.memory.paths.find(subject)
-        if known is None or known.head.members != list_members(subject):
-            return is_surely_below(budget, content)
-        end = subject.split.items[subject.chain.preamble.count + shared - 1].end
-        return is_surely_below(budget, content[end:], known.head.tokens + known.count_to(shared))
+        if known is None or not is_head_of(known.head, subject):
+            return is_surely_below(budget, subject.split.content)
+        return is_surely_below(budget, _list_uncounted(subject, shared), known.head.tokens + known.count_to(shared))
 
     async def look_at(self, subject: Subject, context: Context, epoch: Epoch | None, budget: Budget) -> Case:
         """All that is known of a request; what of it is new is counted."""
@@ -80,6 +79,18 @@ class Lookout:
         if tokens is None:
             tokens = context.sizes[epoch.id] = await self.memory.paths.count_messages(subject, epoch.rendered)
         return tokens
+
+
+def _list_uncounted(subject: Subject, shared: int) -> bytes:
+    """The bytes of a request beside its preamble, its tools, and the first messages behind the preamble."""
+    split = subject.split
+    counted = [Span(split.items[0].start, split.items[subject.chain.preamble.count + shared - 1].end)]
+    counted += [split.members["tools"]] if "tools" in split.members else []
+    uncounted, at = [], 0
+    for span in sorted(counted, key=lambda span: span.start):
+        uncounted.append(split.content[at : span.start])
+        at = span.end
+    return b"".join([*uncounted, split.content[at:]])
 
 
 def find_key(subject: Subject) -> LimitKey:

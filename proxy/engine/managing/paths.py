@@ -1,9 +1,11 @@
 """The messages of a conversation as managing has seen them: their shapes, their tokens, what is wrong with them.
 
 Rule: a node names all messages before it, so what was found out of the path to it holds for every request that shows
-it. Memory only: forgetting costs time.
+it, as far as its bytes are as long: what a node leaves out (cache markers, reasoning) may come and go. Memory only:
+forgetting costs time.
 """
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -11,14 +13,20 @@ import msgspec
 
 from proxy.engine.counting import Counting, Piece
 from proxy.engine.managing.subject import Subject
-from proxy.model.growing import extend
+from proxy.model.growing import count_common, extend
 from proxy.model.manifest import digest_of
 from proxy.model.shapes import Shape
+from proxy.wire.body import Span
 from proxy.wire.shaping import read_shape
 from proxy.wire.validity import History, extend_history, judge_history
 
 _PATHS_OF_A_VIEW = 4
-_MESSAGE_WEIGHT = 600
+_PATH_WEIGHT = 500
+_MESSAGE_WEIGHT = 700
+# What is longer is read in a thread, for the while that takes is felt by others.
+_READ_HERE = 64 * 1024
+# Ids are some forty characters long. Messages with more of them than this weigh more than is reckoned with.
+_MOST_NAMED = 2048
 _NOTHING = (b"", b"[]", b"null")
 
 Key = tuple[str, str]
@@ -35,7 +43,8 @@ class Head(msgspec.Struct, frozen=True, gc=False):
 class Path(msgspec.Struct, frozen=True, gc=False, eq=False):
     """The messages up to a node, behind the preamble. `sums` are tokens up to the end of each, without the head's.
 
-    `marked` are the places of messages with cache markers.
+    `marked` are the places of messages with cache markers. `items` is where they stood in the body that they were read
+    of, from place `first` on.
     """
 
     nodes: Sequence[bytes]
@@ -43,6 +52,8 @@ class Path(msgspec.Struct, frozen=True, gc=False, eq=False):
     sums: Sequence[int]
     history: History
     head: Head
+    items: Sequence[Span]
+    first: int
     marked: tuple[int, ...] = ()
 
     def count(self, start: int, stop: int) -> int:
@@ -63,80 +74,116 @@ class Path(msgspec.Struct, frozen=True, gc=False, eq=False):
         """Tokens of the whole request."""
         return self.head.tokens + self.count_to(len(self.sums))
 
+    @property
+    def weight(self) -> int:
+        """Bytes of memory, roughly."""
+        return _PATH_WEIGHT + _MESSAGE_WEIGHT * len(self.nodes) + sum(map(len, self.head.members))
+
+    def continues(self, other: "Path") -> bool:
+        """Whether this one has all the messages of the other, and perhaps more."""
+        return count_shared(other.nodes, self.nodes) == len(other.nodes)
+
+    def count_alike(self, subject: Subject) -> int:
+        """How many messages of a request are those of this path, and no other bytes as far as their length tells."""
+        shared = count_shared(self.nodes, subject.nodes)
+        items, first = subject.split.items, subject.chain.preamble.count
+        same = count_common(self.items, items) - first if first == self.first else 0
+        if same >= shared:
+            return shared
+        at = max(0, same)
+        known = self.items[self.first + at : self.first + shared]
+        for place, (old, new) in enumerate(zip(known, items[first + at : first + shared], strict=True), at):
+            if old.end - old.start != new.end - new.start:
+                return place
+        return shared
+
 
 class Paths:
     """The paths seen last, the least recently used dropped above `most_bytes`."""
 
     def __init__(self, counting: Counting, most_bytes: int) -> None:
         self._counting = counting
-        self._most = most_bytes // _MESSAGE_WEIGHT
+        self._most = most_bytes
         self._seen: OrderedDict[Key, list[Path]] = OrderedDict()
-        self._messages = 0
+        self._weight = 0
+
+    @property
+    def weight(self) -> int:
+        """Bytes of memory, roughly."""
+        return self._weight
 
     def find(self, subject: Subject) -> tuple[Path | None, int]:
         """The path seen before that shares most messages with a request's, and how many; (None, 0) if none does."""
         best, most = None, 0
-        for path in reversed(self._seen.get((subject.session.id, subject.model), ())):
-            shared = count_shared(path.nodes, subject.nodes)
+        for path in reversed(self._seen.get(_name(subject), ())):
+            shared = path.count_alike(subject)
             if shared > most:
                 best, most = path, shared
-            if shared == len(path.nodes):
+            if shared == len(subject.nodes):
                 break
         return best, most
 
     async def follow(self, subject: Subject) -> Path:
-        """The path of a request; only messages that are new are read and counted, in a thread."""
-        key = (subject.session.id, subject.model)
+        """The path of a request; only messages that are new are read and counted."""
         known, shared = self.find(subject)
         head = await self._count_head(subject, known)
         if known is not None and shared == len(subject.nodes) == len(known.nodes):
-            return known if known.head is head else msgspec.structs.replace(known, head=head)
-        raws = subject.list_raws(shared)
-        shapes = [read_shape(subject.wire, raw) for raw in raws]
-        tokens = await self._count(subject, [Piece(digest_of(raw), raw) for raw in raws])
-        path = _go_on(known, shared, subject, shapes, tokens, head)
-        self._remember(key, path, known)
+            path = known if known.head is head else msgspec.structs.replace(known, head=head)
+        else:
+            shapes, pieces = await _examine(subject.wire, subject.list_raws(shared))
+            tokens = await self._count(subject, pieces)
+            path = _go_on(known, shared, subject, shapes, tokens, head)
+            if any(map(_is_long_named, shapes)):
+                return path
+        self._remember(_name(subject), path)
         return path
 
     def forget(self, session: str) -> None:
         """Nothing of this session is to be relied on any more."""
         for key in [key for key in self._seen if key[0] == session]:
-            self._messages -= sum(len(path.nodes) for path in self._seen.pop(key))
+            self._weight -= sum(path.weight for path in self._seen.pop(key))
 
     async def count_messages(self, subject: Subject, raws: Sequence[bytes]) -> int:
         """The tokens of messages that are sent in place of others."""
         return sum(await self._count(subject, [Piece(digest_of(raw), raw) for raw in raws]))
 
     async def _count_head(self, subject: Subject, known: Path | None) -> Head:
-        leading, members = subject.chain.preamble.system, list_members(subject)
-        if known is not None and known.head.leading == leading and known.head.members == members:
+        if known is not None and is_head_of(known.head, subject):
             return known.head
-        tools, orders = members
+        tools, orders = members = list_members(subject)
         pieces = [Piece(digest_of(raw), raw) for raw in subject.list_leading()]
         if orders:
             pieces.append(Piece(digest_of(orders), orders))
         if tools:
             pieces.append(Piece(digest_of(tools), tools, is_tools=True))
-        return Head(leading, members, sum(await self._count(subject, pieces)))
+        return Head(subject.chain.preamble.system, members, sum(await self._count(subject, pieces)))
 
     async def _count(self, subject: Subject, pieces: Sequence[Piece]) -> tuple[int, ...]:
         if not pieces:
             return ()
         return (await self._counting.count(subject.model, pieces)).tokens
 
-    def _remember(self, key: Key, path: Path, known: Path | None) -> None:
+    def _remember(self, key: Key, path: Path) -> None:
+        """Keep a path, in place of those that it continues."""
+        if path.weight > self._most:
+            return
         entries = self._seen.setdefault(key, [])
         self._seen.move_to_end(key)
-        if known is not None and known in entries and count_shared(known.nodes, path.nodes) == len(known.nodes):
-            entries.remove(known)
-            self._messages -= len(known.nodes)
+        for each in [each for each in entries if path.continues(each)]:
+            entries.remove(each)
+            self._weight -= each.weight
         entries.append(path)
-        self._messages += len(path.nodes)
+        self._weight += path.weight
         if len(entries) > _PATHS_OF_A_VIEW:
-            self._messages -= len(entries.pop(0).nodes)
-        while self._messages > self._most and len(self._seen) > 1:
-            _, dropped = self._seen.popitem(last=False)
-            self._messages -= sum(len(each.nodes) for each in dropped)
+            self._weight -= entries.pop(0).weight
+        while self._weight > self._most:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        key, entries = next(iter(self._seen.items()))
+        self._weight -= entries.pop(0).weight
+        if not entries:
+            del self._seen[key]
 
 
 def count_shared(known: Sequence[bytes], nodes: Sequence[bytes]) -> int:
@@ -159,9 +206,34 @@ def list_members(subject: Subject) -> tuple[bytes, bytes]:
     return (b"" if tools in _NOTHING else tools), subject.chain.preamble.orders
 
 
+def is_head_of(head: Head, subject: Subject) -> bool:
+    """Whether that is what goes before the messages of a request."""
+    return head.leading == subject.chain.preamble.system and head.members == list_members(subject)
+
+
+def _name(subject: Subject) -> Key:
+    return subject.session.id, subject.model
+
+
+async def _examine(wire: str, raws: Sequence[bytes]) -> tuple[list[Shape], list[Piece]]:
+    """The shapes of messages, and what is counted of them."""
+    if sum(map(len, raws)) > _READ_HERE:
+        return await asyncio.to_thread(_look_at, wire, raws)
+    return _look_at(wire, raws)
+
+
+def _look_at(wire: str, raws: Sequence[bytes]) -> tuple[list[Shape], list[Piece]]:
+    return [read_shape(wire, raw) for raw in raws], [Piece(digest_of(raw), raw) for raw in raws]
+
+
+def _is_long_named(shape: Shape) -> bool:
+    return sum(map(len, (*shape.calls, *shape.results, *shape.markers))) > _MOST_NAMED
+
+
 def _go_on(
     known: Path | None, shared: int, subject: Subject, shapes: list[Shape], tokens: Sequence[int], head: Head
 ) -> Path:
+    items, first = subject.split.items, subject.chain.preamble.count
     before = known.count_to(shared) if known is not None else 0
     sums = []
     for each in tokens:
@@ -170,12 +242,14 @@ def _go_on(
     fresh = tuple(place for place, shape in enumerate(shapes, shared) if shape.markers)
     if known is None or not shared:
         history = judge_history(shapes, is_itemised=subject.wire == "responses")
-        return Path(subject.nodes, shapes, sums, history, head, fresh)
+        return Path(subject.nodes, shapes, sums, history, head, items, first, fresh)
     return Path(
         subject.nodes,
         extend(known.shapes, shared, shapes),
         extend(known.sums, shared, sums),
         extend_history(known.history, shared, shapes),
         head,
+        items,
+        first,
         (*(place for place in known.marked if place < shared), *fresh),
     )

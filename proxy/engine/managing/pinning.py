@@ -24,9 +24,14 @@ def find_objection(tokens: int, usable: int) -> str:
     )
 
 
+def is_pinning(subject: Subject) -> bool:
+    """Whether a request asks that its newest message stay."""
+    return find(subject.headers, _HEADER).strip().lower() == b"true"
+
+
 def refuse_pin(subject: Subject, reason: str) -> Headers:
     """What the client is told of a pin that is not taken; nothing where it asked for none."""
-    if find(subject.headers, _HEADER).strip().lower() != b"true":
+    if not is_pinning(subject):
         return ()
     return ((b"x-palimpsest-notice", f"not pinned: {reason}".encode("ascii", "replace")),)
 
@@ -40,7 +45,7 @@ class Pinning:
 
     async def take(self, subject: Subject, ceiling: int | None) -> tuple[Pin | None, Headers]:
         """The pin of a request's newest message, which holds at once; or what the client is told of the refusal."""
-        if not refuse_pin(subject, ""):
+        if not is_pinning(subject):
             return None, ()
         if not subject.nodes:
             return None, refuse_pin(subject, "there is no message")

@@ -7,6 +7,8 @@ else the context is cut. Where nothing shorter can be had, the upstream's own an
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from proxy.context.budget import Budget, lower_output
 from proxy.engine.managing.case import Case
 from proxy.engine.managing.ladder import Commit, Footing, Ladder
@@ -27,6 +29,8 @@ Tell = Callable[[Headers], None]
 _BLIND_SHARE = 0.7
 # What a count of ours may be short of the upstream's, which has refused by its own.
 _CAUTION = 0.9
+# What is left free for the answer at most: more would leave the context too little to go on with.
+_MOST_RESERVED = 0.75
 
 _log = logging.getLogger("palimpsest.rescue")
 
@@ -74,28 +78,44 @@ class Rescue:
             return None
 
     async def _cut(self, overflow: Overflow) -> Retry | None:
-        subject = self._subject
-        context = await self._rescues.lookout.memory.contexts.open(subject)
-        before = self._rescues.lookout.find_budget(subject, self._sending.ceiling)
-        case = await self._rescues.lookout.look_at(subject, context, context.find(subject.model, subject), before)
+        case = await self._look_at_sent()
         sent = overflow.sent or case.tell(case.tokens)
-        if overflow.window is not None:
-            self._rescues.lookout.models.note_limit(find_key(subject), overflow.window, sent)
-            if overflow.fits_with_less_output and (retry := self._ask_less(overflow.window, sent)):
+        window = self._learn(overflow, sent)
+        if overflow.window is not None and overflow.fits_with_less_output:
+            window = overflow.window
+            if retry := self._ask_less(window, sent):
                 return retry
-        budget = self._tighten(case, overflow, sent)
-        case = await self._rescues.lookout.look_at(subject, context, case.epoch, budget)
-        footing = await self._rescues.ladder.climb(case, "overflow", self._commit, f"{subject.exchange}-1")
-        return self._retry(case, footing) if footing.is_opened else None
+        case = msgspec.structs.replace(case, budget=self._tighten(case, window, sent))
+        footing = await self._rescues.ladder.climb(case, "overflow", self._commit, f"{self._subject.exchange}-1")
+        if footing.epoch is None or footing.tokens >= case.tokens:
+            return None
+        case.context.choose(case.view, self._subject, footing.epoch.id)
+        return self._retry(case, footing)
 
-    def _tighten(self, case: Case, overflow: Overflow, sent: int) -> Budget:
+    async def _look_at_sent(self) -> Case:
+        """How the request stands that was refused, under the epoch that it was sent under."""
+        subject, lookout, plan = self._subject, self._rescues.lookout, self._sending.plan
+        context = await lookout.memory.contexts.open(subject)
+        epoch = context.get_epoch(plan.epoch) if plan is not None else None
+        return await lookout.look_at(subject, context, epoch, lookout.find_budget(subject, self._sending.ceiling))
+
+    def _learn(self, overflow: Overflow, sent: int) -> int | None:
+        """The window that the upstream tells, if it is to be believed (B18)."""
+        if overflow.window is None:
+            return None
+        models, key = self._rescues.lookout.models, find_key(self._subject)
+        models.note_limit(key, overflow.window, sent)
+        known = models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant).window
+        return overflow.window if overflow.window == known else None
+
+    def _tighten(self, case: Case, window: int | None, sent: int) -> Budget:
         """The budget of the second attempt, in our tokens, which the upstream counts as `sent` for so many of ours."""
         budget = self._rescues.lookout.find_budget(self._subject, self._sending.ceiling)
-        scale = case.tokens / sent if sent else 1.0
         room = int(case.tokens * _BLIND_SHARE)
-        if overflow.window is not None:
-            reserve = min(budget.output, overflow.window // 4)
-            room = int((overflow.window - reserve) * min(1.0, scale) * _CAUTION)
+        if window is not None:
+            scale = case.tokens / sent if sent else 1.0
+            reserve = min(case.tell(budget.output), int(window * _MOST_RESERVED))
+            room = int((window - reserve) * min(1.0, scale) * _CAUTION)
         return budget.limit(min(room, int(case.tokens * _CAUTION)))
 
     def _ask_less(self, window: int, sent: int) -> Retry | None:

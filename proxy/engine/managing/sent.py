@@ -3,7 +3,6 @@
 from proxy.engine.histories import Histories, split_known, take_stock
 from proxy.engine.managing.subject import Subject
 from proxy.model.manifest import Manifest, keep_whole
-from proxy.wire.body import SplitBody, split_body
 
 
 class SentBodies:
@@ -27,11 +26,3 @@ class SentBodies:
     def clear(self) -> None:
         """Forget everything: the log has lost a record that later manifests would lean on."""
         self._histories.clear()
-
-
-def split_sent(subject: Subject, content: bytes) -> SplitBody:
-    """A rewritten body in parts. Raises ValueError where it cannot be taken apart."""
-    split = split_body(content, subject.items_key)
-    if split is None:
-        raise ValueError("what is to be sent cannot be taken apart again")
-    return split

@@ -18,7 +18,7 @@ from proxy.engine.managing.ladder import Commit, Footing, Ladder
 from proxy.engine.managing.lessons import Lesson, Lessons
 from proxy.engine.managing.lookout import Lookout
 from proxy.engine.managing.paths import count_shared
-from proxy.engine.managing.pinning import Pinning, refuse_pin
+from proxy.engine.managing.pinning import Pinning, is_pinning, refuse_pin
 from proxy.engine.managing.rescuing import Rescues, Tell
 from proxy.engine.managing.sending import Sending, list_labels
 from proxy.engine.managing.subject import Subject
@@ -31,6 +31,8 @@ from proxy.wire.standing import find_management
 
 _MANAGED_WIRES = frozenset({"chat_completions"})
 _UNPROVEN = "the upstream has not accepted this credential yet"
+_UNREAD = "what the log knows of this session could not be read"
+_NONE_BORE = "an epoch was to open, and another request's or none bore"
 
 _log = logging.getLogger("palimpsest.managing")
 
@@ -61,16 +63,16 @@ class Steward:
         Most calls are short ones of sessions in which nothing was ever managed: nothing is looked up for those.
         """
         content = subject.split.content
+        if is_pinning(subject):
+            return None
         if subject.wire not in _MANAGED_WIRES:
-            return Sending(content).add(refuse_pin(subject, "calls of this wire are not managed"))
+            return Sending(content)
         if mode != "manage" or ceiling is not None or subject.step is None:
             return None
         if not self._memory.contexts.is_blank(subject):
             return None
         budget = self._lookout.find_budget(subject)
         if not (subject.chain.is_plain and has_room_for(budget, len(content))) or _find_exemption(subject, mode):
-            return None
-        if refuse_pin(subject, ""):
             return None
         return Sending(content, is_managed=True, is_guarded=_is_risky(budget, subject))
 
@@ -82,6 +84,8 @@ class Steward:
         return sending
 
     async def _prepare(self, subject: Subject, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:
+        if subject.wire not in _MANAGED_WIRES:
+            return Sending(subject.split.content).add(refuse_pin(subject, "calls of this wire are not managed"))
         if exemption := _find_exemption(subject, mode):
             return self._stand_aside(subject, mode, exemption).add(refuse_pin(subject, exemption))
         try:
@@ -108,10 +112,10 @@ class Steward:
             standing.account = note_use(standing.account, self._clock.monotonic())
             is_guarded = _is_risky(budget, subject)
             return Sending(subject.split.content, is_managed=True, is_guarded=is_guarded, ceiling=ceiling)
-        if exemption := self._find_sign(subject):
+        if epoch is None and (exemption := self._find_sign(subject)):
             return self._stand_aside(subject, "manage", exemption)
         case = await self._lookout.look_at(subject, context, epoch, budget)
-        decision = decide(case.account, case.facts)
+        decision = _decide(case)
         footing = await self._ladder.climb(case, decision.why, commit)
         saving = _estimate_saving(case, footing)
         self._expect(case, footing)
@@ -121,7 +125,10 @@ class Steward:
         return replace(sending, ceiling=ceiling)
 
     def _find_sign(self, subject: Subject) -> str:
-        """What in the messages says that they are managed already; those that were managed before are not looked at."""
+        """What in the messages says that they are managed already; those that were managed before are not looked at.
+
+        Not asked under an epoch of ours: what looks like one there is an echo, and as it came it would be too long.
+        """
         known, shared = self._memory.paths.find(subject)
         seen = subject.chain.preamble.count + shared if known is not None else 0
         return find_management(subject.wire, subject.split, seen)
@@ -136,6 +143,9 @@ class Steward:
     def _charge(self, case: Case, footing: Footing) -> Account:
         """The account of what holds, with this request."""
         standing = case.find_standing(footing.epoch)
+        if case.subject.is_side:
+            standing.account = note_use(standing.account, case.now)
+            return standing.account
         low = case.budget.find_low(case.context.protected.get(case.view, 0))
         kept = case.path.head.tokens if footing.is_opened else case.kept
         sent = Sent(footing.tokens, kept=kept, at=case.now)
@@ -154,7 +164,7 @@ class Steward:
             footing.rung,
             epoch.id if epoch is not None else "",
             decision.pressure,
-            "" if footing.is_opened else decision.reason,
+            "" if footing.is_opened else decision.reason or _NONE_BORE,
             case.tell(case.client_tokens),
             case.tell(footing.tokens),
             case.tell(case.budget.usable),
@@ -190,6 +200,12 @@ class Steward:
             subject.exchange, 0, subject.model, "original", "", "none", reason, told, told, 0, account.owed, saving
         )
         return Sending(content, plan=plan, labels=labels)
+
+
+def _decide(case: Case) -> Decision:
+    """Whether an epoch opens; none does where the log may know of another (B10)."""
+    decision = decide(case.account, case.facts)
+    return decision if case.context.is_known else Decision(None, decision.pressure, _UNREAD)
 
 
 def _find_exemption(subject: Subject, mode: Mode) -> str:

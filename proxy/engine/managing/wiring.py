@@ -39,5 +39,5 @@ def build_steward(around: Surroundings, cache_bytes: int, secret: bytes) -> Stew
     around.bus.subscribe(AnswerRead, lessons.note_answer)
     lookout = Lookout(memory, around.models, lessons, around.clock)
     opener = Opener(around.builder, secret, around.providers)
-    ladder = Ladder(memory, opener, Rewriter(), around.bus, around.clock)
+    ladder = Ladder(memory, opener, Rewriter(around.providers), around.bus, around.clock)
     return Steward(lookout, ladder, Rescues(lookout, ladder), lessons, around.bus, around.clock)

@@ -7,7 +7,7 @@ from itertools import chain, pairwise
 import pytest
 
 from proxy.engine.lineage.naming import Name, make_session
-from proxy.model.exchange import ClientRequest, Headers
+from proxy.model.exchange import ClientRequest, Headers, Opening
 from proxy.model.lineage import Step
 from tests.support import responses_clients
 from tests.support.client_turns import CLIENTS, COMPACTING, REWRITING, turns
@@ -33,8 +33,7 @@ class Desk:
         headers: Headers = (*request.headers, (b"authorization", f"Bearer {key}".encode()))
         sent = ClientRequest("POST", request.path.encode(), headers, request.body)
         await engine.exchanges.carry(sent, request.format.name, RecordingClient())
-        *_, (opening, _, step, *_) = [each.records for each in engine.archive.appended if len(each.records) > 2]
-        return opening.session.id, step  # type: ignore[union-attr, return-value]
+        return engine.archive.of(Opening)[-1].session.id, engine.archive.of(Step)[-1]
 
     async def send_all(self, *requests: Request) -> Landed:
         return [(request, *await self.send(request)) for request in requests]

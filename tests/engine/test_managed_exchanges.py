@@ -1,0 +1,374 @@
+"""A managed call, end to end: what goes upstream in place of a long history, and what the log and the client know."""
+
+import asyncio
+import json
+import threading
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from proxy.engine.managing.steward import Steward
+from proxy.engine.policy import EnginePolicy
+from proxy.model.epoch import Epoch, Pin
+from proxy.model.errors import BadRequest
+from proxy.model.events import EpochOpened
+from proxy.model.exchange import Headers, Opening, Outcome, Round
+from proxy.model.lineage import Step
+from proxy.model.plan import ContextPlan, Kept, Plan, Written
+from tests.support.engine import LIMIT, wait_out
+from tests.support.managed import ContextLog, ManagedEngine, OwnBuilder, Turn, answer, cut_end
+from tests.support.managing import make_history
+
+HISTORY = make_history(60, 1600)
+
+
+def until(steps: int) -> list[Any]:
+    """The history up to the results of so many steps."""
+    return list(HISTORY[: 2 + 2 * steps])
+
+
+LONG = until(22)
+LONGER = until(24)
+
+
+async def open_epoch(engine: ManagedEngine) -> Turn:
+    """Send a history of about 9,400 tokens, above the high mark of 7,760."""
+    await engine.send(until(14))
+    return await engine.send(LONG)
+
+
+async def test_below_the_soft_mark_the_clients_own_bytes_go_out() -> None:
+    engine = ManagedEngine()
+    for steps in range(1, 10, 2):
+        turn = await engine.send(until(steps))
+        assert turn.sent == turn.body
+        assert not turn.labels.keys() & {"x-palimpsest-epoch", "x-palimpsest-notice"}
+    assert (engine.epochs, engine.failures) == ([], [])
+    assert {each.body for each in engine.log.of(Round)} == {None}
+
+
+async def test_between_epochs_what_is_sent_only_grows() -> None:
+    engine = ManagedEngine()
+    turns = [await engine.send(until(steps)) for steps in range(10, 60)]
+    assert len(engine.epochs) >= 3
+    for before, after in pairwise(turns):
+        is_opened = after.plan.rung == "plan"
+        assert after.sent.startswith(cut_end(before.sent)) is not is_opened
+        assert is_opened or after.plan.epoch == before.plan.epoch
+        assert after.plan.tokens_upstream is None or after.plan.tokens_upstream <= after.plan.usable
+    assert max(len(turn.sent) for turn in turns) < len(turns[-1].sent) * 2 < len(turns[-1].body)
+    assert engine.failures == []
+
+
+async def test_the_client_is_told_which_epoch_holds_and_when_one_opened() -> None:
+    engine = ManagedEngine()
+    turn = await open_epoch(engine)
+    (epoch,) = engine.epochs
+    assert turn.labels["x-palimpsest-epoch"] == epoch.id == turn.exchange
+    assert turn.labels["x-palimpsest-notice"] == f"compacted {epoch.tokens_before}->{epoch.tokens_after}"
+    assert turn.labels["x-palimpsest-tokens"] == f"client={epoch.tokens_before}, upstream={epoch.tokens_after}"
+    later = await engine.send(LONGER)
+    assert later.labels["x-palimpsest-epoch"] == epoch.id
+    assert "x-palimpsest-notice" not in later.labels
+    opened = [event for event in engine.events if isinstance(event, EpochOpened)]
+    assert opened == [
+        EpochOpened(epoch.id, epoch.session, turn.exchange, "hard", epoch.tokens_before, epoch.tokens_after)
+    ]
+
+
+async def test_an_epoch_is_in_the_log_before_anything_is_sent_under_it() -> None:
+    engine = ManagedEngine(archive=ContextLog(is_lazy=True))
+    turn = await open_epoch(engine)
+    records = [type(record) for each in engine.log.appended for record in each.records]
+    mine = records[len(records) - records[::-1].index(Opening) - 1 :]
+    assert mine[:5] == [Opening, Step, Epoch, Round, Plan]
+    assert turn.plan.epoch == engine.epochs[0].id
+    engine = ManagedEngine()
+    engine.log.loses_epochs = True
+    turn = await open_epoch(engine)
+    assert (turn.sent, turn.plan.rung, len(engine.epochs)) == (turn.body, "original", 1)
+    assert [rung for rung, _ in engine.failures] == ["plan"]
+    assert "in time" in engine.failures[0][1]
+
+
+async def test_a_commit_that_fails_keeps_the_epoch_that_stood() -> None:
+    engine = ManagedEngine()
+    first = await open_epoch(engine)
+    engine.log.loses_epochs = True
+    turn = await engine.send(until(50))
+    assert (turn.plan.rung, turn.plan.epoch, turn.plan.pressure) == ("epoch", first.exchange, "hard")
+    assert turn.sent.startswith(cut_end(first.sent))
+    assert turn.plan.reason
+
+
+async def test_the_same_history_again_has_the_same_bytes() -> None:
+    engine = ManagedEngine()
+    first = await open_epoch(engine)
+    grown = await engine.send(until(30))
+    newer = await engine.send(until(50))
+    assert newer.plan.epoch != first.plan.epoch
+    for turn in (first, grown, newer):
+        again = await engine.send(json.loads(turn.body)["messages"])
+        assert again.sent == turn.sent
+    assert len(engine.epochs) == 2
+
+
+async def test_a_branch_in_the_middle_goes_on_under_the_epoch_of_what_it_shares() -> None:
+    engine = ManagedEngine()
+    first = await open_epoch(engine)
+    await engine.send(until(30))
+    turn = await engine.send([*LONG, {"role": "user", "content": "No, the other way round."}])
+    assert (turn.plan.rung, turn.plan.epoch) == ("epoch", first.exchange)
+    assert turn.sent.startswith(cut_end(first.sent))
+    above = await engine.send([*until(4), {"role": "user", "content": "No, the other way round."}])
+    assert above.sent == above.body
+
+
+async def test_two_models_do_not_touch_each_other() -> None:
+    engine = ManagedEngine()
+    await open_epoch(engine)
+    other = await engine.send(until(17), model="gpt-4.1")
+    assert other.sent == other.body
+    opened = await engine.send(LONG, model="gpt-4.1")
+    assert [epoch.view for epoch in engine.epochs] == ["gpt-4o", "gpt-4.1"]
+    later = await engine.send(LONGER)
+    assert later.plan.epoch == engine.epochs[0].id != opened.plan.epoch
+
+
+async def test_a_side_call_is_sent_under_the_epoch_of_its_chain_and_opens_none() -> None:
+    engine = ManagedEngine()
+    tools = [{"type": "function", "function": {"name": "bash"}}]
+    await engine.send(until(14), tools=tools)
+    first = await engine.send(LONG, tools=tools)
+    summary = [*until(50), {"role": "user", "content": "Summarise all this."}]
+    side = await engine.send([{"role": "system", "content": "You summarise."}, *summary[1:]], tools=[])
+    assert (side.plan.rung, side.plan.epoch, side.plan.pressure) == ("epoch", first.exchange, "hard")
+    assert len(engine.epochs) == 1
+    title = await engine.send([{"role": "user", "content": "A title, please. " * 3000}])
+    assert (title.sent, title.plan.epoch) == (title.body, "")
+
+
+async def test_a_side_call_does_not_look_like_a_change_of_the_conversation() -> None:
+    tools = [{"type": "function", "function": {"name": "bash"}}]
+    engines = ManagedEngine(), ManagedEngine()
+    for engine in engines:
+        await engine.send(until(14), tools=tools)
+    await engines[1].send([{"role": "user", "content": "A title, please."}])
+    plain, beside = [await engine.send(until(15), tools=tools) for engine in engines]
+    assert plain.plan.pressure == beside.plan.pressure == "soft"
+    assert beside.plan.rung == plain.plan.rung == "original"
+
+
+@pytest.mark.parametrize("mode", [b"observe", b"bypass"])
+async def test_who_asks_for_it_is_not_managed_and_what_that_costs_is_told(mode: bytes) -> None:
+    engine = ManagedEngine()
+    first = await engine.send(LONG, ((b"x-palimpsest-mode", mode),))
+    assert (first.sent, first.plans) == (first.body, [])
+    await engine.send(LONGER)
+    turn = await engine.send(until(26), ((b"x-palimpsest-mode", mode),))
+    assert turn.sent == turn.body
+    assert turn.plan.reason == f"{mode.decode()} was asked for"
+    assert turn.plan.saving is not None
+    assert turn.plan.saving < 0
+
+
+async def test_a_request_may_ask_for_a_ceiling_of_its_own() -> None:
+    engine = ManagedEngine(ceiling=None)
+    assert (await engine.send(until(14))).plans == []
+    turn = await engine.send(LONG, ((b"x-palimpsest-ceiling", b"8000"),))
+    assert (turn.plan.rung, turn.plan.usable) == ("plan", 7_760)
+
+
+@pytest.mark.parametrize("asked", [b"much", b"0", b"-1", b"1234567890"])
+async def test_a_ceiling_that_is_no_number_of_tokens_is_a_bad_request(asked: bytes) -> None:
+    engine = ManagedEngine()
+    turn = await engine.send(LONG, ((b"x-palimpsest-ceiling", asked),))
+    assert isinstance(turn.client.error, BadRequest)
+    assert (engine.upstream.calls, engine.log.appended) == ([], [])
+
+
+def fail(*_: object) -> ContextPlan:
+    raise RuntimeError("the builder is out of order")
+
+
+def orphan(view: Any, build: Any) -> ContextPlan:
+    """A result whose call is gone."""
+    return ContextPlan(len(view.messages), (Written("a ledger", 0, 2), Kept(0), Kept(3)), (), 10)
+
+
+def forget_user(view: Any, build: Any) -> ContextPlan:
+    return ContextPlan(2, (Written("a ledger", 0, 2),), (), 10)
+
+
+@pytest.mark.parametrize("act", [fail, orphan, forget_user])
+async def test_a_plan_that_does_not_bear_fails_no_call(act: Any) -> None:
+    engine = ManagedEngine(builder=OwnBuilder(act))
+    turn = await open_epoch(engine)
+    assert (turn.client.status, turn.sent, turn.plan.rung) == (200, turn.body, "original")
+    assert (engine.epochs, [rung for rung, _ in engine.failures]) == ([], ["plan"])
+    later = await engine.send(LONGER)
+    assert later.plan.rung == "plan"
+
+
+@pytest.mark.parametrize("act", [fail, orphan])
+async def test_what_would_not_fit_otherwise_is_sent_as_a_minimal_plan(act: Any) -> None:
+    builder = OwnBuilder(act)
+    engine = ManagedEngine(builder=builder, window=16_000)
+    turn = await engine.send(until(40))
+    assert (turn.plan.rung, turn.labels["x-palimpsest-epoch"]) == ("minimal", turn.exchange)
+    assert builder.asked == ["plan", "minimal"]
+    later = await engine.send(until(41))
+    assert later.sent.startswith(cut_end(turn.sent))
+    assert (later.plan.rung, later.plan.epoch) == ("epoch", turn.exchange)
+
+
+async def test_where_the_window_is_unknown_nothing_minimal_is_sent() -> None:
+    engine = ManagedEngine(builder=OwnBuilder(fail), window=None)
+    turn = await engine.send(until(40))
+    assert (turn.plan.rung, turn.sent) == ("original", turn.body)
+
+
+async def test_a_builder_that_hangs_is_not_waited_for_and_the_next_request_has_its_plan() -> None:
+    released = threading.Event()
+
+    def hang(view: Any, build: Any) -> ContextPlan:
+        assert released.wait(LIMIT)
+        plan: ContextPlan = build(view)
+        return plan
+
+    builder = OwnBuilder(hang)
+    engine = ManagedEngine(builder=builder)
+    try:
+        turn = await open_epoch(engine)
+        assert (turn.client.status, turn.sent) == (200, turn.body)
+        assert engine.failures == [("plan", "TimeoutError: planning took more than 0.25 s")]
+        during = await engine.send(until(23))
+        assert during.sent == during.body
+    finally:
+        released.set()
+    await engine.wait_for_late(turn)
+    later = await engine.send(LONGER)
+    assert (later.plan.rung, builder.asked) == ("plan", ["plan"])
+
+
+async def test_a_plan_that_hangs_does_not_stand_in_the_way_of_a_minimal_one() -> None:
+    released = threading.Event()
+
+    def hang(view: Any, build: Any) -> ContextPlan:
+        assert released.wait(LIMIT)
+        plan: ContextPlan = build(view)
+        return plan
+
+    engine = ManagedEngine(builder=OwnBuilder(hang), window=16_000)
+    try:
+        turn = await engine.send(until(40))
+    finally:
+        released.set()
+    assert turn.plan.rung == "minimal"
+
+
+async def test_two_requests_at_once_open_one_epoch() -> None:
+    engine = ManagedEngine(answer(), answer(), answer())
+    await engine.send(until(14))
+    first, second = engine.start(LONG), engine.start(LONGER)
+    await first.finish()
+    await second.finish()
+    (epoch,) = engine.epochs
+    assert {first.plan.epoch, second.plan.epoch} == {epoch.id}
+    assert sorted([first.plan.rung, second.plan.rung]) == ["epoch", "plan"]
+
+
+async def test_what_is_not_kept_whole_is_not_managed() -> None:
+    engine = ManagedEngine(policy=EnginePolicy(commit_wait_ms=100, record_cap_bytes=40_000))
+    turn = await engine.send(LONG)
+    assert (turn.sent, turn.plans) == (turn.body, [])
+
+
+async def test_after_a_restart_the_prefix_is_the_same_to_the_byte() -> None:
+    engine = ManagedEngine()
+    turn = await open_epoch(engine)
+    again = ManagedEngine(after=engine)
+    later = await again.send(LONGER)
+    assert (later.plan.rung, later.plan.epoch) == ("epoch", turn.exchange)
+    assert later.sent.startswith(cut_end(turn.sent))
+
+
+async def test_while_the_log_cannot_be_read_no_epoch_is_opened_beside_the_one_it_may_have() -> None:
+    engine = ManagedEngine()
+    turn = await open_epoch(engine)
+    again = ManagedEngine(after=engine)
+    again.log.is_unreadable = True
+    blind = await again.send(until(30))
+    assert (blind.sent, len(again.epochs)) == (blind.body, 1)
+    assert "could not be read" in blind.plan.reason
+    again.log.is_unreadable = False
+    later = await again.send(until(31))
+    assert later.plan.epoch == turn.exchange
+
+
+async def test_what_is_pinned_later_stays_from_the_next_epoch_on() -> None:
+    engine = ManagedEngine()
+    await open_epoch(engine)
+    session = engine.epochs[0].session
+    context = engine.steward._memory.contexts.get(session)
+    assert context is not None
+    nodes = engine.steward._memory.paths._seen[session, "gpt-4o"][-1].nodes
+    context.pin(Pin(session, nodes[6], True, 1))
+    later = await engine.send(LONGER)
+    assert (later.plan.rung, engine.failures) == ("epoch", [])
+    newest = await engine.send(until(50))
+    assert newest.plan.rung == "plan"
+    assert HISTORY[7] in newest.messages
+
+
+async def test_who_echoes_our_own_words_is_managed_as_before() -> None:
+    engine = ManagedEngine()
+    turn = await open_epoch(engine)
+    ledger = next(m["content"] for m in turn.messages if m["role"] == "user" and m != HISTORY[1])
+    echo = [*LONG, {"role": "assistant", "content": ledger}, {"role": "user", "content": "Go on."}]
+    later = await engine.send(echo)
+    assert (later.plan.rung, later.plan.epoch) == ("epoch", turn.exchange)
+    elsewhere = await ManagedEngine().send([{"role": "user", "content": ledger}, *LONG[1:]])
+    assert elsewhere.sent == elsewhere.body
+    assert not elsewhere.labels.keys() & {"x-palimpsest-tokens"}
+    assert elsewhere.labels["x-palimpsest-mode"].startswith("observe; the messages have a ledger")
+
+
+async def test_an_unproven_token_is_not_managed() -> None:
+    base: Headers = (
+        (b"x-session-id", b"s"),
+        (b"authorization", b"Bearer eyJhbGciOiJIUzI1NiJ9.eyJpc3MiOiJpIiwic3ViIjoicyJ9.c2ln"),
+    )
+    engine = ManagedEngine(answer(status=401), answer(), answer())
+    refused = engine.start(LONG, base=base)
+    await refused.finish()
+    assert refused.sent == refused.body
+    assert "has not accepted" in refused.labels["x-palimpsest-mode"]
+    proven = engine.start(LONG, base=base)
+    await proven.finish()
+    managed = engine.start(LONGER, base=base)
+    await managed.finish()
+    assert managed.plan.rung == "plan"
+
+
+async def test_who_leaves_while_it_is_decided_is_recorded_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, entered = ManagedEngine(), asyncio.Event()
+    prepare = Steward.prepare
+
+    async def hang(self: Steward, *arguments: Any) -> Any:
+        entered.set()
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(Steward, "prepare", hang)
+    turn = engine.start(until(4))
+    async with asyncio.timeout(LIMIT):
+        await entered.wait()
+    assert len(engine.log.of(Opening)) == 1
+    turn.task.cancel()
+    await wait_out(turn.task)
+    assert [type(record) for each in engine.log.appended for record in each.records] == [Opening, Step, Round, Outcome]
+    assert (engine.log.outcome.completeness, engine.log.outcome.status) == ("aborted", 0)
+    assert (engine.upstream.calls, turn.client.is_aborted) == ([], True)
+    monkeypatch.setattr(Steward, "prepare", prepare)
+    assert (await engine.send(until(5))).client.status == 200

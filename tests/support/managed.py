@@ -1,0 +1,223 @@
+"""Managed calls over fakes, all the way: histories are sent as an agent sends them, and what went upstream is read.
+
+Rule: the log is the fake one, and knows of epochs and plans what was appended and is durable.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from proxy.context.builder import ContextBuilder
+from proxy.context.view import View
+from proxy.engine.exchange import Exchanges
+from proxy.engine.policy import EnginePolicy, Provider
+from proxy.model.epoch import Epoch, Pin, StoredContext
+from proxy.model.errors import StoreUnavailable
+from proxy.model.events import RungFailed
+from proxy.model.exchange import ClientRequest, Headers, Opening
+from proxy.model.plan import ContextPlan, Plan
+from proxy.model.record import Record
+from proxy.wire.chat_completions import ChatCompletions
+from tests.support.engine import JSON, LIMIT, Commit, Engine, FakeArchive, RecordingClient, ScriptedResponse, wait_out
+from tests.support.managing import MODEL, Message, make_builder, make_steward
+from tests.support.rescuing import UpstreamInTurn
+
+NAMED: Headers = ((b"x-session-id", b"s"), (b"authorization", b"Bearer k"))
+ANSWER = b'{"choices":[{"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}]}'
+CEILING = 8_000
+
+
+class ContextLog(FakeArchive):
+    """Tells of sessions what was appended. `is_lazy`: what is not urgent is durable when it is flushed, not before."""
+
+    def __init__(self, *, is_lazy: bool = False) -> None:
+        super().__init__(is_instant=not is_lazy)
+        self.is_lazy = is_lazy
+        self.loses_epochs = self.is_unreadable = False
+        self.pins: list[Pin] = []
+
+    def append(self, *records: Record, is_urgent: bool = True) -> "asyncio.Future[bool]":
+        commit = super().append(*records, is_urgent=is_urgent)
+        if self.loses_epochs and any(isinstance(record, Epoch) for record in records):
+            lost = Commit()
+            lost.set_result(False)
+            return lost
+        if is_urgent:
+            self.flush()
+        return commit
+
+    def flush(self) -> None:
+        super().flush()
+        for each in self.appended if self.is_lazy else ():
+            if not each.commit.done():
+                each.commit.set_result(True)
+
+    async def load_context(self, session: str) -> StoredContext:
+        if self.is_unreadable:
+            raise StoreUnavailable("the log cannot be read")
+        sessions = {opening.exchange: opening.session.id for opening in self.of(Opening)}
+        owed = {plan.view: plan.owed for plan in self.of(Plan) if sessions[plan.exchange] == session}
+        epochs = tuple(epoch for epoch in self.of(Epoch) if epoch.session == session)
+        return StoredContext(epochs, tuple(self.pins), tuple(owed.items()))
+
+
+class ManagedEngine(Engine):
+    """The engine's parts with a steward as the test wants it, and an upstream that answers in turn."""
+
+    def __init__(
+        self,
+        *answers: ScriptedResponse | Exception | None,
+        archive: ContextLog | None = None,
+        ceiling: int | None = CEILING,
+        window: int | None = 1_000_000,
+        provider: Provider | None = None,
+        builder: ContextBuilder | None = None,
+        policy: EnginePolicy | None = None,
+        after: "ManagedEngine | None" = None,
+    ) -> None:
+        own = archive or ContextLog()
+        self.log: ContextLog = after.log if after is not None else own
+        policy = policy or EnginePolicy(commit_wait_ms=100)
+        self.upstream: UpstreamInTurn
+        super().__init__(UpstreamInTurn(*answers), policy, archive=self.log, after=after, is_fresh=after is None)
+        self.steward = make_steward(
+            *(self.log, self.bus, self.clock, self.tasks),
+            ceiling=ceiling,
+            window=window,
+            provider=provider,
+            builder=builder,
+        )
+        formats = {"chat_completions": ChatCompletions()}
+        self.exchanges = Exchanges(policy, formats, self.reception, self.relay, self.tasks, self.steward)
+
+    def start(
+        self, messages: Sequence[Message], headers: Headers = (), *, base: Headers = NAMED, **members: Any
+    ) -> "Turn":
+        """Send a history, in a task of its own."""
+        return Turn(self, spell_as_client({"model": MODEL, "messages": messages, **members}), (*base, *headers))
+
+    async def send(self, messages: Sequence[Message], headers: Headers = (), **members: Any) -> "Turn":
+        """Send a history and wait for the end of its call; where no answer is left, a short one is given."""
+        if not self.upstream.is_ready:
+            self.upstream.prepare(answer())
+        turn = self.start(messages, headers, **members)
+        await turn.finish()
+        return turn
+
+    async def wait_for_late(self, turn: "Turn") -> None:
+        """Wait until the plan that came too late for a call is there."""
+        context = self.steward._memory.contexts.get(turn.labels["x-palimpsest-session"])
+        assert context is not None
+        assert context._late is not None
+        async with asyncio.timeout(LIMIT):
+            await asyncio.wait((context._late[1],))
+
+    @property
+    def epochs(self) -> list[Epoch]:
+        """Those in the log."""
+        return self.log.of(Epoch)
+
+    @property
+    def failures(self) -> list[tuple[str, str]]:
+        """The rungs that did not bear, and why."""
+        return [(event.rung, event.problem) for event in self.events if isinstance(event, RungFailed)]
+
+
+class Turn:
+    """A call, and what came of it."""
+
+    def __init__(self, engine: ManagedEngine, body: bytes, headers: Headers) -> None:
+        self.engine, self.body, self.client = engine, body, RecordingClient()
+        self._exchange = ""
+        self._before, self._after = len(engine.upstream.calls), 0
+        request = ClientRequest("POST", b"/v1/chat/completions", headers, body)
+        self.task = engine.begin(request, "chat_completions", self.client)
+
+    async def finish(self) -> None:
+        await wait_out(self.task)
+        assert await self.engine.tasks.finish(LIMIT)
+        self._after = len(self.engine.upstream.calls)
+        newest = [opening.exchange for opening in self.engine.log.of(Opening)[-1:]]
+        self._exchange = self.labels.get("x-palimpsest-exchange", *newest)
+
+    @property
+    def all_sent(self) -> list[bytes]:
+        """The bodies that went upstream between its beginning and its end."""
+        return [bytes(call.body) for call in self.engine.upstream.calls[self._before : self._after]]  # type: ignore[arg-type]
+
+    @property
+    def sent(self) -> bytes:
+        """The body that went upstream; there was one."""
+        (only,) = self.all_sent
+        return only
+
+    @property
+    def exchange(self) -> str:
+        return self._exchange
+
+    @property
+    def plans(self) -> list[Plan]:
+        """What was decided for it, round by round."""
+        return [plan for plan in self.engine.log.of(Plan) if plan.exchange == self.exchange]
+
+    @property
+    def plan(self) -> Plan:
+        (only,) = self.plans
+        return only
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {name.decode(): value.decode() for name, value in self.client.labels}
+
+    @property
+    def messages(self) -> list[Message]:
+        """Those that went upstream."""
+        messages: list[Message] = json.loads(self.sent)["messages"]
+        return messages
+
+
+class OwnBuilder(ContextBuilder):
+    """Does as it is told with the first plans, then as the real one; `minimal` likewise."""
+
+    def __init__(self, *acts: Any) -> None:
+        self._real = make_builder()
+        self._acts = list(acts)
+        self.asked: list[str] = []
+
+    def build(self, view: View) -> ContextPlan:
+        return self._act("plan", view)
+
+    def minimal(self, view: View) -> ContextPlan:
+        return self._act("minimal", view)
+
+    def _act(self, rung: str, view: View) -> ContextPlan:
+        self.asked.append(rung)
+        real = self._real.build if rung == "plan" else self._real.minimal
+        act = self._acts.pop(0) if self._acts else None
+        if act is None:
+            return real(view)
+        plan: ContextPlan = act(view, real)
+        return plan
+
+
+def spell_as_client(value: Any) -> bytes:
+    """A body whose messages come last: what is behind them would hide how far a prefix goes."""
+    messages = value.pop("messages")
+    return json.dumps({**value, "messages": messages}, ensure_ascii=False).encode()
+
+
+def answer(content: bytes = ANSWER, status: int = 200) -> ScriptedResponse:
+    return ScriptedResponse(content, status=status, headers=JSON, ending="whole")
+
+
+def refuse(message: str) -> ScriptedResponse:
+    """An upstream that finds a request too long."""
+    error = {"message": message, "code": "context_length_exceeded"}
+    return answer(json.dumps({"error": error}).encode(), 400)
+
+
+def cut_end(body: bytes) -> bytes:
+    """A body up to the end of its last message."""
+    assert body.endswith(b"]}")
+    return body[:-2]

@@ -7,9 +7,10 @@ It is bounded by nothing but memory, and gone with the process.
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import TypedDict
 
 from proxy.engine.ports import ALL_SESSIONS, MOST_MARKS, MOST_UNREAD, MOST_UNREAD_BYTES
 from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
@@ -33,6 +34,7 @@ from proxy.model.manifest import (
     decode_recipe,
     root_of,
 )
+from proxy.model.plan import Plan
 from proxy.model.record import Record, leave_derived
 from proxy.store.checks import verify_tables
 from proxy.store.contexts import list_epochs, load_context, load_epoch, load_original
@@ -227,9 +229,6 @@ class MemoryArchive:
         key, exchanges, tree = tables.keys[session], tables.sessions[session], tables.trees[session]
         first, names = tables.exchanges[exchanges[1]], set(exchanges.values())
         usages = [fit_usage(reading.usage) for reading in tables.readings.values() if reading.exchange in names]
-        plans = [plan for plan in tables.plans.values() if plan.exchange in names]
-        counted = [plan for plan in plans if plan.tokens_client is not None and plan.tokens_upstream is not None]
-        savings = [plan.saving for plan in plans if plan.saving is not None]
         return SessionRow(
             id=session,
             family=fit_text(key.family),
@@ -245,9 +244,7 @@ class MemoryArchive:
             side=sum(step.is_side for step in tree.steps.values()),
             adopted=next((source for source, _ in tree.adoptions), ""),
             seq=last.seq,
-            counted=sum(plan.tokens_client or 0 for plan in counted),
-            sent=sum(plan.tokens_upstream or 0 for plan in counted),
-            saving=sum(savings) if savings else None,
+            **_sum_plans(plan for plan in tables.plans.values() if plan.exchange in names),
         )
 
     def _make_exchange(self, exchange: Exchange) -> ExchangeRow:
@@ -297,6 +294,26 @@ class MemoryArchive:
             finish=fit_text(reading.finish) if reading else "",
             plan=self._tables.plans.get(key),
         )
+
+
+class _Sums(TypedDict):
+    """Fields of a `SessionRow`."""
+
+    counted: int
+    sent: int
+    saving: float | None
+
+
+def _sum_plans(plans: Iterable[Plan]) -> _Sums:
+    """Tokens of the client's requests and of those that were sent, where both were counted, and the saving."""
+    found = [(plan.tokens_client, plan.tokens_upstream, plan.saving) for plan in plans]
+    known = [(client, sent) for client, sent, _ in found if client is not None and sent is not None]
+    savings = [saving for _, _, saving in found if saving is not None]
+    return _Sums(
+        counted=sum(client for client, _ in known),
+        sent=sum(sent for _, sent in known),
+        saving=sum(savings) if savings else None,
+    )
 
 
 def _list_unread(tables: Tables, limit: int, most_bytes: int) -> Iterator[UnreadRow]:

@@ -74,8 +74,6 @@ class Steward:
         budget = self._lookout.find_budget(subject)
         if not (subject.chain.is_plain and has_room_for(budget, len(content))) or _find_exemption(subject, mode):
             return None
-        if refuse_pin(subject, ""):
-            return None
         return Sending(content, is_managed=True, is_guarded=_is_risky(budget, subject))
 
     async def prepare(self, subject: Subject, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:

@@ -117,9 +117,11 @@ async def test_another_branch_is_left_alone(talk: Talk) -> None:
     shortened = sent(talk)
     assert len(shortened) < len(edited)
     await talk.care.revert(talk.session, 1)
+    epochs = len(await talk.log.list_epochs(talk.session))
     talk.engine.steward.lookout.memory.contexts.clear()
     await talk.ask(edited)
     assert sent(talk) == shortened
+    assert len(await talk.log.list_epochs(talk.session)) == epochs
     await talk.ask(history)
     assert sent(talk) == history
 
@@ -183,7 +185,15 @@ async def test_pins_beyond_their_share_are_refused(talk: Talk) -> None:
     with pytest.raises(Conflict, match=r"0\.1 of its budget; these would have"):
         await talk.care.pin(await row_of(talk, 2), 4)
     assert [each.place for each in await list_pins(talk)] == [2]
+
+
+async def test_what_is_pinned_already_is_not_noted_again(talk: Talk) -> None:
+    await talk.grow(2)
+    await talk.care.pin(await row_of(talk, 2), 2)
+    pins = (await talk.log.load_context(talk.session)).pins
+    talk.engine.clock.advance(1)
     assert (await talk.care.pin(await row_of(talk, 2), 2)).place == 2
+    assert (await talk.log.load_context(talk.session)).pins == pins
 
 
 async def test_a_place_that_is_not_there_is_told(talk: Talk) -> None:

@@ -41,7 +41,7 @@ def spell(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
 
 def make_path(messages: Sequence[Mapping[str, Any]]) -> Path:
     shapes = [read_shape(CHAT, raw) for raw in spell(messages)]
-    return Path([], shapes, [], judge_history(shapes), Head(b"", (), 0))
+    return Path([], shapes, [], judge_history(shapes), Head(b"", (), 0), (), 0)
 
 
 def splice(

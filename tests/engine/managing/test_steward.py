@@ -11,7 +11,7 @@ from proxy.engine.managing.sending import Sending
 from proxy.engine.managing.subject import Subject
 from proxy.model.epoch import Epoch
 from proxy.model.events import AnswerRead, RungFailed
-from proxy.model.exchange import Usage
+from proxy.model.exchange import Headers, Usage
 from proxy.model.plan import Plan
 from tests.support.engine import HEALTHY
 from tests.support.managed import Desk
@@ -77,11 +77,10 @@ async def test_whatever_goes_wrong_the_request_goes_on_as_it_came(monkeypatch: p
     assert desk.list_events(RungFailed) == [RungFailed("x1", "s1", "plan", problem)]
 
 
-async def test_nobody_stands_by_who_is_not_managed() -> None:
-    desk = Desk()
-    subject = make_subject(until(1))
-    assert desk.steward.stand_by(subject, Sending(b""), None, desk.commit) is None
-    rescuer = desk.steward.stand_by(subject, Sending(b"", is_managed=True, is_guarded=True), None, desk.commit)
+async def test_a_rescuer_stands_by_who_is_managed() -> None:
+    desk, told = Desk(), list[Headers]()
+    sending = Sending(b"", is_managed=True, is_guarded=True)
+    rescuer = desk.steward.stand_by(make_subject(until(1)), sending, desk.commit, told.append)
     assert isinstance(rescuer, Rescue)
     assert rescuer.is_guarded
     assert rescuer.read_start(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n') == "content"

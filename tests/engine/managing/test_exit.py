@@ -72,21 +72,28 @@ async def converse(steps: list[str], ceiling: int, *, is_reopened: bool = False)
     """Carry a conversation and look at all that was sent; how many requests were rewritten."""
     with tempfile.TemporaryDirectory() as folder:
         talk = Talk(Path(folder), ceiling)
-        history: list[Message] = [{"role": "system", "content": "Be good."}, {"role": "user", "content": "begin"}]
-        asked = []
-        for number, step in enumerate(steps):
-            await talk.ask(history)
-            asked.append(list(history))
-            extend(history, number, step)
-            if is_reopened and number == len(steps) // 2:
-                await talk.reopen()
-        await check(talk, asked)
-        await talk.reopen()
-        await check(talk, asked)
-        await talk.close()
-        return sum(
-            json.loads(sent)["messages"] != messages for sent, messages in zip(talk.upstream.bodies, asked, strict=True)
-        )
+        try:
+            asked = await carry(talk, steps, is_reopened=is_reopened)
+            await check(talk, asked)
+            await talk.reopen()
+            await check(talk, asked)
+        finally:
+            await talk.close()
+    sent = [json.loads(body)["messages"] for body in talk.upstream.bodies]
+    return sum(ours != messages for ours, messages in zip(sent, asked, strict=True))
+
+
+async def carry(talk: Talk, steps: list[str], *, is_reopened: bool) -> list[list[Message]]:
+    """The calls of a conversation; the histories that its client held."""
+    history: list[Message] = [{"role": "system", "content": "Be good."}, {"role": "user", "content": "begin"}]
+    asked = []
+    for number, step in enumerate(steps):
+        await talk.ask(history)
+        asked.append(list(history))
+        extend(history, number, step)
+        if is_reopened and number == len(steps) // 2:
+            await talk.reopen()
+    return asked
 
 
 async def check(talk: Talk, asked: list[list[Message]]) -> None:

@@ -178,7 +178,10 @@ async def test_another_error_is_not_ours_to_mend(content: bytes) -> None:
 
 
 async def test_what_goes_wrong_inside_is_no_retry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Rescue, "_cut", fail)
+    async def fail_later(*_: object) -> None:
+        fail()
+
+    monkeypatch.setattr(Rescue, "_cut", fail_later)
     engine = ManagedEngine(refuse(CONTEXT.format(8192, 9500)), ceiling=None)
     turn = await engine.send(LONG)
     assert (turn.client.status, len(turn.all_sent)) == (400, 1)

@@ -114,6 +114,16 @@ async def test_the_same_history_again_has_the_same_bytes() -> None:
     assert len(engine.epochs) == 2
 
 
+async def test_a_history_that_a_newer_epoch_would_stand_for_has_the_same_bytes_too() -> None:
+    engine = ManagedEngine()
+    await open_epoch(engine)
+    turns = [await engine.send(until(steps)) for steps in range(24, 36)]
+    opened = next(i for i, turn in enumerate(turns) if turn.plan.rung == "plan")
+    before, epoch = turns[opened - 1], engine.epochs[1]
+    assert epoch.depth <= len(json.loads(before.body)["messages"]) - 1
+    assert (await engine.send(json.loads(before.body)["messages"])).sent == before.sent
+
+
 async def test_a_branch_in_the_middle_goes_on_under_the_epoch_of_what_it_shares() -> None:
     engine = ManagedEngine()
     first = await open_epoch(engine)

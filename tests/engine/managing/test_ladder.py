@@ -43,6 +43,7 @@ async def test_an_epoch_that_opens_is_committed_and_holds() -> None:
     assert epoch.opened_ms == FixedClock().now_ms()
     assert footing.tokens == epoch.tokens_after < case.tokens == epoch.tokens_before
     assert case.context.find("gpt-4o", case.subject) is epoch
+    assert list(case.context.sizes) == [epoch.id]  # what is sent for it need not be counted again
     again = await desk.look_at(LONG)
     assert (again.epoch, again.tokens, again.frozen) == (epoch, footing.tokens, case.context.sizes[epoch.id])
     kept = desk.ladder.keep(again)
@@ -197,4 +198,5 @@ async def test_a_minimal_plan_that_comes_too_late_does_not_take_the_place_of_the
     assert [failed.rung for failed in desk.list_events(RungFailed)] == ["plan", "minimal"]
     assert case.context._late is not None
     await asyncio.wait((case.context._late[1],))
+    assert case.context._late[1].result().plan.rung == "plan"
     assert (await desk.climb(case)).rung == "plan"

@@ -119,7 +119,8 @@ async def test_where_too_little_output_would_be_left_the_context_is_cut_so_that_
     turn = await engine.send(LONG, max_tokens=8_000)
     _, second = turn.all_sent
     assert json.loads(second)["max_tokens"] == 8_000
-    assert count(second) + 8_000 < 12_000
+    assert turn.plans[-1].usable + 8_000 < 12_000
+    assert count(second) <= turn.plans[-1].usable
     assert [plan.rung for plan in turn.plans][-1] in ("plan", "minimal")
 
 
@@ -194,6 +195,15 @@ async def test_a_commit_that_fails_is_no_retry() -> None:
     assert (turn.client.status, len(turn.all_sent)) == (400, 1)
     assert [rung for rung, _ in engine.failures] == ["plan"]
     assert len(engine.epochs) == 1
+
+
+async def test_what_is_no_shorter_than_what_was_refused_is_no_retry() -> None:
+    engine = ManagedEngine()
+    await engine.send(LONG)
+    engine.log.loses_epochs = True
+    engine.upstream.prepare(refuse(CONTEXT.format(2_000, 2_500)))
+    turn = await engine.send(HISTORY[: 2 + 2 * 23])
+    assert (turn.client.status, turn.plan.rung, len(turn.all_sent)) == (400, "epoch", 1)
 
 
 async def test_who_is_not_managed_is_not_cut() -> None:

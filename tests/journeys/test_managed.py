@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from proxy.assembly import load_encoder
 from proxy.engine.counting import Counting
+from proxy.model.marker import LEDGER_HEAD
 from proxy.upstream.tokenizer import Tokenizer
 from tests.journeys.provider import run_application
 from tests.journeys.running import TOKEN, Running, run_command, run_proxy
@@ -147,7 +148,7 @@ def check_originals(proxy: Running, data: Path, session: str, history: list[Mess
     assert call(proxy, "/refs/aaaaaaaaaa")[0] == 404
     told = run_command("diff", session, str(STEPS - 2), "--data", str(data)).stdout.decode()
     assert f"ref:{epoch['references'][0]['id']}" in told
-    assert "[Ledger of earlier work" in run_command("handoff", session, "--data", str(data)).stdout.decode()
+    assert LEDGER_HEAD in run_command("handoff", session, "--data", str(data)).stdout.decode()
     assert "\nsent as   epoch" in run_command("show", session, str(STEPS - 2), "--data", str(data)).stdout.decode()
 
 

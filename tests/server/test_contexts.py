@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.context.original import PAGE
+from proxy.model.marker import LEDGER_HEAD
 from proxy.store.memory import MemoryArchive
 from tests.support.managing import make_history, spell
 from tests.support.scripted import LIMIT, Message, ScriptedUpstream, Wire, answer, request
@@ -196,7 +197,7 @@ async def test_a_difference_is_told(managed: Managed) -> None:
 async def test_a_handoff_is_given(managed: Managed) -> None:
     got = await managed.call("/sessions/{id}/handoff")
     assert (got.status, got.find(b"content-type")) == (200, b"text/markdown; charset=utf-8")
-    assert b"[Ledger of earlier work" in got.body
+    assert LEDGER_HEAD.encode() in got.body
     branch = (await managed.load("/sessions/{id}"))["branches"][0]["tip"]
     assert (await managed.call(f"/sessions/{{id}}/handoff?branch={branch[:8]}")).body == got.body
 

@@ -6,6 +6,7 @@ import pytest
 
 from proxy.engine.reports.handoff import load_handoff, write_handoff
 from proxy.model.errors import NotFound
+from proxy.model.marker import LEDGER_HEAD
 from tests.support.fake_log import tree_log
 from tests.support.talking import Talk
 
@@ -25,7 +26,7 @@ async def test_what_was_archived_is_told_in_short_and_the_rest_word_for_word(tal
     text = write_handoff(handoff)
     (epoch,) = (await talk.log.load_context(talk.session)).epochs
     assert handoff.epoch == epoch
-    assert text.count("[Ledger of earlier work") == 1
+    assert text.count(LEDGER_HEAD) == 1
     assert f"## The first {epoch.depth} messages, in short" in text
     archived = [message["content"] for message in history[2:] if message["content"] not in text]
     assert archived

@@ -16,9 +16,9 @@ FILE_LINES, FUNCTION_LINES, CLASS_LINES = 400, 50, 250
 LAZY_IMPORTS: dict[str, set[str]] = {"proxy/assembly.py": {"proxy.upstream.encodings"}}
 # The boundaries where an exception of any kind is caught for good.
 BROAD_EXCEPTS = [
+    "proxy/engine/boundary.py",
     "proxy/engine/bus.py",
     "proxy/engine/readings.py",
-    "proxy/engine/reception.py",
     "proxy/store/sqlite/writer.py",
 ]
 MOST_BROAD_EXCEPTS = 4

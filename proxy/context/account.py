@@ -4,12 +4,11 @@ Rule: an account is a value; each thing that happens to it gives a new one. Toke
 tokens of uncached input (`context/tariff`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from proxy.context.budget import Budget
 from proxy.context.tariff import Tariff
-from proxy.context.view import Seen
 from proxy.model.epoch import Epoch
 
 MOST_FUTILE = 2
@@ -91,28 +90,6 @@ def note_epoch(account: Account, after: int, protected: int, budget: Budget) -> 
 def note_revert(account: Account, after: int) -> Account:
     """After a person went back to what stood before, which is `after` tokens: it holds until the high mark (B19)."""
     return Account(base=after, is_held=True, sent_at=account.sent_at)
-
-
-def add_history(account: Account, sizes: Iterable[int], tariff: Tariff, low: int) -> Account:
-    """As if the requests of these sizes had been noted, one after the other, by somebody who knew no more of them.
-
-    For the requests that nobody counted because they were far below the soft mark.
-    """
-    for size in sizes:
-        account = note_sent(account, Sent(size), tariff, low)
-    return account
-
-
-def list_sizes(messages: Sequence[Seen], head: int) -> list[int]:
-    """The sizes of the requests that a history tells of: one before each answer, behind `head` tokens."""
-    sizes = []
-    size, before = head, ""
-    for seen in messages:
-        role = seen.shape.role
-        if role == "assistant" and before != "assistant":
-            sizes.append(size)
-        size, before = size + seen.tokens, role
-    return sizes
 
 
 def restore_account(epochs: Iterable[Epoch], owed: float, budget: Budget) -> Account:

@@ -19,7 +19,7 @@ from proxy.context.user_words import Shown, show_older
 from proxy.context.view import View
 from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Rung, Written
 
-_ARCHIVE_SHARE, _ARCHIVE_MOST = 0.3, 16_000
+_ARCHIVE_SHARE, _ARCHIVE_MOST = 0.28, 16_000
 _USERS_SHARE = 0.25
 _INLINE_SHARE = 0.25
 _FULL = 0.85

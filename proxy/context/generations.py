@@ -13,7 +13,7 @@ from proxy.context.survey import Survey
 from proxy.model.plan import ContextPlan, Reference, Written
 
 MOST = 4
-_FIRST_SHARE = 0.5
+_FIRST_SHARE = 0.55
 _NEXT_SHARE, _NEXT_RATIO = 0.2, 0.143
 _FRAME = 4
 _REFERENCE = re.compile(r"\bref:([a-z0-9]{10})\b")

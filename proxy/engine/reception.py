@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from proxy.context.budget import is_bounded
+from proxy.engine.boundary import attempt
 from proxy.engine.histories import Histories, History, Key, split_known, take_stock
 from proxy.engine.lineage.chain import Chain, make_chain, read_messages
 from proxy.engine.lineage.known import Traits
@@ -105,10 +106,8 @@ class Reception:
         """Recognise a request whose body is at hand. Waits for the log where memory does not know its history."""
         exchange = self._ids.next_exchange()
         caller = self._lineage.tenants.find(request.headers)
-        try:
-            recognised = await self._recognise(request, form, caller, exchange)
-        except Exception:  # noqa: BLE001 - a boundary: what we cannot make out must not fail the call
-            _log.exception("a request was not understood; it is carried and kept whole")
+        recognised = await attempt(self._recognise(request, form, caller, exchange), _note_riddle)
+        if recognised is None:
             recognised = self._keep_apart(request, caller, exchange)
         reading = _Reading("managed", form.name, recognised.model, recognised.body)
         opening = self._open(request, mode, exchange, recognised.session, reading)
@@ -228,6 +227,10 @@ class Reception:
             if not route.models:
                 return route.upstream
         return self._routes[0].upstream
+
+
+def _note_riddle(error: Exception) -> None:
+    _log.error("a request was not understood; it is carried and kept whole", exc_info=error)
 
 
 def _is_plain(content: bytes, known: History | None, shared: int) -> bool:

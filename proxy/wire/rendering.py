@@ -47,10 +47,20 @@ def reach_user(
     wire: str, edits: Sequence[Edit], through: int, messages: Sequence[bytes]
 ) -> tuple[tuple[Edit, ...], int]:
     """The edits and how many messages they stand for, so that a last one of ours can be joined with the user's next."""
-    is_open = bool(edits) and isinstance(edits[-1], Written) and through < len(messages)
+    is_open = through < len(messages) and _ends_with_ours(wire, edits, messages)
     if is_open and read_shape(wire, messages[through]).role == "user":
         return (*edits, Kept(through)), through + 1
     return tuple(edits), through
+
+
+def _ends_with_ours(wire: str, edits: Sequence[Edit], messages: Sequence[bytes]) -> bool:
+    """Whether the last message is ours, or will be one with ours."""
+    for edit in reversed(edits):
+        if isinstance(edit, Written):
+            return True
+        if read_shape(wire, messages[edit.place]).role != "user":
+            return False
+    return False
 
 
 def place_marker(wire: str, rendered: tuple[bytes, ...], lost: Sequence[str]) -> tuple[bytes, ...]:

@@ -1,7 +1,5 @@
 """Accounts: what is owed for sending more than an epoch would have left."""
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +7,6 @@ from hypothesis import strategies as st
 from proxy.context.account import (
     Account,
     Sent,
-    add_history,
-    list_sizes,
     note_epoch,
     note_revert,
     note_sent,
@@ -133,18 +129,6 @@ def test_a_revert_holds_and_begins_anew() -> None:
     assert account == Account(base=25_000, is_held=True, sent_at=7.0)
 
 
-def test_a_history_is_as_if_it_had_been_noted() -> None:
-    account = add_history(Account(), [5000, 10_000, 12_000, 20_000], TARIFF, LOW)
-    assert account.owed == pytest.approx(0.1 * (1000 + 3000))
-    assert account.sent == 20_000
-
-
-def test_a_history_tells_of_a_request_before_each_answer() -> None:
-    roles = ["user", "assistant", "assistant", "tool", "tool", "assistant", "user"]
-    assert list_sizes([say(role, 10) for role in roles], head=100) == [110, 150]
-    assert list_sizes([], head=100) == []
-
-
 def test_an_account_is_restored_from_its_epochs() -> None:
     assert restore_account([], 7.0, BUDGET) == Account(owed=7.0)
     found = restore_account([make_epoch(8000), make_epoch(12_000)], 7.0, BUDGET)
@@ -168,9 +152,3 @@ def test_what_is_owed_only_grows(seen: list[int], low: int) -> None:
         after = note_sent(account, Sent(size), TIERED, low)
         assert after.owed >= account.owed
         account = after
-
-
-@given(sizes, st.integers(0, 50_000))
-def test_a_warm_history_owes_a_tenth_of_every_excess(seen: list[int], low: int) -> None:
-    expected = sum(0.1 * max(0, min(before, size) - low) for before, size in pairwise(seen))
-    assert add_history(Account(), seen, TARIFF, low).owed == pytest.approx(expected)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from proxy.context.builder import ContextBuilder
 from proxy.context.policy import BuilderPolicy
 from proxy.context.turns import split_groups
-from proxy.model.plan import ContextPlan, Kept, Replaced, Written
+from proxy.model.plan import Kept, Replaced, Written
 from proxy.wire.validity import Rules, find_faults, judge_history
 from tests.support.views import (
     Message,
@@ -31,8 +31,6 @@ from tests.support.views import (
 
 BUILDER = ContextBuilder(BuilderPolicy(), count)
 REFERENCE = re.compile(r"\bref:([a-z0-9]{10})")
-
-NOTHING = ContextPlan(0, (), (), 0)
 
 _WORDS = st.sampled_from(
     ["proxy/engine/relay.py", "read_shape", "NULL", "and so on", "\n", "ref:abcdefghij", "[tool: x"]
@@ -67,8 +65,8 @@ def is_skill(messages: list[Message], i: int) -> bool:
     return any(each["function"]["name"] == "skill" for each in calls)
 
 
-def measure(messages: list[Message], plan: ContextPlan) -> int:
-    return sum(see(message).tokens for message in render(messages, plan))
+def weigh(messages: list[Message]) -> int:
+    return sum(see(message).tokens for message in messages)
 
 
 @settings(max_examples=150, deadline=None)
@@ -92,15 +90,12 @@ def test_a_plan_is_valid_fits_and_keeps_what_must_stay(
     assert named == {each.id for each in plan.references}
     assert all(0 <= each.start < each.stop <= len(messages) for each in plan.references)
     newest = [message for message in messages if message["role"] == "user"]
+    skills = [] if is_minimal else [message for i, message in enumerate(messages) if is_skill(messages, i)]
+    room = 0.3 * seen.budget.usable - head
     assert newest[-1] in sent
-    assert (
-        all(message in sent for message in newest[-2:])
-        or is_minimal
-        or measure(newest[-2:], NOTHING) > 0.3 * seen.budget.usable
-    )
-    assert measure(messages, plan) <= plan.tokens
-    bound = [newest[-1], *(m for i, m in enumerate(messages) if is_skill(messages, i) and not is_minimal)]
-    assert head + plan.tokens <= seen.budget.usable or measure(bound, NOTHING) + head > 0.3 * seen.budget.usable
+    assert is_minimal or all(message in sent for message in newest[-2:]) or weigh([*newest[-2:], *skills]) > room
+    assert weigh(sent) <= plan.tokens
+    assert head + plan.tokens <= seen.budget.usable or weigh([newest[-1], *skills]) > room
 
 
 OUTPUT = "\n".join(f"def word_{i}(): return other_{i}" for i in range(60))
@@ -140,6 +135,9 @@ def test_pins_and_outputs_of_protected_tools_stay_as_they_are() -> None:
     messages = [*DAY[:9], *act("s", "x", "what the skill says", name="skill"), *DAY[9:]]
     plan = BUILDER.build(view(messages, 6000, pinned=[4]))
     assert {3, 4, 9, 10} <= {edit.place for edit in plan.edits if isinstance(edit, Kept)}
+    large = act("s", "x", "what the skill says " * 1400, name="skill")
+    plan = BUILDER.build(view([*DAY, *large, *DAY[-6:]], 6000))
+    assert large[1] in render([*DAY, *large, *DAY[-6:]], plan)
 
 
 def test_the_next_epoch_takes_the_ledger_over_as_it_is() -> None:
@@ -170,11 +168,14 @@ def test_a_fresh_output_that_fits_nowhere_becomes_a_block() -> None:
     assert any(isinstance(edit, Replaced) and edit.place == len(DAY) + 1 for edit in plan.edits)
 
 
-def test_words_of_the_assistant_that_fit_nowhere_are_cut_and_the_user_s_newest_never() -> None:
-    messages = [*DAY, said("I think " * 9000), user("x " * 9000)]
+def test_older_words_that_fit_nowhere_are_cut_and_the_user_s_newest_never() -> None:
+    messages = [*DAY, user("y " * 12_000), said("hm"), user("x " * 3000)]
     plan = BUILDER.build(view(messages, 6000))
     assert render(messages, plan)[-1] == messages[-1]
-    assert all(len(text) < 8000 for text in list_texts(plan))
+    assert [edit.place for edit in plan.edits if isinstance(edit, Replaced)] == [len(DAY)]
+    assert plan.tokens <= view(messages, 6000).budget.usable
+    messages = [*DAY, said("hm"), user("x " * 15_000)]
+    assert render(messages, BUILDER.build(view(messages, 6000)))[-1] == messages[-1]
 
 
 def test_the_minimal_plan_is_a_short_ledger_and_the_last_turn() -> None:

@@ -24,15 +24,15 @@ def test_words_the_agent_used_come_before_those_it_only_saw() -> None:
 
 
 def test_each_trait_counts() -> None:
-    outputs = "from mod_iii import x\nabcdefgh12345 seen_twice 1234567 np.zeros os.other"
+    outputs = "from mod_iii import x\nabcdefgh12345 seen_twice 1234567 np.zeros os.other seen_once"
     messages = [user("go"), *act("1", "ls", "old_name"), user("next"), *act("2", "np.ones", outputs)]
-    messages += act("3", "cat > made/file.py", "seen_twice")
+    messages += act("3", "cat > made/file.py", "seen_twice seen_new")
     found = index(messages)
     assert predict(found, "mod_iii") > predict(found, "old_name")
     assert predict(found, "old_name") > predict(found, "1234567")
     assert predict(found, "np.zeros") > predict(found, "os.other")
     assert predict(found, "made/file.py") > predict(found, "np.zeros")
-    assert predict(found, "seen_twice") > predict(found, "old_name")
+    assert predict(found, "seen_twice") > predict(found, "seen_new")
 
 
 def test_of_equal_words_the_shorter_comes_first_and_then_the_alphabet() -> None:

@@ -57,7 +57,7 @@ async def test_between_epochs_what_is_sent_only_grows() -> None:
         assert after.sent.startswith(cut_end(before.sent)) is not is_opened
         assert is_opened or after.plan.epoch == before.plan.epoch
         assert after.plan.tokens_upstream is None or after.plan.tokens_upstream <= after.plan.usable
-    assert max(len(turn.sent) for turn in turns) < len(turns[-1].sent) * 2 < len(turns[-1].body)
+    assert max(len(turn.sent) for turn in turns) < len(turns[-1].body)
     assert engine.failures == []
 
 
@@ -112,6 +112,16 @@ async def test_the_same_history_again_has_the_same_bytes() -> None:
         again = await engine.send(json.loads(turn.body)["messages"])
         assert again.sent == turn.sent
     assert len(engine.epochs) == 2
+
+
+async def test_a_history_that_a_newer_epoch_would_stand_for_has_the_same_bytes_too() -> None:
+    engine = ManagedEngine()
+    await open_epoch(engine)
+    turns = [await engine.send(until(steps)) for steps in range(24, 36)]
+    opened = next(i for i, turn in enumerate(turns) if turn.plan.rung == "plan")
+    before, epoch = turns[opened - 1], engine.epochs[1]
+    assert epoch.depth <= len(json.loads(before.body)["messages"]) - 1
+    assert (await engine.send(json.loads(before.body)["messages"])).sent == before.sent
 
 
 async def test_a_branch_in_the_middle_goes_on_under_the_epoch_of_what_it_shares() -> None:
@@ -277,6 +287,14 @@ async def test_two_requests_at_once_open_one_epoch() -> None:
     (epoch,) = engine.epochs
     assert {first.plan.epoch, second.plan.epoch} == {epoch.id}
     assert sorted([first.plan.rung, second.plan.rung]) == ["epoch", "plan"]
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_what_the_first_byte_of_a_stream_waits_for_does_not_wait_for_company(*, is_stream: bool) -> None:
+    engine = ManagedEngine()
+    await engine.send(LONG, stream=is_stream)
+    rounds = [each.is_urgent for each in engine.log.appended if isinstance(each.records[0], Round)]
+    assert rounds == [is_stream]
 
 
 async def test_what_is_not_kept_whole_is_not_managed() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.model.growing import Growing, extend
+from proxy.model.growing import Growing, count_common, extend
 
 steps = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20), st.lists(st.integers(), max_size=4)), max_size=12)
 
@@ -24,6 +24,31 @@ def test_nobody_sees_what_another_has_added(steps: list[tuple[int, int, list[int
     for growing, expected in made:
         assert list(growing) == list(growing[:]) == expected
         assert list(reversed(growing)) == expected[::-1]
+
+
+@given(steps)
+def test_what_is_held_but_once_is_the_same(steps: list[tuple[int, int, list[int]]]) -> None:
+    made: list[Sequence[int]] = [(7, 8)]
+    for whose, kept, more in steps:
+        known = made[whose % len(made)]
+        made.append(extend(known, kept % (len(known) + 1), more))
+    for one in made:
+        for other in made:
+            count = count_common(one, other)
+            assert count == count_common(other, one) <= min(len(one), len(other))
+            assert list(one[:count]) == list(other[:count])
+
+
+def test_what_goes_on_in_place_has_all_of_it_in_common_and_a_copy_nothing() -> None:
+    first = Growing(list(range(9)))
+    second = first.extend(9, [9])
+    assert (count_common(first, second), count_common(second, first), count_common(first, first)) == (9, 9, 9)
+    assert count_common(first, second.extend(8, [7])) == 0
+    assert (count_common(known := (1, 2), known), count_common((1, 2), [1, 2]), count_common(first, range(9))) == (
+        2,
+        0,
+        0,
+    )
 
 
 @given(st.lists(st.integers(), max_size=6), st.slices(6), st.integers(-8, 8))

@@ -10,17 +10,32 @@ from typing import Any
 
 from proxy.context.builder import ContextBuilder
 from proxy.context.view import View
+from proxy.engine.bus import EventBus
 from proxy.engine.exchange import Exchanges
+from proxy.engine.managing.case import Case
+from proxy.engine.managing.ladder import Footing
+from proxy.engine.managing.steward import Steward
 from proxy.engine.policy import EnginePolicy, Provider
+from proxy.engine.tasks import TaskRunner
 from proxy.model.epoch import Epoch, Pin, StoredContext
 from proxy.model.errors import StoreUnavailable
-from proxy.model.events import RungFailed
+from proxy.model.events import Event, RungFailed
 from proxy.model.exchange import ClientRequest, Headers, Opening
 from proxy.model.plan import ContextPlan, Plan
 from proxy.model.record import Record
 from proxy.wire.chat_completions import ChatCompletions
-from tests.support.engine import JSON, LIMIT, Commit, Engine, FakeArchive, RecordingClient, ScriptedResponse, wait_out
-from tests.support.managing import MODEL, Message, make_builder, make_steward
+from tests.support.engine import (
+    JSON,
+    LIMIT,
+    Commit,
+    Engine,
+    FakeArchive,
+    FixedClock,
+    RecordingClient,
+    ScriptedResponse,
+    wait_out,
+)
+from tests.support.managing import MODEL, Message, make_builder, make_steward, make_subject
 from tests.support.rescuing import UpstreamInTurn
 
 NAMED: Headers = ((b"x-session-id", b"s"), (b"authorization", b"Bearer k"))
@@ -199,6 +214,40 @@ class OwnBuilder(ContextBuilder):
             return real(view)
         plan: ContextPlan = act(view, real)
         return plan
+
+
+class Desk:
+    """A steward over fakes; the log has what was committed, unless it is told to lose that."""
+
+    def __init__(self, *acts: Any, window: int | None = 1_000_000, ceiling: int = 8_000) -> None:
+        tasks = TaskRunner()
+        bus = EventBus(tasks)
+        self.events: list[Event] = []
+        bus.subscribe_all(self.events.append)
+        self.builder, self.clock, self.log = OwnBuilder(*acts), FixedClock(), ContextLog()
+        self.steward: Steward = make_steward(
+            *(self.log, bus, self.clock, tasks), ceiling=ceiling, window=window, builder=self.builder
+        )
+        self.ladder = self.steward._ladder
+        self.committed: list[Epoch] = []
+        self.is_lost = False
+
+    async def commit(self, epoch: Epoch) -> bool:
+        self.committed.append(epoch)
+        await asyncio.sleep(0)
+        return not self.is_lost
+
+    async def look_at(self, messages: Sequence[Message], exchange: str = "x1", **options: Any) -> Case:
+        subject = make_subject(messages, exchange, **options)
+        context = await self.steward._memory.contexts.open(subject)
+        epoch, budget = context.find(subject.model, subject), self.steward._lookout.find_budget(subject)
+        return await self.steward._lookout.look_at(subject, context, epoch, budget)
+
+    async def climb(self, case: Case, why: Any = "hard") -> Footing:
+        return await self.ladder.climb(case, why, self.commit)
+
+    def list_events(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
 
 
 def spell_as_client(value: Any) -> bytes:

@@ -173,6 +173,15 @@ def test_a_message_of_ours_at_the_end_reaches_for_the_users_next() -> None:
     assert reach_user(CHAT, (), 0, messages) == ((), 0)
 
 
+def test_a_user_message_that_becomes_one_with_ours_reaches_the_next_too() -> None:
+    said = b'{"role":"assistant","content":"yes"}'
+    messages = [USER % b"a", USER % b"b", said, USER % b"c"]
+    ours = (Written("ours", 0, 1), Kept(0))
+    assert reach_user(CHAT, ours, 1, messages) == ((*ours, Kept(1)), 2)
+    assert reach_user(CHAT, (*ours, Kept(2)), 3, messages) == ((*ours, Kept(2)), 3)
+    assert reach_user(CHAT, (Kept(0),), 1, messages) == ((Kept(0),), 1)
+
+
 def test_rendered_messages_have_no_cache_markers() -> None:
     message = {"role": "user", "content": [result([text("x") | MARK]) | MARK, USE | MARK], "x": [MARK]} | MARK
     (rendered,) = render(ANTHROPIC, [Kept(0)], [json.dumps(message).encode()])

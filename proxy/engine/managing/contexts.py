@@ -12,7 +12,7 @@ from dataclasses import replace
 from proxy.context.account import Account, restore_account
 from proxy.context.budget import Budget
 from proxy.engine.managing.opening import Draft
-from proxy.engine.managing.paths import count_shared
+from proxy.engine.managing.paths import Head, count_shared
 from proxy.engine.managing.subject import Subject
 from proxy.engine.ports import Archive
 from proxy.model.epoch import Epoch, Pin, StoredContext
@@ -32,14 +32,15 @@ _NODE_WEIGHT = 60
 class Standing:
     """What holds of one view of a session under one epoch, or under none.
 
-    `before` are the nodes of the last request that was charged to `account`.
+    `before` are the nodes of the last request that was charged to `account`, `head` what went before its messages.
     """
 
-    __slots__ = ("account", "before")
+    __slots__ = ("account", "before", "head")
 
     def __init__(self, account: Account) -> None:
         self.account = account
         self.before: Sequence[bytes] | None = None
+        self.head: Head | None = None
 
     @property
     def weight(self) -> int:

@@ -12,6 +12,7 @@ from functools import partial
 import msgspec
 
 from proxy.context.account import note_epoch
+from proxy.engine.boundary import attempt, attempt_now
 from proxy.engine.bus import EventBus
 from proxy.engine.managing.case import Case
 from proxy.engine.managing.memory import Memory
@@ -27,6 +28,7 @@ Commit = Callable[[Epoch], Awaitable[bool]]
 """Has the log keep an epoch, and with it what it refers to; whether that is done."""
 
 OPENING_SECONDS = 0.25
+_NEW_RUNGS: tuple[Rung, ...] = ("plan", "minimal")
 
 _log = logging.getLogger("palimpsest.managing")
 
@@ -65,12 +67,9 @@ class Ladder:
             return None
         if not epoch.depth:
             return Footing("original", case.subject.split.content, case.client_tokens, epoch)
-        try:
-            body = self._rewriter.rewrite(case.subject, case.path, epoch)  # a later pin is for the next epoch
-        except Exception as error:  # noqa: BLE001 - a boundary: the next rung is there for whatever fails
-            self._tell(case, "epoch", error)
-            return None
-        return Footing("epoch", body, case.tokens, epoch)
+        rewrite = partial(self._rewriter.rewrite, case.subject, case.path, epoch)  # a later pin is for the next epoch
+        body = attempt_now(rewrite, partial(self._tell, case, "epoch"))
+        return None if body is None else Footing("epoch", body, case.tokens, epoch)
 
     async def _open(self, case: Case, why: Why, commit: Commit, name: str) -> Footing | None:
         """A new epoch, or the one that another request has opened meanwhile."""
@@ -79,29 +78,21 @@ class Ladder:
             if found is not None and found is not case.epoch:
                 frozen = await self._paths.count_messages(case.subject, found.rendered)
                 return self.keep(msgspec.structs.replace(case, epoch=found, frozen=frozen))
-            try:
-                opened = await self._try_to_open(case, why, commit, name, is_minimal=False)
-                if opened is None and (why == "overflow" or not _fits(case)):
-                    opened = await self._try_to_open(case, why, commit, name, is_minimal=True)
-            except StoreUnavailable:
-                return None
-            return opened
-
-    async def _try_to_open(
-        self, case: Case, why: Why, commit: Commit, name: str, *, is_minimal: bool
-    ) -> Footing | None:
-        rung: Rung = "minimal" if is_minimal else "plan"
-        try:
-            draft = await self._draft(case, is_minimal=is_minimal)
-            if draft is None or not draft.plan.through:
-                return None
-            return await self._begin(case, draft, why, commit, name, rung)
-        except StoreUnavailable as error:
-            self._tell(case, rung, error)
-            raise
-        except Exception as error:  # noqa: BLE001 - a boundary: the next rung is there for whatever fails
-            self._tell(case, rung, error)
+            for rung in _NEW_RUNGS:
+                problems: list[Exception] = []
+                opened = await attempt(self._draft_and_begin(case, why, commit, name, rung), problems.append)
+                for problem in problems:
+                    self._tell(case, rung, problem)
+                is_log_late = any(isinstance(problem, StoreUnavailable) for problem in problems)
+                if opened is not None or is_log_late or (why != "overflow" and _fits(case)):
+                    return opened
             return None
+
+    async def _draft_and_begin(self, case: Case, why: Why, commit: Commit, name: str, rung: Rung) -> Footing | None:
+        draft = await self._draft(case, is_minimal=rung == "minimal")
+        if draft is None or not draft.plan.through:
+            return None
+        return await self._begin(case, draft, why, commit, name, rung)
 
     async def _draft(self, case: Case, *, is_minimal: bool) -> Draft | None:
         """A draft, in time; a plan that comes too late is there for the next request."""

@@ -58,14 +58,17 @@ class Lookout:
         path = await self.memory.paths.follow(subject)
         model = subject.model
         frozen = await self._weigh(subject, context, epoch) if epoch is not None else 0
-        before = context.get_standing(model, epoch.id if epoch is not None else "", budget).before
+        standing = context.get_standing(model, epoch.id if epoch is not None else "", budget)
+        kept = find_kept(path, standing.before, frozen, epoch.depth if epoch is not None else 0)
+        if standing.head not in (None, path.head):
+            kept = 0  # a provider reads from its cache what is alike from the very beginning
         return Case(
             subject=subject,
             context=context,
             epoch=epoch,
             frozen=frozen,
             path=path,
-            kept=find_kept(path, before, frozen, epoch.depth if epoch is not None else 0),
+            kept=kept,
             budget=budget,
             tariff=self.find_tariff(subject, path),
             ratio=self.find_ratio(subject),

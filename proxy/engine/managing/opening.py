@@ -17,7 +17,8 @@ from proxy.engine.managing.subject import Subject
 from proxy.engine.policy import Provider
 from proxy.model.epoch import Epoch, Original
 from proxy.model.manifest import digest_of
-from proxy.model.plan import ContextPlan, Edit, Reference
+from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Replaced, Written
+from proxy.model.shapes import Shape
 from proxy.wire.rendering import reach_user, render
 from proxy.wire.telling import read_told
 
@@ -63,6 +64,8 @@ class Opener:
         )
         plan = self._builder.minimal(view) if is_minimal else self._builder.build(view)
         provider = self._providers.get(subject.session.upstream, _ANY)
+        if provider.summary_role == "assistant":
+            plan = msgspec.structs.replace(plan, edits=_lead_with_user(plan.edits, path.shapes))
         if provider.strict_alternation:
             edits, through = reach_user(subject.wire, plan.edits, plan.through, raws)
             plan = msgspec.structs.replace(plan, edits=edits, through=through)
@@ -89,6 +92,14 @@ def _see(wire: str, raws: Sequence[bytes], path: Path) -> list[Seen]:
         Seen(read_told(wire, raw), shape, path.count(place, place + 1))
         for place, (raw, shape) in enumerate(zip(raws, path.shapes, strict=True))
     ]
+
+
+def _lead_with_user(edits: tuple[Edit, ...], shapes: Sequence[Shape]) -> tuple[Edit, ...]:
+    """The edits with the user's first message before a ledger of the assistant's, which no list may begin with."""
+    match edits:
+        case (Written() as ledger, (Kept() | Replaced()) as first, *rest) if shapes[first.place].role == "user":
+            return (first, ledger, *rest)
+    return edits
 
 
 def _keep_original(wire: str, reference: Reference, raws: Sequence[bytes]) -> Original:

@@ -88,8 +88,6 @@ class Path(msgspec.Struct, frozen=True, gc=False, eq=False):
         shared = count_shared(self.nodes, subject.nodes)
         items, first = subject.split.items, subject.chain.preamble.count
         same = count_common(self.items, items) - first if first == self.first else 0
-        if same >= shared:
-            return shared
         at = max(0, same)
         known = self.items[self.first + at : self.first + shared]
         for place, (old, new) in enumerate(zip(known, items[first + at : first + shared], strict=True), at):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from proxy.context.budget import Budget, lower_output
+from proxy.engine.boundary import attempt
 from proxy.engine.managing.case import Case
 from proxy.engine.managing.ladder import Commit, Footing, Ladder
 from proxy.engine.managing.lookout import Lookout, find_key
@@ -71,11 +72,10 @@ class Rescue:
         overflow = read_overflow(refusal.status, refusal.headers, refusal.content)
         if overflow is None:
             return None
-        try:
-            return await self._cut(overflow)
-        except Exception:  # noqa: BLE001 - a boundary: the upstream's own answer is there for whatever fails
-            _log.exception("exchange %s was refused as too long and could not be cut", self._subject.exchange)
-            return None
+        return await attempt(self._cut(overflow), self._note)
+
+    def _note(self, error: Exception) -> None:
+        _log.error("exchange %s is too long and could not be cut", self._subject.exchange, exc_info=error)
 
     async def _cut(self, overflow: Overflow) -> Retry | None:
         case = await self._look_at_sent()

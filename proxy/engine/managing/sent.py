@@ -1,4 +1,7 @@
-"""What is sent upstream, kept for the log so that it grows only with what is new (`model/manifest`)."""
+"""What is sent upstream, kept for the log so that it grows only with what is new (`model/manifest`).
+
+Rule: memory only, as with the bodies of clients (`engine/histories`): forgetting costs bytes in the log, no more.
+"""
 
 from proxy.engine.histories import Histories, split_known, take_stock
 from proxy.engine.managing.subject import Subject

@@ -5,6 +5,7 @@ is counted. Whatever goes wrong here is no failed call: the request goes on as t
 """
 
 import logging
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -12,6 +13,7 @@ from proxy.context.account import Account, Sent, note_sent, note_use
 from proxy.context.budget import Budget, has_room_for
 from proxy.context.economics import Decision, decide
 from proxy.context.savings import Trip, estimate_client_read, estimate_saving
+from proxy.engine.boundary import attempt, attempt_now
 from proxy.engine.bus import EventBus
 from proxy.engine.managing.case import Case
 from proxy.engine.managing.ladder import Commit, Footing, Ladder
@@ -62,6 +64,9 @@ class Steward:
 
         Most calls are short ones of sessions in which nothing was ever managed: nothing is looked up for those.
         """
+        return attempt_now(partial(self._glance, subject, mode, ceiling), _note_blindness)
+
+    def _glance(self, subject: Subject, mode: Mode, ceiling: int | None) -> Sending | None:
         content = subject.split.content
         if is_pinning(subject):
             return None
@@ -78,7 +83,10 @@ class Steward:
 
     async def prepare(self, subject: Subject, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:
         """What to send. Never fails: what cannot be managed goes as the client sent it."""
-        sending = await self._prepare(subject, mode, ceiling, commit)
+        problems: list[Exception] = []
+        sending = await attempt(self._prepare(subject, mode, ceiling, commit), problems.append)
+        if sending is None:
+            sending = self._give_up(subject, problems[0])
         if sending.plan is not None:
             self._bus.publish(Planned(subject.session.id, sending.plan))
         return sending
@@ -88,15 +96,16 @@ class Steward:
             return Sending(subject.split.content).add(refuse_pin(subject, "calls of this wire are not managed"))
         if exemption := _find_exemption(subject, mode):
             return self._stand_aside(subject, mode, exemption).add(refuse_pin(subject, exemption))
-        try:
-            pin, told = await self._pinning.take(subject, ceiling)
-            return (await self._manage(subject, ceiling, commit)).add(told, pin)
-        except Exception as error:  # noqa: BLE001 - a boundary: a fault of ours must not fail the call
-            _log.exception("a request could not be managed; it goes on as it came")
-            problem = f"{type(error).__name__}: {error}"
-            self._bus.publish(RungFailed(subject.exchange, subject.session.id, "plan", problem))
-            plan = Plan(subject.exchange, 0, subject.model, "original", reason=problem)
-            return Sending(subject.split.content, plan=plan)
+        pin, told = await self._pinning.take(subject, ceiling)
+        return (await self._manage(subject, ceiling, commit)).add(told, pin)
+
+    def _give_up(self, subject: Subject, error: Exception) -> Sending:
+        """The client's own request, after a fault of ours."""
+        _log.error("a request could not be managed; it goes on as it came", exc_info=error)
+        problem = f"{type(error).__name__}: {error}"
+        self._bus.publish(RungFailed(subject.exchange, subject.session.id, "plan", problem))
+        plan = Plan(subject.exchange, 0, subject.model, "original", reason=problem)
+        return Sending(subject.split.content, plan=plan)
 
     def stand_by(self, subject: Subject, sending: Sending, commit: Commit, tell: Tell) -> Rescuer:
         """Who cuts a managed request that is refused as too long, and tells the client of it."""
@@ -150,7 +159,7 @@ class Steward:
         kept = case.path.head.tokens if footing.is_opened else case.kept
         sent = Sent(footing.tokens, kept=kept, at=case.now)
         account = standing.account = note_sent(standing.account, sent, case.tariff, low)
-        standing.before = case.subject.nodes
+        standing.before, standing.head = case.subject.nodes, case.path.head
         return account
 
     def _report(
@@ -206,6 +215,10 @@ def _decide(case: Case) -> Decision:
     """Whether an epoch opens; none does where the log may know of another (B10)."""
     decision = decide(case.account, case.facts)
     return decision if case.context.is_known else Decision(None, decision.pressure, _UNREAD)
+
+
+def _note_blindness(error: Exception) -> None:
+    _log.error("a request could not be looked at; it takes the long way", exc_info=error)
 
 
 def _find_exemption(subject: Subject, mode: Mode) -> str:

@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
+from proxy.context.account import Account
 from proxy.engine.managing import contexts as module
 from proxy.engine.managing.contexts import Context
 from proxy.engine.managing.opening import Draft
@@ -139,7 +140,7 @@ def test_what_is_owed_belongs_to_the_newest_epoch_whoever_asks_first() -> None:
 def test_what_is_owed_is_added_to_what_was_owed_before_the_log_answered() -> None:
     context = Context()
     standing = context.get_standing(MODEL, "", BUDGET)
-    standing.account = module.replace(standing.account, owed=1.0, sent=70)
+    standing.account = Account(owed=1.0, sent=70)
     context.absorb(StoredContext((), (), ((MODEL, 12.5),)))
     assert context.get_standing(MODEL, "", BUDGET) is standing
     assert (standing.account.owed, standing.account.sent) == (13.5, 70)

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from proxy.engine.counting import Counting, Piece
-from proxy.engine.managing import paths as module
 from proxy.engine.managing.paths import Path, Paths, count_shared
 from proxy.engine.managing.subject import Subject
+from proxy.wire.shaping import read_shape
 from tests.support.managing import SESSION, QuarterTokens, make_history, make_subject
 
 Message = dict[str, Any]
@@ -275,13 +275,12 @@ async def test_what_has_names_without_end_is_not_remembered(field: str) -> None:
 
 async def test_much_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[bool] = []
-    read = module.read_shape
 
     def note(wire: str, raw: bytes) -> Any:
         threads.append(threading.current_thread() is threading.main_thread())
-        return read(wire, raw)
+        return read_shape(wire, raw)
 
-    monkeypatch.setattr(module, "read_shape", note)
+    monkeypatch.setattr("proxy.engine.managing.paths.read_shape", note)
     paths, _ = make_paths()
     await paths.follow(make_subject(make_history(1)))
     assert all(threads)

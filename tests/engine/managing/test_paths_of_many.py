@@ -33,7 +33,7 @@ messages = st.sampled_from([{"role": "user", "content": text} for text in ("hi",
     st.integers(0, 2),
     st.booleans(),
 )
-HEADS = ({}, {"tools": [{"type": "function", "function": {"name": "read"}}]})
+HEADS: tuple[dict[str, Any], ...] = ({}, {"tools": [{"type": "function", "function": {"name": "read"}}]})
 systems = st.sampled_from([[], [{"role": "system", "content": "You help."}]])
 
 
@@ -134,6 +134,4 @@ class ManyPaths(RuleBasedStateMachine):
 
 
 def test_whatever_is_asked_is_as_counted_from_scratch() -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        ManyPaths, settings=settings(max_examples=40, stateful_step_count=20, deadline=None)
-    )
+    run_state_machine_as_test(ManyPaths, settings=settings(max_examples=40, stateful_step_count=20, deadline=None))

@@ -119,8 +119,20 @@ async def test_where_too_little_output_would_be_left_the_context_is_cut_so_that_
     turn = await engine.send(LONG, max_tokens=8_000)
     _, second = turn.all_sent
     assert json.loads(second)["max_tokens"] == 8_000
-    assert count(second) + 8_000 < 12_000
+    assert turn.plans[-1].usable + 8_000 < 12_000
+    assert count(second) <= turn.plans[-1].usable
     assert [plan.rung for plan in turn.plans][-1] in ("plan", "minimal")
+
+
+async def test_where_no_less_output_can_be_asked_for_the_context_is_cut() -> None:
+    message = BOTH.format(16_000, 16_500, 9_500, 7_000)
+    asked: tuple[dict[str, Any], ...] = ({"max_tokens": 5_000}, {})
+    for members in asked:
+        engine = ManagedEngine(refuse(message), answer(), ceiling=None)
+        turn = await engine.send(LONG, **members)
+        first, second = turn.all_sent
+        assert count(second) < count(first)
+        assert json.loads(second).get("max_tokens") == members.get("max_tokens")
 
 
 async def test_without_a_number_a_good_part_is_cut() -> None:
@@ -167,7 +179,10 @@ async def test_another_error_is_not_ours_to_mend(content: bytes) -> None:
 
 
 async def test_what_goes_wrong_inside_is_no_retry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Rescue, "_cut", fail)
+    async def fail_later(*_: object) -> None:
+        fail()
+
+    monkeypatch.setattr(Rescue, "_cut", fail_later)
     engine = ManagedEngine(refuse(CONTEXT.format(8192, 9500)), ceiling=None)
     turn = await engine.send(LONG)
     assert (turn.client.status, len(turn.all_sent)) == (400, 1)
@@ -180,6 +195,15 @@ async def test_a_commit_that_fails_is_no_retry() -> None:
     assert (turn.client.status, len(turn.all_sent)) == (400, 1)
     assert [rung for rung, _ in engine.failures] == ["plan"]
     assert len(engine.epochs) == 1
+
+
+async def test_what_is_no_shorter_than_what_was_refused_is_no_retry() -> None:
+    engine = ManagedEngine()
+    await engine.send(LONG)
+    engine.log.loses_epochs = True
+    engine.upstream.prepare(refuse(CONTEXT.format(2_000, 2_500)))
+    turn = await engine.send(HISTORY[: 2 + 2 * 23])
+    assert (turn.client.status, turn.plan.rung, len(turn.all_sent)) == (400, "epoch", 1)
 
 
 async def test_who_is_not_managed_is_not_cut() -> None:

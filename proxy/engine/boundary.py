@@ -1,0 +1,34 @@
+"""Where a fault of ours ends, whatever it is: a call must not fail of what is done beside it.
+
+Rule: whoever asks has something else to go on with, and tells people of the fault; nobody above sees it.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+
+Note = Callable[[Exception], None]
+
+
+async def attempt(work: Awaitable[T], note: Note) -> T | None:
+    """What comes of the work; None where it failed, which is noted."""
+    with _stopping(note):
+        return await work
+    return None
+
+
+def attempt_now(work: Callable[[], T], note: Note) -> T | None:
+    """The same for work that waits for nothing."""
+    with _stopping(note):
+        return work()
+    return None
+
+
+@contextmanager
+def _stopping(note: Note) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - the boundary
+        note(error)

@@ -1,0 +1,26 @@
+"""Managing put together: whoever decides what is sent shares one memory, and learns from answers."""
+
+from proxy.engine.bus import EventBus
+from proxy.engine.policy import Provider
+from proxy.engine.tasks import TaskRunner
+from proxy.model.events import AnswerRead
+from tests.support.engine import FakeArchive, FixedClock
+from tests.support.managed import ManagedEngine
+from tests.support.managing import make_history, make_steward
+
+
+async def test_all_parts_share_one_memory_and_know_the_upstreams() -> None:
+    tasks = TaskRunner()
+    bus, provider = EventBus(tasks), Provider(summary_role="assistant")
+    steward = make_steward(FakeArchive(), bus, FixedClock(), tasks, provider=provider)
+    memory = steward._lookout.memory
+    assert steward._rescues.lookout is steward._lookout
+    assert steward._rescues.ladder is steward._ladder
+    assert (steward._ladder._contexts, steward._ladder._paths) == (memory.contexts, memory.paths)
+    assert steward._ladder._opener._providers["main"] is steward._ladder._rewriter._providers["main"] is provider
+    assert bus._by_type[AnswerRead] == [steward._lessons.note_answer]
+
+
+async def test_wired_over_fakes_a_long_history_is_sent_as_an_epoch() -> None:
+    turn = await ManagedEngine().send(make_history(22, 1600))
+    assert (turn.plan.rung, len(turn.sent) < len(turn.body) / 2) == ("plan", True)

@@ -113,9 +113,12 @@ async def test_under_an_epoch_fewer_tokens_are_asked_for_too() -> None:
     ]
 
 
-async def test_where_too_little_output_would_be_left_the_context_is_cut_so_that_all_of_it_fits() -> None:
+@pytest.mark.parametrize("is_believed", [True, False])
+async def test_where_too_little_output_would_be_left_the_context_is_cut_so_that_all_fits(*, is_believed: bool) -> None:
     message = BOTH.format(12_000, 17_500, 9_500, 8_000)
     engine = ManagedEngine(refuse(message), answer(), ceiling=None)
+    if not is_believed:
+        engine.steward._lookout.models._catalog.note_limit = lambda *_: None  # type: ignore[method-assign]
     turn = await engine.send(LONG, max_tokens=8_000)
     _, second = turn.all_sent
     assert json.loads(second)["max_tokens"] == 8_000

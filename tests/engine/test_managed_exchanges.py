@@ -117,7 +117,7 @@ async def test_the_same_history_again_has_the_same_bytes() -> None:
 async def test_a_history_that_a_newer_epoch_would_stand_for_has_the_same_bytes_too() -> None:
     engine = ManagedEngine()
     await open_epoch(engine)
-    turns = [await engine.send(until(steps)) for steps in range(24, 36)]
+    turns = [await engine.send(until(steps)) for steps in range(24, 56)]
     opened = next(i for i, turn in enumerate(turns) if turn.plan.rung == "plan")
     before, epoch = turns[opened - 1], engine.epochs[1]
     assert epoch.depth <= len(json.loads(before.body)["messages"]) - 1
@@ -390,3 +390,18 @@ async def test_who_leaves_while_it_is_decided_is_recorded_all_the_same(monkeypat
     assert (engine.upstream.calls, turn.client.is_aborted) == ([], True)
     monkeypatch.setattr(Steward, "prepare", prepare)
     assert (await engine.send(until(5))).client.status == 200
+
+
+async def test_what_was_once_too_much_is_not_held_against_a_session() -> None:
+    engine = ManagedEngine()
+    large = until(30)
+    large[-1] = {**large[-1], "content": "word " * 6_000}
+    await engine.send(until(20))
+    turn = await engine.send(large)
+    assert turn.plan.tokens_upstream is not None
+    assert turn.plan.tokens_upstream > turn.plan.usable * 0.7  # fresh, so it goes out whole
+    for steps in range(31, 45):
+        turn = await engine.send([*large, *until(steps)[len(large) :]])
+    assert turn.plan.rung == "epoch"
+    assert turn.plan.tokens_upstream is not None
+    assert turn.plan.tokens_upstream < turn.plan.usable

@@ -14,6 +14,9 @@ from proxy.engine.managing.paths import Path, count_shared
 from proxy.engine.managing.subject import Subject
 from proxy.model.epoch import Epoch
 
+# BEHAVIOUR B13 and B14
+_GROUPS, _USERS = 3, 2
+
 
 class Case(msgspec.Struct, frozen=True, gc=False):
     """Tokens are as we count them, the budget's too; `ratio` gives the model's.
@@ -91,3 +94,23 @@ def find_kept(path: Path, before: Sequence[bytes] | None, frozen: int, depth: in
     if shared == len(before):
         return None
     return path.head.tokens + frozen + path.count(depth, shared)
+
+
+def estimate_protected(path: Path) -> int:
+    """About the tokens that no epoch may take: the newest groups with calls, and all that is newer; the newest users.
+
+    As `context/builder` tells them of a plan, which is known for the request only that it was made for.
+    """
+    first, groups, users, apart = len(path.shapes), 0, 0, 0
+    for place in range(len(path.shapes) - 1, -1, -1):
+        shape = path.shapes[place]
+        if groups < _GROUPS:
+            first = place
+            groups += bool(shape.calls)
+            users += shape.role == "user"
+        elif users < _USERS and shape.role == "user":
+            users += 1
+            apart += path.count(place, place + 1)
+        if groups >= _GROUPS and users >= _USERS:
+            break
+    return path.head.tokens + path.count(first, len(path.shapes)) + apart

@@ -3,7 +3,7 @@
 from proxy.context.budget import Budget, is_surely_below
 from proxy.context.estimate import Ratio
 from proxy.context.tariff import Tariff
-from proxy.engine.managing.case import Case, find_kept
+from proxy.engine.managing.case import Case, estimate_protected, find_kept
 from proxy.engine.managing.contexts import Context
 from proxy.engine.managing.lessons import Lessons
 from proxy.engine.managing.memory import Memory
@@ -72,7 +72,7 @@ class Lookout:
             budget=budget,
             tariff=self.find_tariff(subject, path),
             ratio=self.find_ratio(subject),
-            protected=context.protected.get(model, 0),
+            protected=_find_protected(context.protected.get(model, 0), path, budget),
             now=self._clock.monotonic(),
         )
 
@@ -82,6 +82,11 @@ class Lookout:
         if tokens is None:
             tokens = context.sizes[epoch.id] = await self.memory.paths.count_messages(subject, epoch.rendered)
         return tokens
+
+
+def _find_protected(known: int, path: Path, budget: Budget) -> int:
+    """What the last plan had to leave; where that was too much, no more than has to stay by now (BEHAVIOUR B12)."""
+    return min(known, estimate_protected(path)) if budget.is_out_of_reach(known) else known
 
 
 def _list_uncounted(subject: Subject, shared: int) -> bytes:

@@ -5,6 +5,7 @@ is counted. Whatever goes wrong here is no failed call: the request goes on as t
 """
 
 import logging
+from collections.abc import Awaitable
 from functools import partial
 
 from msgspec.structs import replace
@@ -83,10 +84,7 @@ class Steward:
 
     async def prepare(self, subject: Subject, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:
         """What to send. Never fails: what cannot be managed goes as the client sent it."""
-        problems: list[Exception] = []
-        sending = await attempt(self._prepare(subject, mode, ceiling, commit), problems.append)
-        if sending is None:
-            sending = self._give_up(subject, problems[0])
+        sending = await self._try(subject, self._prepare(subject, mode, ceiling, commit))
         if sending.plan is not None:
             self._bus.publish(Planned(subject.session.id, sending.plan))
         return sending
@@ -97,7 +95,11 @@ class Steward:
         if exemption := _find_exemption(subject, mode):
             return self._stand_aside(subject, mode, exemption).add(refuse_pin(subject, exemption))
         pin, told = await self._pinning.take(subject, ceiling)
-        return (await self._manage(subject, ceiling, commit)).add(told, pin)
+        return (await self._try(subject, self._manage(subject, ceiling, commit))).add(told, pin)
+
+    async def _try(self, subject: Subject, work: Awaitable[Sending]) -> Sending:
+        problems: list[Exception] = []
+        return await attempt(work, problems.append) or self._give_up(subject, problems[0])
 
     def _give_up(self, subject: Subject, error: Exception) -> Sending:
         """The client's own request, after a fault of ours."""

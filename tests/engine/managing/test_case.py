@@ -10,14 +10,14 @@ from proxy.context.cache import CacheModel
 from proxy.context.estimate import Ratio
 from proxy.context.tariff import make_tariff
 from proxy.engine.counting import Counting
-from proxy.engine.managing.case import Case, find_kept
+from proxy.engine.managing.case import Case, estimate_protected, find_kept
 from proxy.engine.managing.contexts import Context
 from proxy.engine.managing.paths import Path, Paths
 from proxy.engine.managing.subject import Subject
 from proxy.model.card import UNPRICED
 from proxy.model.epoch import Epoch
 from tests.support.contexts import BUDGET, HISTORY, ask, make_epoch
-from tests.support.managing import MODEL, QuarterTokens, make_subject
+from tests.support.managing import MODEL, Message, QuarterTokens, make_history, make_subject
 
 FROZEN = 50
 DEPTH = 4
@@ -99,3 +99,23 @@ async def test_what_an_epoch_stands_for_is_kept_though_nothing_behind_it_is() ->
 async def test_of_another_conversation_only_the_head_is_kept() -> None:
     other = await follow(make_subject([HISTORY[0], {"role": "user", "content": "Something else."}]))
     assert find_kept(other, ask().nodes, 0, 0) == other.head.tokens
+
+
+async def test_what_must_stay_is_about_the_newest_groups_and_users() -> None:
+    history = make_history(6, size=400)
+    path = await follow(make_subject(history))
+    count = len(path.nodes)
+    # three calls and their results, and the task, the only words of the user
+    expected = path.head.tokens + path.count(count - 6, count) + path.count(0, 1)
+    assert estimate_protected(path) == expected
+    talk: list[Message] = [{"role": "user", "content": "word " * size} for size in (10, 20, 30, 40)]
+    path = await follow(make_subject(talk))
+    assert estimate_protected(path) == path.head.tokens + path.count(0, 4)  # no group ends what is fresh
+
+
+async def test_what_must_stay_has_few_users_behind_the_newest_groups() -> None:
+    users: list[Message] = [{"role": "user", "content": "word " * size} for size in (10, 20, 30, 40)]
+    path = await follow(make_subject([*users, *make_history(4)[2:]]))
+    count = len(path.nodes)
+    expected = path.head.tokens + path.count(count - 6, count) + path.count(2, 4)
+    assert estimate_protected(path) == expected

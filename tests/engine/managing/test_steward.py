@@ -211,3 +211,13 @@ async def test_when_the_log_has_lost_a_record_what_leans_on_it_is_forgotten() ->
     assert desk.steward._memory.contexts.get("s1") is not context
     assert sending.plan is not None
     assert sending.plan.epoch == "x3"
+
+
+async def test_of_an_epochs_first_request_the_head_alone_was_sent_before() -> None:
+    desk = Desk()
+    await prepare(desk, until(14))
+    subject = make_subject(until(22), "x2", base=29)
+    await desk.steward.prepare(subject, "manage", None, desk.commit)
+    path, _ = desk.steward._memory.paths.find(subject)
+    assert path is not None
+    assert desk.steward._lessons._waiting["x2", 0].stable == path.head.tokens

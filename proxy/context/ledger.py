@@ -25,7 +25,7 @@ HEAD = (
     " Originals are intact under their references. To see one again: run a command that only reads once more, or ask"
     " the user for `palimpsest expand ID`."
 )
-NEXT = "[Ledger of earlier work in this conversation, continued; written by the proxy palimpsest, not by the user.]"
+NEXT = f"[{LEDGER_HEAD}: earlier work, continued; written by a proxy, not the words of the user.]"
 QUOTED = "Lines that stood in these steps, word for word, each behind the number of its step:"
 END = "[End of the ledger]"
 

@@ -52,7 +52,8 @@ class Context:
     """What holds in one session. `is_known`: the log has said all it knows of it.
 
     `sizes` are the tokens of epochs' rendered messages by id, as we count them; `protected` those that the last plan of
-    a view had to leave; `told` those of which it was said that the ceiling is out of reach with them.
+    a view had to leave; `told` those of which it was said that the ceiling is out of reach with them; `fruitless` the
+    tokens of a request that no plan made shorter.
     One epoch opens at a time: whoever waited for `opening` looks first whether there is a new one.
     """
 
@@ -65,6 +66,7 @@ class Context:
         "_owed",
         "_pins",
         "_standings",
+        "fruitless",
         "is_known",
         "protected",
         "sizes",
@@ -83,6 +85,7 @@ class Context:
         self.sizes: dict[str, int] = {}
         self.protected: dict[str, int] = {}
         self.told: dict[str, int] = {}
+        self.fruitless: dict[str, int] = {}
         self.is_known = False
 
     @property
@@ -197,6 +200,7 @@ class Context:
             if not any(named == view for named, _ in self._standings):
                 self.protected.pop(view, None)
                 self.told.pop(view, None)
+                self.fruitless.pop(view, None)
 
     def get_epoch(self, epoch: str) -> Epoch | None:
         """The epoch with this id."""

@@ -28,6 +28,9 @@ Commit = Callable[[Epoch], Awaitable[bool]]
 """Has the log keep an epoch, and with it what it refers to; whether that is done."""
 
 OPENING_SECONDS = 0.25
+_OF_OUR_OWN_ACCORD: tuple[Why, ...] = ("soft", "hard", "cold", "client")
+# By how much a request must have grown before what was in vain is tried again.
+_GROWN = 1.05
 _NEW_RUNGS: tuple[Rung, ...] = ("plan", "minimal")
 
 _log = logging.getLogger("palimpsest.managing")
@@ -56,7 +59,10 @@ class Ladder:
 
     async def climb(self, case: Case, why: Why | None, commit: Commit, name: str = "") -> Footing:
         """The first rung that bears; `why` an epoch should open, None where none should, and `name` its id."""
-        if why is not None and (opened := await self._open(case, why, commit, name or case.subject.exchange)):
+        opened = None
+        if why is not None and not _is_fruitless(case, why):
+            opened = await self._open(case, why, commit, name or case.subject.exchange)
+        if opened is not None:
             return opened
         return self.keep(case) or Footing("original", case.subject.split.content, case.client_tokens)
 
@@ -90,7 +96,10 @@ class Ladder:
 
     async def _draft_and_begin(self, case: Case, why: Why, commit: Commit, name: str, rung: Rung) -> Footing | None:
         draft = await self._draft(case, is_minimal=rung == "minimal")
-        if draft is None or not draft.plan.through:
+        if draft is None:
+            return None
+        if not draft.plan.through:
+            case.context.fruitless[case.view] = case.tokens
             return None
         return await self._begin(case, draft, why, commit, name, rung)
 
@@ -121,6 +130,7 @@ class Ladder:
         if case.budget.is_out_of_reach(protected):
             self._say_unreachable(case, protected)
         if tokens >= case.tokens:
+            case.context.fruitless[case.view] = case.tokens
             return None
         epoch = _make_epoch(case, draft, why, name, tokens, self._clock.now_ms())
         pinned = () if rung == "minimal" else case.context.list_pinned(case.subject.nodes)
@@ -153,6 +163,12 @@ class Ladder:
         problem = f"{type(error).__name__}: {error}"
         _log.warning("exchange %s: %s does not bear: %s", case.subject.exchange, rung, problem)
         self._bus.publish(RungFailed(case.subject.exchange, case.subject.session.id, rung, problem))
+
+
+def _is_fruitless(case: Case, why: Why) -> bool:
+    """Whether a plan made nothing shorter of late, and the request has hardly grown since."""
+    tried = case.context.fruitless.get(case.view, 0)
+    return why in _OF_OUR_OWN_ACCORD and tried <= case.tokens < tried * _GROWN
 
 
 def _fits(case: Case) -> bool:

@@ -200,3 +200,15 @@ async def test_a_minimal_plan_that_comes_too_late_does_not_take_the_place_of_the
     await asyncio.wait((case.context._late[1],))
     assert case.context._late[1].result().plan.rung == "plan"
     assert (await desk.climb(case)).rung == "plan"
+
+
+@pytest.mark.parametrize("act", [gain_nothing, grow])
+async def test_what_was_in_vain_is_tried_again_when_the_request_has_grown(act: Any) -> None:
+    desk = Desk(act, act)
+    case = await desk.look_at(LONG)
+    for _ in range(3):
+        assert (await desk.climb(case)).rung == "original"
+    assert desk.builder.asked == ["plan"]
+    assert (await desk.climb(await desk.look_at(HISTORY[: 2 + 2 * 26]))).rung == "original"
+    assert (await desk.climb(await desk.look_at(HISTORY))).rung == "plan"
+    assert desk.builder.asked == ["plan", "plan", "plan"]

@@ -18,6 +18,7 @@ from proxy.engine.leftovers import Leftovers
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.managing.caring import Caretaker
+from proxy.engine.managing.studies import Studies
 from proxy.engine.managing.wiring import Surroundings, build_steward
 from proxy.engine.models import Models
 from proxy.engine.ports import Archive
@@ -100,7 +101,7 @@ async def build_engine(settings: Settings) -> Engine:
     gate = CommitGate(archive, policy.commit_wait_ms)
     is_fresh = not await archive.has_sessions()
     tenants = Tenants(archive.salt, clock, policy.principals)
-    lineage = Lineage(archive, tenants, clock, policy.cache_bytes // 4, is_fresh=is_fresh)
+    lineage = Lineage(archive, tenants, clock, policy.cache_bytes // 8, is_fresh=is_fresh)
     bus.subscribe(ExchangeRecorded, lineage.note_outcome)
     bus.subscribe(ReadingFailed, lineage.note_unread)
     readings = Readings(archive, bus, tasks, lineage, policy.record_cap_bytes)
@@ -111,9 +112,14 @@ async def build_engine(settings: Settings) -> Engine:
         await Leftovers(archive, bus, tasks, lineage, readings, formats).read()
     tokenizer, outliner = Tokenizer(load_encoder), Outliner()
     models = build_models(settings, tokenizer, tasks)
-    builder = ContextBuilder(settings.builder_policy(), lambda text: tokenizer.count(text, _COUNTED_IN)[0])
+    studies = Studies(policy.cache_bytes // 8)
+
+    def count(text: str) -> int:
+        return tokenizer.count(text, _COUNTED_IN)[0]
+
+    builder = ContextBuilder(settings.builder_policy(), count, studies.find)
     around = Surroundings(archive, models, builder, bus, clock, settings.providers())
-    steward = build_steward(around, policy.cache_bytes // 2, archive.salt)
+    steward = build_steward(around, policy.cache_bytes // 4, archive.salt)
     exchanges = Exchanges(policy, formats, reception, relay, tasks, steward)
     caretaker = Caretaker(steward.lookout, archive, gate, bus, SystemIds(), clock)
     return Engine(exchanges, archive, relay, bus, tasks, forwarders, models, outliner, caretaker)

@@ -179,7 +179,7 @@ class SessionsSettings(Section):
     cache_bytes: Size = Field(
         _ENGINE.cache_bytes,
         ge=0,
-        description="Memory for the newest request bodies, by which repeated histories are recognised; bytes.",
+        description="Memory for what is known of the newest conversations, half of it request bodies; bytes.",
     )
 
 

@@ -24,7 +24,7 @@ _ASK_AGAIN_SECONDS = 3600.0
 _PATIENCE_SECONDS = 5.0
 _MOST_BYTES = 8 * 1024 * 1024
 _LISTED = 200
-# Finding a card takes 50 µs; what is found out beside the calls counts so much later.
+# Finding a card takes 50 µs; what was learned too long ago to be believed goes so much later.
 _CARD_SECONDS = 2.0
 _MOST_CARDS = 1024
 _UNKNOWN = Card()
@@ -51,10 +51,10 @@ class Models:
 
     def open(self) -> None:
         """Have read, beside the calls, what comes with the installation."""
-        self._spawn(self._catalog.open())
+        self._spawn(self._open())
 
     def card(self, upstream: str, model: str, *, beta: str = "", tenant: bytes = b"") -> Card:
-        """What is known of a model now, or was a few seconds ago; limits as learned for these headers and tenant."""
+        """What is known of a model now; limits as they were learned for these beta headers and this tenant."""
         key, now = LimitKey(upstream, model, beta, tenant), self._clock.monotonic()
         card, until = self._cards.get(key, (_UNKNOWN, now))
         if now < until:
@@ -95,6 +95,10 @@ class Models:
         self._asked[upstream.name] = now
         self._spawn(self._ask(upstream, keep_for_asking(headers)))
 
+    async def _open(self) -> None:
+        await self._catalog.open()
+        self._cards.clear()
+
     async def _ask(self, upstream: Upstream, headers: Headers) -> None:
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
@@ -103,6 +107,7 @@ class Models:
             _log.debug("the upstream %s does not list its models: %s", upstream.name, error)
             return
         await asyncio.to_thread(self._catalog.note_listing, upstream.name, content)
+        self._cards.clear()
 
 
 async def _fetch(upstream: Upstream, headers: Headers) -> bytes:

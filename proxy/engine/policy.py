@@ -38,8 +38,8 @@ class EnginePolicy:
     `commit_wait_ms` bounds both waits for durability (BEHAVIOUR B32b). `record_cap_bytes` is what is kept of one body.
     `on_failure`: what happens to calls while the log takes no writes. `session_headers` are request headers, besides
     the known ones, that name a conversation; `infer`: whether those without a name are recognised by their content.
-    `cache_bytes` bounds what is remembered to recognise repeated histories: three quarters of it bodies, a quarter
-    nodes. `principals` are tenants by name. `own_keys` are the upstreams' keys, which are never recorded.
+    `cache_bytes` bounds what is remembered of conversations: half of it bodies, by which repeated histories are
+    recognised, an eighth nodes, an eighth findings, a quarter all else that managing knows. `principals` are tenants by name. `own_keys` are the upstreams' keys, which are never recorded.
     """
 
     mode: Mode = "manage"

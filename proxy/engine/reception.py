@@ -98,7 +98,7 @@ class Reception:
         self._lineage = lineage
         self._readings = readings
         self._naming = Naming(policy.session_headers)
-        self._histories = Histories(policy.cache_bytes * 3 // 4)
+        self._histories = Histories(policy.cache_bytes // 2)
         self._clock = clock
         self._ids = ids
 

@@ -155,8 +155,8 @@ async def test_a_stream_begins_after_the_question_and_ends_after_the_answer_is_i
     await carry(archive, stream(), client)
     assert journal == [
         "journal Opening",
-        "journal Step",
         "journal Round",
+        "journal Step",
         "head",
         "bytes 'data: {}\\n\\n'",
         "bytes 'data: 1\\n\\n'",

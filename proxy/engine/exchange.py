@@ -26,7 +26,7 @@ from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, Round
 from proxy.model.manifest import Manifest, keep_head, keep_whole
 from proxy.model.record import Record
 from proxy.wire.format import Format
-from proxy.wire.headers import bare_credential, find, is_credential
+from proxy.wire.headers import ask_plainly, bare_credential, find, is_credential
 
 _MODES = ("manage", "observe", "bypass")
 _LONGEST_NUMBER = 9
@@ -91,9 +91,8 @@ class Exchanges:
         entry = self._relay.enter(lambda: _list_records(received, is_managed=sending is None))
         entry.append(is_urgent=received.is_stream and sending is not None)
         flight = self._take_off(request, received, entry, form, client)
-        await self._relay.carry(
-            flight, _bind(request, received), await self._settle(flight, received, sending, ceiling)
-        )
+        body = await self._settle(flight, received, sending, ceiling)
+        await self._relay.carry(flight, _bind(request, received, flight), body)
 
     async def _settle(self, flight: Flight, received: Received, glanced: Sending | None, ceiling: int | None) -> bytes:
         """The body that is sent; who stands by the call, and what its client is told, is settled with it."""
@@ -144,7 +143,7 @@ class Exchanges:
             entry.append()
         flight = self._take_off(request, received, entry, None, client)
         passing = TapedBody(body, tape, entry) if body is not None else b""
-        await self._relay.carry(flight, _bind(request, received), passing)
+        await self._relay.carry(flight, _bind(request, received, flight), passing)
 
     def _check_log(self) -> None:
         """Raises StoreUnavailable where calls are not to be carried unrecorded."""
@@ -197,9 +196,11 @@ def read_ceiling(headers: Headers) -> int | None:
     return int(asked)
 
 
-def _bind(request: ClientRequest, received: Received) -> Send:
-    """What sends a body with all else that the client asked for."""
-    return partial(received.upstream.send, request.method, request.target, request.headers)
+def _bind(request: ClientRequest, received: Received, flight: Flight) -> Send:
+    """What sends a body with all else that the client asked for; an answer that may be held back must be readable."""
+    is_guarded = flight.rescuer is not None and flight.rescuer.is_guarded
+    headers = ask_plainly(request.headers) if is_guarded else request.headers
+    return partial(received.upstream.send, request.method, request.target, headers)
 
 
 def _tell(client: Client, opening: Opening, labels: Headers = ()) -> None:

@@ -89,6 +89,11 @@ def forward_response(headers: Headers) -> Headers:
     return tuple([field for field in headers if field[0] not in stay and not field[0].startswith(OWN_PREFIX)])
 
 
+def ask_plainly(headers: Headers) -> Headers:
+    """The same fields, but that the answer is to come without a content-encoding: it must be read as it passes."""
+    return (*[field for field in headers if field[0] != b"accept-encoding"], (b"accept-encoding", b"identity"))
+
+
 def keep_for_log(headers: Headers) -> Headers:
     """The fields that may rest in the log."""
     return tuple([field for field in headers if field[0] in _STORED or field[0].startswith(_STORED_PREFIXES)])

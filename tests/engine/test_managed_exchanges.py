@@ -16,6 +16,7 @@ from proxy.model.events import EpochOpened
 from proxy.model.exchange import Headers, Opening, Outcome, Round
 from proxy.model.lineage import Step
 from proxy.model.plan import ContextPlan, Kept, Plan, Written
+from proxy.wire.headers import find
 from tests.support.engine import LIMIT, wait_out
 from tests.support.managed import ContextLog, ManagedEngine, OwnBuilder, Turn, answer, cut_end
 from tests.support.managing import make_history
@@ -405,3 +406,12 @@ async def test_what_was_once_too_much_is_not_held_against_a_session() -> None:
     assert turn.plan.rung == "epoch"
     assert turn.plan.tokens_upstream is not None
     assert turn.plan.tokens_upstream < turn.plan.usable
+
+
+@pytest.mark.parametrize(("window", "encoding"), [(None, b"identity"), (1_000_000, b"gzip")])
+async def test_an_answer_that_may_be_held_back_is_asked_for_in_plain(window: int | None, encoding: bytes) -> None:
+    engine = ManagedEngine(window=window)
+    turn = await engine.send(until(4), ((b"accept-encoding", b"gzip"),))
+    (call,) = engine.upstream.calls
+    assert find(call.headers, b"accept-encoding") == encoding
+    assert turn.sent == turn.body

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from proxy.model.exchange import Headers
 from proxy.wire.headers import (
+    ask_plainly,
     bare_credential,
     find,
     find_credential,
@@ -162,3 +163,9 @@ def test_an_upstream_is_asked_for_itself_with_what_says_who_asks() -> None:
     others = [(b"content-type", b"x"), (b"accept-encoding", b"br"), (b"cookie", b"c"), (b"x-palimpsest-session", b"s")]
     ours = [(b"accept", b"application/json"), (b"accept-encoding", b"identity")]
     assert list(keep_for_asking((*kept, *others))) == [*kept, *ours]
+
+
+def test_a_plain_answer_is_asked_for_in_place_of_what_the_client_takes() -> None:
+    fields = ((b"accept-encoding", b"gzip, br"), (b"x-a", b"1"), (b"accept-encoding", b"zstd"))
+    assert ask_plainly(fields) == ((b"x-a", b"1"), (b"accept-encoding", b"identity"))
+    assert ask_plainly(()) == ((b"accept-encoding", b"identity"),)

@@ -4,7 +4,7 @@ Rule: pure and deterministic; the same view gives the same plan. Steps stay whol
 what is pinned and what no model has seen yet stays word for word, unless it cannot (BEHAVIOUR B9 to B16).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -14,6 +14,7 @@ from proxy.context.eviction import Marked, bury, cut_words, order_outputs, outli
 from proxy.context.findings import Study, study
 from proxy.context.generations import NOTHING, Heritage, inherit
 from proxy.context.policy import BuilderPolicy
+from proxy.context.pruning import measure_gain, prune
 from proxy.context.survey import Survey, survey
 from proxy.context.user_words import Shown, show_older
 from proxy.context.view import View
@@ -46,7 +47,6 @@ class _Draft(msgspec.Struct, frozen=True, gc=False):
     tail: int
     staying: frozenset[int]
     archive: Archive
-    shown: tuple[Shown, ...]
     marked: Mapping[int, Marked]
     heritage: Heritage = NOTHING
     tokens: int = 0
@@ -83,19 +83,25 @@ class ContextBuilder:
     def _draft(self, view: View, seen: Survey, rank: _Rank) -> _Draft:
         least = find_tail(seen, rank.groups)
         usable = view.budget.usable
-        shown = tuple(show_older(view, seen, least, _USERS_SHARE * usable, self._count)) if rank.has_users else ()
-        marked = self._outline_large(view, seen, least)
-        draft = _Draft(least, seen.newest | seen.fixed, Archive((), "", 0), shown, marked)
+        shown = show_older(view, seen, least, _USERS_SHARE * usable, self._count) if rank.has_users else []
+        staying = seen.newest | seen.fixed | {each.step for each in shown}
+        marked = self._outline_large(view, seen, least) | _mark_shortened(shown)
+        draft = _Draft(least, staying, Archive((), "", 0), marked)
         protected = _measure(seen, draft, self._count)
         low = view.budget.find_low(view.head + protected)
         room = min(_ARCHIVE_SHARE * usable, _ARCHIVE_MOST) * rank.archive
-        staying = draft.staying | {each.step for each in shown}
         heritage = inherit(seen, view.frozen, least, room, self._count)
         spare = _SPARE * (room - heritage.tokens - heritage.room)
         free = low - view.head - protected - room + spare
         tail = extend_tail(seen, least, staying, heritage.told, free) if rank.has_more else least
+        pruned = prune(view, seen, self._policy, range(tail, least), self._count)
+        if pruned:
+            free += measure_gain(seen, pruned, self._count)
+            tail = extend_tail(seen, least, staying, heritage.told, free)
+            pruned = prune(view, seen, self._policy, range(tail, least), self._count)
+            marked |= pruned
         archive = make_archive(view, seen, Bounds(tail, staying, heritage), self._count)
-        draft = _Draft(tail, draft.staying, archive, shown, marked, heritage, 0, protected)
+        draft = _Draft(tail, staying, archive, marked, heritage, 0, protected)
         return msgspec.structs.replace(draft, tokens=_measure(seen, draft, self._count))
 
     def _outline_large(self, view: View, seen: Survey, least: int) -> dict[int, Marked]:
@@ -108,6 +114,10 @@ class ContextBuilder:
             for place in range(seen.steps[i].start, seen.steps[i].stop)
             if seen.messages[place].shape.role == "tool" and seen.messages[place].tokens > most
         }
+
+
+def _mark_shortened(shown: Iterable[Shown]) -> dict[int, Marked]:
+    return {edit.place: Marked(edit, each.references) for each in shown for edit in each.edits}
 
 
 def find_tail(seen: Survey, groups: int) -> int:
@@ -168,9 +178,7 @@ def _list_places(seen: Survey, i: int) -> range:
 def _measure(seen: Survey, draft: _Draft, count: Callable[[str], int]) -> int:
     """The tokens of a draft, behind the preamble."""
     tokens = sum(step.tokens for i, step in enumerate(seen.steps) if i >= draft.tail or i in draft.staying)
-    tokens += sum(each.tokens for each in draft.shown if each.step < draft.tail and each.step not in draft.staying)
-    for place, made in draft.marked.items():
-        tokens += count(made.edit.text) + _FRAME - seen.messages[place].tokens
+    tokens -= measure_gain(seen, draft.marked, count)
     return tokens + draft.heritage.tokens + (draft.archive.tokens + _FRAME if draft.archive.text else 0)
 
 
@@ -194,19 +202,15 @@ def _list_edits(seen: Survey, draft: _Draft, tail: int) -> Iterator[Edit]:
         start = draft.heritage.ledgers[-1].stop if draft.heritage.ledgers else 0
         stop = seen.steps[draft.tail].start if draft.tail < len(seen.steps) else len(seen.messages)
         yield Written(draft.archive.text, start, stop)
-    replaced = {edit.place: edit for each in draft.shown for edit in each.edits if each.step < draft.tail}
-    replaced.update((place, each.edit) for place, each in draft.marked.items())
-    shown = {each.step for each in draft.shown}
     for i in range(tail):
-        if i >= draft.tail or i in draft.staying or i in shown:
-            yield from (replaced.get(place) or Kept(place) for place in _list_places(seen, i))
+        if i >= draft.tail or i in draft.staying:
+            for place in _list_places(seen, i):
+                yield draft.marked[place].edit if place in draft.marked else Kept(place)
 
 
 def _list_references(draft: _Draft) -> Iterator[Reference]:
     yield from draft.heritage.references
     for entry in draft.archive.entries:
         yield Reference(entry.reference, entry.page.start, entry.page.stop, entry.page.offset)
-    for shown in draft.shown:
-        yield from shown.references if shown.step < draft.tail else ()
     for made in draft.marked.values():
         yield from made.references

@@ -4,12 +4,12 @@ Rule: what was superseded goes first, then what is repeated, then errors, then t
 names the reference of what it stands for, and every part of that is on the first page of a reference beside it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import msgspec
 
 from proxy.context.literals import find_literals
-from proxy.context.original import PAGE
+from proxy.context.original import PAGE, read_arguments
 from proxy.context.outline import outline
 from proxy.context.plain import clean
 from proxy.context.reference import FileReference, Tombstone, render_file, render_tombstone
@@ -20,7 +20,8 @@ from proxy.model.told import ToolCall
 
 _OVERLAP = 200
 _MOST_PARTS = 24
-_LEAST = 100
+LEAST = 100
+"""Tokens of an output that is not worth a marker."""
 _MOST_WORDS = 400
 _WAY = "run it once more if it only reads, or ask the user for `palimpsest expand ID`"
 _WAY_TO_RESULT = "ask the user for `palimpsest expand ID`"
@@ -35,23 +36,45 @@ class Marked(msgspec.Struct, frozen=True, gc=False):
 
 def order_outputs(survey: Survey, places: Iterable[int]) -> list[int]:
     """Those of the places that hold outputs worth replacing, in the order in which they go."""
-    newest_by_digest: dict[bytes, int] = {}
-    newest_by_asked: dict[str, int] = {}
-    asked: dict[int, str] = {}
-    for place, found in enumerate(survey.found):
-        if survey.messages[place].shape.role == "tool":
-            newest_by_digest[found.digest] = place
-            asked[place] = " ".join(_tell_call(survey, place))
-            newest_by_asked[asked[place]] = place
+    overtaken = find_overtaken(survey)
 
     def rank(place: int) -> tuple[int, int]:
-        if asked[place] and newest_by_asked[asked[place]] != place:
-            return 0, place
-        if newest_by_digest[survey.found[place].digest] != place:
-            return 1, place
-        return (2 if survey.found[place].outcome else 3), place
+        return overtaken.get(place, 3 if survey.found[place].outcome else 4), place
 
-    return sorted((place for place in places if place in asked and survey.messages[place].tokens > _LEAST), key=rank)
+    outputs = (place for place in places if survey.messages[place].shape.role == "tool")
+    return sorted((place for place in outputs if survey.messages[place].tokens > LEAST), key=rank)
+
+
+def find_overtaken(survey: Survey) -> dict[int, int]:
+    """Outputs that a newer one has overtaken: 0 where the same was asked again, 1 repeated, 2 an error that was mended.
+
+    An output is repeated only by one that was not asked for again itself, so that the newest copy is never among them.
+    """
+    calls = {
+        place: call
+        for place, seen in enumerate(survey.messages)
+        if seen.shape.role == "tool" and (call := _find_call(survey, place))
+    }
+    asked = {(call.name, call.arguments): place for place, (call, _, _) in calls.items()}
+    outputs = [place for place, seen in enumerate(survey.messages) if seen.shape.role == "tool"]
+    again = {place for place, (call, _, _) in calls.items() if asked[call.name, call.arguments] != place}
+    copies = {survey.found[place].digest: place for place in outputs if place not in again}
+    mended = {_name_deed(call): place for place, (call, _, _) in calls.items() if not survey.found[place].outcome}
+    overtaken = dict.fromkeys(again, 0)
+    for place in outputs:
+        if place in again:
+            continue
+        if copies[survey.found[place].digest] != place:
+            overtaken[place] = 1
+        elif survey.found[place].outcome and place in calls and mended.get(_name_deed(calls[place][0]), 0) > place:
+            overtaken[place] = 2
+    return overtaken
+
+
+def _name_deed(call: ToolCall) -> tuple[str, ...]:
+    """What a call does, whatever its options."""
+    words = " ".join(read_arguments(call.arguments)).split()
+    return call.name, *(word for word in words if not word.startswith("-"))
 
 
 def _find_call(survey: Survey, place: int) -> tuple[ToolCall, str, bool] | None:
@@ -66,15 +89,10 @@ def _find_call(survey: Survey, place: int) -> tuple[ToolCall, str, bool] | None:
     return None
 
 
-def _tell_call(survey: Survey, place: int) -> tuple[str, ...]:
-    found = _find_call(survey, place)
-    return (found[0].name, found[1]) if found else ()
-
-
 def bury(view: View, survey: Survey, place: int) -> Marked:
     """A tombstone in place of an output."""
     told, found = survey.messages[place].told, survey.found[place]
-    references = tuple(_name_parts(view, survey, place))
+    references = name_parts(view, place, 0, survey.found[place].characters)
     call = _find_call(survey, place)
     stone = Tombstone(
         references[0].id,
@@ -92,7 +110,7 @@ def bury(view: View, survey: Survey, place: int) -> Marked:
 
 def cut_words(view: View, survey: Survey, place: int) -> Marked:
     """The beginning of what was said, in place of all of it."""
-    references = tuple(_name_parts(view, survey, place))
+    references = name_parts(view, place, 0, survey.found[place].characters)
     lines = survey.messages[place].told.text[:_MOST_WORDS].split("\n")
     text = "\n".join(clean(line, _MOST_WORDS) for line in lines)
     note = f"[cut by the proxy palimpsest; the original is intact: ref:{references[0].id}]"
@@ -102,7 +120,7 @@ def cut_words(view: View, survey: Survey, place: int) -> Marked:
 def outline_output(view: View, survey: Survey, place: int, has_outline: bool = True) -> Marked:
     """The block of a file in place of an output that is too large to be shown again, or at all."""
     told, found = survey.messages[place].told, survey.found[place]
-    references = tuple(_name_parts(view, survey, place))
+    references = name_parts(view, place, 0, survey.found[place].characters)
     call = _find_call(survey, place)
     seen = outline(told.text, _find_path(survey, place))
     block = FileReference(
@@ -125,11 +143,10 @@ def _find_path(survey: Survey, place: int) -> str:
     return paths[0].strip("'\"") if len(paths) == 1 else ""
 
 
-def _name_parts(view: View, survey: Survey, place: int) -> Iterator[Reference]:
-    size = survey.found[place].characters
-    last = max(1, size - _OVERLAP)
-    for offset in [*range(0, last, PAGE - _OVERLAP)][:_MOST_PARTS]:
-        yield Reference(view.name(place, place + 1, offset), place, place + 1, offset)
+def name_parts(view: View, place: int, start: int, stop: int) -> tuple[Reference, ...]:
+    """References of a message whose first pages hold its original from one character up to another."""
+    offsets = range(start, max(start + 1, stop - _OVERLAP), PAGE - _OVERLAP)[:_MOST_PARTS]
+    return tuple(Reference(view.name(place, place + 1, offset), place, place + 1, offset) for offset in offsets)
 
 
 def _add_parts(text: str, references: tuple[Reference, ...]) -> str:

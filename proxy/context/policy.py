@@ -7,9 +7,10 @@ from dataclasses import dataclass
 class BuilderPolicy:
     """Which messages stay, and which are shown by an outline.
 
-    `protect_turns`: so many of the user's newest turns stay word for word. Where `is_pruning`, old outputs that were
-    superseded or repeated go before others, unless they are among the newest `protect_tokens` of outputs or of one of
-    the `protected_tools`, and if more than `minimum_tokens` go; both scale down with a small budget. Outputs above
+    `protect_turns`: so many of the user's newest turns stay word for word. Where `is_pruning`, outputs that
+    would stay but were asked for again, repeated, or errors that were mended, are replaced by a marker, unless they are
+    among the newest `protect_tokens` of outputs or of one of the `protected_tools`, and if at least `minimum_tokens`
+    go; both scale down with a small budget. Outputs above
     `inline_tokens` are shown whole once, then as a block, with their structure where `has_outlines`.
     """
 

@@ -1,18 +1,24 @@
 """Older words of the user: which stay, and how those that repeat themselves are said once (BEHAVIOUR B13).
 
 Rule: nothing the user wrote is lost as long as it fits: what is left out of an older message stands word for word in a
-newer one that stays, and the message says so.
+newer one that stays, or is a large block that was pasted and has a reference; the message says so.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from proxy.context.eviction import name_parts
+from proxy.context.original import write_message
+from proxy.context.pasted import find_pasted
 from proxy.context.survey import Survey
 from proxy.context.view import View
 from proxy.model.plan import Reference, Replaced
+from proxy.model.told import Told
 
 _LEAST_REPEATED = 400
+# Tokens of a block from which on it may give way; no block has fewer characters than tokens.
+_MOST_PASTED = 2000
 _FRAME = 4
 
 
@@ -42,15 +48,40 @@ def show_older(view: View, survey: Survey, least: int, room: float, count: Calla
 def _show(view: View, survey: Survey, i: int, newest: Sequence[str], count: Callable[[str], int]) -> Shown:
     step = survey.steps[i]
     told = survey.messages[step.start].told
-    text = leave_out_repeated(told.text, newest)
-    if step.stop - step.start > 1 or told.media or text == told.text:
+    if step.stop - step.start > 1 or told.media:
+        return Shown(i, step.tokens)
+    text, parts = _leave_out_pasted(view, step.start, told, count)
+    text = leave_out_repeated(text, newest)
+    if text == told.text:
         return Shown(i, step.tokens)
     reference = Reference(view.name(step.start, step.stop, 0), step.start, step.stop)
     text = f"{text}\n[shortened by palimpsest, not by the user; the original is intact: ref:{reference.id}]"
     tokens = count(text) + _FRAME
     if tokens >= step.tokens:
         return Shown(i, step.tokens)
-    return Shown(i, tokens, (Replaced(step.start, text, "shortened"),), (reference,))
+    return Shown(i, tokens, (Replaced(step.start, text, "shortened"),), (reference, *parts))
+
+
+def _leave_out_pasted(view: View, place: int, told: Told, count: Callable[[str], int]) -> tuple[str, list[Reference]]:
+    """The text without its large blocks, and the references of these."""
+    texts: list[str] = []
+    references: list[Reference] = []
+    at = 0
+    for start, stop in find_pasted(told.text, _MOST_PASTED):
+        block = told.text[start:stop]
+        if (tokens := count(block)) <= _MOST_PASTED:
+            continue
+        head = write_message(told).index(told.text)
+        parts = name_parts(view, place, head + start, head + stop)
+        named = " ".join(f"ref:{each.id}" for each in parts)
+        lines = block.count("\n") + 1
+        texts += [
+            told.text[at:start],
+            f"[… {lines:,} lines that the user pasted, {tokens:,} tokens, left out: {named} …]",
+        ]
+        references += parts
+        at = stop
+    return "".join((*texts, told.text[at:])), references
 
 
 def leave_out_repeated(text: str, newer: Sequence[str]) -> str:

@@ -9,9 +9,11 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
 from proxy.context.policy import BuilderPolicy
 from proxy.context.turns import split_groups
+from proxy.context.view import View
 from proxy.model.plan import Kept, Replaced, Written
 from proxy.wire.validity import Rules, find_faults, judge_history
 from tests.support.views import (
@@ -65,17 +67,29 @@ def is_skill(messages: list[Message], i: int) -> bool:
     return any(each["function"]["name"] == "skill" for each in calls)
 
 
+def lower_to(fraction: float | None, seen: View, ceiling: int) -> View:
+    """The same view of a budget that is cut down to such a share of it."""
+    budget = make_budget(1_000_000, None, None, BudgetPolicy(ceiling_tokens=ceiling, low_fraction=fraction))
+    return msgspec.structs.replace(seen, budget=budget)
+
+
 def weigh(messages: list[Message]) -> int:
     return sum(see(message).tokens for message in messages)
 
 
 @settings(max_examples=150, deadline=None)
-@given(_steps, st.sampled_from([1500, 3000, 6000, 20_000]), st.integers(0, 500), st.booleans())
+@given(
+    _steps,
+    st.sampled_from([1500, 3000, 6000, 20_000]),
+    st.integers(0, 500),
+    st.booleans(),
+    st.sampled_from([None, 0.8]),
+)
 def test_a_plan_is_valid_fits_and_keeps_what_must_stay(
-    steps: list[tuple[str, str]], ceiling: int, head: int, is_minimal: bool
+    steps: list[tuple[str, str]], ceiling: int, head: int, is_minimal: bool, low: float | None
 ) -> None:
     messages = write(steps)
-    seen = view(messages, ceiling, head)
+    seen = lower_to(low, view(messages, ceiling, head), ceiling)
     plan = BUILDER.minimal(seen) if is_minimal else BUILDER.build(seen)
     sent = render(messages, plan)
     shapes = [each.shape for each in seen.messages]
@@ -148,6 +162,38 @@ def test_the_next_epoch_takes_the_ledger_over_as_it_is() -> None:
     assert first == before.edits[0]
     assert second.start == first.stop and second.stop == after.through
     assert set(before.references) < set(after.references)
+
+
+STALE = [message for i in range(4) for message in act(f"s{i}", "make", f"{i} {OUTPUT}")]
+
+
+def test_outputs_that_were_overtaken_give_way_inside_the_tail_which_becomes_longer() -> None:
+    messages = [*DAY, *STALE, *LONG[:10], *act("z", "ls", "c")]
+    seen = lower_to(0.8, view(messages, 10_000), 10_000)
+    plan = BUILDER.build(seen)
+    off = ContextBuilder(BuilderPolicy(is_pruning=False), count).build(seen)
+    stones = {edit.place: edit for edit in plan.edits if isinstance(edit, Replaced)}
+    assert list(stones) == [len(DAY) + 1, len(DAY) + 3, len(DAY) + 5]
+    assert all("output pruned" in edit.text for edit in stones.values())
+    assert plan.through == len(DAY) + 6
+    behind = [edit.place for edit in plan.edits if not isinstance(edit, Written)]
+    assert behind == sorted(behind)
+    assert render(messages, plan)[-13:] == messages[-13:] and messages[len(DAY) + 2] in render(messages, plan)
+    assert not any(isinstance(edit, Replaced) for edit in off.edits)
+    first, second = (next(edit for edit in each.edits if isinstance(edit, Written)) for each in (plan, off))
+    assert first.stop < second.stop
+
+
+def test_a_large_block_in_older_words_gives_way_wherever_it_stands() -> None:
+    log = "\n".join(f"2024-05-01 10:00:00 INFO worker took job {i}" for i in range(300))
+    messages = [user(f"Look:\n{log}\nplease"), *LONG, user(f"And:\n{log}"), *LONG[:8], *DAY[-6:]]
+    seen = lower_to(0.8, view(messages, 10_000), 10_000)
+    plan = BUILDER.build(seen)
+    short = [edit for edit in plan.edits if isinstance(edit, Replaced)]
+    assert [(edit.place, edit.kind) for edit in short] == [(0, "shortened"), (len(LONG) + 1, "shortened")]
+    assert short[0].text.startswith("Look:\n[…") and "please" in short[0].text
+    assert plan.through >= len(LONG) + 2
+    assert {id for edit in short for id in REFERENCE.findall(edit.text)} <= {each.id for each in plan.references}
 
 
 def test_a_large_output_that_was_seen_becomes_a_block_and_a_fresh_one_stays() -> None:

@@ -1,6 +1,7 @@
 """Older words of the user."""
 
 from proxy.context.findings import study
+from proxy.context.original import PAGE, write_original
 from proxy.context.policy import BuilderPolicy
 from proxy.context.survey import survey
 from proxy.context.user_words import Shown, leave_out_repeated, show_older
@@ -32,6 +33,29 @@ def test_what_a_newer_message_repeats_is_left_out_and_said_so() -> None:
     assert "the end" in edit.text and "Rule 3" not in edit.text
     assert f"ref:{shown.references[0].id}" in edit.text
     assert shown.tokens < count(RULES)
+
+
+LOG = "\n".join(f"2024-05-01 10:00:{i % 60:02} INFO worker took job {i * 7}" for i in range(600))
+
+
+def test_a_large_block_that_was_pasted_gives_way_and_the_words_around_it_stay() -> None:
+    messages = write(f"It fails so:\n{LOG}\nNever touch main.", "second", "third")
+    (shown,) = show(messages, 1000)
+    (edit,) = shown.edits
+    assert edit.text.startswith("It fails so:\n[… 600 lines that the user pasted, ")
+    assert "\nNever touch main.\n[shortened by palimpsest" in edit.text and "worker" not in edit.text
+    assert shown.tokens == count(edit.text) + 4
+    assert all(f"ref:{each.id}" in edit.text for each in shown.references)
+    original = write_original([see(messages[0]).told])
+    pages = [original[each.offset : each.offset + PAGE] for each in shown.references if each.offset]
+    assert pages[0].startswith(LOG[:99])
+    assert len(pages) == 3 and all(any(line in page for page in pages) for line in LOG.split("\n"))
+
+
+def test_a_small_block_and_the_blocks_of_the_newest_turns_stay() -> None:
+    small = "\n".join(LOG.split("\n")[:100])
+    (shown,) = show(write(f"It fails so:\n{small}", LOG.replace("job", "task"), LOG.lower()), 10_000)
+    assert shown.edits == ()
 
 
 def test_what_is_short_or_only_alike_stays() -> None:

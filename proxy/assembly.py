@@ -117,7 +117,7 @@ async def build_engine(settings: Settings) -> Engine:
     def count(text: str) -> int:
         return tokenizer.count(text, _COUNTED_IN)[0]
 
-    builder = ContextBuilder(settings.builder_policy(), count, studies.find)
+    builder = ContextBuilder(settings.builder_policy(), count, studies.find, outliner.outline)
     around = Surroundings(archive, models, builder, bus, clock, settings.providers())
     steward = build_steward(around, policy.cache_bytes // 4, archive.salt)
     exchanges = Exchanges(policy, formats, reception, relay, tasks, steward)

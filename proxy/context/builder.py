@@ -6,6 +6,7 @@ what is pinned and what no model has seen yet stays word for word, unless it can
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -13,6 +14,7 @@ from proxy.context.archive import Archive, Bounds, make_archive
 from proxy.context.eviction import Marked, bury, cut_words, order_outputs, outline_output
 from proxy.context.findings import Study, study
 from proxy.context.generations import NOTHING, Heritage, inherit
+from proxy.context.outline import Parse
 from proxy.context.policy import BuilderPolicy
 from proxy.context.pruning import measure_gain, prune
 from proxy.context.survey import Survey, survey
@@ -26,6 +28,9 @@ _INLINE_SHARE = 0.25
 _FULL = 0.85
 _SPARE = 0.0
 _FRAME = 4
+
+
+_Way = Callable[[View, Survey, int], Marked]
 
 
 class _Rank(msgspec.Struct, frozen=True, gc=False):
@@ -54,12 +59,17 @@ class _Draft(msgspec.Struct, frozen=True, gc=False):
 
 
 class ContextBuilder:
-    """Builds plans; `count` gives the tokens of a text, `find` what there is to know of a message."""
+    """Builds plans; `count` gives the tokens of a text, `find` what there is to know of a message,
+    `parse` the structure of a text that `context/outline` cannot tell itself.
+    """
 
-    def __init__(self, policy: BuilderPolicy, count: Callable[[str], int], find: Study = study) -> None:
+    def __init__(
+        self, policy: BuilderPolicy, count: Callable[[str], int], find: Study = study, parse: Parse | None = None
+    ) -> None:
         self._policy = policy
         self._count = count
         self._find = find
+        self._outline = partial(outline_output, has_outline=policy.has_outlines, parse=parse)
 
     def build(self, view: View) -> ContextPlan:
         """The plan of an epoch that begins with this request."""
@@ -68,14 +78,14 @@ class ContextBuilder:
             draft = self._draft(view, seen, rank)
             if view.head + draft.tokens <= view.budget.high:
                 return _write_plan(view, seen, draft, "plan")
-        return _write_plan(view, seen, shrink(view, seen, draft, self._count), "plan")
+        return _write_plan(view, seen, shrink(view, seen, draft, self._count, self._outline), "plan")
 
     def minimal(self, view: View) -> ContextPlan:
         """The least that can be sent: a short ledger and the last turn."""
         policy = replace(self._policy, protect_turns=0, protected_tools=())
         view = msgspec.structs.replace(view, pinned=frozenset())
         seen = survey(view, policy, self._find)
-        shrunk = shrink(view, seen, self._draft(view, seen, _LEAST), self._count)
+        shrunk = shrink(view, seen, self._draft(view, seen, _LEAST), self._count, self._outline)
         if view.head + shrunk.tokens > view.budget.high:
             shrunk = self._draft(view, seen, _NOTHING)
         return _write_plan(view, seen, shrunk, "minimal")
@@ -108,7 +118,7 @@ class ContextBuilder:
         """Large outputs of the newest groups that a model has seen whole, as blocks (M12)."""
         most = min(self._policy.inline_tokens, _INLINE_SHARE * view.budget.usable)
         return {
-            place: outline_output(view, seen, place, self._policy.has_outlines)
+            place: self._outline(view, seen, place)
             for i in range(least, seen.fresh)
             if i not in seen.fixed
             for place in range(seen.steps[i].start, seen.steps[i].stop)
@@ -139,11 +149,11 @@ def extend_tail(seen: Survey, least: int, staying: frozenset[int], told: frozens
     return tail
 
 
-def shrink(view: View, seen: Survey, draft: _Draft, count: Callable[[str], int]) -> _Draft:
+def shrink(view: View, seen: Survey, draft: _Draft, count: Callable[[str], int], outline: _Way) -> _Draft:
     """The same draft with so many messages given way that it fits, as far as that can be."""
     tokens = draft.tokens
     marked = dict(draft.marked)
-    for place, mark in _list_ways(view, seen, draft):
+    for place, mark in _list_ways(seen, draft, outline):
         if view.head + tokens <= _FULL * view.budget.high:
             break
         made = mark(view, seen, place)
@@ -154,14 +164,14 @@ def shrink(view: View, seen: Survey, draft: _Draft, count: Callable[[str], int])
     return msgspec.structs.replace(draft, marked=marked, tokens=tokens)
 
 
-def _list_ways(view: View, seen: Survey, draft: _Draft) -> Iterator[tuple[int, Callable[[View, Survey, int], Marked]]]:
+def _list_ways(seen: Survey, draft: _Draft, outline: _Way) -> Iterator[tuple[int, _Way]]:
     """What may give way, in order: outputs that were seen, those that were not, the largest words of others."""
     kept = [i for i in range(len(seen.steps)) if (i >= draft.tail or i in draft.staying) and i not in seen.users[-1:]]
     loose = [place for i in kept for place in _list_places(seen, i) if place not in seen.bound]
     fresh = seen.steps[seen.fresh].start if seen.fresh < len(seen.steps) else len(seen.messages)
     yield from ((place, bury) for place in order_outputs(seen, (place for place in loose if place < fresh)))
     by_size = sorted(loose, key=lambda place: (-seen.messages[place].tokens, place))
-    yield from ((place, outline_output) for place in by_size if seen.messages[place].shape.role == "tool")
+    yield from ((place, outline) for place in by_size if seen.messages[place].shape.role == "tool")
     yield from ((place, cut_words) for place in by_size if _is_plain(seen, place))
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from proxy.context.literals import find_literals
 from proxy.context.original import PAGE, read_arguments
-from proxy.context.outline import outline
+from proxy.context.outline import Parse, outline
 from proxy.context.plain import clean
 from proxy.context.reference import FileReference, Tombstone, render_file, render_tombstone
 from proxy.context.survey import Survey
@@ -117,12 +117,14 @@ def cut_words(view: View, survey: Survey, place: int) -> Marked:
     return Marked(Replaced(place, _add_parts(f"{text}…\n{note}", references), "shortened"), references)
 
 
-def outline_output(view: View, survey: Survey, place: int, has_outline: bool = True) -> Marked:
+def outline_output(
+    view: View, survey: Survey, place: int, *, has_outline: bool = True, parse: Parse | None = None
+) -> Marked:
     """The block of a file in place of an output that is too large to be shown again, or at all."""
     told, found = survey.messages[place].told, survey.found[place]
     references = name_parts(view, place, 0, survey.found[place].characters)
     call = _find_call(survey, place)
-    seen = outline(told.text, _find_path(survey, place))
+    seen = outline(told.text, _find_path(survey, place), parse if has_outline else None)
     block = FileReference(
         references[0].id,
         _find_path(survey, place) or (f"output of {call[0].name}" if call else "a message"),

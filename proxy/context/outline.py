@@ -42,6 +42,10 @@ _GUESSES = [
 ]
 
 
+Parse = Callable[[str, str], list[str]]
+"""The structure of a text of some kind (the ending of a path), in lines; empty where there is none to be had."""
+
+
 class Outline(msgspec.Struct, frozen=True, gc=False):
     """What a content is (`unknown` where nobody can tell), how many lines it has, and its structure."""
 
@@ -50,7 +54,7 @@ class Outline(msgspec.Struct, frozen=True, gc=False):
     structure: tuple[str, ...]
 
 
-def outline(text: str, path: str = "", parse: Callable[[str, str], list[str]] | None = None) -> Outline:
+def outline(text: str, path: str = "", parse: Parse | None = None) -> Outline:
     """The outline of a content. `parse` makes those of the kinds that have no parser here, of a text and its kind."""
     kind = name_kind(text, path)
     lines = text.count("\n") + (not text.endswith("\n") and bool(text))

@@ -51,7 +51,17 @@ def test_the_block_of_a_file_shows_its_path_and_structure() -> None:
     messages = [user("go"), *act("1", "cat src/a.py", source), user("b")]
     text = outline_output(view(messages, 10_000), look(messages), 2).edit.text
     assert text.startswith("[FILE: src/a.py]") and "def read_shape takes raw" in text
-    assert "read_shape" not in outline_output(view(messages, 10_000), look(messages), 2, False).edit.text
+    assert "read_shape" not in outline_output(view(messages, 10_000), look(messages), 2, has_outline=False).edit.text
+
+
+def test_a_language_that_is_not_read_here_is_outlined_by_whoever_can() -> None:
+    messages = [user("go"), *act("1", "cat src/a.go", "package main\n" * 100), user("b")]
+    told = [
+        outline_output(view(messages, 10_000), look(messages), 2, has_outline=has, parse=parse).edit.text
+        for has in (True, False)
+        for parse in (lambda _, kind: [f"func main of {kind}"], None)
+    ]
+    assert ["func main of go" in text for text in told] == [True, False, False, False]
 
 
 def test_words_are_cut_with_a_reference() -> None:

@@ -415,3 +415,17 @@ async def test_an_answer_that_may_be_held_back_is_asked_for_in_plain(window: int
     (call,) = engine.upstream.calls
     assert find(call.headers, b"accept-encoding") == encoding
     assert turn.sent == turn.body
+
+
+async def test_an_upstream_is_asked_for_a_model_whose_window_nobody_told() -> None:
+    engine = ManagedEngine(window=None)
+    await engine.send(until(1))
+    assert engine.upstream.listings == []  # what is short is not looked at so closely
+    for steps in (14, 16):
+        await engine.send(until(steps))
+    assert await engine.tasks.finish(LIMIT)
+    assert [find(headers, b"authorization") for headers in engine.upstream.listings] == [b"Bearer k"]
+    told = ManagedEngine()
+    await told.send(until(14))
+    assert await told.tasks.finish(LIMIT)
+    assert told.upstream.listings == []

@@ -10,6 +10,7 @@ from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import RequestBody
 from proxy.engine.relay import Relay, Send
 from proxy.engine.rescue import Refusal, Retry, Start
+from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers, Round
 from proxy.model.manifest import keep_whole
 from proxy.model.plan import Plan
@@ -87,8 +88,12 @@ class UpstreamInTurn(ScriptedUpstream):
         super().__init__()
         self._answers = deque(answers)
         self.starved = asyncio.Event()
+        self.listings: list[Headers] = []
 
     async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> ScriptedResponse:
+        if target == b"/v1/models":
+            self.listings.append(headers)
+            raise UpstreamUnreachable("there is no list of models")
         self.calls.append(Sent(method, target, headers, body))
         answer = self._answers.popleft()
         if answer is None:

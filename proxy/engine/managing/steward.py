@@ -19,13 +19,13 @@ from proxy.engine.bus import EventBus
 from proxy.engine.managing.case import Case
 from proxy.engine.managing.ladder import Commit, Footing, Ladder
 from proxy.engine.managing.lessons import Lesson, Lessons
-from proxy.engine.managing.lookout import Lookout
+from proxy.engine.managing.lookout import Lookout, find_key
 from proxy.engine.managing.paths import count_shared
 from proxy.engine.managing.pinning import Pinning, is_pinning, refuse_pin
 from proxy.engine.managing.rescuing import Rescues, Tell
 from proxy.engine.managing.sending import Sending, list_labels
 from proxy.engine.managing.subject import Subject
-from proxy.engine.ports import Clock
+from proxy.engine.ports import Clock, Upstream
 from proxy.engine.rescue import Rescuer
 from proxy.model.events import Planned, RungFailed
 from proxy.model.exchange import Mode
@@ -108,6 +108,13 @@ class Steward:
         self._bus.publish(RungFailed(subject.exchange, subject.session.id, "plan", problem))
         plan = Plan(subject.exchange, 0, subject.model, "original", reason=problem)
         return Sending(subject.split.content, plan=plan)
+
+    def inquire(self, subject: Subject, upstream: Upstream) -> None:
+        """Have the upstream asked for its models where nobody knows how much this one takes; beside the calls."""
+        models, key = self._lookout.models, find_key(subject)
+        card = models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant)
+        if card.window is None and subject.step is not None:
+            models.ask(upstream, subject.headers)
 
     def stand_by(self, subject: Subject, sending: Sending, commit: Commit, tell: Tell) -> Rescuer:
         """Who cuts a managed request that is refused as too long, and tells the client of it."""

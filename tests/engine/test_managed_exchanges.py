@@ -429,3 +429,37 @@ async def test_an_upstream_is_asked_for_a_model_whose_window_nobody_told() -> No
     await told.send(until(14))
     assert await told.tasks.finish(LIMIT)
     assert told.upstream.listings == []
+
+
+def clear(messages: list[Any], places: range) -> list[Any]:
+    """The same, with the outputs at these places cleared, as some clients do with old ones."""
+    return [
+        {**message, "content": "[cleared]"} if place in places and message["role"] == "tool" else message
+        for place, message in enumerate(messages)
+    ]
+
+
+async def test_outputs_that_the_client_clears_leave_what_is_frozen_as_it_was() -> None:
+    engine = ManagedEngine()
+    opened = await open_epoch(engine)
+    (epoch,) = engine.epochs
+    cleared = clear(until(24), range(4, epoch.depth))
+    turn = await engine.send(cleared)
+    assert (turn.plan.rung, turn.plan.epoch) == ("epoch", epoch.id)
+    assert turn.sent.startswith(cut_end(opened.sent))
+    again = await engine.send([*cleared, *until(25)[len(cleared) :]])
+    assert again.plan.epoch == epoch.id
+    assert again.sent.startswith(cut_end(turn.sent))
+
+
+@pytest.mark.parametrize(("role", "added"), [("user", "Something else."), ("tool", " and more")])
+async def test_words_that_the_client_changes_are_another_history(role: str, added: str) -> None:
+    engine = ManagedEngine()
+    await open_epoch(engine)
+    (epoch,) = engine.epochs
+    changed = [
+        {**message, "content": message["content"] + added} if message["role"] == role else message
+        for message in until(24)
+    ]
+    turn = await engine.send(changed)
+    assert turn.plan.epoch != epoch.id

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from proxy.context.savings import quote_revert
 from proxy.engine.bus import EventBus
 from proxy.engine.durability import CommitGate
-from proxy.engine.managing.contexts import Context
+from proxy.engine.managing.context import Context
 from proxy.engine.managing.lookout import Lookout
 from proxy.engine.managing.pinning import find_objection
 from proxy.engine.ports import Archive, Clock, Ids

@@ -9,7 +9,7 @@ from proxy.context.budget import Budget
 from proxy.context.economics import Facts
 from proxy.context.estimate import Ratio
 from proxy.context.tariff import Tariff
-from proxy.engine.managing.contexts import Context, Standing
+from proxy.engine.managing.context import Context, Standing
 from proxy.engine.managing.paths import Path, count_shared
 from proxy.engine.managing.subject import Subject
 from proxy.model.epoch import Epoch

@@ -4,7 +4,7 @@ from proxy.context.budget import Budget, is_surely_below
 from proxy.context.estimate import Ratio
 from proxy.context.tariff import Tariff
 from proxy.engine.managing.case import Case, estimate_protected, find_kept
-from proxy.engine.managing.contexts import Context
+from proxy.engine.managing.context import Context
 from proxy.engine.managing.lessons import Lessons
 from proxy.engine.managing.memory import Memory
 from proxy.engine.managing.paths import Path, is_head_of

@@ -139,6 +139,8 @@ class Steward:
         self._expect(case, footing)
         account = self._charge(case, footing)
         context.choose(model, subject, footing.epoch.id if footing.epoch is not None else "")
+        if footing.epoch is not None:
+            context.cover(footing.epoch, subject.chain.items)
         sending = self._report(case, footing, decision, account, saving)
         return replace(sending, ceiling=ceiling)
 

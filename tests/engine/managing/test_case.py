@@ -11,7 +11,7 @@ from proxy.context.estimate import Ratio
 from proxy.context.tariff import make_tariff
 from proxy.engine.counting import Counting
 from proxy.engine.managing.case import Case, estimate_protected, find_kept
-from proxy.engine.managing.contexts import Context
+from proxy.engine.managing.context import Context
 from proxy.engine.managing.paths import Path, Paths
 from proxy.engine.managing.subject import Subject
 from proxy.model.card import UNPRICED

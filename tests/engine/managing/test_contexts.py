@@ -1,266 +1,215 @@
-"""What holds in a session: which epoch, what is pinned, what is owed."""
+"""The contexts of many sessions: each asked of the log once, and no more of them remembered than may be."""
 
 import asyncio
+from itertools import count
 
-import msgspec
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from proxy.context.account import Account
 from proxy.engine.managing import contexts as module
-from proxy.engine.managing.contexts import Context
-from proxy.engine.managing.opening import Draft
-from proxy.engine.managing.subject import Subject
-from proxy.model.epoch import Epoch, Original, Pin, StoredContext
-from proxy.model.plan import ContextPlan
-from tests.support.contexts import BUDGET, HISTORY, ask, make_epoch
-from tests.support.managing import MODEL, SESSION, make_subject
+from proxy.engine.managing.context import Context
+from proxy.engine.managing.contexts import Contexts
+from proxy.model.epoch import StoredContext
+from proxy.model.errors import StoreUnavailable
+from tests.support.contexts import BUDGET, StatedArchive, ask, make_epoch
+from tests.support.managing import MODEL
+
+PLENTY = 1 << 30
 
 
-def make_context(*epochs: Epoch) -> Context:
-    context = Context()
-    for epoch in epochs:
-        context.add(epoch)
-    return context
+async def test_a_context_is_asked_of_the_log_once() -> None:
+    archive = StatedArchive(s1=StoredContext((make_epoch("a"),)))
+    contexts = Contexts(archive, PLENTY)
+    context = await contexts.open(ask())
+    assert [epoch.id for epoch in context.epochs] == ["a"]
+    assert await contexts.open(ask()) is await contexts.load("s1") is contexts.get("s1") is context
+    assert (archive.asked, len(contexts), contexts.weight) == (["s1"], 1, context.weight)
 
 
-def test_without_epochs_none_holds() -> None:
-    assert make_context().find(MODEL, ask()) is None
+async def test_of_a_new_session_the_log_is_not_asked() -> None:
+    archive = StatedArchive()
+    contexts = Contexts(archive, PLENTY)
+    assert (await contexts.open(ask(base=0))).is_known
+    await contexts.open(ask())
+    assert archive.asked == []
 
 
-def test_the_newest_epoch_on_the_path_holds() -> None:
-    first, second, deep = make_epoch("a", 2), make_epoch("b", 4), make_epoch("c", 3)
-    context = make_context(first, second, deep)
-    assert context.find(MODEL, ask()) is deep
-    assert context.find(MODEL, ask(3)) is first
-    assert context.find(MODEL, ask(2)) is None
+async def test_a_log_that_hangs_is_waited_for_no_longer_than_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LOAD_SECONDS", 0)
+    archive = StatedArchive(s1=StoredContext((make_epoch("a"),)))
+    archive.may_answer.clear()
+    contexts = Contexts(archive, PLENTY)
+    context = await contexts.open(ask())
+    assert (context.is_known, list(context.epochs)) == (False, [])
+    monkeypatch.setattr(module, "_LOAD_SECONDS", 5)
+    archive.may_answer.set()
+    assert await contexts.open(ask()) is context
+    assert (context.is_known, len(context.epochs), archive.asked) == (True, 1, ["s1", "s1"])
 
 
-def test_an_epoch_of_another_branch_or_view_does_not_hold() -> None:
-    context = make_context(make_epoch("a", 4), make_epoch("b", 4, view="other"))
-    branch = make_subject([*HISTORY[:3], {"role": "user", "content": "No."}, *HISTORY[4:]])
-    assert context.find(MODEL, branch) is None
-    assert context.find("third", ask()) is None
-    found = context.find("other", ask())
-    assert found is not None
-    assert found.id == "b"
+async def test_a_log_that_cannot_be_read_is_asked_again() -> None:
+    archive = StatedArchive(s1=StoredContext((make_epoch("a"),)))
+    archive.is_broken = True
+    contexts = Contexts(archive, PLENTY)
+    assert not (await contexts.open(ask())).is_known
+    with pytest.raises(StoreUnavailable):
+        await contexts.load("s1")
+    archive.is_broken = False
+    assert (await contexts.open(ask())).is_known
 
 
-def test_an_epoch_that_stands_for_nothing_holds_everywhere() -> None:
-    """What a revert to the client's own history is."""
-    revert = make_epoch("r", 0, why="revert", rendered=())
-    assert make_context(make_epoch("a", 2), revert).find(MODEL, ask(2)) is revert
+async def test_two_requests_at_once_take_what_the_log_knows_once() -> None:
+    archive = StatedArchive(s1=StoredContext((make_epoch("a"),), (), ((MODEL, 12.5),)))
+    archive.may_answer.clear()
+    contexts = Contexts(archive, PLENTY)
+    opening = asyncio.gather(contexts.open(ask()), contexts.open(ask(8)))
+    await asyncio.sleep(0)
+    contexts.add("s1", make_epoch("b"))
+    known = contexts.get("s1")
+    assert known is not None
+    standing = known.get_standing(MODEL, "a", BUDGET)
+    archive.may_answer.set()
+    assert [context is known for context in await opening] == [True, True]
+    assert [epoch.id for epoch in known.epochs] == ["a", "b"]
+    assert standing.account.owed == 12.5
+    assert contexts.weight == known.weight
 
 
-def test_the_same_history_is_sent_under_the_same_epoch() -> None:
-    first = make_epoch("a", 2)
-    context = make_context(first)
-    context.choose(MODEL, ask(8), "a")
-    context.add(second := make_epoch("b", 4))
-    assert context.find(MODEL, ask(8)) is first
-    assert context.find(MODEL, ask(10)) is second
+async def test_what_the_log_says_of_a_context_that_was_dropped_meanwhile_is_not_reckoned_with() -> None:
+    archive = StatedArchive(s1=StoredContext((make_epoch("a"),)))
+    archive.may_answer.clear()
+    contexts = Contexts(archive, PLENTY)
+    opening = asyncio.create_task(contexts.open(ask()))
+    await asyncio.sleep(0)
+    contexts.clear()
+    archive.may_answer.set()
+    assert len((await opening).epochs) == 1
+    assert (contexts.get("s1"), contexts.weight, len(contexts)) == (None, 0, 0)
 
 
-def test_a_history_that_was_sent_as_it_is_stays_so() -> None:
-    context = make_context()
-    context.choose(MODEL, ask(8), "")
-    context.add(epoch := make_epoch("a", 4))
-    assert context.find(MODEL, ask(8)) is None
-    assert context.find(MODEL, ask(10)) is epoch
-    assert context.find("other", ask(8)) is None
+async def test_the_contexts_used_least_are_dropped() -> None:
+    contexts = Contexts(StatedArchive(), 3 * Context().weight)
+    for session in ("s1", "s2", "s3", "s1", "s4"):
+        await contexts.open(ask(session=session, base=0))
+    assert [contexts.get(name) is not None for name in ("s1", "s2", "s3", "s4")] == [True, False, True, True]
 
 
-def test_what_was_chosen_is_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_CHOSEN", 2)
-    context = make_context(make_epoch("a", 2), second := make_epoch("b", 2))
-    for count in (5, 6, 5, 7):
-        context.choose(MODEL, ask(count), "a")
-    found = [context.find(MODEL, ask(count)) is second for count in (5, 6, 7)]
-    assert found == [False, True, False]
+async def test_a_context_that_has_grown_drives_others_out_when_it_is_used_again() -> None:
+    contexts = Contexts(StatedArchive(), 3 * Context().weight)
+    for session in ("s1", "s2", "s3"):
+        await contexts.open(ask(session=session, base=0))
+    grown = await contexts.open(ask(session="s1"))
+    for number in range(2, 5):
+        grown.choose(MODEL, ask(number), "")
+    await contexts.open(ask(session="s1"))
+    assert [contexts.get(name) is not None for name in ("s1", "s2", "s3")] == [True, False, False]
+    assert contexts.weight == grown.weight
 
 
-def test_an_epoch_that_is_gone_is_no_choice() -> None:
-    context = make_context(newest := make_epoch("b", 2))
-    context.choose(MODEL, ask(), "a")
-    assert context.find(MODEL, ask()) is newest
+async def test_a_context_alone_keeps_its_newest_epochs() -> None:
+    contexts = Contexts(StatedArchive(), 8000)
+    context = await contexts.open(ask(base=0))
+    for number in range(6):
+        context.sizes[f"e{number}"] = 7
+        contexts.add("s1", make_epoch(f"e{number}"))
+    kept = [epoch.id for epoch in context.epochs]
+    assert kept == [f"e{number}" for number in range(6)][-len(kept) :]
+    assert 1 < len(kept) < 6
+    assert list(context.sizes) == kept
+    assert contexts.weight == context.weight <= 8000
 
 
-def test_pinned_messages_are_told_by_their_places() -> None:
-    context, nodes = make_context(), ask().nodes
-    assert context.list_pinned(nodes) == frozenset()
-    for place, is_on in ((1, True), (3, True), (3, False), (5, True)):
-        context.pin(Pin(SESSION.id, nodes[place], is_on, 1))
-    assert context.list_pinned(nodes) == {1, 5}
-    assert context.list_pinned(nodes[:4]) == {1}
+async def test_one_epoch_is_kept_however_large() -> None:
+    contexts = Contexts(StatedArchive(), 100)
+    contexts.add("s1", epoch := make_epoch("a"))
+    context = contexts.get("s1")
+    assert context is not None
+    assert list(context.epochs) == [epoch]
 
 
-def test_what_the_log_knows_goes_before_what_happened_since() -> None:
-    nodes = ask().nodes
-    context = make_context(make_epoch("b"), make_epoch("c"))
-    context.pin(Pin(SESSION.id, nodes[1], False, 9))
-    stored = StoredContext(
-        (make_epoch("a"), make_epoch("b")), (Pin(SESSION.id, nodes[1], True, 1), Pin(SESSION.id, nodes[2], True, 1))
-    )
-    context.absorb(stored)
-    assert [epoch.id for epoch in context.epochs] == ["a", "b", "c"]
-    assert context.list_pinned(nodes) == {2}
-    assert context.is_known
-    assert context.weight == make_weighed(context)
+SESSIONS = ("s1", "s2", "s3")
+sessions = st.sampled_from(SESSIONS)
+depths = st.integers(1, 13)
 
 
-def make_weighed(context: Context) -> int:
-    """What a context with the same epochs and pins weighs that was never anything else."""
-    other = make_context(*context.epochs)
-    for node in ask().nodes[1:3]:
-        other.pin(Pin(SESSION.id, node, True, 1))
-    return other.weight
+class ManyContexts(RuleBasedStateMachine):
+    """Requests of three sessions, with all that happens to what is remembered of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.archive = StatedArchive()
+        self.contexts = Contexts(self.archive, 0)
+        self.most = 0
+        self.used: list[str] = []
+        self.names = count()
+
+    @initialize(most=st.sampled_from([3_000, 12_000, PLENTY]))
+    def begin(self, most: int) -> None:
+        self.most = most
+        self.contexts = Contexts(self.archive, most)
+
+    def use(self, session: str) -> None:
+        self.used = [*(each for each in self.used if each != session), session]
+
+    @rule(session=sessions, is_new=st.booleans(), is_broken=st.booleans())
+    def open(self, session: str, is_new: bool, is_broken: bool) -> None:
+        """A request comes."""
+        self.archive.is_broken = is_broken
+        context = self.runner.run(self.contexts.open(ask(session=session, base=not is_new)))
+        self.use(session)
+        assert self.contexts.get(session) is context
+        assert context.is_known or is_broken
+
+    @rule(session=sessions, depth=depths, size=st.sampled_from([10, 2000]))
+    def add(self, session: str, depth: int, size: int) -> None:
+        """An epoch opens, and is in the log."""
+        epoch = make_epoch(f"e{next(self.names)}", depth, session=session, rendered=(b"r" * size,))
+        self.contexts.add(session, epoch)
+        self.use(session)
+        stored = self.archive.known.get(session, StoredContext())
+        self.archive.known[session] = StoredContext((*stored.epochs, epoch), (), ((MODEL, 1.0),))
+
+    @rule(session=sessions, depth=depths, is_chosen=st.booleans())
+    def grow(self, session: str, depth: int, is_chosen: bool) -> None:
+        """A request was sent: what is known of its session has grown behind the back of what reckons with it."""
+        context = self.contexts.get(session)
+        if context is not None:
+            subject = ask(depth + 1)
+            epoch = context.find(MODEL, subject)
+            context.get_standing(MODEL, epoch.id if epoch else "", BUDGET).before = subject.nodes
+            if is_chosen:
+                context.choose(MODEL, subject, epoch.id if epoch else "")
+            self.runner.run(self.contexts.open(ask(session=session)))
+            self.use(session)
+
+    @rule()
+    def clear(self) -> None:
+        self.contexts.clear()
+        self.used = []
+
+    @invariant()
+    def those_used_last_are_there_and_weigh_what_they_weigh(self) -> None:
+        there = [session for session in self.used if self.contexts.get(session) is not None]
+        assert there == self.used[len(self.used) - len(there) :]
+        assert len(there) == len(self.contexts)
+        kept = [context for session in there if (context := self.contexts.get(session)) is not None]
+        assert self.contexts.weight == sum(context.weight for context in kept)
+        assert self.contexts.weight <= self.most or (len(kept) == 1 and len(kept[0].epochs) <= 1)
+
+    @invariant()
+    def an_epoch_is_there_once_and_in_order(self) -> None:
+        for session in SESSIONS:
+            context = self.contexts.get(session)
+            names = [epoch.id for epoch in context.epochs] if context is not None else []
+            known = [epoch.id for epoch in self.archive.known.get(session, StoredContext()).epochs]
+            assert names == known[len(known) - len(names) :]
+
+    def teardown(self) -> None:
+        self.runner.close()
 
 
-def test_an_account_is_restored_from_the_epochs_of_its_path() -> None:
-    context = Context()
-    chain = (
-        make_epoch("a", tokens_after=43_000),
-        make_epoch("other", view="other", tokens_after=7),
-        make_epoch("b", parent="a", tokens_after=45_000),
-    )
-    context.absorb(StoredContext(chain, (), ((MODEL, 12.5), ("other", 3.0))))
-    account = context.get_standing(MODEL, "b", BUDGET).account
-    assert (account.base, account.sent, account.owed, account.futile) == (45_000, 45_000, 12.5, 2)
-    assert context.get_standing(MODEL, "a", BUDGET).account.owed == 0.0
-    assert context.get_standing("other", "other", BUDGET).account.owed == 3.0
-    assert context.get_standing(MODEL, "b", BUDGET) is context.get_standing(MODEL, "b", BUDGET)
-
-
-def test_what_is_owed_belongs_to_the_newest_epoch_whoever_asks_first() -> None:
-    context = Context()
-    context.absorb(StoredContext((make_epoch("a"),), (), ((MODEL, 12.5),)))
-    assert context.get_standing(MODEL, "", BUDGET).account.owed == 0.0
-    assert context.get_standing(MODEL, "a", BUDGET).account.owed == 12.5
-
-
-def test_what_is_owed_is_added_to_what_was_owed_before_the_log_answered() -> None:
-    context = Context()
-    standing = context.get_standing(MODEL, "", BUDGET)
-    standing.account = Account(owed=1.0, sent=70)
-    context.absorb(StoredContext((), (), ((MODEL, 12.5),)))
-    assert context.get_standing(MODEL, "", BUDGET) is standing
-    assert (standing.account.owed, standing.account.sent) == (13.5, 70)
-
-
-def test_an_epoch_opened_before_the_log_answered_owes_nothing_of_the_one_before_it() -> None:
-    context = make_context(make_epoch("b"))
-    context.absorb(StoredContext((make_epoch("a"),), (), ((MODEL, 12.5),)))
-    assert context.get_standing(MODEL, "b", BUDGET).account.owed == 0.0
-
-
-def test_epochs_that_follow_each_other_in_a_circle_are_traced_once() -> None:
-    context = make_context(make_epoch("a", parent="b"), make_epoch("b", parent="a"), make_epoch("c", parent="lost"))
-    assert context.get_standing(MODEL, "b", BUDGET).account.base == 2000
-    assert context.get_standing(MODEL, "c", BUDGET).account.base == 2000
-    assert context.get_epoch("lost") is None
-
-
-def test_of_models_without_end_those_used_last_stand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_STANDINGS", 3)
-    context = Context()
-    for view in ("a", "b", "c", "a", "d"):
-        context.protected[view] = context.told[view] = 1
-        context.get_standing(view, "", BUDGET).before = ()
-    assert (set(context.protected), set(context.told)) == ({"a", "c", "d"}, {"a", "c", "d"})
-    assert context.get_standing("a", "", BUDGET).before == ()
-    assert context.get_standing("b", "", BUDGET).before is None
-
-
-def test_a_view_that_still_stands_keeps_what_is_known_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_STANDINGS", 1)
-    context = make_context(make_epoch("a"))
-    context.protected[MODEL] = 7
-    context.get_standing(MODEL, "", BUDGET)
-    context.get_standing(MODEL, "a", BUDGET)
-    assert context.protected == {MODEL: 7}
-
-
-def draft(through: int) -> Draft:
-    return Draft(ContextPlan(through, (), (), 10), (b"{}",), ())
-
-
-async def make_late(context: Context, subject: Subject, outcome: Draft | Exception | None) -> "asyncio.Future[Draft]":
-    drafting: asyncio.Future[Draft] = asyncio.get_running_loop().create_future()
-    context.note_late(subject, drafting)
-    if isinstance(outcome, Draft):
-        drafting.set_result(outcome)
-    elif outcome is not None:
-        drafting.set_exception(outcome)
-    return drafting
-
-
-async def test_a_plan_that_came_too_late_is_there_for_the_next_request_once() -> None:
-    context = Context()
-    assert (context.take_late(ask()), context.is_drafting) == (None, False)
-    drafting = await make_late(context, ask(8), None)
-    assert (context.take_late(ask()), context.is_drafting) == (None, True)
-    drafting.set_result(made := draft(5))
-    assert not context.is_drafting
-    assert context.take_late(ask()) is made
-    assert context.take_late(ask()) is None
-
-
-@pytest.mark.parametrize("outcome", [draft(5), ValueError("no plan")])
-async def test_a_late_plan_waits_for_a_request_that_goes_on_from_its_own(outcome: Draft | Exception) -> None:
-    context = Context()
-    await make_late(context, ask(8), outcome)
-    apart = make_subject([{"role": "user", "content": "A title, please."}])
-    for other in (apart, make_subject(HISTORY[:1]), msgspec.structs.replace(ask(), model="other")):
-        assert context.take_late(other) is None
-    if isinstance(outcome, Draft):
-        assert context.take_late(ask(5)) is None
-        assert context.take_late(ask(6)) is outcome
-    else:
-        with pytest.raises(ValueError, match="no plan"):
-            context.take_late(ask(6))
-        assert context.take_late(ask(6)) is None
-
-
-async def test_a_late_plan_that_changes_nothing_is_none() -> None:
-    context = Context()
-    await make_late(context, ask(8), draft(0))
-    assert context.take_late(ask()) is None
-
-
-async def test_what_a_context_holds_is_weighed() -> None:
-    context, weights = Context(), [0]
-
-    def note() -> None:
-        weights.append(context.weight)
-        assert weights[-1] > weights[-2]
-
-    note()
-    context.add(make_epoch("a"))
-    note()
-    assert weights[-1] - weights[-2] >= 1000
-    context.choose(MODEL, ask(), "a")
-    note()
-    context.pin(Pin(SESSION.id, ask().tip, True, 1))
-    note()
-    standing = context.get_standing(MODEL, "a", BUDGET)
-    note()
-    standing.before = ask().nodes
-    note()
-    await make_late(context, ask(), draft(5))
-    note()
-    assert weights[-1] - weights[-2] == len(ask().split.content)
-    context.add(make_epoch("b", originals=(Original("r", (b"d" * 32,) * 5, "chat_completions", 0),)))
-    note()
-    assert weights[-1] - weights[-2] > 1300
-
-
-async def test_one_epoch_opens_at_a_time() -> None:
-    context, order = Context(), list[str]()
-
-    async def open_one(name: str) -> None:
-        async with context.opening:
-            order.append(name)
-            await asyncio.sleep(0)
-            order.append(name)
-
-    await asyncio.gather(open_one("a"), open_one("b"))
-    assert order == ["a", "a", "b", "b"]
+def test_whatever_happens_weights_add_up() -> None:
+    run_state_machine_as_test(ManyContexts, settings=settings(max_examples=40, stateful_step_count=20, deadline=None))

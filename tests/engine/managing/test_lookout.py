@@ -8,7 +8,7 @@ import pytest
 
 from proxy.context.budget import Budget, BudgetPolicy, make_budget
 from proxy.engine.counting import Counting
-from proxy.engine.managing.contexts import Context
+from proxy.engine.managing.context import Context
 from proxy.engine.managing.lessons import Lessons
 from proxy.engine.managing.lookout import Lookout, find_key
 from proxy.engine.managing.memory import Memory

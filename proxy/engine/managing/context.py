@@ -1,0 +1,292 @@
+"""How one session is managed: its epochs, its pins, its accounts.
+
+Rule (BEHAVIOUR B3, B4, B6): there is no head of a session; an epoch holds for every request of its view whose chain has
+the node it was made for, or would have it, had the client not cleared outputs before that; of those the newest counts.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from proxy.context.account import Account, restore_account
+from proxy.context.budget import Budget
+from proxy.engine.managing.opening import Draft
+from proxy.engine.managing.paths import Head, count_shared
+from proxy.engine.managing.subject import Subject
+from proxy.model.epoch import Epoch, Pin, StoredContext
+from proxy.wire.identity import Item
+
+_MOST_CHOSEN = 256
+_MOST_STANDINGS = 64
+_MOST_COVERED = 4
+_CONTEXT_WEIGHT = 800
+_EPOCH_WEIGHT = 1000
+_ORIGINAL_WEIGHT = 400
+_STANDING_WEIGHT = 450
+_CHOSEN_WEIGHT = 350
+_NODE_WEIGHT = 60
+_ITEM_WEIGHT = 250
+
+
+class Standing:
+    """What holds of one view of a session under one epoch, or under none.
+
+    `before` are the nodes of the last request that was charged to `account`, `head` what went before its messages.
+    """
+
+    __slots__ = ("account", "before", "head")
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
+        self.before: Sequence[bytes] | None = None
+        self.head: Head | None = None
+
+    @property
+    def weight(self) -> int:
+        """Bytes of memory, roughly."""
+        return _STANDING_WEIGHT + _NODE_WEIGHT * len(self.before or ())
+
+
+class Context:
+    """What holds in one session. `is_known`: the log has said all it knows of it.
+
+    `sizes` are the tokens of epochs' rendered messages by id, as we count them; `protected` those that the last plan of
+    a view had to leave; `told` those of which it was said that the ceiling is out of reach with them; `fruitless` the
+    tokens of a request that no plan made shorter.
+    One epoch opens at a time: whoever waited for `opening` looks first whether there is a new one.
+    """
+
+    __slots__ = (
+        "_chosen",
+        "_covered",
+        "_epochs",
+        "_epochs_weight",
+        "_late",
+        "_opening",
+        "_owed",
+        "_pins",
+        "_standings",
+        "fruitless",
+        "is_known",
+        "protected",
+        "sizes",
+        "told",
+    )
+
+    def __init__(self) -> None:
+        self._epochs: list[Epoch] = []
+        self._epochs_weight = 0
+        self._pins: dict[bytes, bool] = {}
+        self._chosen: OrderedDict[tuple[str, bytes], str] = OrderedDict()
+        self._covered: OrderedDict[str, tuple[Item, ...]] = OrderedDict()
+        self._standings: OrderedDict[tuple[str, str], Standing] = OrderedDict()
+        self._owed: dict[tuple[str, str], float] = {}
+        self._late: tuple[Subject, asyncio.Future[Draft]] | None = None
+        self._opening: asyncio.Lock | None = None
+        self.sizes: dict[str, int] = {}
+        self.protected: dict[str, int] = {}
+        self.told: dict[str, int] = {}
+        self.fruitless: dict[str, int] = {}
+        self.is_known = False
+
+    @property
+    def weight(self) -> int:
+        """Bytes of memory, roughly."""
+        standings = sum(standing.weight for standing in self._standings.values())
+        late = len(self._late[0].split.content) if self._late is not None else 0
+        noted = _CHOSEN_WEIGHT * len(self._chosen) + _NODE_WEIGHT * len(self._pins)
+        covered = _ITEM_WEIGHT * sum(map(len, self._covered.values()))
+        return _CONTEXT_WEIGHT + self._epochs_weight + standings + noted + late + covered
+
+    @property
+    def opening(self) -> asyncio.Lock:
+        """Held by whoever opens an epoch."""
+        if self._opening is None:
+            self._opening = asyncio.Lock()
+        return self._opening
+
+    @property
+    def epochs(self) -> Sequence[Epoch]:
+        """All, the oldest first."""
+        return self._epochs
+
+    @property
+    def is_drafting(self) -> bool:
+        """Whether a plan that came too late for its request is still being made."""
+        return self._late is not None and not self._late[1].done()
+
+    def note_late(self, subject: Subject, drafting: "asyncio.Future[Draft]") -> None:
+        """A plan is still being made: the next request may have it."""
+        self._late = (subject, drafting)
+
+    def take_late(self, subject: Subject) -> Draft | None:
+        """The plan that came too late for an earlier request, where this one goes on from that. Raises as it did."""
+        if self._late is None or not self._late[1].done():
+            return None
+        asked, drafting = self._late
+        needed = 1 if drafting.exception() else drafting.result().plan.through
+        if asked.model != subject.model or count_shared(asked.nodes, subject.nodes) < needed:
+            return None
+        self._late = None
+        draft = drafting.result()
+        return draft if draft.plan.through else None
+
+    def absorb(self, stored: StoredContext) -> None:
+        """Take what the log knows, beside what happened before it was asked."""
+        self.is_known = True
+        later, self._epochs, self._epochs_weight = self._epochs, [], 0
+        known = {epoch.id for epoch in later}
+        for epoch in [*(each for each in stored.epochs if each.id not in known), *later]:
+            self.add(epoch)
+        self._pins = {pin.node: pin.is_on for pin in stored.pins} | self._pins
+        newest = {epoch.view: epoch.id for epoch in stored.epochs}
+        for view, owed in stored.owed:
+            self._owe(view, newest.get(view, ""), owed)
+
+    def _owe(self, view: str, epoch: str, owed: float) -> None:
+        """What was owed last, which was under the newest epoch of the view as far as the log tells."""
+        standing = self._standings.get((view, epoch))
+        if standing is None:
+            self._owed[view, epoch] = owed
+        else:
+            standing.account = replace(standing.account, owed=standing.account.owed + owed)
+
+    def add(self, epoch: Epoch) -> None:
+        """An epoch holds from now on; after a revert also for histories that were sent under those it takes back."""
+        self._epochs.append(epoch)
+        self._epochs_weight += weigh_epoch(epoch)
+        if epoch.why == "revert":
+            undone = {each.id for each in self.trace(epoch.parent)}
+            for key in [key for key, chosen in self._chosen.items() if chosen in undone]:
+                del self._chosen[key]
+
+    @property
+    def pinned(self) -> frozenset[bytes]:
+        """The nodes of all that is pinned."""
+        return frozenset(node for node, is_on in self._pins.items() if is_on)
+
+    def drop_oldest(self) -> bool:
+        """Forget the oldest epoch, if there is a newer one; whether that was so."""
+        if len(self._epochs) < 2:
+            return False
+        epoch = self._epochs.pop(0)
+        self._epochs_weight -= weigh_epoch(epoch)
+        self.sizes.pop(epoch.id, None)
+        return True
+
+    def pin(self, pin: Pin) -> None:
+        """A message stays, or need not any more."""
+        self._pins[pin.node] = pin.is_on
+
+    def list_pinned(self, nodes: Sequence[bytes]) -> frozenset[int]:
+        """The places of a chain that are pinned."""
+        if not any(self._pins.values()):
+            return frozenset()
+        return frozenset(place for place, node in enumerate(nodes) if self._pins.get(node))
+
+    def get_standing(self, view: str, epoch: str, budget: Budget) -> Standing:
+        """How a view stands under an epoch, empty for none; as the log tells it where memory does not."""
+        standing = self._standings.get((view, epoch))
+        if standing is None:
+            owed = self._owed.pop((view, epoch), 0.0)
+            account = restore_account(self.trace(epoch), owed, budget)
+            standing = self._standings[view, epoch] = Standing(account)
+            self._forget_standings()
+        self._standings.move_to_end((view, epoch))
+        return standing
+
+    def _forget_standings(self) -> None:
+        """A client may name models without end."""
+        if len(self._standings) > _MOST_STANDINGS:
+            (view, _), _ = self._standings.popitem(last=False)
+            if not any(named == view for named, _ in self._standings):
+                self.protected.pop(view, None)
+                self.told.pop(view, None)
+                self.fruitless.pop(view, None)
+
+    def get_epoch(self, epoch: str) -> Epoch | None:
+        """The epoch with this id."""
+        return next((each for each in reversed(self._epochs) if each.id == epoch), None)
+
+    def find(self, view: str, subject: Subject) -> Epoch | None:
+        """The epoch that holds for a request: the one this very history was sent under before, else the newest.
+
+        None also where it was sent under none.
+        """
+        if not self._epochs:
+            return None
+        chosen = self._chosen.get((view, subject.tip))
+        if chosen == "":
+            return None
+        nodes = subject.nodes
+        holding = [epoch for epoch in self._epochs if epoch.view == view and self._is_on_path(epoch, nodes)]
+        if not holding:
+            return self._find_cleared(view, subject)
+        return next((epoch for epoch in holding if epoch.id == chosen), holding[-1])
+
+    def cover(self, epoch: Epoch, items: Sequence[Item]) -> None:
+        """Remember what an epoch stands for, to know it again when the client has cleared some of it."""
+        if epoch.id in self._covered or not epoch.depth or epoch.why == "revert":
+            return
+        self._covered[epoch.id] = tuple(items[: epoch.depth])
+        if len(self._covered) > _MOST_COVERED:
+            self._covered.popitem(last=False)
+
+    def _find_cleared(self, view: str, subject: Subject) -> Epoch | None:
+        """The newest epoch whose messages these are but for outputs that the client has cleared since (B6)."""
+        for epoch in reversed(self._epochs):
+            items = self._covered.get(epoch.id)
+            if items is not None and epoch.view == view and is_cleared(items, subject.chain.items):
+                return epoch
+        return None
+
+    def choose(self, view: str, subject: Subject, epoch: str) -> None:
+        """Send this history under the same epoch whenever it is sent again (BEHAVIOUR B5)."""
+        self._chosen[view, subject.tip] = epoch
+        self._chosen.move_to_end((view, subject.tip))
+        if len(self._chosen) > _MOST_CHOSEN:
+            self._chosen.popitem(last=False)
+
+    def find_newest(self, epoch: str) -> Epoch | None:
+        """The newest of those that go on from an epoch, or that itself; None where it is not known."""
+        return next((each for each in reversed(self._epochs) if any(e.id == epoch for e in self.trace(each.id))), None)
+
+    def sum_cut(self, epoch: str) -> int:
+        """By how many tokens what is sent under an epoch is shorter than what the client sends."""
+        return sum(each.tokens_before - each.tokens_after for each in self.trace(epoch))
+
+    def trace(self, epoch: str) -> list[Epoch]:
+        """An epoch and those before it on its path, the oldest first."""
+        traced: list[Epoch] = []
+        found = self.get_epoch(epoch)
+        while found is not None and found not in traced:
+            traced.insert(0, found)
+            found = self.get_epoch(found.parent)
+        return traced
+
+    def _is_on_path(self, epoch: Epoch, nodes: Sequence[bytes]) -> bool:
+        """Whether an epoch is one of a chain's; a revert is wherever what it takes back is, and nowhere else."""
+        while epoch.why == "revert" and (reverted := self.get_epoch(epoch.parent)) is not None:
+            epoch = reverted
+        return not epoch.depth or (epoch.depth <= len(nodes) and nodes[epoch.depth - 1] == epoch.through)
+
+
+def is_cleared(before: Sequence[Item], now: Sequence[Item]) -> bool:
+    """Whether a history begins with these messages, some of whose tools' outputs have become shorter, no more."""
+    if len(now) < len(before):
+        return False
+    return all(old.form == new.form or _is_cleared(old, new) for old, new in zip(before, now, strict=False))
+
+
+def _is_cleared(old: Item, new: Item) -> bool:
+    are_outputs = old.role == new.role == "tool" and bool(old.results)
+    return are_outputs and old.results == new.results and new.weight < old.weight
+
+
+def weigh_epoch(epoch: Epoch) -> int:
+    """Bytes of memory, roughly."""
+    originals = _ORIGINAL_WEIGHT * len(epoch.originals) + _NODE_WEIGHT * sum(
+        len(each.digests) for each in epoch.originals
+    )
+    return _EPOCH_WEIGHT + sum(map(len, epoch.rendered)) + len(epoch.edits) + originals

@@ -207,15 +207,26 @@ def _gives_way(seen: Survey, draft: _Draft, i: int) -> bool:
 
 
 def _list_edits(seen: Survey, draft: _Draft, tail: int) -> Iterator[Edit]:
-    yield from draft.heritage.ledgers
+    """Ledgers, and what stays: each ledger before what came after its beginning.
+
+    So the next epoch, which only adds a ledger, leaves all before that as it was, words of the user between ledgers
+    included, and the provider's cache holds them.
+    """
+    ledgers = [*draft.heritage.ledgers, *_write_ledger(seen, draft)]
+    for i in range(tail):
+        if i >= draft.tail or i in draft.staying:
+            while ledgers and ledgers[0].start <= seen.steps[i].start:
+                yield ledgers.pop(0)
+            for place in _list_places(seen, i):
+                yield draft.marked[place].edit if place in draft.marked else Kept(place)
+    yield from ledgers
+
+
+def _write_ledger(seen: Survey, draft: _Draft) -> Iterator[Written]:
     if draft.archive.text:
         start = draft.heritage.ledgers[-1].stop if draft.heritage.ledgers else 0
         stop = seen.steps[draft.tail].start if draft.tail < len(seen.steps) else len(seen.messages)
         yield Written(draft.archive.text, start, stop)
-    for i in range(tail):
-        if i >= draft.tail or i in draft.staying:
-            for place in _list_places(seen, i):
-                yield draft.marked[place].edit if place in draft.marked else Kept(place)
 
 
 def _list_references(draft: _Draft) -> Iterator[Reference]:

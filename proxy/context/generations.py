@@ -39,7 +39,7 @@ def inherit(
 
     A ledger behind others gets room by what it tells of, so that it is no larger where epochs follow soon.
     """
-    ledgers = _find_ledgers(frozen)
+    ledgers = tuple(edit for edit in (frozen.edits if frozen else ()) if isinstance(edit, Written))
     stop = max((each.stop for each in ledgers), default=0)
     tokens = sum(count(each.text) + _FRAME for each in ledgers)
     end = survey.steps[tail].start if tail < len(survey.steps) else len(survey.messages)
@@ -50,16 +50,6 @@ def inherit(
     named = {id for each in ledgers for id in _REFERENCE.findall(each.text)}
     references = tuple(each for each in frozen.references if each.id in named)
     return Heritage(ledgers, tokens, references, _find_told(survey, frozen, stop), next_room)
-
-
-def _find_ledgers(frozen: ContextPlan | None) -> tuple[Written, ...]:
-    """The ledgers at the head of a plan."""
-    found: list[Written] = []
-    for edit in frozen.edits if frozen else ():
-        if not isinstance(edit, Written):
-            break
-        found.append(edit)
-    return tuple(found)
 
 
 def _find_told(survey: Survey, frozen: ContextPlan, stop: int) -> frozenset[int]:

@@ -167,6 +167,21 @@ def test_the_next_epoch_takes_the_ledger_over_as_it_is() -> None:
 STALE = [message for i in range(4) for message in act(f"s{i}", "make", f"{i} {OUTPUT}")]
 
 
+def test_words_between_ledgers_keep_their_place_so_that_the_next_epoch_changes_nothing_before_its_own() -> None:
+    messages = [*DAY, user("a third"), *LONG[:40]]
+    before = BUILDER.build(view(messages, 10_000))
+    messages += [user("a fourth"), *LONG[40:54]]
+    after = BUILDER.build(msgspec.structs.replace(view(messages, 10_000), frozen=before))
+    ledgers = [i for i, edit in enumerate(after.edits) if isinstance(edit, Written)]
+    assert [edit for edit in after.edits[: len(before.edits)]] == list(before.edits)
+    assert ledgers == [0, len(before.edits)]
+    assert [message["content"] for message in render(messages, after)[1:5]][:3] == ["begin", "go on", "and on"]
+    again = BUILDER.build(msgspec.structs.replace(view([*messages, *LONG[:14]], 10_000), frozen=after))
+    *taken_over, newest = (edit for edit in again.edits if isinstance(edit, Written))
+    assert taken_over == [after.edits[i] for i in ledgers]
+    assert again.edits[-1] == newest and newest.stop == again.through
+
+
 def test_outputs_that_were_overtaken_give_way_inside_the_tail_which_becomes_longer() -> None:
     messages = [*DAY, *STALE, *LONG[:10], *act("z", "ls", "c")]
     seen = lower_to(0.8, view(messages, 10_000), 10_000)

@@ -37,12 +37,17 @@ def test_the_ledgers_at_the_head_stay_with_their_references_and_what_they_tell()
     assert heritage.tokens > count(ledger.text)
 
 
+def test_ledgers_behind_what_is_kept_are_taken_over_too() -> None:
+    heritage = take(plan(Kept(0), Written("behind something", 0, 7), Kept(7), Written("and another", 7, 9)))
+    assert [each.text for each in heritage.ledgers] == ["behind something", "and another"]
+    assert 0 not in heritage.told and 1 in heritage.told
+
+
 @pytest.mark.parametrize(
     "frozen",
     [
         None,
         plan(),
-        plan(Kept(0), Written("behind something", 0, 7)),
         plan(*(Written("one of many", i, i + 1) for i in range(4))),
         plan(Written("x" * 3990, 0, 7)),
         plan(Written("beyond the tail", 0, 19)),

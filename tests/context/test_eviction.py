@@ -7,7 +7,7 @@ from proxy.context.findings import study
 from proxy.context.original import PAGE
 from proxy.context.policy import BuilderPolicy
 from proxy.context.survey import Survey, survey
-from tests.support.views import Message, act, said, user, view
+from tests.support.views import Message, act, result, said, user, view
 
 BIG = "some words that fill an output; " * 40
 
@@ -69,3 +69,10 @@ def test_words_are_cut_with_a_reference() -> None:
     made = cut_words(view(messages, 10_000), look(messages), 1)
     assert made.edit.text.startswith("ref abcdefghij some words") and f"ref:{made.references[0].id}" in made.edit.text
     assert len(made.edit.text) < 600
+
+
+def test_an_output_that_nobody_asked_for_is_of_an_unknown_tool() -> None:
+    for messages in ([user("go"), result("x", BIG)], [said("hm"), result("x", BIG)]):
+        seen = look(messages)
+        assert order_outputs(seen, [1]) == [1]
+        assert "[tool: unknown" in bury(view(messages, 10_000), seen, 1).edit.text

@@ -1,5 +1,7 @@
 """Older words of the user."""
 
+import msgspec
+
 from proxy.context.findings import study
 from proxy.context.original import PAGE, write_original
 from proxy.context.policy import BuilderPolicy
@@ -56,6 +58,17 @@ def test_a_small_block_and_the_blocks_of_the_newest_turns_stay() -> None:
     small = "\n".join(LOG.split("\n")[:100])
     (shown,) = show(write(f"It fails so:\n{small}", LOG.replace("job", "task"), LOG.lower()), 10_000)
     assert shown.edits == ()
+
+
+def test_words_beside_an_image_stay_and_so_do_those_that_would_only_grow() -> None:
+    seen = view(write(f"It fails so:\n{LOG}", "second", "third"), 10_000)
+    first = seen.messages[0]
+    pictured = msgspec.structs.replace(first, told=msgspec.structs.replace(first.told, media=("an image",)))
+    small = msgspec.structs.replace(first, tokens=5)
+    for each in (pictured, small):
+        changed = msgspec.structs.replace(seen, messages=[each, *seen.messages[1:]])
+        surveyed = survey(changed, BuilderPolicy(), study)
+        assert show_older(changed, surveyed, 10**6, 10**6, count) == [Shown(0, each.tokens)]
 
 
 def test_what_is_short_or_only_alike_stays() -> None:

@@ -35,8 +35,8 @@ class Account:
     sent_at: float | None = None
 
     def find_target(self, low: int) -> int:
-        """What the next epoch will probably leave: the low mark, or what the last one could not get below."""
-        return max(self.base, low)
+        """What the next epoch will probably leave: as much as the last one, or the low mark before the first."""
+        return self.base or low
 
     def find_idle(self, now: float) -> float | None:
         """Seconds since the last request, None where nobody knows."""

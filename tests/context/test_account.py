@@ -107,6 +107,10 @@ def test_idle_is_since_the_last_request_and_never_negative() -> None:
     assert [Account(sent_at=40.0).find_idle(now) for now in (100.0, 30.0)] == [60.0, 0.0]
 
 
+def test_an_epoch_will_leave_as_much_as_the_last_one() -> None:
+    assert [Account(base).find_target(9000) for base in (0, 8000, 12_000)] == [9000, 8000, 12_000]
+
+
 def test_an_epoch_settles_the_account() -> None:
     account = Account(base=5, owed=99.0, futile=1, stuck=9312, is_held=True, sent=30_000, sent_at=7.0)
     assert note_epoch(account, 8000, 0, BUDGET) == Account(base=8000, sent_at=7.0)

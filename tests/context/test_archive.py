@@ -71,3 +71,17 @@ def test_what_an_older_ledger_tells_is_left_to_it() -> None:
 def test_older_words_of_the_user_come_before_steps() -> None:
     messages = [user("go"), *LONG, user("PLEASE KEEP THE TABS"), *LONG, user("b"), *act("z", "ls", "x")]
     assert "the user said: PLEASE KEEP THE TABS" in archive(900, messages).text
+
+
+def test_what_fills_its_room_at_once_is_not_written_again() -> None:
+    counted: list[str] = []
+
+    def count_full(text: str) -> int:
+        counted.append(text)
+        return 950
+
+    seen = view(MESSAGES, 10_000)
+    found = survey(seen, BuilderPolicy(), study)
+    heritage = Heritage((), 0, (), frozenset(), 1000)
+    made = make_archive(seen, found, Bounds(len(found.steps) - 2, frozenset({0}), heritage), count_full)
+    assert (made.tokens, counted.count(made.text)) == (950, 1)

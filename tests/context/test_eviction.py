@@ -76,3 +76,9 @@ def test_an_output_that_nobody_asked_for_is_of_an_unknown_tool() -> None:
         seen = look(messages)
         assert order_outputs(seen, [1]) == [1]
         assert "[tool: unknown" in bury(view(messages, 10_000), seen, 1).edit.text
+
+
+def test_an_output_whose_call_is_nowhere_is_of_an_unknown_tool() -> None:
+    for messages in ([user("go"), result("9", BIG), user("b")], [result("9", BIG), user("b")]):
+        place = len(messages) - 2
+        assert bury(view(messages, 10_000), look(messages), place).edit.text.startswith("[tool: unknown")

@@ -6,7 +6,7 @@ from proxy.context.pages import Page
 from proxy.context.policy import BuilderPolicy
 from proxy.context.quotes import Quote
 from proxy.context.survey import survey
-from tests.support.views import Message, act, said, user, view
+from tests.support.views import Message, act, call, said, user, view
 
 
 def tell(message_list: list[Message], i: int) -> str:
@@ -66,3 +66,7 @@ def test_words_are_told_as_words() -> None:
 
 def test_words_are_grouped_by_page() -> None:
     assert group_words(["a", "b", "c"], {"a": 1, "b": 0, "c": 1}) == {1: ["a", "c"], 0: ["b"]}
+
+
+def test_a_step_that_put_nothing_out_ends_with_what_was_asked() -> None:
+    assert tell([user("go"), call("1", "make all")], 1) == "shell make all"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.cache import UNKNOWN, CacheModel, find_cache_model
 from proxy.context.calibration import Calibration
-from proxy.context.savings import Quote, Trip, estimate_client_read, price_saving, quote_revert
+from proxy.context.savings import Quote, Trip, estimate_client_read, estimate_saving, price_saving, quote_revert
 from proxy.context.tariff import make_tariff
 from proxy.model.card import UNPRICED, Prices, Rates, Tier
 from proxy.model.exchange import Usage
@@ -120,3 +120,16 @@ def test_the_more_the_client_would_have_sent_the_more_is_saved(client: int, sent
     assert less is not None
     assert greater is not None
     assert greater >= less
+
+
+def test_a_saving_is_estimated_before_anything_was_billed() -> None:
+    trip = Trip(client=100_000, sent=20_000, client_read=90_000, sent_read=18_000)
+    # 9,000 + 10,000 against 1,800 + 2,000
+    assert estimate_saving(trip, TARIFF) == pytest.approx(15_200)
+    opened = Trip(client=100_000, sent=20_000, client_read=99_000, sent_read=0)
+    assert estimate_saving(opened, TARIFF) == pytest.approx(10_900 - 20_000)
+
+
+@pytest.mark.parametrize(("client_read", "sent_read"), [(None, 1), (1, None)])
+def test_without_what_was_read_there_is_no_estimate(client_read: int | None, sent_read: int | None) -> None:
+    assert estimate_saving(Trip(10, 10, client_read, sent_read), TARIFF) is None

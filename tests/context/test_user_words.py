@@ -82,3 +82,21 @@ def test_what_is_short_or_only_alike_stays() -> None:
 def test_pins_are_not_among_them() -> None:
     seen = view(write("one", "two", "three"), 10_000, pinned=[0])
     assert show_older(seen, survey(seen, BuilderPolicy(), study), 10**6, 1000, count) == []
+
+
+def test_words_with_media_stay_as_they_are() -> None:
+    messages = write(f"It fails so:\n{LOG}", "second", "third")
+    seen = view(messages, 10_000)
+    told = msgspec.structs.replace(seen.messages[0].told, media=("image 10x10",))
+    first = msgspec.structs.replace(seen.messages[0], told=told)
+    seen = msgspec.structs.replace(seen, messages=[first, *seen.messages[1:]])
+    (shown,) = show_older(seen, survey(seen, BuilderPolicy(), study), 10**6, 10**6, count)
+    assert (shown.edits, shown.tokens) == ((), first.tokens)
+
+
+def test_what_would_be_no_shorter_stays_as_it_is() -> None:
+    messages = write(f"Task one\n{RULES}\nthe end", f"Task two\n{RULES}", "third")
+    seen = view(messages, 10_000)
+    found = survey(seen, BuilderPolicy(), study)
+    (shown,) = show_older(seen, found, 10**6, 10**6, lambda text: 10**5)
+    assert shown.edits == ()

@@ -2,7 +2,8 @@
 
 import pytest
 
-from proxy.model.events import Event, ExchangeRecorded, ReadingFailed
+from proxy.model.events import Event, ExchangeRecorded, Planned, ReadingFailed
+from proxy.model.plan import Plan
 
 
 def test_events_with_the_same_content_are_equal() -> None:
@@ -20,3 +21,7 @@ def test_events_with_the_same_content_are_equal() -> None:
 def test_a_subscriber_cannot_change_an_event(event: Event) -> None:
     with pytest.raises(AttributeError):
         event.exchange = "x9"  # type: ignore[misc]
+
+
+def test_a_plan_is_of_its_request() -> None:
+    assert Planned("s1", Plan("x1", 0, "m", "plan")).exchange == "x1"

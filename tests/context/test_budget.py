@@ -11,6 +11,8 @@ from proxy.context.budget import (
     BudgetPolicy,
     bound_tokens,
     find_output,
+    has_room_for,
+    is_bounded,
     is_surely_below,
     lower_output,
     make_budget,
@@ -173,3 +175,28 @@ def test_marks_are_in_order_and_inside_the_window(window: int | None, most: int 
     budget = make_budget(window, most, asked, POLICY)
     assert 0 <= budget.find_low(0) <= budget.soft <= budget.high <= 194_000
     assert window is None or budget.high <= max(0, window - budget.output)
+
+
+def test_a_budget_may_be_told_in_other_units() -> None:
+    budget = make_budget(200_000, None, 1_000, BudgetPolicy(ceiling_tokens=100_000))
+    double = budget.scale(2.0)
+    assert (double.window, double.output, double.usable, double.soft) == (100_000, 500, 48_500, 19_400)
+    assert double.find_low(0) == budget.find_low(0) // 2
+    assert budget.scale(1.0) is budget
+    assert make_budget(None, None, None, BudgetPolicy()).scale(1.5).window is None
+
+
+def test_a_budget_may_be_tightened_and_its_marks_with_it() -> None:
+    budget = make_budget(200_000, None, 1_000, BudgetPolicy(ceiling_tokens=100_000))
+    tight = budget.limit(9_700)
+    assert (tight.usable, tight.high, tight.soft) == (9_700, 9_700, 3_880)
+    assert budget.limit(97_000) is budget
+    assert (budget.limit(-5).usable, budget.limit(-5).soft) == (0, 0)
+
+
+def test_bytes_that_are_known_to_be_plain_need_no_look() -> None:
+    budget = make_budget(None, None, None, BudgetPolicy(ceiling_tokens=10_000))
+    assert has_room_for(budget, budget.soft - 1_025)
+    assert not has_room_for(budget, budget.soft - 1_024)
+    assert is_bounded(b'{"role":"user"}')
+    assert not is_bounded(b'{"type":"image_url"}')

@@ -244,3 +244,12 @@ def test_the_minimal_plan_is_a_short_ledger_and_the_last_turn() -> None:
     assert plan.rung == "minimal"
     assert [message["role"] for message in render(DAY, plan)] == ["user", "user", "assistant", "tool"]
     assert plan.tokens < BUILDER.build(view(DAY, 6000)).tokens
+
+
+def test_where_even_the_last_turn_is_too_much_the_least_of_all_is_sent() -> None:
+    seen = view([*DAY, user("word " * 20_000)], 6000)
+    plan = BUILDER.minimal(seen)
+    assert plan.rung == "minimal"
+    assert [edit for edit in plan.edits if isinstance(edit, Written)] != []
+    assert plan.through == len(seen.messages)
+    assert Kept(len(seen.messages) - 1) in plan.edits  # what the user said last is never anything else

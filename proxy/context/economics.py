@@ -83,9 +83,15 @@ def _tell_none(facts: Facts) -> str:
 
 
 def _find_objection(account: Account, facts: Facts, pressure: Pressure) -> str:
-    """Why none opens whatever it would save."""
+    """Why none opens whatever it would save.
+
+    What did not help twice is not done again, unless the request is above its budget and the last epoch brought it
+    below: a ceiling that somebody has set is kept as long as it can be.
+    """
     if facts.is_side:
         return SIDE
+    if pressure == "hard" and account.base < facts.budget.high:
+        return ""
     if account.futile >= MOST_FUTILE and facts.low > account.stuck - _RELIEF * facts.budget.usable:
         return FUTILE
     if account.stuck and facts.budget.is_out_of_reach(facts.protected):

@@ -1,5 +1,6 @@
 """Finding out how a request stands: which epoch holds, what was counted, what may be sent. Rule: decides nothing."""
 
+from proxy.context.account import Account
 from proxy.context.budget import Budget, is_surely_below
 from proxy.context.estimate import Ratio
 from proxy.context.tariff import Tariff
@@ -72,7 +73,7 @@ class Lookout:
             budget=budget,
             tariff=self.find_tariff(subject, path),
             ratio=self.find_ratio(subject),
-            protected=_find_protected(context.protected.get(model, 0), path, budget),
+            protected=_find_protected(context.protected.get(model, 0), path, budget, standing.account),
             now=self._clock.monotonic(),
         )
 
@@ -84,9 +85,10 @@ class Lookout:
         return tokens
 
 
-def _find_protected(known: int, path: Path, budget: Budget) -> int:
+def _find_protected(known: int, path: Path, budget: Budget, account: Account) -> int:
     """What the last plan had to leave; where that was too much, no more than has to stay by now (BEHAVIOUR B12)."""
-    return min(known, estimate_protected(path)) if budget.is_out_of_reach(known) else known
+    is_much = account.futile > 0 or budget.is_out_of_reach(known)
+    return min(known, estimate_protected(path)) if is_much else known
 
 
 def _list_uncounted(subject: Subject, shared: int) -> bytes:

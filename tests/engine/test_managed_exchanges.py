@@ -118,7 +118,7 @@ async def test_the_same_history_again_has_the_same_bytes() -> None:
 async def test_a_history_that_a_newer_epoch_would_stand_for_has_the_same_bytes_too() -> None:
     engine = ManagedEngine()
     await open_epoch(engine)
-    turns = [await engine.send(until(steps)) for steps in range(24, 56)]
+    turns = [await engine.send(until(steps)) for steps in range(24, 60)]
     opened = next(i for i, turn in enumerate(turns) if turn.plan.rung == "plan")
     before, epoch = turns[opened - 1], engine.epochs[1]
     assert epoch.depth <= len(json.loads(before.body)["messages"]) - 1
@@ -396,7 +396,7 @@ async def test_who_leaves_while_it_is_decided_is_recorded_all_the_same(monkeypat
 async def test_what_was_once_too_much_is_not_held_against_a_session() -> None:
     engine = ManagedEngine()
     large = until(30)
-    large[-1] = {**large[-1], "content": "word " * 6_000}
+    large[-1] = {**large[-1], "content": "word " * 5_200}
     await engine.send(until(20))
     turn = await engine.send(large)
     assert turn.plan.tokens_upstream is not None

@@ -25,16 +25,16 @@ def read(value: object) -> Countable:
             {"role": "user", "content": [{"type": "text", "text": "hello", "cache_control": {"type": "x"}}]},
             "user\nhello",
         ),
-        ({"role": "assistant", "content": None, "tool_calls": [CALL]}, 'assistant\nf\n{"a":1}'),
-        ({"role": "tool", "tool_call_id": "c", "content": "done"}, "tool\ndone"),
-        ({"type": "function_call_output", "call_id": "c", "output": "done"}, "done"),
+        ({"role": "assistant", "content": None, "tool_calls": [CALL]}, 'assistant\nc\nf\n{"a":1}'),
+        ({"role": "tool", "tool_call_id": "c", "content": "done"}, "tool\nc\ndone"),
+        ({"type": "function_call_output", "call_id": "c", "output": "done"}, "c\ndone"),
         (
             {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"a": [1, "é"]}}]},
-            'assistant\nf\n{"a":[1,"é"]}',
+            'assistant\nt\nf\n{"a":[1,"é"]}',
         ),
         (
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"text": "done"}]}]},
-            "user\ndone",
+            "user\nt\ndone",
         ),
         (
             {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "sss"}]},

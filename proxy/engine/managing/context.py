@@ -241,6 +241,10 @@ class Context:
                 return epoch
         return None
 
+    def was_sent(self, view: str, subject: Subject) -> bool:
+        """Whether this very history was sent before, as far as memory tells."""
+        return (view, subject.tip) in self._chosen
+
     def choose(self, view: str, subject: Subject, epoch: str) -> None:
         """Send this history under the same epoch whenever it is sent again (BEHAVIOUR B5)."""
         self._chosen[view, subject.tip] = epoch

@@ -34,6 +34,7 @@ from proxy.wire.standing import find_management
 
 _MANAGED_WIRES = frozenset({"chat_completions"})
 _UNPROVEN = "the upstream has not accepted this credential yet"
+_SENT_BEFORE = "the same history goes out as it did before"
 _UNREAD = "what the log knows of this session could not be read"
 _NONE_BORE = "an epoch was to open, and another request's or none bore"
 
@@ -223,9 +224,13 @@ class Steward:
 
 
 def _decide(case: Case) -> Decision:
-    """Whether an epoch opens; none does where the log may know of another (B10)."""
+    """Whether an epoch opens; none does where the log may know of another (B10), or for what was sent before (B5)."""
     decision = decide(case.account, case.facts)
-    return decision if case.context.is_known else Decision(None, decision.pressure, _UNREAD)
+    if not case.context.is_known:
+        return Decision(None, decision.pressure, _UNREAD)
+    if decision.why is not None and case.context.was_sent(case.view, case.subject):
+        return Decision(None, decision.pressure, _SENT_BEFORE)
+    return decision
 
 
 def _note_blindness(error: Exception) -> None:

@@ -69,7 +69,7 @@ async def test_another_value_pins_nothing(talk: Talk, value: bytes) -> None:
 async def test_a_pin_beside_a_compaction_tells_both(talk: Talk) -> None:
     await talk.grow(26)
     history = make_history(27, 300)
-    history[-1] = {**history[-1], "content": "x " * 4500}
+    history[-1] = {**history[-1], "content": "x " * 6500}
     client = await talk.ask(history, PIN)
     notices = [value for name, value in client.labels if name == NOTICE]
     assert [notice.split(b" ")[0] for notice in notices] == [b"compacted", b"not"]

@@ -6,7 +6,7 @@ which whoever compares with their numbers applies (`find_ratio`): a sum of ours 
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from proxy.context.estimate import Ratio, guess_ratio
@@ -18,14 +18,20 @@ from proxy.model.manifest import digest_of
 from proxy.wire.countable import read_message, read_tools
 
 _MOST_RATIOS = 1024
+# Whose tools have a published formula; most templates of others show them as JSON.
+_FORMULAIC = "openai"
 
 
 class Piece(NamedTuple):
-    """A message of a request, or its tools: a hash of its bytes, and the bytes."""
+    """A message of a request, or its tools: a hash of its bytes, and the bytes.
+
+    `is_spelt`: it counts as the JSON that it is.
+    """
 
     digest: bytes
     raw: bytes
     is_tools: bool = False
+    is_spelt: bool = False
 
 
 class Count(NamedTuple):
@@ -47,6 +53,8 @@ class Counting:
     async def count(self, model: str, pieces: Sequence[Piece]) -> Count:
         """The tokens of each piece; only pieces that are new cost anything, in a thread."""
         family = find_family(model)
+        if family.vendor != _FORMULAIC:
+            pieces = [_spell_out(piece) if piece.is_tools else piece for piece in pieces]
         fresh = {piece.digest: piece for piece in pieces if (family.encoding, piece.digest) not in self._weights}
         weights = {piece.digest: self._recall(family, piece.digest) for piece in pieces if piece.digest not in fresh}
         if fresh:
@@ -76,8 +84,7 @@ class Counting:
         return [self._weigh_one(encoding, piece) for piece in pieces]
 
     def _weigh_one(self, encoding: Encoding, piece: Piece) -> Weight:
-        read: Callable[[bytes], Countable] = read_tools if piece.is_tools else read_message
-        found = read(piece.raw)
+        found = _read(piece)
         tokens, is_estimate = self._tokenizer.count(found.text, encoding)
         return Weight(tokens + found.frame, found.media, is_estimate)
 
@@ -90,6 +97,16 @@ class Counting:
     def _remember(self, family: Family, digest: bytes, weight: Weight) -> None:
         self._weights[family.encoding, digest] = weight
         _forget_oldest(self._weights, self._most)
+
+
+def _spell_out(piece: Piece) -> Piece:
+    return piece._replace(digest=b"spelt" + piece.digest, is_spelt=True)
+
+
+def _read(piece: Piece) -> Countable:
+    if piece.is_spelt:
+        return Countable(piece.raw.decode("utf-8", "replace"))
+    return read_tools(piece.raw) if piece.is_tools else read_message(piece.raw)
 
 
 def _sum(weight: Weight, piece: Piece, family: Family, model: str) -> int:

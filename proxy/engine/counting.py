@@ -100,7 +100,7 @@ class Counting:
 
 
 def _spell_out(piece: Piece) -> Piece:
-    return piece._replace(digest=b"spelt" + piece.digest, is_spelt=True)
+    return Piece(b"spelt" + piece.digest, piece.raw, is_tools=True, is_spelt=True)
 
 
 def _read(piece: Piece) -> Countable:

@@ -26,7 +26,6 @@ _ARCHIVE_SHARE, _ARCHIVE_MOST = 0.28, 16_000
 _USERS_SHARE = 0.25
 _INLINE_SHARE = 0.25
 _FULL = 0.85
-_SPARE = 0.0
 _FRAME = 4
 
 
@@ -101,8 +100,7 @@ class ContextBuilder:
         low = view.budget.find_low(view.head + protected)
         room = min(_ARCHIVE_SHARE * usable, _ARCHIVE_MOST) * rank.archive
         heritage = inherit(seen, view.frozen, least, room, self._count)
-        spare = _SPARE * (room - heritage.tokens - heritage.room)
-        free = low - view.head - protected - room + spare
+        free = low - view.head - protected - room
         tail = extend_tail(seen, least, staying, heritage.told, free) if rank.has_more else least
         pruned = prune(view, seen, self._policy, range(tail, least), self._count)
         if pruned:

@@ -24,7 +24,6 @@ _WRITES = re.compile(
     r"([\w./-]*[\w-]\.\w{1,8}|[\w.-]*/[\w./-]+)"
 )
 _WRITING_TOOL = re.compile(r"(?i)write|edit|create|replace|patch|insert|update|delete|book|cancel|send|modify|apply")
-_PATH_FIELD = re.compile(r"(?i)^[\w.]*(?:path|file|filename): (\S+)$")
 _CODE = re.compile(r"(?i)(?:return[ _-]?code|exit(?:ed)?(?: with)?(?:[ _-]?(?:code|status))?)\W{1,4}(-?\d{1,5})\b")
 _BAD = ("error", "exception", "failed", "failure", "fatal", "panic", "denied", "not found", "no such")
 

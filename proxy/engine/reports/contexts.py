@@ -3,7 +3,7 @@
 Rule: what was not counted is null, and then a bound that bytes prove stands beside it, under a name of its own.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -86,9 +86,3 @@ def describe_edit(edit: Edit) -> Document:
     if isinstance(edit, Replaced):
         return {"edit": edit.kind, "place": edit.place, "text": edit.text}
     return {"edit": "written", "start": edit.start, "stop": edit.stop, "text": edit.text}
-
-
-def sum_savings(plans: Iterable[Plan | None]) -> float | None:
-    """What several rounds saved together; None where nobody can tell of any."""
-    savings = [plan.saving for plan in plans if plan is not None and plan.saving is not None]
-    return sum(savings) if savings else None

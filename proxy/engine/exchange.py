@@ -121,7 +121,8 @@ class Exchanges:
             entry.extend(round_of(None))
             self._relay.abandon(flight)
             raise
-        self._steward.inquire(subject, received.upstream)
+        if sending.is_managed:
+            self._steward.inquire(subject, received.upstream)
         more = [record for record in (sending.plan, sending.pin) if record is not None]
         entry.extend(round_of(sending.manifest), *more, is_urgent=received.is_stream)
         return sending

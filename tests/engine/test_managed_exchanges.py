@@ -425,10 +425,10 @@ async def test_an_upstream_is_asked_for_a_model_whose_window_nobody_told() -> No
         await engine.send(until(steps))
     assert await engine.tasks.finish(LIMIT)
     assert [find(headers, b"authorization") for headers in engine.upstream.listings] == [b"Bearer k"]
-    told = ManagedEngine()
-    await told.send(until(14))
-    assert await told.tasks.finish(LIMIT)
-    assert told.upstream.listings == []
+    for other, headers in ((ManagedEngine(), ()), (ManagedEngine(window=None), ((b"x-palimpsest-mode", b"observe"),))):
+        await other.send(until(14), headers)
+        assert await other.tasks.finish(LIMIT)
+        assert other.upstream.listings == []
 
 
 def clear(messages: list[Any], places: range) -> list[Any]:

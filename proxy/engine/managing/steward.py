@@ -112,9 +112,12 @@ class Steward:
 
     def inquire(self, subject: Subject, upstream: Upstream) -> None:
         """Have the upstream asked for its models where nobody knows how much this one takes; beside the calls."""
+        attempt_now(partial(self._inquire, subject, upstream), _note_blindness)
+
+    def _inquire(self, subject: Subject, upstream: Upstream) -> None:
         models, key = self._lookout.models, find_key(subject)
         card = models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant)
-        if card.window is None and subject.step is not None:
+        if card.window is None:
             models.ask(upstream, subject.headers)
 
     def stand_by(self, subject: Subject, sending: Sending, commit: Commit, tell: Tell) -> Rescuer:
@@ -234,7 +237,7 @@ def _decide(case: Case) -> Decision:
 
 
 def _note_blindness(error: Exception) -> None:
-    _log.error("a request could not be looked at; it takes the long way", exc_info=error)
+    _log.error("a request could not be looked at; it goes on without that", exc_info=error)
 
 
 def _find_exemption(subject: Subject, mode: Mode) -> str:

@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from proxy.model.summary import Summary
+
 Why = Literal["soft", "hard", "cold", "client", "overflow", "manual", "revert"]
 """Why an epoch was opened: above the soft mark where it pays, at the high mark, because the cache was known to be cold,
 because the client had broken the prefix itself, after a refusal as too long, or because a person asked for it."""
@@ -67,6 +69,7 @@ class StoredContext(msgspec.Struct, frozen=True, gc=False):
     epochs: tuple[Epoch, ...] = ()
     pins: tuple[Pin, ...] = ()
     owed: tuple[tuple[str, float], ...] = ()
+    summaries: tuple[Summary, ...] = ()
 
 
 class StoredOriginal(msgspec.Struct, frozen=True, gc=False):

@@ -13,7 +13,8 @@ from proxy.model.manifest import Manifest
 
 Headers = tuple[tuple[bytes, bytes], ...]
 Mode = Literal["manage", "observe", "bypass"]
-Kind = Literal["managed", "passthrough"]
+Kind = Literal["managed", "passthrough", "auxiliary"]
+"""Read and perhaps rewritten; passed on unread; or a call of our own, for a summary."""
 Completeness = Literal["complete", "truncated", "aborted", "failed"]
 
 

@@ -10,10 +10,11 @@ from proxy.model.epoch import Epoch, Pin
 from proxy.model.exchange import Opening, Outcome, Reading, Round, Trailer
 from proxy.model.lineage import Adoption, Reply, Step
 from proxy.model.plan import Plan
+from proxy.model.summary import Summary
 
-Record = Opening | Round | Outcome | Trailer | Reading | Step | Reply | Adoption | Epoch | Plan | Pin
+Record = Opening | Round | Outcome | Trailer | Reading | Step | Reply | Adoption | Epoch | Plan | Pin | Summary
 
-_DERIVED = (Step, Reply, Adoption, Epoch, Plan, Pin)
+_DERIVED = (Step, Reply, Adoption, Epoch, Plan, Pin, Summary)
 
 # Objects in memory: a node has two hashes of 16 bytes, a mark a hash, a form and a name.
 _NODE_WEIGHT = 200
@@ -43,6 +44,11 @@ def _weigh_epoch(epoch: Epoch) -> int:
     return 512 + len(epoch.edits) + sum(map(len, epoch.rendered)) + named
 
 
+def _weigh_summary(summary: Summary) -> int:
+    named = len(summary.calls) + len(summary.parents) + len(summary.supersedes) + len(summary.files)
+    return 512 + len(summary.text) + 64 * named + _DIGEST_WEIGHT * len(summary.digests)
+
+
 # By type, for this is done with every record of every call.
 _WEIGHERS: Mapping[type[Record], Callable[[Any], int]] = {
     Opening: lambda record: 1024 + record.body.weight,
@@ -56,4 +62,5 @@ _WEIGHERS: Mapping[type[Record], Callable[[Any], int]] = {
     Epoch: _weigh_epoch,
     Plan: lambda record: 256,
     Pin: lambda record: 256,
+    Summary: _weigh_summary,
 }

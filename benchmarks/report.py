@@ -28,7 +28,14 @@ from benchmarks.measure import (
     p99,
     requests_per_second,
 )
-from benchmarks.scenarios import PACE_MS, Extras, list_body_cells, list_kept_cells, list_session_cells, list_stream_cells
+from benchmarks.scenarios import (
+    PACE_MS,
+    Extras,
+    list_body_cells,
+    list_kept_cells,
+    list_session_cells,
+    list_stream_cells,
+)
 
 _HARNESS_SHARE = 0.9
 _FILES_SHOWN = 5

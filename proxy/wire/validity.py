@@ -381,4 +381,3 @@ def _judge_splices(history: History, splices: Iterable[Splice], protected: Itera
                 yield Fault("instructions", "gone", place)
         touched = kept[bisect_left(kept, splice.start) : bisect_left(kept, splice.stop)]
         yield from (Fault("protected", "", place) for place in touched if place not in splice.whole)
-

@@ -28,7 +28,14 @@ from benchmarks.measure import (
     p99,
     requests_per_second,
 )
-from benchmarks.scenarios import PACE_MS, Extras, list_body_cells, list_session_cells, list_stream_cells
+from benchmarks.scenarios import (
+    PACE_MS,
+    Extras,
+    list_body_cells,
+    list_kept_cells,
+    list_session_cells,
+    list_stream_cells,
+)
 
 _HARNESS_SHARE = 0.9
 _FILES_SHOWN = 5
@@ -102,6 +109,7 @@ def render_markdown(meta: Meta, bench: Bench, extras: Extras) -> str:
         _render_bodies(bench),
         _render_streams(bench),
         _render_sessions(bench),
+        _render_kept(bench),
         _render_store(extras),
         _render_processes(bench, extras),
         _render_notes(bench),
@@ -242,6 +250,29 @@ def _render_sessions(bench: Bench) -> str:
         "2.3 KB). *grow*: byte for byte; *respell*: every other call with spaces after commas and colons.\n\n"
     )
     return text + render_table(head, rows) if cells else ""
+
+
+def _render_kept(bench: Bench) -> str:
+    cells = _measured(bench, list_kept_cells(bench.is_quick))
+    head = ["session from", "direct p50 / p99, ms"]
+    for name in _list_proxies(bench):
+        head += [f"{name}: added p50 / p99, ms", "p50 of observe's", "CPU per call, µs"]
+    rows = []
+    for cell in cells:
+        row = [*cell.labels, _pair(bench, cell.key, "direct", (p50, p99), added=False)]
+        observed = bench.added(cell.key, "palimpsest-observe", p50)
+        for name in _list_proxies(bench):
+            added = bench.added(cell.key, name, p50)
+            ratio = added / observed if added is not None and observed else None
+            row += [_pair(bench, cell.key, name, (p50, p99)), render_number(ratio)]
+            row.append(_micro(bench, cell.key, name, cpu_per_request))
+        rows.append(row)
+    text = (
+        "## Kept epochs\n\nOne session at a time that grows by two messages (about 2.3 KB) a call. Under a ceiling of "
+        "16,000 tokens (`palimpsest-16k`) every call is rewritten, some open an epoch; `palimpsest-observe` rewrites "
+        "none.\n\n"
+    )
+    return text + render_table(head, rows) if rows else ""
 
 
 def _render_store(extras: Extras) -> str:

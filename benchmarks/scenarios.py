@@ -17,6 +17,7 @@ from benchmarks.targets import Target, start_palimpsest
 
 BODIES = (("1 KB", 1_000), ("100 KB", 100_000), ("800 KB", 800_000))
 CONCURRENCIES = (1, 16, 64)
+KEPT = (*BODIES[1:], ("3,200 KB", 3_200_000))
 HISTORIES = (10, 100, 500, 1_000, 2_000)
 STREAM_CHUNKS = 30
 BURST_CHUNKS = 100
@@ -124,6 +125,14 @@ def list_session_cells(is_quick: bool) -> list[Cell]:
     ]
 
 
+def list_kept_cells(is_quick: bool) -> list[Cell]:
+    """One session at a time that grows from each size: under a ceiling, what is sent stays as long as it is."""
+    turns = 12 if is_quick else 40
+    return [
+        Cell("kept", (label,), Job(port=0, mode="grow", size=size, turns=turns, warm_turns=4)) for label, size in KEPT
+    ]
+
+
 def measure_bodies(bench: Bench, extras: Extras) -> None:
     """Bodies of 1, 100 and 800 KB."""
     measure_cells(bench, list_body_cells(bench.is_quick))
@@ -137,6 +146,12 @@ def measure_streams(bench: Bench, extras: Extras) -> None:
 def measure_sessions(bench: Bench, extras: Extras) -> None:
     """Growing sessions."""
     measure_cells(bench, list_session_cells(bench.is_quick))
+
+
+def measure_kept(bench: Bench, extras: Extras) -> None:
+    """Sessions in an epoch, beside the same ones that are only observed."""
+    if any(target.name == "palimpsest-16k" for target in bench.targets):
+        measure_cells(bench, list_kept_cells(bench.is_quick))
 
 
 def measure_starts(bench: Bench, extras: Extras) -> None:
@@ -244,6 +259,7 @@ SCENARIOS: dict[str, Callable[[Bench, Extras], None]] = {
     "bodies": measure_bodies,
     "sse": measure_streams,
     "sessions": measure_sessions,
+    "kept": measure_kept,
     "idle": measure_idle,
     "store": measure_store,
 }

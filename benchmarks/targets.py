@@ -1,4 +1,4 @@
-"""What is measured: a mock itself (direct), nginx, and palimpsest with either durability.
+"""What is measured: a mock itself (direct), nginx, and palimpsest with either durability, or managing otherwise.
 
 The rule: every target is reached at http://127.0.0.1:PORT/v1 and runs on the measured core; proxies forward to the same
 mock on the other core and keep all their files in the run's own folder.  Direct is a mock of its own *on the measured
@@ -17,7 +17,14 @@ from pathlib import Path
 from benchmarks.processes import Child, Nursery, find_free_port, wait_for_answer
 
 NAMES = ("direct", "nginx", "palimpsest", "palimpsest-full")
-OPTIONAL_NAMES = ("direct-near",)
+# Options of `serve` besides the common ones. Under a ceiling of 16K all but the shortest sessions are in an epoch.
+_VARIANTS: dict[str, tuple[str, ...]] = {
+    "palimpsest": (),
+    "palimpsest-full": ("--durability", "full"),
+    "palimpsest-observe": ("--mode", "observe"),
+    "palimpsest-16k": ("--ceiling", "16000"),
+}
+OPTIONAL_NAMES = ("direct-near", "palimpsest-observe", "palimpsest-16k")
 _CORES = sorted(os.sched_getaffinity(0))
 MEASURED_CORE = _CORES[0]
 HARNESS_CORE = _CORES[-1]
@@ -122,7 +129,7 @@ def start_nginx(setting: Setting) -> Target:
 
 
 def start_palimpsest(setting: Setting, name: str) -> Target:
-    """Start palimpsest on an empty data folder; `palimpsest-full` waits for the disk, the other does not."""
+    """Start palimpsest on an empty data folder; only `palimpsest-full` waits for the disk."""
     folder = Path(tempfile.mkdtemp(prefix=name, dir=setting.folder))
     port = find_free_port()
     argv = [
@@ -131,8 +138,8 @@ def start_palimpsest(setting: Setting, name: str) -> Target:
         *("--upstream", f"http://127.0.0.1:{setting.upstream}/v1"),
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--data", str(folder)),
-        *("--durability", "full" if name.endswith("-full") else "normal"),
         *("--admin-token", "bench"),
+        *_VARIANTS[name],
         *setting.serve_options,
     ]
     begun = time.monotonic()

@@ -113,19 +113,33 @@ class Exchanges:
 
         The opening is queued by now: later requests lean on it, and may be there before this one is decided on.
         """
-        entry, round_of = flight.entry, partial(Round, flight.exchange, 0, flight.upstream)
-        commit = partial(self._commit, entry)
+        entry, commit = flight.entry, partial(self._commit, flight.entry)
         try:
             sending = await self._steward.prepare(subject, received.opening.mode, ceiling, commit)
         except asyncio.CancelledError:
-            entry.extend(round_of(None))
+            entry.extend(Round(flight.exchange, 0, flight.upstream, None))
             self._relay.abandon(flight)
             raise
         if sending.is_managed:
             self._steward.inquire(subject, received.upstream)
-        more = [record for record in (sending.plan, sending.pin) if record is not None]
-        entry.extend(round_of(sending.manifest), *more, is_urgent=received.is_stream)
+        if sending.complete is None:
+            self._enter(flight, received, sending)
+        else:
+            entry.postpone(partial(self._complete, flight, received, sending))
         return sending
+
+    def _complete(self, flight: Flight, received: Received, sending: Sending) -> None:
+        """Record and tell what was left open while the body was not on its way."""
+        assert sending.complete is not None, "else nothing is left"
+        whole = sending.complete()
+        _tell(flight.client, received.opening, (*sending.labels, *whole.labels))
+        self._enter(flight, received, replace(whole, pin=sending.pin))
+
+    def _enter(self, flight: Flight, received: Received, sending: Sending) -> None:
+        """Record what is sent for a request."""
+        first = Round(flight.exchange, 0, flight.upstream, sending.manifest)
+        more = [record for record in (sending.plan, sending.pin) if record is not None]
+        flight.entry.extend(first, *more, is_urgent=received.is_stream)
 
     async def _commit(self, entry: Entry, epoch: Epoch) -> bool:
         """Have the log keep an epoch behind the opening of its exchange; whether that is done."""

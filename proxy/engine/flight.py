@@ -25,16 +25,33 @@ class Entry:
     def __init__(self, archive: Archive, make: Callable[[], tuple[Opening, *tuple[Record, ...]]]) -> None:
         self._archive = archive
         self._make = make
+        self._complete: Callable[[], None] | None = None
         self.opening: Opening | None = None
         self.commit: asyncio.Future[bool] | None = None
 
     def append(self, *, is_urgent: bool = False) -> Opening:
-        """Queue the opening if that has not been done."""
+        """Queue the opening if that has not been done, and what was postponed."""
         if self.opening is None:
             records = self._make()
             self.opening = records[0]
             self.commit = self._archive.append(*records, is_urgent=is_urgent)
+        self.settle()
         return self.opening
+
+    def postpone(self, complete: Callable[[], None]) -> None:
+        """Have this done, which extends the entry, once the body is on its way; before anything else is recorded."""
+        self._complete = complete
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something is postponed."""
+        return self._complete is not None
+
+    def settle(self) -> None:
+        """Do what was postponed, if that has not been done."""
+        if self._complete is not None:
+            complete, self._complete = self._complete, None
+            complete()
 
     def extend(self, *records: Record, is_urgent: bool = False) -> None:
         """Queue more of the same call; what is released from here on waits for that, and so for all before it."""

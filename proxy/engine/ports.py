@@ -282,6 +282,10 @@ class Clock(Protocol):
 class Tokenizer(Protocol):
     """Counts text; never fails."""
 
+    def is_ready(self, encoding: Encoding) -> bool:
+        """Whether the next count by this encoding takes no longer than its text does: nothing is loaded first."""
+        ...
+
     def count(self, text: str, encoding: Encoding) -> tuple[int, bool]:
         """The tokens of a text, and whether they are but an estimate. Blocks."""
         ...

@@ -86,6 +86,8 @@ class Relay:
 
     async def _await_head(self, flight: Flight, sending: Awaitable[UpstreamResponse]) -> UpstreamResponse:
         flight.began = self._clock.monotonic()
+        if flight.entry.is_open:
+            asyncio.get_running_loop().call_soon(flight.entry.settle)  # which is behind the writing of the body
         flushing = self._hold(flight.entry)
         try:
             response = await sending
@@ -129,6 +131,7 @@ class Relay:
 
     async def _make_durable(self, flight: Flight) -> None:
         """Wait for what the first byte waits for."""
+        flight.entry.settle()
         commit = flight.entry.commit
         if commit is not None and not commit.done():
             self._archive.flush()

@@ -28,6 +28,10 @@ class Tokenizer:
         self._encoders: dict[Encoding, Encoder | None] = {}
         self._loading = threading.Lock()
 
+    def is_ready(self, encoding: Encoding) -> bool:
+        """Whether an encoding is loaded, or known to be missing."""
+        return encoding in self._encoders
+
     def count(self, text: str, encoding: Encoding) -> tuple[int, bool]:
         """The tokens of a text, and whether they are but an estimate."""
         encoder = self._find(encoding)

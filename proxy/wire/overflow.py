@@ -87,8 +87,10 @@ def read_overflow(status: int, headers: Headers, body: bytes) -> Overflow | None
         return None
     if content.lstrip().startswith(_STREAM_BEGINNINGS):
         return _read_events(read_events(content))[1]
-    text = content.decode(errors="replace")
     is_error = status >= 400
+    if not is_error and b"error" not in content:  # as nearly every answer, which costs nothing more then
+        return None
+    text = content.decode(errors="replace")
     errors = [error for value in _list_objects(text) for error in _list_errors(value, is_error=is_error)]
     if is_error and not errors:
         errors = [{"message": text}]

@@ -91,12 +91,20 @@ class Run(msgspec.Struct, frozen=True, gc=False):
 
 
 class History(msgspec.Struct, frozen=True, gc=False):
-    """A client's messages in runs; `starts` are the places where they begin."""
+    """A client's messages in runs; `starts` are the places where they begin.
+
+    What a rewriting is judged by on every request is kept, so that it need not be looked for in all messages: the
+    places of messages that are `odd` (of the system, or wrong by themselves), the place of the user's newest message
+    (NOWHERE for none), and whether any has cache markers.
+    """
 
     count: int
     runs: list[Run]
     starts: list[int]
     is_itemised: bool
+    odd: tuple[int, ...] = ()
+    newest_user: int = NOWHERE
+    has_markers: bool = False
 
     def find_run(self, place: int) -> int:
         """The index of the run that holds a message."""
@@ -127,7 +135,28 @@ def extend_history(known: History, count: int, shapes: Sequence[Shape]) -> Histo
     seam = known.runs[kept].shapes[: count - start] if count else ()
     runs = list(_judge_runs((*seam, *shapes), range(start, count + len(shapes)), known.is_itemised))
     starts = known.starts[:kept] + [run.places[0] for run in runs]
-    return History(count + len(shapes), known.runs[:kept] + runs, starts, known.is_itemised)
+    before = known.runs[:kept]
+    return History(
+        count + len(shapes),
+        before + runs,
+        starts,
+        known.is_itemised,
+        known.odd[: bisect_left(known.odd, start)] + tuple(_list_odd(runs)),
+        next(_find_users(runs), known.newest_user if known.newest_user < start else next(_find_users(before), NOWHERE)),
+        any(run.markers for run in runs) or (known.has_markers and any(run.markers for run in before)),
+    )
+
+
+def _list_odd(runs: Iterable[Run]) -> Iterator[int]:
+    for run in runs:
+        for place, shape in zip(run.places, run.shapes, strict=True):
+            if shape.flaws or shape.role == "system":
+                yield place
+
+
+def _find_users(runs: Sequence[Run]) -> Iterator[int]:
+    """The places of the user's messages that begin a run, the newest first; each of the user's begins one."""
+    return (run.places[0] for run in reversed(runs) if run.has_user)
 
 
 def find_faults(
@@ -147,7 +176,7 @@ def find_faults(
         found -= _judge_whole(history.runs, rules).union(*(run.faults for run in history.runs if run.faults))
     found.update(_judge_reasoning(history, rewritten.fresh))
     found.update(_judge_splices(history, splices, protected))
-    if _list_markers(history.runs) and not _list_markers(rewritten.runs):
+    if history.has_markers and not _list_markers(rewritten.runs):
         found.add(Fault("markers", "lost"))
     return tuple(sorted(found))
 
@@ -337,22 +366,18 @@ def _list_said(run: Run) -> list[tuple[bytes, tuple[str, ...]]]:
 
 def _judge_splices(history: History, splices: Iterable[Splice], protected: Iterable[int]) -> Iterator[Fault]:
     """What a rewriting may never do, wherever it does it."""
-    kept = sorted({*protected, *_find_newest_user(history)})
+    kept = sorted({*protected, history.newest_user})
     for splice in splices:
-        replaced = [history.shape_at(place) for place in range(splice.start, splice.stop)]
-        flaws = {flaw for shape in replaced for flaw in shape.flaws}
+        odd = history.odd[bisect_left(history.odd, splice.start) : bisect_left(history.odd, splice.stop)]
+        replaced = [(place, history.shape_at(place)) for place in odd]
+        flaws = {flaw for _, shape in replaced for flaw in shape.flaws}
         for index, shape in enumerate(splice.shapes):
             place = splice.find_place(index)
             yield from (Fault("flaw", flaw, place) for flaw in shape.flaws if flaw not in flaws)
             if shape.role == "system":
                 yield Fault("instructions", "ours", place)
-        for place, shape in enumerate(replaced, splice.start):
+        for place, shape in replaced:
             if shape.role == "system":
                 yield Fault("instructions", "gone", place)
         touched = kept[bisect_left(kept, splice.start) : bisect_left(kept, splice.stop)]
         yield from (Fault("protected", "", place) for place in touched if place not in splice.whole)
-
-
-def _find_newest_user(history: History) -> list[int]:
-    """The place of the newest user message, if there is one. It begins its run."""
-    return [start for start, run in zip(history.starts, history.runs, strict=True) if run.has_user][-1:]

@@ -189,3 +189,21 @@ def test_the_dearer_reading_is_the_sooner_an_epoch_opens(sizes: list[int], one: 
     cheap, dear = sorted([one, other])
     late, soon = play(sizes, price_reading(cheap)), play(sizes, price_reading(dear))
     assert late is None or (soon is not None and soon <= late)
+
+
+@given(
+    accounts,
+    st.lists(st.integers(SOFT - 2000, 2 * SOFT), min_size=2, max_size=2),
+    st.integers(0, 20_000),
+    st.none() | st.floats(0, 1e9),
+    st.none() | st.integers(0, 10**6),
+)
+def test_where_none_opens_none_opens_for_less(
+    account: Account, sizes: list[int], protected: int, idle: float | None, kept: int | None
+) -> None:
+    """Of an account in which nothing was in vain: what is decided of the most that may be sent holds for less."""
+    account = replace(account, futile=0, base=account.base % HIGH, is_held=False)
+    most = replace(see(max(sizes)), protected=protected, idle=idle, kept=kept)
+    if most.budget.is_out_of_reach(protected) or decide(account, most).why is not None:
+        return
+    assert decide(account, replace(most, tokens=min(sizes))).why is None

@@ -11,10 +11,14 @@ from proxy.engine.counting import Counting, Piece
 class Words:
     """One token a word; keeps what it counted, and in which thread."""
 
-    def __init__(self, *, is_estimate: bool = False) -> None:
+    def __init__(self, *, is_estimate: bool = False, is_loaded: bool = False) -> None:
+        self.is_loaded = is_loaded
         self.counted: list[tuple[str, Encoding]] = []
         self.threads: set[int] = set()
         self._is_estimate = is_estimate
+
+    def is_ready(self, encoding: Encoding) -> bool:
+        return self.is_loaded
 
     def count(self, text: str, encoding: Encoding) -> tuple[int, bool]:
         self.counted.append((text, encoding))
@@ -36,10 +40,24 @@ async def test_a_message_is_counted_once() -> None:
     assert [text.split()[0] for text, _ in words.counted] == ["a", "b", "c"]
 
 
-async def test_counting_is_done_in_another_thread() -> None:
-    words = Words()
-    await Counting(words).count("gpt-4o", [make_piece("a")])
-    assert threading.get_ident() not in words.threads
+@pytest.mark.parametrize(("is_loaded", "words"), [(False, 1), (True, 5000)], ids=["not loaded", "long"])
+async def test_what_takes_its_time_is_counted_in_another_thread(is_loaded: bool, words: int) -> None:
+    tokenizer = Words(is_loaded=is_loaded)
+    await Counting(tokenizer).count("gpt-4o", [make_piece("a", words)])
+    assert tokenizer.threads
+    assert threading.get_ident() not in tokenizer.threads
+
+
+async def test_a_short_message_is_counted_where_it_is() -> None:
+    tokenizer = Words(is_loaded=True)
+    await Counting(tokenizer).count("gpt-4o", [make_piece("a", 1000), make_piece("b", 1000)])
+    assert tokenizer.threads == {threading.get_ident()}
+
+
+async def test_short_messages_that_are_long_together_are_counted_in_another_thread() -> None:
+    tokenizer = Words(is_loaded=True)
+    await Counting(tokenizer).count("gpt-4o", [make_piece(name, 1000) for name in "abc"])
+    assert threading.get_ident() not in tokenizer.threads
 
 
 async def test_what_is_known_needs_no_thread() -> None:

@@ -37,6 +37,26 @@ async def test_another_round_is_queued_behind_the_opening_and_waited_for_in_its_
     assert entry.opening is OPENING
 
 
+async def test_what_is_postponed_is_done_once_and_before_anything_else_is_queued() -> None:
+    archive = FakeArchive()
+    entry = make_flight(archive).entry
+    entry.append()
+    entry.postpone(lambda: entry.extend(SECOND))
+    assert (entry.is_open, len(archive.appended)) == (True, 1)
+    entry.append()
+    assert [each.records for each in archive.appended] == [(OPENING, FIRST), (SECOND,)]
+    entry.settle()
+    assert (entry.is_open, len(archive.appended)) == (False, 2)
+
+
+async def test_what_is_postponed_before_the_opening_is_queued_comes_behind_it() -> None:
+    archive = FakeArchive()
+    entry = make_flight(archive).entry
+    entry.postpone(lambda: entry.extend(SECOND))
+    entry.append()
+    assert [each.records for each in archive.appended] == [(OPENING, FIRST), (SECOND,)]
+
+
 async def test_the_first_piece_is_timed_and_all_are_kept() -> None:
     flight, clock = make_flight(FakeArchive()), FixedClock()
     flight.note(b"a", clock)

@@ -21,6 +21,9 @@ KEY: Headers = ((b"authorization", b"Bearer sk-1"),)
 class NoTokens:
     """Nothing is counted here."""
 
+    def is_ready(self, encoding: Encoding) -> bool:
+        raise AssertionError
+
     def count(self, text: str, encoding: Encoding) -> tuple[int, bool]:
         raise AssertionError
 

@@ -33,6 +33,10 @@ Message = Mapping[str, Any]
 class QuarterTokens:
     """A token for each four characters, as a rule of thumb has it."""
 
+    def is_ready(self, encoding: Encoding) -> bool:
+        """There is nothing to load."""
+        return True
+
     def count(self, text: str, encoding: Encoding) -> tuple[int, bool]:
         """At least one for any text."""
         return -(-len(text) // 4), False

@@ -28,7 +28,10 @@ def test_an_encoding_is_loaded_once_when_it_is_first_needed() -> None:
 
     tokenizer = Tokenizer(load)
     assert loaded == []
+    assert not tokenizer.is_ready("o200k_base")
     assert [tokenizer.count("abc", "o200k_base"), tokenizer.count("ab", "o200k_base")] == [(3, False), (2, False)]
+    assert tokenizer.is_ready("o200k_base")
+    assert not tokenizer.is_ready("cl100k_base")
     tokenizer.count("a", "cl100k_base")
     assert loaded == ["o200k_base", "cl100k_base"]
 

@@ -1,5 +1,7 @@
 """Finding out how a request stands: which epoch holds, what was counted, what may be sent. Rule: decides nothing."""
 
+import msgspec
+
 from proxy.context.account import Account
 from proxy.context.budget import Budget, is_surely_below
 from proxy.context.estimate import Ratio
@@ -8,13 +10,20 @@ from proxy.engine.managing.case import Case, estimate_protected, find_kept
 from proxy.engine.managing.context import Context
 from proxy.engine.managing.lessons import Lessons
 from proxy.engine.managing.memory import Memory
-from proxy.engine.managing.paths import Path, is_head_of
+from proxy.engine.managing.paths import Beginning, Path, is_head_of
 from proxy.engine.managing.subject import Subject
 from proxy.engine.models import Models
 from proxy.engine.ports import Clock
 from proxy.model.card import LimitKey
 from proxy.model.epoch import Epoch
 from proxy.wire.body import Span
+
+
+class Ahead(msgspec.Struct, frozen=True, gc=False):
+    """A case in which the tokens of what is new are not counted, but for the most that they may be."""
+
+    case: Case
+    begun: Beginning
 
 
 class Lookout:
@@ -57,8 +66,25 @@ class Lookout:
     async def look_at(self, subject: Subject, context: Context, epoch: Epoch | None, budget: Budget) -> Case:
         """All that is known of a request; what of it is new is counted."""
         path = await self.memory.paths.follow(subject)
-        model = subject.model
         frozen = await self._weigh(subject, context, epoch) if epoch is not None else 0
+        return self._make_case(subject, context, epoch, budget, path, frozen)
+
+    def look_ahead(self, subject: Subject, context: Context, epoch: Epoch, budget: Budget) -> "Ahead | None":
+        """The same of a request to which little is new, before that is counted; None of any other."""
+        frozen = context.sizes.get(epoch.id)
+        begun = self.memory.paths.begin(subject) if frozen is not None else None
+        if frozen is None or begun is None:
+            return None
+        return Ahead(self._make_case(subject, context, epoch, budget, begun.path, frozen), begun)
+
+    def count(self, ahead: "Ahead") -> Case:
+        """The case, once what is new in it is counted. Blocks as long as that takes."""
+        return msgspec.structs.replace(ahead.case, path=self.memory.paths.finish(ahead.case.subject, ahead.begun))
+
+    def _make_case(
+        self, subject: Subject, context: Context, epoch: Epoch | None, budget: Budget, path: Path, frozen: int
+    ) -> Case:
+        model = subject.model
         standing = context.get_standing(model, epoch.id if epoch is not None else "", budget)
         kept = find_kept(path, standing.before, frozen, epoch.depth if epoch is not None else 0)
         if standing.head not in (None, path.head):

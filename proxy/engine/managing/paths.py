@@ -8,9 +8,11 @@ forgetting costs time.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import accumulate
 
 import msgspec
 
+from proxy.context.budget import is_bounded
 from proxy.engine.counting import Counting, Piece
 from proxy.engine.managing.subject import Subject
 from proxy.model.growing import count_common, extend
@@ -96,6 +98,17 @@ class Path(msgspec.Struct, frozen=True, gc=False, eq=False):
         return shared
 
 
+class Beginning(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """A path whose newest messages, which are `pieces`, are not counted: `sums` have their bytes, which are more.
+
+    `most` is how many tokens too many these may be.
+    """
+
+    path: Path
+    pieces: tuple[Piece, ...]
+    most: int
+
+
 class Paths:
     """The paths seen last, the least recently used dropped above `most_bytes`."""
 
@@ -133,6 +146,32 @@ class Paths:
             path = _go_on(known, shared, subject, shapes, tokens, head)
             if any(map(_is_long_named, shapes)):
                 return path
+        self._remember(_name(subject), path)
+        return path
+
+    def begin(self, subject: Subject) -> "Beginning | None":
+        """The path of a request as far as it is known without counting what is new in it; `finish` counts that.
+
+        None where nothing is known of it, or what is new is so much, or such, that `follow` must see to it.
+        """
+        known, shared = self.find(subject)
+        if known is None or not is_head_of(known.head, subject):
+            return None
+        raws = subject.list_raws(shared)
+        if not (self._counting.is_quick(subject.model, raws) and all(map(is_bounded, raws))):
+            return None
+        shapes, pieces = _look_at(subject.wire, raws)
+        if any(map(_is_long_named, shapes)):
+            return None
+        bounds = [len(raw) for raw in raws]
+        return Beginning(_go_on(known, shared, subject, shapes, bounds, known.head), tuple(pieces), sum(bounds))
+
+    def finish(self, subject: Subject, begun: "Beginning") -> Path:
+        """The path that was begun, counted. Blocks as long as that takes."""
+        tokens = self._counting.count_now(subject.model, begun.pieces).tokens
+        path, shared = begun.path, len(begun.path.sums) - len(tokens)
+        sums = extend(path.sums, shared, _add_up(path.count_to(shared), tokens))
+        path = msgspec.structs.replace(path, sums=sums)
         self._remember(_name(subject), path)
         return path
 
@@ -228,15 +267,15 @@ def _is_long_named(shape: Shape) -> bool:
     return sum(map(len, (*shape.calls, *shape.results, *shape.markers))) > _MOST_NAMED
 
 
+def _add_up(before: int, tokens: Sequence[int]) -> list[int]:
+    return list(accumulate(tokens, initial=before))[1:]
+
+
 def _go_on(
     known: Path | None, shared: int, subject: Subject, shapes: list[Shape], tokens: Sequence[int], head: Head
 ) -> Path:
     items, first = subject.split.items, subject.chain.preamble.count
-    before = known.count_to(shared) if known is not None else 0
-    sums = []
-    for each in tokens:
-        before += each
-        sums.append(before)
+    sums = _add_up(known.count_to(shared) if known is not None else 0, tokens)
     fresh = tuple(place for place, shape in enumerate(shapes, shared) if shape.markers)
     if known is None or not shared:
         history = judge_history(shapes, is_itemised=subject.wire == "responses")

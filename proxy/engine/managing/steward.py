@@ -10,25 +10,27 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from proxy.context.account import Account, Sent, note_sent, note_use
+from proxy.context.account import note_use
 from proxy.context.budget import Budget, has_room_for
 from proxy.context.economics import Decision, decide
-from proxy.context.savings import Trip, estimate_client_read, estimate_saving
 from proxy.engine.boundary import attempt, attempt_now
 from proxy.engine.bus import EventBus
+from proxy.engine.managing.booking import Books
 from proxy.engine.managing.case import Case
+from proxy.engine.managing.context import Context
 from proxy.engine.managing.ladder import Commit, Footing, Ladder
-from proxy.engine.managing.lessons import Lesson, Lessons
-from proxy.engine.managing.lookout import Lookout, find_key
-from proxy.engine.managing.paths import count_shared
+from proxy.engine.managing.lessons import Lessons
+from proxy.engine.managing.lookout import Ahead, Lookout, find_key
 from proxy.engine.managing.pinning import Pinning, is_pinning, refuse_pin
 from proxy.engine.managing.rescuing import Rescues, Tell
-from proxy.engine.managing.sending import Sending, list_labels
+from proxy.engine.managing.sending import Sending
 from proxy.engine.managing.subject import Subject
 from proxy.engine.ports import Clock, Upstream
 from proxy.engine.rescue import Rescuer
+from proxy.model.epoch import Epoch
 from proxy.model.events import Planned, RungFailed
 from proxy.model.exchange import Mode
+from proxy.model.manifest import keep_whole
 from proxy.model.plan import Plan
 from proxy.wire.standing import find_management
 
@@ -36,7 +38,6 @@ _MANAGED_WIRES = frozenset({"chat_completions"})
 _UNPROVEN = "the upstream has not accepted this credential yet"
 _SENT_BEFORE = "the same history goes out as it did before"
 _UNREAD = "what the log knows of this session could not be read"
-_NONE_BORE = "an epoch was to open, and another request's or none bore"
 
 _log = logging.getLogger("palimpsest.managing")
 
@@ -51,7 +52,7 @@ class Steward:
         self._lookout = lookout
         self._ladder = ladder
         self._rescues = rescues
-        self._lessons = lessons
+        self._books = Books(lookout.memory.sent, lessons)
         self._bus = bus
         self._clock = clock
         self._pinning = Pinning(lookout, clock)
@@ -86,9 +87,13 @@ class Steward:
     async def prepare(self, subject: Subject, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:
         """What to send. Never fails: what cannot be managed goes as the client sent it."""
         sending = await self._try(subject, self._prepare(subject, mode, ceiling, commit))
+        if sending.complete is None:
+            self._publish(subject, sending)
+        return sending
+
+    def _publish(self, subject: Subject, sending: Sending) -> None:
         if sending.plan is not None:
             self._bus.publish(Planned(subject.session.id, sending.plan))
-        return sending
 
     async def _prepare(self, subject: Subject, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:
         if subject.wire not in _MANAGED_WIRES:
@@ -136,17 +141,48 @@ class Steward:
             return Sending(subject.split.content, is_managed=True, is_guarded=is_guarded, ceiling=ceiling)
         if epoch is None and (exemption := self._find_sign(subject)):
             return self._stand_aside(subject, "manage", exemption)
+        if epoch is not None and (sending := self._keep(subject, context, epoch, budget)) is not None:
+            return replace(sending, ceiling=ceiling)
         case = await self._lookout.look_at(subject, context, epoch, budget)
         decision = _decide(case)
         footing = await self._ladder.climb(case, decision.why, commit)
-        saving = _estimate_saving(case, footing)
-        self._expect(case, footing)
-        account = self._charge(case, footing)
-        context.choose(model, subject, footing.epoch.id if footing.epoch is not None else "")
-        if footing.epoch is not None:
-            context.cover(footing.epoch, subject.chain.items)
-        sending = self._report(case, footing, decision, account, saving)
-        return replace(sending, ceiling=ceiling)
+        _choose(case, footing)
+        return replace(self._books.enter(case, footing, decision), ceiling=ceiling)
+
+    def _keep(self, subject: Subject, context: Context, epoch: Epoch, budget: Budget) -> Sending | None:
+        """What goes on under its epoch whatever its new messages count: that is done once it is on its way.
+
+        None where it depends on their count, or they are so much that it is done elsewhere.
+        """
+        ahead = self._lookout.look_ahead(subject, context, epoch, budget)
+        if ahead is None or not _is_kept(ahead.case):
+            return None
+        footing = self._ladder.keep(ahead.case)
+        if footing is None:
+            return None
+        _choose(ahead.case, footing)
+        return Sending(
+            footing.body,
+            plan=Plan(subject.exchange, 0, subject.model, footing.rung, epoch.id),
+            is_managed=True,
+            is_guarded=budget.is_near_window(footing.tokens),
+            complete=partial(self._complete, ahead, footing),
+        )
+
+    def _complete(self, ahead: Ahead, footing: Footing) -> Sending:
+        """What is left to do for a request that is on its way."""
+        subject = ahead.case.subject
+        sending = attempt_now(partial(self._enter, ahead, footing), _note_blindness)
+        if sending is None:
+            plan = Plan(subject.exchange, 0, subject.model, footing.rung, _name(footing.epoch))
+            manifest = None if footing.rung == "original" else keep_whole(footing.body)
+            sending = Sending(footing.body, manifest, plan, is_managed=True)
+        self._publish(subject, sending)
+        return sending
+
+    def _enter(self, ahead: Ahead, footing: Footing) -> Sending:
+        case = self._lookout.count(ahead)
+        return self._books.enter(case, replace(footing, tokens=case.tokens), _decide(case))
 
     def _find_sign(self, subject: Subject) -> str:
         """What in the messages says that they are managed already; those that were managed before are not looked at.
@@ -156,54 +192,6 @@ class Steward:
         known, shared = self._memory.paths.find(subject)
         seen = subject.chain.preamble.count + shared if known is not None else 0
         return find_management(subject.wire, subject.split, seen)
-
-    def _expect(self, case: Case, footing: Footing) -> None:
-        """Learn from the answer, once it is there."""
-        upstream, matching = case.subject.session.upstream, _find_matching(case, footing)
-        expected = case.tariff.cache.find_read(matching)
-        stable = matching if footing.is_opened else None
-        self._lessons.wait_for(case.subject.exchange, 0, Lesson(upstream, case.view, footing.tokens, expected, stable))
-
-    def _charge(self, case: Case, footing: Footing) -> Account:
-        """The account of what holds, with this request."""
-        standing = case.find_standing(footing.epoch)
-        if case.subject.is_side:
-            standing.account = note_use(standing.account, case.now)
-            return standing.account
-        low = case.budget.find_low(case.context.protected.get(case.view, 0))
-        kept = case.path.head.tokens if footing.is_opened else case.kept
-        sent = Sent(footing.tokens, kept=kept, at=case.now)
-        account = standing.account = note_sent(standing.account, sent, case.tariff, low)
-        standing.before, standing.head = case.subject.nodes, case.path.head
-        return account
-
-    def _report(
-        self, case: Case, footing: Footing, decision: Decision, account: Account, saving: float | None
-    ) -> Sending:
-        subject, epoch = case.subject, footing.epoch
-        plan = Plan(
-            subject.exchange,
-            0,
-            case.view,
-            footing.rung,
-            epoch.id if epoch is not None else "",
-            decision.pressure,
-            "" if footing.is_opened else decision.reason or _NONE_BORE,
-            case.tell(case.client_tokens),
-            case.tell(footing.tokens),
-            case.tell(case.budget.usable),
-            account.owed,
-            saving,
-        )
-        is_own = footing.rung == "original"
-        return Sending(
-            footing.body,
-            None if is_own else self._memory.sent.keep(subject, footing.body),
-            plan,
-            list_labels(plan, epoch, is_opened=footing.is_opened),
-            is_managed=True,
-            is_guarded=case.budget.is_near_window(footing.tokens),
-        )
 
     def _stand_aside(self, subject: Subject, mode: Mode, reason: str) -> Sending:
         """A request that is not managed though its session may be; what that costs is told."""
@@ -236,6 +224,27 @@ def _decide(case: Case) -> Decision:
     return decision
 
 
+def _is_kept(case: Case) -> bool:
+    """Whether no epoch opens, however little the new messages count: where none does at the most, none does at less.
+
+    Not told where an epoch was in vain: what must stay is then estimated by what is counted.
+    """
+    if case.account.futile or case.budget.is_out_of_reach(case.protected):
+        return False
+    return decide(case.account, case.facts).why is None
+
+
+def _choose(case: Case, footing: Footing) -> None:
+    """Send this history, and what goes on from it, so from now on."""
+    case.context.choose(case.view, case.subject, _name(footing.epoch))
+    if footing.epoch is not None:
+        case.context.cover(footing.epoch, case.subject.chain.items)
+
+
+def _name(epoch: Epoch | None) -> str:
+    return epoch.id if epoch is not None else ""
+
+
 def _note_blindness(error: Exception) -> None:
     _log.error("a request could not be looked at; it goes on without that", exc_info=error)
 
@@ -256,23 +265,3 @@ def _is_risky(budget: Budget, subject: Subject) -> bool:
 
 # No model has a window of fewer tokens; a request of so many bytes has fewer tokens than bytes.
 _SAFE_BYTES = 4096
-
-
-def _find_matching(case: Case, footing: Footing) -> int:
-    """The tokens at the beginning of what is sent that were sent before."""
-    if footing.is_opened:
-        return case.path.head.tokens
-    return min(footing.tokens, case.account.sent if case.kept is None else case.kept)
-
-
-def _estimate_saving(case: Case, footing: Footing) -> float | None:
-    """What a request saves against the client's own, as far as the cache is known; before it is answered."""
-    before = case.find_standing(case.epoch).before
-    if before is None:
-        return None
-    shared = count_shared(before, case.path.nodes)
-    client_read = estimate_client_read(
-        case.tariff, case.path.head.tokens + case.path.count_to(shared), case.account.find_idle(case.now)
-    )
-    sent_read = case.tariff.expect_read(_find_matching(case, footing))
-    return estimate_saving(Trip(case.client_tokens, footing.tokens, client_read, sent_read), case.tariff)

@@ -191,3 +191,21 @@ async def test_what_was_sent_before_is_that_under_the_same_epoch() -> None:
     assert (await world.lookout.look_at(ask(9), context, None, budget)).kept is None
     case = await world.lookout.look_at(ask(9), context, epoch, budget)
     assert case.kept == case.tokens
+
+
+async def test_looking_ahead_needs_the_tokens_of_the_epoch() -> None:
+    world = World()
+    epoch, context, budget = make_epoch("a", 2), Context(), world.lookout.find_budget(ask())
+    await world.lookout.look_at(ask(), Context(), None, budget)
+    assert world.lookout.look_ahead(ask(), context, epoch, budget) is None
+    context.sizes["a"] = 70
+    ahead = world.lookout.look_ahead(ask(), context, epoch, budget)
+    assert ahead is not None
+    assert (ahead.case.frozen, ahead.begun.most) == (70, 0)
+    assert world.lookout.count(ahead) == await world.lookout.look_at(ask(), context, epoch, budget)
+
+
+async def test_looking_ahead_needs_to_know_the_request_before() -> None:
+    world, context = World(), Context()
+    context.sizes["a"] = 70
+    assert world.lookout.look_ahead(ask(), context, make_epoch("a", 2), world.lookout.find_budget(ask())) is None

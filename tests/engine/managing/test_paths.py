@@ -25,8 +25,12 @@ class Tokens(QuarterTokens):
     """Keeps what it counted, and in which thread."""
 
     def __init__(self) -> None:
+        self.is_loaded = False
         self.texts: list[str] = []
         self.threads: set[int] = set()
+
+    def is_ready(self, encoding: Any) -> bool:
+        return self.is_loaded
 
     def count(self, text: str, encoding: Any) -> tuple[int, bool]:
         self.texts.append(text)
@@ -288,6 +292,62 @@ async def test_much_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None
     await paths.follow(make_subject(make_history(8, 10_000)))
     assert threads
     assert not any(threads)
+
+
+@pytest.mark.parametrize("count", [8, len(HISTORY)])
+async def test_what_is_new_can_be_counted_later(count: int) -> None:
+    paths, tokens = make_paths()
+    tokens.is_loaded = True
+    await paths.follow(make_subject(HISTORY[:6]))
+    subject, texts = make_subject(HISTORY[:count]), len(tokens.texts)
+    begun = paths.begin(subject)
+    assert begun is not None
+    assert len(tokens.texts) == texts
+    known = len(HISTORY[:6]) - 1
+    assert paths.find(subject)[1] == known
+    assert begun.path.tokens - begun.most == begun.path.head.tokens + begun.path.count_to(known)
+    path = paths.finish(subject, begun)
+    assert describe(path) == await follow_anew(subject)
+    assert path.tokens <= begun.path.tokens
+    assert paths.find(subject) == (path, count - 1)
+    assert paths.weight == path.weight
+
+
+async def test_what_was_begun_does_not_disturb_what_goes_another_way() -> None:
+    paths, tokens = make_paths()
+    tokens.is_loaded = True
+    first = await paths.follow(make_subject(HISTORY[:6]))
+    before = describe(first)
+    begun = paths.begin(subject := make_subject(HISTORY[:8]))
+    assert begun is not None
+    other = make_subject([*HISTORY[:6], {"role": "user", "content": "No."}])
+    assert describe(await paths.follow(other)) == await follow_anew(other)
+    assert describe(paths.finish(subject, begun)) == await follow_anew(subject)
+    assert describe(first) == before
+
+
+LONG_NAME = {"role": "tool", "tool_call_id": "i" * 2100, "content": "x"}
+IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x"}}]}
+
+
+@pytest.mark.parametrize(
+    ("known", "is_loaded", "head", "more"),
+    [
+        (0, True, HISTORY[0], []),
+        (6, False, HISTORY[0], []),
+        (6, True, {"role": "system", "content": "Another."}, []),
+        (6, True, HISTORY[0], [{"role": "user", "content": "w " * 2100}]),
+        (6, True, HISTORY[0], [IMAGE]),
+        (6, True, HISTORY[0], [LONG_NAME]),
+    ],
+    ids=["unknown", "no ranks", "another head", "long", "without a bound", "long names"],
+)
+async def test_what_cannot_be_counted_later(known: int, is_loaded: bool, head: Message, more: list[Message]) -> None:
+    paths, tokens = make_paths()
+    tokens.is_loaded = is_loaded
+    if known:
+        await paths.follow(make_subject(HISTORY[:known]))
+    assert paths.begin(make_subject([head, *HISTORY[1:7], *more])) is None
 
 
 async def test_messages_of_ours_are_counted_as_the_clients_are() -> None:

@@ -27,7 +27,8 @@ def until(steps: int) -> list[Message]:
 async def prepare(
     desk: Desk, messages: list[Message], exchange: str = "x1", mode: Any = "manage", **options: Any
 ) -> Sending:
-    return await desk.steward.prepare(make_subject(messages, exchange, **options), mode, None, desk.commit)
+    sending = await desk.steward.prepare(make_subject(messages, exchange, **options), mode, None, desk.commit)
+    return sending if sending.complete is None else sending.complete()
 
 
 def make_revert(subject: Subject) -> Epoch:
@@ -37,7 +38,7 @@ def make_revert(subject: Subject) -> Epoch:
 
 def read_answer(desk: Desk, exchange: str, usage: Usage) -> None:
     """The answer of a call was read."""
-    desk.steward._lessons.note_answer(AnswerRead(exchange, 0, usage))
+    desk.steward._books._lessons.note_answer(AnswerRead(exchange, 0, usage))
 
 
 async def test_below_the_soft_mark_nothing_is_decided_and_nothing_counted() -> None:
@@ -220,4 +221,4 @@ async def test_of_an_epochs_first_request_the_head_alone_was_sent_before() -> No
     await desk.steward.prepare(subject, "manage", None, desk.commit)
     path, _ = desk.steward._memory.paths.find(subject)
     assert path is not None
-    assert desk.steward._lessons._waiting["x2", 0].stable == path.head.tokens
+    assert desk.steward._books._lessons._waiting["x2", 0].stable == path.head.tokens

@@ -18,7 +18,7 @@ async def test_all_parts_share_one_memory_and_know_the_upstreams() -> None:
     assert steward._rescues.ladder is steward._ladder
     assert (steward._ladder._contexts, steward._ladder._paths) == (memory.contexts, memory.paths)
     assert steward._ladder._opener._providers["main"] is steward._ladder._rewriter._providers["main"] is provider
-    assert bus._by_type[AnswerRead] == [steward._lessons.note_answer]
+    assert bus._by_type[AnswerRead] == [steward._books._lessons.note_answer]
 
 
 async def test_wired_over_fakes_a_long_history_is_sent_as_an_epoch() -> None:

@@ -1,0 +1,101 @@
+"""What a request comes to once it is decided how it goes: charged, learned from, recorded, told.
+
+Rule: nothing here changes what is sent; it may be done while the upstream thinks.
+"""
+
+from proxy.context.account import Account, Sent, note_sent, note_use
+from proxy.context.economics import Decision
+from proxy.context.savings import Trip, estimate_client_read, estimate_saving
+from proxy.engine.managing.case import Case
+from proxy.engine.managing.ladder import Footing
+from proxy.engine.managing.lessons import Lesson, Lessons
+from proxy.engine.managing.paths import count_shared
+from proxy.engine.managing.sending import Sending, list_labels
+from proxy.engine.managing.sent import SentBodies
+from proxy.model.plan import Plan
+
+_NONE_BORE = "an epoch was to open, and another request's or none bore"
+
+
+class Books:
+    """Enters requests, one after the other."""
+
+    def __init__(self, sent: SentBodies, lessons: Lessons) -> None:
+        self._sent = sent
+        self._lessons = lessons
+
+    def enter(self, case: Case, footing: Footing, decision: Decision) -> Sending:
+        """What is sent, with all that there is to tell of it."""
+        saving = _estimate_saving(case, footing)
+        self._expect(case, footing)
+        account = _charge(case, footing)
+        return self._report(case, footing, decision, account, saving)
+
+    def _expect(self, case: Case, footing: Footing) -> None:
+        """Learn from the answer, once it is there."""
+        upstream, matching = case.subject.session.upstream, _find_matching(case, footing)
+        expected = case.tariff.cache.find_read(matching)
+        stable = matching if footing.is_opened else None
+        self._lessons.wait_for(case.subject.exchange, 0, Lesson(upstream, case.view, footing.tokens, expected, stable))
+
+    def _report(
+        self, case: Case, footing: Footing, decision: Decision, account: Account, saving: float | None
+    ) -> Sending:
+        subject, epoch = case.subject, footing.epoch
+        plan = Plan(
+            subject.exchange,
+            0,
+            case.view,
+            footing.rung,
+            epoch.id if epoch is not None else "",
+            decision.pressure,
+            "" if footing.is_opened else decision.reason or _NONE_BORE,
+            case.tell(case.client_tokens),
+            case.tell(footing.tokens),
+            case.tell(case.budget.usable),
+            account.owed,
+            saving,
+        )
+        is_own = footing.rung == "original"
+        return Sending(
+            footing.body,
+            None if is_own else self._sent.keep(subject, footing.body),
+            plan,
+            list_labels(plan, epoch, is_opened=footing.is_opened),
+            is_managed=True,
+            is_guarded=case.budget.is_near_window(footing.tokens),
+        )
+
+
+def _charge(case: Case, footing: Footing) -> Account:
+    """The account of what holds, with this request."""
+    standing = case.find_standing(footing.epoch)
+    if case.subject.is_side:
+        standing.account = note_use(standing.account, case.now)
+        return standing.account
+    low = case.budget.find_low(case.context.protected.get(case.view, 0))
+    kept = case.path.head.tokens if footing.is_opened else case.kept
+    sent = Sent(footing.tokens, kept=kept, at=case.now)
+    account = standing.account = note_sent(standing.account, sent, case.tariff, low)
+    standing.before, standing.head = case.subject.nodes, case.path.head
+    return account
+
+
+def _find_matching(case: Case, footing: Footing) -> int:
+    """The tokens at the beginning of what is sent that were sent before."""
+    if footing.is_opened:
+        return case.path.head.tokens
+    return min(footing.tokens, case.account.sent if case.kept is None else case.kept)
+
+
+def _estimate_saving(case: Case, footing: Footing) -> float | None:
+    """What a request saves against the client's own, as far as the cache is known; before it is answered."""
+    before = case.find_standing(case.epoch).before
+    if before is None:
+        return None
+    shared = count_shared(before, case.path.nodes)
+    client_read = estimate_client_read(
+        case.tariff, case.path.head.tokens + case.path.count_to(shared), case.account.find_idle(case.now)
+    )
+    sent_read = case.tariff.expect_read(_find_matching(case, footing))
+    return estimate_saving(Trip(case.client_tokens, footing.tokens, client_read, sent_read), case.tariff)

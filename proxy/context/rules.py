@@ -20,15 +20,16 @@ _LONGEST = 600
 _HEAD = "Rules that the user stated, in the user's own words, each behind the number of its message:"
 
 _LASTING = re.compile(
-    r"(?i)\b(?:always|never|must(?:n't)?|shall not|(?:do not|don['’]t|dont)(?! worry| mind| know| understand| think| see)"
+    r"(?i)\b(?:always|never|must(?:n't)?|shall not"
+    r"|(?:do not|don['\u2019]t|dont)(?! worry| mind| know| understand| think| see)"
     r"|make sure|ensure|be sure to|from now on|at all times|under no circumstances|no matter what|in (?:the )?future"
     r"|only use|use only|only ever|prefer|avoid|please keep|keep in mind|remember (?:to|that)|refrain from|stick to"
     r"|unless I|without (?:asking|my)|(?:is|are) (?:forbidden|not allowed|off[- ]limits)|may not"
     r"|immer|niemals|nie|musst|müsst|müssen|darfst|dürft|dürfen nicht|auf keinen fall|achte darauf|stell(?:e)? sicher"
     r"|ab (?:jetzt|sofort)|von nun an|vermeide|bevorzuge|bitte (?:nicht|nur|kein\w{0,2})|nur \w{1,40} verwenden"
     r"|(?:verwende|benutze|nutze) (?:nur|kein\w{0,2}|ausschließlich)"
-    r"|toujours|jamais|ne \w{1,30} pas|n['’]\w{1,30} pas|dois|devez|il (?:ne )?faut|assure-toi|assurez-vous|désormais"
-    r"|à partir de maintenant|évite[sz]?|préfère[sz]?|utilise[sz]? (?:uniquement|seulement)"
+    r"|toujours|jamais|ne \w{1,30} pas|n['\u2019]\w{1,30} pas|dois|devez|il (?:ne )?faut|assure-toi|assurez-vous"
+    r"|désormais|à partir de maintenant|évite[sz]?|préfère[sz]?|utilise[sz]? (?:uniquement|seulement)"
     r"|siempre|nunca|jamás|debes?|asegúrate|a partir de ahora|evita|prefiere|(?:usa|utiliza) (?:solo|sólo)"
     r"|(?:solo|sólo) (?:usa|utiliza)|no (?:uses|utilices|hagas|toques|modifiques|cambies|borres|elimines|escribas))\b"
 )

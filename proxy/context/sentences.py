@@ -21,8 +21,10 @@ _CLIENT = re.compile(
     r"<(system-reminder|environment_details|environment_context|ide_\w{1,40}|local-command-\w{1,20}"
     r"|command-(?:name|message|args|output)|bash-(?:input|stdout|stderr)|task-notification)\b[^>\n]{0,200}>"
 )
-_ITEM = re.compile(r"[ \t]*(?:[-*+•–]|\(?\d{1,3}[.)]|[a-z][.)])[ \t]+")
-_END = re.compile(r"(?<=[.!?])[\"'”’)*_`]{0,3}[ \t]+(?=[\"'“‘(\[*_`¿¡]{0,3}[A-ZÀ-ÖØ-Þ])|(?<=[。！？])")
+_ITEM = re.compile(r"[ \t]*(?:[-*+\u2022\u2013]|\(?\d{1,3}[.)]|[a-z][.)])[ \t]+")
+_END = re.compile(
+    r"(?<=[.!?])[\"'\u201d\u2019)*_`]{0,3}[ \t]+(?=[\"'\u201c\u2018(\[*_`¿¡]{0,3}[A-ZÀ-ÖØ-Þ])|(?<=[\u3002\uff01\uff1f])"
+)
 
 
 class Sentence(msgspec.Struct, frozen=True, gc=False):
@@ -57,7 +59,7 @@ def find_sentences(text: str) -> Iterator[Sentence]:
         if not bare:
             continue
         if not item:
-            intro = bare if bare.endswith((":", "：")) and len(bare) <= _LONGEST_INTRO else ""
+            intro = bare if bare.endswith((":", "\uff1a")) and len(bare) <= _LONGEST_INTRO else ""
         is_in_list = bool(item)
         if is_in_list or not intro:
             yield from (Sentence(part, intro) for part in _split(bare))

@@ -19,7 +19,7 @@ from proxy.context.survey import Survey
 
 LONGEST = 300
 _SHARE_IN_TENTHS = 7
-_OVERLAP = 0.5
+_OVERLAP = 0.6
 _LEAST_WORDS, _MOST_WORDS = 3, 80
 _MOST_LINES, _MOST_QUOTES = 60, 4
 _LOOKED_AT = 400_000
@@ -36,10 +36,10 @@ _USER = re.compile(
 )
 _RULING = re.compile(
     r"(?i)\b(?:rules?|instruct\w*|requir\w*|demand\w*|insist\w*|must|always|never|polic(?:y|ies)|authori[sz]\w*"
-    r"|permi(?:t|ss)\w*|allow\w*|approv\w*|orders?|ordered|commands?|commanded|confirm\w*|shall|mandat\w*"
+    r"|said|says|told|stat(?:es|ed)|permi(?:t|ss)\w*|allow\w*|approv\w*|orders?|ordered|commands?|commanded|confirm\w*|shall|mandat\w*"
     r"|immer|niemals?|nie|muss|toujours|jamais|siempre|nunca|debe\w?)\b"
 )
-_SAYING = re.compile(r"(?i)\b(?:said|says|told|wants?|wanted|asks?|asked|stat(?:es|ed)|wish\w*|request\w*|should)\b")
+_WISHING = re.compile(r"(?i)\b(?:wants?|wanted|asks?|asked|wish\w*|request\w*|should|needs?|expects?)\b")
 _ADDRESSING = re.compile(
     r"(?i)(?:you\s+(?:must|should|shall|need|have\s+to|are\s+(?:now|to))|ignore\s+(?:all|any|previous|the|every)"
     r"|disregard|forget\s+(?:all|everything|the|any)|from\s+now\s+on|always|never|do\s+not|don't)\b"
@@ -96,7 +96,8 @@ class UserWords:
 
     def resemble(self, line: str) -> bool:
         """Whether the user used most of the words of a line."""
-        words = [word for word in _list_words(_SAYING.sub(" ", _USER.sub(" ", line))) if len(word) > 3]
+        said = _list_words(_WISHING.sub(" ", _USER.sub(" ", line)))
+        words = [word for word in said if len(word) > 3] or said
         return sum(word in self._known for word in words) >= _OVERLAP * len(words)
 
 
@@ -172,7 +173,7 @@ def _is_doubtful(line: str, users: UserWords) -> bool:
         return False
     if _RULING.search(bare):
         return not any(users.find(passage, near) for passage, near in _list_passages(bare))
-    return bool(_SAYING.search(bare)) and not users.resemble(bare)
+    return bool(_WISHING.search(bare)) and not users.resemble(bare)
 
 
 def keep_cited(lines: Iterable[str]) -> list[str]:

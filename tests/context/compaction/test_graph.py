@@ -24,6 +24,7 @@ def test_parents_give_way_to_what_was_made_of_them() -> None:
 def test_a_better_one_of_the_same_span_stands_in_its_place() -> None:
     assert list_live(A, B, make_summary("a2", 0, 10, supersedes=("a",))) == ["a2", "b"]
     assert list_live(A, B, make_summary("a2", 0, 10)) == ["a2", "b"]
+    assert list_live(make_summary("wide", 0, 30), make_summary("x", 0, 20, supersedes=("wide",))) == ["x"]
 
 
 def test_one_that_lies_within_another_does_not_stand_beside_it() -> None:

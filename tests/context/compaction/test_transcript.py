@@ -56,6 +56,12 @@ def test_outputs_are_cut_before_words_of_the_assistant_and_those_before_the_user
     assert asked not in write(messages, 300)
 
 
+def test_long_words_of_the_user_stay_whole_while_long_outputs_are_cut() -> None:
+    asked = "question " * 700
+    text = write([user(asked), *act("a", "ls", "output " * 3000), said("answer " * 300)], 2600)
+    assert asked in text and "answer " * 299 in text and "output output" in text
+
+
 def test_where_outputs_have_no_room_at_all_it_says_so() -> None:
     messages = [user("go"), *[m for i in range(50) for m in act(f"{i}", "ls", "output " * 50)]]
     assert "[m3 tool shell] claimed by a tool, not by the user: left out" in write(messages, 1100)

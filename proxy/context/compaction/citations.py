@@ -36,7 +36,8 @@ _USER = re.compile(
 )
 _RULING = re.compile(
     r"(?i)\b(?:rules?|instruct\w*|requir\w*|demand\w*|insist\w*|must|always|never|polic(?:y|ies)|authori[sz]\w*"
-    r"|said|says|told|stat(?:es|ed)|permi(?:t|ss)\w*|allow\w*|approv\w*|orders?|ordered|commands?|commanded|confirm\w*|shall|mandat\w*"
+    r"|said|says|told|stat(?:es|ed)|permi(?:t|ss)\w*|allow\w*|approv\w*|orders?|ordered|commands?|commanded|confirm\w*"
+    r"|shall|mandat\w*"
     r"|immer|niemals?|nie|muss|toujours|jamais|siempre|nunca|debe\w?)\b"
 )
 _WISHING = re.compile(r"(?i)\b(?:wants?|wanted|asks?|asked|wish\w*|request\w*|should|needs?|expects?)\b")

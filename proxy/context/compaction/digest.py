@@ -6,7 +6,7 @@ has no room is left out. The user's words are quoted, everything else is counted
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 
 from proxy.context.compaction.citations import Quote, keep_cited
 from proxy.context.compaction.framing import END, Frame, frame_text, unframe, write_foot, write_head
@@ -28,14 +28,14 @@ from proxy.context.compaction.spans import Span
 from proxy.context.compaction.touched import find_touched
 from proxy.context.plain import clean
 from proxy.context.rules import find_rules
-from proxy.context.sentences import list_user_places
+from proxy.context.sentences import find_sentences, list_user_places
 from proxy.context.survey import Survey
 
 MOST = 512
 """Tokens of such a report."""
 
 _FOOT_SHARE = 0.3
-_MOST_TOOLS, _MOST_FILES, _MOST_ENDS = 8, 12, 3
+_MOST_TOOLS, _MOST_FILES, _MOST_ENDS, _MOST_SENTENCES = 8, 12, 3, 8
 _LONGEST_LINE = 200
 _HEADING_TOKENS = 8
 
@@ -71,10 +71,12 @@ def digest_reports(
 
 
 def _quote_user(survey: Survey, span: Span) -> Iterator[_Line]:
-    """The first and the newest words of the user."""
+    """The first and the newest words of the user, without what they pasted."""
     places = [place for place in list_user_places(survey) if span.start <= place < span.stop]
     for place in dict.fromkeys((*places[:1], *places[-1:])):
-        yield GOAL, Quote(place, survey.messages[place].told.text[: 2 * _LONGEST_LINE]).line
+        sentences = islice(find_sentences(survey.messages[place].told.text), _MOST_SENTENCES)
+        if said := " ".join(sentence.said for sentence in sentences):
+            yield GOAL, Quote(place, said).line
 
 
 def _list_rules(survey: Survey, span: Span) -> list[str]:

@@ -26,8 +26,8 @@ from proxy.context.rules import name_message
 from proxy.context.survey import Survey
 from proxy.model.summary import Kind, Level
 
-MOST = {1: 8192, 2: 4000, 3: 512}
-"""Tokens of an answer by level (FEATURES M5, M6, M9)."""
+MOST = {1: 8192, 2: 4000}
+"""Tokens of an answer by level (FEATURES M5, M6); no model is asked for level 3."""
 
 _WORDS_PER_TOKEN = 0.7
 _LONGEST_BEGINNING = 160
@@ -49,7 +49,6 @@ _TASKS = {
 _WISHES = {
     1: "The report stands in for that for whoever goes on with the work: nothing that they need may be missing.",
     2: "The report has to be very short: only what the work cannot go on without.",
-    3: "The report has to be as short as can be.",
 }
 _MANNER = (
     "Write in the third person and in the past tense, as one reports on work of another: what was said, done and"

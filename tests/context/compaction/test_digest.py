@@ -42,6 +42,12 @@ def test_it_quotes_the_user_and_counts_the_rest() -> None:
     assert POISON not in text
 
 
+def test_what_the_user_pasted_is_not_quoted() -> None:
+    pasted = f"```\n{POISON}\n```"
+    text = digest([user(f"Look:\n{pasted}\nFix it."), *act("a", "ls", "x"), user(pasted)])
+    assert read_sections(text)["Goal"] == ['- m1: "Fix it."'] and "rm -rf" not in text
+
+
 _message = st.tuples(st.sampled_from(["user", "said", "act"]), st.text(max_size=80), st.integers(1, 60))
 
 

@@ -55,4 +55,4 @@ def test_an_answer_as_the_prompt_shows_it_is_accepted() -> None:
     system, _ = write_request(Asked("leaf", 1, 2000), "x")
     assert isinstance(accept(ANSWER, make_task(), FRAME, count), Accepted)
     assert all(f"## {name}" in system for name in read_sections(ANSWER))
-    assert MOST == {1: 8192, 2: 4000, 3: 512}
+    assert MOST == {1: 8192, 2: 4000}

@@ -13,6 +13,7 @@ from proxy.context.original import PAGE, write_original
 from proxy.context.pages import Page, cut_pages, merge_oldest
 from proxy.context.quotes import Quote, order_quotes
 from proxy.context.reuse import Index, guess_tokens, make_index, order_words
+from proxy.context.rules import tell_rules
 from proxy.context.survey import Survey
 from proxy.context.view import View
 from proxy.context.words import list_words
@@ -50,6 +51,9 @@ def make_archive(view: View, survey: Survey, bounds: Bounds, count: Callable[[st
     if not gone:
         return Archive((), "", 0)
     index = make_index(survey)
+    # Rules have room of their own: they are of those words that are not given up for others.
+    rules = tell_rules(survey, gone, view.budget.usable, count)
+    ruled = count(rules) if rules else 0
     left = bounds.heritage.room
     most = int(_REFERENCES_SHARE * left / _REFERENCE_TOKENS)
     pages = merge_oldest(cut_pages(survey.steps, gone.__contains__, bounds.tail), most)
@@ -60,13 +64,13 @@ def make_archive(view: View, survey: Survey, bounds: Bounds, count: Callable[[st
     is_first = not bounds.heritage.ledgers
     frame = _FRAME_TOKENS if is_first else _NEXT_FRAME_TOKENS
     entries = _fill(material, names, (1 - _QUOTED_SHARE) * left - frame)
-    text = write_ledger(entries, quotes, is_first=is_first)
-    tokens = count(text)
+    text = write_ledger(entries, quotes, rules, is_first=is_first)
+    tokens = count(text) - ruled
     if tokens > left or tokens < _FULL * left:
         entries = _fill(material, names, left * min(_MOST_STRETCHED, left / tokens) * (1 - _QUOTED_SHARE) - frame)
-        text = write_ledger(entries, quotes, is_first=is_first)
-        tokens = count(text)
-    return Archive(tuple(entries), text, tokens)
+        text = write_ledger(entries, quotes, rules, is_first=is_first)
+        tokens = count(text) - ruled
+    return Archive(tuple(entries), text, tokens + ruled)
 
 
 class _Material(msgspec.Struct, frozen=True, gc=False):

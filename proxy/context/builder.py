@@ -17,7 +17,7 @@ from proxy.context.generations import NOTHING, Heritage, inherit
 from proxy.context.outline import Parse
 from proxy.context.policy import BuilderPolicy
 from proxy.context.pruning import measure_gain, prune
-from proxy.context.survey import Survey, survey
+from proxy.context.survey import Survey, find_tail, survey
 from proxy.context.user_words import Shown, show_older
 from proxy.context.view import View
 from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Rung, Written
@@ -126,14 +126,6 @@ class ContextBuilder:
 
 def _mark_shortened(shown: Iterable[Shown]) -> dict[int, Marked]:
     return {edit.place: Marked(edit, each.references) for each in shown for edit in each.edits}
-
-
-def find_tail(seen: Survey, groups: int) -> int:
-    """The step from which on everything stays: so many groups with calls, and whatever is fresh."""
-    if groups < 0:
-        return len(seen.steps)
-    calling = [i for i, step in enumerate(seen.steps) if step.has_calls]
-    return min(seen.fresh, *calling[-groups:]) if groups and calling else seen.fresh
 
 
 def extend_tail(seen: Survey, least: int, staying: frozenset[int], told: frozenset[int], room: float) -> int:

@@ -39,8 +39,10 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     words: Sequence[str] = ()
 
 
-def write_ledger(entries: Sequence[Entry], quotes: Sequence[Quote] = (), *, is_first: bool = True) -> str:
-    """The text of the ledger."""
+def write_ledger(
+    entries: Sequence[Entry], quotes: Sequence[Quote] = (), rules: str = "", *, is_first: bool = True
+) -> str:
+    """The text of the ledger; the user's rules, where there are any, come first."""
     lines: list[str] = []
     bare: list[Entry] = []
     for entry in entries:
@@ -51,7 +53,8 @@ def write_ledger(entries: Sequence[Entry], quotes: Sequence[Quote] = (), *, is_f
         else:
             bare.append(entry)
     quoted = [f"{quote.step + 1}: {clean(quote.line, 200)}" for quote in sorted(quotes, key=lambda each: each.step)]
-    return "\n".join((HEAD if is_first else NEXT, *lines, *_flush(bare), *([QUOTED, *quoted] if quoted else ()), END))
+    head = [HEAD if is_first else NEXT, *([rules] if rules else ())]
+    return "\n".join((*head, *lines, *_flush(bare), *([QUOTED, *quoted] if quoted else ()), END))
 
 
 def _flush(bare: Sequence[Entry]) -> Iterable[str]:

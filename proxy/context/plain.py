@@ -5,7 +5,7 @@ Rule: it stays on its line, has an encoding, and cannot pass for a marker of our
 
 import re
 
-_UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
+UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 _BRACKETED = re.compile(r"\[(?=\s*/?\s*(?:FILE\b|tool\s*:))", re.IGNORECASE)
 _REFERRING = re.compile(r"\bref:(?=[a-z0-9]{10})", re.IGNORECASE)
 
@@ -13,5 +13,5 @@ _REFERRING = re.compile(r"\bref:(?=[a-z0-9]{10})", re.IGNORECASE)
 def clean(text: str, most: int) -> str:
     """At most so many characters of a text, in one line."""
     cut = text[: most + 1]
-    fit = _REFERRING.sub("ref ", _BRACKETED.sub("(", _UNFIT.sub(" ", cut)))
+    fit = _REFERRING.sub("ref ", _BRACKETED.sub("(", UNFIT.sub(" ", cut)))
     return fit if len(cut) <= most else f"{fit[: most - 1]}…"

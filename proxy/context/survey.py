@@ -72,6 +72,14 @@ def survey(view: View, policy: BuilderPolicy, study: Study) -> Survey:
     return Survey(messages, found, steps, _find_fresh(messages, steps), users, newest, fixed, bound)
 
 
+def find_tail(seen: Survey, groups: int) -> int:
+    """The step from which on everything stays: so many groups with calls, and whatever is fresh."""
+    if groups < 0:
+        return len(seen.steps)
+    calling = [i for i, step in enumerate(seen.steps) if step.has_calls]
+    return min(seen.fresh, *calling[-groups:]) if groups and calling else seen.fresh
+
+
 def _list_steps(
     messages: Sequence[Seen], found: Sequence[Findings], groups: Sequence[Group], echoes: frozenset[int]
 ) -> Iterator[Step]:

@@ -222,6 +222,11 @@ def test_a_large_output_that_was_seen_becomes_a_block_and_a_fresh_one_stays() ->
     assert render([*DAY, *large], fresh)[-2:] == large
 
 
+def test_where_blocks_alone_make_it_fit_there_is_no_ledger() -> None:
+    messages = [user("begin"), *act("l", "cat large.py", OUTPUT * 4), *act("z", "ls", "c")]
+    assert [type(edit) for edit in BUILDER.build(view(messages, 6000)).edits] == [Kept, Kept, Replaced]
+
+
 def test_a_fresh_output_that_fits_nowhere_becomes_a_block() -> None:
     messages = [*DAY, *act("l", "cat large.py", OUTPUT * 40)]
     plan = BUILDER.build(view(messages, 6000))

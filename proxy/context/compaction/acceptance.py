@@ -1,0 +1,219 @@
+"""Whether the answer of a model is a report, and what of it goes into the log (FEATURES M5, M6; BEHAVIOUR B32).
+
+Rule: no answer is believed: it must have the form that was asked for, be smaller than what it stands for and fit;
+then constraints become the user's own words or claims, and what has to be in every report is added where it is
+missing. Never raises, whatever the text; takes time in proportion to what is asked for, not to what came.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from proxy.context.compaction.citations import Quote, UserWords, cite, keep_cited, label
+from proxy.context.compaction.framing import Frame, frame_text, unframe, write_foot, write_head
+from proxy.context.compaction.lookalikes import defuse, find_references
+from proxy.context.compaction.sections import (
+    CONSTRAINTS,
+    FILES,
+    GOAL,
+    IN_PROGRESS,
+    OTHER,
+    REMAINING,
+    SHORT_NAMES,
+    Sections,
+    read_sections,
+    write_sections,
+)
+from proxy.context.compaction.spans import Span
+from proxy.context.compaction.touched import find_touched
+from proxy.context.plain import clean
+from proxy.context.rules import find_rules
+from proxy.context.survey import Survey
+from proxy.model.summary import Level
+
+_MOST_CHARACTERS = 40
+_SHORT = 600
+_LEAST_SECTIONS = {1: 3, 2: 2}
+_FOOT_TOKENS, _FOOT_SHARE = 300, 0.15
+_RULES_TOKENS, _RULES_SHARE = 1500, 0.25
+_FILES_TOKENS, _FILES_SHARE = 300, 0.1
+_REPEATED_LINES = 20
+_SCRIPT_LOOKED_AT = 100_000
+
+_REFUSING = re.compile(
+    r"(?i)\b(?:i\s+(?:can(?:no|['\u2019])t|cannot|won['\u2019]t|will not|must decline|am (?:not able|unable|sorry))"
+    r"|i['\u2019]m (?:not able|unable|sorry)|as an ai\b|sorry)"
+)
+_WRAPPED = re.compile(r"\A\s*```[\w-]{0,20}[ \t]*\n(.*?)\n?```\s*\Z", re.DOTALL)
+_THOUGHT = re.compile(r"\A\s*<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL)
+_OTHER_SCRIPT = re.compile("[\u0370-\u1dff\u2c00-\uabff\uac00-\ud7ff\uf900-\ufaff]")
+
+
+class Task(msgspec.Struct, frozen=True, gc=False):
+    """What a report was asked for.
+
+    It is of a span, whose messages, or the reports of which are `parents`, have `covered` tokens. The answer may have
+    `most` tokens. `references` are the ids of all references and files of the span, the newest last. `foreign` are
+    places of messages in the user's role that are known to be somebody else's (BEHAVIOUR B32).
+    """
+
+    survey: Survey
+    span: Span
+    level: Level
+    most: int
+    covered: int
+    references: tuple[str, ...] = ()
+    parents: tuple[str, ...] = ()
+    foreign: frozenset[int] = frozenset()
+
+
+class Accepted(msgspec.Struct, frozen=True, gc=False):
+    """A report in its final form, and its tokens.
+
+    `files` are the ids of all references that it stands for. `missed` says what had to be added for the model, empty
+    for nothing: then it is better made again.
+    """
+
+    text: str
+    tokens: int
+    files: tuple[str, ...]
+    missed: str = ""
+
+
+class Rejected(msgspec.Struct, frozen=True, gc=False):
+    """Why an answer is none."""
+
+    reason: str
+
+
+def accept(answer: str, task: Task, frame: Frame, count: Callable[[str], int]) -> Accepted | Rejected:
+    """The report in an answer, or why there is none."""
+    text = _unwrap(answer[: _MOST_CHARACTERS * task.most + 1])
+    files = _list_files(task)
+    sections = read_sections(defuse(text, files))
+    if fault := _find_fault(text, sections, task, count):
+        return Rejected(fault)
+    parents = [read_sections(unframe(parent)) for parent in task.parents]
+    final, missed = _finish(sections, parents, task, count)
+    paths = [each.path for each in find_touched(task.survey, task.span)]
+    foot = write_foot(reversed(files), paths, min(_FOOT_TOKENS, int(_FOOT_SHARE * task.most)), count)
+    whole = frame_text(write_head(frame, task.span), write_sections(final, task.level), foot)
+    tokens = count(whole)
+    if tokens >= task.covered:
+        return Rejected("no smaller than what it stands for")
+    return Accepted(whole, tokens, files, missed)
+
+
+def _unwrap(text: str) -> str:
+    """The text without a fence around it, or thoughts before it."""
+    said = _THOUGHT.sub("", text, count=1)
+    wrapped = _WRAPPED.match(said)
+    return (wrapped[1] if wrapped else said).strip()
+
+
+def _list_files(task: Task) -> tuple[str, ...]:
+    """The ids of all references of a span, and of those its parents name."""
+    named = [id for parent in task.parents for id in find_references(parent)]
+    return tuple(dict.fromkeys((*named, *task.references)))
+
+
+def _find_fault(text: str, sections: Sections, task: Task, count: Callable[[str], int]) -> str:
+    if not text:
+        return "empty"
+    if len(text) >= _MOST_CHARACTERS * task.most:
+        return "above its budget"
+    if not sections:
+        return "a refusal" if len(text) < _SHORT and _REFUSING.search(text) else "no section that was asked for"
+    known = sections.keys() & SHORT_NAMES.keys() if task.level == 2 else sections.keys()
+    if len(known) < _LEAST_SECTIONS[task.level]:
+        return "not in the form that was asked for"
+    if _is_babble(text):
+        return "says the same again and again"
+    if _is_in_another_script(text, task):
+        return "in another script than the conversation"
+    tokens = count(text)
+    if tokens > task.most:
+        return "above its budget"
+    return "no smaller than what it stands for" if tokens >= task.covered else ""
+
+
+def _is_babble(text: str) -> bool:
+    """Whether most of its lines are the same few."""
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    return len(lines) >= _REPEATED_LINES and sum(n for _, n in Counter(lines).most_common(3)) > len(lines) / 2
+
+
+def _is_in_another_script(text: str, task: Task) -> bool:
+    if 2 * len(_OTHER_SCRIPT.findall(text)) <= sum(map(str.isalpha, text)):
+        return False
+    said, left = 0, _SCRIPT_LOOKED_AT
+    sources = [*task.parents, *(seen.told.text for seen in task.survey.messages[: task.span.stop])]
+    for each in sources:
+        said += len(_OTHER_SCRIPT.findall(each[: max(left, 0)]))
+        left -= len(each)
+    return said == 0
+
+
+def _finish(
+    sections: Sections, parents: Sequence[Sections], task: Task, count: Callable[[str], int]
+) -> tuple[dict[str, list[str]], str]:
+    """The sections as they will be read, and what was missing in them."""
+    users = UserWords(task.survey, task.span.stop, task.foreign)
+    cited, claims = cite(sections.get(CONSTRAINTS, ()), users)
+    final = {name: label(lines, users) for name, lines in sections.items() if name != CONSTRAINTS}
+    missed = _keep_open_tasks(final, parents)
+    inherited = [line for parent in parents for line in keep_cited(parent.get(CONSTRAINTS, ()))]
+    final[CONSTRAINTS] = list(dict.fromkeys((*_keep_rules(cited, inherited, task, count), *cited)))
+    final[OTHER] = [*final.get(OTHER, ()), *claims]
+    final[FILES] = [*final.get(FILES, ()), *_add_files(final.get(FILES, ()), task, count)]
+    if GOAL not in final:
+        missed.append("its goal")
+    return final, ", ".join(missed)
+
+
+def _keep_open_tasks(final: dict[str, list[str]], parents: Sequence[Sections]) -> list[str]:
+    """Puts in what the newest parent says is open, where an answer has nothing of the kind."""
+    newest = parents[-1] if parents else {}
+    open_tasks = [*newest.get(IN_PROGRESS, ()), *newest.get(REMAINING, ())]
+    if not open_tasks or final.get(IN_PROGRESS) or final.get(REMAINING):
+        return []
+    final[REMAINING] = open_tasks
+    return ["open tasks"]
+
+
+def _keep_rules(cited: Sequence[str], inherited: Sequence[str], task: Task, count: Callable[[str], int]) -> list[str]:
+    """What the user laid down in a span, or what its parents quote of that, that is not cited: the newest that fit."""
+    rules = [
+        Quote(rule.place, rule.text).line
+        for rule in find_rules(task.survey, range(task.span.start, task.span.stop))
+        if rule.place not in task.foreign
+    ]
+    said = "\n".join(cited)
+    room = min(_RULES_TOKENS, _RULES_SHARE * task.most)
+    kept: list[str] = []
+    for line in reversed(list(dict.fromkeys((*inherited, *rules)))):
+        if line.partition('"')[2].rstrip('"') in said:
+            continue
+        room -= count(line) + 1
+        if room < 0:
+            break
+        kept.append(line)
+    return kept[::-1]
+
+
+def _add_files(lines: Sequence[str], task: Task, count: Callable[[str], int]) -> list[str]:
+    """Files of a span that a report leaves out, the newest that fit."""
+    said = "\n".join(lines)
+    room = min(_FILES_TOKENS, _FILES_SHARE * task.most)
+    added: list[str] = []
+    for each in find_touched(task.survey, task.span):
+        if each.path in said:
+            continue
+        line = f"- {clean(each.path, 200)} ({'edited' if each.is_edited else 'read'})"
+        room -= count(line) + 1
+        if room < 0:
+            break
+        added.append(line)
+    return added

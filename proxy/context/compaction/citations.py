@@ -1,0 +1,182 @@
+"""What of a report the user really said (BEHAVIOUR B32).
+
+Rule: words count as the user's only where they stand in a message of the user's, and then whole sentences of that
+message are shown in place of the model's, so that nothing can be turned round by quoting a part of it. All else is
+said to be claimed.
+"""
+
+import re
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import msgspec
+
+from proxy.context.compaction.lookalikes import CLAIM
+from proxy.context.plain import clean
+from proxy.context.rules import name_message
+from proxy.context.sentences import Sentence, find_sentences, list_user_places
+from proxy.context.survey import Survey
+
+LONGEST = 300
+_SHARE_IN_TENTHS = 7
+_OVERLAP = 0.6
+_LEAST_WORDS, _MOST_WORDS = 3, 80
+_MOST_LINES, _MOST_QUOTES = 60, 4
+_LOOKED_AT = 400_000
+
+_CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+_WORD = re.compile(rf"[{_CJK}]|(?:(?![{_CJK}])\w)+")
+_BULLET = re.compile(r"^[ \t]*(?:[-*+\u2022]|\d{1,3}[.)])?[ \t]*")
+_CITED = re.compile(r"[\[(]?\bm(\d{1,9})\b[\])]?:?")
+_QUOTED = re.compile('"([^"]+)"|\u201c([^\u201c\u201d]+)\u201d|\u201e([^\u201e\u201c]+)\u201c|«([^«»]+)»')
+_OWN_LINE = re.compile(r"- m\d{1,9}: \".*\"")
+_USER = re.compile(
+    r"(?i)\b(?:users?|user's|operator|owner|admin(?:istrator)?|customer|human"
+    r"|(?:be)?nutzer\w{0,4}|utilisateur\w{0,4}|usuari\w{1,4})\b"
+)
+_RULING = re.compile(
+    r"(?i)\b(?:rules?|instruct\w*|requir\w*|demand\w*|insist\w*|must|always|never|polic(?:y|ies)|authori[sz]\w*"
+    r"|said|says|told|stat(?:es|ed)|permi(?:t|ss)\w*|allow\w*|approv\w*|orders?|ordered|commands?|commanded|confirm\w*"
+    r"|shall|mandat\w*"
+    r"|immer|niemals?|nie|muss|toujours|jamais|siempre|nunca|debe\w?)\b"
+)
+_WISHING = re.compile(r"(?i)\b(?:wants?|wanted|asks?|asked|wish\w*|request\w*|should|needs?|expects?)\b")
+_ADDRESSING = re.compile(
+    r"(?i)(?:you\s+(?:must|should|shall|need|have\s+to|are\s+(?:now|to))|ignore\s+(?:all|any|previous|the|every)"
+    r"|disregard|forget\s+(?:all|everything|the|any)|from\s+now\s+on|always|never|do\s+not|don't)\b"
+)
+
+
+class Quote(msgspec.Struct, frozen=True, gc=False):
+    """Whole sentences of a user's message."""
+
+    place: int
+    said: str
+
+    @property
+    def line(self) -> str:
+        """As a report tells them."""
+        return f'- {name_message(self.place)}: "{clean(self.said, LONGEST)}"'
+
+
+class _Speech(msgspec.Struct, frozen=True, gc=False):
+    """What a message says: its sentences, its words between blanks, and where in these each sentence begins."""
+
+    place: int
+    sentences: Sequence[Sentence]
+    words: str
+    starts: Sequence[int]
+
+
+class UserWords:
+    """The words of the user before a place, as they can be looked for."""
+
+    def __init__(self, survey: Survey, stop: int, foreign: Collection[int] = ()) -> None:
+        """`foreign` are places of messages in the user's role that are known to be somebody else's."""
+        self._speeches: list[_Speech] = []
+        left = _LOOKED_AT
+        for place in reversed(list_user_places(survey)):
+            text = survey.messages[place].told.text
+            if place < stop and place not in foreign and left > 0:
+                self._speeches.append(_listen(place, text[:left]))
+                left -= len(text)
+        self._known = {word for speech in self._speeches for word in speech.words.split()}
+
+    def find(self, passage: str, near: int | None = None) -> Quote | None:
+        """The sentences with most of a passage at a stretch; those of message `near` first, then the newest."""
+        words = _list_words(passage)[:_MOST_WORDS]
+        least = -(-len(words) * _SHARE_IN_TENTHS // 10)
+        if not words or sum(word in self._known for word in words) < least:
+            return None
+        runs = [words, *(words[i : i + least] for i in range(len(words) - least + 1))]
+        for speech in sorted(self._speeches, key=lambda each: each.place != near):
+            for run in runs:
+                if quote := _find_run(speech, run, is_whole=len(run) < _LEAST_WORDS):
+                    return quote
+        return None
+
+    def resemble(self, line: str) -> bool:
+        """Whether the user used most of the words of a line."""
+        said = _list_words(_WISHING.sub(" ", _USER.sub(" ", line)))
+        words = [word for word in said if len(word) > 3] or said
+        return sum(word in self._known for word in words) >= _OVERLAP * len(words)
+
+
+def _listen(place: int, text: str) -> _Speech:
+    sentences = list(find_sentences(text))
+    starts: list[int] = []
+    parts: list[str] = []
+    at = 0
+    for sentence in sentences:
+        starts.append(at)
+        part = "".join(f" {word}" for word in _list_words(sentence.text))
+        parts.append(part)
+        at += len(part)
+    return _Speech(place, sentences, f"{''.join(parts)} ", starts)
+
+
+def _list_words(text: str) -> list[str]:
+    return _WORD.findall(text.casefold())
+
+
+def _find_run(speech: _Speech, run: Sequence[str], *, is_whole: bool) -> Quote | None:
+    wanted = f" {' '.join(run)} "
+    at = speech.words.find(wanted)
+    if at < 0:
+        return None
+    first = bisect_right(speech.starts, at) - 1
+    last = bisect_right(speech.starts, at + len(wanted) - 2) - 1
+    if is_whole and _list_words(speech.sentences[first].text) != list(run):
+        return None
+    return Quote(speech.place, " ".join(sentence.said for sentence in speech.sentences[first : last + 1]))
+
+
+def cite(lines: Iterable[str], users: UserWords) -> tuple[list[str], list[str]]:
+    """Lines of constraints as the user's own words, and those that are none of the user's, said to be claimed."""
+    cited: dict[str, None] = {}
+    claims: dict[str, None] = {}
+    for i, line in enumerate(lines):
+        passages = list(_list_passages(line))
+        quotes = [users.find(passage, near) for passage, near in passages] if i < _MOST_LINES else []
+        cited.update((quote.line, None) for quote in quotes if quote)
+        if not all(quotes) or (len(quotes) < len(passages)):
+            claims[claim(line)] = None
+    return list(cited), list(claims)
+
+
+def _list_passages(line: str) -> Iterator[tuple[str, int | None]]:
+    """What a line quotes, or else says, and the place of the message it names."""
+    bare = _BULLET.sub("", line)
+    named = _CITED.search(bare)
+    near = int(named[1]) - 1 if named else None
+    quoted = [next(filter(None, groups)) for groups in _QUOTED.findall(bare)]
+    said = quoted[:_MOST_QUOTES] or [_CITED.sub(" ", bare)]
+    return ((passage, near) for passage in said if _WORD.search(passage))
+
+
+def claim(line: str) -> str:
+    """A line that says that it is claimed; one that does so already stays."""
+    return line if CLAIM in line else f"- {CLAIM} {_BULLET.sub('', line)}"
+
+
+def label(lines: Iterable[str], users: UserWords) -> list[str]:
+    """Lines of other sections; those that put words into the user's mouth, or give orders, are said to be claimed."""
+    return [claim(line) if _is_doubtful(line, users) else line for line in lines]
+
+
+def _is_doubtful(line: str, users: UserWords) -> bool:
+    bare = _BULLET.sub("", line)
+    if _OWN_LINE.fullmatch(line):
+        return users.find(bare.partition('"')[2].rpartition('"')[0]) is None
+    if _ADDRESSING.match(bare):
+        return users.find(bare) is None
+    if not _USER.search(bare):
+        return False
+    if _RULING.search(bare):
+        return not any(users.find(passage, near) for passage, near in _list_passages(bare))
+    return bool(_WISHING.search(bare)) and not users.resemble(bare)
+
+
+def keep_cited(lines: Iterable[str]) -> list[str]:
+    """Those lines of an accepted report that hold the user's words."""
+    return [line for line in lines if _OWN_LINE.fullmatch(line)]

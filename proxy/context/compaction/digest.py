@@ -1,0 +1,143 @@
+"""The report of level 3, put together without a model (FEATURES M7, M9).
+
+Rule: never fails, whatever it is made of, and is no larger than it may be: what matters most is put in first, and what
+has no room is left out. The user's words are quoted, everything else is counted or named.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
+
+from proxy.context.compaction.citations import Quote, keep_cited
+from proxy.context.compaction.framing import END, Frame, frame_text, unframe, write_foot, write_head
+from proxy.context.compaction.lookalikes import cut_to, find_references
+from proxy.context.compaction.sections import (
+    COMPLETED,
+    CONSTRAINTS,
+    DISCOVERIES,
+    FILES,
+    GOAL,
+    IN_PROGRESS,
+    OTHER,
+    REMAINING,
+    Sections,
+    read_sections,
+    write_sections,
+)
+from proxy.context.compaction.spans import Span
+from proxy.context.compaction.touched import find_touched
+from proxy.context.plain import clean
+from proxy.context.rules import find_rules
+from proxy.context.sentences import find_sentences, list_user_places
+from proxy.context.survey import Survey
+
+MOST = 512
+"""Tokens of such a report."""
+
+_FOOT_SHARE = 0.3
+_MOST_TOOLS, _MOST_FILES, _MOST_ENDS, _MOST_SENTENCES = 8, 12, 3, 8
+_LONGEST_LINE = 200
+_HEADING_TOKENS = 8
+
+_Line = tuple[str, str]
+
+
+def digest_span(
+    survey: Survey,
+    span: Span,
+    frame: Frame,
+    references: Sequence[str],
+    count: Callable[[str], int],
+    most: int = MOST,
+) -> str:
+    """The report of a span, in at most so many tokens; `references` are those of the span, the newest last."""
+    candidates = chain(
+        _quote_user(survey, span),
+        ((CONSTRAINTS, line) for line in _list_rules(survey, span)),
+        _count_calls(survey, span),
+        ((FILES, line) for line in _list_files(survey, span)),
+        ((COMPLETED, line) for line in _list_ends(survey, span)),
+    )
+    return _write(write_head(frame, span), candidates, tuple(reversed(references)), count, most)
+
+
+def digest_reports(
+    texts: Sequence[str], span: Span, frame: Frame, count: Callable[[str], int], most: int = MOST
+) -> str:
+    """The report in place of several, in at most so many tokens."""
+    reports = [read_sections(unframe(text)) for text in texts]
+    references = dict.fromkeys(id for text in reversed(texts) for id in find_references(text))
+    return _write(write_head(frame, span), _merge(reports), tuple(references), count, most)
+
+
+def _quote_user(survey: Survey, span: Span) -> Iterator[_Line]:
+    """The first and the newest words of the user, without what they pasted."""
+    places = [place for place in list_user_places(survey) if span.start <= place < span.stop]
+    for place in dict.fromkeys((*places[:1], *places[-1:])):
+        sentences = islice(find_sentences(survey.messages[place].told.text), _MOST_SENTENCES)
+        if said := " ".join(sentence.said for sentence in sentences):
+            yield GOAL, Quote(place, said).line
+
+
+def _list_rules(survey: Survey, span: Span) -> list[str]:
+    """The rules that the user stated, the newest first."""
+    rules = find_rules(survey, range(span.start, span.stop))
+    return [Quote(rule.place, rule.text).line for rule in reversed(rules)]
+
+
+def _count_calls(survey: Survey, span: Span) -> Iterator[_Line]:
+    messages = survey.messages[span.start : span.stop]
+    calls = Counter(call.name for seen in messages for call in seen.told.calls)
+    if calls:
+        counted = ", ".join(f"{clean(name, 60)} {times}" for name, times in calls.most_common(_MOST_TOOLS))
+        yield COMPLETED, f"- {sum(calls.values())} calls: {counted}"
+
+
+def _list_files(survey: Survey, span: Span) -> list[str]:
+    touched = sorted(find_touched(survey, span), key=lambda each: not each.is_edited)
+    return [
+        f"- {clean(each.path, _LONGEST_LINE)} ({'edited' if each.is_edited else 'read'})"
+        for each in touched[:_MOST_FILES]
+    ]
+
+
+def _list_ends(survey: Survey, span: Span) -> list[str]:
+    """How the newest outputs ended that did not end well."""
+    ends = [survey.found[place].outcome for place in range(span.stop - 1, span.start - 1, -1)]
+    unlike = list(dict.fromkeys(filter(None, ends)))[:_MOST_ENDS]
+    return [f"- an output ended with: {clean(end, _LONGEST_LINE)}" for end in unlike]
+
+
+def _merge(reports: Sequence[Sections]) -> Iterator[_Line]:
+    """Lines of several reports, those that matter most first, of equal ones the newest."""
+    newest_first = reports[::-1]
+    for report in [*reports[:1], *newest_first]:
+        yield from ((GOAL, line) for line in report.get(GOAL, ())[:2])
+    for report in newest_first:
+        yield from ((CONSTRAINTS, line) for line in reversed(keep_cited(report.get(CONSTRAINTS, ()))))
+    for name in (IN_PROGRESS, REMAINING):
+        for report in newest_first[:1]:
+            yield from ((name, line) for line in report.get(name, ()))
+    for name in (FILES, COMPLETED, DISCOVERIES, OTHER):
+        for report in newest_first:
+            yield from ((name, line) for line in report.get(name, ()))
+
+
+def _write(
+    head: str, candidates: Iterable[_Line], references: Sequence[str], count: Callable[[str], int], most: int
+) -> str:
+    """As much of it as there is room for."""
+    if count(frame_text(head, "", "")) > most:
+        return cut_to(head, most, count)
+    left = most - count(head) - count(END) - 2
+    foot = write_foot(references, (), int(_FOOT_SHARE * left), count)
+    left -= count(foot) + 1
+    chosen: dict[str, list[str]] = {}
+    for name, line in dict.fromkeys(candidates):
+        cost = count(line) + 1 + (0 if name in chosen else _HEADING_TOKENS)
+        if cost > left:
+            continue
+        left -= cost
+        chosen.setdefault(name, []).append(line)
+    whole = frame_text(head, write_sections(chosen, 1), foot)
+    return whole if count(whole) <= most else cut_to(frame_text(head, "", ""), most, count)

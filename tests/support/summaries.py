@@ -1,0 +1,19 @@
+"""Summaries of spans."""
+
+from proxy.model.summary import Summary
+
+
+def make_summary(
+    id: str,
+    start: int,
+    stop: int,
+    parents: tuple[str, ...] = (),
+    tokens: int = 100,
+    supersedes: tuple[str, ...] = (),
+) -> Summary:
+    """A leaf, or one condensed of others."""
+    return Summary(
+        id=id, session="s", wire="chat_completions", start=start, stop=stop, last=b"", made_ms=0, level=1, text=id,
+        kind="condensed" if parents else "leaf", is_provisional=False, tokens=tokens, covered=0, parents=parents,
+        supersedes=supersedes or parents,
+    )  # fmt: skip

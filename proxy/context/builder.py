@@ -25,6 +25,8 @@ from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Rung, Written
 _ARCHIVE_SHARE, _ARCHIVE_MOST = 0.28, 16_000
 _USERS_SHARE = 0.25
 _INLINE_SHARE = 0.25
+REPORTS_SHARE = 0.05
+"""The part of what is usable that summaries may have together."""
 _FULL = 0.85
 _FRAME = 4
 
@@ -33,15 +35,23 @@ _Way = Callable[[View, Survey, int], Marked]
 
 
 class _Rank(msgspec.Struct, frozen=True, gc=False):
-    """How much is given up: call groups that stay, the archive's part of its size, old users, more groups that fit."""
+    """How much is given up: groups that stay, the archive's part of its size, old users, more groups, summaries."""
 
     groups: int
     archive: float
     has_users: bool = False
     has_more: bool = True
+    has_reports: bool = False
 
 
-_RANKS = (_Rank(3, 1.0, True), _Rank(3, 1.0), _Rank(3, 0.5), _Rank(1, 0.5), _Rank(0, 0.5), _Rank(0, 0.15))
+_RANKS = (
+    _Rank(3, 1.0, True, has_reports=True),
+    _Rank(3, 1.0),
+    _Rank(3, 0.5),
+    _Rank(1, 0.5),
+    _Rank(0, 0.5),
+    _Rank(0, 0.15),
+)
 _LEAST, _NOTHING = _Rank(0, 0.15, has_more=False), _Rank(-1, 0.15, has_more=False)
 
 
@@ -53,6 +63,7 @@ class _Draft(msgspec.Struct, frozen=True, gc=False):
     archive: Archive
     marked: Mapping[int, Marked]
     heritage: Heritage = NOTHING
+    reports: tuple[Written, ...] = ()
     tokens: int = 0
     protected: int = 0
 
@@ -100,7 +111,9 @@ class ContextBuilder:
         low = view.budget.find_low(view.head + protected)
         room = min(_ARCHIVE_SHARE * usable, _ARCHIVE_MOST) * rank.archive
         heritage = inherit(seen, view.frozen, least, room, self._count)
-        free = low - view.head - protected - room
+        reports = choose_reports(view, heritage) if rank.has_reports else ()
+        told = heritage.reports | {each.report for each in reports}
+        free = low - view.head - protected - room - sum(each.tokens for each in view.reports if each.id in told)
         tail = extend_tail(seen, least, staying, heritage.told, free) if rank.has_more else least
         pruned = prune(view, seen, self._policy, range(tail, least), self._count)
         if pruned:
@@ -109,7 +122,7 @@ class ContextBuilder:
             pruned = prune(view, seen, self._policy, range(tail, least), self._count)
             marked |= pruned
         archive = make_archive(view, seen, Bounds(tail, staying, heritage), self._count)
-        draft = _Draft(tail, staying, archive, marked, heritage, 0, protected)
+        draft = _Draft(tail, staying, archive, marked, heritage, reports if archive.text else (), 0, protected)
         return msgspec.structs.replace(draft, tokens=_measure(seen, draft, self._count))
 
     def _outline_large(self, view: View, seen: Survey, least: int) -> dict[int, Marked]:
@@ -179,6 +192,7 @@ def _measure(seen: Survey, draft: _Draft, count: Callable[[str], int]) -> int:
     """The tokens of a draft, behind the preamble."""
     tokens = sum(step.tokens for i, step in enumerate(seen.steps) if i >= draft.tail or i in draft.staying)
     tokens -= measure_gain(seen, draft.marked, count)
+    tokens += sum(count(each.text) + _FRAME for each in draft.reports)
     return tokens + draft.heritage.tokens + (draft.archive.tokens + _FRAME if draft.archive.text else 0)
 
 
@@ -192,24 +206,39 @@ def _write_plan(view: View, seen: Survey, draft: _Draft, rung: Rung) -> ContextP
     return ContextPlan(through, edits, tuple(references.values()), draft.tokens, draft.protected, rung)
 
 
+def choose_reports(view: View, heritage: Heritage) -> tuple[Written, ...]:
+    """The summaries that come with this epoch: those of what no summary that stays tells of, the newest that fit."""
+    kept = [each for each in view.reports if each.id in heritage.reports]
+    reached = max((each.stop for each in heritage.written if each.report), default=0)
+    start = max((each.stop for each in heritage.ledgers), default=0)
+    room = REPORTS_SHARE * view.budget.usable - sum(each.tokens for each in kept)
+    chosen: list[Written] = []
+    for each in reversed(view.reports):
+        room -= each.tokens + _FRAME
+        if each.stop <= reached or room < 0:
+            break
+        chosen.append(Written(each.text, start, max(start, each.stop), each.id))
+    return tuple(reversed(chosen))
+
+
 def _gives_way(seen: Survey, draft: _Draft, i: int) -> bool:
     return any(place in draft.marked for place in _list_places(seen, i))
 
 
 def _list_edits(seen: Survey, draft: _Draft, tail: int) -> Iterator[Edit]:
-    """Ledgers, and what stays: each ledger before what came after its beginning.
+    """Summaries, ledgers, and what stays: each ledger before what came after its beginning, summaries before it.
 
     So the next epoch, which only adds a ledger, leaves all before that as it was, words of the user between ledgers
     included, and the provider's cache holds them.
     """
-    ledgers = [*draft.heritage.ledgers, *_write_ledger(seen, draft)]
+    ours = [*draft.heritage.written, *draft.reports, *_write_ledger(seen, draft)]
     for i in range(tail):
         if i >= draft.tail or i in draft.staying:
-            while ledgers and ledgers[0].start <= seen.steps[i].start:
-                yield ledgers.pop(0)
+            while ours and ours[0].start <= seen.steps[i].start:
+                yield ours.pop(0)
             for place in _list_places(seen, i):
                 yield draft.marked[place].edit if place in draft.marked else Kept(place)
-    yield from ledgers
+    yield from ours
 
 
 def _write_ledger(seen: Survey, draft: _Draft) -> Iterator[Written]:

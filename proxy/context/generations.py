@@ -20,13 +20,23 @@ _REFERENCE = re.compile(r"\bref:([a-z0-9]{10})\b")
 
 
 class Heritage(msgspec.Struct, frozen=True, gc=False):
-    """Ledgers that stay, their tokens and references; steps that they tell of; and tokens for a new one behind them."""
+    """What of ours stays, its tokens and references; steps that it tells of; and tokens for a new ledger behind it."""
 
-    ledgers: tuple[Written, ...]
+    written: tuple[Written, ...]
     tokens: int
     references: tuple[Reference, ...]
     told: frozenset[int]
     room: float
+
+    @property
+    def ledgers(self) -> tuple[Written, ...]:
+        """The ledgers that stay."""
+        return tuple(each for each in self.written if not each.report)
+
+    @property
+    def reports(self) -> frozenset[str]:
+        """The ids of the summaries that stay."""
+        return frozenset(each.report for each in self.written if each.report)
 
 
 NOTHING = Heritage((), 0, (), frozenset(), 0.0)
@@ -39,7 +49,8 @@ def inherit(
 
     A ledger behind others gets room by what it tells of, so that it is no larger where epochs follow soon.
     """
-    ledgers = tuple(edit for edit in (frozen.edits if frozen else ()) if isinstance(edit, Written))
+    written = tuple(edit for edit in (frozen.edits if frozen else ()) if isinstance(edit, Written))
+    ledgers = [each for each in written if not each.report]
     stop = max((each.stop for each in ledgers), default=0)
     tokens = sum(count(each.text) + _FRAME for each in ledgers)
     end = survey.steps[tail].start if tail < len(survey.steps) else len(survey.messages)
@@ -47,9 +58,10 @@ def inherit(
     next_room = min(_NEXT_SHARE * room, _NEXT_RATIO * fresh)
     if frozen is None or not 0 < len(ledgers) < MOST or stop > end or tokens + next_room > room:
         return Heritage((), 0, (), frozenset(), _FIRST_SHARE * room)
+    reported = sum(count(each.text) + _FRAME for each in written if each.report)
     named = {id for each in ledgers for id in _REFERENCE.findall(each.text)}
     references = tuple(each for each in frozen.references if each.id in named)
-    return Heritage(ledgers, tokens, references, _find_told(survey, frozen, stop), next_room)
+    return Heritage(written, tokens + reported, references, _find_told(survey, frozen, stop), next_room)
 
 
 def _find_told(survey: Survey, frozen: ContextPlan, stop: int) -> frozenset[int]:

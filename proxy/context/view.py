@@ -18,12 +18,22 @@ class Seen(msgspec.Struct, frozen=True, gc=False):
     tokens: int
 
 
+class Report(msgspec.Struct, frozen=True, gc=False):
+    """A summary that holds for this conversation: of its messages up to `stop`, in so many tokens."""
+
+    id: str
+    text: str
+    stop: int
+    tokens: int
+
+
 class View(msgspec.Struct, frozen=True, gc=False):
     """The whole conversation as the client holds it, behind its preamble.
 
     `head` are the tokens of what goes before (system messages, tools). `name` gives the id of a reference to the
     messages from one place up to another, from a character of their text on; equal arguments have equal ids. `pinned`
-    are places that must stay. `frozen` is the plan of the epoch that holds now, None where there is none.
+    are places that must stay. `frozen` is the plan of the epoch that holds now, None where there is none. `reports` are
+    the summaries that hold, oldest first, none over another.
     """
 
     messages: Sequence[Seen]
@@ -32,3 +42,4 @@ class View(msgspec.Struct, frozen=True, gc=False):
     name: Callable[[int, int, int], str]
     pinned: frozenset[int] = frozenset()
     frozen: ContextPlan | None = None
+    reports: Sequence[Report] = ()

@@ -32,11 +32,15 @@ class Replaced(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True)
 
 
 class Written(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
-    """A message of ours, a ledger, that stands for those from `start` up to `stop`; some may be kept all the same."""
+    """A message of ours, a ledger, that stands for those from `start` up to `stop`; some may be kept all the same.
+
+    With the id of a summary in `report` it is that summary, which stands before the ledger of the same place.
+    """
 
     text: str
     start: int
     stop: int
+    report: str = ""
 
 
 Edit = Kept | Replaced | Written

@@ -11,12 +11,17 @@ from dataclasses import replace
 
 from proxy.context.account import Account, restore_account
 from proxy.context.budget import Budget
+from proxy.context.compaction.graph import find_live
+from proxy.context.view import Report
 from proxy.engine.managing.opening import Draft
 from proxy.engine.managing.paths import Head, count_shared
 from proxy.engine.managing.subject import Subject
 from proxy.model.epoch import Epoch, Pin, StoredContext
+from proxy.model.record import weigh
+from proxy.model.summary import Summary
 from proxy.wire.identity import Item
 
+_DETERMINISTIC = 3
 _MOST_CHOSEN = 256
 _MOST_STANDINGS = 64
 _MOST_COVERED = 4
@@ -53,7 +58,7 @@ class Context:
 
     `sizes` are the tokens of epochs' rendered messages by id, as we count them; `protected` those that the last plan of
     a view had to leave; `told` those of which it was said that the ceiling is out of reach with them; `fruitless` the
-    tokens of a request that no plan made shorter.
+    tokens of a request that no plan made shorter. Summaries are those that may still be of use.
     One epoch opens at a time: whoever waited for `opening` looks first whether there is a new one.
     """
 
@@ -67,6 +72,7 @@ class Context:
         "_owed",
         "_pins",
         "_standings",
+        "_summaries",
         "fruitless",
         "is_known",
         "protected",
@@ -84,6 +90,7 @@ class Context:
         self._owed: dict[tuple[str, str], float] = {}
         self._late: tuple[Subject, asyncio.Future[Draft]] | None = None
         self._opening: asyncio.Lock | None = None
+        self._summaries: dict[str, Summary] = {}
         self.sizes: dict[str, int] = {}
         self.protected: dict[str, int] = {}
         self.told: dict[str, int] = {}
@@ -97,7 +104,8 @@ class Context:
         late = len(self._late[0].split.content) if self._late is not None else 0
         noted = _CHOSEN_WEIGHT * len(self._chosen) + _NODE_WEIGHT * len(self._pins)
         covered = _ITEM_WEIGHT * sum(map(len, self._covered.values()))
-        return _CONTEXT_WEIGHT + self._epochs_weight + standings + noted + late + covered
+        summed_up = sum(map(weigh, self._summaries.values()))
+        return _CONTEXT_WEIGHT + self._epochs_weight + standings + noted + late + covered + summed_up
 
     @property
     def opening(self) -> asyncio.Lock:
@@ -140,6 +148,7 @@ class Context:
         for epoch in [*(each for each in stored.epochs if each.id not in known), *later]:
             self.add(epoch)
         self._pins = {pin.node: pin.is_on for pin in stored.pins} | self._pins
+        self._summaries = {each.id: each for each in stored.summaries} | self._summaries
         newest = {epoch.view: epoch.id for epoch in stored.epochs}
         for view, owed in stored.owed:
             self._owe(view, newest.get(view, ""), owed)
@@ -184,6 +193,20 @@ class Context:
         if not any(self._pins.values()):
             return frozenset()
         return frozenset(place for place, node in enumerate(nodes) if self._pins.get(node))
+
+    def add_summary(self, summary: Summary) -> None:
+        """A summary is in the log."""
+        self._summaries[summary.id] = summary
+
+    def list_summaries(self, nodes: Sequence[bytes]) -> list[Summary]:
+        """The summaries that stand for messages of a chain now, in their order (BEHAVIOUR B32a)."""
+        holding = [each for each in self._summaries.values() if is_on_path(each, nodes)]
+        return find_live(holding)
+
+    def list_reports(self, nodes: Sequence[bytes]) -> list[Report]:
+        """Those of them that a plan may show: what was put together without a model is no more than the ledger is."""
+        live = self.list_summaries(nodes)
+        return [Report(each.id, each.text, each.stop, each.tokens) for each in live if each.level < _DETERMINISTIC]
 
     def get_standing(self, view: str, epoch: str, budget: Budget) -> Standing:
         """How a view stands under an epoch, empty for none; as the log tells it where memory does not."""
@@ -274,6 +297,11 @@ class Context:
         while epoch.why == "revert" and (reverted := self.get_epoch(epoch.parent)) is not None:
             epoch = reverted
         return not epoch.depth or (epoch.depth <= len(nodes) and nodes[epoch.depth - 1] == epoch.through)
+
+
+def is_on_path(summary: Summary, nodes: Sequence[bytes]) -> bool:
+    """Whether a chain has all the messages of a summary."""
+    return summary.stop <= len(nodes) and nodes[summary.stop - 1] == summary.last
 
 
 def is_cleared(before: Sequence[Item], now: Sequence[Item]) -> bool:

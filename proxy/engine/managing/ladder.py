@@ -16,7 +16,7 @@ from proxy.engine.boundary import attempt, attempt_now
 from proxy.engine.bus import EventBus
 from proxy.engine.managing.case import Case
 from proxy.engine.managing.memory import Memory
-from proxy.engine.managing.opening import Draft, Opener
+from proxy.engine.managing.opening import Draft, Ground, Opener
 from proxy.engine.managing.rewriting import Rewriter
 from proxy.engine.ports import Clock
 from proxy.model.epoch import Epoch, Why
@@ -110,8 +110,9 @@ class Ladder:
             late = context.take_late(subject)
             if context.is_drafting or (late is not None and _is_enough(case, late)):
                 return late
-        pinned = context.list_pinned(subject.nodes)
-        draft = partial(self._opener.draft, subject, case.path, case.budget, case.epoch, pinned, is_minimal=is_minimal)
+        nodes = subject.nodes
+        ground = Ground(case.budget, case.epoch, context.list_pinned(nodes), context.list_reports(nodes))
+        draft = partial(self._opener.draft, subject, case.path, ground, is_minimal=is_minimal)
         drafting = asyncio.get_running_loop().run_in_executor(None, draft)
         done, _ = await asyncio.wait((drafting,), timeout=OPENING_SECONDS)
         if done:

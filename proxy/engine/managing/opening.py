@@ -11,7 +11,7 @@ import msgspec
 from proxy.context.budget import Budget
 from proxy.context.builder import ContextBuilder
 from proxy.context.reference import make_reference
-from proxy.context.view import Seen, View
+from proxy.context.view import Report, Seen, View
 from proxy.engine.managing.paths import Path
 from proxy.engine.managing.subject import Subject
 from proxy.engine.policy import Provider
@@ -34,6 +34,15 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
     originals: tuple[Original, ...]
 
 
+class Ground(msgspec.Struct, frozen=True, gc=False):
+    """What a draft stands on beside the conversation: the epoch that holds, the places that are pinned, summaries."""
+
+    budget: Budget
+    frozen: Epoch | None = None
+    pinned: frozenset[int] = frozenset()
+    reports: Sequence[Report] = ()
+
+
 class Opener:
     """Drafts epochs. `secret` makes references unguessable."""
 
@@ -42,26 +51,9 @@ class Opener:
         self._secret = secret
         self._providers = providers
 
-    def draft(
-        self,
-        subject: Subject,
-        path: Path,
-        budget: Budget,
-        frozen: Epoch | None,
-        pinned: frozenset[int],
-        *,
-        is_minimal: bool = False,
-    ) -> Draft:
+    def draft(self, subject: Subject, path: Path, ground: Ground, *, is_minimal: bool = False) -> Draft:
         """What would be sent in place of the beginning of a request's history. Raises whatever goes wrong."""
-        raws = subject.list_raws()
-        view = View(
-            messages=_see(subject.wire, raws, path),
-            head=path.head.tokens,
-            budget=budget,
-            name=lambda start, stop, offset: self._name(subject, start, stop, offset),
-            pinned=pinned,
-            frozen=None if frozen is None else read_plan(frozen),
-        )
+        raws, view = subject.list_raws(), self.see(subject, path, ground)
         plan = self._builder.minimal(view) if is_minimal else self._builder.build(view)
         provider = self._providers.get(subject.session.upstream, _ANY)
         if provider.summary_role == "assistant":
@@ -72,6 +64,18 @@ class Opener:
         role, is_alternating = provider.summary_role, provider.strict_alternation
         rendered = render(subject.wire, plan.edits, raws, role=role, is_alternating=is_alternating)
         return Draft(plan, rendered, tuple(_keep_original(subject.wire, each, raws) for each in plan.references))
+
+    def see(self, subject: Subject, path: Path, ground: Ground) -> View:
+        """The conversation as plans see it. Raises whatever goes wrong."""
+        return View(
+            messages=_see(subject.wire, subject.list_raws(), path),
+            head=path.head.tokens,
+            budget=ground.budget,
+            name=lambda start, stop, offset: self._name(subject, start, stop, offset),
+            pinned=ground.pinned,
+            frozen=None if ground.frozen is None else read_plan(ground.frozen),
+            reports=ground.reports,
+        )
 
     def _name(self, subject: Subject, start: int, stop: int, offset: int) -> str:
         """The id of a reference: the node of the last message names all before it."""

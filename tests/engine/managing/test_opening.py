@@ -11,7 +11,7 @@ from proxy.context.builder import ContextBuilder
 from proxy.context.view import View
 from proxy.engine.counting import Counting
 from proxy.engine.managing.guard import find_problem, list_splices
-from proxy.engine.managing.opening import Draft, Opener, read_plan
+from proxy.engine.managing.opening import Draft, Ground, Opener, read_plan
 from proxy.engine.managing.paths import Paths
 from proxy.engine.policy import Provider
 from proxy.model.epoch import Epoch, Original
@@ -40,7 +40,7 @@ async def draft(
     subject = make_subject(messages)
     path = await Paths(Counting(QuarterTokens()), 1 << 22).follow(subject)
     opener = Opener(builder or make_builder(), secret, {"main": provider} if provider else {})
-    made = opener.draft(subject, path, BUDGET, options.pop("frozen", None), frozenset(), **options)
+    made = opener.draft(subject, path, Ground(BUDGET, options.pop("frozen", None)), **options)
     rules = read_rules(subject.wire, subject.split, is_alternating=bool(provider and provider.strict_alternation))
     splices = list_splices(subject.wire, made.plan.edits, made.rendered, path.shapes, made.plan.through)
     assert find_problem(path, splices, rules) == ""

@@ -4,11 +4,13 @@ Rule: in tokens of uncached input always, for the relations of prices are known 
 where somebody stated the prices. What the provider did not count costs nothing here.
 """
 
+from functools import lru_cache
+
 import msgspec
 
 from proxy.context.cache import UNKNOWN
 from proxy.context.tariff import make_tariff
-from proxy.model.card import Card, Rates
+from proxy.model.card import Card, Prices, Rates
 from proxy.model.exchange import Usage
 
 
@@ -36,9 +38,15 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
 def price_usage(usage: Usage, card: Card) -> Cost:
     """What a call cost at a model's prices."""
     size = usage.input or 0
-    relative = make_tariff(card.prices, UNKNOWN).prices.find_rates(size)
+    relative = _relate(card.prices).find_rates(size)
     money = _sum(usage, card.prices.find_rates(size)) if card.prices_source else None
     return Cost(_sum(usage, relative), money)
+
+
+@lru_cache(maxsize=256)
+def _relate(prices: Prices) -> Prices:
+    """Prices in multiples of a token of uncached input."""
+    return make_tariff(prices, UNKNOWN).prices
 
 
 def _sum(usage: Usage, rates: Rates) -> float:

@@ -13,7 +13,6 @@ import msgspec
 from proxy.model.exchange import Headers
 from proxy.wire.headers import find
 
-_TELLING = (b"x-ratelimit-", b"anthropic-ratelimit-", b"retry-after")
 _TOKENS = (
     b"x-ratelimit-remaining-tokens",
     b"anthropic-ratelimit-tokens-remaining",
@@ -27,6 +26,9 @@ _TOKENS_RESET = (
     b"anthropic-ratelimit-input-tokens-reset",
 )
 _REQUESTS_RESET = (b"x-ratelimit-reset-requests", b"anthropic-ratelimit-requests-reset", b"x-ratelimit-reset")
+_PAUSE, _PAUSE_MS = (b"retry-after",), (b"retry-after-ms",)
+# What is left tells enough: a time at which more comes means nothing alone.
+_TELLING = frozenset((*_TOKENS, *_REQUESTS, *_PAUSE, *_PAUSE_MS))
 _NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,9})?")
 _DURATION = re.compile(r"(?:\d{1,9}(?:\.\d{1,9})?(?:ms|s|m|h|d))+")
 _PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|d)")
@@ -50,18 +52,18 @@ class Allowance(msgspec.Struct, frozen=True, gc=False):
 
 def tells_limits(headers: Headers) -> bool:
     """Whether a header has anything to say; cheap, for every answer is asked."""
-    return any([name.startswith(_TELLING) for name, _ in headers])
+    return not _TELLING.isdisjoint(dict(headers))
 
 
 def read_allowance(headers: Headers, now_ms: int) -> Allowance:
     """What a header says. `now_ms` is the wall time, for fields that name one."""
-    pause = _read_seconds(headers, (b"retry-after-ms",), now_ms, unit=0.001)
+    pause = _read_seconds(headers, _PAUSE_MS, now_ms, unit=0.001)
     return Allowance(
         _read_left(headers, _TOKENS),
         _read_left(headers, _REQUESTS),
         _read_seconds(headers, _TOKENS_RESET, now_ms),
         _read_seconds(headers, _REQUESTS_RESET, now_ms),
-        _read_seconds(headers, (b"retry-after",), now_ms) if pause is None else pause,
+        _read_seconds(headers, _PAUSE, now_ms) if pause is None else pause,
     )
 
 

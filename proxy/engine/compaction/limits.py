@@ -12,7 +12,8 @@ import msgspec
 from proxy.engine.compaction.bounded import keep_newest
 from proxy.engine.ports import Clock
 from proxy.model.events import LimitsTold
-from proxy.wire.rate_limits import Allowance, read_allowance
+from proxy.model.exchange import Headers
+from proxy.wire.rate_limits import read_allowance
 
 _TOO_MANY = 429
 _PAUSE_SECONDS = 60.0
@@ -23,14 +24,15 @@ _MOST = 1024
 
 
 class _Told(msgspec.Struct, frozen=True, gc=False):
-    """What was said of limits, and when in monotonic seconds."""
+    """What was said of limits, and when: wall time, and monotonic seconds. Read when somebody asks: few ever do."""
 
-    allowance: Allowance
+    headers: Headers
+    now_ms: int
     at: float
 
     def find_shortage(self, tokens: int, now: float) -> str:
         """What there is too little of for a call of so many tokens, in a few words."""
-        age, said = now - self.at, self.allowance
+        age, said = now - self.at, read_allowance(self.headers, self.now_ms)
         for name, left, reset, need in (
             ("tokens", said.tokens, said.tokens_reset, _TIMES * tokens),
             ("requests", said.requests, said.requests_reset, _TIMES),
@@ -52,13 +54,13 @@ class RateLimits:
 
     def note(self, event: LimitsTold) -> None:
         """A subscriber of the bus."""
-        now, tenant = self._clock.monotonic(), self._find_owner(event.upstream, event.tenant)
-        allowance = read_allowance(event.headers, self._clock.now_ms())
+        tenant = self._find_owner(event.upstream, event.tenant)
+        told = _Told(event.headers, self._clock.now_ms(), self._clock.monotonic())
+        keep_newest(self._told, (event.upstream, tenant, event.model), told, _MOST)
         if event.status == _TOO_MANY:
-            pause = _PAUSE_SECONDS if allowance.retry_after is None else allowance.retry_after
-            keep_newest(self._waiting, (event.upstream, tenant), now + pause, _MOST)
-        if allowance.tokens is not None or allowance.requests is not None:
-            keep_newest(self._told, (event.upstream, tenant, event.model), _Told(allowance, now), _MOST)
+            pause = read_allowance(told.headers, told.now_ms).retry_after
+            until = told.at + (_PAUSE_SECONDS if pause is None else pause)
+            keep_newest(self._waiting, (event.upstream, tenant), until, _MOST)
 
     def find_objection(self, upstream: str, tenant: bytes, model: str, tokens: int) -> str:
         """Why a model is not to be asked something of so many tokens now; empty where it may be."""

@@ -174,6 +174,16 @@ async def test_what_is_read_of_yesterday_is_not_of_today() -> None:
     assert not world.objects(30)
 
 
+async def test_what_was_held_at_unknown_prices_is_forgotten_with_it() -> None:
+    world = World(spend_per_day=30)
+    await world.purse.open(Log(Sum("main", "m", Usage(1, 0))))
+    world.earn(1000)
+    world.purse.hold("s", Cost(1.0, None))
+    assert world.objects(1).endswith("state it under pricing")
+    world.purse.settle("s", "a1", Cost(1.0, None), Cost())
+    assert not world.objects(29)
+
+
 async def test_a_cap_in_money_cannot_be_kept_without_prices() -> None:
     world = World(is_priced=False, spend_per_day=30)
     await world.purse.open(Log(Sum("main", "m", Usage(1, 0))))

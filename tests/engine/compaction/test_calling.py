@@ -10,8 +10,9 @@ from proxy.engine.compaction.calling import Answered, Unanswered
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.policy import EnginePolicy
 from proxy.model.errors import UpstreamUnreachable
-from proxy.model.events import AuxiliaryEnded
+from proxy.model.events import AnswerRead, AuxiliaryEnded, ReadingFailed
 from proxy.model.exchange import Headers, Reading, Round, Usage
+from proxy.model.lineage import Reply, Step
 from proxy.model.log import ArchiveHealth
 from proxy.model.manifest import keep_head, keep_whole
 from tests.support.auxiliary import ASKING, KEY, Desk
@@ -253,6 +254,15 @@ async def test_a_fault_of_ours_is_no_answer_and_no_more() -> None:
     outcome = await ask(desk, most_characters="many")
     assert isinstance(outcome, Unanswered)
     assert outcome.reason.startswith("the answer could not be read: TypeError")
+
+
+async def test_it_has_no_place_in_the_conversation_and_nobody_waits_for_its_answer() -> None:
+    desk = Desk(ScriptedUpstream(answer=complete("x")))
+    await ask(desk)
+    assert [event.exchange for event in desk.list_events(AnswerRead)] == ["x1"]
+    assert desk.list_events(ReadingFailed) == []
+    assert (desk.engine.archive.of(Step), desk.engine.archive.of(Reply)) == ([], [])
+    assert list(desk.engine.lineage.list_unread_of(SESSION.tenant)) == []
 
 
 async def test_what_it_cost_is_told_and_kept_account_of() -> None:

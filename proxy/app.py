@@ -22,12 +22,21 @@ from starlette.types import ASGIApp
 
 from proxy import __version__
 from proxy.assembly import Engine, build_engine, find_admin_token
-from proxy.config import Settings
+from proxy.config import ConfigError, Settings
 from proxy.context.budget import AUTO_CEILING
 from proxy.engine.tasks import TaskRunner
 from proxy.heap import HeapTrimmer, find_trim, read_resident_bytes
 from proxy.model.errors import ProxyError
-from proxy.model.events import CeilingUnreachable, EpochOpened, ExchangeRecorded, Planned, ReadingFailed, RungFailed
+from proxy.model.events import (
+    AuxiliaryEnded,
+    CeilingUnreachable,
+    EpochOpened,
+    ExchangeRecorded,
+    Planned,
+    ReadingFailed,
+    RungFailed,
+    SummaryWasted,
+)
 from proxy.server.contexts import ContextApi
 from proxy.server.health import Health
 from proxy.server.inspector import Inspector
@@ -97,7 +106,7 @@ def serve(settings: Settings) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(settings))
-    except ProxyError as error:
+    except (ProxyError, ConfigError) as error:
         _log.error("%s", error)
         return 1
     return 0
@@ -133,6 +142,8 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     engine.bus.subscribe(EpochOpened, metrics.count_epoch)
     engine.bus.subscribe(RungFailed, metrics.count_failed_rung)
     engine.bus.subscribe(CeilingUnreachable, metrics.count_unreachable)
+    engine.bus.subscribe(AuxiliaryEnded, metrics.count_auxiliary)
+    engine.bus.subscribe(SummaryWasted, metrics.count_waste)
     engine.bus.subscribe(ExchangeRecorded, _log_failure)
     health = Health(lambda: engine.relay.problem, metrics, refuses=settings.store.on_failure == "refuse")
     inspector = Inspector(_list_facts(settings))

@@ -4,13 +4,16 @@ Rule: no logic beyond wiring; everything is passed in, nothing is looked up.
 """
 
 import asyncio
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from proxy.config import Settings
+from proxy.config import ConfigError, Settings
+from proxy.config.problems import Problem
 from proxy.context.builder import ContextBuilder
 from proxy.context.model_names import Encoding
 from proxy.engine.bus import EventBus
+from proxy.engine.compaction.policy import PromptHook
 from proxy.engine.counting import Counting
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import Exchanges
@@ -130,6 +133,26 @@ def build_models(settings: Settings, tokenizer: Tokenizer, tasks: TaskRunner) ->
     clock = SystemClock()
     catalog = Catalog(settings.stated_windows(), settings.stated_prices(), clock)
     return Models(catalog, Counting(tokenizer), settings.budget_policy(), clock, tasks.spawn)
+
+
+def find_prompt_hook(settings: Settings) -> PromptHook | None:
+    """The function that may change instructions for summaries; None where none is set. Raises ConfigError."""
+    path = settings.compaction.prompt_hook
+    if not path:
+        return None
+    module, _, name = path.rpartition(".")
+    try:
+        hook: PromptHook = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        what = f"names a module that cannot be imported: {error}; check the path, or set PYTHONPATH"
+        raise ConfigError([Problem("compaction.prompt_hook", what)]) from error
+    except AttributeError:
+        what = f"names nothing in the module {module}; check its last part"
+        raise ConfigError([Problem("compaction.prompt_hook", what)]) from None
+    if not callable(hook):
+        what = "names something that is no function; it is called with an instruction and its level"
+        raise ConfigError([Problem("compaction.prompt_hook", what)])
+    return hook
 
 
 def build_tally() -> Tally:

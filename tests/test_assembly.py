@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.assembly import build_engine, build_formats, find_admin_token, open_log
-from proxy.config import Settings, load_settings
+from proxy.assembly import build_engine, build_formats, find_admin_token, find_prompt_hook, open_log
+from proxy.config import ConfigError, Settings, load_settings
 from proxy.engine.counting import Piece
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable
 from proxy.server.routes import MANAGED_PATHS
@@ -48,6 +48,33 @@ def test_a_token_that_cannot_be_kept_is_an_error_that_says_where(tmp_path: Path)
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreUnavailable, match=r"admin-token: .*choose --data"):
         find_admin_token(settings_in(tmp_path / "file"))
+
+
+def adapt(prompt: str, level: int) -> str:
+    """A hook as a person may write one."""
+    return f"{prompt} At level {level}."
+
+
+def find_hook(path: str) -> object:
+    return find_prompt_hook(load_settings(None, {"compaction.prompt_hook": path}))
+
+
+def test_a_hook_is_found_by_its_path() -> None:
+    assert find_hook("") is None
+    assert find_hook(f"{__name__}.adapt") is adapt
+
+
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        ("no_such_package.prompts.adapt", "set PYTHONPATH"),
+        (f"{__name__}.nothing", "names nothing in the module"),
+        (f"{__name__}.LIMIT", "is no function"),
+    ],
+)
+def test_a_hook_that_is_none_is_an_error_that_says_why(path: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=rf"compaction.prompt_hook: .*{what}"):
+        find_hook(path)
 
 
 async def test_an_engine_has_an_upstream_for_each_in_the_settings(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from proxy.config.budgeting import BudgetSettings, FilesSettings, PriceSettings, PruningSettings
+from proxy.config.compacting import CompactionSettings
 from proxy.config.kinds import (
     AutoTokens,
     BaseUrl,
@@ -24,6 +25,7 @@ from proxy.config.kinds import (
 )
 from proxy.context.budget import BudgetPolicy
 from proxy.context.policy import BuilderPolicy
+from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.policy import EnginePolicy, Principal, Provider
 from proxy.model.card import Offer
 from proxy.model.exchange import Mode
@@ -162,6 +164,7 @@ class UpstreamSettings(Section):
             cache=None if self.cache == "auto" else self.cache,
             summary_role=self.summary_role,
             strict_alternation=self.strict_alternation,
+            has_own_key=bool(_reveal(self.api_key, self.api_key_file)) and self.auth != "none",
         )
 
 
@@ -245,6 +248,7 @@ class Settings(BaseSettings):
     budget: BudgetSettings = BudgetSettings()
     pruning: PruningSettings = PruningSettings()
     files: FilesSettings = FilesSettings()
+    compaction: CompactionSettings = CompactionSettings()
     pricing: dict[str, PriceSettings] = Field(
         {},
         description=(
@@ -271,6 +275,15 @@ class Settings(BaseSettings):
             if names.count(name) > 1:
                 raise PydanticCustomError("name", 'two are named "{name}"; names are unique', {"name": name})
         return upstreams
+
+    @model_validator(mode="after")
+    def _check_receivers(self) -> Self:
+        names = {upstream.name for upstream in self.upstreams}
+        for name in self.compaction.may_receive:
+            if name not in names:
+                what = 'compaction.may_receive names "{name}", which is none of the upstreams'
+                raise PydanticCustomError("may_receive", what, {"name": name})
+        return self
 
     @field_validator("tenants")
     @classmethod
@@ -344,6 +357,10 @@ class Settings(BaseSettings):
             inline_tokens=self.files.inline_tokens,
             has_outlines=self.files.outline,
         )
+
+    def compaction_policy(self) -> CompactionPolicy:
+        """Who makes summaries, of what, and at what cost."""
+        return CompactionPolicy(**self.compaction.model_dump())
 
     def stated_windows(self) -> dict[str, Offer]:
         """What is stated of upstreams' models, by the upstream's name."""

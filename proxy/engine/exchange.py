@@ -26,7 +26,7 @@ from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, Round
 from proxy.model.manifest import Manifest, keep_head, keep_whole
 from proxy.model.record import Record
 from proxy.wire.format import Format
-from proxy.wire.headers import ask_plainly, bare_credential, find, is_credential
+from proxy.wire.headers import ask_plainly, find, list_credentials
 
 _MODES = ("manage", "observe", "bypass")
 _LONGEST_NUMBER = 9
@@ -177,10 +177,7 @@ class Exchanges:
             received.upstream.name,
             client,
             Tape(self._policy.record_cap_bytes),
-            (
-                *self._policy.own_keys,
-                *(bare_credential(value) for name, value in request.headers if is_credential(name)),
-            ),
+            (*self._policy.own_keys, *list_credentials(request.headers)),
         )
 
 

@@ -16,8 +16,9 @@ from proxy.engine.ports import Catalog, Clock, Upstream
 from proxy.model.card import Card, LimitKey
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import Headers
+from proxy.wire.credentials import is_of_plan
 from proxy.wire.encoding import decode_content
-from proxy.wire.headers import bare_credential, find, find_credential, keep_for_asking
+from proxy.wire.headers import find, keep_for_asking
 
 _LISTING = b"/v1/models"
 _ASK_AGAIN_SECONDS = 3600.0
@@ -28,9 +29,6 @@ _LISTED = 200
 _CARD_SECONDS = 2.0
 _MOST_CARDS = 1024
 _UNKNOWN = Card()
-# Tokens of people's plans with a provider, and such as say of themselves whose they are: nothing is asked with them
-# that their owner did not ask (BEHAVIOUR B31).
-_OF_PLANS = (b"sk-ant-oat", b"ey")
 
 _log = logging.getLogger("palimpsest.models")
 
@@ -90,8 +88,8 @@ class Models:
         now = self._clock.monotonic()
         if now - self._asked.get(upstream.name, -_ASK_AGAIN_SECONDS) < _ASK_AGAIN_SECONDS:
             return
-        if bare_credential(find_credential(headers)).startswith(_OF_PLANS):
-            return
+        if is_of_plan(headers):
+            return  # nothing is asked with it that its owner did not ask (BEHAVIOUR B31)
         self._asked[upstream.name] = now
         self._spawn(self._ask(upstream, keep_for_asking(headers)))
 

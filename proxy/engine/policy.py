@@ -22,13 +22,14 @@ class Provider:
     """What managing must know of an upstream: whose server it is, how its cache works (None: as known of `host`).
 
     `summary_role` is who says what stands in place of older messages. With `strict_alternation` two messages of one
-    role never follow each other.
+    role never follow each other. `has_own_key`: it is asked with a key of the settings, whoever calls.
     """
 
     host: str = ""
     cache: CacheKind | None = None
     summary_role: Literal["user", "assistant"] = "user"
     strict_alternation: bool = False
+    has_own_key: bool = False
 
 
 @dataclass(frozen=True, slots=True)

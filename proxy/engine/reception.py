@@ -46,6 +46,10 @@ class Route:
     upstream: Upstream
     models: tuple[str, ...] = ()
 
+    def claims(self, model: str) -> bool:
+        """Whether a model of this name goes to it by its patterns."""
+        return any(fnmatchcase(model, pattern) for pattern in self.models)
+
 
 class Received(msgspec.Struct, frozen=True, gc=False):
     """A request as recognised. `is_stream`: a streamed answer is asked for. `step`: where it stands, if known.
@@ -221,7 +225,7 @@ class Reception:
     def _choose(self, model: str) -> Upstream:
         if model:
             for route in self._routes:
-                if any(fnmatchcase(model, pattern) for pattern in route.models):
+                if route.claims(model):
                     return route.upstream
         for route in self._routes:
             if not route.models:

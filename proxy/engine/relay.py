@@ -17,14 +17,16 @@ from proxy.engine.ports import Archive, Clock, RequestBody, UpstreamResponse
 from proxy.engine.readings import Readings, Received
 from proxy.engine.rescue import Retry
 from proxy.model.errors import ProxyError, UpstreamUnreachable
-from proxy.model.events import ExchangeRecorded
+from proxy.model.events import ExchangeRecorded, LimitsTold
 from proxy.model.exchange import Completeness, Headers, Opening, Outcome, Timings, Trailer
 from proxy.model.record import Record
 from proxy.wire.headers import forward_response, keep_for_log, redact
+from proxy.wire.rate_limits import tells_limits
 
 Send = Callable[[bytes | RequestBody], Awaitable[UpstreamResponse]]
 
 _COMPANY_SECONDS = 0.003
+_TOO_MANY = 429
 
 
 class Relay:
@@ -252,8 +254,12 @@ class Relay:
                 outcome.timings.total_ms / 1000,
                 is_readable=flight.format is not None and outcome.size > 0,
                 is_final=flight.is_final,
+                model=opening.model,
             )
         )
+        if outcome.status == _TOO_MANY or tells_limits(outcome.headers):
+            told = (opening.session.tenant, opening.model, outcome.status, outcome.headers)
+            self._bus.publish(LimitsTold(flight.exchange, flight.upstream, *told))
 
 
 def _start(flight: Flight, response: UpstreamResponse) -> None:

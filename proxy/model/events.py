@@ -1,9 +1,11 @@
 """Facts the engine publishes. Rule: one frozen value per fact, past tense, declared when it is published."""
 
+from typing import Literal
+
 import msgspec
 
 from proxy.model.epoch import Why
-from proxy.model.exchange import Completeness, Kind, Usage
+from proxy.model.exchange import Completeness, Headers, Kind, Usage
 from proxy.model.plan import Plan, Rung
 
 
@@ -27,6 +29,7 @@ class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
     total_s: float
     is_readable: bool = False
     is_final: bool = True
+    model: str = ""
 
 
 class AnswerRead(msgspec.Struct, frozen=True, gc=False):
@@ -90,4 +93,52 @@ class RungFailed(msgspec.Struct, frozen=True, gc=False):
     problem: str
 
 
-Event = ExchangeRecorded | AnswerRead | ReadingFailed | Planned | EpochOpened | CeilingUnreachable | RungFailed
+class LimitsTold(msgspec.Struct, frozen=True, gc=False):
+    """An answer's header said something of rate limits, or the answer was that there were too many requests.
+
+    `headers` are those that are kept of it, `tenant` whose call it was.
+    """
+
+    exchange: str
+    upstream: str
+    tenant: bytes
+    model: str
+    status: int
+    headers: Headers
+
+
+class AuxiliaryEnded(msgspec.Struct, frozen=True, gc=False):
+    """A call of our own has ended; what it cost, in tokens of uncached input, and how many seconds it took."""
+
+    exchange: str
+    session: str
+    upstream: str
+    model: str
+    verdict: Literal["answered", "tool_call", "failed", "aborted"]
+    cost: float
+    seconds: float
+
+
+class SummaryWasted(msgspec.Struct, frozen=True, gc=False):
+    """A summary was paid for and never used; what its calls cost, in tokens of uncached input.
+
+    `exchange` is the last of those, empty where there was none.
+    """
+
+    exchange: str
+    session: str
+    cost: float
+
+
+Event = (
+    ExchangeRecorded
+    | AnswerRead
+    | ReadingFailed
+    | Planned
+    | EpochOpened
+    | CeilingUnreachable
+    | RungFailed
+    | LimitsTold
+    | AuxiliaryEnded
+    | SummaryWasted
+)

@@ -12,12 +12,14 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from proxy.model.events import (
+    AuxiliaryEnded,
     CeilingUnreachable,
     EpochOpened,
     ExchangeRecorded,
     Planned,
     ReadingFailed,
     RungFailed,
+    SummaryWasted,
 )
 from proxy.model.log import ArchiveHealth
 
@@ -59,6 +61,10 @@ class Metrics(Collector):
         self._tokens: Counter[str] = Counter(client=0, upstream=0)
         self._saved = 0.0
         self._unreachable = 0
+        self._auxiliary: Counter[tuple[str, str]] = Counter()
+        self._auxiliary_cost = 0.0
+        self._wasted = 0.0
+        self._auxiliary_seconds = _Seconds()
         self._request_bytes = 0
         self._response_bytes = 0
         self._first_byte = _Seconds()
@@ -67,8 +73,8 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def count_exchange(self, event: ExchangeRecorded) -> None:
-        """A subscriber of the bus. A call is counted by the round that its client saw."""
-        if not event.is_final:
+        """A subscriber of the bus. A client's call is counted by the round that it saw; ours are counted apart."""
+        if not event.is_final or event.kind == "auxiliary":
             return
         self._exchanges[(event.kind, event.wire, event.upstream, str(event.status), event.completeness)] += 1
         self._request_bytes += event.request_size
@@ -102,6 +108,16 @@ class Metrics(Collector):
         """A subscriber of the bus."""
         self._unreachable += 1
 
+    def count_auxiliary(self, event: AuxiliaryEnded) -> None:
+        """A subscriber of the bus."""
+        self._auxiliary[(event.upstream, event.verdict)] += 1
+        self._auxiliary_cost += event.cost
+        self._auxiliary_seconds.add(event.seconds)
+
+    def count_waste(self, event: SummaryWasted) -> None:
+        """A subscriber of the bus."""
+        self._wasted += event.cost
+
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
@@ -122,6 +138,7 @@ class Metrics(Collector):
         yield self._total.render("palimpsest_exchange_seconds", "From the whole request to the end of the answer.")
         yield GaugeMetricFamily("palimpsest_tasks", "Tasks under way.", value=self._in_flight())
         yield from self._collect_contexts()
+        yield from self._collect_auxiliary()
         yield from self._collect_log()
 
     def _collect_contexts(self) -> Iterable[Metric]:
@@ -147,6 +164,20 @@ class Metrics(Collector):
         yield GaugeMetricFamily(
             "palimpsest_saved_tokens", "Estimated saving so far, in tokens of uncached input.", value=self._saved
         )
+
+    def _collect_auxiliary(self) -> Iterable[Metric]:
+        text = "Calls of our own for summaries, by how they ended."
+        calls = CounterMetricFamily("palimpsest_auxiliary_calls", text, labels=("upstream", "verdict"))
+        for values, count in self._auxiliary.items():
+            calls.add_metric(values, count)
+        yield calls
+        yield CounterMetricFamily(
+            "palimpsest_auxiliary_tokens", "What they cost, in tokens of uncached input.", value=self._auxiliary_cost
+        )
+        yield CounterMetricFamily(
+            "palimpsest_wasted_tokens", "The part of it that went into summaries never used.", value=self._wasted
+        )
+        yield self._auxiliary_seconds.render("palimpsest_auxiliary_seconds", "From asking to the end of the answer.")
 
     def _collect_log(self) -> Iterable[Metric]:
         health = self._health()

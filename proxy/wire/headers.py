@@ -26,6 +26,10 @@ _HOP_BY_HOP = frozenset(
 _SET_ANEW = frozenset({b"host", b"content-length", b"expect"})
 _CREDENTIALS = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key")
 _OF_PROVIDERS = (b"anthropic-version", b"anthropic-beta", b"openai-", b"user-agent")
+_OF_ONE_BODY = frozenset(
+    {b"accept-encoding", b"content-encoding", b"content-length", b"content-type", b"idempotency-key"}
+)
+_PLAIN_JSON = ((b"content-type", b"application/json"), (b"accept-encoding", b"identity"))
 _STORED = frozenset(
     {
         b"accept",
@@ -103,6 +107,22 @@ def keep_for_asking(headers: Headers) -> Headers:
     """The fields with which a caller's upstream can be asked something for itself: who asks, and by which rules."""
     kept = [field for field in headers if field[0] in _CREDENTIALS or field[0].startswith(_OF_PROVIDERS)]
     return (*kept, (b"accept", b"application/json"), (b"accept-encoding", b"identity"))
+
+
+def keep_for_call(headers: Headers, *, is_same_upstream: bool = True) -> Headers:
+    """The fields with which a call of our own goes where a caller's went, for nothing in it is to look another's.
+
+    Not what was said of that one body. To any other server goes neither a credential nor anything else of the caller's.
+    """
+    if not is_same_upstream:
+        return _PLAIN_JSON
+    kept = [field for field in forward_request(headers) if field[0] not in _OF_ONE_BODY]
+    return (*kept, *_PLAIN_JSON)
+
+
+def list_credentials(headers: Headers) -> tuple[bytes, ...]:
+    """The credentials a request presents, without their schemes: an upstream may echo them."""
+    return tuple([bare_credential(value) for name, value in headers if is_credential(name)])
 
 
 def is_credential(name: bytes) -> bool:

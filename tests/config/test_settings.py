@@ -85,8 +85,13 @@ def test_every_key_reaches_a_policy() -> None:
     assert settings.store_policy() == StorePolicy(Path("/somewhere/log.db"), "full", 10**7, 2**30)
     expected = UpstreamPolicy("a", "http://[::1]:9000/v1", "sk-1", "x-api-key", ("gpt-*",), 4, 5)
     assert settings.upstream_policies() == (expected,)
-    assert settings.providers() == {"a": Provider("::1", "breakpoints", "assistant", strict_alternation=True)}
+    assert settings.providers() == {"a": Provider("::1", "breakpoints", "assistant", True, has_own_key=True)}
     assert settings.stated_windows() == {"a": Offer(window=9000)}
+
+
+def test_a_key_that_goes_nowhere_is_nobodys() -> None:
+    settings = Settings(upstreams=[{"name": "a", "api_key": "sk-1", "auth": "none"}, {"name": "b"}])
+    assert [provider.has_own_key for provider in settings.providers().values()] == [False, False]
 
 
 def test_one_idle_time_can_be_given_to_all_upstreams() -> None:

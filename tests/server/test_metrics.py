@@ -4,12 +4,14 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.model.events import (
+    AuxiliaryEnded,
     CeilingUnreachable,
     EpochOpened,
     ExchangeRecorded,
     Planned,
     ReadingFailed,
     RungFailed,
+    SummaryWasted,
 )
 from proxy.model.log import ArchiveHealth
 from proxy.model.plan import Plan
@@ -58,6 +60,23 @@ def test_calls_are_counted_by_how_they_ended() -> None:
     assert told["palimpsest_exchanges_total", labels] == 3
     assert told["palimpsest_request_bytes_total", ()] == 30
     assert told["palimpsest_response_bytes_total", ()] == 60
+
+
+def test_calls_of_our_own_are_counted_apart() -> None:
+    metrics = Metrics(lambda: HEALTH, lambda: 0)
+    metrics.count_exchange(replace(recorded(), kind="auxiliary"))
+    metrics.count_auxiliary(AuxiliaryEnded("x1", "s", "openai", "m1", "answered", 70.5, 3.0))
+    metrics.count_auxiliary(AuxiliaryEnded("x2", "s", "openai", "m2", "answered", 1.0, 4.0))
+    metrics.count_auxiliary(AuxiliaryEnded("x3", "s", "openai", "m1", "failed", 0.0, 1.0))
+    metrics.count_waste(SummaryWasted("x1", "s", 20.5))
+    told = read(metrics)
+    assert not any(name == "palimpsest_exchanges_total" for name, _ in told)
+    assert told["palimpsest_first_byte_seconds_count", ()] == told["palimpsest_request_bytes_total", ()] == 0
+    assert told["palimpsest_auxiliary_calls_total", (("upstream", "openai"), ("verdict", "answered"))] == 2
+    assert told["palimpsest_auxiliary_calls_total", (("upstream", "openai"), ("verdict", "failed"))] == 1
+    assert told["palimpsest_auxiliary_tokens_total", ()] == 71.5
+    assert told["palimpsest_wasted_tokens_total", ()] == 20.5
+    assert told["palimpsest_auxiliary_seconds_sum", ()] == 8.0
 
 
 def test_managing_is_counted_by_few_labels() -> None:

@@ -14,8 +14,10 @@ from proxy.wire.headers import (
     forward_response,
     is_credential,
     keep_for_asking,
+    keep_for_call,
     keep_for_log,
     keep_target,
+    list_credentials,
     redact,
 )
 
@@ -169,3 +171,28 @@ def test_a_plain_answer_is_asked_for_in_place_of_what_the_client_takes() -> None
     fields = ((b"accept-encoding", b"gzip, br"), (b"x-a", b"1"), (b"accept-encoding", b"zstd"))
     assert ask_plainly(fields) == ((b"x-a", b"1"), (b"accept-encoding", b"identity"))
     assert ask_plainly(()) == ((b"accept-encoding", b"identity"),)
+
+
+ASKED_WITH = (
+    (b"authorization", b"Bearer k"),
+    (b"content-type", b"application/json; charset=x"),
+    (b"content-encoding", b"gzip"),
+    (b"accept-encoding", b"gzip"),
+    (b"idempotency-key", b"i"),
+    (b"connection", b"close"),
+    (b"x-palimpsest-pin", b"true"),
+    (b"anthropic-beta", b"b"),
+)
+PLAIN = ((b"content-type", b"application/json"), (b"accept-encoding", b"identity"))
+
+
+def test_a_call_of_our_own_says_who_asks_and_nothing_of_the_callers_body() -> None:
+    assert keep_for_call(ASKED_WITH) == ((b"authorization", b"Bearer k"), (b"anthropic-beta", b"b"), *PLAIN)
+
+
+def test_another_server_is_told_nothing_of_the_caller() -> None:
+    assert keep_for_call(ASKED_WITH, is_same_upstream=False) == PLAIN
+
+
+def test_all_credentials_of_a_request_are_found_without_their_schemes() -> None:
+    assert list_credentials((*ASKED_WITH, (b"x-api-key", b"l"))) == (b"k", b"l")

@@ -61,7 +61,7 @@ def pick_end(rows: Sequence[ExchangeRow], branch: BranchRow | None = None) -> Ex
 
     Without a branch it is the newest of all that is no side call, else the newest. Raises NotFound.
     """
-    rows = [row for row in rows if row.wire in _WIRES]
+    rows = [row for row in rows if _is_said(row)]
     if not rows:
         raise NotFound("this session has no call in a known wire format; export it with --json instead")
     if branch is None:
@@ -111,8 +111,13 @@ async def _survey(log: LogReader, session: str, branch: BranchRow | None) -> tup
         try:
             kept = [pick_end(rows, branch)]
         except NotFound:
-            kept = [row for row in rows if row.wire in _WIRES][:1]
+            kept = [row for row in rows if _is_said(row)][:1]
     return pick_end(kept, branch), stored
+
+
+def _is_said(row: ExchangeRow) -> bool:
+    """Whether an exchange is part of what its client said, in a wire that is read; a call of our own is not."""
+    return row.wire in _WIRES and row.kind != "auxiliary"
 
 
 def _name_stored(rows: Sequence[ExchangeRow]) -> Iterator[tuple[str, int]]:

@@ -121,6 +121,7 @@ async def test_a_long_session_is_gone_through_page_by_page() -> None:
 def test_the_newest_call_that_is_no_side_call_ends_the_conversation() -> None:
     assert pick_end(TREE).n == 6
     assert pick_end(TREE[-2:]).n == 7
+    assert pick_end([*TREE, replace(TREE[5], n=9, kind="auxiliary")]).n == 6
 
 
 def test_a_branch_ends_with_the_newest_answered_call_at_its_tip() -> None:

@@ -1,0 +1,63 @@
+"""With what a session's upstream may be asked: as its newest accepted request asked it (BEHAVIOUR B2).
+
+Rule: in memory only, and gone after half an hour without a request; never in a log or a record, nor in what an object
+says of itself.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from proxy.engine.compaction.bounded import keep_newest
+from proxy.engine.ports import Clock, Upstream
+from proxy.model.exchange import Headers
+
+_IDLE_SECONDS = 1800.0
+_MOST_SESSIONS = 4096
+
+Later = Callable[[float, Callable[[], None]], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Where the newest request of a session went, and with which header."""
+
+    upstream: Upstream
+    target: bytes = field(repr=False)
+    headers: Headers = field(repr=False)
+
+
+class Keys:
+    """The newest key of each session. `later` calls something after so many seconds (`loop.call_later`)."""
+
+    def __init__(self, clock: Clock, later: Later) -> None:
+        self._clock = clock
+        self._later = later
+        self._known: OrderedDict[str, tuple[Key, float]] = OrderedDict()
+        self._is_sweeping = False
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def note(self, session: str, key: Key) -> None:
+        """A request of a session was accepted."""
+        keep_newest(self._known, session, (key, self._clock.monotonic() + _IDLE_SECONDS), _MOST_SESSIONS)
+        self._sweep_later()
+
+    def find(self, session: str) -> Key | None:
+        """The key of a session; None where it has been idle for too long."""
+        key, until = self._known.get(session, (None, 0.0))
+        return key if self._clock.monotonic() < until else None
+
+    def _sweep_later(self) -> None:
+        if self._known and not self._is_sweeping:
+            self._is_sweeping = True
+            _, until = next(iter(self._known.values()))
+            self._later(max(0.0, until - self._clock.monotonic()), self._sweep)
+
+    def _sweep(self) -> None:
+        """Forget what has been idle for too long; the oldest stands first."""
+        now, self._is_sweeping = self._clock.monotonic(), False
+        while self._known and next(iter(self._known.values()))[1] <= now:
+            self._known.popitem(last=False)
+        self._sweep_later()

@@ -1,0 +1,174 @@
+"""The purse: what sessions' own calls cost, and what was spent besides for summaries (BEHAVIOUR B27; FEATURES P19).
+
+Rule: a call of our own is made only where what it will probably cost fits with all that was spent so far. What a day's
+calls cost is known from the log after a start; the share of a session counts from the start on, on both sides.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from proxy.context.cost import Cost, price_usage
+from proxy.engine.bus import EventBus
+from proxy.engine.compaction.bounded import keep_newest
+from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.ports import Clock
+from proxy.model.card import Card
+from proxy.model.events import AnswerRead, ExchangeRecorded, SummaryWasted
+from proxy.model.exchange import Usage
+
+_DAY_MS = 86_400_000
+_MOST_SESSIONS = 4096
+_MOST_WAITING = 4096
+_MOST_CALLS = 4096
+
+FindCard = Callable[[str, str], Card]
+
+
+class Spent(Protocol):
+    """What a model of an upstream was asked for summaries of a session, all calls together."""
+
+    @property
+    def upstream(self) -> str:
+        """Whose model it is."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def usage(self) -> Usage:
+        """As the provider counted it."""
+        ...
+
+
+class AuxiliaryLog(Protocol):
+    """What the log knows of calls of our own."""
+
+    async def sum_auxiliary(self, since_ms: int) -> Sequence[Spent]:
+        """What was spent since a time, by session, upstream and model. Raises StoreUnavailable."""
+        ...
+
+
+@dataclass(slots=True)
+class _Balance:
+    """Of a session: what its own calls cost, and those for its summaries; `held` for those that are under way."""
+
+    main: Cost = field(default_factory=Cost)
+    extra: Cost = field(default_factory=Cost)
+    held: Cost = field(default_factory=Cost)
+
+
+class Purse:
+    """Keeps account. `find_card` tells what is known of a model of an upstream."""
+
+    def __init__(self, policy: CompactionPolicy, find_card: FindCard, bus: EventBus, clock: Clock) -> None:
+        self._policy = policy
+        self._find_card = find_card
+        self._bus = bus
+        self._clock = clock
+        self._balances: OrderedDict[str, _Balance] = OrderedDict()
+        self._waiting: OrderedDict[str, ExchangeRecorded] = OrderedDict()
+        self._calls: OrderedDict[str, Cost] = OrderedDict()
+        self._held = Cost()
+        self._day = self._find_day()
+        self._today = Cost()
+        self._is_open = not policy.spend_per_day
+
+    async def open(self, log: AuxiliaryLog) -> None:
+        """Read what was spent today; until that is known a cap on it lets nothing pass. Raises StoreUnavailable."""
+        day = self._find_day()
+        spent = await log.sum_auxiliary(day * _DAY_MS)
+        self._turn_page()
+        if day == self._day:
+            self._today += self._sum_up(spent)
+        self._is_open = True
+
+    def note_exchange(self, event: ExchangeRecorded) -> None:
+        """A subscriber of the bus: a client's call, whose answer will be read."""
+        if event.kind == "managed" and event.is_readable and event.is_final:
+            keep_newest(self._waiting, event.exchange, event, _MOST_WAITING)
+
+    def note_answer(self, event: AnswerRead) -> None:
+        """A subscriber of the bus: what a client's call cost is known."""
+        call = self._waiting.pop(event.exchange, None)
+        if call is not None:
+            self._find_balance(call.session).main += price_usage(
+                event.usage, self._find_card(call.upstream, call.model)
+            )
+
+    def find_objection(self, session: str, expected: Cost) -> str:
+        """Why a call that will probably cost so much is not to be made; empty where it may be."""
+        policy, balance = self._policy, self._find_balance(session)
+        if policy.spend_per_day and (objection := self._object_to_day(expected)):
+            return objection
+        if (balance.extra + balance.held + expected).exceeds(policy.spend_fraction, balance.main):
+            share = f"{policy.spend_fraction:.0%} of what this session's own calls cost"
+            return f"it would take more than {share} (compaction.spend_fraction)"
+        return ""
+
+    def price(self, upstream: str, model: str, usage: Usage) -> Cost:
+        """What a call costs that is, or will be, counted so."""
+        return price_usage(usage, self._find_card(upstream, model))
+
+    def hold(self, session: str, expected: Cost) -> None:
+        """A call is made that will probably cost so much; `settle` is called once with the same."""
+        self._find_balance(session).held += expected
+        self._held += expected
+
+    def settle(self, session: str, exchange: str, expected: Cost, cost: Cost) -> None:
+        """It has ended, and this is what it cost."""
+        balance = self._find_balance(session)
+        balance.held = _release(balance.held, expected)
+        self._held = _release(self._held, expected)
+        balance.extra += cost
+        self._turn_page()
+        self._today += cost
+        keep_newest(self._calls, exchange, cost, _MOST_CALLS)
+
+    def book_loss(self, session: str, calls: Sequence[str]) -> Cost:
+        """The exchanges in which a summary was made that is never used; what they cost, as far as that is known yet."""
+        lost = Cost()
+        for exchange in calls:
+            lost += self._calls.pop(exchange, Cost())
+        self._bus.publish(SummaryWasted(calls[-1] if calls else "", session, lost.tokens))
+        return lost
+
+    def _object_to_day(self, expected: Cost) -> str:
+        self._turn_page()
+        if not self._is_open:
+            return "what was spent today has not been read from the log yet"
+        spent = self._today + self._held + expected
+        if spent.money is None:
+            return "compaction.spend_per_day is set, and what models cost is not known; state it under pricing"
+        if spent.money > self._policy.spend_per_day:
+            return f"it would take more than {self._policy.spend_per_day:g} a day (compaction.spend_per_day)"
+        return ""
+
+    def _sum_up(self, spent: Sequence[Spent]) -> Cost:
+        total = Cost()
+        for each in spent:
+            total += self.price(each.upstream, each.model, each.usage)
+        return total
+
+    def _turn_page(self) -> None:
+        """Begin a day."""
+        day = self._find_day()
+        if day != self._day:
+            self._day, self._today = day, Cost()
+
+    def _find_day(self) -> int:
+        return self._clock.now_ms() // _DAY_MS
+
+    def _find_balance(self, session: str) -> _Balance:
+        balance = self._balances.get(session) or _Balance()
+        return keep_newest(self._balances, session, balance, _MOST_SESSIONS)
+
+
+def _release(held: Cost, expected: Cost) -> Cost:
+    """What is still held; nothing at all where the last was let go, whatever rounding left."""
+    left = held - expected
+    return left if left.tokens > 1e-6 else Cost()

@@ -1,0 +1,160 @@
+"""Asking a model for a report on a conversation of Chat Completions, and reading what it answers (BEHAVIOUR B28, B29).
+
+Rule: a warm call is the request that was sent last, byte for byte, with one instruction behind it, so that the prompt
+cache of the provider is read. Where that cannot be asked, it is not; there is a compact form that always can.
+"""
+
+import re
+
+import msgspec
+
+from proxy.model.exchange import Answer, Usage
+from proxy.wire.body import SplitBody
+from proxy.wire.evidence import read_objects, read_text
+from proxy.wire.shaping import read_shape
+from proxy.wire.splicing import join_array, list_elements, read_member, set_member, spell_text
+
+_WIRE, _ITEMS = "chat_completions", "messages"
+_LIMITS = ("max_completion_tokens", "max_tokens")
+# Models that refuse `max_tokens`, for it never counted what they think.
+_NEWER_LIMIT = re.compile(r"(?:.*/)?(?:o\d|gpt-(?:[5-9]|\d\d))")
+_PLAIN_FORMATS = (b"", b"null")
+_FREE_CHOICES = (b"", b"null", b'"auto"', b'"none"')
+_THOUGHT = re.compile(r"\A\s*<(think|thinking)>.*?(?:</\1>|\Z)", re.DOTALL)
+
+
+class Room(msgspec.Struct, frozen=True, gc=False):
+    """Tokens of an answer: `visible` ones of text, `reasoning` ones besides, for models that think before."""
+
+    visible: int
+    reasoning: int = 0
+
+
+class Report(msgspec.Struct, frozen=True, gc=False):
+    """What an answer to such a question says; `said` are all its visible characters, spoken thoughts included.
+
+    `refusal`: why the model would not; `is_tool_call`: it began a call.
+    """
+
+    text: str
+    finish: str = ""
+    usage: Usage | None = None
+    is_tool_call: bool = False
+    refusal: str = ""
+    said: str = ""
+
+
+def write_warm(body: SplitBody, instruction: str, room: Room, *, is_alternating: bool = False) -> bytes | None:
+    """The request that was sent last with an instruction of the user's behind it; None where that would not do.
+
+    Other bytes than these stay: the limit of the answer, where the request has one, and `n` is 1 where it has more.
+    `is_alternating`: two messages of the user's in a row are refused, tools' answers not counted.
+    """
+    message = _place(body, instruction, is_alternating=is_alternating) if _can_answer(body) else None
+    if message is None:
+        return None
+    changes = [message, *_list_limits(body, room)]
+    if (read_number(body.member("n")) or 1) > 1:
+        changes.append((body.members["n"].start, body.members["n"].end, b"1"))
+    content, pieces, at = body.content, list[bytes](), 0
+    for start, stop, text in sorted(changes):
+        pieces += (content[at:start], text)
+        at = stop
+    return b"".join((*pieces, content[at:]))
+
+
+def write_compact(model: str, orders: str, text: str, room: Room) -> bytes:
+    """A small request of its own: what the model is told it is, and what it is asked."""
+    limit = _LIMITS[0] if _NEWER_LIMIT.match(model.strip().lower()) else _LIMITS[1]
+    return b'{"model":%b,"messages":%b,"%b":%d,"stream":true,"stream_options":{"include_usage":true}}' % (
+        spell_text(model),
+        join_array((_write_message("system", orders), _write_message("user", text))),
+        limit.encode(),
+        room.visible + room.reasoning,
+    )
+
+
+def enlarge(content: bytes, factor: int = 2) -> bytes | None:
+    """The same request with a higher limit of its answer; None where it has none, so that nothing would change."""
+    for name in _LIMITS:
+        if (limit := read_number(read_member(content, name))) is not None:
+            return set_member(content, name, b"%d" % (limit * factor))
+    return None
+
+
+def read_report(answer: Answer) -> Report:
+    """What an answer, or as much of it as came, says. Thoughts that a model speaks aloud before are no part of it."""
+    text = refusal = ""
+    is_tool_call = False
+    for choice in read_objects(answer.value.get("choices"))[:1]:
+        message = choice.get("message")
+        if isinstance(message, dict):
+            text, refusal = _read_content(message.get("content")), read_text(message.get("refusal"))
+            is_tool_call = bool(message.get("tool_calls") or message.get("function_call"))
+    return Report(_THOUGHT.sub("", text).strip(), answer.finish, answer.usage, is_tool_call, refusal, text)
+
+
+def is_thinking_aloud(begun: str) -> bool:
+    """Whether a text that begins so begins with the model's thoughts."""
+    return _THOUGHT.match(begun) is not None
+
+
+def read_number(raw: bytes) -> int | None:
+    """A count in a raw member; None where it is none."""
+    return int(raw[:9]) if raw.isdigit() else None
+
+
+def _can_answer(body: SplitBody) -> bool:
+    """Whether the model is free to answer in plain words: no call of a tool is demanded, no format, no voice."""
+    form, choice = body.member("response_format"), body.member("tool_choice")
+    is_plain = form in _PLAIN_FORMATS or read_member(form, "type") == b'"text"'
+    return bool(body.items) and is_plain and choice in _FREE_CHOICES and body.member("audio") in _PLAIN_FORMATS
+
+
+def _place(body: SplitBody, instruction: str, *, is_alternating: bool) -> tuple[int, int, bytes] | None:
+    """Where the instruction goes, and as what: a message behind the last one, or the end of that."""
+    last = body.items[-1]
+    raw = body.content[last.start : last.end]
+    shape = read_shape(_WIRE, raw)
+    if shape.calls:
+        return None  # calls are answered before anything else is said
+    if not is_alternating or _find_last_speaker(body) == "assistant":
+        return last.end, last.end, b"," + _write_message("user", instruction)
+    longer = _lengthen(raw, instruction) if shape.role == "user" else None
+    return (last.start, last.end, longer) if longer is not None else None
+
+
+def _find_last_speaker(body: SplitBody) -> str:
+    """Who has the floor by the count of strict templates: calls of tools and their answers are passed over."""
+    for span in reversed(body.items):
+        shape = read_shape(_WIRE, body.content[span.start : span.end])
+        if shape.role == "user" or (shape.role == "assistant" and not shape.calls):
+            return shape.role
+    return "assistant"  # nobody spoke: the user begins
+
+
+def _lengthen(raw: bytes, instruction: str) -> bytes | None:
+    """A message of the user's with more text at its end; None where its content is neither text nor parts."""
+    content = read_member(raw, "content")
+    if content[:1] == b'"':
+        return set_member(raw, "content", content[:-1] + b"\\n\\n" + spell_text(instruction)[1:])
+    if content[:1] == b"[":
+        part = b'{"type":"text","text":%b}' % spell_text(instruction)
+        return set_member(raw, "content", join_array((*list_elements(content), part)))
+    return None
+
+
+def _list_limits(body: SplitBody, room: Room) -> list[tuple[int, int, bytes]]:
+    """The limits that the request has, as they are to be. What it may think is no less than what it asks for."""
+    thinking = read_number(read_member(body.member("thinking") or b"{}", "budget_tokens")) or 0
+    limit = b"%d" % (room.visible + max(room.reasoning, thinking))
+    spans = [body.members[name] for name in _LIMITS if read_number(body.member(name)) is not None]
+    return [(span.start, span.end, limit) for span in spans]
+
+
+def _write_message(role: str, text: str) -> bytes:
+    return b'{"role":"%b","content":%b}' % (role.encode(), spell_text(text))
+
+
+def _read_content(content: object) -> str:
+    return read_text(content) or "".join(read_text(part.get("text")) for part in read_objects(content))

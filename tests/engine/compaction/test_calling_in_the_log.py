@@ -1,0 +1,85 @@
+"""Calls of our own in the real log: it grows with what is new, and shows them for what they are."""
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from proxy.engine.compaction.calling import Answered
+from proxy.engine.histories import take_stock
+from proxy.model.exchange import Opening
+from proxy.model.manifest import keep_whole
+from proxy.model.record import Record
+from proxy.store.policy import StorePolicy
+from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
+from proxy.store.sqlite.reader import SqliteReader
+from proxy.wire.asking import Room, write_warm
+from tests.support.auxiliary import Desk
+from tests.support.engine import JSON, LIMIT, ScriptedResponse, ScriptedUpstream
+from tests.support.managing import SESSION, make_history, make_subject
+
+ANSWER = b'{"choices":[{"message":{"content":"Goal: x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":9}}'
+
+
+async def ask_warm(desk: Desk) -> tuple[bytes, list[Record]]:
+    """The body of a warm question behind a request that is in the log already, and what it left to record."""
+    subject = make_subject(make_history(50), max_tokens=7)
+    body = write_warm(subject.split, "Report.", Room(100))
+    assert body is not None
+    async with asyncio.timeout(LIMIT):
+        assert isinstance(await desk.office.caller.ask(desk.errand(body=body, warm_behind=subject)), Answered)
+        assert await desk.engine.tasks.finish(LIMIT)
+    return body, [record for each in desk.engine.archive.appended for record in each.records]
+
+
+def open_request(desk: Desk) -> Opening:
+    """The client's own request, as reception records it."""
+    subject = make_subject(make_history(50), max_tokens=7)
+    body, _ = take_stock(SESSION.tenant, subject.split, subject.chain, None, 0)
+    opening = desk.engine.archive.opening
+    return replace(opening, exchange="x0", kind="managed", body=body)
+
+
+def count(path: Path, table: str) -> int:
+    with sqlite3.connect(path) as log:
+        [(rows,)] = log.execute(f"SELECT count(*) FROM {table}")
+    log.close()
+    return int(rows)
+
+
+def read_all(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.iterdir())
+
+
+async def record(archive: SqliteArchive, *records: Record) -> None:
+    async with asyncio.timeout(LIMIT):
+        assert await archive.append(*records)
+
+
+async def test_a_warm_question_grows_the_log_by_one_message(tmp_path: Path) -> None:
+    desk = Desk(ScriptedUpstream(answer=ScriptedResponse(ANSWER, headers=JSON, ending="whole")))
+    body, records = await ask_warm(desk)
+    archive = open_sqlite(StorePolicy(tmp_path / "log.db", durability="full"), asyncio.get_running_loop())
+    await record(archive, open_request(desk))
+    before = count(tmp_path / "log.db", "raw")
+    await record(archive, *records)
+    assert before == 102
+    assert count(tmp_path / "log.db", "raw") == before + 1
+    assert archive.health.dropped == 0
+    await archive.close()
+    log = SqliteReader(tmp_path / "log.db")
+    assert await log.load_request("x1") == await log.load_sent("x1", 0) == body
+    assert [(row.kind, row.n) for row in await log.list_exchanges("s1")] == [("managed", 1), ("auxiliary", 2)]
+    assert not (await log.verify()).faults
+    await log.close()
+
+
+async def test_no_key_is_anywhere_in_it(tmp_path: Path) -> None:
+    desk = Desk(ScriptedUpstream(answer=ScriptedResponse(ANSWER, headers=JSON, ending="whole")))
+    _, records = await ask_warm(desk)
+    archive = open_sqlite(StorePolicy(tmp_path / "log.db", durability="full"), asyncio.get_running_loop())
+    await record(archive, replace(open_request(desk), body=keep_whole(b"{}")), *records)
+    await archive.close()
+    assert b"sk-a-secret" not in read_all(tmp_path)
+    assert "sk-a-secret" not in repr(records)

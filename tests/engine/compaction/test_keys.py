@@ -1,0 +1,79 @@
+"""Keys of sessions: the newest, not for long, and never told."""
+
+from collections.abc import Callable
+
+from proxy.engine.compaction.keys import Key, Keys
+from tests.support.engine import FixedClock, ScriptedUpstream
+
+
+class World:
+    """Keys, a clock, and what is to be done later."""
+
+    def __init__(self) -> None:
+        self.clock = FixedClock()
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.keys = Keys(self.clock, lambda seconds, work: self.timers.append((seconds, work)))
+
+    def note(self, session: str, secret: bytes = b"sk-1") -> Key:
+        key = Key(ScriptedUpstream(), b"/v1/x", ((b"authorization", secret),))
+        self.keys.note(session, key)
+        return key
+
+
+def test_the_newest_is_used() -> None:
+    world = World()
+    world.note("s")
+    newest = world.note("s", b"sk-2")
+    assert world.keys.find("s") is newest
+    assert world.keys.find("other") is None
+
+
+def test_after_half_an_hour_there_is_none() -> None:
+    world = World()
+    key = world.note("s")
+    world.clock.advance(1799)
+    assert world.keys.find("s") is key
+    world.clock.advance(1)
+    assert world.keys.find("s") is None
+
+
+def test_it_is_not_even_in_memory_then() -> None:
+    world = World()
+    world.note("old")
+    world.clock.advance(600)
+    world.note("new")
+    [(seconds, sweep)] = world.timers
+    assert seconds == 1800
+    world.clock.advance(1200)
+    sweep()
+    assert len(world.keys) == 1
+    [_, (seconds, sweep)] = world.timers
+    assert seconds == 600
+    world.clock.advance(600)
+    sweep()
+    assert len(world.keys) == 0
+    assert len(world.timers) == 2
+    world.note("again")
+    assert len(world.timers) == 3
+
+
+def test_a_session_that_goes_on_keeps_its_key() -> None:
+    world = World()
+    world.note("s")
+    world.clock.advance(1799)
+    key = world.note("s")
+    world.clock.advance(1)
+    world.timers[0][1]()
+    assert world.keys.find("s") is key
+
+
+def test_it_says_nothing_of_itself() -> None:
+    assert "sk-1" not in repr(World().note("s"))
+
+
+def test_only_so_many_are_kept() -> None:
+    world = World()
+    for number in range(4097):
+        world.note(f"s{number}")
+    assert world.keys.find("s0") is None
+    assert world.keys.find("s1") is not None

@@ -1,0 +1,222 @@
+"""The purse: shares of sessions, caps of days, and what was spent in vain."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+from msgspec.structs import replace
+
+from proxy.context.cost import Cost
+from proxy.engine.bus import EventBus
+from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.compaction.spending import Purse
+from proxy.engine.tasks import TaskRunner
+from proxy.model.card import Card, Prices, Rates
+from proxy.model.errors import StoreUnavailable
+from proxy.model.events import AnswerRead, Event, ExchangeRecorded, SummaryWasted
+from proxy.model.exchange import Usage
+from tests.support.engine import FixedClock
+
+DAY = 86_400
+
+
+class Sum(NamedTuple):
+    """What the log tells of a model."""
+
+    upstream: str
+    model: str
+    usage: Usage
+
+
+class Log:
+    """A log that knows sums."""
+
+    def __init__(self, *sums: Sum) -> None:
+        self.sums = sums
+        self.asked: list[int] = []
+
+    async def sum_auxiliary(self, since_ms: int) -> Sequence[Sum]:
+        self.asked.append(since_ms)
+        if not self.sums:
+            raise StoreUnavailable("the log cannot be read")
+        return self.sums
+
+
+class World:
+    """A purse at prices of one a token, where there are any."""
+
+    def __init__(self, *, is_priced: bool = True, **policy: float) -> None:
+        card = Card(prices=Prices(Rates(1.0, 5.0, 0.1, 1.0)), prices_source="settings")
+        self.clock, self.events = FixedClock(), list[Event]()
+        bus = EventBus(TaskRunner())
+        bus.subscribe_all(self.events.append)
+        self.asked: list[tuple[str, str]] = []
+
+        def find_card(upstream: str, model: str) -> Card:
+            self.asked.append((upstream, model))
+            return card if is_priced else Card()
+
+        self.purse = Purse(CompactionPolicy(**policy), find_card, bus, self.clock)  # type: ignore[arg-type]
+
+    def earn(self, tokens: int, session: str = "s", **changes: object) -> None:
+        """A call of the client's."""
+        event = ExchangeRecorded(
+            *("x", session, "managed", "w", "main", 200, "complete", 1, 1, 0.1, 0.1), is_readable=True, model="m"
+        )
+        self.purse.note_exchange(replace(event, **changes))
+        self.purse.note_answer(AnswerRead("x", 0, Usage(tokens, 0)))
+
+    def spend(self, tokens: float, exchange: str = "a1", session: str = "s") -> None:
+        """A call of our own, from beginning to end."""
+        cost = Cost(tokens, tokens)
+        self.purse.hold(session, cost)
+        self.purse.settle(session, exchange, cost, cost)
+
+    def objects(self, tokens: float, session: str = "s", money: float | None = -1.0) -> str:
+        return self.purse.find_objection(session, Cost(tokens, tokens if money == -1.0 else money))
+
+
+def test_before_anything_was_paid_nothing_is_spent() -> None:
+    world = World()
+    assert (
+        world.objects(1)
+        == "it would take more than 5% of what this session's own calls cost (compaction.spend_fraction)"
+    )
+    world.earn(100, session="another")
+    assert world.objects(1)
+
+
+def test_a_call_must_fit_into_the_share_with_all_before_it() -> None:
+    world = World()
+    world.earn(1000)
+    assert not world.objects(50)
+    assert world.objects(51)
+    world.spend(20)
+    assert not world.objects(30)
+    assert world.objects(31)
+    world.earn(1000)
+    assert not world.objects(80)
+    assert world.asked[0] == ("main", "m")
+
+
+def test_what_is_under_way_counts_until_it_is_settled() -> None:
+    world = World()
+    world.earn(1000)
+    expected = Cost(40.0, 40.0)
+    world.purse.hold("s", expected)
+    assert world.objects(11)
+    world.purse.settle("s", "a1", expected, Cost(5.0, 5.0))
+    assert not world.objects(45)
+    assert world.objects(46)
+
+
+def test_where_prices_are_unknown_tokens_count() -> None:
+    world = World(is_priced=False)
+    world.earn(1000)
+    assert not world.objects(50, money=None)
+    assert world.objects(51, money=None)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"kind": "auxiliary"}, {"kind": "passthrough"}, {"is_readable": False}, {"is_final": False}]
+)
+def test_only_what_clients_asked_is_the_sessions_own(changes: dict[str, object]) -> None:
+    world = World()
+    world.earn(1000, "s", **changes)
+    assert world.objects(1)
+
+
+async def test_a_day_has_a_cap_for_all_sessions() -> None:
+    world = World(spend_per_day=30)
+    await world.purse.open(Log(Sum("main", "m", Usage(10, 0))))
+    world.earn(1000)
+    world.earn(1000, "t")
+    assert not world.objects(20)
+    assert world.objects(21) == "it would take more than 30 a day (compaction.spend_per_day)"
+    world.spend(15, session="t")
+    assert world.objects(6)
+    world.purse.hold("t", Cost(1.0, 1.0))
+    assert not world.objects(4)
+    assert world.objects(5)
+
+
+async def test_a_day_ends() -> None:
+    world = World(spend_per_day=30)
+    log = Log(Sum("main", "m", Usage(30, 0)))
+    await world.purse.open(log)
+    assert log.asked == [world.clock.now_ms() // (DAY * 1000) * DAY * 1000]
+    world.earn(1000)
+    assert world.objects(1)
+    world.clock.advance(DAY)
+    assert not world.objects(30)
+
+
+async def test_until_the_log_was_read_a_cap_lets_nothing_pass() -> None:
+    world = World(spend_per_day=30)
+    world.earn(1000)
+    assert world.objects(1) == "what was spent today has not been read from the log yet"
+    with pytest.raises(StoreUnavailable):
+        await world.purse.open(Log())
+    assert world.objects(1)
+    assert not World().purse.find_objection("s", Cost())
+
+
+async def test_what_is_read_of_yesterday_is_not_of_today() -> None:
+    world = World(spend_per_day=30)
+
+    class Slow(Log):
+        async def sum_auxiliary(self, since_ms: int) -> Sequence[Sum]:
+            world.clock.advance(DAY)
+            return await super().sum_auxiliary(since_ms)
+
+    await world.purse.open(Slow(Sum("main", "m", Usage(30, 0))))
+    world.earn(1000)
+    assert not world.objects(30)
+
+
+async def test_what_was_held_at_unknown_prices_is_forgotten_with_it() -> None:
+    world = World(spend_per_day=30)
+    await world.purse.open(Log(Sum("main", "m", Usage(1, 0))))
+    world.earn(1000)
+    world.purse.hold("s", Cost(1.0, None))
+    assert world.objects(1).endswith("state it under pricing")
+    world.purse.settle("s", "a1", Cost(1.0, None), Cost())
+    assert not world.objects(29)
+
+
+async def test_a_cap_in_money_cannot_be_kept_without_prices() -> None:
+    world = World(is_priced=False, spend_per_day=30)
+    await world.purse.open(Log(Sum("main", "m", Usage(1, 0))))
+    world.earn(1000)
+    assert world.objects(1, money=None).endswith("state it under pricing")
+
+
+def test_what_was_never_used_is_a_loss() -> None:
+    world = World()
+    world.spend(7, "a1")
+    world.spend(8, "a2")
+    assert world.purse.book_loss("s", ["a1", "a2", "unknown"]).tokens == 15
+    assert world.purse.book_loss("s", ["a1"]).tokens == 0  # once is enough
+    assert world.purse.book_loss("s", []).tokens == 0
+    assert world.events == [
+        *(SummaryWasted("unknown", "s", 15.0), SummaryWasted("a1", "s", 0.0), SummaryWasted("", "s", 0.0)),
+    ]
+
+
+def test_what_is_let_go_leaves_nothing() -> None:
+    world = World()
+    world.earn(1000)
+    for _ in range(10):
+        world.purse.hold("s", Cost(0.1, 0.1))
+    for number in range(10):
+        world.purse.settle("s", f"a{number}", Cost(0.1, 0.1), Cost())
+    assert not world.objects(50)
+
+
+def test_only_so_much_is_remembered() -> None:
+    world = World()
+    for number in range(4097):
+        world.earn(1000, f"s{number}")
+        world.spend(1, f"a{number}", f"s{number}")
+    assert world.objects(1, "s0")
+    assert world.purse.book_loss("s", ["a0", "a1"]).tokens == 1

@@ -11,8 +11,9 @@ from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
 from proxy.model.errors import StoreUnavailable
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import StoredSession
-from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Selection, SessionRow, UnreadRow, Verification
+from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Selection, SessionRow, Spent, UnreadRow, Verification
 from proxy.model.record import Record
+from proxy.model.summary import Summary
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import Connect, connect_writer, prepare_file
 from proxy.store.sqlite.journal import Journal, name_journal
@@ -163,6 +164,16 @@ class SqliteArchive:
         """The n-th epoch of a session, from 1, with all its content. Raises NotFound."""
         await self._catch_up()
         return await self._reader.load_epoch(session, n)
+
+    async def list_summaries(self, session: str) -> Sequence[Summary]:
+        """All summaries of a session, oldest first. Raises NotFound."""
+        await self._catch_up()
+        return await self._reader.list_summaries(session)
+
+    async def sum_auxiliary(self, since_ms: int) -> Sequence[Spent]:
+        """What auxiliary calls opened since then came to (see `LogReader`)."""
+        await self._catch_up()
+        return await self._reader.sum_auxiliary(since_ms)
 
     async def verify(self) -> Verification:
         """Re-derive every digest, link, recipe and seal from what is stored."""

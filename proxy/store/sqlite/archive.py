@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
-from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES
+from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES, Clock
 from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
 from proxy.model.errors import StoreUnavailable
 from proxy.model.exchange import SessionKey
@@ -17,6 +17,7 @@ from proxy.model.summary import Summary
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import Connect, connect_writer, prepare_file
 from proxy.store.sqlite.journal import Journal, name_journal
+from proxy.store.sqlite.leases import SqliteLeases
 from proxy.store.sqlite.lock import WriterLock
 from proxy.store.sqlite.mark import Mark, set_mark
 from proxy.store.sqlite.reader import SqliteReader
@@ -68,6 +69,10 @@ class SqliteArchive:
         if problem:
             problem = f"{problem} Records wait in memory (store.spool_bytes)."
         return ArchiveHealth(problem, spool.pending, spool.pending_bytes, spool.dropped, spool.generation)
+
+    def make_leases(self, clock: Clock) -> SqliteLeases:
+        """The leases that are kept in the log's file (see `Leases`)."""
+        return SqliteLeases(self._writer.put_errand, clock)
 
     def append(self, *records: Record, is_urgent: bool = True) -> "asyncio.Future[bool]":
         """Queue records, in order, to be stored together; True once durable, False once lost for good.

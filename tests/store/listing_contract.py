@@ -145,7 +145,7 @@ class ListingContract:
         session, other = make_key().id, make_key("b")
         elsewhere = replace(make_round("b1"), upstream="local\ud800")
         opening = make_opening("b1", key=other, kind="auxiliary", model="m\udfff")
-        await archive.append(opening, elsewhere, make_round("b1", 1), make_outcome("b1"))
+        await archive.append(opening, elsewhere, make_round("b1", 1), make_round("b1", 2), make_outcome("b1"))
         await archive.append(make_reading("b1", usage=Usage(input=5)), make_opening("b2", key=other, kind="auxiliary"))
         total = Usage(input=100, output=10, cached=60, reasoning=2)
         theirs = [

@@ -58,7 +58,7 @@ class SqliteLeases:
         def run(connection: sqlite3.Connection) -> None:
             is_changed = _change(connection, now, statement, named)
             try:
-                loop.call_soon_threadsafe(_settle, changed, is_changed)
+                loop.call_soon_threadsafe(changed.set_result, is_changed)
             except RuntimeError:  # the loop is closed: nobody waits any more
                 _log.debug("the event loop ended before a lease was told")
 
@@ -79,8 +79,3 @@ def _change(connection: sqlite3.Connection, now: int, statement: str, named: dic
         _log.warning("a lease could not be had: %s", advise(error))
         return False
     return count == 1
-
-
-def _settle(changed: "asyncio.Future[bool]", is_changed: bool) -> None:
-    if not changed.done():
-        changed.set_result(is_changed)

@@ -7,8 +7,10 @@ import pytest
 from proxy.engine.ports import Leases
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive
+from proxy.store.sqlite.connection import connect_writer
 from proxy.store.sqlite.leases import Errand, SqliteLeases
 from proxy.store.sqlite.verify import verify_log
+from proxy.store.sqlite.writer import Writer
 from tests.store.lease_contract import LeaseContract
 from tests.store.samples import make_opening
 from tests.store.sqlite.conftest import Opener
@@ -97,3 +99,14 @@ async def test_after_close_nobody_is_given_one(open_archive: Opener, clock: Fixe
     await archive.close()
     assert not await leases.acquire("b", "me", 10)
     await leases.release("a", "me")
+
+
+def test_a_writer_that_stops_takes_no_errand_and_runs_those_that_it_took(policy: StorePolicy) -> None:
+    ran: list[str] = []
+    writer = Writer(connect_writer(policy), policy, lambda entries, is_stored: None)
+    assert writer.put_errand(lambda connection: ran.append("first"))
+    writer.start()
+    assert writer.put_errand(lambda connection: ran.append("second"))
+    assert writer.stop(2)
+    assert not writer.put_errand(lambda connection: ran.append("third"))
+    assert ran == ["first", "second"]

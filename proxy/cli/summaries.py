@@ -31,7 +31,7 @@ def summaries(
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """List a session's summaries, each above those that it was made of or stands in place of."""
+    """List a session's summaries as a tree."""
     doors: Doors = context.obj
     found = doors.read(data, config, lambda log: load_summaries(log, session))
     if as_json:

@@ -43,6 +43,7 @@ def tell_session(overview: Overview, exchanges: Sequence[ExchangeRow]) -> str:
         f"time      {write_time(row.created_ms)} to {write_time(row.last_ms)}",
         f"tokens    input {row.input_tokens}, output {row.output_tokens}",
         *_tell_savings(row),
+        *_tell_auxiliary(row),
         *([f"parent    {row.parent}"] if row.parent else []),
         *([f"goes on   from session {row.adopted}, under another credential"] if row.adopted else []),
         *[f"child     {child.id}  {cut(child.family, _FAMILY_WIDTH - 10)}".rstrip() for child in overview.children],
@@ -80,6 +81,12 @@ def _tell_savings(row: SessionRow) -> Iterator[str]:
         yield f"saved     {write_saving(row.saving)} (estimated)"
 
 
+def _tell_auxiliary(row: SessionRow) -> Iterator[str]:
+    if row.auxiliary:
+        tokens = f"input {row.auxiliary_input}, output {row.auxiliary_output}"
+        yield f"auxiliary {_count(row.auxiliary, 'call')} of our own beside these: {tokens}"
+
+
 def _place_session(row: SessionRow, level: int) -> tuple[object, ...]:
     name = "  " * (level - 1) + "└ " * bool(level) + row.id[:_ID_DIGITS]
     tokens = (row.input_tokens, row.output_tokens)
@@ -95,7 +102,8 @@ def _name_session(row: SessionRow, level: int) -> str:
     if row.family:
         names.append(cut(row.family, _FAMILY_WIDTH))
     saved = [] if row.saving is None else [f"saved {row.saving:+.0f}"]
-    return "; ".join([*names, f"{row.model or 'no model'} at {row.upstream}", *saved])
+    aside = [f"{row.auxiliary} auxiliary"] if row.auxiliary else []
+    return "; ".join([*names, f"{row.model or 'no model'} at {row.upstream}", *saved, *aside])
 
 
 def _list_calls(overview: Overview, exchanges: Sequence[ExchangeRow]) -> str:
@@ -121,6 +129,8 @@ def _place_call(drawn: str, row: ExchangeRow, when: slice) -> tuple[object, ...]
 
 
 def _relate(row: ExchangeRow) -> str:
+    if row.kind == "auxiliary":
+        return row.kind
     return f"{row.relation}{', side' if row.is_side else ''}"
 
 

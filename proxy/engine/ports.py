@@ -13,8 +13,18 @@ from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import Headers, SessionKey
 from proxy.model.lineage import StoredSession
-from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Selection, SessionRow, UnreadRow, Verification
+from proxy.model.log import (
+    ArchiveHealth,
+    BranchRow,
+    ExchangeRow,
+    Selection,
+    SessionRow,
+    Spent,
+    UnreadRow,
+    Verification,
+)
 from proxy.model.record import Record
+from proxy.model.summary import Summary
 
 MOST_RECALLED = 64
 MOST_RECALLED_ROWS = 8192
@@ -23,6 +33,7 @@ MOST_UNREAD = 1024
 MOST_EPOCHS = 64
 NEWEST_EPOCHS = 4
 MOST_SOURCES = 256
+MOST_SUMMARIES = 256
 MOST_UNREAD_BYTES = 64 * 1024 * 1024
 ALL_SESSIONS = Selection()
 
@@ -173,17 +184,33 @@ class LogReader(Protocol):
         ...
 
     async def load_context(self, session: str) -> StoredContext:
-        """How a session is managed: its epochs, pins and accounts. Empty where nothing is known of it.
+        """How a session is managed: its epochs, pins, accounts and summaries. Empty where nothing is known of it.
 
         Where it goes on from others (`Adoption`), what is known of these is there too, of `MOST_SOURCES` at most; its
         own accounts go before theirs. Of each view's epochs those are there that may still be of use: the newest
         `NEWEST_EPOCHS`, and before them those that no other follows, `MOST_EPOCHS` at most; what an erasure touched is
-        not. A `parent` may name one that is not there. Of each node of a session the newest pin is there.
+        not. A `parent` may name one that is not there. Of each node of a session the newest pin is there. Of summaries
+        those are there that no other one of these sessions was made of or stands in place of, the newest
+        `MOST_SUMMARIES`; one whose text was erased is not.
         """
         ...
 
     async def load_original(self, reference: str) -> StoredOriginal:
-        """What a reference stands for, given by its id without `ref:`. Raises NotFound, also where it was erased."""
+        """What a reference stands for, given by its id without `ref:`. Raises NotFound, also where it was erased.
+
+        The id of a summary stands for the messages it covers: a condensed one for those of all its leaves, in order.
+        """
+        ...
+
+    async def list_summaries(self, session: str) -> Sequence[Summary]:
+        """All summaries of a session, oldest first. Raises NotFound.
+
+        One that was erased has no `text`, `files` and `reason`.
+        """
+        ...
+
+    async def sum_auxiliary(self, since_ms: int) -> Sequence[Spent]:
+        """What auxiliary calls opened since then came to, a row for each session, upstream and model, in this order."""
         ...
 
     async def list_epochs(self, session: str) -> Sequence[Epoch]:
@@ -264,6 +291,25 @@ class Archive(LogReader, Ancestry, Backlog, Protocol):
 
     def flush(self) -> None:
         """Let records that are not urgent wait no longer."""
+        ...
+
+
+class Leases(Protocol):
+    """Who does what only one may do at a time. Nobody holds a lease for longer than it was asked for.
+
+    Where the store cannot be asked, nobody is given a lease: what needs one can wait.
+    """
+
+    async def acquire(self, key: str, owner: str, seconds: float) -> bool:
+        """Have the lease for so long from now: True where nobody else has it, or its time is over."""
+        ...
+
+    async def renew(self, key: str, owner: str, seconds: float) -> bool:
+        """Keep it for so long from now; False where its holder is another, or its time is over."""
+        ...
+
+    async def release(self, key: str, owner: str) -> None:
+        """Give it up; nothing happens where the owner does not hold it."""
         ...
 
 

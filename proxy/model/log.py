@@ -18,7 +18,8 @@ class SessionRow:
     credential. Each empty where there is none. `branches`: as `list_branches` has; `side`: exchanges beside them. `seq`
     is that of its newest exchange: a listing goes by it. `counted` and `sent` are the tokens of its rounds as the
     client made them and as they went out, where both were counted; `saving` is the sum of what its rounds saved, in
-    tokens of uncached input, negative where they cost more, None where nobody can tell of any.
+    tokens of uncached input, negative where they cost more, None where nobody can tell of any. `auxiliary` are calls of
+    our own, which nothing else here counts; their tokens stand beside it.
     """
 
     id: str
@@ -38,6 +39,28 @@ class SessionRow:
     counted: int = 0
     sent: int = 0
     saving: float | None = None
+    auxiliary: int = 0
+    auxiliary_input: int = 0
+    auxiliary_output: int = 0
+
+    @property
+    def recorded(self) -> int:
+        """All its exchanges: the number of the last one."""
+        return self.exchanges + self.auxiliary
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a session's auxiliary calls to one model came to: how many, and their tokens as the provider counted them.
+
+    `upstream` is who was called, which need not be the session's; each count is None where no answer told it.
+    """
+
+    session: str
+    upstream: str
+    model: str
+    calls: int
+    usage: Usage
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The API of managed context, under `/-/api`: originals, epochs, pins, and what was sent in place of what.
+"""The API of managed context, under `/-/api`: originals, epochs, summaries, pins, and what was sent in place of what.
 
 Rule: as in `server/management`; what changes anything takes POST or DELETE, and is in the log when it is answered.
 """
@@ -19,6 +19,7 @@ from proxy.engine.reports.documents import write_json
 from proxy.engine.reports.finding import find_exchange, find_session, pick_branch
 from proxy.engine.reports.handoff import load_handoff, write_handoff
 from proxy.engine.reports.originals import load_page
+from proxy.engine.reports.summaries import describe_summaries, load_summaries, load_summary
 from proxy.model.errors import BadRequest
 from proxy.model.log import BranchRow, ExchangeRow
 from proxy.server.endpoints import GUARDS, Endpoint, read_number, read_switch, respond_json
@@ -73,6 +74,8 @@ class ContextApi:
             Route(session + "/epochs", Endpoint(self._list_epochs)),
             Route(session + "/epochs/{n}", Endpoint(self._show_epoch)),
             Route(session + "/epochs/{n}/revert", Endpoint().on("POST", self._revert, "dry_run")),
+            Route(session + "/summaries", Endpoint(self._list_summaries)),
+            Route(session + "/summaries/{sid}", Endpoint(self._show_summary)),
             Route(session + "/exchanges/{n}/diff", Endpoint(self._compare, "k")),
             Route(session + "/handoff", Endpoint(self._hand_off, "branch")),
             Route(session + "/pins", pins),
@@ -96,6 +99,14 @@ class ContextApi:
         is_done = not read_switch(request, "dry_run")
         reversion = await (self._care.revert(session, n) if is_done else self._care.quote(session, n))
         return respond_json(write_json(describe_reversion(reversion, is_done=is_done)))
+
+    async def _list_summaries(self, request: Request) -> Response:
+        summaries = await load_summaries(self._log, request.path_params["id"])
+        return respond_json(write_json(describe_summaries(summaries)))
+
+    async def _show_summary(self, request: Request) -> Response:
+        id, name = request.path_params["id"], request.path_params["sid"]
+        return respond_json(write_json(await load_summary(self._log, id, name)))
 
     async def _compare(self, request: Request) -> Response:
         n = read_number(request.path_params["n"], "the number of an exchange")

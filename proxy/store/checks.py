@@ -4,12 +4,13 @@ from collections.abc import Iterator
 
 from proxy.model.log import Fault, Verification
 from proxy.model.manifest import digest_of, link_after
+from proxy.store.summaries import find_flaw, find_stretch
 from proxy.store.tables import Tables
 
 
 def verify_tables(tables: Tables) -> Verification:
     """Check every digest, link and size."""
-    faults = (*_check_blobs(tables), *_check_slices(tables), *_check_outcomes(tables))
+    faults = (*_check_blobs(tables), *_check_slices(tables), *_check_outcomes(tables), *_check_summaries(tables))
     rounds = sum(map(len, tables.rounds.values()))
     return Verification(len(tables.exchanges), rounds, len(tables.blobs), len(tables.slices), faults)
 
@@ -30,3 +31,15 @@ def _check_outcomes(tables: Tables) -> Iterator[Fault]:
     for (exchange, k), outcome in tables.outcomes.items():
         if not outcome.whole_digest and outcome.size != len(outcome.received):
             yield Fault(f"outcome {exchange}/{k}", f"has {len(outcome.received)} bytes in place of {outcome.size}")
+
+
+def _check_summaries(tables: Tables) -> Iterator[Fault]:
+    for summary in tables.summaries.values():
+        spans = [
+            [find_stretch(tables.summaries[name]) for name in names] for names in (summary.parents, summary.supersedes)
+        ]
+        if flaw := find_flaw(summary.kind, find_stretch(summary), len(summary.digests), *spans):
+            yield Fault(f"summary {summary.id}", flaw)
+        tenant = tables.keys[summary.session].tenant
+        if any((tenant, digest) not in tables.blobs for digest in summary.digests):
+            yield Fault(f"summary {summary.id}", "it names content that is not in the log")

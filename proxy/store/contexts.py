@@ -1,17 +1,19 @@
 """How sessions are managed, from the log in memory. Rule: as a file answers (`LogReader`)."""
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
-from proxy.engine.ports import MOST_EPOCHS, MOST_SOURCES, NEWEST_EPOCHS
-from proxy.model.epoch import Epoch, Pin, StoredContext, StoredOriginal
+from proxy.engine.ports import MOST_EPOCHS, MOST_SOURCES, MOST_SUMMARIES, NEWEST_EPOCHS
+from proxy.model.epoch import Epoch, Original, Pin, StoredContext, StoredOriginal
 from proxy.model.errors import NotFound
+from proxy.model.summary import Summary
 from proxy.store.tables import Tables
 
 
 def load_context(tables: Tables, session: str) -> StoredContext:
-    """A session's epochs, pins and accounts, and those of the sessions that it goes on from."""
+    """A session's epochs, pins, accounts and summaries, and those of the sessions that it goes on from."""
     line = _list_line(tables, session)
     pins: dict[tuple[str, bytes], Pin] = {}
     for pin in tables.pins.values():
@@ -22,7 +24,8 @@ def load_context(tables: Tables, session: str) -> StoredContext:
     for each in reversed(line):  # its own come last, and count
         plans = [plan for plan in tables.plans.values() if tables.find_session(plan.exchange) == each]
         owed.update({plan.view: plan.owed for plan in plans})
-    return StoredContext(tuple(_list_useful(tables, line)), tuple(pins.values()), tuple(owed.items()))
+    epochs, summaries = tuple(_list_useful(tables, line)), tuple(_list_live(tables, line))
+    return StoredContext(epochs, tuple(pins.values()), tuple(owed.items()), summaries)
 
 
 def list_epochs(tables: Tables, session: str) -> list[Epoch]:
@@ -40,12 +43,21 @@ def load_epoch(tables: Tables, session: str, n: int) -> Epoch:
 
 def load_original(tables: Tables, reference: str) -> StoredOriginal:
     """What a reference stands for. Raises NotFound."""
-    found = tables.originals.get(reference)
-    if found is None:
+    if found := tables.originals.get(reference):
+        session, original = found
+        return StoredOriginal(session, original, tuple(_load_messages(tables, session, original.digests)))
+    summary = tables.summaries.get(reference)
+    if summary is None:
         raise NotFound(f"there is no reference {reference}")
-    session, original = found
-    tenant = tables.keys[session].tenant
-    return StoredOriginal(session, original, tuple(tables.blobs[tenant, digest] for digest in original.digests))
+    leaves = _list_leaves(tables, summary)
+    digests = tuple(digest for leaf in leaves for digest in leaf.digests)
+    messages = tuple(raw for leaf in leaves for raw in _load_messages(tables, leaf.session, leaf.digests))
+    return StoredOriginal(summary.session, Original(reference, digests, summary.wire, summary.start), messages)
+
+
+def list_summaries(tables: Tables, session: str) -> list[Summary]:
+    """All summaries of a session."""
+    return [summary for summary in tables.summaries.values() if summary.session == session]
 
 
 def _list_line(tables: Tables, session: str) -> list[str]:
@@ -69,3 +81,27 @@ def _list_useful(tables: Tables, line: list[str]) -> list[Epoch]:
             chosen.setdefault(epoch.view, []).append(epoch)
     kept = {epoch.id for group in chosen.values() for epoch in group[:MOST_EPOCHS]}
     return [epoch for epoch in epochs if epoch.id in kept]
+
+
+def _list_live(tables: Tables, line: list[str]) -> list[Summary]:
+    """The newest of those that no other of these sessions was made of or stands in place of, oldest first."""
+    own = [summary for summary in tables.summaries.values() if summary.session in line]
+    replaced = {name for summary in own for name in (*summary.parents, *summary.supersedes)}
+    return [summary for summary in own if summary.id not in replaced and summary.text][-MOST_SUMMARIES:]
+
+
+def _list_leaves(tables: Tables, summary: Summary) -> list[Summary]:
+    """The leaves that it was made of, through any number of rounds, in order."""
+    leaves: list[Summary] = []
+    waiting = [summary]
+    while waiting:
+        each = waiting.pop()
+        waiting += [tables.summaries[name] for name in reversed(each.parents)]
+        if each.kind == "leaf":
+            leaves.append(each)
+    return leaves
+
+
+def _load_messages(tables: Tables, session: str, digests: Iterable[bytes]) -> Iterator[bytes]:
+    tenant = tables.keys[session].tenant
+    return (tables.blobs[tenant, digest] for digest in digests)

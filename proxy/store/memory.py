@@ -7,10 +7,9 @@ It is bounded by nothing but memory, and gone with the process.
 
 import asyncio
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import TypedDict
 
 from proxy.engine.ports import ALL_SESSIONS, MOST_MARKS, MOST_UNREAD, MOST_UNREAD_BYTES
 from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
@@ -24,6 +23,7 @@ from proxy.model.log import (
     RoundRow,
     Selection,
     SessionRow,
+    Spent,
     UnreadRow,
     Verification,
 )
@@ -34,10 +34,11 @@ from proxy.model.manifest import (
     decode_recipe,
     root_of,
 )
-from proxy.model.plan import Plan
 from proxy.model.record import Record, leave_derived
+from proxy.model.summary import Summary
 from proxy.store.checks import verify_tables
-from proxy.store.contexts import list_epochs, load_context, load_epoch, load_original
+from proxy.store.contexts import list_epochs, list_summaries, load_context, load_epoch, load_original
+from proxy.store.listing import find_last, make_session, sum_auxiliary
 from proxy.store.recalled import choose_recalled
 from proxy.store.storable import fit_text, fit_usage
 from proxy.store.tables import Exchange, Tables
@@ -82,12 +83,12 @@ class MemoryArchive:
     async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
         """Newest activity first."""
         chosen = [key for key in self._tables.sessions if self._is_chosen(key, selection)]
-        latest = sorted(chosen, key=lambda key: self._find_last(key).seq, reverse=True)
-        return [self._make_session(key) for key in latest[:limit]]
+        latest = sorted(chosen, key=lambda key: find_last(self._tables, key).seq, reverse=True)
+        return [make_session(self._tables, key) for key in latest[:limit]]
 
     async def find_session(self, session: str) -> SessionRow:
         """The session with this id. Raises NotFound."""
-        return self._make_session(self._expect(session))
+        return make_session(self._tables, self._expect(session))
 
     async def list_ids(self, prefix: str, limit: int) -> Sequence[str]:
         """The ids of sessions that begin so, in order."""
@@ -167,6 +168,14 @@ class MemoryArchive:
         """The n-th epoch of a session, from 1, with all its content. Raises NotFound."""
         return load_epoch(self._tables, self._expect(session), n)
 
+    async def list_summaries(self, session: str) -> Sequence[Summary]:
+        """All summaries of a session, oldest first. Raises NotFound."""
+        return list_summaries(self._tables, self._expect(session))
+
+    async def sum_auxiliary(self, since_ms: int) -> Sequence[Spent]:
+        """What auxiliary calls opened since then came to (see `LogReader`)."""
+        return sum_auxiliary(self._tables, since_ms)
+
     async def verify(self) -> Verification:
         """Re-derive every digest, link and recipe from what is stored."""
         return verify_tables(self._tables)
@@ -192,17 +201,13 @@ class MemoryArchive:
         return (
             fit_text(key.family).startswith(fit_text(selection.family))
             and fit_text(key.parent).startswith(fit_text(selection.parent))
-            and self._find_last(session).seq < selection.before
+            and find_last(self._tables, session).seq < selection.before
         )
 
     def _find_opening(self, exchange: str) -> Opening:
         if exchange not in self._tables.exchanges:
             raise NotFound(f"there is no exchange {exchange}")
         return self._tables.exchanges[exchange].opening
-
-    def _find_last(self, session: str) -> Exchange:
-        numbers = self._tables.sessions[session]
-        return self._tables.exchanges[numbers[len(numbers)]]
 
     def _list_trailers(self, exchange: str, k: int) -> list[Trailer]:
         trailers = self._tables.trailers.get((exchange, k), {})
@@ -223,29 +228,6 @@ class MemoryArchive:
             parts += (element.content, element.gap)
             link = element.parent
         return parts[::-1]
-
-    def _make_session(self, session: str) -> SessionRow:
-        tables, last = self._tables, self._find_last(session)
-        key, exchanges, tree = tables.keys[session], tables.sessions[session], tables.trees[session]
-        first, names = tables.exchanges[exchanges[1]], set(exchanges.values())
-        usages = [fit_usage(reading.usage) for reading in tables.readings.values() if reading.exchange in names]
-        return SessionRow(
-            id=session,
-            family=fit_text(key.family),
-            upstream=fit_text(key.upstream),
-            created_ms=first.opening.opened_ms,
-            last_ms=last.opening.opened_ms,
-            exchanges=last.n,
-            model=fit_text(last.opening.model),
-            input_tokens=sum(usage.input or 0 for usage in usages if usage),
-            output_tokens=sum(usage.output or 0 for usage in usages if usage),
-            parent=fit_text(key.parent),
-            branches=len(tree.list_branches(exchanges)),
-            side=sum(step.is_side for step in tree.steps.values()),
-            adopted=next((source for source, _ in tree.adoptions), ""),
-            seq=last.seq,
-            **_sum_plans(plan for plan in tables.plans.values() if plan.exchange in names),
-        )
 
     def _make_exchange(self, exchange: Exchange) -> ExchangeRow:
         opening = exchange.opening
@@ -294,26 +276,6 @@ class MemoryArchive:
             finish=fit_text(reading.finish) if reading else "",
             plan=self._tables.plans.get(key),
         )
-
-
-class _Sums(TypedDict):
-    """Fields of a `SessionRow`."""
-
-    counted: int
-    sent: int
-    saving: float | None
-
-
-def _sum_plans(plans: Iterable[Plan]) -> _Sums:
-    """Tokens of the client's requests and of those that were sent, where both were counted, and the saving."""
-    found = [(plan.tokens_client, plan.tokens_upstream, plan.saving) for plan in plans]
-    known = [(client, sent) for client, sent, _ in found if client is not None and sent is not None]
-    savings = [saving for _, _, saving in found if saving is not None]
-    return _Sums(
-        counted=sum(client for client, _ in known),
-        sent=sum(sent for _, sent in known),
-        saving=sum(savings) if savings else None,
-    )
 
 
 def _list_unread(tables: Tables, limit: int, most_bytes: int) -> Iterator[UnreadRow]:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from proxy.model.epoch import Epoch, Original
 from proxy.model.exchange import Usage
 from proxy.model.plan import Plan
+from proxy.model.summary import Summary
 
 _LARGEST = 2**63 - 1
 
@@ -52,3 +53,19 @@ def fit_original(original: Original) -> Original:
 def fit_plan(plan: Plan) -> Plan:
     """The plan with its texts fitted."""
     return replace(plan, view=fit_text(plan.view), reason=fit_text(plan.reason))
+
+
+def fit_summary(summary: Summary) -> Summary:
+    """The summary with its texts and names fitted."""
+    return replace(
+        summary,
+        id=fit_text(summary.id),
+        wire=fit_text(summary.wire),
+        text=fit_text(summary.text),
+        model=fit_text(summary.model),
+        reason=fit_text(summary.reason),
+        calls=tuple(map(fit_text, summary.calls)),
+        parents=tuple(map(fit_text, summary.parents)),
+        supersedes=tuple(map(fit_text, summary.supersedes)),
+        files=tuple(map(fit_text, summary.files)),
+    )

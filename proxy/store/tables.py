@@ -13,8 +13,10 @@ from proxy.model.lineage import Adoption, Reply, Step, name_mark, root_of_chain
 from proxy.model.manifest import BlobPiece, ChainPiece, Manifest, Slice, decode_recipe, digest_of, root_of
 from proxy.model.plan import Plan
 from proxy.model.record import Record
+from proxy.model.summary import Summary
 from proxy.store.branches import name_parent
-from proxy.store.storable import fit_epoch, fit_original, fit_plan
+from proxy.store.storable import fit_epoch, fit_original, fit_plan, fit_summary
+from proxy.store.summaries import Identity, find_flaw, find_stretch
 from proxy.store.tree import Tree
 
 _log = logging.getLogger(__name__)
@@ -54,6 +56,7 @@ class Tables:
         self.originals: dict[str, tuple[str, Original]] = {}
         self.plans: dict[tuple[str, int], Plan] = {}
         self.pins: dict[int, Pin] = {}
+        self.summaries: dict[str, Summary] = {}
         self._inserted: list[tuple[dict[Any, Any], object]] = []
 
     def add(self, records: Sequence[Record]) -> bool:
@@ -107,7 +110,7 @@ class Tables:
             case _:
                 self._add_context(record)
 
-    def _add_context(self, record: Epoch | Plan | Pin) -> None:
+    def _add_context(self, record: Epoch | Plan | Pin | Summary) -> None:
         match record:
             case Epoch():
                 self._add_epoch(fit_epoch(record))
@@ -119,6 +122,8 @@ class Tables:
             case Pin():
                 self._expect(self.keys, record.session)
                 self._insert(self.pins, len(self.pins), record)
+            case Summary():
+                self._add_summary(fit_summary(record))
 
     def _add_opening(self, opening: Opening) -> None:
         key = opening.session
@@ -169,6 +174,25 @@ class Tables:
         for digest in original.digests:
             self._expect(self.blobs, (tenant, digest))
         self._insert(self.originals, original.id, (session, original))
+
+    def _add_summary(self, summary: Summary) -> None:
+        known = self.summaries.get(summary.id)
+        if known is not None:
+            if _identify(known) != _identify(summary):
+                raise Refused("its id stands for another summary already")
+            return
+        parents, superseded = (
+            [find_stretch(self._expect(self.summaries, name)) for name in names]
+            for names in (summary.parents, summary.supersedes)
+        )
+        if flaw := find_flaw(summary.kind, find_stretch(summary), len(summary.digests), parents, superseded):
+            raise Refused(flaw)
+        tenant = self._expect(self.keys, summary.session).tenant
+        if summary.exchange:
+            self._expect_opening(summary.exchange)
+        for digest in summary.digests:
+            self._expect(self.blobs, (tenant, digest))
+        self._insert(self.summaries, summary.id, summary)
 
     def _grow(self, key: SessionKey, record: Step | Reply) -> Tree:
         tree = self.trees[key.id]
@@ -221,3 +245,8 @@ class Tables:
     def _expect_link(self, tenant: bytes, link: bytes) -> None:
         if link != root_of(tenant):
             self._expect(self.slices, link)
+
+
+def _identify(summary: Summary) -> Identity:
+    text = digest_of(summary.text.encode())
+    return Identity(find_stretch(summary), summary.last, summary.kind, summary.level, text)

@@ -147,3 +147,14 @@ def test_what_was_decided_is_told_of_a_round_and_of_a_session() -> None:
 def test_what_was_not_counted_has_a_bound() -> None:
     assert "context   at most 1034 tokens, by its bytes: nothing was counted\n" in tell_exchange(EXCHANGE, 1034)
     assert "at most" not in tell_exchange(EXCHANGE)
+
+
+def test_calls_of_our_own_are_told_apart() -> None:
+    row = replace(SESSION, auxiliary=2, auxiliary_input=70_000, auxiliary_output=1_000)
+    told = tell_session(Overview(row, (), ()), [exchange(1), exchange(2, kind="auxiliary")])
+    assert "auxiliary 2 calls of our own beside these: input 70000, output 1000\n" in told
+    assert "tokens    input 10, output 3\n" in told
+    assert [line[:16].rstrip() for line in told.splitlines()[-2:]] == ["- 1", "- 2   auxiliary"]
+    assert "2 auxiliary" in list_sessions([row])
+    assert "auxiliary" not in tell_session(Overview(SESSION, (), ()), ()) + list_sessions([SESSION])
+    assert "(chat_completions; auxiliary, mode manage)" in tell_exchange(exchange(2, kind="auxiliary"))

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import ReadingFailed
-from proxy.model.exchange import Opening, Reading
+from proxy.model.exchange import Opening, Outcome, Reading, Round
 from proxy.model.lineage import Reply, Step
 from proxy.model.log import UnreadRow
 from tests.engine.lineage.talk import CHAIN, SHORT, Desk, bot, user
@@ -209,3 +210,21 @@ async def test_a_start_waits_for_a_bounded_time_and_what_is_left_is_read_later()
     told.set()
     await desk.settle()
     assert len(desk.engine.archive.of(Reply)) == 1
+
+
+async def test_an_answer_to_a_call_of_our_own_is_read_and_has_no_place_in_the_conversation() -> None:
+    desk = Desk()
+    await desk.send(user("a"))
+    await desk.settle()
+    archive = desk.engine.archive
+    (opening,) = archive.of(Opening)
+    auxiliary = msgspec.structs.replace(opening, exchange="a1", kind="auxiliary")
+    outcome = msgspec.structs.replace(archive.of(Outcome)[0], exchange="a1")
+    assert await archive.append(auxiliary, Round("a1", 0, opening.session.upstream, None), outcome)
+    desk = Desk(desk)
+    await desk.engine.leftovers.read()
+    assert [reading.exchange for reading in desk.engine.archive.of(Reading)] == ["x1", "a1"]
+    assert [reply.exchange for reply in desk.engine.archive.of(Reply)] == ["x1"]
+    step = await desk.send(*CHAIN)
+    assert (step.relation, step.base) == ("append", 2)
+    await desk.settle()

@@ -1,6 +1,7 @@
 """The weight of a record follows the bytes it holds; what is derived can be told from the rest."""
 
 import pytest
+from msgspec.structs import replace
 
 from proxy.model.epoch import Epoch, Original, Pin
 from proxy.model.exchange import Outcome, Round, Timings, Trailer
@@ -8,6 +9,7 @@ from proxy.model.lineage import Adoption, Mark, NodeRow, Reply, Step
 from proxy.model.manifest import keep_whole
 from proxy.model.plan import Plan
 from proxy.model.record import Record, leave_derived, weigh
+from proxy.model.summary import Summary
 from tests.support.engine import make_opening, make_reading
 
 KILOBYTE = b"k" * 1024
@@ -65,10 +67,23 @@ def test_a_plan_and_a_pin_have_a_weight_of_their_own() -> None:
     assert 0 < weigh(Pin("s1", b"n" * 16, True, 7)) < 1024
 
 
+def make_summary(text: str = "") -> Summary:
+    return Summary("a", "s1", "w", 0, 1, b"n" * 16, "leaf", 1, False, text, 1, 2, 3)
+
+
+def test_a_summary_weighs_its_text_and_what_it_names() -> None:
+    small = weigh(make_summary())
+    assert 0 < small < 1024
+    assert weigh(make_summary("x" * 1000)) - small == 1000
+    for name in ("calls", "parents", "supersedes", "files"):
+        assert weigh(replace(make_summary(), **{name: ("ref:a",) * 10})) - small >= 10 * 50
+    assert weigh(replace(make_summary(), digests=(b"d" * 32,) * 10)) - small >= 10 * (33 + 32)
+
+
 def test_what_is_derived_is_left_out_and_the_rest_keeps_its_order() -> None:
     reply = make_reply(1)
     step = Step("x1", "root", False, b"n" * 16, 1, 0, reply.nodes, reply.marks)
     adoption, pin = Adoption("s1", "s2", b"n" * 16, 1), Pin("s1", b"n" * 16, True, 7)
     opening, round_, plan = make_opening(), Round("x1", 0, "main", None), Plan("x1", 0, "gpt-5", "original")
     kept = (opening, round_, make_outcome(b""), Trailer("x1", 0, 0, b""), make_reading())
-    assert leave_derived((step, *kept[:2], plan, make_epoch(), *kept[2:], reply, adoption, pin)) == kept
+    assert leave_derived((step, *kept[:2], plan, make_epoch(), *kept[2:], reply, adoption, pin, make_summary())) == kept

@@ -11,6 +11,7 @@ import pytest
 from proxy.context.original import PAGE
 from proxy.model.marker import LEDGER_HEAD
 from proxy.store.memory import MemoryArchive
+from tests.store.samples import chain_body, make_key, make_leaf, make_opening
 from tests.support.managing import make_history, spell
 from tests.support.scripted import LIMIT, Message, ScriptedUpstream, Wire, answer, request
 from tests.support.serving import TOKEN, Plan, Served, serving
@@ -98,6 +99,21 @@ async def test_a_reference_gives_its_original_in_pages(managed: Managed) -> None
     assert first.body == whole.body if len(text) <= PAGE else first.body.startswith(text[:PAGE].encode())
 
 
+async def test_summaries_are_listed_and_shown_and_lead_to_what_they_cover(managed: Managed) -> None:
+    assert await managed.load("/sessions/{id}/summaries") == []
+    messages, session = [json.dumps(message).encode() for message in HISTORY[2:4]], make_key().id
+    leaf = make_leaf("abcdefgh23", messages, 1, text="# Goal\nto see")
+    opening = make_opening("a1", chain_body([(b"", raw) for raw in messages]), kind="auxiliary")
+    assert await managed.served.archive.append(opening, leaf)
+    (listed,) = await managed.load(f"/sessions/{session}/summaries")
+    assert (listed["id"], listed["text"], listed["is_live"]) == ("abcdefgh23", "# Goal\nto see", True)
+    assert await managed.load(f"/sessions/{session}/summaries/ref:abcdefgh23") == listed
+    original = await managed.call("/refs/abcdefgh23")
+    assert HISTORY[2]["content"] in original.body.decode()
+    row = (await managed.load(f"/sessions/{session}"))["session"]
+    assert (row["exchanges"], row["auxiliary"]) == (0, 1)
+
+
 @pytest.mark.parametrize(
     ("path", "status", "told"),
     [
@@ -107,6 +123,9 @@ async def test_a_reference_gives_its_original_in_pages(managed: Managed) -> None
         ("/sessions/zzz/epochs", 404, "no session begins with 'zzz'"),
         ("/sessions/{id}/epochs/2", 404, "it has 1, counted from 1"),
         ("/sessions/{id}/epochs/0", 404, "there is no epoch 0"),
+        ("/sessions/zzz/summaries", 404, "no session begins with 'zzz'"),
+        ("/sessions/{id}/summaries/aaaaaaaaaa", 404, "no summary 'aaaaaaaaaa'; it has none"),
+        ("/sessions/{id}/summaries?limit=3", 400, "this path takes: none"),
         ("/sessions/{id}/epochs/x", 400, "the number of an epoch is a number"),
         ("/sessions/{id}/exchanges/99/diff", 404, "no exchange 99"),
         ("/sessions/{id}/exchanges/1/diff?k=3", 404, "has no round 3; its rounds are 0"),

@@ -5,8 +5,31 @@ from msgspec.structs import replace
 
 from proxy.engine.ports import Archive
 from proxy.model.errors import NotFound
-from proxy.model.log import Selection
-from tests.store.samples import make_key, make_opening, make_round
+from proxy.model.exchange import Usage
+from proxy.model.log import Selection, SessionRow, Spent
+from tests.store.samples import (
+    OPENED_MS,
+    make_chain,
+    make_key,
+    make_opening,
+    make_outcome,
+    make_reading,
+    make_round,
+    make_step,
+)
+
+
+async def add_auxiliary(archive: Archive, exchange: str, usage: Usage | None, opened_ms: int = OPENED_MS) -> None:
+    """A call of our own, whose answer told this."""
+    opening = make_opening(exchange, kind="auxiliary", model="mini", opened_ms=opened_ms)
+    assert await archive.append(opening, make_round(exchange), make_outcome(exchange))
+    assert await archive.append(make_reading(exchange, usage=usage))
+
+
+def tell_calls(row: SessionRow) -> dict[str, object]:
+    """What a listing says of a session's calls."""
+    names = ("exchanges", "input_tokens", "output_tokens", "auxiliary", "auxiliary_input", "auxiliary_output")
+    return {name: getattr(row, name) for name in (*names, "recorded", "model", "last_ms", "seq")}
 
 
 class ListingContract:
@@ -80,3 +103,59 @@ class ListingContract:
             assert [(row.n, len(row.rounds)) for row in rows] == [(n, 2) for n in found]
         with pytest.raises(NotFound):
             await archive.list_exchanges("nobody", 3, 3)
+
+    async def test_calls_of_our_own_are_counted_beside_the_clients(self, archive: Archive) -> None:
+        session = make_key().id
+        for exchange in ("e1", "e2"):
+            step = make_step(exchange, make_chain("a", "!b") if exchange == "e1" else (), base=0)
+            assert await archive.append(make_opening(exchange), step, make_round(exchange), make_outcome(exchange))
+            assert await archive.append(make_reading(exchange, usage=Usage(input=100, output=10)))
+        before = await archive.find_session(session)
+        assert (before.auxiliary, before.auxiliary_input, before.auxiliary_output, before.recorded) == (0, 0, 0, 2)
+        await add_auxiliary(archive, "a1", Usage(input=70, output=7), OPENED_MS + 5)
+        await add_auxiliary(archive, "a2", None)
+        await archive.append(make_opening("a3", kind="auxiliary", model="large"))
+        for row in (await archive.find_session(session), *(await archive.list_sessions())):
+            assert tell_calls(row) == {
+                **{"exchanges": 2, "input_tokens": 200, "output_tokens": 20},
+                **{"auxiliary": 3, "auxiliary_input": 70, "auxiliary_output": 7, "recorded": 5},
+                **{"model": "gpt-4o", "last_ms": OPENED_MS, "seq": 5},
+            }
+            assert row.branches == before.branches
+        rows = await archive.list_exchanges(session)
+        assert [(each.n, each.kind, each.relation, each.tip) for each in rows[2:]] == [
+            (n, "auxiliary", "", b"") for n in (3, 4, 5)
+        ]
+        assert {call.n for branch in await archive.list_branches(session) for call in branch.exchanges} <= {1, 2}
+        (stored,) = await archive.recall((), (), make_key())
+        assert len(stored.nodes) == 2
+
+    async def test_a_session_of_our_own_calls_alone_is_listed(self, archive: Archive) -> None:
+        await archive.append(make_opening("a1", kind="auxiliary", model="mini"))
+        (row,) = await archive.list_sessions()
+        assert (row.exchanges, row.auxiliary, row.model, row.seq) == (0, 1, "mini", 1)
+
+    async def test_spending_is_summed_by_session_upstream_and_model(self, archive: Archive) -> None:
+        assert list(await archive.sum_auxiliary(0)) == []
+        await archive.append(make_opening("e1"), make_round("e1"), make_outcome("e1"))
+        await archive.append(make_reading("e1", usage=Usage(input=1000, output=1000)))
+        await add_auxiliary(archive, "a1", Usage(input=70, output=7, cached=60))
+        await add_auxiliary(archive, "a2", Usage(input=30, output=3, reasoning=2), OPENED_MS + 10)
+        await add_auxiliary(archive, "a3", None, OPENED_MS + 20)
+        session, other = make_key().id, make_key("b")
+        elsewhere = replace(make_round("b1"), upstream="local\ud800")
+        opening = make_opening("b1", key=other, kind="auxiliary", model="m\udfff")
+        await archive.append(opening, elsewhere, make_round("b1", 1), make_round("b1", 2), make_outcome("b1"))
+        await archive.append(make_reading("b1", usage=Usage(input=5)), make_opening("b2", key=other, kind="auxiliary"))
+        total = Usage(input=100, output=10, cached=60, reasoning=2)
+        theirs = [
+            Spent(other.id, "local?", "m?", 1, Usage(input=5)),
+            Spent(other.id, "openai", "gpt-4o", 1, Usage()),
+            Spent(other.id, "openai", "m?", 1, Usage()),
+        ]
+        assert list(await archive.sum_auxiliary(0)) == [Spent(session, "openai", "mini", 3, total), *theirs]
+        assert list(await archive.sum_auxiliary(OPENED_MS + 10)) == [
+            Spent(session, "openai", "mini", 2, Usage(input=30, output=3, reasoning=2))
+        ]
+        assert list(await archive.sum_auxiliary(OPENED_MS + 20)) == [Spent(session, "openai", "mini", 1, Usage())]
+        assert list(await archive.sum_auxiliary(OPENED_MS + 21)) == []

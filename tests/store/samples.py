@@ -8,6 +8,7 @@ from proxy.model.epoch import Epoch, Original, Pin
 from proxy.model.exchange import (
     Completeness,
     Headers,
+    Kind,
     Opening,
     Outcome,
     Reading,
@@ -31,6 +32,7 @@ from proxy.model.manifest import (
     root_of,
 )
 from proxy.model.plan import Plan, Rung
+from proxy.model.summary import Level, Summary
 
 TENANT = b"\x01" * 16
 OTHER_TENANT = b"\x02" * 16
@@ -80,12 +82,13 @@ def make_opening(
     model: str = "gpt-4o",
     headers: Headers = REQUEST_HEADERS,
     opened_ms: int = OPENED_MS,
+    kind: Kind = "managed",
 ) -> Opening:
     """A client's request."""
     return Opening(
         exchange=exchange,
         session=key or make_key(),
-        kind="managed",
+        kind=kind,
         wire="chat_completions",
         mode="manage",
         model=model,
@@ -222,6 +225,57 @@ def make_plan(exchange: str = "e1", k: int = 0, *, view: str = "gpt-4o", epoch: 
 def make_pin(node: bytes, *, session: str = "", is_on: bool = True, at_ms: int = OPENED_MS) -> Pin:
     """A message that must stay, or need not any more."""
     return Pin(session or make_key().id, node, is_on, at_ms)
+
+
+def make_leaf(
+    name: str = "a000000001",
+    messages: Sequence[bytes] = (),
+    start: int = 0,
+    *,
+    session: str = "",
+    level: Level = 1,
+    text: str = "what was done",
+    supersedes: Sequence[str] = (),
+) -> Summary:
+    """A summary of messages."""
+    return Summary(
+        id=name,
+        session=session or make_key().id,
+        wire="chat_completions",
+        start=start,
+        stop=start + len(messages),
+        last=b"n" * 16,
+        kind="leaf",
+        level=level,
+        is_provisional=level > 1,
+        text=text,
+        tokens=3,
+        covered=900,
+        made_ms=OPENED_MS,
+        supersedes=tuple(supersedes),
+        digests=tuple(map(digest_of, messages)),
+    )
+
+
+def make_condensed(name: str, parents: Sequence[Summary], *, supersedes: Sequence[str] = ()) -> Summary:
+    """A summary of summaries."""
+    return Summary(
+        id=name,
+        session=parents[-1].session,
+        wire=parents[0].wire,
+        start=parents[0].start,
+        stop=parents[-1].stop,
+        last=parents[-1].last,
+        kind="condensed",
+        level=1,
+        is_provisional=False,
+        text="what was done, in short",
+        tokens=5,
+        covered=sum(each.covered for each in parents),
+        made_ms=OPENED_MS,
+        parents=tuple(each.id for each in parents),
+        supersedes=tuple(supersedes),
+    )
 
 
 @st.composite

@@ -6,11 +6,14 @@ from tests.store.context_contract import ContextContract
 from tests.store.contract import ArchiveContract
 from tests.store.listing_contract import ListingContract
 from tests.store.samples import make_opening
+from tests.store.summary_contract import SummaryContract
 from tests.store.tree_contract import TreeArchive, TreeContract
 from tests.store.unread_contract import UnreadContract
 
 
-class TestMemoryArchive(ArchiveContract, ContextContract, ListingContract, TreeContract, UnreadContract):
+class TestMemoryArchive(
+    ArchiveContract, ContextContract, ListingContract, SummaryContract, TreeContract, UnreadContract
+):
     @pytest.fixture
     def archive(self) -> TreeArchive:
         return MemoryArchive()

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from proxy.model.exchange import Usage
-from proxy.store.storable import fit_count, fit_epoch, fit_original, fit_plan, fit_text, fit_usage
-from tests.store.samples import make_epoch, make_original, make_plan
+from proxy.store.storable import fit_count, fit_epoch, fit_original, fit_plan, fit_summary, fit_text, fit_usage
+from tests.store.samples import make_epoch, make_leaf, make_original, make_plan
 
 
 @given(st.text())
@@ -55,3 +55,12 @@ def test_names_of_managed_context_get_an_encoding() -> None:
 def test_an_epoch_of_a_plain_view_is_the_same_epoch() -> None:
     epoch = make_epoch()
     assert fit_epoch(epoch) is epoch
+
+
+def test_texts_of_a_summary_get_an_encoding() -> None:
+    odd = make_leaf("a\ud800", text="\ud800 é")
+    names = ("wire", "model", "reason")
+    odd = replace(odd, calls=("\ud800",), parents=("\ud801",), supersedes=("\ud802",), files=("\ud803", "é"))
+    odd = replace(odd, **dict.fromkeys(names, "\udfff"))
+    fitted = replace(odd, id="a?", text="? é", calls=("?",), parents=("?",), supersedes=("?",), files=("?", "é"))
+    assert fit_summary(odd) == replace(fitted, **dict.fromkeys(names, "?"))

@@ -10,6 +10,7 @@ from proxy.model.errors import Conflict, NotFound
 from proxy.model.exchange import Timings, Usage
 from proxy.model.lineage import Relation
 from proxy.model.log import BranchRow, Call, ExchangeRow, Fault, RoundRow, Selection, SessionRow, Verification
+from proxy.model.summary import Summary
 from tests.support.unmanaged import UnmanagedLog
 
 ANSWER = b'{"choices":[{"message":{"role":"assistant","content":"hi \\ud83d"},"n":1e400}]}'
@@ -58,6 +59,7 @@ class FakeLog(UnmanagedLog):
     exchanges: Sequence[ExchangeRow] = (EXCHANGE,)
     bodies: dict[str, bytes] = field(default_factory=lambda: {"x1": REQUEST})
     branches: Sequence[BranchRow] = ()
+    summaries: Sequence[Summary] = ()
     faults: tuple[Fault, ...] = ()
     opened: list[Settings] = field(default_factory=list)
     is_closed: bool = False
@@ -70,7 +72,9 @@ class FakeLog(UnmanagedLog):
     async def find_session(self, session: str) -> SessionRow:
         for row in self.sessions:
             if row.id == session:
-                return replace(row, exchanges=max(each.n for each in (*self.exchanges, replace(EXCHANGE, n=0))))
+                count = max(each.n for each in (*self.exchanges, replace(EXCHANGE, n=0)))
+                auxiliary = sum(each.kind == "auxiliary" for each in self.exchanges)
+                return replace(row, exchanges=count - auxiliary, auxiliary=auxiliary)
         raise NotFound(f"there is no session {session}")
 
     async def list_ids(self, prefix: str, limit: int) -> Sequence[str]:
@@ -87,6 +91,10 @@ class FakeLog(UnmanagedLog):
 
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
         return self.branches
+
+    async def list_summaries(self, session: str) -> Sequence[Summary]:
+        await self.find_session(session)
+        return self.summaries
 
     async def load_request(self, exchange: str) -> bytes:
         if exchange not in self.bodies:

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 
 from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
 from proxy.model.errors import NotFound
+from proxy.model.log import Spent
+from proxy.model.summary import Summary
 
 
 class UnmanagedLog:
-    """What the port says of epochs, plans and pins where there are none."""
+    """What the port says of epochs, plans, pins and summaries where there are none."""
 
     async def load_context(self, session: str) -> StoredContext:
         return StoredContext()
@@ -20,3 +22,9 @@ class UnmanagedLog:
 
     async def load_epoch(self, session: str, n: int) -> Epoch:
         raise NotFound(f"there is no epoch {n} of session {session}")
+
+    async def list_summaries(self, session: str) -> Sequence[Summary]:
+        return ()
+
+    async def sum_auxiliary(self, since_ms: int) -> Sequence[Spent]:
+        return ()

@@ -117,7 +117,7 @@ class Caretaker:
         if holding.why == "revert" and _stands_as(holding, target):
             raise Conflict("this epoch is reverted already")
         row = await self._archive.find_session(session)
-        plan = await self._find_newest_plan(session, row.exchanges, reverted.view)
+        plan = await self._find_newest_plan(session, row.recorded, reverted.view)
         client = holding.tokens_after + context.sum_cut(holding.id)
         if plan is not None and plan.tokens_client is not None:
             client = max(client, plan.tokens_client)

@@ -59,9 +59,10 @@ _WIRES: Mapping[str, tuple[Format, Callable[[bytes], list[bytes]]]] = {
 def pick_end(rows: Sequence[ExchangeRow], branch: BranchRow | None = None) -> ExchangeRow:
     """The exchange that a conversation ends with: the newest at a branch's tip, answered if any is.
 
-    Without a branch it is the newest of all that is no side call, else the newest. Raises NotFound.
+    Without a branch it is the newest of all that is no side call, else the newest. No call of our own is in one. Raises
+    NotFound.
     """
-    rows = [row for row in rows if _is_said(row)]
+    rows = [row for row in rows if _may_hold(row)]
     if not rows:
         raise NotFound("this session has no call in a known wire format; export it with --json instead")
     if branch is None:
@@ -70,6 +71,11 @@ def pick_end(rows: Sequence[ExchangeRow], branch: BranchRow | None = None) -> Ex
     if not ended:
         raise NotFound("the calls of this branch are not in the log (any more)")
     return next((row for row in reversed(ended) if row.rounds and row.rounds[-1].answer), ended[-1])
+
+
+def _may_hold(row: ExchangeRow) -> bool:
+    """Whether a client's conversation may be in it."""
+    return row.wire in _WIRES and row.kind != "auxiliary"
 
 
 class Conversation(NamedTuple):
@@ -111,13 +117,8 @@ async def _survey(log: LogReader, session: str, branch: BranchRow | None) -> tup
         try:
             kept = [pick_end(rows, branch)]
         except NotFound:
-            kept = [row for row in rows if _is_said(row)][:1]
+            kept = [row for row in rows if _may_hold(row)][:1]
     return pick_end(kept, branch), stored
-
-
-def _is_said(row: ExchangeRow) -> bool:
-    """Whether an exchange is part of what its client said, in a wire that is read; a call of our own is not."""
-    return row.wire in _WIRES and row.kind != "auxiliary"
 
 
 def _name_stored(rows: Sequence[ExchangeRow]) -> Iterator[tuple[str, int]]:

@@ -52,7 +52,7 @@ async def find_exchange(log: LogReader, prefix: str, n: int) -> ExchangeRow:
     session = await find_session(log, prefix)
     for row in await log.list_exchanges(session, n - 1, 1) if n > 0 else ():
         return row
-    count = (await log.find_session(session)).exchanges
+    count = (await log.find_session(session)).recorded
     raise NotFound(f"this session has no exchange {n}; it has {count}, counted from 1")
 
 
@@ -60,7 +60,7 @@ async def read_pages(
     log: LogReader, session: str, after: int = 0, limit: int | None = None
 ) -> AsyncIterator[Sequence[ExchangeRow]]:
     """Calls of a session behind number `after`, a page at a time, without answers. Raises NotFound."""
-    end = (await log.find_session(session)).exchanges  # one that grows meanwhile has an end too
+    end = (await log.find_session(session)).recorded  # one that grows meanwhile has an end too
     if limit is not None:
         end = min(end, after + limit)
     for start in range(after, end, _PAGE):
@@ -69,7 +69,7 @@ async def read_pages(
 
 async def read_exchanges(log: LogReader, session: str, branch: BranchRow | None = None) -> AsyncIterator[ExchangeRow]:
     """The exchanges of a session, or of a branch, one at a time. Raises NotFound for an unknown session."""
-    count = (await log.find_session(session)).exchanges
+    count = (await log.find_session(session)).recorded
     for n in range(1, count + 1) if branch is None else (call.n for call in branch.exchanges):
         for row in await log.list_exchanges(session, n - 1, 1):
             yield row

@@ -6,16 +6,18 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
-from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES
+from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES, Clock
 from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
 from proxy.model.errors import StoreUnavailable
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import StoredSession
-from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Selection, SessionRow, UnreadRow, Verification
+from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Selection, SessionRow, Spent, UnreadRow, Verification
 from proxy.model.record import Record
+from proxy.model.summary import Summary
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import Connect, connect_writer, prepare_file
 from proxy.store.sqlite.journal import Journal, name_journal
+from proxy.store.sqlite.leases import SqliteLeases
 from proxy.store.sqlite.lock import WriterLock
 from proxy.store.sqlite.mark import Mark, set_mark
 from proxy.store.sqlite.reader import SqliteReader
@@ -67,6 +69,10 @@ class SqliteArchive:
         if problem:
             problem = f"{problem} Records wait in memory (store.spool_bytes)."
         return ArchiveHealth(problem, spool.pending, spool.pending_bytes, spool.dropped, spool.generation)
+
+    def make_leases(self, clock: Clock) -> SqliteLeases:
+        """The leases that are kept in the log's file (see `Leases`)."""
+        return SqliteLeases(self._writer.put_errand, clock)
 
     def append(self, *records: Record, is_urgent: bool = True) -> "asyncio.Future[bool]":
         """Queue records, in order, to be stored together; True once durable, False once lost for good.
@@ -163,6 +169,16 @@ class SqliteArchive:
         """The n-th epoch of a session, from 1, with all its content. Raises NotFound."""
         await self._catch_up()
         return await self._reader.load_epoch(session, n)
+
+    async def list_summaries(self, session: str) -> Sequence[Summary]:
+        """All summaries of a session, oldest first. Raises NotFound."""
+        await self._catch_up()
+        return await self._reader.list_summaries(session)
+
+    async def sum_auxiliary(self, since_ms: int) -> Sequence[Spent]:
+        """What auxiliary calls opened since then came to (see `LogReader`)."""
+        await self._catch_up()
+        return await self._reader.sum_auxiliary(since_ms)
 
     async def verify(self) -> Verification:
         """Re-derive every digest, link, recipe and seal from what is stored."""

@@ -10,6 +10,7 @@ from proxy.model.exchange import Headers, Opening, Outcome, Reading, Round, Sess
 from proxy.model.lineage import Adoption, Reply, Step
 from proxy.model.manifest import BlobPiece, ChainPiece, Manifest, Slice, digest_of
 from proxy.model.record import Record
+from proxy.model.summary import Summary
 from proxy.store.sqlite.codec import TINY, encode_changes, encode_headers
 from proxy.store.sqlite.envelope import split_recipe
 from proxy.store.sqlite.epochs import INSERTS as EPOCH_INSERTS
@@ -19,6 +20,8 @@ from proxy.store.sqlite.growth import Growth
 from proxy.store.sqlite.known import Exchange, HeaderBase, Known, Reference, Session, Tenant
 from proxy.store.sqlite.problem import Dangling
 from proxy.store.sqlite.rows import Rows
+from proxy.store.sqlite.summaries import INSERTS as SUMMARY_INSERTS
+from proxy.store.sqlite.summaries import Summaries
 from proxy.store.storable import fit_text, fit_usage
 
 _NOTHING = (None, None)
@@ -45,7 +48,7 @@ INSERTS = {
         seq, seal, exchange, k, answer, digest, error, error_digest, input, output, cached, written, reasoning, finish)
         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
 }
-_ALL_INSERTS = INSERTS | GROWTH_INSERTS | EPOCH_INSERTS
+_ALL_INSERTS = INSERTS | GROWTH_INSERTS | EPOCH_INSERTS | SUMMARY_INSERTS
 
 
 class Batch:
@@ -56,6 +59,7 @@ class Batch:
         self._rows = Rows(known, _ALL_INSERTS)
         self._growth = Growth(known, self._rows)
         self._epochs = Epochs(known, self._rows)
+        self._summaries = Summaries(known, self._rows)
 
     def add(self, record: Record) -> None:
         """Turn a record into rows. Raises Dangling, ValueError and the like for one that cannot be stored."""
@@ -76,6 +80,8 @@ class Batch:
                 self._growth.add_reply(record)
             case Adoption():
                 self._growth.add_adoption(record)
+            case Summary():
+                self._summaries.add(record)
             case _:
                 self._epochs.add(record)
 

@@ -4,19 +4,25 @@ An epoch of which a part was erased is of no use any more, and left out.
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import orjson
 
 from proxy.engine.ports import MOST_EPOCHS, MOST_SOURCES, NEWEST_EPOCHS
 from proxy.model.epoch import Epoch, Original, Pin, StoredContext, StoredOriginal
-from proxy.model.errors import NotFound, StoreUnavailable
-from proxy.store.sqlite.codec import unpack
+from proxy.model.errors import NotFound
+from proxy.store.sqlite.contents import (
+    Row,
+    expect_sound,
+    fetch,
+    find_session,
+    list_ids,
+    load_contents,
+    load_digests,
+)
+from proxy.store.sqlite.dag import load_covered, load_live
 from proxy.store.storable import fit_text
 
-_SESSION = "SELECT id FROM session WHERE key = ?"
 # the session and those it goes on from, the nearest first
 _LINE = f"""
     WITH RECURSIVE line(id) AS (
@@ -46,8 +52,6 @@ _NTH = _EPOCHS.format(chosen="SELECT seq FROM epoch WHERE session = ? ORDER BY s
 
 _ORIGINALS = """
     SELECT id, name, wire, place, start, messages FROM original WHERE id IN (SELECT value FROM json_each(?))"""
-_DIGESTS = "SELECT id, digest FROM blob WHERE id IN (SELECT value FROM json_each(?))"
-_CONTENTS = "SELECT id, codec, bytes FROM payload WHERE id IN (SELECT value FROM json_each(?))"
 
 _ORIGINAL = """
     SELECT s.key, o.id, o.name, o.wire, o.place, o.start, o.messages
@@ -70,43 +74,33 @@ _OWED = """
         SELECT d.owed FROM decision d WHERE d.session = ?1 AND d.view = seen.view ORDER BY d.seq DESC LIMIT 1)
     FROM seen WHERE view IS NOT NULL"""
 
-Contents = Mapping[int, bytes]
-Row = tuple[Any, ...]
 
-
-@contextmanager
-def _expect_sound() -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, KeyError) as error:  # a list that is no JSON, an original or a digest that is not there
-        raise StoreUnavailable("an epoch in the log is damaged; run `palimpsest verify`") from error
-
-
-@_expect_sound()
+@expect_sound()
 def load_context(connection: sqlite3.Connection, session: str) -> StoredContext:
     """As `LogReader.load_context`, in the calling thread."""
     line = [row for (row,) in connection.execute(_LINE, (fit_text(session),))]
-    named = (_list_ids(line),)
+    named = (list_ids(line),)
     pins = [Pin(key, node, bool(is_on), at_ms) for key, node, is_on, at_ms in connection.execute(_PINS, named)]
     owed: dict[str, float] = {}
     for row in reversed(line):  # its own come last, and count
         owed.update(connection.execute(_OWED, (row,)).fetchall())
-    return StoredContext(tuple(_load_epochs(connection, _IN_USE, named)), tuple(pins), tuple(owed.items()))
+    epochs = tuple(_load_epochs(connection, _IN_USE, named))
+    return StoredContext(epochs, tuple(pins), tuple(owed.items()), tuple(load_live(connection, line)))
 
 
-@_expect_sound()
+@expect_sound()
 def list_epochs(connection: sqlite3.Connection, session: str) -> list[Epoch]:
     """As `LogReader.list_epochs`, in the calling thread. Raises NotFound."""
-    rows = connection.execute(_ALL, (_find_session(connection, session),)).fetchall()
-    edits = _load_contents(connection, {row[11] for row in rows})
+    rows = connection.execute(_ALL, (find_session(connection, session),)).fetchall()
+    edits = load_contents(connection, {row[11] for row in rows})
     originals = _load_originals(connection, rows)
     return [_make_epoch(row, edits.get(row[11], b""), (), originals) for row in rows]
 
 
-@_expect_sound()
+@expect_sound()
 def load_epoch(connection: sqlite3.Connection, session: str, n: int) -> Epoch:
     """As `LogReader.load_epoch`, in the calling thread. Raises NotFound."""
-    key = (_find_session(connection, session), max(0, n - 1))
+    key = (find_session(connection, session), max(0, n - 1))
     if n < 1 or connection.execute(_NTH, key).fetchone() is None:
         raise NotFound(f"there is no epoch {n} of session {session}")
     for epoch in _load_epochs(connection, _NTH, key):
@@ -114,31 +108,25 @@ def load_epoch(connection: sqlite3.Connection, session: str, n: int) -> Epoch:
     raise NotFound("a part of this epoch was erased")
 
 
-@_expect_sound()
+@expect_sound()
 def load_original(connection: sqlite3.Connection, reference: str) -> StoredOriginal:
     """As `LogReader.load_original`, in the calling thread. Raises NotFound."""
-    row = connection.execute(_ORIGINAL, (fit_text(reference),)).fetchone()
+    name = fit_text(reference)
+    row = connection.execute(_ORIGINAL, (name,)).fetchone() or load_covered(connection, name)
     if row is None:
         raise NotFound(f"there is no reference {reference}")
     blobs = orjson.loads(row[6])
-    digests, contents = _load_digests(connection, blobs), _load_contents(connection, blobs)
+    digests, contents = load_digests(connection, blobs), load_contents(connection, blobs)
     if not contents.keys() >= set(blobs):
         raise NotFound("this content was erased")
     return StoredOriginal(row[0], _make_original(row[1:], digests), tuple(contents[blob] for blob in blobs))
-
-
-def _find_session(connection: sqlite3.Connection, session: str) -> int:
-    row = connection.execute(_SESSION, (fit_text(session),)).fetchone()
-    if row is None:
-        raise NotFound(f"there is no session {session}")
-    return int(row[0])
 
 
 def _load_epochs(connection: sqlite3.Connection, query: str, key: tuple[object, ...]) -> list[Epoch]:
     """Those of which nothing was erased, with their content."""
     rows = connection.execute(query, key).fetchall()
     needed = [[row[11], *orjson.loads(row[12])] for row in rows]
-    contents = _load_contents(connection, {blob for blobs in needed for blob in blobs})
+    contents = load_contents(connection, {blob for blobs in needed for blob in blobs})
     originals = _load_originals(connection, rows)
     return [
         _make_epoch(row, contents[blobs[0]], tuple([contents[blob] for blob in blobs[1:]]), originals)
@@ -150,8 +138,8 @@ def _load_epochs(connection: sqlite3.Connection, query: str, key: tuple[object, 
 def _load_originals(connection: sqlite3.Connection, rows: Iterable[Row]) -> Mapping[int, Original]:
     """All that epochs name, by their rows."""
     named = {each for row in rows for each in orjson.loads(row[13])}
-    found = _fetch(connection, _ORIGINALS, named)
-    digests = _load_digests(connection, {blob for row in found for blob in orjson.loads(row[5])})
+    found = fetch(connection, _ORIGINALS, named)
+    digests = load_digests(connection, {blob for row in found for blob in orjson.loads(row[5])})
     return {row[0]: _make_original(row, digests) for row in found}
 
 
@@ -163,20 +151,3 @@ def _make_epoch(row: Row, edits: bytes, rendered: tuple[bytes, ...], originals: 
 def _make_original(row: Row, digests: Mapping[int, bytes]) -> Original:
     _, name, wire, place, start, messages = row
     return Original(name, tuple([digests[blob] for blob in orjson.loads(messages)]), wire, place, start)
-
-
-def _load_digests(connection: sqlite3.Connection, blobs: Iterable[int]) -> Mapping[int, bytes]:
-    return {blob: digest for blob, digest in _fetch(connection, _DIGESTS, blobs)}
-
-
-def _load_contents(connection: sqlite3.Connection, blobs: Iterable[int]) -> Contents:
-    """What of it is there, by number."""
-    return {blob: unpack(codec, stored) for blob, codec, stored in _fetch(connection, _CONTENTS, blobs)}
-
-
-def _fetch(connection: sqlite3.Connection, query: str, ids: Iterable[int]) -> Sequence[Row]:
-    return connection.execute(query, (_list_ids(ids),)).fetchall()
-
-
-def _list_ids(ids: Iterable[int]) -> str:
-    return orjson.dumps(list(ids)).decode()

@@ -4,7 +4,7 @@ A reference may come again with a later epoch, also with one of a session that g
 same then, and the row that it has is named again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import orjson
 
@@ -12,11 +12,13 @@ from proxy.model.epoch import Epoch, Original, Pin
 from proxy.model.manifest import digest_of
 from proxy.model.plan import Plan
 from proxy.store.sqlite.codec import TINY
-from proxy.store.sqlite.known import Exchange, Known, Reference, Session, Tenant
+from proxy.store.sqlite.contents import list_ids
+from proxy.store.sqlite.expected import expect_exchange, expect_message, expect_session
+from proxy.store.sqlite.known import Known, Session
 from proxy.store.sqlite.problem import Dangling
 from proxy.store.sqlite.rows import Rows
 from proxy.store.sqlite.targets import Target
-from proxy.store.storable import fit_epoch, fit_original, fit_plan, fit_text
+from proxy.store.storable import fit_epoch, fit_original, fit_plan
 
 # parents before children; sealed tables as in `batch`
 INSERTS = {
@@ -51,9 +53,9 @@ class Epochs:
 
     def _add_epoch(self, epoch: Epoch) -> None:
         epoch = fit_epoch(epoch)
-        session, reference = self._find_session(epoch.session)
+        session, reference = expect_session(self._known, epoch.session)
         parent = self._find_epoch(epoch.parent)
-        exchange = self._find_exchange(epoch.exchange).seq if epoch.exchange else None
+        exchange = expect_exchange(self._known, epoch.exchange).seq if epoch.exchange else None
         rendered = [digest_of(message) for message in epoch.rendered]
         blobs = [self._rows.share(session.tenant, *pair)[0] for pair in zip(rendered, epoch.rendered, strict=True)]
         targets = [self._name_target(session, epoch.session, original) for original in epoch.originals]
@@ -73,8 +75,8 @@ class Epochs:
                 epoch.tokens_after,
                 self._rows.keep(epoch.edits, TINY),
                 digest_of(epoch.edits),
-                _list_ids(blobs),
-                _list_ids(target.id for target in targets),
+                list_ids(blobs),
+                list_ids(target.id for target in targets),
                 commit(rendered, [(target.session, target.original) for target in targets]),
             ),
         )
@@ -82,8 +84,8 @@ class Epochs:
 
     def _add_plan(self, plan: Plan) -> None:
         plan = fit_plan(plan)
-        exchange = self._find_exchange(plan.exchange)
-        _, session = self._find_session(exchange.session)
+        exchange = expect_exchange(self._known, plan.exchange)
+        _, session = expect_session(self._known, exchange.session)
         self._rows.append(
             "decision",
             (session,),
@@ -104,7 +106,7 @@ class Epochs:
         )
 
     def _add_pin(self, pin: Pin) -> None:
-        _, session = self._find_session(pin.session)
+        _, session = expect_session(self._known, pin.session)
         self._rows.append(
             "pin", (session,), (pin.node, int(pin.is_on), pin.at_ms)
         )  # a seal is made of what is read back
@@ -116,24 +118,11 @@ class Epochs:
             if known.original != original:
                 raise ValueError("a reference of it stands for something else already")
             return known
-        blobs = _list_ids(self._expect_blob(session.tenant, digest) for digest in original.digests)
+        blobs = list_ids(expect_message(self._known, session.tenant, digest) for digest in original.digests)
         target = self._known.targets.put_target(Target(self._known.next_id("original"), key, original))
         row = (target.id, original.id, session.id, original.wire, original.place, original.offset, blobs)
         self._rows.add("original", row)
         return target
-
-    def _find_session(self, name: str) -> tuple[Session, Reference]:
-        key = fit_text(name)
-        session = self._known.find_session(key)
-        if session is None:
-            raise Dangling("its session is not in the log")
-        return session, (session.id, key)
-
-    def _find_exchange(self, name: str) -> Exchange:
-        exchange = self._known.find_exchange(fit_text(name))
-        if exchange is None:
-            raise Dangling("its exchange is not in the log")
-        return exchange
 
     def _find_epoch(self, name: str) -> int | None:
         """The row of an epoch; None where none is named."""
@@ -142,18 +131,8 @@ class Epochs:
             raise Dangling("its epoch is not in the log")
         return seq
 
-    def _expect_blob(self, tenant: Tenant, digest: bytes) -> int:
-        blob = self._known.find_blob(tenant, digest)
-        if blob is None:
-            raise Dangling("a message that it refers to is not in the log")
-        return blob
-
 
 def commit(rendered: Sequence[bytes], originals: Sequence[tuple[str, Original]]) -> bytes:
     """The digest of what an epoch sends and refers to: digests of messages, originals with their sessions' keys."""
     named = [(key, each.id, each.wire, each.place, each.offset, each.digests) for key, each in originals]
     return digest_of(orjson.dumps((rendered, named), default=bytes.hex))
-
-
-def _list_ids(ids: Iterable[int]) -> str:
-    return orjson.dumps(list(ids)).decode()

@@ -15,7 +15,7 @@ from proxy.store.sqlite.targets import Targets
 from proxy.store.sqlite.trees import Trees
 
 NO_SEAL = b""
-SEALED = ("exchange", "round", "outcome", "trailer", "reading", "epoch", "decision", "pin")
+SEALED = ("exchange", "round", "outcome", "trailer", "reading", "epoch", "decision", "pin", "summary")
 
 _BLOBS, _LINKS, _EXCHANGES, _SESSIONS, _HEADERS, _RECEIVED = 8192, 8192, 4096, 4096, 256, 2048
 

@@ -15,79 +15,34 @@ from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, Timings, Usage
 from proxy.model.lineage import StoredSession
-from proxy.model.log import BranchRow, ExchangeRow, RoundRow, Selection, SessionRow, UnreadRow, Verification
+from proxy.model.log import BranchRow, ExchangeRow, RoundRow, Selection, SessionRow, Spent, UnreadRow, Verification
 from proxy.model.manifest import digest_of, encode_recipe
 from proxy.model.plan import Plan
+from proxy.model.summary import Summary
 from proxy.store.branches import find_branches
 from proxy.store.sqlite.backup import copy_log
 from proxy.store.sqlite.bodies import load_body, load_payload
 from proxy.store.sqlite.codec import decode_headers
 from proxy.store.sqlite.connection import connect_reader
 from proxy.store.sqlite.context import list_epochs, load_context, load_epoch, load_original
+from proxy.store.sqlite.dag import list_summaries
 from proxy.store.sqlite.desk import Desk
 from proxy.store.sqlite.envelope import join_recipe
 from proxy.store.sqlite.growth import RELATIONS
+from proxy.store.sqlite.listing import (
+    COUNT_SESSIONS,
+    FEW_SESSIONS,
+    LAST_CHARACTER,
+    Query,
+    select_session,
+    select_sessions,
+    sum_auxiliary,
+)
 from proxy.store.sqlite.recall import has_sessions, recall_sessions
 from proxy.store.sqlite.stands import load_stands
 from proxy.store.sqlite.unread import list_unread
 from proxy.store.sqlite.verify import verify_log
 from proxy.store.storable import fit_text
-
-# Two ways to the latest exchange of the sessions with the newest activity, which is in order of seq, for the wall clock
-# may jump. Of few sessions, the last exchange of each is one step in an index; of many (a client that names none makes
-# one with every call), the newest exchanges that have no successor in their session are soon as many as are asked for.
-_FEW_SESSIONS = 1000
-_COUNT_SESSIONS = "SELECT ifnull(max(id), 0) FROM session"
-_LATEST_OF_FEW = """
-    SELECT s.id, (SELECT e.seq FROM exchange e WHERE e.session = s.id ORDER BY e.n DESC LIMIT 1) AS seq
-    FROM session s WHERE {chosen} AND seq < :before ORDER BY 2 DESC LIMIT :limit"""
-_LATEST_OF_MANY = """
-    SELECT e.session AS id, e.seq FROM exchange e
-    WHERE e.seq < :before
-        AND NOT EXISTS (SELECT 1 FROM exchange later WHERE later.session = e.session AND later.n = e.n + 1)
-    ORDER BY e.seq DESC LIMIT :limit"""
-_ONE = _LATEST_OF_FEW.format(chosen="s.key = :key")
-_CHOSEN_BY = {
-    name: f"s.{name} <> '' AND s.{name} >= :{name} AND s.{name} < :{name}_end" for name in ("family", "parent")
-}
-_LAST_CHARACTER = "\U0010ffff"
-# `forked`: sessions that are more than one chain of nodes from the first to the last; of the others nothing but whether
-# a request ended there has to be known. `inner`: nodes with a tip behind them (see `store/branches`)
-_SESSIONS = """
-    WITH RECURSIVE latest AS MATERIALIZED ({latest}),
-    forked AS MATERIALIZED (
-        SELECT id FROM latest WHERE EXISTS (SELECT 1 FROM node d WHERE d.session = latest.id AND d.parent <> d.n - 1)),
-    inner(session, n) AS (
-        SELECT t.session, d.parent FROM forked CROSS JOIN step t ON t.session = forked.id
-            JOIN node d ON d.session = t.session AND d.n = t.tip
-        UNION
-        SELECT inner.session, d.parent FROM inner JOIN node d ON d.session = inner.session AND d.n = inner.n),
-    leaf AS MATERIALIZED (
-        SELECT session, count(*) AS branches FROM (
-            SELECT t.session, t.tip FROM forked CROSS JOIN step t ON t.session = forked.id WHERE t.tip > 0
-            EXCEPT SELECT session, n FROM inner)
-        GROUP BY session),
-    spent AS MATERIALIZED (
-        SELECT x.session, sum(g.input) AS input, sum(g.output) AS output
-        FROM latest CROSS JOIN exchange x ON x.session = latest.id CROSS JOIN reading g ON g.exchange = x.seq
-        GROUP BY x.session),
-    managed AS MATERIALIZED (
-        SELECT c.session, sum(c.tokens_client) FILTER (WHERE c.tokens_upstream IS NOT NULL) AS counted,
-            sum(c.tokens_upstream) FILTER (WHERE c.tokens_client IS NOT NULL) AS sent, sum(c.saving) AS saving
-        FROM latest CROSS JOIN decision c ON c.session = latest.id GROUP BY c.session)
-    SELECT s.key, s.family, s.upstream, s.created_ms, e.opened_ms, e.n, e.model,
-        ifnull(spent.input, 0), ifnull(spent.output, 0), s.parent,
-        CASE WHEN s.id IN (SELECT id FROM forked) THEN ifnull(leaf.branches, 0)
-            ELSE EXISTS (SELECT 1 FROM step t WHERE t.session = s.id AND t.tip > 0) END,
-        (SELECT count(*) FROM step t WHERE t.session = s.id AND t.is_side),
-        ifnull((SELECT o.key FROM adoption a JOIN session o ON o.id = a.source WHERE a.session = s.id
-            ORDER BY a.n LIMIT 1), ''),
-        e.seq, ifnull(managed.counted, 0), ifnull(managed.sent, 0), managed.saving
-    FROM latest JOIN session s ON s.id = latest.id JOIN exchange e ON e.seq = latest.seq
-        LEFT JOIN leaf ON leaf.session = latest.id
-        LEFT JOIN spent ON spent.session = latest.id
-        LEFT JOIN managed ON managed.session = latest.id
-    ORDER BY latest.seq DESC"""
 
 _IDS = "SELECT key FROM session WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
 _HAS_SESSION = "SELECT 1 FROM session WHERE key = ?"
@@ -163,7 +118,7 @@ class SqliteReader:
         self,
         path: Path,
         connect: Callable[[Path], sqlite3.Connection] = connect_reader,
-        few_sessions: int = _FEW_SESSIONS,
+        few_sessions: int = FEW_SESSIONS,
     ) -> None:
         self._path = path
         self._connect = connect
@@ -197,23 +152,19 @@ class SqliteReader:
 
     async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
         """Newest activity first."""
-        chosen, key = _choose(selection)
-        ((count,),) = await self._fetch(_COUNT_SESSIONS, ())
-        is_many = count > self._few_sessions and not chosen
-        latest = _LATEST_OF_MANY if is_many else _LATEST_OF_FEW.format(chosen=chosen or "true")
-        return await self._list_sessions(latest, {**key, "before": selection.before, "limit": limit})
+        ((count,),) = await self._fetch(COUNT_SESSIONS, ())
+        return await self._list_sessions(select_sessions(selection, limit, is_many=count > self._few_sessions))
 
     async def find_session(self, session: str) -> SessionRow:
         """The session with this id. Raises NotFound."""
-        key = {"key": fit_text(session), "before": ALL_SESSIONS.before, "limit": 1}
-        for row in await self._list_sessions(_ONE, key):
+        for row in await self._list_sessions(select_session(session)):
             return row
         raise NotFound(f"there is no session {session}")
 
     async def list_ids(self, prefix: str, limit: int) -> Sequence[str]:
         """The ids of sessions that begin so, in order."""
         first = fit_text(prefix)
-        return [row["key"] for row in await self._fetch(_IDS, (first, first + _LAST_CHARACTER, limit))]
+        return [row["key"] for row in await self._fetch(_IDS, (first, first + LAST_CHARACTER, limit))]
 
     async def list_named(self, after: int) -> Sequence[tuple[int, str]]:
         """Row ids and ids of some sessions with a name behind a row id, in order; none behind the last."""
@@ -284,6 +235,14 @@ class SqliteReader:
         """The n-th epoch of a session, from 1, with all its content. Raises NotFound."""
         return await self._listings.ask(lambda connection: load_epoch(connection, session, n))
 
+    async def list_summaries(self, session: str) -> Sequence[Summary]:
+        """All summaries of a session, oldest first. Raises NotFound."""
+        return await self._listings.ask(lambda connection: list_summaries(connection, session))
+
+    async def sum_auxiliary(self, since_ms: int) -> Sequence[Spent]:
+        """What auxiliary calls opened since then came to (see `LogReader`)."""
+        return await self._listings.ask(lambda connection: sum_auxiliary(connection, since_ms))
+
     async def verify(self) -> Verification:
         """Re-derive every digest, link, recipe and seal from what is stored."""
         return await asyncio.to_thread(verify_log, self._path)
@@ -298,8 +257,8 @@ class SqliteReader:
             await self._find(_HAS_SESSION, (fit_text(session),), f"there is no session {session}")
         return [_make_exchange(list(group)) for _, group in groupby(rows, key=lambda row: row["seq"])]
 
-    async def _list_sessions(self, latest: str, key: dict[str, object]) -> list[SessionRow]:
-        return [SessionRow(*row) for row in await self._fetch(_SESSIONS.format(latest=latest), key)]
+    async def _list_sessions(self, query: Query) -> list[SessionRow]:
+        return [SessionRow(*row) for row in await self._fetch(*query)]
 
     async def _find(self, query: str, key: tuple[object, ...], missing: str) -> sqlite3.Row:
         rows = await self._fetch(query, key)
@@ -320,14 +279,6 @@ class SqliteReader:
             yield connection
         except sqlite3.Error as error:
             raise StoreUnavailable(f"{self._path} cannot be read: {error}; run `palimpsest verify`") from error
-
-
-def _choose(selection: Selection) -> tuple[str, dict[str, object]]:
-    """A condition under which sessions are chosen, empty for all of them, and its parameters."""
-    beginnings = {"family": fit_text(selection.family), "parent": fit_text(selection.parent)}
-    chosen = {name: text for name, text in beginnings.items() if text}
-    ends = {f"{name}_end": text + _LAST_CHARACTER for name, text in chosen.items()}
-    return " AND ".join(_CHOSEN_BY[name] for name in chosen), {**chosen, **ends}
 
 
 def _make_exchange(rows: list[sqlite3.Row]) -> ExchangeRow:

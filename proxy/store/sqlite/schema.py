@@ -11,13 +11,15 @@ removed or altered row.
 `epoch`, `decision` (a `Plan`) and `pin` are how a session is managed, sealed in the same way. What an epoch sends is
 content, under its digest like a slice, for most of it is one; `rendered` and `original.messages` are lists of blob ids
 as JSON, `originals` one of rows of `original`, each of which several epochs may name. The digest of an epoch commits to
-all that these lists stand for. (`plan` and `round.plan` of the first migration were never filled; they stay empty.)
+all that these lists stand for. `summary` is as `epoch`: its text and its `notes` (reason and files, as JSON) are
+content, `messages` those of a leaf; `summary_edge` has what it was made of and what it stands in place of, in order,
+and its digest commits to both. (`plan` and `round.plan` of the first migration were never filled; they stay empty.)
 `node`, `step`, `mark` and `adoption` are lineage: derived from the record, numbered by `n` within each session. A
 node's `seal` commits to those before it in its session; of four bytes, for there is one with every message.
 
 Triggers: UPDATE and DELETE abort. An INSERT whose key exists aborts too, for REPLACE deletes without firing delete
-triggers on connections that did not set `recursive_triggers`. Mutable are `meta` and `permit`; a payload may be deleted
-while `permit` holds a row.
+triggers on connections that did not set `recursive_triggers`. Mutable are `meta`, `permit` and `lease`; a
+payload may be deleted while `permit` holds a row.
 Foreign keys are declared among record tables only: they make SQLite refuse an outcome whose round was lost. References
 to content are made by the writer in the same transaction and checked by `verify`; a key would cost a look-up each.
 """
@@ -196,9 +198,40 @@ def m003_managed(connection: sqlite3.Connection) -> None:
         _guard(connection, table, keys)
 
 
+# exchange is NULL where there is none; digest: see `summaries.commit`
+_SUMMARY_TABLES = (
+    """CREATE TABLE summary(
+        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id),
+        text INTEGER NOT NULL, notes INTEGER NOT NULL, id TEXT NOT NULL UNIQUE, wire TEXT NOT NULL,
+        start INTEGER NOT NULL, stop INTEGER NOT NULL, last BLOB NOT NULL, kind TEXT NOT NULL, level INTEGER NOT NULL,
+        is_provisional INTEGER NOT NULL, tokens INTEGER NOT NULL, covered INTEGER NOT NULL, made_ms INTEGER NOT NULL,
+        exchange INTEGER REFERENCES exchange(seq), model TEXT NOT NULL, calls TEXT NOT NULL, messages TEXT NOT NULL,
+        digest BLOB NOT NULL) STRICT""",
+    "CREATE INDEX summary_session ON summary(session)",
+    """CREATE TABLE summary_edge(
+        summary INTEGER NOT NULL, relation TEXT NOT NULL, i INTEGER NOT NULL, other INTEGER NOT NULL,
+        PRIMARY KEY(summary, relation, i)) STRICT, WITHOUT ROWID""",
+    "CREATE INDEX exchange_auxiliary ON exchange(session, opened_ms) WHERE kind = 'auxiliary'",
+    "CREATE TABLE lease(key TEXT PRIMARY KEY, owner TEXT NOT NULL, until_ms INTEGER NOT NULL) STRICT",
+)
+
+_SUMMARY_KEYS = {
+    "summary": ("seq = NEW.seq", "id = NEW.id"),
+    "summary_edge": ("summary = NEW.summary AND relation = NEW.relation AND i = NEW.i",),
+}
+
+
+def m004_summaries(connection: sqlite3.Connection) -> None:
+    """Summaries and how they hang together, auxiliary calls found quickly, and who works on what."""
+    for statement in _SUMMARY_TABLES:
+        connection.execute(statement)
+    for table, keys in _SUMMARY_KEYS.items():
+        _guard(connection, table, keys)
+
+
 Migration = Callable[[sqlite3.Connection], None]
 
-MIGRATIONS: tuple[Migration, ...] = (m001_record, m002_lineage, m003_managed)
+MIGRATIONS: tuple[Migration, ...] = (m001_record, m002_lineage, m003_managed, m004_summaries)
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration] = MIGRATIONS) -> None:
@@ -242,7 +275,7 @@ def read_salt(connection: sqlite3.Connection) -> bytes:
 
 
 def _guard(connection: sqlite3.Connection, table: str, keys: tuple[str, ...]) -> None:
-    # part of m001 to m003: its text is fixed for good, as that of every migration
+    # part of m001 to m004: its text is fixed for good, as that of every migration
     refuse = f"BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END"
     exists = " OR ".join(f"EXISTS (SELECT 1 FROM {table} WHERE {key})" for key in keys)
     permitted = "WHEN NOT EXISTS (SELECT 1 FROM permit)" if table == "payload" else ""

@@ -1,19 +1,23 @@
-"""What the writer knows of epochs and references. Rule: as in `known`, forgotten with it."""
+"""What the writer knows of epochs, references and summaries. Rule: as in `known`, forgotten with it."""
 
 import sqlite3
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from proxy.model.epoch import Original
 from proxy.store.sqlite.recent import Recent
+from proxy.store.summaries import Identity, Stretch
 
-_EPOCHS, _TARGETS = 4096, 8192
+_EPOCHS, _TARGETS, _SUMMARIES = 4096, 8192, 4096
 
 _FIND_EPOCH = "SELECT seq FROM epoch WHERE id = ?"
 _FIND_TARGET = """
     SELECT o.id, s.key, o.wire, o.place, o.start, o.messages FROM original o JOIN session s ON s.id = o.session
     WHERE o.name = ?"""
 _DIGESTS = "SELECT b.digest FROM json_each(?) m JOIN blob b ON b.id = m.value ORDER BY m.key"
+_FIND_SUMMARY = """
+    SELECT x.seq, x.wire, x.start, x.stop, x.last, x.kind, x.level, b.digest FROM summary x JOIN blob b ON b.id = x.text
+    WHERE x.id = ?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +29,22 @@ class Target:
     original: Original
 
 
+class Placed(NamedTuple):
+    """A summary's row, and what it stands for."""
+
+    seq: int
+    identity: Identity
+
+
 class Targets:
-    """Look-ups of epochs and references by their ids, bounded in memory."""
+    """Look-ups of epochs, references and summaries by their ids, bounded in memory."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._epochs: Recent[str, int] = Recent(_EPOCHS)
         self._targets: Recent[str, Target] = Recent(_TARGETS)
-        self._recents: tuple[Recent[Any, Any], ...] = (self._epochs, self._targets)
+        self._summaries: Recent[str, Placed] = Recent(_SUMMARIES)
+        self._recents: tuple[Recent[Any, Any], ...] = (self._epochs, self._targets, self._summaries)
 
     def forget(self) -> None:
         """Trust nothing any more."""
@@ -73,3 +85,18 @@ class Targets:
         """Remember what a reference stands for."""
         self._targets.put(target.original.id, target)
         return target
+
+    def find_summary(self, name: str) -> Placed | None:
+        """The summary with this id."""
+        found = self._summaries.get(name)
+        if found is None:
+            row = self._connection.execute(_FIND_SUMMARY, (name,)).fetchone()
+            if row:
+                seq, wire, start, stop, *rest = row
+                found = self.put_summary(name, Placed(seq, Identity(Stretch(wire, start, stop), *rest)))
+        return found
+
+    def put_summary(self, name: str, placed: Placed) -> Placed:
+        """Remember a summary."""
+        self._summaries.put(name, placed)
+        return placed

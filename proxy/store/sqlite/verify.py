@@ -16,6 +16,7 @@ from proxy.store.sqlite.connection import connect_reader
 from proxy.store.sqlite.envelope import join_recipe
 from proxy.store.sqlite.known import NO_SEAL
 from proxy.store.sqlite.verify_context import check_context
+from proxy.store.sqlite.verify_summaries import check_summaries
 from proxy.store.sqlite.verify_trees import check_trees
 
 _MOST_FAULTS = 1000
@@ -50,6 +51,11 @@ _SEALED = {
     "pin": """
         SELECT x.seq, x.seal, s.key, x.node, x.is_on, x.at_ms
         FROM pin x LEFT JOIN session s ON s.id = x.session ORDER BY x.seq""",
+    "summary": """
+        SELECT x.seq, x.seal, s.key, t.digest, n.digest, x.id, x.wire, x.start, x.stop, x.last, x.kind, x.level,
+            x.is_provisional, x.tokens, x.covered, x.made_ms, x.exchange, x.model, x.calls, x.messages, x.digest
+        FROM summary x LEFT JOIN session s ON s.id = x.session LEFT JOIN blob t ON t.id = x.text
+        LEFT JOIN blob n ON n.id = x.notes ORDER BY x.seq""",
 }
 
 
@@ -124,6 +130,7 @@ class _Inspection:
             self._check_references(),
             check_trees(self._connection),
             check_context(self._connection),
+            check_summaries(self._connection),
         )
         for check in checks:
             self._collect(check)

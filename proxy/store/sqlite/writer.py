@@ -2,7 +2,8 @@
 
 Group commit: what queued up during one transaction makes the next. A store that fails keeps its records, in order, and
 is tried again until it works; a record that fails by itself is found by going through its batch one append at a time.
-A commit takes the log's mark along, to the last of its entries that is in the journal.
+A commit takes the log's mark along, to the last of its entries that is in the journal. Between two commits the thread
+runs errands: what somebody wants done on the one connection that may write, and answers for himself.
 """
 
 import logging
@@ -19,6 +20,7 @@ from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.batch import Batch
 from proxy.store.sqlite.checkpoint import Checkpoint
 from proxy.store.sqlite.known import Known
+from proxy.store.sqlite.leases import Errand
 from proxy.store.sqlite.mark import move_mark
 from proxy.store.sqlite.problem import describe_problem, is_store_failing
 from proxy.store.sqlite.spool import Entry
@@ -41,8 +43,9 @@ class Writer:
         self._connection = connection
         self._policy = policy
         self._settle = settle
-        self._queue: queue.SimpleQueue[list[Entry] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[list[Entry] | Errand | None] = queue.SimpleQueue()
         self._pending: deque[Entry] = deque()
+        self._errands: deque[Errand] = deque()
         self._one_by_one = 0
         self._retry_s = _FIRST_RETRY_S
         self._known = Known(connection)
@@ -60,6 +63,13 @@ class Writer:
     def put(self, entries: list[Entry]) -> None:
         """Queue entries behind everything queued before."""
         self._queue.put(entries)
+
+    def put_errand(self, errand: Errand) -> bool:
+        """Have it run in the thread; False where the writer is stopping. It must not raise."""
+        if self._is_stopping.is_set():
+            return False
+        self._queue.put(errand)
+        return True
 
     def write_now(self, entries: list[Entry]) -> str:
         """Write entries in the calling thread, instead of `start`; what is wrong where the log takes no writes."""
@@ -81,6 +91,8 @@ class Writer:
             self._gather()
             if self._pending:
                 self._write_some()
+            while self._errands:
+                self._errands.popleft()(self._connection)
         try:
             self._checkpoint.finish()
         except sqlite3.Error:
@@ -97,9 +109,11 @@ class Writer:
         except queue.Empty:
             self._copy_log()
 
-    def _take(self, entries: list[Entry] | None) -> None:
-        if entries:
-            self._pending.extend(entries)
+    def _take(self, item: list[Entry] | Errand | None) -> None:
+        if isinstance(item, list):
+            self._pending.extend(item)
+        elif item is not None:
+            self._errands.append(item)
 
     def _write_some(self) -> None:
         entries = self._choose()

@@ -5,10 +5,12 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from proxy.engine.managing.caring import Caretaker
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable
 from proxy.model.events import EpochOpened
+from tests.store.samples import make_key, make_opening
 from tests.support.managing import make_history
 from tests.support.talking import Talk
 
@@ -78,6 +80,21 @@ async def test_the_tokens_of_a_quote_are_those_of_the_next_request(talk: Talk) -
     plan = (await row_of(talk)).rounds[0].plan
     assert reversion.quote.tokens == plan.tokens_client == plan.tokens_upstream
     assert reversion.now == before.tokens_upstream
+
+
+async def test_calls_of_our_own_hide_no_request_from_a_quote(talk: Talk) -> None:
+    history = await talk.grow_to(1)
+    before = await talk.care.quote(talk.session, 1)
+    key = replace(make_key(), id=talk.session)
+    for i in range(120):  # more than are looked at in one go
+        assert await talk.log.append(make_opening(f"a{i}", key=key, kind="auxiliary"))
+    more = make_history(talk.step + 20, 300)
+    await talk.ask([*history, *more[len(history) :]])
+    plan = (await talk.log.list_exchanges(talk.session, (await talk.log.find_session(talk.session)).recorded - 1))[0]
+    quoted = await talk.care.quote(talk.session, 1)
+    assert quoted.now > before.now
+    assert plan.rounds[0].plan is not None
+    assert quoted.now == plan.rounds[0].plan.tokens_upstream
 
 
 async def test_going_back_before_a_later_epoch_is_going_back_to_the_one_before_it(talk: Talk) -> None:

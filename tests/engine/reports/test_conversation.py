@@ -137,3 +137,13 @@ def test_a_branch_ends_with_the_newest_answered_call_at_its_tip() -> None:
 def test_without_a_known_wire_there_is_no_conversation() -> None:
     with pytest.raises(NotFound, match="--json"):
         pick_end(TREE[-1:])
+
+
+async def test_a_call_of_our_own_is_no_conversation() -> None:
+    calls = [stored(1, "a"), stored(2, "s"), stored(3, "b", "a")]
+    rows = [replace(row, kind="auxiliary" if row.n == 2 else "managed") for row, _ in calls]
+    bodies = {row.id: body for row, body in calls}
+    assert (await load_conversation(FakeLog(exchanges=rows, bodies=bodies), "abc1")).items == [b"1", b"-1", b"3", b"-3"]
+    assert (await load_conversation(FakeLog(exchanges=rows[:2], bodies=bodies), "abc1")).items == [b"1", b"-1"]
+    with pytest.raises(NotFound, match="no call in a known wire format"):
+        await load_conversation(FakeLog(exchanges=rows[1:2], bodies=bodies), "abc1")

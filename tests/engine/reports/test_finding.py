@@ -118,6 +118,15 @@ async def test_exchanges_are_read_page_by_page(after: int, limit: int | None, fo
     assert max(log.limits) <= 100
 
 
+async def test_calls_of_our_own_are_numbered_among_the_others() -> None:
+    log = Noting(exchanges=[exchange(n, kind="auxiliary" if n % 2 else "managed") for n in range(1, 8)])
+    assert [row.n async for page in read_pages(log, "abc1") for row in page] == list(range(1, 8))
+    assert [row.n async for row in read_exchanges(log, "abc1")] == list(range(1, 8))
+    assert (await find_exchange(log, "abc1", 7)).kind == "auxiliary"
+    with pytest.raises(NotFound, match="it has 7, counted from 1"):
+        await find_exchange(log, "abc1", 8)
+
+
 async def test_what_was_answered_is_in_no_page_and_is_read_one_exchange_at_a_time() -> None:
     log = Noting(exchanges=[exchange(n) for n in range(1, 251)])
     pages = [page async for page in read_pages(log, "abc1")]

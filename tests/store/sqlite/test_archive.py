@@ -31,6 +31,7 @@ from tests.store.samples import (
     make_round,
     make_turns,
 )
+from tests.store.summary_contract import SummaryContract
 from tests.store.tree_contract import TreeArchive, TreeContract
 from tests.store.unread_contract import UnreadContract
 
@@ -46,7 +47,9 @@ def open_at(policy: StorePolicy) -> SqliteArchive:
     return open_sqlite(policy, asyncio.get_running_loop())
 
 
-class TestSqliteArchive(ArchiveContract, ContextContract, ListingContract, TreeContract, UnreadContract):
+class TestSqliteArchive(
+    ArchiveContract, ContextContract, ListingContract, SummaryContract, TreeContract, UnreadContract
+):
     @pytest.fixture(params=["full", "normal"])
     async def archive(self, policy: StorePolicy, request: pytest.FixtureRequest) -> AsyncIterator[TreeArchive]:
         archive = open_at(replace(policy, durability=request.param))

@@ -13,6 +13,7 @@ from tests.store.samples import (
     chain_body,
     make_epoch,
     make_key,
+    make_leaf,
     make_opening,
     make_original,
     make_outcome,
@@ -40,6 +41,7 @@ def log(policy: StorePolicy) -> Iterator[sqlite3.Connection]:
     batch.add(make_reading("e1", answer=b"{}", error="overloaded"))
     for derived in (make_epoch("p1", originals=[ORIGINAL]), make_plan("e1", epoch="p1"), make_pin(b"n" * 16)):
         batch.add(derived)
+    batch.add(make_leaf("a", [make_turns(3)[0][1]]))
     batch.write(connection)
     yield connection
     connection.close()
@@ -124,6 +126,7 @@ def test_numbers_go_on_after_the_last(log: sqlite3.Connection) -> None:
         "epoch": 1,
         "decision": 1,
         "pin": 1,
+        "summary": 1,
     }
 
 

@@ -18,6 +18,7 @@ from tests.store.samples import (
     make_chain,
     make_epoch,
     make_key,
+    make_leaf,
     make_opening,
     make_original,
     make_outcome,
@@ -35,6 +36,7 @@ TABLES = ("tenant", "blob", "payload", "raw", "exchange", "round", "outcome", "r
 
 
 TREES = ("node", "step", "mark", "adoption")
+MANAGED = ("epoch", "original", "decision", "pin")
 
 
 def put_back(policy: StorePolicy, tmp_path: Path, migrations: int, session: str, tables: Sequence[str]) -> Path:
@@ -74,6 +76,17 @@ async def unmanaged(open_archive: Opener, policy: StorePolicy, tmp_path: Path) -
     return put_back(policy, tmp_path, 2, columns, (*TABLES, *TREES))
 
 
+@pytest.fixture
+async def plain(open_archive: Opener, policy: StorePolicy, tmp_path: Path) -> Path:
+    """A log of the third version, with an epoch."""
+    archive = open_archive()
+    archive.append(make_opening("e1", chain_body(TURNS)), make_step("e1", CHAIN), make_round("e1"), make_outcome("e1"))
+    archive.append(make_epoch("p1", (b"a ledger",), [make_original("r1", TURNS[1][1])]), make_plan("e1", epoch="p1"))
+    await archive.close()
+    columns = "id, key, tenant, upstream, family, created_ms, parent"
+    return put_back(policy, tmp_path, 3, columns, (*TABLES, *TREES, *MANAGED))
+
+
 async def test_it_is_brought_up_to_date_and_grows_trees_from_then_on(old: Path, open_archive: Opener) -> None:
     with pytest.raises(StoreUnavailable, match="start the server once"):
         connect_reader(old)
@@ -91,7 +104,7 @@ async def test_it_is_brought_up_to_date_and_grows_trees_from_then_on(old: Path, 
     found = verify_log(old)
     assert (found.exchanges, found.faults) == (4, ())
     connection = sqlite3.connect(old)
-    assert read_applied(connection) == ["m001_record", "m002_lineage", "m003_managed"]
+    assert read_applied(connection) == [migration.__name__ for migration in MIGRATIONS]
     connection.close()
 
 
@@ -110,3 +123,22 @@ async def test_sessions_without_epochs_are_managed_from_then_on(unmanaged: Path,
     await archive.close()
     found = verify_log(unmanaged)
     assert (found.exchanges, found.faults) == (2, ())
+
+
+async def test_sessions_without_summaries_have_some_from_then_on(plain: Path, open_archive: Opener) -> None:
+    with pytest.raises(StoreUnavailable, match="start the server once"):
+        connect_reader(plain)
+    archive = open_archive()
+    session = make_key().id
+    context = await archive.load_context(session)
+    assert ([epoch.id for epoch in context.epochs], context.summaries) == (["p1"], ())
+    assert not list(await archive.list_summaries(session))
+    assert not list(await archive.sum_auxiliary(0))
+    leaf = make_leaf("a", [TURNS[1][1], TURNS[2][1]], 1, session=session)
+    assert await archive.append(leaf, make_opening("a1", kind="auxiliary"))
+    assert (await archive.load_context(session)).summaries == (leaf,)
+    assert (await archive.load_original("a")).messages == (TURNS[1][1], TURNS[2][1])
+    row = await archive.find_session(session)
+    assert (row.exchanges, row.auxiliary, row.recorded) == (1, 1, 2)
+    await archive.close()
+    assert verify_log(plain).faults == ()

@@ -18,7 +18,19 @@ from proxy.store.sqlite.journal import Journal, name_journal
 from proxy.store.sqlite.mark import read_mark
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.replay import recover_log
-from tests.store.samples import make_epoch, make_key, make_opening, make_outcome, make_plan, make_round, make_trailer
+from tests.store.samples import (
+    chain_body,
+    make_condensed,
+    make_epoch,
+    make_key,
+    make_leaf,
+    make_opening,
+    make_outcome,
+    make_plan,
+    make_round,
+    make_trailer,
+    make_turns,
+)
 from tests.store.sqlite.conftest import Opener
 from tests.store.sqlite.disk import FULL, LOCKED, Disk
 
@@ -167,6 +179,20 @@ async def test_a_log_is_recovered_for_readers_without_a_server(policy: StorePoli
     reader = SqliteReader(policy.path)
     try:
         await check_all_there(reader)
+    finally:
+        await reader.close()
+
+
+async def test_summaries_that_a_kill_left_behind_are_brought_in(policy: StorePolicy) -> None:
+    turns = make_turns(3)
+    leaf = make_leaf("a", [raw for _, raw in turns], text="é")
+    condensed = make_condensed("b", [leaf])
+    await asyncio.to_thread(crash, policy, (make_opening("e1", chain_body(turns)),), (leaf, condensed), (leaf,))
+    recover_log(policy)
+    reader = SqliteReader(policy.path)
+    try:
+        assert list(await reader.list_summaries(leaf.session)) == [leaf, condensed]
+        assert (await reader.verify()).faults == ()
     finally:
         await reader.close()
 

@@ -8,7 +8,7 @@ import pytest
 from proxy.model.errors import StoreUnavailable
 from proxy.store.sqlite.schema import APPLICATION_ID, MIGRATIONS, migrate, read_applied, read_salt
 
-MUTABLE = {"meta", "permit"}
+MUTABLE = {"meta", "permit", "lease"}
 # one row of each table; what it refers to need not exist, for foreign keys are off on a foreign connection
 ROWS = {
     "tenant": (1, b"t"),
@@ -30,6 +30,8 @@ ROWS = {
     "adoption": (1, 1, 2, 1, 0),
     "epoch": (1, b"", 1, "p", "m", None, b"n", 1, "hard", None, 0, 2, 1, 1, b"d", "[]", "[]", b"d"),
     "original": (1, "r", 1, "w", 0, 0, "[]"),
+    "summary": (1, b"", 1, 1, 2, "s", "w", 0, 1, b"n", "leaf", 1, 0, 1, 2, 0, None, "m", "[]", "[]", b"d"),
+    "summary_edge": (2, "parent", 0, 1),
     "decision": (1, b"", 1, 1, 0, "m", "plan", None, "soft", "", None, None, 0, 0.0, None),
     "pin": (1, b"", 1, b"n", 1, 0),
 }
@@ -46,6 +48,7 @@ RIVALS = {
     "reading": (2, b"", 1, 0, 1, b"d", None, None, None, None, None, None, None, "stop"),
     "epoch": (2, b"", 1, "p", "m", None, b"n", 1, "hard", None, 0, 2, 1, 1, b"d", "[]", "[]", b"d"),
     "original": (2, "r", 1, "w", 0, 0, "[]"),
+    "summary": (2, b"", 1, 1, 2, "s", "w", 0, 1, b"n", "leaf", 1, 0, 1, 2, 0, None, "m", "[]", "[]", b"d"),
     "decision": (2, b"", 1, 1, 0, "m", "plan", None, "soft", "", None, None, 0, 0.0, None),
 }
 
@@ -134,6 +137,9 @@ def test_small_state_is_mutable(log: sqlite3.Connection) -> None:
     log.execute("INSERT INTO meta VALUES ('a', x'00')")
     log.execute("UPDATE meta SET value = x'01'")
     log.execute("DELETE FROM meta")
+    log.execute("INSERT INTO lease VALUES ('a', 'me', 1)")
+    log.execute("UPDATE lease SET owner = 'you', until_ms = 2")
+    log.execute("DELETE FROM lease")
 
 
 # Before the first release: change the digest along with the tables.
@@ -141,6 +147,7 @@ DIGESTS = {
     "m001_record": "86027a6c0c1582a1b75940e239170db87be46c9427583d6d7553d929aa2681e4",
     "m002_lineage": "e1e23682d9e900e1eb58cc44d51a627ead674852bc1732127e350902f8c1a429",
     "m003_managed": "6d7015f2b8a24ed8102f3e130b7b2a262cec8bf1af0479d69d96226242f9c455",
+    "m004_summaries": "40295a94597efc3acec229788d07c18dd7655d1be0dd6f4685ee96811b8338c3",
 }
 
 

@@ -1,0 +1,106 @@
+"""Sums over what the log in memory has. Rule: as a file answers (`LogReader`): our own calls are never the client's."""
+
+from collections.abc import Iterable, Sequence
+from typing import TypedDict
+
+from proxy.model.exchange import Usage
+from proxy.model.log import SessionRow, Spent
+from proxy.model.plan import Plan
+from proxy.store.storable import fit_text, fit_usage
+from proxy.store.tables import Exchange, Tables
+
+_COUNTS = Usage.__struct_fields__
+
+
+def find_last(tables: Tables, session: str) -> Exchange:
+    """The newest exchange of a session."""
+    numbers = tables.sessions[session]
+    return tables.exchanges[numbers[len(numbers)]]
+
+
+def make_session(tables: Tables, session: str) -> SessionRow:
+    """A session in a listing."""
+    key, numbers, tree = tables.keys[session], tables.sessions[session], tables.trees[session]
+    exchanges = [tables.exchanges[name] for name in numbers.values()]
+    client = [each for each in exchanges if not _is_auxiliary(each)]
+    names = set(numbers.values())
+    newest = (client or exchanges)[-1].opening
+    usage, aside = (
+        _sum_usage(tables, [each for each in exchanges if _is_auxiliary(each) == is_so]) for is_so in (0, 1)
+    )
+    return SessionRow(
+        id=session,
+        family=fit_text(key.family),
+        upstream=fit_text(key.upstream),
+        created_ms=exchanges[0].opening.opened_ms,
+        last_ms=newest.opened_ms,
+        exchanges=len(client),
+        model=fit_text(newest.model),
+        input_tokens=usage.input or 0,
+        output_tokens=usage.output or 0,
+        parent=fit_text(key.parent),
+        branches=len(tree.list_branches(numbers)),
+        side=sum(step.is_side for step in tree.steps.values()),
+        adopted=next((source for source, _ in tree.adoptions), ""),
+        seq=exchanges[-1].seq,
+        auxiliary=len(exchanges) - len(client),
+        auxiliary_input=aside.input or 0,
+        auxiliary_output=aside.output or 0,
+        **_sum_plans(plan for plan in tables.plans.values() if plan.exchange in names),
+    )
+
+
+def sum_auxiliary(tables: Tables, since_ms: int) -> list[Spent]:
+    """What auxiliary calls opened since then came to, by session, upstream and model."""
+    groups: dict[tuple[str, str, str], dict[str, Exchange]] = {}
+    for exchange in tables.exchanges.values():
+        opening = exchange.opening
+        if _is_auxiliary(exchange) and opening.opened_ms >= since_ms:
+            rounds = tables.rounds[opening.exchange].values()
+            for upstream in {each.upstream for each in rounds} or {opening.session.upstream}:
+                key = (opening.session.id, fit_text(upstream), fit_text(opening.model))
+                groups.setdefault(key, {})[opening.exchange] = exchange
+    return [
+        Spent(*key, len(group), _sum_usage(tables, group.values(), key[1])) for key, group in sorted(groups.items())
+    ]
+
+
+def _is_auxiliary(exchange: Exchange) -> bool:
+    return exchange.opening.kind == "auxiliary"
+
+
+def _sum_usage(tables: Tables, exchanges: Iterable[Exchange], upstream: str = "") -> Usage:
+    """The tokens of their rounds, of those at one upstream if it is named; None where nothing was said."""
+    keys = [
+        (each.opening.exchange, k)
+        for each in exchanges
+        for k, round_ in tables.rounds[each.opening.exchange].items()
+        if not upstream or fit_text(round_.upstream) == upstream
+    ]
+    usages = [fit_usage(tables.readings[key].usage) for key in keys if key in tables.readings]
+    return Usage(*[_add([getattr(usage, name) for usage in usages if usage]) for name in _COUNTS])
+
+
+def _add(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
+class _Sums(TypedDict):
+    """Fields of a `SessionRow`."""
+
+    counted: int
+    sent: int
+    saving: float | None
+
+
+def _sum_plans(plans: Iterable[Plan]) -> _Sums:
+    """Tokens of the client's requests and of those that were sent, where both were counted, and the saving."""
+    found = [(plan.tokens_client, plan.tokens_upstream, plan.saving) for plan in plans]
+    known = [(client, sent) for client, sent, _ in found if client is not None and sent is not None]
+    savings = [saving for _, _, saving in found if saving is not None]
+    return _Sums(
+        counted=sum(client for client, _ in known),
+        sent=sum(sent for _, sent in known),
+        saving=sum(savings) if savings else None,
+    )

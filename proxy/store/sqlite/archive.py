@@ -193,7 +193,8 @@ class SqliteArchive:
     async def close(self) -> None:
         """Write what is pending, for `policy.close_ms` at most, and let go. May be called twice."""
         self._spool.close()
-        self._reading_roll.cancel()
+        if not self._reading_roll.get_loop().is_closed():  # what a loop that is gone left unfinished, it cannot cancel
+            self._reading_roll.cancel()
         await self._reader.close()
         is_ended = await asyncio.to_thread(self._writer.stop, self._policy.close_ms / 1000)
         if self._journal is not None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -9,6 +10,8 @@ from msgspec.structs import replace
 from proxy.engine.ports import MOST_MARKS
 from proxy.model.errors import StoreUnavailable
 from proxy.store.policy import StorePolicy
+from proxy.store.sqlite.archive import open_sqlite
+from proxy.store.sqlite.lock import WriterLock
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.roll import Roll
 from tests.store.samples import make_chain, make_key, make_opening, make_step
@@ -134,3 +137,20 @@ async def test_a_log_that_is_closed_at_once_leaves_nothing_behind(open_archive: 
     await archive.close()
     assert archive._reading_roll.cancelled()
     assert await stored
+
+
+class Silent(asyncio.SelectorEventLoop):
+    """A loop to which no thread ever answers."""
+
+    def run_in_executor(self, executor: object, func: object, *args: object) -> "asyncio.Future[Any]":
+        return self.create_future()
+
+
+def test_a_loop_that_is_gone_while_the_file_is_gone_through_is_no_trouble(policy: StorePolicy) -> None:
+    loop = Silent()
+    archive = open_sqlite(policy, loop)
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    assert not archive._reading_roll.done()
+    asyncio.run(archive.close())
+    WriterLock(policy.path).release()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from proxy.config import ConfigError, Settings
 from proxy.config.problems import Problem
 from proxy.context.builder import ContextBuilder
+from proxy.context.holdout import Holdout
 from proxy.context.model_names import Encoding
 from proxy.engine.bus import EventBus
 from proxy.engine.compaction.policy import PromptHook
@@ -121,7 +122,8 @@ async def build_engine(settings: Settings) -> Engine:
         return tokenizer.count(text, _COUNTED_IN)[0]
 
     builder = ContextBuilder(settings.builder_policy(), count, studies.find, outliner.outline)
-    around = Surroundings(archive, models, builder, bus, clock, settings.providers())
+    holdout = Holdout(settings.compaction.holdout_fraction, archive.salt)
+    around = Surroundings(archive, models, builder, bus, clock, settings.providers(), holdout)
     steward = build_steward(around, policy.cache_bytes // 4, archive.salt)
     exchanges = Exchanges(policy, formats, reception, relay, tasks, steward)
     caretaker = Caretaker(steward.lookout, archive, gate, bus, SystemIds(), clock)

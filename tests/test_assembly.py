@@ -9,6 +9,7 @@ import pytest
 
 from proxy.assembly import build_engine, build_formats, find_admin_token, find_prompt_hook, open_log
 from proxy.config import ConfigError, Settings, load_settings
+from proxy.context.holdout import Holdout
 from proxy.engine.counting import Piece
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable
 from proxy.server.routes import MANAGED_PATHS
@@ -83,6 +84,17 @@ async def test_an_engine_has_an_upstream_for_each_in_the_settings(tmp_path: Path
     assert engine.relay.problem == ""
     assert len(engine.tasks) == 0
     await engine.close()
+
+
+async def test_who_is_only_observed_is_decided_with_the_logs_own_secret(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path, **{"compaction.holdout_fraction": 0.25})
+    engine = await build_engine(settings)
+    holdout = engine.caretaker._lookout.holdout
+    await engine.close()
+    again = await build_engine(settings)
+    assert again.caretaker._lookout.holdout == holdout == Holdout(0.25, holdout.secret)
+    assert len(holdout.secret) == 32
+    await again.close()
 
 
 async def test_a_log_has_one_writer_and_is_free_again_after_it(tmp_path: Path) -> None:

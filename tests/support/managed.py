@@ -88,6 +88,7 @@ class ManagedEngine(Engine):
         window: int | None = 1_000_000,
         provider: Provider | None = None,
         builder: ContextBuilder | None = None,
+        held_out: float = 0.0,
         policy: EnginePolicy | None = None,
         after: "ManagedEngine | None" = None,
     ) -> None:
@@ -102,6 +103,7 @@ class ManagedEngine(Engine):
             window=window,
             provider=provider,
             builder=builder,
+            held_out=held_out,
         )
         formats = {"chat_completions": ChatCompletions()}
         self.exchanges = Exchanges(policy, formats, self.reception, self.relay, self.tasks, self.steward)
@@ -219,14 +221,18 @@ class OwnBuilder(ContextBuilder):
 class Desk:
     """A steward over fakes; the log has what was committed, unless it is told to lose that."""
 
-    def __init__(self, *acts: Any, window: int | None = 1_000_000, ceiling: int = 8_000) -> None:
+    def __init__(self, *acts: Any, window: int | None = 1_000_000, ceiling: int = 8_000, held_out: float = 0.0) -> None:
         tasks = TaskRunner()
         bus = EventBus(tasks)
         self.events: list[Event] = []
         bus.subscribe_all(self.events.append)
         self.builder, self.clock, self.log = OwnBuilder(*acts), FixedClock(), ContextLog()
         self.steward: Steward = make_steward(
-            *(self.log, bus, self.clock, tasks), ceiling=ceiling, window=window, builder=self.builder
+            *(self.log, bus, self.clock, tasks),
+            ceiling=ceiling,
+            window=window,
+            builder=self.builder,
+            held_out=held_out,
         )
         self.ladder = self.steward._ladder
         self.committed: list[Epoch] = []

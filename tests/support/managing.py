@@ -6,6 +6,7 @@ from typing import Any
 
 from proxy.context.budget import BudgetPolicy
 from proxy.context.builder import ContextBuilder
+from proxy.context.holdout import Holdout
 from proxy.context.model_names import Encoding
 from proxy.context.policy import BuilderPolicy
 from proxy.engine.bus import EventBus
@@ -75,13 +76,15 @@ def make_steward(
     window: int | None = 1_000_000,
     provider: Provider | None = None,
     builder: ContextBuilder | None = None,
+    held_out: float = 0.0,
 ) -> Steward:
     """Whoever decides what is sent, with a ceiling in tokens of four characters."""
     tokenizer = QuarterTokens()
     models = Models(StatedCatalog(window), Counting(tokenizer), BudgetPolicy(ceiling), clock, tasks.spawn)
     builder = builder or make_builder()
     providers = {"main": provider, "scripted": provider} if provider is not None else {}
-    return build_steward(Surroundings(archive, models, builder, bus, clock, providers), 1 << 26, b"secret")
+    around = Surroundings(archive, models, builder, bus, clock, providers, Holdout(held_out, b"secret"))
+    return build_steward(around, 1 << 26, b"secret")
 
 
 def make_builder() -> ContextBuilder:

@@ -5,6 +5,7 @@ import msgspec
 from proxy.context.account import Account
 from proxy.context.budget import Budget, is_surely_below
 from proxy.context.estimate import Ratio
+from proxy.context.holdout import Holdout
 from proxy.context.tariff import Tariff
 from proxy.engine.managing.case import Case, estimate_protected, find_kept
 from proxy.engine.managing.context import Context
@@ -18,6 +19,8 @@ from proxy.model.card import LimitKey
 from proxy.model.epoch import Epoch
 from proxy.wire.body import Span
 
+_NOBODY = Holdout()
+
 
 class Ahead(msgspec.Struct, frozen=True, gc=False):
     """A case in which the tokens of what is new are not counted, but for the most that they may be."""
@@ -27,11 +30,17 @@ class Ahead(msgspec.Struct, frozen=True, gc=False):
 
 
 class Lookout:
-    """Looks at requests. Tokens are as we count them, budgets too; `memory` is what is known of earlier ones."""
+    """Looks at requests. Tokens are as we count them, budgets too; `memory` is what is known of earlier ones.
 
-    def __init__(self, memory: Memory, models: Models, lessons: Lessons, clock: Clock) -> None:
+    `holdout` are the sessions that are only observed.
+    """
+
+    def __init__(
+        self, memory: Memory, models: Models, lessons: Lessons, clock: Clock, holdout: Holdout = _NOBODY
+    ) -> None:
         self.memory = memory
         self.models = models
+        self.holdout = holdout
         self._lessons = lessons
         self._clock = clock
 

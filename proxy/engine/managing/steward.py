@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from proxy.context.account import note_use
 from proxy.context.budget import Budget, has_room_for
 from proxy.context.economics import Decision, decide
+from proxy.context.holdout import HELD_OUT
 from proxy.engine.boundary import attempt, attempt_now
 from proxy.engine.bus import EventBus
 from proxy.engine.managing.booking import Books
@@ -29,7 +30,7 @@ from proxy.engine.ports import Clock, Upstream
 from proxy.engine.rescue import Rescuer
 from proxy.model.epoch import Epoch
 from proxy.model.events import Planned, RungFailed
-from proxy.model.exchange import Mode
+from proxy.model.exchange import Headers, Mode
 from proxy.model.manifest import keep_whole
 from proxy.model.plan import Plan
 from proxy.wire.standing import find_management
@@ -82,6 +83,8 @@ class Steward:
         budget = self._lookout.find_budget(subject)
         if not (subject.chain.is_plain and has_room_for(budget, len(content))) or _find_exemption(subject, mode):
             return None
+        if self._lookout.holdout.has(subject.session.id):
+            return None
         return Sending(content, is_managed=True, is_guarded=_is_risky(budget, subject))
 
     async def prepare(self, subject: Subject, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:
@@ -100,6 +103,8 @@ class Steward:
             return Sending(subject.split.content).add(refuse_pin(subject, "calls of this wire are not managed"))
         if exemption := _find_exemption(subject, mode):
             return self._stand_aside(subject, mode, exemption).add(refuse_pin(subject, exemption))
+        if await self._is_held_out(subject):
+            return self._hold_out(subject, ceiling).add(refuse_pin(subject, HELD_OUT))
         pin, told = await self._pinning.take(subject, ceiling)
         return (await self._try(subject, self._manage(subject, ceiling, commit))).add(told, pin)
 
@@ -128,6 +133,26 @@ class Steward:
     def stand_by(self, subject: Subject, sending: Sending, commit: Commit, tell: Tell) -> Rescuer:
         """Who cuts a managed request that is refused as too long, and tells the client of it."""
         return self._rescues.stand_by(subject, sending, commit, tell)
+
+    async def _is_held_out(self, subject: Subject) -> bool:
+        """Whether its session is only observed; not where an epoch was opened in it before, or nobody can tell."""
+        if not self._lookout.holdout.has(subject.session.id):
+            return False
+        self._memory.forget_lost()
+        context = await self._memory.contexts.open(subject)
+        return context.is_known and not context.epochs
+
+    def _hold_out(self, subject: Subject, ceiling: int | None) -> Sending:
+        """A request that would be managed in another session.
+
+        Its tokens are told by its provider; what they are to be compared with is known here.
+        """
+        budget = self._lookout.find_budget(subject, ceiling)
+        if not self._lookout.is_below(subject, budget) and (exemption := self._find_sign(subject)):
+            return self._stand_aside(subject, "manage", exemption)
+        usable = self._lookout.find_ratio(subject).apply(budget.usable)
+        plan = Plan(subject.exchange, 0, subject.model, "original", reason=HELD_OUT, usable=usable)
+        return Sending(subject.split.content, plan=plan, labels=_label_observed(HELD_OUT))
 
     async def _manage(self, subject: Subject, ceiling: int | None, commit: Commit) -> Sending:
         self._memory.forget_lost()
@@ -196,7 +221,7 @@ class Steward:
     def _stand_aside(self, subject: Subject, mode: Mode, reason: str) -> Sending:
         """A request that is not managed though its session may be; what that costs is told."""
         content = subject.split.content
-        labels = ((b"x-palimpsest-mode", f"observe; {reason}".encode("ascii", "replace")),) if mode == "manage" else ()
+        labels = _label_observed(reason) if mode == "manage" else ()
         context = self._memory.contexts.get(subject.session.id)
         epoch = context.find(subject.model, subject) if context is not None else None
         known, _ = self._memory.paths.find(subject)
@@ -239,6 +264,11 @@ def _choose(case: Case, footing: Footing) -> None:
     case.context.choose(case.view, case.subject, _name(footing.epoch))
     if footing.epoch is not None:
         case.context.cover(footing.epoch, case.subject.chain.items)
+
+
+def _label_observed(reason: str) -> Headers:
+    """What the client is told of a request that stood aside."""
+    return ((b"x-palimpsest-mode", f"observe; {reason}".encode("ascii", "replace")),)
 
 
 def _name(epoch: Epoch | None) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from proxy.context.builder import ContextBuilder
+from proxy.context.holdout import Holdout
 from proxy.engine.bus import EventBus
 from proxy.engine.managing.ladder import Ladder
 from proxy.engine.managing.lessons import Lessons
@@ -21,7 +22,7 @@ from proxy.model.events import AnswerRead
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What managing stands among; `providers` are by the upstream's name."""
+    """What managing stands among; `providers` are by the upstream's name, `holdout` the sessions only observed."""
 
     archive: Archive
     models: Models
@@ -29,6 +30,7 @@ class Surroundings:
     bus: EventBus
     clock: Clock
     providers: Mapping[str, Provider]
+    holdout: Holdout
 
 
 def build_steward(around: Surroundings, cache_bytes: int, secret: bytes) -> Steward:
@@ -37,7 +39,7 @@ def build_steward(around: Surroundings, cache_bytes: int, secret: bytes) -> Stew
     memory = Memory(around.archive, counting, cache_bytes)
     lessons = Lessons(counting, around.providers)
     around.bus.subscribe(AnswerRead, lessons.note_answer)
-    lookout = Lookout(memory, around.models, lessons, around.clock)
+    lookout = Lookout(memory, around.models, lessons, around.clock, around.holdout)
     opener = Opener(around.builder, secret, around.providers)
     ladder = Ladder(memory, opener, Rewriter(around.providers), around.bus, around.clock)
     return Steward(lookout, ladder, Rescues(lookout, ladder), lessons, around.bus, around.clock)

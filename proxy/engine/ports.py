@@ -15,6 +15,7 @@ from proxy.model.exchange import Headers, SessionKey
 from proxy.model.lineage import StoredSession
 from proxy.model.log import (
     ArchiveHealth,
+    Bill,
     BranchRow,
     ExchangeRow,
     Selection,
@@ -211,6 +212,13 @@ class LogReader(Protocol):
 
     async def sum_auxiliary(self, since_ms: int) -> Sequence[Spent]:
         """What auxiliary calls opened since then came to, a row for each session, upstream and model, in this order."""
+        ...
+
+    async def list_bills(self, after: int = 0, limit: int = 1000) -> Sequence[Bill]:
+        """All rounds of the first exchanges behind the one numbered `after` (its `seq`), oldest first; then empty.
+
+        Of those, `limit` at most, that have rounds, are in mode manage, and were not passed on unread.
+        """
         ...
 
     async def list_epochs(self, session: str) -> Sequence[Epoch]:

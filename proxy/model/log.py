@@ -7,7 +7,7 @@ import msgspec
 
 from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, Timings, Usage
 from proxy.model.lineage import Relation
-from proxy.model.plan import Plan
+from proxy.model.plan import Plan, Rung
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,27 @@ class Spent:
     model: str
     calls: int
     usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """A round of a call that might be managed, or of one of our own: what it was sent as, and what was counted of it.
+
+    `seq` and `opened_ms` are those of its exchange. `rung` to `usable` are its plan's; of a round without one they are
+    empty, None and 0.
+    """
+
+    seq: int
+    session: str
+    kind: Kind
+    opened_ms: int
+    upstream: str
+    model: str
+    usage: Usage
+    rung: Rung | Literal[""] = ""
+    reason: str = ""
+    tokens_client: int | None = None
+    usable: int = 0
 
 
 @dataclass(frozen=True, slots=True)

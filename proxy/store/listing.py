@@ -1,10 +1,11 @@
 """Sums over what the log in memory has. Rule: as a file answers (`LogReader`): our own calls are never the client's."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import TypedDict
 
 from proxy.model.exchange import Usage
-from proxy.model.log import SessionRow, Spent
+from proxy.model.log import Bill, SessionRow, Spent
 from proxy.model.plan import Plan
 from proxy.store.storable import fit_text, fit_usage
 from proxy.store.tables import Exchange, Tables
@@ -63,6 +64,36 @@ def sum_auxiliary(tables: Tables, since_ms: int) -> list[Spent]:
     return [
         Spent(*key, len(group), _sum_usage(tables, group.values(), key[1])) for key, group in sorted(groups.items())
     ]
+
+
+def list_bills(tables: Tables, after: int, limit: int) -> list[Bill]:
+    """As `LogReader.list_bills`."""
+    called = (
+        exchange
+        for exchange in tables.exchanges.values()
+        if exchange.seq > after
+        and exchange.opening.mode == "manage"
+        and exchange.opening.kind != "passthrough"
+        and tables.rounds[exchange.opening.exchange]
+    )
+    return [bill for exchange in islice(called, limit) for bill in _bill(tables, exchange)]
+
+
+def _bill(tables: Tables, exchange: Exchange) -> Iterator[Bill]:
+    opening = exchange.opening
+    for k, round_ in sorted(tables.rounds[opening.exchange].items()):
+        key = opening.exchange, k
+        reading, plan = tables.readings.get(key), tables.plans.get(key)
+        yield Bill(
+            exchange.seq,
+            opening.session.id,
+            opening.kind,
+            opening.opened_ms,
+            fit_text(round_.upstream),
+            fit_text(opening.model),
+            (fit_usage(reading.usage) if reading else None) or Usage(),
+            *((plan.rung, plan.reason, plan.tokens_client, plan.usable) if plan else ()),
+        )
 
 
 def _is_auxiliary(exchange: Exchange) -> bool:

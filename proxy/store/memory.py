@@ -18,6 +18,7 @@ from proxy.model.exchange import Opening, Round, SessionKey, Trailer
 from proxy.model.lineage import Step, StoredSession, name_mark
 from proxy.model.log import (
     ArchiveHealth,
+    Bill,
     BranchRow,
     ExchangeRow,
     RoundRow,
@@ -38,7 +39,7 @@ from proxy.model.record import Record, leave_derived
 from proxy.model.summary import Summary
 from proxy.store.checks import verify_tables
 from proxy.store.contexts import list_epochs, list_summaries, load_context, load_epoch, load_original
-from proxy.store.listing import find_last, make_session, sum_auxiliary
+from proxy.store.listing import find_last, list_bills, make_session, sum_auxiliary
 from proxy.store.recalled import choose_recalled
 from proxy.store.storable import fit_text, fit_usage
 from proxy.store.tables import Exchange, Tables
@@ -175,6 +176,10 @@ class MemoryArchive:
     async def sum_auxiliary(self, since_ms: int) -> Sequence[Spent]:
         """What auxiliary calls opened since then came to (see `LogReader`)."""
         return sum_auxiliary(self._tables, since_ms)
+
+    async def list_bills(self, after: int = 0, limit: int = 1000) -> Sequence[Bill]:
+        """What calls were sent as, and what was counted of them (see `LogReader`)."""
+        return list_bills(self._tables, after, limit)
 
     async def verify(self) -> Verification:
         """Re-derive every digest, link and recipe from what is stored."""

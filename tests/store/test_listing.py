@@ -1,8 +1,8 @@
 """Sums over the log in memory; what every store answers is in `listing_contract`."""
 
 from proxy.model.exchange import Usage
-from proxy.model.log import Spent
-from proxy.store.listing import find_last, make_session, sum_auxiliary
+from proxy.model.log import Bill, Spent
+from proxy.store.listing import find_last, list_bills, make_session, sum_auxiliary
 from proxy.store.tables import Tables
 from tests.store.samples import make_key, make_opening, make_outcome, make_reading, make_round
 
@@ -29,3 +29,12 @@ def test_a_row_keeps_our_own_calls_apart() -> None:
 
 def test_only_our_own_calls_are_spending() -> None:
     assert sum_auxiliary(make_tables(), 0) == [Spent(SESSION, "openai", "mini", 1, Usage(input=7))]
+
+
+def test_every_call_has_its_bill() -> None:
+    bills = list_bills(make_tables(), 0, 9)
+    assert [(bill.seq, bill.kind, bill.usage) for bill in bills] == [
+        (1, "managed", Usage()),
+        (2, "auxiliary", Usage(input=7)),
+    ]
+    assert bills[0] == Bill(1, SESSION, "managed", bills[0].opened_ms, "openai", "gpt-4o", Usage())

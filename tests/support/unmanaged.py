@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
 from proxy.model.errors import NotFound
-from proxy.model.log import Spent
+from proxy.model.log import Bill, Spent
 from proxy.model.summary import Summary
 
 
@@ -24,6 +24,9 @@ class UnmanagedLog:
         raise NotFound(f"there is no epoch {n} of session {session}")
 
     async def list_summaries(self, session: str) -> Sequence[Summary]:
+        return ()
+
+    async def list_bills(self, after: int = 0, limit: int = 1000) -> Sequence[Bill]:
         return ()
 
     async def sum_auxiliary(self, since_ms: int) -> Sequence[Spent]:

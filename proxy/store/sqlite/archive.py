@@ -11,7 +11,17 @@ from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
 from proxy.model.errors import StoreUnavailable
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import StoredSession
-from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Selection, SessionRow, Spent, UnreadRow, Verification
+from proxy.model.log import (
+    ArchiveHealth,
+    Bill,
+    BranchRow,
+    ExchangeRow,
+    Selection,
+    SessionRow,
+    Spent,
+    UnreadRow,
+    Verification,
+)
 from proxy.model.record import Record
 from proxy.model.summary import Summary
 from proxy.store.policy import StorePolicy
@@ -179,6 +189,11 @@ class SqliteArchive:
         """What auxiliary calls opened since then came to (see `LogReader`)."""
         await self._catch_up()
         return await self._reader.sum_auxiliary(since_ms)
+
+    async def list_bills(self, after: int = 0, limit: int = 1000) -> Sequence[Bill]:
+        """What calls were sent as, and what was counted of them (see `LogReader`)."""
+        await self._catch_up()
+        return await self._reader.list_bills(after, limit)
 
     async def verify(self) -> Verification:
         """Re-derive every digest, link, recipe and seal from what is stored."""

@@ -4,7 +4,8 @@ import sqlite3
 
 from proxy.engine.ports import ALL_SESSIONS
 from proxy.model.exchange import Usage
-from proxy.model.log import Selection, Spent
+from proxy.model.log import Bill, Selection, Spent
+from proxy.store.sqlite.contents import Row
 from proxy.store.storable import fit_text
 
 # Two ways to the latest exchange of the sessions with the newest activity, which is in order of seq, for the wall clock
@@ -82,6 +83,19 @@ _AUXILIARY = """
         LEFT JOIN round r ON r.exchange = e.seq LEFT JOIN reading g ON g.exchange = r.exchange AND g.k = r.k
     WHERE e.kind = 'auxiliary' AND e.opened_ms >= ? GROUP BY s.key, called, e.model ORDER BY s.key, called, e.model"""
 
+_BILLS = """
+    SELECT e.seq, s.key, e.kind, e.opened_ms, r.upstream, e.model, ifnull(c.rung, ''), ifnull(c.reason, ''),
+        c.tokens_client, ifnull(c.usable, 0), g.input, g.output, g.cached, g.written, g.reasoning
+    FROM exchange e JOIN session s ON s.id = e.session JOIN round r ON r.exchange = e.seq
+        LEFT JOIN reading g ON g.exchange = r.exchange AND g.k = r.k
+        LEFT JOIN decision c ON c.exchange = r.exchange AND c.k = r.k
+    WHERE e.seq IN (
+        SELECT x.seq FROM exchange x
+        WHERE x.seq > ? AND x.mode = 'manage' AND x.kind <> 'passthrough'
+            AND EXISTS (SELECT 1 FROM round y WHERE y.exchange = x.seq)
+        ORDER BY x.seq LIMIT ?)
+    ORDER BY e.seq, r.k"""
+
 Query = tuple[str, dict[str, object]]
 
 
@@ -102,6 +116,17 @@ def sum_auxiliary(connection: sqlite3.Connection, since_ms: int) -> list[Spent]:
     """As `LogReader.sum_auxiliary`, in the calling thread."""
     rows = connection.execute(_AUXILIARY, (since_ms,)).fetchall()
     return [Spent(session, upstream, model, calls, Usage(*usage)) for session, upstream, model, calls, *usage in rows]
+
+
+def list_bills(connection: sqlite3.Connection, after: int, limit: int) -> list[Bill]:
+    """As `LogReader.list_bills`, in the calling thread."""
+    return [_make_bill(row[:6], row[6:10], Usage(*row[10:])) for row in connection.execute(_BILLS, (after, limit))]
+
+
+def _make_bill(call: Row, plan: Row, usage: Usage) -> Bill:
+    seq, session, kind, opened_ms, upstream, model = call
+    rung, reason, tokens, usable = plan
+    return Bill(seq, session, kind, opened_ms, upstream, model, usage, rung, reason, tokens, usable)
 
 
 def _choose(selection: Selection) -> tuple[str, dict[str, object]]:

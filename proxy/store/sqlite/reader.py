@@ -15,7 +15,17 @@ from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, Timings, Usage
 from proxy.model.lineage import StoredSession
-from proxy.model.log import BranchRow, ExchangeRow, RoundRow, Selection, SessionRow, Spent, UnreadRow, Verification
+from proxy.model.log import (
+    Bill,
+    BranchRow,
+    ExchangeRow,
+    RoundRow,
+    Selection,
+    SessionRow,
+    Spent,
+    UnreadRow,
+    Verification,
+)
 from proxy.model.manifest import digest_of, encode_recipe
 from proxy.model.plan import Plan
 from proxy.model.summary import Summary
@@ -34,6 +44,7 @@ from proxy.store.sqlite.listing import (
     FEW_SESSIONS,
     LAST_CHARACTER,
     Query,
+    list_bills,
     select_session,
     select_sessions,
     sum_auxiliary,
@@ -242,6 +253,10 @@ class SqliteReader:
     async def sum_auxiliary(self, since_ms: int) -> Sequence[Spent]:
         """What auxiliary calls opened since then came to (see `LogReader`)."""
         return await self._listings.ask(lambda connection: sum_auxiliary(connection, since_ms))
+
+    async def list_bills(self, after: int = 0, limit: int = 1000) -> Sequence[Bill]:
+        """What calls were sent as, and what was counted of them (see `LogReader`)."""
+        return await self._listings.ask(lambda connection: list_bills(connection, after, limit))
 
     async def verify(self) -> Verification:
         """Re-derive every digest, link, recipe and seal from what is stored."""

@@ -24,6 +24,7 @@ from proxy import __version__
 from proxy.assembly import Engine, build_engine, find_admin_token
 from proxy.config import ConfigError, Settings
 from proxy.context.budget import AUTO_CEILING
+from proxy.engine.reports.savings import Yardstick
 from proxy.engine.tasks import TaskRunner
 from proxy.heap import HeapTrimmer, find_trim, read_resident_bytes
 from proxy.model.errors import ProxyError
@@ -149,7 +150,8 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     inspector = Inspector(_list_facts(settings))
     has_own_key = any(upstream.api_key for upstream in settings.upstream_policies())
     contexts = ContextApi(engine.archive, engine.caretaker, engine.models.count.tally)
-    endpoints = Endpoints(engine.exchanges, health, inspector, ManagementApi(engine.archive), contexts)
+    management = ManagementApi(engine.archive, Yardstick(engine.models.card, settings.budget_policy()))
+    endpoints = Endpoints(engine.exchanges, health, inspector, management, contexts)
     return build_routes(endpoints, policy, has_own_key=has_own_key), health
 
 

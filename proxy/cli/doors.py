@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 from proxy.config import Settings, load_settings
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.differences import Tally
+from proxy.engine.reports.savings import Yardstick
 
 T = TypeVar("T")
 
@@ -25,21 +26,26 @@ class Log(LogReader, Protocol):
 class Doors:
     """`serve` runs the proxy until told to stop and returns the exit code; `open_log` opens the log for reading.
 
-    `tally` counts messages.
+    `tally` counts messages; `measure` gives what sessions are compared with.
     """
 
     serve: Callable[[Settings], int]
     open_log: Callable[[Settings], Log]
     tally: Tally
+    measure: Callable[[Settings], Awaitable[Yardstick]]
 
     def read(self, data: Path | None, config: Path | None, ask: Callable[[Log], Awaitable[T]]) -> T:
         """What `ask` finds in the log that the options and settings name."""
+        return self.read_by(data, config, lambda log, _: ask(log))
+
+    def read_by(self, data: Path | None, config: Path | None, ask: Callable[[Log, Settings], Awaitable[T]]) -> T:
+        """The same, where what is found hangs on the settings too."""
         settings = load_settings(config, {"data": data})
 
         async def run() -> T:
             log = self.open_log(settings)
             try:
-                return await ask(log)
+                return await ask(log, settings)
             finally:
                 await log.close()
 

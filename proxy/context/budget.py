@@ -98,10 +98,16 @@ def make_budget(window: int | None, most_output: int | None, asked_output: int |
         reserve = min(policy.compaction_reserve, window // 8)
         room = min(room, window - output - reserve)
     usable = max(0, room * (100 - _MARGIN_PERCENT) // 100)
-    is_large = usable >= _LARGE
-    soft = policy.soft_fraction if policy.soft_fraction is not None else (0.4 if is_large else 0.6)
-    low = policy.low_fraction if policy.low_fraction is not None else (0.2 if is_large else 0.3)
-    return Budget(window, output, usable, int(soft * usable), low)
+    low = policy.low_fraction if policy.low_fraction is not None else (0.2 if usable >= _LARGE else 0.3)
+    return Budget(window, output, usable, find_soft(usable, policy), low)
+
+
+def find_soft(usable: int, policy: BudgetPolicy) -> int:
+    """The soft mark of a budget: from so many tokens on a request is managed."""
+    fraction = policy.soft_fraction
+    if fraction is None:
+        fraction = 0.4 if usable >= _LARGE else 0.6
+    return int(fraction * usable)
 
 
 def find_output(window: int | None, most: int | None, asked: int | None, policy: BudgetPolicy) -> int:

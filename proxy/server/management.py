@@ -16,6 +16,7 @@ from proxy.engine.reports.documents import describe_overview, describe_sessions,
 from proxy.engine.reports.exports import FORMS, Form, describe_whole, open_export
 from proxy.engine.reports.finding import Part, find_exchange, find_session, list_matching, load_part, read_pages
 from proxy.engine.reports.overview import load_overview
+from proxy.engine.reports.savings import Yardstick, describe_savings, load_savings
 from proxy.model.errors import BadRequest
 from proxy.model.log import ExchangeRow, Selection
 from proxy.server.endpoints import GUARDS, JSON, Endpoint, read_limit, read_number, respond_json
@@ -28,8 +29,9 @@ _MEDIA: dict[Form, str] = {"json": JSON, "jsonl": "application/x-ndjson", "opena
 class ManagementApi:
     """The log over HTTP, read where it is written: what has been recorded is seen."""
 
-    def __init__(self, log: LogReader) -> None:
+    def __init__(self, log: LogReader, yardstick: Yardstick) -> None:
         self._log = log
+        self._yardstick = yardstick
 
     def list_routes(self) -> Sequence[BaseRoute]:
         """The paths, below `/-`."""
@@ -42,6 +44,7 @@ class ManagementApi:
             Route(exchange, Endpoint(self._show_exchange)),
             Route(exchange + "/sent", Endpoint(self._load_sent, "k")),
             Route(exchange + "/received", Endpoint(self._load_received, "k")),
+            Route("/api/savings", Endpoint(self._compare)),
         ]
 
     async def _list_sessions(self, request: Request) -> Response:
@@ -86,6 +89,9 @@ class ManagementApi:
         opened = await open_export(self._log, request.path_params["id"], form, query.get("branch", ""))
         pieces = opened.pieces if request.method == "GET" else _write_nothing()
         return StreamingResponse(pieces, headers=GUARDS, media_type=_MEDIA[form])
+
+    async def _compare(self, request: Request) -> Response:
+        return respond_json(write_json(describe_savings(await load_savings(self._log, self._yardstick))))
 
     async def _find_exchange(self, request: Request) -> ExchangeRow:
         n = read_number(request.path_params["n"], "the number of an exchange")

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from proxy.cli.application import run
 from proxy.cli.doors import Doors
 from proxy.config import Settings
+from proxy.engine.reports.savings import Yardstick
+from proxy.model.card import Card
 from proxy.model.errors import NotFound
 from tests.support.fake_log import FakeLog
 
@@ -12,6 +14,11 @@ from tests.support.fake_log import FakeLog
 async def tally(model: str, raws: Sequence[bytes]) -> Sequence[int]:
     """A token for every four bytes."""
     return [len(raw) // 4 for raw in raws]
+
+
+async def measure(settings: Settings) -> Yardstick:
+    """Nobody states a price."""
+    return Yardstick(lambda upstream, model: Card(), settings.budget_policy())
 
 
 def call(log: FakeLog, *arguments: str) -> int:
@@ -26,7 +33,7 @@ def call(log: FakeLog, *arguments: str) -> int:
         return 0
 
     try:
-        run(Doors(serve, open_log, tally), arguments)
+        run(Doors(serve, open_log, tally, measure), arguments)
     except SystemExit as stop:
         return int(stop.code or 0)
     raise AssertionError("a command always ends the process")
@@ -39,7 +46,7 @@ def call_without_log(*arguments: str) -> int:
         raise NotFound("there is no log; choose --data")
 
     try:
-        run(Doors(lambda settings: 3, open_log, tally), arguments)
+        run(Doors(lambda settings: 3, open_log, tally, measure), arguments)
     except SystemExit as stop:
         return int(stop.code or 0)
     raise AssertionError("a command always ends the process")

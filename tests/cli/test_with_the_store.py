@@ -16,7 +16,7 @@ from proxy.config import load_settings
 from proxy.model.exchange import Opening, Outcome, Reading, Round, SessionKey, Timings, Usage
 from proxy.model.manifest import keep_whole
 from proxy.store.sqlite.archive import open_sqlite
-from tests.cli.calling import tally
+from tests.cli.calling import measure, tally
 
 REQUEST = b'{"model": "m", "messages": [{"role": "user", "content": "caf\\u00e9"}]}'
 RECEIVED = b'{"choices":[{"message":{"role":"assistant","content":"hi"}}],"usage":{}}'
@@ -53,7 +53,7 @@ async def write_exchange(data: Path, ask: Callable[[], None]) -> None:
 
 def ask(data: Path, *arguments: str) -> int:
     with pytest.raises(SystemExit) as stop:
-        run(Doors(lambda settings: 0, open_log, tally), [*arguments, "--data", str(data)])
+        run(Doors(lambda settings: 0, open_log, tally, measure), [*arguments, "--data", str(data)])
     return int(stop.value.code or 0)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import uvicorn
 from uvicorn.server import ServerState
 
+from proxy.context.budget import BudgetPolicy
 from proxy.engine.bus import EventBus
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import Exchanges
@@ -22,6 +23,7 @@ from proxy.engine.policy import EnginePolicy
 from proxy.engine.readings import Readings
 from proxy.engine.reception import Reception, Route
 from proxy.engine.relay import Relay
+from proxy.engine.reports.savings import Yardstick
 from proxy.engine.system import SystemClock, SystemIds
 from proxy.engine.tasks import TaskRunner
 from proxy.model.events import ExchangeRecorded, ReadingFailed
@@ -124,7 +126,8 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     gate = CommitGate(archive, plan.engine.commit_wait_ms)
     care = Caretaker(steward.lookout, archive, gate, bus, SystemIds(), SystemClock())
     contexts = ContextApi(archive, care, steward.lookout.models.count.tally)
-    endpoints = Endpoints(exchanges, health, inspector, ManagementApi(archive), contexts)
+    management = ManagementApi(archive, Yardstick(steward.lookout.models.card, BudgetPolicy(plan.ceiling)))
+    endpoints = Endpoints(exchanges, health, inspector, management, contexts)
     app = build_routes(endpoints, plan.server, has_own_key=bool(plan.api_key))
     config = uvicorn.Config(
         app, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False, date_header=False

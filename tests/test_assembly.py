@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.assembly import build_engine, build_formats, find_admin_token, find_prompt_hook, open_log
+from proxy.assembly import build_engine, build_formats, find_admin_token, find_prompt_hook, measure, open_log
 from proxy.config import ConfigError, Settings, load_settings
 from proxy.context.holdout import Holdout
 from proxy.engine.counting import Piece
@@ -134,6 +134,14 @@ async def test_what_is_known_of_models_comes_from_the_settings_first(tmp_path: P
     assert engine.models.card("first", "gpt-4o").window == 128_000
     assert engine.models.budget("first", "gpt-4o").usable == 48_500
     await engine.close()
+
+
+async def test_sessions_are_measured_by_what_is_known_where_nothing_is_served(tmp_path: Path) -> None:
+    prices = {"gpt-*": {"input": 3}}
+    yardstick = await measure(settings_in(tmp_path, pricing=prices, **{"budget.soft_fraction": 0.5}))
+    assert yardstick.find_card("first", "gpt-4o").prices.rates.input == 3e-6
+    assert yardstick.find_card("first", "gpt-4o").window == 128_000
+    assert yardstick.policy.soft_fraction == 0.5
 
 
 async def test_tokens_are_counted_by_encoders_that_are_loaded_at_the_first_count(tmp_path: Path) -> None:

@@ -11,10 +11,12 @@ from msgspec.structs import replace
 
 from proxy.engine.ports import ALL_SESSIONS
 from proxy.model.errors import NotFound
-from proxy.model.exchange import Opening, Outcome, Reading
-from proxy.model.log import BranchRow, ExchangeRow, Selection, SessionRow
+from proxy.model.exchange import Opening, Outcome, Reading, Usage
+from proxy.model.log import Bill, BranchRow, ExchangeRow, Selection, SessionRow
+from proxy.model.plan import Plan as Decided
 from proxy.model.record import Record
 from proxy.store.memory import MemoryArchive
+from tests.store.samples import make_opening, make_outcome, make_reading, make_round
 from tests.support.engine import Commit, FakeArchive
 from tests.support.scripted import Message, ScriptedUpstream, Wire, answer, request
 from tests.support.serving import TOKEN, Plan, Served, serving
@@ -66,6 +68,9 @@ class ReadableArchive(FakeArchive):
     async def load_received(self, exchange: str, k: int) -> bytes:
         self._check(exchange)
         return await self.memory.load_received(exchange, k)
+
+    async def list_bills(self, after: int = 0, limit: int = 1000) -> Sequence[Bill]:
+        return await self.memory.list_bills(after, limit)
 
     def _check(self, exchange: str) -> None:
         if exchange in self.erased:
@@ -366,3 +371,19 @@ async def test_a_client_that_leaves_an_export_leaves_nothing_running(talk: Serve
         await reading.wait()
     leaving.set()
     await talk.drained()
+
+
+async def test_what_managing_saves_is_told_of_those_that_are_only_observed(
+    plan: Plan, archive: ReadableArchive
+) -> None:
+    held = Decided("e1", 0, "gpt-4o", "original", reason="holdout", usable=1000)
+    async with serving(plan, archive) as served:
+        archive.append(make_opening(), make_round(), make_outcome(), held)
+        archive.append(make_reading(usage=Usage(input=900, cached=400)))
+        got = await served.ask(request("GET", "/-/api/savings", BEARER))
+        told = json.loads(got.body)
+        assert (got.status, told["saving"], told["managed"]["sessions"]) == (200, None, 0)
+        assert told["held_out"] == {"sessions": 1, "cost": pytest.approx(0.6), "blind": 0}
+        assert "too few sessions" in told["reason"]
+        assert (await served.ask(request("GET", "/-/api/savings?since=1", BEARER))).status == 400
+        assert (await served.ask(request("GET", "/-/api/savings"))).status == 401

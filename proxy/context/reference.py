@@ -7,7 +7,6 @@ understood without a tool of ours; it never looks like a call. The same content 
 import hmac
 from base64 import b32encode
 from collections.abc import Iterator, Mapping, Sequence
-from hashlib import sha256
 
 import msgspec
 
@@ -55,11 +54,6 @@ def make_reference(secret: bytes, session: str, digest: bytes) -> str:
     """The id of a content in a session: ten of `[a-z2-7]`, foreseen by nobody who has not the secret."""
     tag = hmac.digest(secret, b"reference\0" + session.encode("utf-8", "surrogatepass") + b"\0" + digest, "sha256")
     return b32encode(tag).decode()[:_ID_LENGTH].lower()
-
-
-def digest_content(text: str) -> bytes:
-    """What a content is known by."""
-    return sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def render_file(file: FileReference) -> str:

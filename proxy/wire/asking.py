@@ -14,7 +14,7 @@ from proxy.wire.evidence import read_objects, read_text
 from proxy.wire.shaping import read_shape
 from proxy.wire.splicing import join_array, list_elements, read_member, set_member, spell_text
 
-_WIRE, _ITEMS = "chat_completions", "messages"
+_WIRE = "chat_completions"
 _LIMITS = ("max_completion_tokens", "max_tokens")
 # Models that refuse `max_tokens`, for it never counted what they think.
 _NEWER_LIMIT = re.compile(r"(?:.*/)?(?:o\d|gpt-(?:[5-9]|\d\d))")

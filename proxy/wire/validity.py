@@ -115,10 +115,6 @@ class History(msgspec.Struct, frozen=True, gc=False):
         index = self.find_run(place)
         return self.runs[index].shapes[place - self.starts[index]]
 
-    def list_shapes(self) -> Iterator[Shape]:
-        """All shapes in order."""
-        return (shape for run in self.runs for shape in run.shapes)
-
 
 def judge_history(shapes: Sequence[Shape], *, is_itemised: bool = False) -> History:
     """Judge a client's history from its beginning."""

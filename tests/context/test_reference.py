@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from proxy.context.reference import (
     FileReference,
     Tombstone,
-    digest_content,
     make_reference,
     render_file,
     render_tombstone,
@@ -66,8 +65,8 @@ def test_no_foreign_text_passes_for_a_marker(path: str, line: str, way: str) -> 
 
 
 def test_the_same_content_has_the_same_id_in_its_session_only() -> None:
-    digest = digest_content("x\ud800")
+    digest, other = bytes(32), bytes([1] * 32)
     ids = [make_reference(secret, session, digest) for secret in (b"a", b"b") for session in ("s", "t\ud800")]
-    assert len({*ids, make_reference(b"a", "s", digest_content("y"))}) == 5
-    assert ids[0] == make_reference(b"a", "s", digest_content("x\ud800"))
+    assert len({*ids, make_reference(b"a", "s", other)}) == 5
+    assert ids[0] == make_reference(b"a", "s", bytes(32))
     assert all(re.fullmatch("[a-z0-9]{10}", each) for each in ids)

@@ -34,7 +34,9 @@ def rules(wire: str = "") -> Rules:
 def list_own(history: History) -> set[Fault]:
     """What the guard finds wrong with a history itself: everything is new against an empty one."""
     nothing = judge_history([], is_itemised=history.is_itemised)
-    return set(find_faults(nothing, [Splice(0, 0, tuple(history.list_shapes()))], rules()))
+    return set(
+        find_faults(nothing, [Splice(0, 0, tuple(each for run in history.runs for each in run.shapes))], rules())
+    )
 
 
 @given(wires, steps, st.sets(st.integers(0, 20)))

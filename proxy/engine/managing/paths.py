@@ -175,11 +175,6 @@ class Paths:
         self._remember(_name(subject), path)
         return path
 
-    def forget(self, session: str) -> None:
-        """Nothing of this session is to be relied on any more."""
-        for key in [key for key in self._seen if key[0] == session]:
-            self._weight -= sum(path.weight for path in self._seen.pop(key))
-
     async def count_messages(self, subject: Subject, raws: Sequence[bytes]) -> int:
         """The tokens of messages that are sent in place of others."""
         return sum(await self._count(subject, [Piece(digest_of(raw), raw) for raw in raws]))

@@ -196,16 +196,6 @@ async def test_sessions_and_models_know_nothing_of_each_other() -> None:
     assert paths.find(msgspec.structs.replace(make_subject(HISTORY), model="other")) == (None, 0)
 
 
-async def test_a_session_can_be_forgotten() -> None:
-    paths, _ = make_paths()
-    for subject in (make_subject(HISTORY), msgspec.structs.replace(make_subject(HISTORY), model="other")):
-        await paths.follow(subject)
-    kept = await paths.follow(make_subject(HISTORY, session=name_session("s2")))
-    paths.forget(SESSION.id)
-    assert paths.find(make_subject(HISTORY)) == (None, 0)
-    assert paths.weight == kept.weight
-
-
 async def test_of_many_branches_those_seen_last_are_known() -> None:
     paths, _ = make_paths()
     asked = [make_subject([*HISTORY[:6], {"role": "user", "content": f"Way {number}."}]) for number in range(6)]
@@ -221,18 +211,6 @@ async def test_two_requests_at_once_are_remembered_once() -> None:
     assert found[0] is not found[1]
     assert describe(found[0]) == describe(found[1]) == await follow_anew(make_subject(HISTORY))
     assert paths.weight == found[0].weight
-
-
-async def test_what_was_forgotten_meanwhile_does_not_come_back_twice() -> None:
-    paths, _ = make_paths()
-    await paths.follow(make_subject(HISTORY[:6]))
-    following = asyncio.create_task(paths.follow(make_subject(HISTORY)))
-    await asyncio.sleep(0)
-    assert not following.done()
-    paths.forget(SESSION.id)
-    assert paths.weight == 0
-    weight = (await following).weight
-    assert paths.weight == weight
 
 
 async def test_the_paths_used_last_stay_within_what_may_be_remembered() -> None:

@@ -117,12 +117,6 @@ class ManyPaths(RuleBasedStateMachine):
         known, shared = self.paths.find(subject)
         assert (known, shared) == (path, len(said)) or (path.weight > self.most and known is not path)
 
-    @rule(session=st.sampled_from(["s1", "s2"]))
-    def forget(self, session: str) -> None:
-        self.paths.forget(session)
-        for (named, _), subject in self.last.items():
-            assert self.paths.find(subject) == (None, 0) or named != session
-
     @invariant()
     def weights_add_up(self) -> None:
         kept = [path for paths in self.paths._seen.values() for path in paths]

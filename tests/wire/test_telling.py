@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.model.told import Told, ToolCall
@@ -212,6 +212,7 @@ _kinds = st.sampled_from(["message", "function_call", "function_call_output", "r
 _parts = st.lists(st.dictionaries(_keys, values, max_size=4), max_size=3)
 
 
+@settings(max_examples=300)
 @given(st.sampled_from(WIRES), st.dictionaries(_keys, values | _kinds | _parts))
 def test_reading_is_total_and_gives_the_role_of_the_shape(wire: str, message: dict[str, Any]) -> None:
     raw = json.dumps(message).encode()

@@ -13,7 +13,9 @@ from proxy.config.problems import Problem
 from proxy.context.builder import ContextBuilder
 from proxy.context.model_names import Encoding
 from proxy.engine.bus import EventBus
+from proxy.engine.compaction.office import Premises
 from proxy.engine.compaction.policy import PromptHook
+from proxy.engine.compaction.wiring import Ingredients, build_watch
 from proxy.engine.counting import Counting
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import Exchanges
@@ -21,6 +23,7 @@ from proxy.engine.leftovers import Leftovers
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.managing.caring import Caretaker
+from proxy.engine.managing.memory import Memory
 from proxy.engine.managing.studies import Studies
 from proxy.engine.managing.wiring import Surroundings, build_steward
 from proxy.engine.models import Models
@@ -50,6 +53,8 @@ _TOKEN_FILE = "admin-token"
 # What the builder writes itself is counted in the encoding of most models; it is counted again once it is sent.
 _COUNTED_IN: Encoding = "o200k_base"
 _FINISH_SECONDS = 2.0
+# The wire of all calls of our own.
+_ASKED_IN = "chat_completions"
 
 
 def build_formats() -> Mapping[str, Format]:
@@ -121,8 +126,25 @@ async def build_engine(settings: Settings) -> Engine:
         return tokenizer.count(text, _COUNTED_IN)[0]
 
     builder = ContextBuilder(settings.builder_policy(), count, studies.find, outliner.outline)
-    around = Surroundings(archive, models, builder, bus, clock, settings.providers())
-    steward = build_steward(around, policy.cache_bytes // 4, archive.salt)
+    memory = Memory(archive, models.count, policy.cache_bytes // 4)
+    premises = Premises(relay, memory, models, tasks, bus, clock, SystemIds(), formats[_ASKED_IN], settings.providers())
+    ingredients = Ingredients(
+        archive=archive,
+        gate=gate,
+        leases=archive.make_leases(clock),
+        routes=routes,
+        builder=builder,
+        build=settings.builder_policy(),
+        find=studies.find,
+        count=count,
+        hook=find_prompt_hook(settings),
+        secret=archive.salt,
+        owner=SystemIds().next_exchange(),
+        later=asyncio.get_running_loop().call_later,
+    )
+    watch = build_watch(settings.compaction_policy(), policy, premises, ingredients)
+    around = Surroundings(archive, models, builder, bus, clock, settings.providers(), memory, watch)
+    steward = build_steward(around, archive.salt)
     exchanges = Exchanges(policy, formats, reception, relay, tasks, steward)
     caretaker = Caretaker(steward.lookout, archive, gate, bus, SystemIds(), clock)
     return Engine(exchanges, archive, relay, bus, tasks, forwarders, models, outliner, caretaker)

@@ -72,12 +72,17 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     custom: str = ""
 
 
+def write_wording(level: Level) -> str:
+    """What is said of a report of this level beside its format, where a person has said nothing else."""
+    return f"{_WISHES[level]}\n{_MANNER}"
+
+
 def write_instruction(asked: Asked, stretch: str) -> str:
     """What is appended to the last request as the user's message; `stretch` says which messages are meant."""
     parts = (
         f"[This message was written by the proxy palimpsest, not by the user.] What is wanted now is {_TASKS['leaf']}:"
         f" this one, of which only this part is meant: {stretch}",
-        asked.custom or f"{_WISHES[asked.level]}\n{_MANNER}",
+        asked.custom or write_wording(asked.level),
         _demand_format(asked, is_numbered=False),
     )
     return "\n\n".join(parts)
@@ -87,7 +92,7 @@ def write_request(asked: Asked, material: str) -> tuple[str, str]:
     """The system message and the user's of a request of its own; `material` is `context/compaction/transcript`'s."""
     parts = (
         f"You write {_TASKS[asked.kind]}.",
-        asked.custom or f"{_WISHES[asked.level]}\n{_MANNER}",
+        asked.custom or write_wording(asked.level),
         _demand_format(asked, is_numbered=True),
     )
     noted = (

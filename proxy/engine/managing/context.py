@@ -198,6 +198,10 @@ class Context:
         """A summary is in the log."""
         self._summaries[summary.id] = summary
 
+    def get_summary(self, id: str) -> Summary | None:
+        """The summary with this id, as far as memory has it."""
+        return self._summaries.get(id)
+
     def list_summaries(self, nodes: Sequence[bytes]) -> list[Summary]:
         """The summaries that stand for messages of a chain now, in their order (BEHAVIOUR B32a)."""
         holding = [each for each in self._summaries.values() if is_on_path(each, nodes)]

@@ -33,7 +33,7 @@ class Lookout:
         self.memory = memory
         self.models = models
         self._lessons = lessons
-        self._clock = clock
+        self.clock = clock
 
     def find_ratio(self, subject: Subject) -> Ratio:
         """How many tokens the model counts for each of ours."""
@@ -100,7 +100,7 @@ class Lookout:
             tariff=self.find_tariff(subject, path),
             ratio=self.find_ratio(subject),
             protected=_find_protected(context.protected.get(model, 0), path, budget, standing.account),
-            now=self._clock.monotonic(),
+            now=self.clock.monotonic(),
         )
 
     async def _weigh(self, subject: Subject, context: Context, epoch: Epoch) -> int:

@@ -103,10 +103,12 @@ def write_request(asked: Asked, material: str) -> tuple[str, str]:
     return "\n\n".join(parts), f"{noted} The material begins here.\n\n{material}\n\nThe material ends here."
 
 
-def describe_span(survey: Survey, span: Span) -> str:
-    """A stretch of messages as one can find it without numbers."""
+def describe_span(survey: Survey, span: Span, hidden: int = 0) -> str:
+    """A stretch of messages as one can find it without numbers; the first `hidden` of it are not there themselves."""
+    count = span.stop - span.start
     first, last = (_describe_message(survey, place) for place in (span.start, span.stop - 1))
-    return f"the {span.stop - span.start} messages from {first} up to {last}. What came later is out of scope."
+    told = f" The first {hidden} of them stand in a ledger only: report what it tells of them." if hidden else ""
+    return f"the {count} messages from {first} up to {last}.{told} What came later is out of scope."
 
 
 def _describe_message(survey: Survey, place: int) -> str:

@@ -78,8 +78,8 @@ class Drafter:
         """The report; None where nobody could be asked, unless it is needed: a ledger says as much meanwhile."""
         attempts = Attempts()
         for level in _MODEL_LEVELS if self._desk.policy.level2 else _MODEL_LEVELS[:1]:
-            if attempts.is_speechless:
-                break
+            if attempts.is_speechless or (level > 1 and not attempts.calls):
+                break  # a shorter form is for what was no good, not for what was not to be asked
             for candidate in self._list_candidates(work, key):
                 assert key is not None, "without a key there are no candidates"
                 made = await attempt(self._ask(work, key, candidate, level, attempts), partial(_note, attempts))
@@ -88,7 +88,7 @@ class Drafter:
         if not (attempts.calls or is_needed):
             _log.info("session %s: no summary for now: %s", work.latest.session, attempts.reason or "nobody to ask")
             return None
-        return await asyncio.to_thread(self._put_together, work, attempts)
+        return await asyncio.to_thread(self.put_together, work, attempts)
 
     def _list_candidates(self, work: Work, key: Key | None) -> Sequence[Candidate]:
         if key is None:
@@ -186,7 +186,7 @@ class Drafter:
         id = work.name(self._desk.secret, level, now_ms)
         frame = Frame(id, candidate.model, tell_date(now_ms))
         parents = tuple(parent.text for parent in work.parents)
-        told = (work.survey, work.span, level, question.most, work.covered, work.references, parents, work.foreign)
+        told = (work.survey, work.span, level, question.limit, work.covered, work.references, parents, work.foreign)
         task = Task(*told)
         found: Accepted | Rejected = Rejected(answer.refusal)
         if not answer.refusal:
@@ -200,7 +200,8 @@ class Drafter:
         made = _Made(id, level, found.text, found.tokens, found.files, candidate.model, level > 1 or bool(found.missed))
         return _write(work, made, attempts, now_ms)
 
-    def _put_together(self, work: Work, attempts: Attempts) -> Summary:
+    def put_together(self, work: Work, attempts: Attempts | None = None) -> Summary:
+        """A report without a model. Blocks; never fails."""
         now_ms = self._desk.clock.now_ms()
         id = work.name(self._desk.secret, 3, now_ms)
         frame, count = Frame(id, "", tell_date(now_ms)), self._desk.count
@@ -209,7 +210,7 @@ class Drafter:
         else:
             text = digest_span(work.survey, work.span, frame, work.references, count)
         files = tuple(dict.fromkeys((*(id for parent in work.parents for id in parent.files), *work.references)))
-        return _write(work, _Made(id, 3, text, count(text), files, "", True), attempts, now_ms)
+        return _write(work, _Made(id, 3, text, count(text), files, "", True), attempts or Attempts(), now_ms)
 
 
 class _Made(msgspec.Struct, frozen=True, gc=False):

@@ -12,7 +12,7 @@ from proxy.context.compaction.prompts import MOST, Asked, describe_span, write_i
 from proxy.context.compaction.spans import LEAST, find_most
 from proxy.context.compaction.transcript import NODE, SHORT, write_reports, write_transcript
 from proxy.engine.compaction.policy import CompactionPolicy, PromptHook
-from proxy.engine.compaction.work import Work, count_invisible
+from proxy.engine.compaction.work import Work, count_hidden
 from proxy.model.exchange import Usage
 from proxy.model.summary import Level
 from proxy.wire.asking import Room, write_compact, write_warm
@@ -23,8 +23,6 @@ _ASSUMED_WINDOW = 32_768
 # By how much more than was asked for an answer may be, before nobody listens any longer.
 _SLACK = 1.5
 _CHARACTERS = 6
-# The part of a span that a warm call may have in a ledger only.
-_MOST_INVISIBLE = 0.34
 _FRAME_TOKENS = 600
 
 
@@ -32,7 +30,7 @@ class Question(msgspec.Struct, frozen=True, gc=False):
     """The body of a call, the tokens and characters that its answer may have, and what it will probably cost."""
 
     body: bytes
-    most: int
+    limit: int
     most_characters: int
     expected: Usage
     is_warm: bool
@@ -50,20 +48,16 @@ class Questions:
         """A warm call; None where there is none for this, or it would not be asked what it is about."""
         case = work.latest.case
         split = split_body(work.latest.body, case.subject.items_key)
-        if (
-            work.parents
-            or split is None
-            or count_invisible(work.latest, work.span) > _MOST_INVISIBLE * work.span.tokens
-        ):
+        if work.parents or split is None:
             return None
         asked = self._ask(work, level)
-        instruction = write_instruction(asked, describe_span(work.survey, work.span))
+        instruction = write_instruction(asked, describe_span(work.survey, work.span, count_hidden(work)))
         room = Room(asked.most, self._policy.reasoning_tokens)
         body = write_warm(split, instruction, room, is_alternating=is_alternating)
         if body is None:
             return None
         sent = case.tell(case.tokens)
-        return self._make(body, asked.most, Usage(sent + _FRAME_TOKENS, asked.most, sent), is_warm=True)
+        return _make(body, work, level, Usage(sent + _FRAME_TOKENS, asked.most, sent), is_warm=True)
 
     def write_compact(self, work: Work, level: Level, model: str, window: int | None) -> Question | None:
         """A call of its own; None where the model takes too little to be asked anything."""
@@ -79,7 +73,7 @@ class Questions:
         orders, text = write_request(asked, material)
         body = write_compact(model, orders, text, Room(asked.most, self._policy.reasoning_tokens))
         expected = Usage(self._count(orders) + self._count(text), asked.most)
-        return self._make(body, asked.most, expected, is_warm=False)
+        return _make(body, work, level, expected, is_warm=False)
 
     def find_room(self, window: int | None, most: int) -> int:
         """The tokens that a model with this window may be asked about."""
@@ -93,5 +87,7 @@ class Questions:
             custom = self._hook(custom or write_wording(level), level)
         return Asked(work.kind, level, work.find_most(level, MOST[level]), custom)
 
-    def _make(self, body: bytes, most: int, expected: Usage, *, is_warm: bool) -> Question:
-        return Question(body, most, int(_SLACK * _CHARACTERS * most), expected, is_warm)
+
+def _make(body: bytes, work: Work, level: Level, expected: Usage, *, is_warm: bool) -> Question:
+    limit = work.find_limit(level, MOST[level])
+    return Question(body, limit, int(_SLACK * _CHARACTERS * limit), expected, is_warm)

@@ -10,13 +10,16 @@ from proxy.context.economics import Decision
 from proxy.engine.compaction.bounded import keep_newest
 from proxy.engine.compaction.keys import Key, Keys, Later
 from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.compaction.spending import Purse
 from proxy.engine.compaction.work import Latest
 from proxy.engine.compaction.worker import Worker
+from proxy.engine.managing.booking import find_matching
 from proxy.engine.managing.case import Case
 from proxy.engine.managing.ladder import Footing
 from proxy.engine.managing.subject import Subject
 from proxy.engine.policy import Provider
 from proxy.model.events import ExchangeRecorded
+from proxy.model.exchange import Usage
 
 _MOST_CALLS = 1024
 _IDLE_SECONDS = 5.0
@@ -28,9 +31,16 @@ class Watch:
     """Watches calls. `later` calls something after so many seconds; `providers` are by the upstream's name."""
 
     def __init__(
-        self, policy: CompactionPolicy, worker: Worker, keys: Keys, providers: Mapping[str, Provider], later: Later
+        self,
+        policy: CompactionPolicy,
+        worker: Worker,
+        keys: Keys,
+        purse: Purse,
+        providers: Mapping[str, Provider],
+        later: Later,
     ) -> None:
         self._policy = policy
+        self._purse = purse
         self._worker = worker
         self._keys = keys
         self._providers = providers
@@ -49,6 +59,9 @@ class Watch:
 
     def note_sent(self, case: Case, footing: Footing, decision: Decision) -> None:
         """What was sent for a call, and how it stood."""
+        read = case.tariff.expect_read(find_matching(case, footing))
+        expected = Usage(case.tell(footing.tokens), 0, case.tell(read))
+        self._purse.note_estimate(case.subject.exchange, expected)
         if self._policy.auto and decision.pressure != "none" and not case.subject.is_side:
             keep_newest(self._sent, case.subject.exchange, Latest(case, footing.body), _MOST_CALLS)
 

@@ -73,7 +73,7 @@ def build_watch(policy: CompactionPolicy, engine: EnginePolicy, on: Premises, ma
     )
     if policy.spend_per_day:
         on.tasks.spawn(_open(office.purse, made.archive))
-    watch = Watch(policy, Worker(policy, shop, Drafter(desk)), office.keys, on.providers, made.later)
+    watch = Watch(policy, Worker(policy, shop, Drafter(desk)), office.keys, office.purse, on.providers, made.later)
     on.bus.subscribe(ExchangeRecorded, watch.note_exchange)
     return watch
 

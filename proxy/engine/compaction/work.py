@@ -14,6 +14,8 @@ from proxy.model.manifest import digest_of
 from proxy.model.summary import Kind, Level, Summary
 
 _SHARE = 0.02
+# By how much a report may be longer than it was asked to be.
+_TOLERANCE = 2
 _LEAST_TOKENS = 300
 # Clients wrap in such what they say themselves in the user's role.
 _REMINDER = "<system-reminder"
@@ -66,6 +68,10 @@ class Work(msgspec.Struct, frozen=True, gc=False):
         share = int(_SHARE * self.latest.case.budget.usable) // level
         return max(1, min(most, max(_LEAST_TOKENS, share), self.covered - 1))
 
+    def find_limit(self, level: Level, most: int) -> int:
+        """The most tokens of a report that is taken; `most` as for `find_most`."""
+        return min(most, _TOLERANCE * self.find_most(level, most))
+
     def name(self, secret: bytes, level: Level, now_ms: int) -> str:
         """The id of what comes of it."""
         span = f"{self.span.start}:{self.span.stop}:{self.kind}:{level}:{now_ms}".encode()
@@ -99,10 +105,10 @@ def find_foreign(latest: Latest, survey: Survey) -> frozenset[int]:
     )
 
 
-def count_invisible(latest: Latest, span: Span) -> int:
-    """The tokens of a span that the last request has in a ledger only."""
-    depth = latest.case.epoch.depth if latest.case.epoch is not None else 0
-    return latest.case.path.count(span.start, min(depth, span.stop)) if span.start < depth else 0
+def count_hidden(work: Work) -> int:
+    """The messages at the beginning of a span that the last request has in a ledger only, if at all."""
+    epoch = work.latest.case.epoch
+    return 0 if epoch is None else max(0, min(epoch.depth, work.span.stop) - work.span.start)
 
 
 def tell_date(now_ms: int) -> str:

@@ -6,6 +6,7 @@ A summary is in the log before anybody uses it.
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from proxy.context.compaction.spans import Span, choose_span
 from proxy.context.survey import Survey
 from proxy.engine.boundary import attempt
 from proxy.engine.bus import EventBus
+from proxy.engine.compaction.bounded import keep_newest
 from proxy.engine.compaction.drafting import Drafter
 from proxy.engine.compaction.keys import Keys
 from proxy.engine.compaction.policy import CompactionPolicy
@@ -30,6 +32,9 @@ from proxy.model.summary import Summary
 
 # The part of what is usable that a span must have to be worth a call, and that summaries may have together.
 WORTH, ROOM = 0.5, 0.05
+# By how much of what is usable a conversation must grow before what was in vain is tried again.
+_GROWN = 0.15
+_MOST_SESSIONS = 4096
 _LEASE_SECONDS = 600.0
 _DETERMINISTIC = 3
 _ASSUMED_WINDOW = 128_000
@@ -65,14 +70,30 @@ class Worker:
         self._drafter = drafter
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._where: dict[str, str] = {}
+        self._pauses: OrderedDict[str, int] = OrderedDict()
 
     def start(self, latest: Latest) -> None:
         """Have a branch seen to, unless its session is."""
         session = latest.session
-        if session not in self._busy:
+        if session not in self._busy and self._is_worth(latest):
             self._where[session] = latest.case.subject.session.upstream
             self._busy[session] = self._shop.tasks.spawn(self._see_to(latest))
             self._busy[session].add_done_callback(partial(self._let_go, session))
+
+    def _is_worth(self, latest: Latest) -> bool:
+        """Whether there may be something to do, as far as that is told without looking at the messages."""
+        case, count = latest.case, len(latest.nodes)
+        if case.path.tokens < self._pauses.get(latest.session, 0):
+            return False
+        live = case.context.list_summaries(latest.nodes)
+        depth = case.epoch.depth if case.epoch is not None else 0
+        begin = max(depth, live[-1].stop if live else 0)
+        return any(map(_is_unfinished, live)) or case.path.count(begin, count) >= WORTH * case.budget.usable
+
+    def _pause(self, latest: Latest) -> None:
+        """Nothing came of it: look again when the conversation has grown."""
+        grown = latest.case.path.tokens + int(_GROWN * latest.case.budget.usable)
+        keep_newest(self._pauses, latest.session, grown, _MOST_SESSIONS)
 
     def stop_at(self, upstream: str) -> None:
         """Make way: a client's call has come to a server that does one thing at a time."""
@@ -99,7 +120,9 @@ class Worker:
         try:
             survey = await self._survey(latest)
             made = await self._report(latest, survey)
-            if made is not None and self._policy.condensation:
+            if made is None:
+                self._pause(latest)
+            elif self._policy.condensation:
                 await self.condense(latest, survey)
         finally:
             await shop.leases.release(lease, shop.owner)
@@ -110,9 +133,9 @@ class Worker:
         return await asyncio.to_thread(self._shop.look_at, latest, ground)
 
     async def _report(self, latest: Latest, survey: Survey, *, is_needed: bool = False) -> Summary | None:
-        """The next report of a branch; one that is provisional is made again before anything new."""
+        """The next report of a branch; where there is nothing new, one that is better made again."""
         live = latest.case.context.list_summaries(latest.nodes)
-        work = self._choose_again(latest, survey, live) or self._choose(latest, survey, live, is_needed=is_needed)
+        work = self._choose(latest, survey, live, is_needed=is_needed) or self._choose_again(latest, survey, live)
         return None if work is None else await self._make(work, is_needed=is_needed)
 
     def _choose(self, latest: Latest, survey: Survey, live: Sequence[Summary], *, is_needed: bool) -> Work | None:

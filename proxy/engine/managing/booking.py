@@ -61,13 +61,13 @@ class Books:
         """What is sent, with all that there is to tell of it."""
         saving = _estimate_saving(case, footing)
         self._expect(case, footing)
-        account = _charge(case, footing)
         self._watcher.note_sent(case, footing, decision)
+        account = _charge(case, footing)
         return self._report(case, footing, decision, account, saving)
 
     def _expect(self, case: Case, footing: Footing) -> None:
         """Learn from the answer, once it is there."""
-        upstream, matching = case.subject.session.upstream, _find_matching(case, footing)
+        upstream, matching = case.subject.session.upstream, find_matching(case, footing)
         expected = case.tariff.cache.find_read(matching)
         stable = matching if footing.is_opened else None
         self._lessons.wait_for(case.subject.exchange, 0, Lesson(upstream, case.view, footing.tokens, expected, stable))
@@ -115,7 +115,7 @@ def _charge(case: Case, footing: Footing) -> Account:
     return account
 
 
-def _find_matching(case: Case, footing: Footing) -> int:
+def find_matching(case: Case, footing: Footing) -> int:
     """The tokens at the beginning of what is sent that were sent before."""
     if footing.is_opened:
         return case.path.head.tokens
@@ -131,5 +131,5 @@ def _estimate_saving(case: Case, footing: Footing) -> float | None:
     client_read = estimate_client_read(
         case.tariff, case.path.head.tokens + case.path.count_to(shared), case.account.find_idle(case.now)
     )
-    sent_read = case.tariff.expect_read(_find_matching(case, footing))
+    sent_read = case.tariff.expect_read(find_matching(case, footing))
     return estimate_saving(Trip(case.client_tokens, footing.tokens, client_read, sent_read), case.tariff)

@@ -208,9 +208,9 @@ class Context:
         return find_live(holding)
 
     def list_reports(self, nodes: Sequence[bytes]) -> list[Report]:
-        """Those of them that a plan may show: what was put together without a model is no more than the ledger is."""
-        live = self.list_summaries(nodes)
-        return [Report(each.id, each.text, each.stop, each.tokens) for each in live if each.level < _DETERMINISTIC]
+        """Those of them that a plan may show: what was made of messages without a model says no more than a ledger."""
+        shown = (each for each in self.list_summaries(nodes) if each.level < _DETERMINISTIC or each.parents)
+        return [Report(each.id, each.text, each.stop, each.tokens) for each in shown]
 
     def get_standing(self, view: str, epoch: str, budget: Budget) -> Standing:
         """How a view stands under an epoch, empty for none; as the log tells it where memory does not."""

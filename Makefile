@@ -23,7 +23,7 @@ test: $(VENV)/.dev ## format, lint, types, import contracts, tests with coverage
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=95
+	$(BIN)/python -m pytest --numprocesses=auto --dist=worksteal --cov --cov-report=term --cov-fail-under=95
 	@printf 'branches covered in model, wire and context, percent: '
 	@$(BIN)/coverage report --include='proxy/model/*,proxy/wire/*,proxy/context/*' --format=total --fail-under=100
 

@@ -14,7 +14,9 @@ from proxy.context.builder import ContextBuilder
 from proxy.context.holdout import Holdout
 from proxy.context.model_names import Encoding
 from proxy.engine.bus import EventBus
+from proxy.engine.compaction.office import Premises
 from proxy.engine.compaction.policy import PromptHook
+from proxy.engine.compaction.wiring import Ingredients, build_watch
 from proxy.engine.counting import Counting
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import Exchanges
@@ -22,6 +24,7 @@ from proxy.engine.leftovers import Leftovers
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.managing.caring import Caretaker
+from proxy.engine.managing.memory import Memory
 from proxy.engine.managing.studies import Studies
 from proxy.engine.managing.wiring import Surroundings, build_steward
 from proxy.engine.models import Models
@@ -53,6 +56,8 @@ _TOKEN_FILE = "admin-token"
 # What the builder writes itself is counted in the encoding of most models; it is counted again once it is sent.
 _COUNTED_IN: Encoding = "o200k_base"
 _FINISH_SECONDS = 2.0
+# The wire of all calls of our own.
+_ASKED_IN = "chat_completions"
 
 
 def build_formats() -> Mapping[str, Format]:
@@ -104,8 +109,7 @@ async def build_engine(settings: Settings) -> Engine:
     policy = replace(policy, own_keys=tuple(p.api_key.encode("latin-1") for p in policies if p.api_key))
     forwarders = tuple(Forwarder(upstream, tasks.spawn) for upstream in policies)
     routes = tuple(Route(forwarder, p.models) for forwarder, p in zip(forwarders, policies, strict=True))
-    gate = CommitGate(archive, policy.commit_wait_ms)
-    is_fresh = not await archive.has_sessions()
+    gate, is_fresh = CommitGate(archive, policy.commit_wait_ms), not await archive.has_sessions()
     tenants = Tenants(archive.salt, clock, policy.principals)
     lineage = Lineage(archive, tenants, clock, policy.cache_bytes // 8, is_fresh=is_fresh)
     bus.subscribe(ExchangeRecorded, lineage.note_outcome)
@@ -116,17 +120,33 @@ async def build_engine(settings: Settings) -> Engine:
     formats = build_formats()
     if not is_fresh:
         await Leftovers(archive, bus, tasks, lineage, readings, formats).read()
-    tokenizer, outliner = Tokenizer(load_encoder), Outliner()
+    tokenizer, outliner, studies = Tokenizer(load_encoder), Outliner(), Studies(policy.cache_bytes // 8)
     models = build_models(settings, tokenizer, tasks)
-    studies = Studies(policy.cache_bytes // 8)
 
     def count(text: str) -> int:
         return tokenizer.count(text, _COUNTED_IN)[0]
 
     builder = ContextBuilder(settings.builder_policy(), count, studies.find, outliner.outline)
+    memory = Memory(archive, models.count, policy.cache_bytes // 4)
+    premises = Premises(relay, memory, models, tasks, bus, clock, SystemIds(), formats[_ASKED_IN], settings.providers())
+    ingredients = Ingredients(
+        archive=archive,
+        gate=gate,
+        leases=archive.make_leases(clock),
+        routes=routes,
+        builder=builder,
+        build=settings.builder_policy(),
+        find=studies.find,
+        count=count,
+        hook=find_prompt_hook(settings),
+        secret=archive.salt,
+        owner=SystemIds().next_exchange(),
+        later=asyncio.get_running_loop().call_later,
+    )
+    watch = build_watch(settings.compaction_policy(), policy, premises, ingredients)
     holdout = Holdout(settings.compaction.holdout_fraction, archive.salt)
-    around = Surroundings(archive, models, builder, bus, clock, settings.providers(), holdout)
-    steward = build_steward(around, policy.cache_bytes // 4, archive.salt)
+    around = Surroundings(archive, models, builder, bus, clock, settings.providers(), memory, watch, holdout)
+    steward = build_steward(around, archive.salt)
     exchanges = Exchanges(policy, formats, reception, relay, tasks, steward)
     caretaker = Caretaker(steward.lookout, archive, gate, bus, SystemIds(), clock)
     return Engine(exchanges, archive, relay, bus, tasks, forwarders, models, outliner, caretaker)

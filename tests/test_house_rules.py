@@ -1,10 +1,12 @@
 """The house rules of ARCHITECTURE.md, held by reading the source. Each rule is also shown code that breaks it."""
 
 import ast
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -39,13 +41,13 @@ class Source:
     path: str
     text: str
 
-    @property
+    @cached_property
     def tree(self) -> ast.Module:
         return ast.parse(self.text)
 
-    @property
-    def nodes(self) -> Iterator[ast.AST]:
-        return ast.walk(self.tree)
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        return tuple(ast.walk(self.tree))
 
 
 def keep_files_short(source: Source) -> Iterator[str]:
@@ -199,11 +201,16 @@ def list_tracked() -> list[Source]:
     """Text files of the repository that git does not ignore."""
     ignored = [".git", *(line.strip("/") for line in (ROOT / ".gitignore").read_text().split())]
     found = []
-    for path in sorted(ROOT.rglob("*")):
-        name = path.relative_to(ROOT)
-        if path.is_file() and not any(fnmatch(part, rule) for part in name.parts for rule in ignored):
-            found.append(Source(name.as_posix(), path.read_text(errors="replace")))
-    return found
+    # What is ignored is not entered: it is large, and other processes of the same run write and remove files there.
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = [name for name in folders if not _is_any(name, ignored)]
+        paths = [Path(folder, name) for name in files if not _is_any(name, ignored)]
+        found += [Source(path.relative_to(ROOT).as_posix(), path.read_text(errors="replace")) for path in paths]
+    return sorted(found, key=lambda source: source.path)
+
+
+def _is_any(name: str, rules: list[str]) -> bool:
+    return any(fnmatch(name, rule) for rule in rules)
 
 
 def _lines(node: Function | ast.ClassDef) -> int:

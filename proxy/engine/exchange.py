@@ -121,7 +121,7 @@ class Exchanges:
             self._relay.abandon(flight)
             raise
         if sending.is_managed:
-            self._steward.inquire(subject, received.upstream)
+            self._steward.inquire(subject)
         if sending.complete is None:
             self._enter(flight, received, sending)
         else:

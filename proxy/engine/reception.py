@@ -179,7 +179,11 @@ class Reception:
         # From here on nothing waits: what is remembered is in the log with the opening, before any later request's.
         body = self._take_stock(key, split, chain, known, shared) if is_kept else self._keep_whole(content)
         if place is not None:
-            subject = _make_subject(request, form, asked, split, chain, place) if is_kept and split.items else None
+            subject = (
+                _make_subject(request, upstream, form, asked, (split, chain), place)
+                if is_kept and split.items
+                else None
+            )
             return _Recognised(place.session, upstream, model, body, traits.is_stream, place.step, subject)
         return _Recognised(session, upstream, model, body, traits.is_stream)
 
@@ -245,8 +249,9 @@ def _is_plain(content: bytes, known: History | None, shared: int) -> bool:
 
 
 def _make_subject(
-    request: ClientRequest, form: Format, asked: Asked, split: SplitBody, chain: Chain, place: Place
+    request: ClientRequest, upstream: Upstream, form: Format, asked: Asked, body: tuple[SplitBody, Chain], place: Place
 ) -> Subject:
+    split, chain = body
     return Subject(
         asked.exchange,
         place.session,
@@ -258,6 +263,8 @@ def _make_subject(
         chain,
         place.step,
         request.headers,
+        request.target,
+        upstream,
         is_new=place.is_new and place.source is None,
     )
 

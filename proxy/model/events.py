@@ -7,6 +7,8 @@ import msgspec
 from proxy.model.epoch import Why
 from proxy.model.exchange import Completeness, Headers, Kind, Usage
 from proxy.model.plan import Plan, Rung
+from proxy.model.summary import Kind as SummaryKind
+from proxy.model.summary import Level
 
 
 class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
@@ -119,6 +121,21 @@ class AuxiliaryEnded(msgspec.Struct, frozen=True, gc=False):
     seconds: float
 
 
+class SummaryAdded(msgspec.Struct, frozen=True, gc=False):
+    """A summary is in the log. `exchange` is the client's call it was made behind, empty where a person asked.
+
+    Tokens, as we count them: of what it stands for, and its own.
+    """
+
+    summary: str
+    session: str
+    exchange: str
+    kind: SummaryKind
+    level: Level
+    covered: int
+    tokens: int
+
+
 class SummaryWasted(msgspec.Struct, frozen=True, gc=False):
     """A summary was paid for and never used; what its calls cost, in tokens of uncached input.
 
@@ -140,5 +157,6 @@ Event = (
     | RungFailed
     | LimitsTold
     | AuxiliaryEnded
+    | SummaryAdded
     | SummaryWasted
 )

@@ -1,7 +1,9 @@
-"""Running commands on a log that a test makes up."""
+"""Running commands in this process: on a log that a test makes up, or on one that is there."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
+from proxy.assembly import open_log
 from proxy.cli.application import run
 from proxy.cli.doors import Doors
 from proxy.config import Settings
@@ -47,6 +49,15 @@ def call_without_log(*arguments: str) -> int:
 
     try:
         run(Doors(lambda settings: 3, open_log, tally, measure), arguments)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    raise AssertionError("a command always ends the process")
+
+
+def call_on_disk(data: Path, *arguments: str) -> int:
+    """Run a command on the log in a directory; the exit code."""
+    try:
+        run(Doors(lambda settings: 0, open_log, tally, measure), [*arguments, "--data", str(data)])
     except SystemExit as stop:
         return int(stop.code or 0)
     raise AssertionError("a command always ends the process")

@@ -9,14 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from proxy.assembly import open_log
-from proxy.cli.application import run
-from proxy.cli.doors import Doors
 from proxy.config import load_settings
 from proxy.model.exchange import Opening, Outcome, Reading, Round, SessionKey, Timings, Usage
 from proxy.model.manifest import keep_whole
 from proxy.store.sqlite.archive import open_sqlite
-from tests.cli.calling import measure, tally
+from tests.cli.calling import call_on_disk
 
 REQUEST = b'{"model": "m", "messages": [{"role": "user", "content": "caf\\u00e9"}]}'
 RECEIVED = b'{"choices":[{"message":{"role":"assistant","content":"hi"}}],"usage":{}}'
@@ -51,24 +48,18 @@ async def write_exchange(data: Path, ask: Callable[[], None]) -> None:
         await archive.close()
 
 
-def ask(data: Path, *arguments: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        run(Doors(lambda settings: 0, open_log, tally, measure), [*arguments, "--data", str(data)])
-    return int(stop.value.code or 0)
-
-
 async def test_the_log_is_read_while_it_is_written(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     def check() -> None:
-        assert ask(tmp_path, "sessions", "--json") == 0
+        assert call_on_disk(tmp_path, "sessions", "--json") == 0
         [session] = json.loads(capfdbinary.readouterr().out)
         assert (session["id"], session["exchanges"], session["input_tokens"]) == (KEY.id, 1, 3)
         for part, content in (("request", REQUEST), ("sent", REQUEST), ("received", RECEIVED)):
-            assert ask(tmp_path, "show", "5e", "1", "--raw", part) == 0
+            assert call_on_disk(tmp_path, "show", "5e", "1", "--raw", part) == 0
             assert capfdbinary.readouterr().out == content
-        assert ask(tmp_path, "export", "5e", "--openai") == 0
+        assert call_on_disk(tmp_path, "export", "5e", "--openai") == 0
         exported = json.loads(capfdbinary.readouterr().out)
         assert [message["content"] for message in exported] == ["caf\u00e9", "hi"]
-        assert ask(tmp_path, "verify") == 0
+        assert call_on_disk(tmp_path, "verify") == 0
         assert b"1 exchanges, 1 rounds" in capfdbinary.readouterr().out
 
     await write_exchange(tmp_path, check)
@@ -79,12 +70,12 @@ async def test_a_backup_is_a_log_of_its_own(tmp_path: Path, capfdbinary: pytest.
     copy.mkdir()
 
     def check() -> None:
-        assert ask(tmp_path, "backup", str(copy / "log.db")) == 0
-        assert ask(tmp_path, "backup", str(copy / "log.db")) == 1
+        assert call_on_disk(tmp_path, "backup", str(copy / "log.db")) == 0
+        assert call_on_disk(tmp_path, "backup", str(copy / "log.db")) == 1
         assert b"exists" in capfdbinary.readouterr().err
 
     await write_exchange(tmp_path, check)
-    assert await asyncio.to_thread(ask, copy, "show", "5e", "1", "--raw", "request") == 0
+    assert await asyncio.to_thread(call_on_disk, copy, "show", "5e", "1", "--raw", "request") == 0
     assert capfdbinary.readouterr().out == REQUEST
 
 
@@ -105,14 +96,14 @@ async def test_after_a_crash_what_is_only_in_the_journal_is_read(
     archive.append(OPENING, Round("e1", 0, "openai", None))
     await asyncio.to_thread(check)
     await archive.close()
-    assert await asyncio.to_thread(ask, crashed, "show", "5e", "1", "--raw", "request") == 0
+    assert await asyncio.to_thread(call_on_disk, crashed, "show", "5e", "1", "--raw", "request") == 0
     assert capfdbinary.readouterr().out == REQUEST
     assert not (crashed / "log.db.journal").exists()
-    assert await asyncio.to_thread(ask, crashed, "verify") == 0
+    assert await asyncio.to_thread(call_on_disk, crashed, "verify") == 0
 
 
 def test_without_a_log_the_command_says_so_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ask(tmp_path / "nowhere", "sessions") == 1
+    assert call_on_disk(tmp_path / "nowhere", "sessions") == 1
     told = capsys.readouterr().err
     assert told.startswith("palimpsest: ")
     assert len(told.splitlines()) == 1

@@ -45,15 +45,13 @@ def test_a_journey_without_a_fault(tmp_path: Path) -> None:
     assert (b'"call_1_0"' in answers[0], b'"call_1001_0"' in answers[3]) == (True, True), "the first run comes first"
 
 
-def test_the_log_is_held_against_what_the_upstream_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_is_held_against_what_the_upstream_saw_and_its_trees_against_those_expected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(journey, "compare_log", lambda seen, log: [f"{len(seen)} calls, {len(log)} in the log"])
-    assert run_journey(replace(CLIENT, files={}), PROGRAMS, tmp_path) == ["6 calls, 6 in the log"]
-
-
-def test_a_tree_that_is_not_the_expected_one_is_told(tmp_path: Path) -> None:
     expected = Expected(3, (Tree(("root append", "branch")),))
     faults = run_journey(replace(CLIENT, files={}, expected=expected), PROGRAMS, tmp_path)
-    assert [fault.partition(":")[0] for fault in faults] == ["session 1", "session 2"]
+    assert [fault.partition(":")[0] for fault in faults] == ["6 calls, 6 in the log", "session 1", "session 2"]
 
 
 def test_what_differs_is_told(tmp_path: Path) -> None:

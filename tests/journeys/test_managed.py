@@ -20,6 +20,7 @@ from proxy.assembly import load_encoder
 from proxy.engine.counting import Counting
 from proxy.model.marker import LEDGER_HEAD
 from proxy.upstream.tokenizer import Tokenizer
+from tests.cli.calling import call_on_disk
 from tests.journeys.provider import run_application
 from tests.journeys.running import TOKEN, Running, run_command, run_proxy
 from tests.support.managing import MODEL, Message, make_history
@@ -99,7 +100,9 @@ def grow(agent: Agent, history: list[Message], steps: range) -> list[bytes]:
     return [agent.ask(history[: 2 + 2 * step]) for step in steps]
 
 
-def test_a_session_past_its_ceiling(tmp_path: Path, history: list[Message]) -> None:
+def test_a_session_past_its_ceiling(
+    tmp_path: Path, history: list[Message], capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
     provider = Dummy()
     with run_application(provider.app) as port:
         url = f"http://127.0.0.1:{port}/v1"
@@ -112,7 +115,7 @@ def test_a_session_past_its_ceiling(tmp_path: Path, history: list[Message]) -> N
             assert opened
             assert opened[0]["x-palimpsest-notice"].startswith("compacted ")
             check_prefixes(sent, agent.labels)
-            check_originals(proxy, tmp_path, session, history)
+            check_originals(proxy, session, history, capfdbinary)
         with run_proxy(tmp_path, url) as proxy:
             agent = Agent(proxy, provider)
             after = grow(agent, history, range(STEPS - 2, STEPS))
@@ -130,17 +133,23 @@ def check_prefixes(sent: list[bytes], labels: list[dict[str, str]]) -> None:
             assert now.startswith(before[:end])
 
 
-def check_originals(proxy: Running, data: Path, session: str, history: list[Message]) -> None:
+def check_originals(
+    proxy: Running, session: str, history: list[Message], capture: pytest.CaptureFixture[bytes]
+) -> None:
     """Every message that an epoch archived can be read by its references, over HTTP and on the command line."""
+    data = proxy.data
     count = len(load(proxy, f"/sessions/{session}/epochs"))
     epoch = load(proxy, f"/sessions/{session}/epochs/{count}")
     texts = []
+    capture.readouterr()
     for reference in epoch["references"]:
         status, content = call(proxy, f"/refs/{reference['id']}?page=all")
         assert status == 200
         texts.append(content.decode())
-        expanded = run_command("expand", reference["id"], "--all", "--data", str(data))
-        assert (expanded.returncode, expanded.stdout) == (0, content)
+        assert call_on_disk(data, "expand", reference["id"], "--all") == 0
+        assert capture.readouterr().out == content
+    expanded = run_command("expand", epoch["references"][-1]["id"], "--all", "--data", str(data))
+    assert (expanded.returncode, expanded.stdout.decode()) == (0, texts[-1])
     kept = {edit["place"] for edit in epoch["edits"] if edit["edit"] == "kept"}
     archived = [history[1 + place]["content"] for place in range(epoch["depth"]) if place not in kept]
     assert archived

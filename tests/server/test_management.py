@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from proxy.engine.ports import ALL_SESSIONS
 from proxy.model.errors import NotFound
-from proxy.model.exchange import Opening, Outcome, Reading, Usage
+from proxy.model.exchange import Opening, Outcome, Usage
 from proxy.model.log import Bill, BranchRow, ExchangeRow, Selection, SessionRow
 from proxy.model.plan import Plan as Decided
 from proxy.model.record import Record
@@ -111,7 +111,7 @@ async def talk(plan: Plan, upstream: ScriptedUpstream, archive: ReadableArchive)
     async with serving(plan, archive) as served:
         for number, messages in enumerate(((TURN,), (TURN, say("1"), TURN), edited, (*edited, say("3"), TURN)), 1):
             assert (await served.ask(turn(*messages))).status == 200
-            await archive.wait_for(Reading, number)
+            await served.read_answer(number)
         await served.ask(request("PUT", "/v1/files", "x-palimpsest-session: talk", body=b"\xfe"))
         await archive.wait_for(Outcome, 5)
         yield served

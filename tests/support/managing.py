@@ -12,6 +12,8 @@ from proxy.context.policy import BuilderPolicy
 from proxy.engine.bus import EventBus
 from proxy.engine.counting import Counting
 from proxy.engine.lineage.chain import make_chain, read_messages
+from proxy.engine.managing.booking import Unwatched, Watcher
+from proxy.engine.managing.memory import Memory
 from proxy.engine.managing.steward import Steward
 from proxy.engine.managing.subject import Subject
 from proxy.engine.managing.wiring import Surroundings, build_steward
@@ -41,6 +43,18 @@ class QuarterTokens:
     def count(self, text: str, encoding: Encoding) -> tuple[int, bool]:
         """At least one for any text."""
         return -(-len(text) // 4), False
+
+
+class NamedUpstream:
+    """A name; nothing is sent."""
+
+    name = "main"
+
+    async def send(self, *args: object) -> Any:
+        raise NotImplementedError
+
+
+UPSTREAM = NamedUpstream()
 
 
 class StatedCatalog:
@@ -76,6 +90,7 @@ def make_steward(
     window: int | None = 1_000_000,
     provider: Provider | None = None,
     builder: ContextBuilder | None = None,
+    watcher: Watcher | None = None,
     held_out: float = 0.0,
 ) -> Steward:
     """Whoever decides what is sent, with a ceiling in tokens of four characters."""
@@ -83,8 +98,9 @@ def make_steward(
     models = Models(StatedCatalog(window), Counting(tokenizer), BudgetPolicy(ceiling), clock, tasks.spawn)
     builder = builder or make_builder()
     providers = {"main": provider, "scripted": provider} if provider is not None else {}
-    around = Surroundings(archive, models, builder, bus, clock, providers, Holdout(held_out, b"secret"))
-    return build_steward(around, 1 << 26, b"secret")
+    memory, holdout = Memory(archive, models.count, 1 << 26), Holdout(held_out, b"secret")
+    around = Surroundings(archive, models, builder, bus, clock, providers, memory, watcher or Unwatched(), holdout)
+    return build_steward(around, b"secret")
 
 
 def make_builder() -> ContextBuilder:
@@ -139,5 +155,17 @@ def make_subject(
     step = Step(exchange, "root" if not base else relation, is_side, tip, len(chain.nodes), base, (), ())
     limit = members.get("max_tokens", 0)
     return Subject(
-        exchange, session, form.name, form.items_key, MODEL, limit, split, chain, step, headers, is_new=not base
+        exchange,
+        session,
+        form.name,
+        form.items_key,
+        MODEL,
+        limit,
+        split,
+        chain,
+        step,
+        headers,
+        b"/v1/chat/completions",
+        UPSTREAM,
+        is_new=not base,
     )

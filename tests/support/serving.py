@@ -61,6 +61,7 @@ class Served:
     state: ServerState
     forwarder: Forwarder
     bus: EventBus
+    readings: Readings
 
     async def connect(self) -> Wire:
         """A client's connection."""
@@ -76,6 +77,11 @@ class Served:
         """The only outcome, once it is recorded."""
         await self.archive.wait_for(Outcome)
         return self.archive.outcome
+
+    async def read_answer(self, number: int) -> None:
+        """Have the answer to the call of this number, counted from 1, read now and not when a pause has passed."""
+        await self.archive.wait_for(Outcome, number)
+        await self.readings.hurry(self.archive.of(Opening)[number - 1].exchange)
 
     async def drained(self) -> None:
         """Return when no request is being served any more; fails if one goes on."""
@@ -118,7 +124,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     )
     forwarder = Forwarder(upstream, tasks.spawn)
     steward = make_steward(archive, bus, SystemClock(), tasks, ceiling=plan.ceiling)
-    exchanges = _build_exchanges(plan, archive, forwarder, bus, tasks, steward)
+    exchanges, readings = _build_exchanges(plan, archive, forwarder, bus, tasks, steward)
     metrics = Metrics(lambda: archive.health, lambda: len(tasks))
     bus.subscribe(ExchangeRecorded, metrics.count_exchange)
     health = Health(lambda: archive.health.problem, metrics, refuses=plan.engine.on_failure == "refuse")
@@ -137,7 +143,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     make = functools.partial(GuardedProtocol, plan.server, config, state, {}, loop)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = await loop.create_server(make, sock=listener)
-        served = Served(listener.getsockname()[1], archive, health, tasks, state, forwarder, bus)
+        served = Served(listener.getsockname()[1], archive, health, tasks, state, forwarder, bus, readings)
         try:
             yield served
         finally:
@@ -147,7 +153,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
 
 def _build_exchanges(
     plan: Plan, archive: FakeArchive, forwarder: Forwarder, bus: EventBus, tasks: TaskRunner, steward: Steward
-) -> Exchanges:
+) -> tuple[Exchanges, Readings]:
     lineage = make_lineage(archive, SystemClock(), plan.engine)
     bus.subscribe(ExchangeRecorded, lineage.note_outcome)
     bus.subscribe(ReadingFailed, lineage.note_unread)
@@ -157,7 +163,7 @@ def _build_exchanges(
     reception = Reception(plan.engine, [Route(forwarder)], lineage, readings, SystemClock(), SystemIds())
     formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
     policy = replace(plan.engine, own_keys=(plan.api_key.encode(),) if plan.api_key else ())
-    return Exchanges(policy, formats, reception, relay, tasks, steward)
+    return Exchanges(policy, formats, reception, relay, tasks, steward), readings
 
 
 async def _stop(served: Served) -> None:

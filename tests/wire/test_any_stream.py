@@ -1,5 +1,6 @@
 """Whatever a server sends, reading it gives an answer that is JSON and raises nothing."""
 
+import functools
 import json
 from collections.abc import Iterator
 
@@ -97,10 +98,10 @@ def check(wire: Format, answer: Answer) -> None:
     assert (again.usage, again.finish) == (answer.usage, answer.finish)
 
 
-@pytest.mark.parametrize("wire", FORMATS, ids=lambda wire: wire.name)
-@given(st.data())
-def test_events_whose_members_are_of_any_kind(wire: Format, data: st.DataObject) -> None:
-    known = [json.loads(event.data) for event in read_events(STREAMS[wire.name]) if event.data != "[DONE]"]
+@functools.cache
+def list_events(wire: str) -> st.SearchStrategy[list[tuple[str, dict[str, object]]]]:
+    """Events with the members, the kinds and the words of a wire, put together at random."""
+    known = [json.loads(event.data) for event in read_events(STREAMS[wire]) if event.data != "[DONE]"]
     outer, inner = sorted({key for event in known for key in event}), sorted(set(list_members(known)))
     said = sorted(set(list_strings(known)))
     leaves = st.sampled_from([None, True, -1, 0, 1, 2**70, 0.5, float("inf"), "", "\ud800", *said])
@@ -112,7 +113,13 @@ def test_events_whose_members_are_of_any_kind(wire: Format, data: st.DataObject)
     objects = st.dictionaries(st.sampled_from(inner), values, max_size=4)
     likely = values | objects | st.lists(objects, max_size=3)
     events = st.dictionaries(st.sampled_from(outer), likely, max_size=5)
-    sent = data.draw(st.lists(st.tuples(st.sampled_from(["", "error", *said]), events), max_size=6))
+    return st.lists(st.tuples(st.sampled_from(["", "error", *said]), events), max_size=6)
+
+
+@pytest.mark.parametrize("wire", FORMATS, ids=lambda wire: wire.name)
+@given(st.data())
+def test_events_whose_members_are_of_any_kind(wire: Format, data: st.DataObject) -> None:
+    sent = data.draw(list_events(wire.name))
     check(wire, wire.read_events(ServerEvent(kind, json.dumps(event)) for kind, event in sent))
     for _, event in sent:
         wire.read_answer(event)

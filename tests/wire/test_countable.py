@@ -68,11 +68,11 @@ def test_numbers_no_float_holds_are_counted() -> None:
     assert "1e400" in read_message(b'{"content":1e400}').text.lower()
 
 
+NAMES = st.text(max_size=8) | st.sampled_from(["type", "input", "properties"])
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: (
-        st.lists(inner) | st.dictionaries(st.text() | st.sampled_from(["type", "input", "properties"]), inner)
-    ),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=12,
 )
 
 

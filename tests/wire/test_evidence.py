@@ -60,7 +60,14 @@ def test_brackets_side_by_side_or_in_strings_make_no_depth() -> None:
     assert read_object(json.dumps({"a": "[" * 500, "b": [[], {}] * 500})) == {"a": "[" * 500, "b": [[], {}] * 500}
 
 
-@given(st.dictionaries(st.text(), st.recursive(st.none() | st.floats(allow_nan=False) | st.text(), st.lists)))
+values = st.recursive(
+    st.none() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda each: st.lists(each, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.text(max_size=8), values, max_size=4))
 def test_any_object_is_read_as_the_standard_library_reads_it(value: dict[str, object]) -> None:
     assert read_object(json.dumps(value)) == value
 

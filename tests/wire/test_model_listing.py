@@ -76,7 +76,11 @@ NAMES = st.sampled_from(["id", "max_model_len", "meta", "model_info", "pricing",
 
 
 @given(
-    st.recursive(st.none() | st.floats() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(NAMES, x))
+    st.recursive(
+        st.none() | st.floats() | st.integers() | st.text(max_size=8),
+        lambda x: st.lists(x, max_size=3) | st.dictionaries(NAMES, x),
+        max_leaves=12,
+    )
 )
 def test_reading_is_total(value: object) -> None:
     assert isinstance(read_listing(json.dumps({"data": [value]}).encode()), dict)

@@ -126,8 +126,7 @@ def _find_fault(text: str, sections: Sections, task: Task, count: Callable[[str]
         return "above its budget"
     if not sections:
         return "a refusal" if len(text) < _SHORT and _REFUSING.search(text) else "no section that was asked for"
-    known = sections.keys() & SHORT_NAMES.keys() if task.level == 2 else sections.keys()
-    if len(known) < _LEAST_SECTIONS[task.level]:
+    if len(text) < _SHORT and _is_formless(sections, task):
         return "not in the form that was asked for"
     if _is_babble(text):
         return "says the same again and again"
@@ -137,6 +136,12 @@ def _find_fault(text: str, sections: Sections, task: Task, count: Callable[[str]
     if tokens > task.most:
         return "above its budget"
     return "no smaller than what it stands for" if tokens >= task.covered else ""
+
+
+def _is_formless(sections: Sections, task: Task) -> bool:
+    """Whether a text has hardly any of the headings that were asked for: not so bad where it says much all the same."""
+    known = sections.keys() & SHORT_NAMES.keys() if task.level == 2 else sections.keys()
+    return len(known) < _LEAST_SECTIONS[task.level]
 
 
 def _is_babble(text: str) -> bool:
@@ -170,6 +175,8 @@ def _finish(
     final[FILES] = [*final.get(FILES, ()), *_add_files(final.get(FILES, ()), task, count)]
     if GOAL not in final:
         missed.append("its goal")
+    if _is_formless(sections, task):
+        missed.append("most of its headings")
     return final, ", ".join(missed)
 
 

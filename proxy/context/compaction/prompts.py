@@ -72,12 +72,17 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     custom: str = ""
 
 
+def write_wording(level: Level) -> str:
+    """What is said of a report of this level beside its format, where a person has said nothing else."""
+    return f"{_WISHES[level]}\n{_MANNER}"
+
+
 def write_instruction(asked: Asked, stretch: str) -> str:
     """What is appended to the last request as the user's message; `stretch` says which messages are meant."""
     parts = (
         f"[This message was written by the proxy palimpsest, not by the user.] What is wanted now is {_TASKS['leaf']}:"
         f" this one, of which only this part is meant: {stretch}",
-        asked.custom or f"{_WISHES[asked.level]}\n{_MANNER}",
+        asked.custom or write_wording(asked.level),
         _demand_format(asked, is_numbered=False),
     )
     return "\n\n".join(parts)
@@ -87,7 +92,7 @@ def write_request(asked: Asked, material: str) -> tuple[str, str]:
     """The system message and the user's of a request of its own; `material` is `context/compaction/transcript`'s."""
     parts = (
         f"You write {_TASKS[asked.kind]}.",
-        asked.custom or f"{_WISHES[asked.level]}\n{_MANNER}",
+        asked.custom or write_wording(asked.level),
         _demand_format(asked, is_numbered=True),
     )
     noted = (
@@ -98,10 +103,12 @@ def write_request(asked: Asked, material: str) -> tuple[str, str]:
     return "\n\n".join(parts), f"{noted} The material begins here.\n\n{material}\n\nThe material ends here."
 
 
-def describe_span(survey: Survey, span: Span) -> str:
-    """A stretch of messages as one can find it without numbers."""
+def describe_span(survey: Survey, span: Span, hidden: int = 0) -> str:
+    """A stretch of messages as one can find it without numbers; the first `hidden` of it are not there themselves."""
+    count = span.stop - span.start
     first, last = (_describe_message(survey, place) for place in (span.start, span.stop - 1))
-    return f"the {span.stop - span.start} messages from {first} up to {last}. What came later is out of scope."
+    told = f" The first {hidden} of them stand in a ledger only: report what it tells of them." if hidden else ""
+    return f"the {count} messages from {first} up to {last}.{told} What came later is out of scope."
 
 
 def _describe_message(survey: Survey, place: int) -> str:

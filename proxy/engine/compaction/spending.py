@@ -71,7 +71,8 @@ class Purse:
         self._bus = bus
         self._clock = clock
         self._balances: OrderedDict[str, _Balance] = OrderedDict()
-        self._waiting: OrderedDict[str, ExchangeRecorded] = OrderedDict()
+        self._waiting: OrderedDict[str, tuple[ExchangeRecorded, Cost]] = OrderedDict()
+        self._estimates: OrderedDict[str, Usage] = OrderedDict()
         self._calls: OrderedDict[str, Cost] = OrderedDict()
         self._held = Cost()
         self._day = self._find_day()
@@ -87,18 +88,24 @@ class Purse:
             self._today += self._sum_up(spent)
         self._is_open = True
 
+    def note_estimate(self, exchange: str, expected: Usage) -> None:
+        """What a client's call will probably be counted as: of many streams nobody asks how much it was."""
+        keep_newest(self._estimates, exchange, expected, _MOST_WAITING)
+
     def note_exchange(self, event: ExchangeRecorded) -> None:
-        """A subscriber of the bus: a client's call, whose answer will be read."""
+        """A subscriber of the bus: a client's call has ended, whose answer will be read."""
+        estimate = self._estimates.pop(event.exchange, None)
         if event.kind == "managed" and event.is_readable and event.is_final:
-            keep_newest(self._waiting, event.exchange, event, _MOST_WAITING)
+            cost = Cost() if estimate is None else self.price(event.upstream, event.model, estimate)
+            self._find_balance(event.session).main += cost
+            keep_newest(self._waiting, event.exchange, (event, cost), _MOST_WAITING)
 
     def note_answer(self, event: AnswerRead) -> None:
         """A subscriber of the bus: what a client's call cost is known."""
-        call = self._waiting.pop(event.exchange, None)
-        if call is not None:
-            self._find_balance(call.session).main += price_usage(
-                event.usage, self._find_card(call.upstream, call.model)
-            )
+        if event.exchange in self._waiting and event.usage.input is not None:
+            call, estimated = self._waiting.pop(event.exchange)
+            balance = self._find_balance(call.session)
+            balance.main = balance.main - estimated + self.price(call.upstream, call.model, event.usage)
 
     def find_objection(self, session: str, expected: Cost) -> str:
         """Why a call that will probably cost so much is not to be made; empty where it may be."""

@@ -3,6 +3,8 @@
 Rule: nothing here changes what is sent; it may be done while the upstream thinks.
 """
 
+from typing import Protocol
+
 from proxy.context.account import Account, Sent, note_sent, note_use
 from proxy.context.economics import Decision
 from proxy.context.savings import Trip, estimate_client_read, estimate_saving
@@ -12,28 +14,60 @@ from proxy.engine.managing.lessons import Lesson, Lessons
 from proxy.engine.managing.paths import count_shared
 from proxy.engine.managing.sending import Sending, list_labels
 from proxy.engine.managing.sent import SentBodies
+from proxy.engine.managing.subject import Subject
 from proxy.model.plan import Plan
 
 _NONE_BORE = "an epoch was to open, and another request's or none bore"
 
 
+class Watcher(Protocol):
+    """Whoever makes something of what was sent, beside the calls."""
+
+    def note_asked(self, subject: Subject) -> None:
+        """A call is managed."""
+        ...
+
+    def note_sent(self, case: Case, footing: Footing, decision: Decision) -> None:
+        """How a request stood, and what was sent for it."""
+        ...
+
+    async def wait(self, session: str) -> None:
+        """Return when nothing is being made for a session, or when a call has waited for long enough."""
+        ...
+
+
+class Unwatched:
+    """Nobody does."""
+
+    def note_asked(self, subject: Subject) -> None:
+        """Nothing comes of it."""
+
+    def note_sent(self, case: Case, footing: Footing, decision: Decision) -> None:
+        """Nothing comes of it."""
+
+    async def wait(self, session: str) -> None:
+        """There is nothing to wait for."""
+
+
 class Books:
     """Enters requests, one after the other."""
 
-    def __init__(self, sent: SentBodies, lessons: Lessons) -> None:
+    def __init__(self, sent: SentBodies, lessons: Lessons, watcher: Watcher) -> None:
         self._sent = sent
         self._lessons = lessons
+        self._watcher = watcher
 
     def enter(self, case: Case, footing: Footing, decision: Decision) -> Sending:
         """What is sent, with all that there is to tell of it."""
         saving = _estimate_saving(case, footing)
         self._expect(case, footing)
+        self._watcher.note_sent(case, footing, decision)
         account = _charge(case, footing)
         return self._report(case, footing, decision, account, saving)
 
     def _expect(self, case: Case, footing: Footing) -> None:
         """Learn from the answer, once it is there."""
-        upstream, matching = case.subject.session.upstream, _find_matching(case, footing)
+        upstream, matching = case.subject.session.upstream, find_matching(case, footing)
         expected = case.tariff.cache.find_read(matching)
         stable = matching if footing.is_opened else None
         self._lessons.wait_for(case.subject.exchange, 0, Lesson(upstream, case.view, footing.tokens, expected, stable))
@@ -81,7 +115,7 @@ def _charge(case: Case, footing: Footing) -> Account:
     return account
 
 
-def _find_matching(case: Case, footing: Footing) -> int:
+def find_matching(case: Case, footing: Footing) -> int:
     """The tokens at the beginning of what is sent that were sent before."""
     if footing.is_opened:
         return case.path.head.tokens
@@ -97,5 +131,5 @@ def _estimate_saving(case: Case, footing: Footing) -> float | None:
     client_read = estimate_client_read(
         case.tariff, case.path.head.tokens + case.path.count_to(shared), case.account.find_idle(case.now)
     )
-    sent_read = case.tariff.expect_read(_find_matching(case, footing))
+    sent_read = case.tariff.expect_read(find_matching(case, footing))
     return estimate_saving(Trip(case.client_tokens, footing.tokens, client_read, sent_read), case.tariff)

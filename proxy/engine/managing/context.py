@@ -198,15 +198,19 @@ class Context:
         """A summary is in the log."""
         self._summaries[summary.id] = summary
 
+    def get_summary(self, id: str) -> Summary | None:
+        """The summary with this id, as far as memory has it."""
+        return self._summaries.get(id)
+
     def list_summaries(self, nodes: Sequence[bytes]) -> list[Summary]:
         """The summaries that stand for messages of a chain now, in their order (BEHAVIOUR B32a)."""
         holding = [each for each in self._summaries.values() if is_on_path(each, nodes)]
         return find_live(holding)
 
     def list_reports(self, nodes: Sequence[bytes]) -> list[Report]:
-        """Those of them that a plan may show: what was put together without a model is no more than the ledger is."""
-        live = self.list_summaries(nodes)
-        return [Report(each.id, each.text, each.stop, each.tokens) for each in live if each.level < _DETERMINISTIC]
+        """Those of them that a plan may show: what was made of messages without a model says no more than a ledger."""
+        shown = (each for each in self.list_summaries(nodes) if each.level < _DETERMINISTIC or each.parents)
+        return [Report(each.id, each.text, each.stop, each.tokens) for each in shown]
 
     def get_standing(self, view: str, epoch: str, budget: Budget) -> Standing:
         """How a view stands under an epoch, empty for none; as the log tells it where memory does not."""

@@ -42,7 +42,7 @@ class Lookout:
         self.models = models
         self.holdout = holdout
         self._lessons = lessons
-        self._clock = clock
+        self.clock = clock
 
     def find_ratio(self, subject: Subject) -> Ratio:
         """How many tokens the model counts for each of ours."""
@@ -109,7 +109,7 @@ class Lookout:
             tariff=self.find_tariff(subject, path),
             ratio=self.find_ratio(subject),
             protected=_find_protected(context.protected.get(model, 0), path, budget, standing.account),
-            now=self._clock.monotonic(),
+            now=self.clock.monotonic(),
         )
 
     async def _weigh(self, subject: Subject, context: Context, epoch: Epoch) -> int:

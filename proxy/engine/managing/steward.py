@@ -16,17 +16,15 @@ from proxy.context.economics import Decision, decide
 from proxy.context.holdout import HELD_OUT
 from proxy.engine.boundary import attempt, attempt_now
 from proxy.engine.bus import EventBus
-from proxy.engine.managing.booking import Books
+from proxy.engine.managing.booking import Books, Watcher
 from proxy.engine.managing.case import Case
 from proxy.engine.managing.context import Context
 from proxy.engine.managing.ladder import Commit, Footing, Ladder
-from proxy.engine.managing.lessons import Lessons
 from proxy.engine.managing.lookout import Ahead, Lookout, find_key
 from proxy.engine.managing.pinning import Pinning, is_pinning, refuse_pin
 from proxy.engine.managing.rescuing import Rescues, Tell
 from proxy.engine.managing.sending import Sending
 from proxy.engine.managing.subject import Subject
-from proxy.engine.ports import Clock, Upstream
 from proxy.engine.rescue import Rescuer
 from proxy.model.epoch import Epoch
 from proxy.model.events import Planned, RungFailed
@@ -47,16 +45,17 @@ class Steward:
     """Decides for each managed request what is sent."""
 
     def __init__(
-        self, lookout: Lookout, ladder: Ladder, rescues: Rescues, lessons: Lessons, bus: EventBus, clock: Clock
+        self, lookout: Lookout, ladder: Ladder, rescues: Rescues, books: Books, bus: EventBus, watcher: Watcher
     ) -> None:
         self._memory = lookout.memory
         self._lookout = lookout
         self._ladder = ladder
         self._rescues = rescues
-        self._books = Books(lookout.memory.sent, lessons)
+        self._books = books
         self._bus = bus
-        self._clock = clock
-        self._pinning = Pinning(lookout, clock)
+        self._watcher = watcher
+        self._clock = lookout.clock
+        self._pinning = Pinning(lookout, lookout.clock)
 
     @property
     def lookout(self) -> Lookout:
@@ -106,6 +105,7 @@ class Steward:
         if await self._is_held_out(subject):
             return self._hold_out(subject, ceiling).add(refuse_pin(subject, HELD_OUT))
         pin, told = await self._pinning.take(subject, ceiling)
+        self._watcher.note_asked(subject)
         return (await self._try(subject, self._manage(subject, ceiling, commit))).add(told, pin)
 
     async def _try(self, subject: Subject, work: Awaitable[Sending]) -> Sending:
@@ -120,15 +120,15 @@ class Steward:
         plan = Plan(subject.exchange, 0, subject.model, "original", reason=problem)
         return Sending(subject.split.content, plan=plan)
 
-    def inquire(self, subject: Subject, upstream: Upstream) -> None:
+    def inquire(self, subject: Subject) -> None:
         """Have the upstream asked for its models where nobody knows how much this one takes; beside the calls."""
-        attempt_now(partial(self._inquire, subject, upstream), _note_blindness)
+        attempt_now(partial(self._inquire, subject), _note_blindness)
 
-    def _inquire(self, subject: Subject, upstream: Upstream) -> None:
+    def _inquire(self, subject: Subject) -> None:
         models, key = self._lookout.models, find_key(subject)
         card = models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant)
         if card.window is None:
-            models.ask(upstream, subject.headers)
+            models.ask(subject.upstream, subject.headers)
 
     def stand_by(self, subject: Subject, sending: Sending, commit: Commit, tell: Tell) -> Rescuer:
         """Who cuts a managed request that is refused as too long, and tells the client of it."""
@@ -170,6 +170,8 @@ class Steward:
             return replace(sending, ceiling=ceiling)
         case = await self._lookout.look_at(subject, context, epoch, budget)
         decision = _decide(case)
+        if decision.why == "hard":
+            await self._watcher.wait(subject.session.id)
         footing = await self._ladder.climb(case, decision.why, commit)
         _choose(case, footing)
         return replace(self._books.enter(case, footing, decision), ceiling=ceiling)

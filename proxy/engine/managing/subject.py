@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from proxy.engine.lineage.chain import Chain
+from proxy.engine.ports import Upstream
 from proxy.model.exchange import Headers, SessionKey
 from proxy.model.lineage import Step
 from proxy.wire.body import SplitBody
@@ -14,8 +15,8 @@ class Subject(msgspec.Struct, frozen=True, gc=False):
     """A request whose body was split, and where it stands. `wire` and `items_key` are its format's.
 
     `step` is None while the upstream has not accepted its credential: what is known of the session may not be used
-    then (BEHAVIOUR B2). `is_new`: it is the first of its session, and goes on from no other. `most_output` is what it
-    asks for, 0 where it does not say.
+    then (BEHAVIOUR B2). `target` is the path and query that it asks `upstream` for. `is_new`: it is the first of its
+    session, and goes on from no other. `most_output` is what it asks for, 0 where it does not say.
     """
 
     exchange: str
@@ -28,6 +29,8 @@ class Subject(msgspec.Struct, frozen=True, gc=False):
     chain: Chain
     step: Step | None
     headers: Headers
+    target: bytes
+    upstream: Upstream
     is_new: bool = False
 
     @property

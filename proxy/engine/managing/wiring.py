@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from proxy.context.builder import ContextBuilder
 from proxy.context.holdout import Holdout
 from proxy.engine.bus import EventBus
+from proxy.engine.managing.booking import Books, Watcher
 from proxy.engine.managing.ladder import Ladder
 from proxy.engine.managing.lessons import Lessons
 from proxy.engine.managing.lookout import Lookout
@@ -30,16 +31,18 @@ class Surroundings:
     bus: EventBus
     clock: Clock
     providers: Mapping[str, Provider]
+    memory: Memory
+    watcher: Watcher
     holdout: Holdout
 
 
-def build_steward(around: Surroundings, cache_bytes: int, secret: bytes) -> Steward:
-    """Whoever decides what is sent. `cache_bytes` bounds what it remembers, `secret` makes references unguessable."""
-    counting = around.models.count
-    memory = Memory(around.archive, counting, cache_bytes)
+def build_steward(around: Surroundings, secret: bytes) -> Steward:
+    """Whoever decides what is sent; `secret` makes references unguessable."""
+    counting, memory = around.models.count, around.memory
     lessons = Lessons(counting, around.providers)
     around.bus.subscribe(AnswerRead, lessons.note_answer)
     lookout = Lookout(memory, around.models, lessons, around.clock, around.holdout)
     opener = Opener(around.builder, secret, around.providers)
     ladder = Ladder(memory, opener, Rewriter(around.providers), around.bus, around.clock)
-    return Steward(lookout, ladder, Rescues(lookout, ladder), lessons, around.bus, around.clock)
+    books = Books(memory.sent, lessons, around.watcher)
+    return Steward(lookout, ladder, Rescues(lookout, ladder), books, around.bus, around.watcher)

@@ -80,6 +80,13 @@ def test_what_is_none_is_rejected(answer: str, reason: str) -> None:
     assert accept(answer, make_task(), FRAME, count) == Rejected(reason)
 
 
+def test_much_that_is_said_under_few_headings_is_better_made_again() -> None:
+    lines = "".join(f"- the {word} of the parser was read\n" for word in "abcdefghijklmnopqrst")
+    made = take(f"## Goal\n{lines}")
+    assert made.missed == "most of its headings"
+    assert "the t of the parser" in made.text
+
+
 def test_what_is_no_smaller_than_its_input_is_rejected_before_and_after_it_is_finished() -> None:
     reason = Rejected("no smaller than what it stands for")
     assert accept(ANSWER, make_task(covered=100), FRAME, count) == reason

@@ -4,12 +4,20 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from proxy.context.economics import Decision
+from proxy.engine.bus import EventBus
+from proxy.engine.managing.booking import Unwatched
+from proxy.engine.managing.case import Case
+from proxy.engine.managing.ladder import Footing
 from proxy.engine.managing.sending import Sending
+from proxy.engine.managing.subject import Subject
+from proxy.engine.tasks import TaskRunner
 from proxy.model.epoch import Epoch
 from proxy.model.events import Planned
 from proxy.model.plan import Plan
-from tests.support.managed import CEILING, Desk, ManagedEngine, refuse
-from tests.support.managing import SESSION, Message, make_history, make_subject
+from tests.support.engine import FixedClock
+from tests.support.managed import CEILING, ContextLog, Desk, ManagedEngine, refuse
+from tests.support.managing import SESSION, Message, make_history, make_steward, make_subject
 
 HISTORY = make_history(60, 1600)
 OBSERVED = (b"x-palimpsest-mode", b"observe; holdout")
@@ -108,6 +116,31 @@ async def test_another_reason_to_stand_aside_is_told_in_both_arms_alike() -> Non
         held, other = [await prepare(Desk(held_out=share), messages, **members) for share in (ALL, 0.0)]
         assert held == other
         assert held.plan is not None and held.plan.reason != "holdout"
+
+
+class Noting(Unwatched):
+    """Notes the sessions of which it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def note_asked(self, subject: Subject) -> None:
+        self.told.append(subject.session.id)
+
+    def note_sent(self, case: Case, footing: Footing, decision: Decision) -> None:
+        self.told.append(case.subject.session.id)
+
+
+async def test_nobody_hears_of_a_session_that_is_held_out_who_might_make_summaries_of_it() -> None:
+    tasks, told = TaskRunner(), []
+    for share in (ALL, 0.0):
+        noting = Noting()
+        parts = (ContextLog(), EventBus(tasks), FixedClock(), tasks)
+        desk = Desk()
+        desk.steward = make_steward(*parts, ceiling=CEILING, watcher=noting, held_out=share)
+        await prepare(desk, until(22))
+        told.append(noting.told)
+    assert told == [[], ["s1", "s1"]]
 
 
 async def test_the_plan_is_recorded_with_the_call_and_the_client_is_told() -> None:

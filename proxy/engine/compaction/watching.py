@@ -1,0 +1,90 @@
+"""When the worker is called: behind a call that was sent above the soft mark and accepted (BEHAVIOUR B27, B30).
+
+Rule: nothing here waits, and nothing is decided twice; of calls under way no more is kept than one each.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from proxy.context.economics import Decision
+from proxy.engine.compaction.bounded import keep_newest
+from proxy.engine.compaction.keys import Key, Keys, Later
+from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.compaction.spending import Purse
+from proxy.engine.compaction.work import Latest
+from proxy.engine.compaction.worker import Worker
+from proxy.engine.managing.booking import find_matching
+from proxy.engine.managing.case import Case
+from proxy.engine.managing.ladder import Footing
+from proxy.engine.managing.subject import Subject
+from proxy.engine.policy import Provider
+from proxy.model.events import ExchangeRecorded
+from proxy.model.exchange import Usage
+
+_MOST_CALLS = 1024
+_IDLE_SECONDS = 5.0
+_ACCEPTED = range(200, 300)
+_ANY = Provider()
+
+
+class Watch:
+    """Watches calls. `later` calls something after so many seconds; `providers` are by the upstream's name."""
+
+    def __init__(
+        self,
+        policy: CompactionPolicy,
+        worker: Worker,
+        keys: Keys,
+        purse: Purse,
+        providers: Mapping[str, Provider],
+        later: Later,
+    ) -> None:
+        self._policy = policy
+        self._purse = purse
+        self._worker = worker
+        self._keys = keys
+        self._providers = providers
+        self._later = later
+        self._asked: OrderedDict[str, Key] = OrderedDict()
+        self._sent: OrderedDict[str, Latest] = OrderedDict()
+        self._newest: OrderedDict[str, str] = OrderedDict()
+
+    def note_asked(self, subject: Subject) -> None:
+        """A call is managed."""
+        upstream = subject.upstream
+        keep_newest(self._asked, subject.exchange, Key(upstream, subject.target, subject.headers), _MOST_CALLS)
+        if self._is_local(upstream.name):
+            keep_newest(self._newest, upstream.name, subject.exchange, _MOST_CALLS)
+            self._worker.stop_at(upstream.name)
+
+    def note_sent(self, case: Case, footing: Footing, decision: Decision) -> None:
+        """What was sent for a call, and how it stood."""
+        read = case.tariff.expect_read(find_matching(case, footing))
+        expected = Usage(case.tell(footing.tokens), 0, case.tell(read))
+        self._purse.note_estimate(case.subject.exchange, expected)
+        if self._policy.auto and decision.pressure != "none" and not case.subject.is_side:
+            keep_newest(self._sent, case.subject.exchange, Latest(case, footing.body), _MOST_CALLS)
+
+    async def wait(self, session: str) -> None:
+        """Return when nothing is being made for a session, or when a call has waited for long enough."""
+        await self._worker.wait(session)
+
+    def note_exchange(self, event: ExchangeRecorded) -> None:
+        """A subscriber of the bus: a call has ended."""
+        key, latest = self._asked.pop(event.exchange, None), self._sent.pop(event.exchange, None)
+        if key is None or event.status not in _ACCEPTED:
+            return
+        self._keys.note(event.session, key)
+        if latest is None or event.completeness != "complete":
+            return
+        if not self._is_local(event.upstream):
+            self._worker.start(latest)
+        elif self._policy.model:  # a server that does one thing at a time thinks for nobody else of its own accord
+            self._later(_IDLE_SECONDS, lambda: self._start_if_idle(event, latest))
+
+    def _start_if_idle(self, event: ExchangeRecorded, latest: Latest) -> None:
+        if self._newest.get(event.upstream) == event.exchange:
+            self._worker.start(latest)
+
+    def _is_local(self, upstream: str) -> bool:
+        return self._providers.get(upstream, _ANY).cache == "local"

@@ -1,0 +1,116 @@
+"""What a report is to be made of. Rule: values, and what follows from them; whoever holds one need look nothing up."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
+
+import msgspec
+
+from proxy.context.compaction.spans import Span
+from proxy.context.reference import make_reference
+from proxy.context.survey import Survey
+from proxy.engine.managing.case import Case
+from proxy.model.manifest import digest_of
+from proxy.model.summary import Kind, Level, Summary
+
+_SHARE = 0.02
+# By how much a report may be longer than it was asked to be.
+_TOLERANCE = 2
+_LEAST_TOKENS = 300
+# Clients wrap in such what they say themselves in the user's role.
+_REMINDER = "<system-reminder"
+
+
+class Latest(msgspec.Struct, frozen=True, gc=False):
+    """The request of a branch that was sent last: how it stood, and the bytes that went upstream."""
+
+    case: Case
+    body: bytes
+
+    @property
+    def session(self) -> str:
+        """The id of its session."""
+        return self.case.subject.session.id
+
+    @property
+    def nodes(self) -> Sequence[bytes]:
+        """The nodes of its messages."""
+        return self.case.subject.nodes
+
+
+class Work(msgspec.Struct, frozen=True, gc=False):
+    """A report that is wanted: of the messages of a span, or of the `parents`, which cover it.
+
+    `supersedes` is the provisional one that it is made in place of. `references` are the ids of what is elided in the
+    span, the newest last; `foreign` the places of what is in the user's role and not the user's.
+    """
+
+    latest: Latest
+    survey: Survey
+    span: Span
+    references: tuple[str, ...] = ()
+    foreign: frozenset[int] = frozenset()
+    parents: tuple[Summary, ...] = ()
+    supersedes: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> Kind:
+        """What comes of it."""
+        return "condensed" if self.parents else "leaf"
+
+    @property
+    def covered(self) -> int:
+        """The tokens that it stands for."""
+        return sum(parent.tokens for parent in self.parents) if self.parents else self.span.tokens
+
+    def find_most(self, level: Level, most: int) -> int:
+        """The most tokens of a report of this level, a model's own limit being `most`: in proportion to the budget."""
+        share = int(_SHARE * self.latest.case.budget.usable) // level
+        return max(1, min(most, max(_LEAST_TOKENS, share), self.covered - 1))
+
+    def find_limit(self, level: Level, most: int) -> int:
+        """The most tokens of a report that is taken; `most` as for `find_most`."""
+        return min(most, _TOLERANCE * self.find_most(level, most))
+
+    def name(self, secret: bytes, level: Level, now_ms: int) -> str:
+        """The id of what comes of it."""
+        span = f"{self.span.start}:{self.span.stop}:{self.kind}:{level}:{now_ms}".encode()
+        last = self.latest.nodes[self.span.stop - 1]
+        return make_reference(secret, self.latest.session, sha256(b"summary" + last + span).digest())
+
+    def list_digests(self) -> tuple[bytes, ...]:
+        """The hashes of the raw messages that a leaf is of."""
+        if self.parents:
+            return ()
+        raws = self.latest.case.subject.list_raws()
+        return tuple(map(digest_of, raws[self.span.start : self.span.stop]))
+
+
+def find_references(latest: Latest, span: Span) -> tuple[str, ...]:
+    """The ids of all that epochs elided of a span, the newest last."""
+    case = latest.case
+    if case.epoch is None:
+        return ()
+    epochs = case.context.trace(case.epoch.id)
+    named = (each for epoch in epochs for each in epoch.originals if span.start <= each.place < span.stop)
+    return tuple(dict.fromkeys(each.id for each in sorted(named, key=lambda each: each.place)))
+
+
+def find_foreign(latest: Latest, survey: Survey) -> frozenset[int]:
+    """What has the user's role and is not the user's (BEHAVIOUR B32): prompts of subagents, reminders of clients."""
+    is_delegated = bool(latest.case.subject.session.parent)
+    users = (place for place, seen in enumerate(survey.messages) if seen.shape.role == "user")
+    return frozenset(
+        place for place in users if is_delegated or survey.messages[place].told.text.lstrip().startswith(_REMINDER)
+    )
+
+
+def count_hidden(work: Work) -> int:
+    """The messages at the beginning of a span that the last request has in a ledger only, if at all."""
+    epoch = work.latest.case.epoch
+    return 0 if epoch is None else max(0, min(epoch.depth, work.span.stop) - work.span.start)
+
+
+def tell_date(now_ms: int) -> str:
+    """A time in words."""
+    return datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")

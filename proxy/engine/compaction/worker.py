@@ -1,0 +1,216 @@
+"""The background worker: what becomes of a branch that stands above its soft mark (BEHAVIOUR B27, B30, B32a).
+
+Rule: one at a time for each session, under a lease; beside the calls, which never wait for it but above the high mark.
+A summary is in the log before anybody uses it.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from proxy.context.compaction.condensing import choose_run, is_progress, list_nodes
+from proxy.context.compaction.spans import Span, choose_span
+from proxy.context.survey import Survey
+from proxy.engine.boundary import attempt
+from proxy.engine.bus import EventBus
+from proxy.engine.compaction.bounded import keep_newest
+from proxy.engine.compaction.drafting import Drafter
+from proxy.engine.compaction.keys import Keys
+from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.compaction.spending import Purse
+from proxy.engine.compaction.work import Latest, Work, find_foreign, find_references
+from proxy.engine.durability import CommitGate
+from proxy.engine.managing.memory import Memory
+from proxy.engine.managing.opening import Ground
+from proxy.engine.ports import Archive, Leases
+from proxy.engine.tasks import TaskRunner
+from proxy.model.events import SummaryAdded
+from proxy.model.summary import Summary
+
+# The part of what is usable that a span must have to be worth a call, and that summaries may have together.
+WORTH, ROOM = 0.5, 0.05
+# By how much of what is usable a conversation must grow before what was in vain is tried again.
+_GROWN = 0.15
+_MOST_SESSIONS = 4096
+_LEASE_SECONDS = 600.0
+_DETERMINISTIC = 3
+_ASSUMED_WINDOW = 128_000
+
+_log = logging.getLogger("palimpsest.compaction")
+
+LookAt = Callable[[Latest, Ground], Survey]
+"""The survey of a conversation. Blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shop:
+    """What the worker works with. `owner` names this process among those that share a log."""
+
+    archive: Archive
+    gate: CommitGate
+    leases: Leases
+    memory: Memory
+    tasks: TaskRunner
+    bus: EventBus
+    keys: Keys
+    purse: Purse
+    look_at: LookAt
+    owner: str
+
+
+class Worker:
+    """Makes summaries of what was sent."""
+
+    def __init__(self, policy: CompactionPolicy, shop: Shop, drafter: Drafter) -> None:
+        self._policy = policy
+        self._shop = shop
+        self._drafter = drafter
+        self._busy: dict[str, asyncio.Task[None]] = {}
+        self._where: dict[str, str] = {}
+        self._pauses: OrderedDict[str, int] = OrderedDict()
+
+    def start(self, latest: Latest) -> None:
+        """Have a branch seen to, unless its session is."""
+        session = latest.session
+        if session not in self._busy and self._is_worth(latest):
+            self._where[session] = latest.case.subject.session.upstream
+            self._busy[session] = self._shop.tasks.spawn(self._see_to(latest))
+            self._busy[session].add_done_callback(partial(self._let_go, session))
+
+    def _is_worth(self, latest: Latest) -> bool:
+        """Whether there may be something to do, as far as that is told without looking at the messages."""
+        case, count = latest.case, len(latest.nodes)
+        if case.path.tokens < self._pauses.get(latest.session, 0):
+            return False
+        live = case.context.list_summaries(latest.nodes)
+        depth = case.epoch.depth if case.epoch is not None else 0
+        begin = max(depth, live[-1].stop if live else 0)
+        return any(map(_is_unfinished, live)) or case.path.count(begin, count) >= WORTH * case.budget.usable
+
+    def _pause(self, latest: Latest) -> None:
+        """Nothing came of it: look again when the conversation has grown."""
+        grown = latest.case.path.tokens + int(_GROWN * latest.case.budget.usable)
+        keep_newest(self._pauses, latest.session, grown, _MOST_SESSIONS)
+
+    def stop_at(self, upstream: str) -> None:
+        """Make way: a client's call has come to a server that does one thing at a time."""
+        for session, where in tuple(self._where.items()):
+            if where == upstream and session in self._busy:
+                self._busy[session].cancel()
+
+    async def wait(self, session: str) -> None:
+        """Return when nothing is being made for a session, or its call has waited for long enough."""
+        if session in self._busy and self._policy.hard_wait_seconds:
+            await asyncio.wait((self._busy[session],), timeout=self._policy.hard_wait_seconds)
+
+    def _let_go(self, session: str, task: "asyncio.Task[None]") -> None:
+        if self._busy.get(session) is task:
+            del self._busy[session], self._where[session]
+
+    async def _see_to(self, latest: Latest) -> None:
+        await attempt(self._work(latest), _note)
+
+    async def _work(self, latest: Latest) -> None:
+        shop, lease = self._shop, f"summaries/{latest.session}"
+        if not await shop.leases.acquire(lease, shop.owner, _LEASE_SECONDS):
+            return
+        try:
+            survey = await self._survey(latest)
+            made = await self._report(latest, survey)
+            if made is None:
+                self._pause(latest)
+            elif self._policy.condensation:
+                await self.condense(latest, survey)
+        finally:
+            await shop.leases.release(lease, shop.owner)
+
+    async def _survey(self, latest: Latest) -> Survey:
+        case = latest.case
+        ground = Ground(case.budget, None, case.context.list_pinned(latest.nodes))
+        return await asyncio.to_thread(self._shop.look_at, latest, ground)
+
+    async def _report(self, latest: Latest, survey: Survey, *, is_needed: bool = False) -> Summary | None:
+        """The next report of a branch; where there is nothing new, one that is better made again."""
+        live = latest.case.context.list_summaries(latest.nodes)
+        work = self._choose(latest, survey, live, is_needed=is_needed) or self._choose_again(latest, survey, live)
+        return None if work is None else await self._make(work, is_needed=is_needed)
+
+    def _choose(self, latest: Latest, survey: Survey, live: Sequence[Summary], *, is_needed: bool) -> Work | None:
+        """What no report is of yet, where it is worth one."""
+        budget = latest.case.budget
+        begin = live[-1].stop if live else 0
+        span = choose_span(survey, begin, int(self._policy.input_fraction * (budget.window or _ASSUMED_WINDOW)))
+        if span is None or (span.tokens < WORTH * budget.usable and not is_needed):
+            return None
+        return _plan(latest, survey, span)
+
+    def _choose_again(self, latest: Latest, survey: Survey, live: Sequence[Summary]) -> Work | None:
+        """The oldest that was made in a lesser way."""
+        again = next(filter(_is_unfinished, live), None)
+        if again is None:
+            return None
+        return _plan(latest, survey, Span(again.start, again.stop, again.covered), (again.id,))
+
+    async def _make(self, work: Work, *, is_needed: bool = False) -> Summary | None:
+        key = self._shop.keys.find(work.latest.session)
+        made = await self._drafter.draft(work, key, is_needed=is_needed)
+        if made is None or (work.supersedes and made.level == _DETERMINISTIC):
+            return None
+        return made if await self._keep(work, made) else None
+
+    async def _keep(self, work: Work, made: Summary) -> bool:
+        """Have the log take a summary, and use it from then on."""
+        shop, context = self._shop, work.latest.case.context
+        if not await shop.gate.confirm(shop.archive.append(made)):
+            _log.warning("session %s: the log did not take a summary in time", made.session)
+            return False
+        for replaced in (*made.supersedes, *made.parents):
+            if not any(replaced.encode() in epoch.edits for epoch in context.epochs):
+                self._book_loss(context.get_summary(replaced))
+        context.add_summary(made)
+        shop.bus.publish(
+            SummaryAdded(made.id, made.session, made.exchange, made.kind, made.level, made.covered, made.tokens)
+        )
+        return True
+
+    def _book_loss(self, summary: Summary | None) -> None:
+        """One that was paid for has gone before anything was sent under it."""
+        if summary is not None and summary.calls:
+            self._shop.purse.book_loss(summary.session, summary.calls)
+
+    async def condense(self, latest: Latest, survey: Survey) -> None:
+        """Merge what has become too much, round by round, as long as that gets smaller."""
+        room, context = int(ROOM * latest.case.budget.usable), latest.case.context
+        for _ in range(self._policy.max_rounds):
+            stored = {each.id: each for each in await self._shop.archive.list_summaries(latest.session)}
+            live = context.list_summaries(latest.nodes)
+            known = stored | {each.id: each for each in live}
+            run = choose_run(list_nodes(live, known), room)
+            if not run:
+                return
+            parents = tuple(known[node.id] for node in run)
+            span = Span(parents[0].start, parents[-1].stop, sum(parent.covered for parent in parents))
+            files = tuple(dict.fromkeys(id for parent in parents for id in parent.files))
+            work = Work(latest, survey, span, files, find_foreign(latest, survey), parents)
+            made = await self._drafter.draft(work, self._shop.keys.find(latest.session), is_needed=True)
+            if made is None or not is_progress(run, made.tokens) or not await self._keep(work, made):
+                return
+
+
+def _is_unfinished(summary: Summary) -> bool:
+    """Whether a leaf is to be made again: until a model has written it, and once more where that was no good."""
+    is_lesser = summary.is_provisional and (summary.level == _DETERMINISTIC or not summary.supersedes)
+    return is_lesser and summary.kind == "leaf"
+
+
+def _plan(latest: Latest, survey: Survey, span: Span, supersedes: tuple[str, ...] = ()) -> Work:
+    return Work(
+        latest, survey, span, find_references(latest, span), find_foreign(latest, survey), supersedes=supersedes
+    )
+
+
+def _note(error: Exception) -> None:
+    _log.error("a summary could not be made", exc_info=error)

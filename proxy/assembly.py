@@ -118,7 +118,7 @@ async def build_engine(settings: Settings) -> Engine:
         return tokenizer.count(text, _COUNTED_IN)[0]
 
     builder = ContextBuilder(settings.builder_policy(), count, studies.find, outliner.outline)
-    around = Surroundings(archive, models, builder, bus, clock, settings.providers())
+    around = Surroundings(archive, models, builder, bus, clock, settings.providers(), policy.planning_ms / 1000)
     steward = build_steward(around, policy.cache_bytes // 4, archive.salt)
     exchanges = Exchanges(policy, formats, reception, relay, tasks, steward)
     caretaker = Caretaker(steward.lookout, archive, gate, bus, SystemIds(), clock)

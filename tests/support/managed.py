@@ -90,6 +90,7 @@ class ManagedEngine(Engine):
         builder: ContextBuilder | None = None,
         policy: EnginePolicy | None = None,
         after: "ManagedEngine | None" = None,
+        planning_seconds: float = 30.0,
     ) -> None:
         own = archive or ContextLog()
         self.log: ContextLog = after.log if after is not None else own
@@ -102,6 +103,7 @@ class ManagedEngine(Engine):
             window=window,
             provider=provider,
             builder=builder,
+            planning_seconds=planning_seconds,
         )
         formats = {"chat_completions": ChatCompletions()}
         self.exchanges = Exchanges(policy, formats, self.reception, self.relay, self.tasks, self.steward)
@@ -219,14 +221,20 @@ class OwnBuilder(ContextBuilder):
 class Desk:
     """A steward over fakes; the log has what was committed, unless it is told to lose that."""
 
-    def __init__(self, *acts: Any, window: int | None = 1_000_000, ceiling: int = 8_000) -> None:
+    def __init__(
+        self, *acts: Any, window: int | None = 1_000_000, ceiling: int = 8_000, planning_seconds: float = 30.0
+    ) -> None:
         tasks = TaskRunner()
         bus = EventBus(tasks)
         self.events: list[Event] = []
         bus.subscribe_all(self.events.append)
         self.builder, self.clock, self.log = OwnBuilder(*acts), FixedClock(), ContextLog()
         self.steward: Steward = make_steward(
-            *(self.log, bus, self.clock, tasks), ceiling=ceiling, window=window, builder=self.builder
+            *(self.log, bus, self.clock, tasks),
+            ceiling=ceiling,
+            window=window,
+            builder=self.builder,
+            planning_seconds=planning_seconds,
         )
         self.ladder = self.steward._ladder
         self.committed: list[Epoch] = []

@@ -75,13 +75,16 @@ def make_steward(
     window: int | None = 1_000_000,
     provider: Provider | None = None,
     builder: ContextBuilder | None = None,
+    planning_seconds: float = 30.0,
 ) -> Steward:
     """Whoever decides what is sent, with a ceiling in tokens of four characters."""
     tokenizer = QuarterTokens()
     models = Models(StatedCatalog(window), Counting(tokenizer), BudgetPolicy(ceiling), clock, tasks.spawn)
     builder = builder or make_builder()
     providers = {"main": provider, "scripted": provider} if provider is not None else {}
-    return build_steward(Surroundings(archive, models, builder, bus, clock, providers), 1 << 26, b"secret")
+    return build_steward(
+        Surroundings(archive, models, builder, bus, clock, providers, planning_seconds), 1 << 26, b"secret"
+    )
 
 
 def make_builder() -> ContextBuilder:

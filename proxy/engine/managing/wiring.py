@@ -21,7 +21,9 @@ from proxy.model.events import AnswerRead
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What managing stands among; `providers` are by the upstream's name."""
+    """What managing stands among; `providers` are by the upstream's name; no call waits longer for a plan
+    than `planning_seconds`.
+    """
 
     archive: Archive
     models: Models
@@ -29,6 +31,7 @@ class Surroundings:
     bus: EventBus
     clock: Clock
     providers: Mapping[str, Provider]
+    planning_seconds: float
 
 
 def build_steward(around: Surroundings, cache_bytes: int, secret: bytes) -> Steward:
@@ -39,5 +42,5 @@ def build_steward(around: Surroundings, cache_bytes: int, secret: bytes) -> Stew
     around.bus.subscribe(AnswerRead, lessons.note_answer)
     lookout = Lookout(memory, around.models, lessons, around.clock)
     opener = Opener(around.builder, secret, around.providers)
-    ladder = Ladder(memory, opener, Rewriter(around.providers), around.bus, around.clock)
+    ladder = Ladder(memory, opener, Rewriter(around.providers), around.bus, around.clock, around.planning_seconds)
     return Steward(lookout, ladder, Rescues(lookout, ladder), lessons, around.bus, around.clock)

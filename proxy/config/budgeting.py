@@ -47,7 +47,7 @@ class BudgetSettings(Section):
         _ENGINE.planning_ms,
         ge=1,
         le=60_000,
-        description="Longest time a call waits for what is planned to be sent; milliseconds. A late plan serves the next.",
+        description="Longest time a call waits for its plan; milliseconds. A late plan serves the next call.",
     )
 
     @model_validator(mode="after")

@@ -145,7 +145,8 @@ async def build_engine(settings: Settings) -> Engine:
     )
     watch = build_watch(settings.compaction_policy(), policy, premises, ingredients)
     holdout = Holdout(settings.compaction.holdout_fraction, archive.salt)
-    around = Surroundings(archive, models, builder, bus, clock, settings.providers(), memory, watch, holdout)
+    longest = policy.planning_ms / 1000
+    around = Surroundings(archive, models, builder, bus, clock, settings.providers(), memory, watch, holdout, longest)
     steward = build_steward(around, archive.salt)
     exchanges = Exchanges(policy, formats, reception, relay, tasks, steward)
     caretaker = Caretaker(steward.lookout, archive, gate, bus, SystemIds(), clock)

@@ -11,10 +11,12 @@ from pydantic_core import PydanticCustomError
 from proxy.config.kinds import AutoFraction, AutoTokens, Price, Seconds, Section, Tokens
 from proxy.context.budget import AUTO_CEILING, BudgetPolicy
 from proxy.context.policy import BuilderPolicy
+from proxy.engine.policy import EnginePolicy
 from proxy.model.card import Offer, Prices, Rates
 
 _BUDGET = BudgetPolicy()
 _BUILDER = BuilderPolicy()
+_ENGINE = EnginePolicy()
 _MILLION = 1_000_000
 
 
@@ -40,6 +42,12 @@ class BudgetSettings(Section):
     compaction_reserve: Tokens = Field(
         _BUDGET.compaction_reserve,
         description="Tokens of the window kept free besides, at most an eighth of it.",
+    )
+    planning_ms: int = Field(
+        _ENGINE.planning_ms,
+        ge=1,
+        le=60_000,
+        description="Longest time a call waits for its plan; milliseconds. A late plan serves the next call.",
     )
 
     @model_validator(mode="after")

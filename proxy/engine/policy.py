@@ -41,7 +41,8 @@ class EnginePolicy:
     the known ones, that name a conversation; `infer`: whether those without a name are recognised by their content.
     `cache_bytes` bounds what is remembered of conversations: half of it bodies, by which repeated histories are
     recognised, an eighth nodes, an eighth findings, a quarter all else that managing knows. `principals` are tenants
-    by name. `own_keys` are the upstreams' keys, which are never recorded.
+    by name. `own_keys` are the upstreams' keys, which are never recorded. No call waits longer for a plan than
+    `planning_ms`.
     """
 
     mode: Mode = "manage"
@@ -53,3 +54,4 @@ class EnginePolicy:
     cache_bytes: int = 64 * 1024 * 1024
     principals: Mapping[str, Principal] = field(default_factory=dict)
     own_keys: tuple[bytes, ...] = field(default=(), repr=False)
+    planning_ms: int = 250

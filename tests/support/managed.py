@@ -91,6 +91,7 @@ class ManagedEngine(Engine):
         held_out: float = 0.0,
         policy: EnginePolicy | None = None,
         after: "ManagedEngine | None" = None,
+        planning_seconds: float = 30.0,
     ) -> None:
         own = archive or ContextLog()
         self.log: ContextLog = after.log if after is not None else own
@@ -104,6 +105,7 @@ class ManagedEngine(Engine):
             provider=provider,
             builder=builder,
             held_out=held_out,
+            planning_seconds=planning_seconds,
         )
         formats = {"chat_completions": ChatCompletions()}
         self.exchanges = Exchanges(policy, formats, self.reception, self.relay, self.tasks, self.steward)
@@ -221,7 +223,14 @@ class OwnBuilder(ContextBuilder):
 class Desk:
     """A steward over fakes; the log has what was committed, unless it is told to lose that."""
 
-    def __init__(self, *acts: Any, window: int | None = 1_000_000, ceiling: int = 8_000, held_out: float = 0.0) -> None:
+    def __init__(
+        self,
+        *acts: Any,
+        window: int | None = 1_000_000,
+        ceiling: int = 8_000,
+        held_out: float = 0.0,
+        planning_seconds: float = 30.0,
+    ) -> None:
         tasks = TaskRunner()
         bus = EventBus(tasks)
         self.events: list[Event] = []
@@ -233,6 +242,7 @@ class Desk:
             window=window,
             builder=self.builder,
             held_out=held_out,
+            planning_seconds=planning_seconds,
         )
         self.ladder = self.steward._ladder
         self.committed: list[Epoch] = []

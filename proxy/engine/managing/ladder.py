@@ -27,7 +27,6 @@ from proxy.model.plan import Rung
 Commit = Callable[[Epoch], Awaitable[bool]]
 """Has the log keep an epoch, and with it what it refers to; whether that is done."""
 
-OPENING_SECONDS = 0.25
 _OF_OUR_OWN_ACCORD: tuple[Why, ...] = ("soft", "hard", "cold", "client")
 # By how much a request must have grown before what was in vain is tried again.
 _GROWN = 1.05
@@ -49,13 +48,16 @@ class Footing(msgspec.Struct, frozen=True, gc=False):
 class Ladder:
     """Climbs down. Nothing here raises what a rung did wrong."""
 
-    def __init__(self, memory: Memory, opener: Opener, rewriter: Rewriter, bus: EventBus, clock: Clock) -> None:
+    def __init__(
+        self, memory: Memory, opener: Opener, rewriter: Rewriter, bus: EventBus, clock: Clock, planning_seconds: float
+    ) -> None:
         self._contexts = memory.contexts
         self._paths = memory.paths
         self._opener = opener
         self._rewriter = rewriter
         self._bus = bus
         self._clock = clock
+        self._seconds = planning_seconds
 
     async def climb(self, case: Case, why: Why | None, commit: Commit, name: str = "") -> Footing:
         """The first rung that bears; `why` an epoch should open, None where none should, and `name` its id."""
@@ -114,12 +116,12 @@ class Ladder:
         ground = Ground(case.budget, case.epoch, context.list_pinned(nodes), context.list_reports(nodes))
         draft = partial(self._opener.draft, subject, case.path, ground, is_minimal=is_minimal)
         drafting = asyncio.get_running_loop().run_in_executor(None, draft)
-        done, _ = await asyncio.wait((drafting,), timeout=OPENING_SECONDS)
+        done, _ = await asyncio.wait((drafting,), timeout=self._seconds)
         if done:
             return drafting.result()
         if not is_minimal:
             context.note_late(subject, drafting)
-        raise TimeoutError(f"planning took more than {OPENING_SECONDS} s")
+        raise TimeoutError(f"planning took more than {self._seconds:g} s")
 
     async def _begin(self, case: Case, draft: Draft, why: Why, commit: Commit, name: str, rung: Rung) -> Footing | None:
         """Have a draft hold from now on."""

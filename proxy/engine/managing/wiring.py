@@ -23,7 +23,10 @@ from proxy.model.events import AnswerRead
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What managing stands among; `providers` are by the upstream's name, `holdout` the sessions only observed."""
+    """What managing stands among; `providers` are by the upstream's name, `holdout` the sessions only observed.
+
+    No call waits longer for a plan than `planning_seconds`.
+    """
 
     archive: Archive
     models: Models
@@ -34,6 +37,7 @@ class Surroundings:
     memory: Memory
     watcher: Watcher
     holdout: Holdout
+    planning_seconds: float
 
 
 def build_steward(around: Surroundings, secret: bytes) -> Steward:
@@ -43,6 +47,6 @@ def build_steward(around: Surroundings, secret: bytes) -> Steward:
     around.bus.subscribe(AnswerRead, lessons.note_answer)
     lookout = Lookout(memory, around.models, lessons, around.clock, around.holdout)
     opener = Opener(around.builder, secret, around.providers)
-    ladder = Ladder(memory, opener, Rewriter(around.providers), around.bus, around.clock)
+    ladder = Ladder(memory, opener, Rewriter(around.providers), around.bus, around.clock, around.planning_seconds)
     books = Books(memory.sent, lessons, around.watcher)
     return Steward(lookout, ladder, Rescues(lookout, ladder), books, around.bus, around.watcher)

@@ -66,10 +66,7 @@ def list_plans(engine: ManagedEngine) -> list[Plan]:
 
 
 @pytest.mark.parametrize("members", [{}, {"stream": True}, {"tools": TOOLS}])
-async def test_what_is_counted_later_comes_to_the_same(
-    members: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("proxy.engine.managing.ladder.OPENING_SECONDS", 30.0)  # whatever else the machine does
+async def test_what_is_counted_later_comes_to_the_same(members: dict[str, Any]) -> None:
     quick, slow = ManagedEngine(), ManagedEngine()
     use(slow, Unready())
     turns = await play(quick, **members), await play(slow, **members)

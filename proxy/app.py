@@ -148,7 +148,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     health = Health(lambda: engine.relay.problem, metrics, refuses=settings.store.on_failure == "refuse")
     inspector = Inspector(_list_facts(settings))
     has_own_key = any(upstream.api_key for upstream in settings.upstream_policies())
-    contexts = ContextApi(engine.archive, engine.caretaker, engine.models.count.tally)
+    contexts = ContextApi(engine.archive, engine.caretaker, engine.compactor, engine.models.count.tally)
     endpoints = Endpoints(engine.exchanges, health, inspector, ManagementApi(engine.archive), contexts)
     return build_routes(endpoints, policy, has_own_key=has_own_key), health
 

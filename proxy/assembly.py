@@ -13,6 +13,7 @@ from proxy.config.problems import Problem
 from proxy.context.builder import ContextBuilder
 from proxy.context.model_names import Encoding
 from proxy.engine.bus import EventBus
+from proxy.engine.compaction.by_hand import Compactor, Tools
 from proxy.engine.compaction.office import Premises
 from proxy.engine.compaction.policy import PromptHook
 from proxy.engine.compaction.wiring import Ingredients, build_watch
@@ -87,6 +88,7 @@ class Engine:
     models: Models
     outliner: Outliner
     caretaker: Caretaker
+    compactor: Compactor
 
     async def close(self) -> None:
         """End what runs, record it, and write everything down."""
@@ -147,7 +149,8 @@ async def build_engine(settings: Settings) -> Engine:
     steward = build_steward(around, archive.salt)
     exchanges = Exchanges(policy, formats, reception, relay, tasks, steward)
     caretaker = Caretaker(steward.lookout, archive, gate, bus, SystemIds(), clock)
-    return Engine(exchanges, archive, relay, bus, tasks, forwarders, models, outliner, caretaker)
+    tools = Tools(archive, gate, watch.worker, steward.lookout, steward.ladder, routes, clock, SystemIds())
+    return Engine(exchanges, archive, relay, bus, tasks, forwarders, models, outliner, caretaker, Compactor(tools))
 
 
 def build_models(settings: Settings, tokenizer: Tokenizer, tasks: TaskRunner) -> Models:

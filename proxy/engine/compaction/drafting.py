@@ -7,7 +7,7 @@ of lesser ways is provisional.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
@@ -31,7 +31,9 @@ from proxy.model.summary import Level, Summary
 from proxy.wire.asking import enlarge
 
 _MODEL_LEVELS: tuple[Level, ...] = (1, 2)
+_DETERMINISTIC = 3
 _ANY = Provider()
+_NO_KEY = "no model was asked: no call of this session was accepted in the last half hour, or since the start"
 
 _log = logging.getLogger("palimpsest.compaction")
 
@@ -77,8 +79,11 @@ class Drafter:
     async def draft(self, work: Work, key: Key | None, *, is_needed: bool = False) -> Summary | None:
         """The report; None where nobody could be asked, unless it is needed: a ledger says as much meanwhile."""
         attempts = Attempts()
-        for level in _MODEL_LEVELS if self._desk.policy.level2 else _MODEL_LEVELS[:1]:
-            if attempts.is_speechless or (level > 1 and not attempts.calls):
+        levels = self._list_levels(work)
+        if levels and key is None:
+            attempts.problems.append(_NO_KEY)
+        for level in levels:
+            if attempts.is_speechless or (level > levels[0] and not attempts.calls):
                 break  # a shorter form is for what was no good, not for what was not to be asked
             for candidate in self._list_candidates(work, key):
                 assert key is not None, "without a key there are no candidates"
@@ -90,10 +95,17 @@ class Drafter:
             return None
         return await asyncio.to_thread(self.put_together, work, attempts)
 
+    def _list_levels(self, work: Work) -> Sequence[Level]:
+        """The levels at which models are asked, in their order."""
+        levels = [level for level in _MODEL_LEVELS if level >= work.level]
+        return levels if self._desk.policy.level2 else levels[:1]
+
     def _list_candidates(self, work: Work, key: Key | None) -> Sequence[Candidate]:
         if key is None:
             return ()
-        return tuple(list_candidates(self._desk.policy, key.upstream, work.latest.case.view, self._desk.routes))
+        policy, wished = self._desk.policy, work.wish.model if work.wish is not None else ""
+        policy = replace(policy, model=wished) if wished else policy
+        return tuple(list_candidates(policy, key.upstream, work.latest.case.view, self._desk.routes))
 
     async def _ask(
         self, work: Work, key: Key, candidate: Candidate, level: Level, attempts: Attempts
@@ -134,7 +146,8 @@ class Drafter:
         body: bytes | None = question.body
         answer: Answered | Unanswered | None = None
         while body is not None:
-            if why := office.permission.find_objection(subject.session, key, upstream, model, question.expected):
+            who = (subject.session, key, upstream, model)
+            if why := office.permission.find_objection(*who, question.expected, is_wished=work.wish is not None):
                 attempts.problems.append(f"{model}: {why}")
                 return answer
             errand = Errand(
@@ -197,7 +210,9 @@ class Drafter:
         self._desk.office.breakers.note_success(candidate.upstream.name, candidate.model)
         if found.missed:
             attempts.problems.append(f"{candidate.model}: left out {found.missed}")
-        made = _Made(id, level, found.text, found.tokens, found.files, candidate.model, level > 1 or bool(found.missed))
+        made = _Made(
+            id, level, found.text, found.tokens, found.files, candidate.model, level > work.level or bool(found.missed)
+        )
         return _write(work, made, attempts, now_ms)
 
     def put_together(self, work: Work, attempts: Attempts | None = None) -> Summary:
@@ -210,7 +225,8 @@ class Drafter:
         else:
             text = digest_span(work.survey, work.span, frame, work.references, count)
         files = tuple(dict.fromkeys((*(id for parent in work.parents for id in parent.files), *work.references)))
-        return _write(work, _Made(id, 3, text, count(text), files, "", True), attempts or Attempts(), now_ms)
+        made = _Made(id, 3, text, count(text), files, "", is_provisional=work.level < _DETERMINISTIC)
+        return _write(work, made, attempts or Attempts(), now_ms)
 
 
 class _Made(msgspec.Struct, frozen=True, gc=False):

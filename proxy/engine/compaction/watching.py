@@ -49,6 +49,11 @@ class Watch:
         self._sent: OrderedDict[str, Latest] = OrderedDict()
         self._newest: OrderedDict[str, str] = OrderedDict()
 
+    @property
+    def worker(self) -> Worker:
+        """Who makes the summaries; others that want some ask there."""
+        return self._worker
+
     def note_asked(self, subject: Subject) -> None:
         """A call is managed."""
         upstream = subject.upstream

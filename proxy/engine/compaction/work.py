@@ -7,6 +7,7 @@ from hashlib import sha256
 import msgspec
 
 from proxy.context.compaction.spans import Span
+from proxy.context.cost import Cost
 from proxy.context.reference import make_reference
 from proxy.context.survey import Survey
 from proxy.engine.managing.case import Case
@@ -38,8 +39,16 @@ class Latest(msgspec.Struct, frozen=True, gc=False):
         return self.case.subject.nodes
 
 
+class Wish(msgspec.Struct, frozen=True, gc=False):
+    """What a person who asks for reports may say of them: the model, the instruction, and the level to begin with."""
+
+    model: str = ""
+    prompt: str = ""
+    level: Level = 1
+
+
 class Work(msgspec.Struct, frozen=True, gc=False):
-    """A report that is wanted: of the messages of a span, or of the `parents`, which cover it.
+    """A report that is wanted: of the messages of a span, or of the `parents`, which cover it; `wish` if by a person.
 
     `supersedes` is the provisional one that it is made in place of. `references` are the ids of what is elided in the
     span, the newest last; `foreign` the places of what is in the user's role and not the user's.
@@ -52,6 +61,12 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     foreign: frozenset[int] = frozenset()
     parents: tuple[Summary, ...] = ()
     supersedes: tuple[str, ...] = ()
+    wish: Wish | None = None
+
+    @property
+    def level(self) -> Level:
+        """The best that is wanted of it."""
+        return 1 if self.wish is None else self.wish.level
 
     @property
     def kind(self) -> Kind:
@@ -84,6 +99,25 @@ class Work(msgspec.Struct, frozen=True, gc=False):
             return ()
         raws = self.latest.case.subject.list_raws()
         return tuple(map(digest_of, raws[self.span.start : self.span.stop]))
+
+
+class Made:
+    """What came of a person's wish: the summaries in the order in which they were made, all calls, what they cost.
+
+    `problems` say why it is no better than it is; each once.
+    """
+
+    def __init__(self) -> None:
+        self.summaries: list[Summary] = []
+        self.calls: list[str] = []
+        self.problems: dict[str, None] = {}
+        self.cost = Cost()
+
+    def note(self, drafted: Summary) -> None:
+        """What it took to make a report, be it taken or not."""
+        self.calls += drafted.calls
+        if drafted.reason:
+            self.problems[drafted.reason] = None
 
 
 def find_references(latest: Latest, span: Span) -> tuple[str, ...]:

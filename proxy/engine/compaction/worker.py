@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from msgspec.structs import replace
+
 from proxy.context.compaction.condensing import choose_run, is_progress, list_nodes
 from proxy.context.compaction.spans import Span, choose_span
 from proxy.context.survey import Survey
@@ -21,17 +23,22 @@ from proxy.engine.compaction.drafting import Drafter
 from proxy.engine.compaction.keys import Keys
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.spending import Purse
-from proxy.engine.compaction.work import Latest, Work, find_foreign, find_references
+from proxy.engine.compaction.work import Latest, Made, Wish, Work, find_foreign, find_references
 from proxy.engine.durability import CommitGate
 from proxy.engine.managing.memory import Memory
 from proxy.engine.managing.opening import Ground
 from proxy.engine.ports import Archive, Leases
 from proxy.engine.tasks import TaskRunner
+from proxy.model.errors import Conflict
 from proxy.model.events import SummaryAdded
 from proxy.model.summary import Summary
 
 # The part of what is usable that a span must have to be worth a call, and that summaries may have together.
 WORTH, ROOM = 0.5, 0.05
+# What a span must have that a person wants a report of: of less, it would be no shorter.
+LEAST = 600
+# In so many spans a conversation is reported at a time, where all of it does not go in one.
+_MOST_BY_HAND = 8
 # By how much of what is usable a conversation must grow before what was in vain is tried again.
 _GROWN = 0.15
 _MOST_SESSIONS = 4096
@@ -103,18 +110,76 @@ class Worker:
 
     async def wait(self, session: str) -> None:
         """Return when nothing is being made for a session, or its call has waited for long enough."""
-        if session in self._busy and self._policy.hard_wait_seconds:
-            await asyncio.wait((self._busy[session],), timeout=self._policy.hard_wait_seconds)
+        if self._policy.hard_wait_seconds:
+            await self.wait_out(session, self._policy.hard_wait_seconds)
+
+    async def wait_out(self, session: str, seconds: float) -> bool:
+        """Wait for what is being made for a session, so long at most; whether there was anything."""
+        if session not in self._busy:
+            return False
+        await asyncio.wait((self._busy[session],), timeout=seconds)
+        return True
+
+    async def compact(self, latest: Latest, wish: Wish) -> Made:
+        """Reports of all that may go, because a person wishes so. They are made to the end though nobody waits for it.
+
+        Raises Conflict where others are being made for the session.
+        """
+        session, shop = latest.session, self._shop
+        if session in self._busy or not await shop.leases.acquire(_name_lease(session), shop.owner, _LEASE_SECONDS):
+            raise Conflict("a summary of this session is being made; ask again when it is there")
+        made, before = Made(), shop.purse.find_extra(session)
+        task = self._busy[session] = shop.tasks.spawn(self._fulfil_safely(latest, wish, made))
+        task.add_done_callback(partial(self._let_go, session))
+        await asyncio.wait((task,))
+        made.cost = shop.purse.find_extra(session) - before
+        return made
+
+    async def _fulfil_safely(self, latest: Latest, wish: Wish, made: Made) -> None:
+        def note(error: Exception) -> None:
+            _note(error)
+            made.problems[f"{type(error).__name__}: {error}"] = None
+
+        try:
+            await attempt(self._fulfil(latest, wish, made), note)
+        finally:
+            await self._shop.leases.release(_name_lease(latest.session), self._shop.owner)
+
+    async def _fulfil(self, latest: Latest, wish: Wish, made: Made) -> None:
+        """Report what no report is of yet; where there is nothing new, make one again that is not as it should be."""
+        context, nodes, survey = latest.case.context, latest.nodes, await self._survey(latest)
+        for _ in range(_MOST_BY_HAND):
+            work = self._choose(latest, survey, context.list_summaries(nodes), is_needed=True)
+            if work is None or not await self._fulfil_one(replace(work, wish=wish), made):
+                break
+        again = self._choose_again(latest, survey, context.list_summaries(nodes)) if not made.summaries else None
+        if again is not None and wish.level < _DETERMINISTIC:
+            await self._fulfil_one(replace(again, wish=wish), made)
+        if self._policy.condensation:
+            for merged in await self.condense(latest, survey, wish):
+                made.note(merged)
+                made.summaries.append(merged)
+
+    async def _fulfil_one(self, work: Work, made: Made) -> bool:
+        drafted = await self._drafter.draft(work, self._shop.keys.find(work.latest.session), is_needed=True)
+        if drafted is None:
+            return False
+        made.note(drafted)
+        if _is_in_vain(work, drafted) or not await self._keep(work, drafted):
+            return False
+        made.summaries.append(drafted)
+        return True
 
     def _let_go(self, session: str, task: "asyncio.Task[None]") -> None:
         if self._busy.get(session) is task:
-            del self._busy[session], self._where[session]
+            del self._busy[session]
+            self._where.pop(session, None)
 
     async def _see_to(self, latest: Latest) -> None:
         await attempt(self._work(latest), _note)
 
     async def _work(self, latest: Latest) -> None:
-        shop, lease = self._shop, f"summaries/{latest.session}"
+        shop, lease = self._shop, _name_lease(latest.session)
         if not await shop.leases.acquire(lease, shop.owner, _LEASE_SECONDS):
             return
         try:
@@ -143,7 +208,7 @@ class Worker:
         budget = latest.case.budget
         begin = live[-1].stop if live else 0
         span = choose_span(survey, begin, int(self._policy.input_fraction * (budget.window or _ASSUMED_WINDOW)))
-        if span is None or (span.tokens < WORTH * budget.usable and not is_needed):
+        if span is None or span.tokens < (LEAST if is_needed else WORTH * budget.usable):
             return None
         return _plan(latest, survey, span)
 
@@ -157,7 +222,7 @@ class Worker:
     async def _make(self, work: Work, *, is_needed: bool = False) -> Summary | None:
         key = self._shop.keys.find(work.latest.session)
         made = await self._drafter.draft(work, key, is_needed=is_needed)
-        if made is None or (work.supersedes and made.level == _DETERMINISTIC):
+        if made is None or _is_in_vain(work, made):
             return None
         return made if await self._keep(work, made) else None
 
@@ -181,8 +246,9 @@ class Worker:
         if summary is not None and summary.calls:
             self._shop.purse.book_loss(summary.session, summary.calls)
 
-    async def condense(self, latest: Latest, survey: Survey) -> None:
-        """Merge what has become too much, round by round, as long as that gets smaller."""
+    async def condense(self, latest: Latest, survey: Survey, wish: Wish | None = None) -> list[Summary]:
+        """Merge what has become too much, round by round, as long as that gets smaller; what came of each round."""
+        merged: list[Summary] = []
         room, context = int(ROOM * latest.case.budget.usable), latest.case.context
         for _ in range(self._policy.max_rounds):
             stored = {each.id: each for each in await self._shop.archive.list_summaries(latest.session)}
@@ -190,14 +256,25 @@ class Worker:
             known = stored | {each.id: each for each in live}
             run = choose_run(list_nodes(live, known), room)
             if not run:
-                return
+                break
             parents = tuple(known[node.id] for node in run)
             span = Span(parents[0].start, parents[-1].stop, sum(parent.covered for parent in parents))
             files = tuple(dict.fromkeys(id for parent in parents for id in parent.files))
-            work = Work(latest, survey, span, files, find_foreign(latest, survey), parents)
+            work = Work(latest, survey, span, files, find_foreign(latest, survey), parents, wish=wish)
             made = await self._drafter.draft(work, self._shop.keys.find(latest.session), is_needed=True)
             if made is None or not is_progress(run, made.tokens) or not await self._keep(work, made):
-                return
+                break
+            merged.append(made)
+        return merged
+
+
+def _name_lease(session: str) -> str:
+    return f"summaries/{session}"
+
+
+def _is_in_vain(work: Work, made: Summary) -> bool:
+    """Whether what was to be better than another is not."""
+    return bool(work.supersedes) and made.level == _DETERMINISTIC
 
 
 def _is_unfinished(summary: Summary) -> bool:

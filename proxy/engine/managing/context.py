@@ -58,7 +58,8 @@ class Context:
 
     `sizes` are the tokens of epochs' rendered messages by id, as we count them; `protected` those that the last plan of
     a view had to leave; `told` those of which it was said that the ceiling is out of reach with them; `fruitless` the
-    tokens of a request that no plan made shorter. Summaries are those that may still be of use.
+    tokens of a request that no plan made shorter; `unsent` those epochs that were opened beside the
+    calls, and that none has gone out under yet. Summaries are those that may still be of use.
     One epoch opens at a time: whoever waited for `opening` looks first whether there is a new one.
     """
 
@@ -78,6 +79,7 @@ class Context:
         "protected",
         "sizes",
         "told",
+        "unsent",
     )
 
     def __init__(self) -> None:
@@ -95,6 +97,7 @@ class Context:
         self.protected: dict[str, int] = {}
         self.told: dict[str, int] = {}
         self.fruitless: dict[str, int] = {}
+        self.unsent: set[str] = set()
         self.is_known = False
 
     @property
@@ -246,11 +249,19 @@ class Context:
         chosen = self._chosen.get((view, subject.tip))
         if chosen == "":
             return None
-        nodes = subject.nodes
-        holding = [epoch for epoch in self._epochs if epoch.view == view and self._is_on_path(epoch, nodes)]
+        holding = self._list_holding(view, subject)
         if not holding:
             return self._find_cleared(view, subject)
         return next((epoch for epoch in holding if epoch.id == chosen), holding[-1])
+
+    def find_next(self, view: str, subject: Subject) -> Epoch | None:
+        """The epoch that will hold for what goes on from a request, whatever that was sent under itself."""
+        holding = self._list_holding(view, subject)
+        return holding[-1] if holding else None
+
+    def _list_holding(self, view: str, subject: Subject) -> list[Epoch]:
+        nodes = subject.nodes
+        return [epoch for epoch in self._epochs if epoch.view == view and self._is_on_path(epoch, nodes)]
 
     def cover(self, epoch: Epoch, items: Sequence[Item]) -> None:
         """Remember what an epoch stands for, to know it again when the client has cleared some of it."""
@@ -274,6 +285,7 @@ class Context:
 
     def choose(self, view: str, subject: Subject, epoch: str) -> None:
         """Send this history under the same epoch whenever it is sent again (BEHAVIOUR B5)."""
+        self.unsent.discard(epoch)
         self._chosen[view, subject.tip] = epoch
         self._chosen.move_to_end((view, subject.tip))
         if len(self._chosen) > _MOST_CHOSEN:

@@ -12,6 +12,7 @@ from functools import partial
 import msgspec
 
 from proxy.context.account import note_epoch
+from proxy.context.budget import Budget
 from proxy.engine.boundary import attempt, attempt_now
 from proxy.engine.bus import EventBus
 from proxy.engine.managing.case import Case
@@ -20,7 +21,7 @@ from proxy.engine.managing.opening import Draft, Ground, Opener
 from proxy.engine.managing.rewriting import Rewriter
 from proxy.engine.ports import Clock
 from proxy.model.epoch import Epoch, Why
-from proxy.model.errors import StoreUnavailable
+from proxy.model.errors import Conflict, StoreUnavailable
 from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
 from proxy.model.plan import Rung
 
@@ -37,7 +38,10 @@ _log = logging.getLogger("palimpsest.managing")
 
 
 class Footing(msgspec.Struct, frozen=True, gc=False):
-    """The rung that bears: the body, its tokens as we count them, the epoch it is sent under, and one opened for it."""
+    """The rung that bears: the body, its tokens as we count them, the epoch it is sent under.
+
+    `is_opened`: no call was sent under it before.
+    """
 
     rung: Rung
     body: bytes
@@ -73,9 +77,26 @@ class Ladder:
             return None
         if not epoch.depth:
             return Footing("original", case.subject.split.content, case.client_tokens, epoch)
+        is_opened = epoch.id in case.context.unsent
         rewrite = partial(self._rewriter.rewrite, case.subject, case.path, epoch)  # a later pin is for the next epoch
         body = attempt_now(rewrite, partial(self._tell, case, "epoch"))
-        return None if body is None else Footing("epoch", body, case.tokens, epoch)
+        return None if body is None else Footing("epoch", body, case.tokens, epoch, is_opened=is_opened)
+
+    async def open_by_hand(self, case: Case, goal: Budget, commit: Commit, name: str) -> Epoch | None:
+        """The epoch that a person asks for, which gets by with a budget of its own, however long its plan takes.
+
+        None where nothing gets shorter by it. Raises Conflict where another was opened meanwhile, StoreUnavailable, and
+        ValueError where what comes of it is not valid.
+        """
+        draft = await asyncio.to_thread(self._opener.draft, case.subject, case.path, _find_ground(case, goal))
+        async with case.context.opening:
+            if case.context.find_next(case.view, case.subject) is not case.epoch:
+                raise Conflict("another epoch was opened meanwhile; GET /-/api/sessions/SESSION/epochs shows it")
+            footing = await self._begin(case, draft, "manual", commit, name, "plan") if draft.plan.through else None
+            if footing is None or footing.epoch is None:
+                return None
+            case.context.unsent.add(footing.epoch.id)
+            return footing.epoch
 
     async def _open(self, case: Case, why: Why, commit: Commit, name: str) -> Footing | None:
         """A new epoch, or the one that another request has opened meanwhile."""
@@ -110,8 +131,7 @@ class Ladder:
             late = context.take_late(subject)
             if context.is_drafting or (late is not None and _is_enough(case, late)):
                 return late
-        nodes = subject.nodes
-        ground = Ground(case.budget, case.epoch, context.list_pinned(nodes), context.list_reports(nodes))
+        ground = _find_ground(case, case.budget)
         draft = partial(self._opener.draft, subject, case.path, ground, is_minimal=is_minimal)
         drafting = asyncio.get_running_loop().run_in_executor(None, draft)
         done, _ = await asyncio.wait((drafting,), timeout=OPENING_SECONDS)
@@ -181,6 +201,11 @@ def _fits(case: Case) -> bool:
 def _is_enough(case: Case, draft: Draft) -> bool:
     """Whether a draft that was made for an earlier request leaves as little as this one may have."""
     return case.path.head.tokens + draft.plan.tokens <= case.budget.high
+
+
+def _find_ground(case: Case, budget: Budget) -> Ground:
+    context, nodes = case.context, case.subject.nodes
+    return Ground(budget, case.epoch, context.list_pinned(nodes), context.list_reports(nodes))
 
 
 def _make_epoch(case: Case, draft: Draft, why: Why, name: str, tokens: int, now_ms: int) -> Epoch:

@@ -61,6 +61,11 @@ class Steward:
         """What looks at requests; others that look at sessions share its memory."""
         return self._lookout
 
+    @property
+    def ladder(self) -> Ladder:
+        """What opens epochs; others that open some do it there."""
+        return self._ladder
+
     def glance(self, subject: Subject, mode: Mode, ceiling: int | None) -> Sending | None:
         """What to send where that is told at once; None for what takes a closer look.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from proxy.context.compaction.condensing import choose_run, is_progress, list_nodes
+from proxy.context.compaction.graph import says_more
 from proxy.context.compaction.spans import Span, choose_span
 from proxy.context.survey import Survey
 from proxy.engine.boundary import attempt
@@ -111,7 +112,11 @@ class Worker:
             del self._busy[session], self._where[session]
 
     async def _see_to(self, latest: Latest) -> None:
-        await attempt(self._work(latest), _note)
+        problems: list[Exception] = []
+        await attempt(self._work(latest), problems.append)
+        for problem in problems:
+            _log.error("session %s: a summary could not be made", latest.session, exc_info=problem)
+            self._pause(latest)
 
     async def _work(self, latest: Latest) -> None:
         shop, lease = self._shop, f"summaries/{latest.session}"
@@ -135,7 +140,8 @@ class Worker:
     async def _report(self, latest: Latest, survey: Survey, *, is_needed: bool = False) -> Summary | None:
         """The next report of a branch; where there is nothing new, one that is better made again."""
         live = latest.case.context.list_summaries(latest.nodes)
-        work = self._choose(latest, survey, live, is_needed=is_needed) or self._choose_again(latest, survey, live)
+        work = self._choose(latest, survey, live, is_needed=is_needed)
+        work = work or await self._choose_again(latest, survey, live)
         return None if work is None else await self._make(work, is_needed=is_needed)
 
     def _choose(self, latest: Latest, survey: Survey, live: Sequence[Summary], *, is_needed: bool) -> Work | None:
@@ -147,11 +153,16 @@ class Worker:
             return None
         return _plan(latest, survey, span)
 
-    def _choose_again(self, latest: Latest, survey: Survey, live: Sequence[Summary]) -> Work | None:
+    async def _choose_again(self, latest: Latest, survey: Survey, live: Sequence[Summary]) -> Work | None:
         """The oldest that was made in a lesser way."""
         again = next(filter(_is_unfinished, live), None)
         if again is None:
             return None
+        if again.parents:
+            known = await self._list_known(live)
+            if not all(id in known for id in again.parents):
+                return None
+            return _merge(latest, survey, [known[id] for id in again.parents], (again.id,))
         return _plan(latest, survey, Span(again.start, again.stop, again.covered), (again.id,))
 
     async def _make(self, work: Work, *, is_needed: bool = False) -> Summary | None:
@@ -171,6 +182,7 @@ class Worker:
             if not any(replaced.encode() in epoch.edits for epoch in context.epochs):
                 self._book_loss(context.get_summary(replaced))
         context.add_summary(made)
+        shop.memory.contexts.add_summary(made)  # which may have another one by now
         shop.bus.publish(
             SummaryAdded(made.id, made.session, made.exchange, made.kind, made.level, made.covered, made.tokens)
         )
@@ -182,28 +194,34 @@ class Worker:
             self._shop.purse.book_loss(summary.session, summary.calls)
 
     async def condense(self, latest: Latest, survey: Survey) -> None:
-        """Merge what has become too much, round by round, as long as that gets smaller."""
-        room, context = int(ROOM * latest.case.budget.usable), latest.case.context
+        """Merge what has become too much, round by round, as long as that gets smaller.
+
+        What nobody is shown takes no room, and stays as it is until a model has made it again.
+        """
+        room = int(ROOM * latest.case.budget.usable)
         for _ in range(self._policy.max_rounds):
-            stored = {each.id: each for each in await self._shop.archive.list_summaries(latest.session)}
-            live = context.list_summaries(latest.nodes)
-            known = stored | {each.id: each for each in live}
+            live = list(filter(says_more, latest.case.context.list_summaries(latest.nodes)))
+            if sum(each.tokens for each in live) <= room:
+                return
+            known = await self._list_known(live)
             run = choose_run(list_nodes(live, known), room)
             if not run:
                 return
-            parents = tuple(known[node.id] for node in run)
-            span = Span(parents[0].start, parents[-1].stop, sum(parent.covered for parent in parents))
-            files = tuple(dict.fromkeys(id for parent in parents for id in parent.files))
-            work = Work(latest, survey, span, files, find_foreign(latest, survey), parents)
+            work = _merge(latest, survey, [known[node.id] for node in run])
             made = await self._drafter.draft(work, self._shop.keys.find(latest.session), is_needed=True)
             if made is None or not is_progress(run, made.tokens) or not await self._keep(work, made):
                 return
 
+    async def _list_known(self, live: Sequence[Summary]) -> dict[str, Summary]:
+        """These and all that they were made of, those first; some may be of sessions that this one goes on from."""
+        sessions = dict.fromkeys(each.session for each in live)
+        stored = [each for session in sessions for each in await self._shop.archive.list_summaries(session)]
+        return {each.id: each for each in sorted((*stored, *live), key=lambda each: each.made_ms)}
+
 
 def _is_unfinished(summary: Summary) -> bool:
-    """Whether a leaf is to be made again: until a model has written it, and once more where that was no good."""
-    is_lesser = summary.is_provisional and (summary.level == _DETERMINISTIC or not summary.supersedes)
-    return is_lesser and summary.kind == "leaf"
+    """Whether it is to be made again: until a model has written it, and once more where that was no good."""
+    return summary.is_provisional and (summary.level == _DETERMINISTIC or not summary.supersedes)
 
 
 def _plan(latest: Latest, survey: Survey, span: Span, supersedes: tuple[str, ...] = ()) -> Work:
@@ -212,5 +230,7 @@ def _plan(latest: Latest, survey: Survey, span: Span, supersedes: tuple[str, ...
     )
 
 
-def _note(error: Exception) -> None:
-    _log.error("a summary could not be made", exc_info=error)
+def _merge(latest: Latest, survey: Survey, parents: Sequence[Summary], supersedes: tuple[str, ...] = ()) -> Work:
+    span = Span(parents[0].start, parents[-1].stop, sum(parent.covered for parent in parents))
+    files = tuple(dict.fromkeys(id for parent in parents for id in parent.files))
+    return Work(latest, survey, span, files, find_foreign(latest, survey), tuple(parents), supersedes)

@@ -19,10 +19,11 @@ class Seen(msgspec.Struct, frozen=True, gc=False):
 
 
 class Report(msgspec.Struct, frozen=True, gc=False):
-    """A summary that holds for this conversation: of its messages up to `stop`, in so many tokens."""
+    """A summary that holds for this conversation: of its messages from `start` up to `stop`, in so many tokens."""
 
     id: str
     text: str
+    start: int
     stop: int
     tokens: int
 

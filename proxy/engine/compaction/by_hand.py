@@ -79,7 +79,7 @@ class Compactor:
             raise Conflict(problem)
         made = await tools.worker.compact(self._stand_in(case), wish)
         if has_waited:
-            made.problems[_WAITED] = None
+            made.say(_WAITED)
         case = await self._look_at(subject, row)  # epochs may have been opened meanwhile
         epoch = await self._open(case)
         if epoch is None and not made.summaries:

@@ -56,7 +56,7 @@ class Questions:
         body = write_warm(split, instruction, room, is_alternating=is_alternating)
         if body is None:
             return None
-        sent = case.tell(case.tokens)
+        sent = case.tell(work.latest.tokens)
         return _make(body, work, level, Usage(sent + _FRAME_TOKENS, asked.most, sent), is_warm=True)
 
     def write_compact(self, work: Work, level: Level, model: str, window: int | None) -> Question | None:

@@ -11,6 +11,7 @@ from proxy.context.cost import Cost
 from proxy.context.reference import make_reference
 from proxy.context.survey import Survey
 from proxy.engine.managing.case import Case
+from proxy.model.epoch import Epoch
 from proxy.model.manifest import digest_of
 from proxy.model.summary import Kind, Level, Summary
 
@@ -23,10 +24,14 @@ _REMINDER = "<system-reminder"
 
 
 class Latest(msgspec.Struct, frozen=True, gc=False):
-    """The request of a branch that was sent last: how it stood, and the bytes that went upstream."""
+    """The request of a branch that was sent last: how it stood, and the bytes that went upstream.
+
+    `opened` is the epoch it was sent under where that is another than the one that held before, None where it is not.
+    """
 
     case: Case
     body: bytes
+    opened: Epoch | None = None
 
     @property
     def session(self) -> str:
@@ -37,6 +42,19 @@ class Latest(msgspec.Struct, frozen=True, gc=False):
     def nodes(self) -> Sequence[bytes]:
         """The nodes of its messages."""
         return self.case.subject.nodes
+
+    @property
+    def epoch(self) -> Epoch | None:
+        """The epoch that it was sent under."""
+        return self.opened or self.case.epoch
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of what was sent, as we count them."""
+        case, opened = self.case, self.opened
+        if opened is None:
+            return case.tokens
+        return case.path.tokens - case.path.count_to(opened.depth) + case.context.sizes.get(opened.id, 0)
 
 
 class Wish(msgspec.Struct, frozen=True, gc=False):
@@ -110,22 +128,26 @@ class Made:
     def __init__(self) -> None:
         self.summaries: list[Summary] = []
         self.calls: list[str] = []
-        self.problems: dict[str, None] = {}
+        self.problems: list[str] = []
         self.cost = Cost()
 
-    def note(self, drafted: Summary) -> None:
-        """What it took to make a report, be it taken or not."""
+    def note(self, drafted: Summary, *, is_kept: bool) -> None:
+        """A report was made, and what that took; whether it is one that stands from now on."""
+        self.summaries += [drafted] if is_kept else []
         self.calls += drafted.calls
-        if drafted.reason:
-            self.problems[drafted.reason] = None
+        self.say(drafted.reason)
+
+    def say(self, problem: str) -> None:
+        """Something is not as good as it could be; nothing where there are no words for it."""
+        if problem and problem not in self.problems:
+            self.problems.append(problem)
 
 
 def find_references(latest: Latest, span: Span) -> tuple[str, ...]:
     """The ids of all that epochs elided of a span, the newest last."""
-    case = latest.case
-    if case.epoch is None:
+    if latest.epoch is None:
         return ()
-    epochs = case.context.trace(case.epoch.id)
+    epochs = latest.case.context.trace(latest.epoch.id)
     named = (each for epoch in epochs for each in epoch.originals if span.start <= each.place < span.stop)
     return tuple(dict.fromkeys(each.id for each in sorted(named, key=lambda each: each.place)))
 
@@ -141,7 +163,7 @@ def find_foreign(latest: Latest, survey: Survey) -> frozenset[int]:
 
 def count_hidden(work: Work) -> int:
     """The messages at the beginning of a span that the last request has in a ledger only, if at all."""
-    epoch = work.latest.case.epoch
+    epoch = work.latest.epoch
     return 0 if epoch is None else max(0, min(epoch.depth, work.span.stop) - work.span.start)
 
 

@@ -14,6 +14,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from proxy.context.compaction.condensing import choose_run, is_progress, list_nodes
+from proxy.context.compaction.graph import says_more
 from proxy.context.compaction.spans import Span, choose_span
 from proxy.context.survey import Survey
 from proxy.engine.boundary import attempt
@@ -121,7 +122,7 @@ class Worker:
         return True
 
     async def compact(self, latest: Latest, wish: Wish) -> Made:
-        """Reports of all that may go, because a person wishes so. They are made to the end though nobody waits for it.
+        """Reports of all that may go, because a person wishes so; made to the end though nobody should wait for them.
 
         Raises Conflict where others are being made for the session.
         """
@@ -136,14 +137,14 @@ class Worker:
         return made
 
     async def _fulfil_safely(self, latest: Latest, wish: Wish, made: Made) -> None:
-        def note(error: Exception) -> None:
-            _note(error)
-            made.problems[f"{type(error).__name__}: {error}"] = None
-
+        problems: list[Exception] = []
         try:
-            await attempt(self._fulfil(latest, wish, made), note)
+            await attempt(self._fulfil(latest, wish, made), problems.append)
         finally:
             await self._shop.leases.release(_name_lease(latest.session), self._shop.owner)
+        for problem in problems:
+            _log.error("session %s: a summary could not be made", latest.session, exc_info=problem)
+            made.say(f"{type(problem).__name__}: {problem}")
 
     async def _fulfil(self, latest: Latest, wish: Wish, made: Made) -> None:
         """Report what no report is of yet; where there is nothing new, make one again that is not as it should be."""
@@ -152,23 +153,21 @@ class Worker:
             work = self._choose(latest, survey, context.list_summaries(nodes), is_needed=True)
             if work is None or not await self._fulfil_one(replace(work, wish=wish), made):
                 break
-        again = self._choose_again(latest, survey, context.list_summaries(nodes)) if not made.summaries else None
-        if again is not None and wish.level < _DETERMINISTIC:
-            await self._fulfil_one(replace(again, wish=wish), made)
+        if not made.summaries and wish.level < _DETERMINISTIC:
+            again = await self._choose_again(latest, survey, context.list_summaries(nodes))
+            if again is not None:
+                await self._fulfil_one(replace(again, wish=wish), made)
         if self._policy.condensation:
             for merged in await self.condense(latest, survey, wish):
-                made.note(merged)
-                made.summaries.append(merged)
+                made.note(merged, is_kept=True)
 
     async def _fulfil_one(self, work: Work, made: Made) -> bool:
+        """One report of several; whether it is there, so that there may be a next one."""
         drafted = await self._drafter.draft(work, self._shop.keys.find(work.latest.session), is_needed=True)
-        if drafted is None:
-            return False
-        made.note(drafted)
-        if _is_in_vain(work, drafted) or not await self._keep(work, drafted):
-            return False
-        made.summaries.append(drafted)
-        return True
+        assert drafted is not None, "what is needed is made"
+        is_kept = not _is_in_vain(work, drafted) and await self._keep(work, drafted)
+        made.note(drafted, is_kept=is_kept)
+        return is_kept
 
     def _let_go(self, session: str, task: "asyncio.Task[None]") -> None:
         if self._busy.get(session) is task:
@@ -176,7 +175,11 @@ class Worker:
             self._where.pop(session, None)
 
     async def _see_to(self, latest: Latest) -> None:
-        await attempt(self._work(latest), _note)
+        problems: list[Exception] = []
+        await attempt(self._work(latest), problems.append)
+        for problem in problems:
+            _log.error("session %s: a summary could not be made", latest.session, exc_info=problem)
+            self._pause(latest)
 
     async def _work(self, latest: Latest) -> None:
         shop, lease = self._shop, _name_lease(latest.session)
@@ -200,7 +203,8 @@ class Worker:
     async def _report(self, latest: Latest, survey: Survey, *, is_needed: bool = False) -> Summary | None:
         """The next report of a branch; where there is nothing new, one that is better made again."""
         live = latest.case.context.list_summaries(latest.nodes)
-        work = self._choose(latest, survey, live, is_needed=is_needed) or self._choose_again(latest, survey, live)
+        work = self._choose(latest, survey, live, is_needed=is_needed)
+        work = work or await self._choose_again(latest, survey, live)
         return None if work is None else await self._make(work, is_needed=is_needed)
 
     def _choose(self, latest: Latest, survey: Survey, live: Sequence[Summary], *, is_needed: bool) -> Work | None:
@@ -212,11 +216,16 @@ class Worker:
             return None
         return _plan(latest, survey, span)
 
-    def _choose_again(self, latest: Latest, survey: Survey, live: Sequence[Summary]) -> Work | None:
+    async def _choose_again(self, latest: Latest, survey: Survey, live: Sequence[Summary]) -> Work | None:
         """The oldest that was made in a lesser way."""
         again = next(filter(_is_unfinished, live), None)
         if again is None:
             return None
+        if again.parents:
+            known = await self._list_known(live)
+            if not all(id in known for id in again.parents):
+                return None
+            return _merge(latest, survey, [known[id] for id in again.parents], (again.id,))
         return _plan(latest, survey, Span(again.start, again.stop, again.covered), (again.id,))
 
     async def _make(self, work: Work, *, is_needed: bool = False) -> Summary | None:
@@ -236,6 +245,7 @@ class Worker:
             if not any(replaced.encode() in epoch.edits for epoch in context.epochs):
                 self._book_loss(context.get_summary(replaced))
         context.add_summary(made)
+        shop.memory.contexts.add_summary(made)  # which may have another one by now
         shop.bus.publish(
             SummaryAdded(made.id, made.session, made.exchange, made.kind, made.level, made.covered, made.tokens)
         )
@@ -247,25 +257,32 @@ class Worker:
             self._shop.purse.book_loss(summary.session, summary.calls)
 
     async def condense(self, latest: Latest, survey: Survey, wish: Wish | None = None) -> list[Summary]:
-        """Merge what has become too much, round by round, as long as that gets smaller; what came of each round."""
+        """Merge what has become too much, round by round, as long as that gets smaller; what came of each round.
+
+        What nobody is shown takes no room, and stays as it is until a model has made it again.
+        """
         merged: list[Summary] = []
-        room, context = int(ROOM * latest.case.budget.usable), latest.case.context
+        room = int(ROOM * latest.case.budget.usable)
         for _ in range(self._policy.max_rounds):
-            stored = {each.id: each for each in await self._shop.archive.list_summaries(latest.session)}
-            live = context.list_summaries(latest.nodes)
-            known = stored | {each.id: each for each in live}
+            live = list(filter(says_more, latest.case.context.list_summaries(latest.nodes)))
+            if sum(each.tokens for each in live) <= room:
+                break
+            known = await self._list_known(live)
             run = choose_run(list_nodes(live, known), room)
             if not run:
                 break
-            parents = tuple(known[node.id] for node in run)
-            span = Span(parents[0].start, parents[-1].stop, sum(parent.covered for parent in parents))
-            files = tuple(dict.fromkeys(id for parent in parents for id in parent.files))
-            work = Work(latest, survey, span, files, find_foreign(latest, survey), parents, wish=wish)
+            work = replace(_merge(latest, survey, [known[node.id] for node in run]), wish=wish)
             made = await self._drafter.draft(work, self._shop.keys.find(latest.session), is_needed=True)
             if made is None or not is_progress(run, made.tokens) or not await self._keep(work, made):
                 break
             merged.append(made)
         return merged
+
+    async def _list_known(self, live: Sequence[Summary]) -> dict[str, Summary]:
+        """These and all that they were made of, those first; some may be of sessions that this one goes on from."""
+        sessions = dict.fromkeys(each.session for each in live)
+        stored = [each for session in sessions for each in await self._shop.archive.list_summaries(session)]
+        return {each.id: each for each in sorted((*stored, *live), key=lambda each: each.made_ms)}
 
 
 def _name_lease(session: str) -> str:
@@ -278,9 +295,8 @@ def _is_in_vain(work: Work, made: Summary) -> bool:
 
 
 def _is_unfinished(summary: Summary) -> bool:
-    """Whether a leaf is to be made again: until a model has written it, and once more where that was no good."""
-    is_lesser = summary.is_provisional and (summary.level == _DETERMINISTIC or not summary.supersedes)
-    return is_lesser and summary.kind == "leaf"
+    """Whether it is to be made again: until a model has written it, and once more where that was no good."""
+    return summary.is_provisional and (summary.level == _DETERMINISTIC or not summary.supersedes)
 
 
 def _plan(latest: Latest, survey: Survey, span: Span, supersedes: tuple[str, ...] = ()) -> Work:
@@ -289,5 +305,7 @@ def _plan(latest: Latest, survey: Survey, span: Span, supersedes: tuple[str, ...
     )
 
 
-def _note(error: Exception) -> None:
-    _log.error("a summary could not be made", exc_info=error)
+def _merge(latest: Latest, survey: Survey, parents: Sequence[Summary], supersedes: tuple[str, ...] = ()) -> Work:
+    span = Span(parents[0].start, parents[-1].stop, sum(parent.covered for parent in parents))
+    files = tuple(dict.fromkeys(id for parent in parents for id in parent.files))
+    return Work(latest, survey, span, files, find_foreign(latest, survey), tuple(parents), supersedes)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from proxy.context.account import Account, restore_account
 from proxy.context.budget import Budget
-from proxy.context.compaction.graph import find_live
+from proxy.context.compaction.graph import find_live, says_more
 from proxy.context.view import Report
 from proxy.engine.managing.opening import Draft
 from proxy.engine.managing.paths import Head, count_shared
@@ -21,7 +21,6 @@ from proxy.model.record import weigh
 from proxy.model.summary import Summary
 from proxy.wire.identity import Item
 
-_DETERMINISTIC = 3
 _MOST_CHOSEN = 256
 _MOST_STANDINGS = 64
 _MOST_COVERED = 4
@@ -211,9 +210,9 @@ class Context:
         return find_live(holding)
 
     def list_reports(self, nodes: Sequence[bytes]) -> list[Report]:
-        """Those of them that a plan may show: what was made of messages without a model says no more than a ledger."""
-        shown = (each for each in self.list_summaries(nodes) if each.level < _DETERMINISTIC or each.parents)
-        return [Report(each.id, each.text, each.stop, each.tokens) for each in shown]
+        """Those of them that a plan may show."""
+        shown = filter(says_more, self.list_summaries(nodes))
+        return [Report(each.id, each.text, each.start, each.stop, each.tokens) for each in shown]
 
     def get_standing(self, view: str, epoch: str, budget: Budget) -> Standing:
         """How a view stands under an epoch, empty for none; as the log tells it where memory does not."""

@@ -64,7 +64,7 @@ class Ladder:
     async def climb(self, case: Case, why: Why | None, commit: Commit, name: str = "") -> Footing:
         """The first rung that bears; `why` an epoch should open, None where none should, and `name` its id."""
         opened = None
-        if why is not None and not _is_fruitless(case, why):
+        if why is not None and not is_fruitless(case, why):
             opened = await self._open(case, why, commit, name or case.subject.exchange)
         if opened is not None:
             return opened
@@ -186,7 +186,7 @@ class Ladder:
         self._bus.publish(RungFailed(case.subject.exchange, case.subject.session.id, rung, problem))
 
 
-def _is_fruitless(case: Case, why: Why) -> bool:
+def is_fruitless(case: Case, why: Why) -> bool:
     """Whether a plan made nothing shorter of late, and the request has hardly grown since."""
     tried = case.context.fruitless.get(case.view, 0)
     return why in _OF_OUR_OWN_ACCORD and tried <= case.tokens < tried * _GROWN

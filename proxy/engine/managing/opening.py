@@ -99,10 +99,11 @@ def _see(wire: str, raws: Sequence[bytes], path: Path) -> list[Seen]:
 
 
 def _lead_with_user(edits: tuple[Edit, ...], shapes: Sequence[Shape]) -> tuple[Edit, ...]:
-    """The edits with the user's first message before a ledger of the assistant's, which no list may begin with."""
-    match edits:
-        case (Written() as ledger, (Kept() | Replaced()) as first, *rest) if shapes[first.place].role == "user":
-            return (first, ledger, *rest)
+    """The edits with the user's first message before what of ours is the assistant's, which no list may begin with."""
+    at = next((i for i, edit in enumerate(edits) if not isinstance(edit, Written)), 0)
+    match edits[at : at + 1]:
+        case (Kept() | Replaced() as first,) if shapes[first.place].role == "user":
+            return (first, *edits[:at], *edits[at + 1 :])
     return edits
 
 

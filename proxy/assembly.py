@@ -7,6 +7,7 @@ import asyncio
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from urllib.parse import quote
 
 from proxy.config import ConfigError, Settings
 from proxy.config.problems import Problem
@@ -35,15 +36,16 @@ from proxy.engine.relay import Relay
 from proxy.engine.reports.differences import Tally
 from proxy.engine.system import SystemClock, SystemIds
 from proxy.engine.tasks import TaskRunner
-from proxy.model.errors import StoreUnavailable
+from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.events import ExchangeRecorded, ReadingFailed
-from proxy.store.secret import load_or_create_secret
+from proxy.store.secret import load_or_create_secret, read_secret
 from proxy.store.sqlite.archive import open_sqlite
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.replay import recover_log
 from proxy.upstream.catalog import Catalog
 from proxy.upstream.forwarder import Forwarder
 from proxy.upstream.outlining import Outliner
+from proxy.upstream.own_server import ask_own_server, name_address
 from proxy.upstream.tokenizer import Encoder, Tokenizer
 from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.chat_completions import ChatCompletions
@@ -190,6 +192,19 @@ def load_encoder(encoding: Encoding) -> Encoder | None:
     from proxy.upstream.encodings import load_encoder as load  # noqa: PLC0415 - tiktoken, which many runs do not need
 
     return load(encoding)
+
+
+def ask_server(settings: Settings, path: str, body: bytes) -> tuple[int, bytes]:
+    """Have the running server do something: status and body of what a path of its API answers.
+
+    Raises NotFound where there is no token to ask it with, and UpstreamUnreachable where it does not answer.
+    """
+    server = settings.server_policy()
+    token = server.admin_token or read_secret(settings.data / _TOKEN_FILE)
+    if not token:
+        raise NotFound(f"no server has run with its data in {settings.data}; choose --data, or --admin-token")
+    address, target = name_address(server.host, server.port), f"/-/api{quote(path)}"
+    return asyncio.run(ask_own_server(address, token, target, body, TaskRunner().spawn))
 
 
 def open_log(settings: Settings) -> SqliteReader:

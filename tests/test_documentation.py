@@ -98,7 +98,10 @@ def test_every_path_of_our_own_or_read_by_us_is_in_the_readme() -> None:
 def list_api() -> list[str]:
     """The paths of the API; what is received stands beside what is sent."""
     unused: Any = None
-    routes = (*ManagementApi(MemoryArchive()).list_routes(), *ContextApi(MemoryArchive(), unused, unused).list_routes())
+    routes = (
+        *ManagementApi(MemoryArchive()).list_routes(),
+        *ContextApi(MemoryArchive(), unused, unused, unused).list_routes(),
+    )
     paths = [f"/-{route.path}" for route in routes if isinstance(route, Route)]
     return [path for path in paths if not path.endswith("/received")]
 

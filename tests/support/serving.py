@@ -9,6 +9,7 @@ import functools
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import uvicorn
 from uvicorn.server import ServerState
@@ -105,6 +106,7 @@ class Plan:
     connect_timeout: float = LIMIT
     rescuer: ScriptedRescuer | None = None
     ceiling: int | None = None
+    compacting: Any = None
 
 
 @contextlib.asynccontextmanager
@@ -129,7 +131,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     inspector = Inspector((("mode", plan.engine.mode),))
     gate = CommitGate(archive, plan.engine.commit_wait_ms)
     care = Caretaker(steward.lookout, archive, gate, bus, SystemIds(), SystemClock())
-    contexts = ContextApi(archive, care, steward.lookout.models.count.tally)
+    contexts = ContextApi(archive, care, plan.compacting, steward.lookout.models.count.tally)
     endpoints = Endpoints(exchanges, health, inspector, ManagementApi(archive), contexts)
     app = build_routes(endpoints, plan.server, has_own_key=bool(plan.api_key))
     config = uvicorn.Config(

@@ -34,6 +34,8 @@ from proxy.wire.standing import find_management
 _WIRE = "chat_completions"
 _ACCEPTED = range(200, 300)
 _PATIENCE_SECONDS = 120.0
+# Summaries get no shorter for a conversation that has fewer tokens than this.
+_LEAST_BUDGET = 20_000
 # What a plan reckons a summary with beside its text.
 _FRAME = 8
 _WAITED = "another summary of this session was being made, and was waited for"
@@ -133,13 +135,13 @@ class Compactor:
         """The request as it was sent; a report of it is no longer than befits a conversation of its size."""
         sent = self._tools.ladder.keep(case)
         body = case.subject.split.content if sent is None else sent.body
-        return Latest(replace(case, budget=case.budget.limit(case.tokens)), body)
+        return Latest(replace(case, budget=case.budget.limit(max(case.tokens, _LEAST_BUDGET))), body)
 
     async def _open(self, case: Case) -> Epoch | None:
-        """An epoch that leaves what it must, and has room for the newest summary."""
+        """An epoch that leaves what it must, and has room for all summaries."""
         tools = self._tools
         reports = case.context.list_reports(case.subject.nodes)
-        room = int((reports[-1].tokens + _FRAME) / REPORTS_SHARE) if reports else 0
+        room = int(sum(each.tokens + _FRAME for each in reports) / REPORTS_SHARE)
         goal = case.budget.limit(max(case.tokens, room))
         try:
             return await tools.ladder.open_by_hand(case, goal, self._commit, tools.ids.next_exchange())

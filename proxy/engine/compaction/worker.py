@@ -47,6 +47,8 @@ _LEASE_SECONDS = 600.0
 _DETERMINISTIC = 3
 _ASSUMED_WINDOW = 128_000
 
+_NOT_KEPT = "the log did not take a summary in time"
+
 _log = logging.getLogger("palimpsest.compaction")
 
 LookAt = Callable[[Latest, Ground], Survey]
@@ -165,8 +167,12 @@ class Worker:
         """One report of several; whether it is there, so that there may be a next one."""
         drafted = await self._drafter.draft(work, self._shop.keys.find(work.latest.session), is_needed=True)
         assert drafted is not None, "what is needed is made"
-        is_kept = not _is_in_vain(work, drafted) and await self._keep(work, drafted)
+        if _is_in_vain(work, drafted):
+            made.note(drafted, is_kept=False)
+            return False
+        is_kept = await self._keep(work, drafted)
         made.note(drafted, is_kept=is_kept)
+        made.say("" if is_kept else _NOT_KEPT)
         return is_kept
 
     def _let_go(self, session: str, task: "asyncio.Task[None]") -> None:
@@ -239,7 +245,7 @@ class Worker:
         """Have the log take a summary, and use it from then on."""
         shop, context = self._shop, work.latest.case.context
         if not await shop.gate.confirm(shop.archive.append(made)):
-            _log.warning("session %s: the log did not take a summary in time", made.session)
+            _log.warning("session %s: %s", made.session, _NOT_KEPT)
             return False
         for replaced in (*made.supersedes, *made.parents):
             if not any(replaced.encode() in epoch.edits for epoch in context.epochs):

@@ -87,6 +87,7 @@ class Steward:
         budget = self._lookout.find_budget(subject)
         if not (subject.chain.is_plain and has_room_for(budget, len(content))) or _find_exemption(subject, mode):
             return None
+        self._watcher.note_asked(subject)
         return Sending(content, is_managed=True, is_guarded=_is_risky(budget, subject))
 
     async def prepare(self, subject: Subject, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:

@@ -105,8 +105,7 @@ async def build_engine(settings: Settings) -> Engine:
     """Open the store and wire the engine to it. Raises StoreUnavailable or Conflict."""
     archive = open_sqlite(settings.store_policy(), asyncio.get_running_loop())
     policy, clock, tasks = settings.engine_policy(), SystemClock(), TaskRunner()
-    bus = EventBus(tasks)
-    policies = settings.upstream_policies()
+    bus, policies = EventBus(tasks), settings.upstream_policies()
     policy = replace(policy, own_keys=tuple(p.api_key.encode("latin-1") for p in policies if p.api_key))
     forwarders = tuple(Forwarder(upstream, tasks.spawn) for upstream in policies)
     routes = tuple(Route(forwarder, p.models) for forwarder, p in zip(forwarders, policies, strict=True))
@@ -122,9 +121,8 @@ async def build_engine(settings: Settings) -> Engine:
     formats = build_formats()
     if not is_fresh:
         await Leftovers(archive, bus, tasks, lineage, readings, formats).read()
-    tokenizer, outliner = Tokenizer(load_encoder), Outliner()
+    tokenizer, outliner, studies = Tokenizer(load_encoder), Outliner(), Studies(policy.cache_bytes // 8)
     models = build_models(settings, tokenizer, tasks)
-    studies = Studies(policy.cache_bytes // 8)
 
     def count(text: str) -> int:
         return tokenizer.count(text, _COUNTED_IN)[0]

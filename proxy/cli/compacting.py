@@ -38,7 +38,7 @@ def compact(  # noqa: PLR0913 - each parameter is an option of the command line
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Have a session's newest conversation summarised now, and sent in short from its next call on."""
+    """Have a session summarised now by the running server."""
     flags = {"data": data, "server.host": host, "server.port": port, "server.admin_token": admin_token}
     doors: Doors = context.obj
     asked = msgspec.json.encode({"model": model, "prompt": prompt, "level": level, "view": view})
@@ -59,7 +59,7 @@ def tell_compaction(found: dict[str, Any]) -> str:
         covered = f"{found['messages_covered']} messages"
         lines.append(f"summary   {found['summary']} of {covered}: level {found['level']}, {found['kind']}")
     if found["calls"]:
-        lines.append(f"asked     {len(found['calls'])} times, for {found['cost_tokens']:,} tokens of uncached input")
+        lines.append(f"calls     {len(found['calls'])}, for {found['cost_tokens']:,} tokens of uncached input")
     if found["reason"]:
         lines.append(f"note      {found['reason']}")
     return "\n".join([*lines, f"took      {found['ms'] / 1000:.1f} s"])

@@ -108,8 +108,9 @@ class ContextBuilder:
         marked = self._outline_large(view, seen, least) | _mark_shortened(shown)
         draft = _Draft(least, staying, Archive((), "", 0), marked)
         protected = _measure(seen, draft, self._count)
-        low = view.budget.find_low(view.head + protected)
-        room = min(_ARCHIVE_SHARE * usable, _ARCHIVE_MOST) * rank.archive
+        goal = view.goal or view.budget
+        low = goal.find_low(view.head + protected)
+        room = min(_ARCHIVE_SHARE * goal.usable, _ARCHIVE_MOST) * rank.archive
         heritage = inherit(seen, view.frozen, least, room, self._count)
         reports = choose_reports(view, heritage) if rank.has_reports else ()
         reported = heritage.reported + sum(self._count(each.text) + _FRAME for each in reports)

@@ -4,7 +4,7 @@ Rule: one request on a connection of its own; the admin token goes to the addres
 """
 
 from proxy.model.errors import TooLarge, UpstreamUnreachable
-from proxy.upstream.forwarder import Forwarder, Spawn
+from proxy.upstream.forwarder import Forwarder, Response, Spawn
 from proxy.upstream.policy import UpstreamPolicy
 
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
@@ -19,23 +19,30 @@ def name_address(host: str, port: int) -> str:
     return f"http://[{found}]:{port}" if ":" in found else f"http://{found}:{port}"
 
 
-async def ask_own_server(address: str, token: str, target: str, body: bytes, spawn: Spawn) -> tuple[int, bytes]:
-    """Status and body of the answer to a POST. Raises UpstreamUnreachable where no server answers."""
+async def ask_own_server(
+    address: str, token: str, target: str, body: bytes, spawn: Spawn, most: int = _MOST_BYTES
+) -> tuple[int, bytes]:
+    """Status and body of the answer to a POST, `most` bytes. Raises UpstreamUnreachable where no server answers."""
     forwarder = Forwarder(UpstreamPolicy("palimpsest", address, idle_timeout=_PATIENCE_SECONDS), spawn)
     headers = ((b"authorization", b"Bearer " + token.encode()), (b"content-type", b"application/json"))
     try:
-        answer = await forwarder.send("POST", target.encode(), headers, body)
-        content = b""
-        while piece := await answer.read():
-            content += piece
-            if len(content) > _MOST_BYTES:
-                raise TooLarge("the answer of the server has no end")
-        answer.close()
+        return await _read(await forwarder.send("POST", target.encode(), headers, body), most)
     except UpstreamUnreachable as error:
         what = (
-            f"the server at {address} does not answer: {error}; start it with `palimpsest serve`, or say --host, --port"
+            f"the server at {address} does not answer: {error}; start it by `palimpsest serve`, or say --host, --port"
         )
         raise UpstreamUnreachable(what) from error
     finally:
         forwarder.close()
-    return answer.status, content
+
+
+async def _read(answer: Response, most: int) -> tuple[int, bytes]:
+    content, status = b"", answer.status
+    try:
+        while piece := await answer.read():
+            content += piece
+            if len(content) > most:
+                raise TooLarge("the answer of the server has no end")
+    finally:
+        answer.close()
+    return status, content

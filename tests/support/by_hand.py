@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxy.engine.compaction.by_hand import Compactor, Tools
-from proxy.engine.compaction.work import Wish
+from proxy.engine.compaction.work import Latest, Wish
 from proxy.engine.ports import Archive
 from proxy.engine.reception import Route
 from proxy.engine.reports.compactions import Compaction
@@ -38,6 +38,13 @@ async def compact(shop: Workshop, view: str = "", **wish: Any) -> Compaction:
     return found
 
 
+async def stand_in(shop: Workshop) -> Latest:
+    """The newest request of the only session, as a compaction by hand sees it."""
+    compactor = make_compactor(shop)
+    row = await compactor._find_newest(shop.session, "")
+    return compactor._stand_in(await compactor._look_at(await compactor._load(row), row))
+
+
 async def carry(shop: Workshop, steps: int = STEPS, size: int = 1200) -> list[Message]:
     """An agent's calls so far, of which only the last is made: nothing was ever shortened. Its history."""
     history = make_history(steps, size)
@@ -45,7 +52,9 @@ async def carry(shop: Workshop, steps: int = STEPS, size: int = 1200) -> list[Me
     return history
 
 
-async def go_on(shop: Workshop, history: Sequence[Message], size: int = 1200) -> tuple[list[Message], dict[bytes, bytes]]:
+async def go_on(
+    shop: Workshop, history: Sequence[Message], size: int = 1200
+) -> tuple[list[Message], dict[bytes, bytes]]:
     """The agent's next call: the messages that went upstream, and the labels of the answer."""
     longer = [*history, *make_history(len(history) // 2, size)[len(history) :]]
     client = await shop.call(longer)

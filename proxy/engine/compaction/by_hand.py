@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from proxy.context.builder import REPORTS_SHARE
 from proxy.engine.compaction.work import Latest, Made, Wish
 from proxy.engine.compaction.worker import Worker
 from proxy.engine.durability import CommitGate
@@ -36,10 +35,9 @@ _ACCEPTED = range(200, 300)
 _PATIENCE_SECONDS = 120.0
 # Summaries get no shorter for a conversation that has fewer tokens than this.
 _LEAST_BUDGET = 20_000
-# What a plan reckons a summary with beside its text.
-_FRAME = 8
 _WAITED = "another summary of this session was being made, and was waited for"
 _NO_SHORTER = "no epoch was opened: what is sent would get no shorter; the next one has what was made"
+_NO_SUMMARY = "no summary was made: what there is none of yet is too little"
 _NOTHING = (
     "there is nothing to compact: what may go is too little, for the newest three groups of calls and the user's newest"
     " turns stay; go on with the session, or see what was made of it under /-/api/sessions/SESSION/summaries"
@@ -129,7 +127,7 @@ class Compactor:
         lookout.memory.forget_lost()
         context = await lookout.memory.contexts.load(subject.session.id)
         budget = lookout.find_budget(subject, read_ceiling(row.headers))
-        return await lookout.look_at(subject, context, context.find_next(subject.model, subject), budget)
+        return await lookout.look_at(subject, context, context.find(subject.model, subject, is_next=True), budget)
 
     def _stand_in(self, case: Case) -> Latest:
         """The request as it was sent; a report of it is no longer than befits a conversation of its size."""
@@ -138,11 +136,8 @@ class Compactor:
         return Latest(replace(case, budget=case.budget.limit(max(case.tokens, _LEAST_BUDGET))), body)
 
     async def _open(self, case: Case) -> Epoch | None:
-        """An epoch that leaves what it must, and has room for all summaries."""
-        tools = self._tools
-        reports = case.context.list_reports(case.subject.nodes)
-        room = int(sum(each.tokens + _FRAME for each in reports) / REPORTS_SHARE)
-        goal = case.budget.limit(max(case.tokens, room))
+        """An epoch that leaves what it must, with a ledger as befits a conversation of this size."""
+        tools, goal = self._tools, case.budget.limit(case.tokens)
         try:
             return await tools.ladder.open_by_hand(case, goal, self._commit, tools.ids.next_exchange())
         except Invalid as error:
@@ -170,7 +165,10 @@ def _find_exemption(case: Case, row: ExchangeRow) -> str:
 
 
 def _conclude(case: Case, made: Made, epoch: Epoch | None, ms: int) -> Compaction:
-    problems = [*made.problems, *([] if epoch else [_NO_SHORTER])]
+    if epoch is None:
+        made.say(_NO_SHORTER)
+    elif not made.summaries:
+        made.say(_NO_SUMMARY)
     return Compaction(
         session=case.subject.session.id,
         epoch=epoch,
@@ -179,5 +177,5 @@ def _conclude(case: Case, made: Made, epoch: Epoch | None, ms: int) -> Compactio
         ms=ms,
         calls=tuple(dict.fromkeys(made.calls)),
         cost=made.cost.tokens,
-        reason="; ".join(problems),
+        reason="; ".join(made.problems),
     )

@@ -238,29 +238,21 @@ class Context:
         """The epoch with this id."""
         return next((each for each in reversed(self._epochs) if each.id == epoch), None)
 
-    def find(self, view: str, subject: Subject) -> Epoch | None:
+    def find(self, view: str, subject: Subject, *, is_next: bool = False) -> Epoch | None:
         """The epoch that holds for a request: the one this very history was sent under before, else the newest.
 
-        None also where it was sent under none.
+        None also where it was sent under none. `is_next`: the one that will hold for what goes on from the request.
         """
         if not self._epochs:
             return None
-        chosen = self._chosen.get((view, subject.tip))
+        chosen = None if is_next else self._chosen.get((view, subject.tip))
         if chosen == "":
             return None
-        holding = self._list_holding(view, subject)
+        nodes = subject.nodes
+        holding = [epoch for epoch in self._epochs if epoch.view == view and self._is_on_path(epoch, nodes)]
         if not holding:
             return self._find_cleared(view, subject)
         return next((epoch for epoch in holding if epoch.id == chosen), holding[-1])
-
-    def find_next(self, view: str, subject: Subject) -> Epoch | None:
-        """The epoch that will hold for what goes on from a request, whatever that was sent under itself."""
-        holding = self._list_holding(view, subject)
-        return holding[-1] if holding else None
-
-    def _list_holding(self, view: str, subject: Subject) -> list[Epoch]:
-        nodes = subject.nodes
-        return [epoch for epoch in self._epochs if epoch.view == view and self._is_on_path(epoch, nodes)]
 
     def cover(self, epoch: Epoch, items: Sequence[Item]) -> None:
         """Remember what an epoch stands for, to know it again when the client has cleared some of it."""
@@ -272,11 +264,9 @@ class Context:
 
     def _find_cleared(self, view: str, subject: Subject) -> Epoch | None:
         """The newest epoch whose messages these are but for outputs that the client has cleared since (B6)."""
-        for epoch in reversed(self._epochs):
-            items = self._covered.get(epoch.id)
-            if items is not None and epoch.view == view and is_cleared(items, subject.chain.items):
-                return epoch
-        return None
+        now, newest = subject.chain.items, [epoch for epoch in reversed(self._epochs) if epoch.view == view]
+        covered = ((epoch, self._covered.get(epoch.id)) for epoch in newest)
+        return next((epoch for epoch, items in covered if items is not None and is_cleared(items, now)), None)
 
     def was_sent(self, view: str, subject: Subject) -> bool:
         """Whether this very history was sent before, as far as memory tells."""

@@ -23,7 +23,7 @@ from proxy.engine.ports import Clock
 from proxy.model.epoch import Epoch, Why
 from proxy.model.errors import Conflict, StoreUnavailable
 from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
-from proxy.model.plan import Rung
+from proxy.model.plan import Rung, Written
 
 Commit = Callable[[Epoch], Awaitable[bool]]
 """Has the log keep an epoch, and with it what it refers to; whether that is done."""
@@ -83,19 +83,22 @@ class Ladder:
         return None if body is None else Footing("epoch", body, case.tokens, epoch, is_opened=is_opened)
 
     async def open_by_hand(self, case: Case, goal: Budget, commit: Commit, name: str) -> Epoch | None:
-        """The epoch that a person asks for, which gets by with a budget of its own, however long its plan takes.
+        """The epoch that a person asks for, with a ledger as befits a budget of its own, however long its plan takes.
 
         None where nothing gets shorter by it. Raises Conflict where another was opened meanwhile, StoreUnavailable, and
         ValueError where what comes of it is not valid.
         """
-        draft = await asyncio.to_thread(self._opener.draft, case.subject, case.path, _find_ground(case, goal))
-        async with case.context.opening:
-            if case.context.find_next(case.view, case.subject) is not case.epoch:
+        context, ground = case.context, msgspec.structs.replace(_find_ground(case), goal=goal)
+        draft = await asyncio.to_thread(self._opener.draft, case.subject, case.path, ground)
+        async with context.opening:
+            if context.find(case.view, case.subject, is_next=True) is not case.epoch:
                 raise Conflict("another epoch was opened meanwhile; GET /-/api/sessions/SESSION/epochs shows it")
-            footing = await self._begin(case, draft, "manual", commit, name, "plan") if draft.plan.through else None
+            footing = await self._begin(case, draft, "manual", commit, name, "plan") if _goes_on(case, draft) else None
             if footing is None or footing.epoch is None:
                 return None
-            case.context.unsent.add(footing.epoch.id)
+            if not context.was_sent(case.view, case.subject):  # what went out at a glance goes out so again, too (B5)
+                context.choose(case.view, case.subject, case.epoch.id if case.epoch is not None else "")
+            context.unsent.add(footing.epoch.id)
             return footing.epoch
 
     async def _open(self, case: Case, why: Why, commit: Commit, name: str) -> Footing | None:
@@ -131,7 +134,7 @@ class Ladder:
             late = context.take_late(subject)
             if context.is_drafting or (late is not None and _is_enough(case, late)):
                 return late
-        ground = _find_ground(case, case.budget)
+        ground = _find_ground(case)
         draft = partial(self._opener.draft, subject, case.path, ground, is_minimal=is_minimal)
         drafting = asyncio.get_running_loop().run_in_executor(None, draft)
         done, _ = await asyncio.wait((drafting,), timeout=OPENING_SECONDS)
@@ -203,9 +206,16 @@ def _is_enough(case: Case, draft: Draft) -> bool:
     return case.path.head.tokens + draft.plan.tokens <= case.budget.high
 
 
-def _find_ground(case: Case, budget: Budget) -> Ground:
+def _find_ground(case: Case) -> Ground:
     context, nodes = case.context, case.subject.nodes
-    return Ground(budget, case.epoch, context.list_pinned(nodes), context.list_reports(nodes))
+    return Ground(case.budget, case.epoch, context.list_pinned(nodes), context.list_reports(nodes))
+
+
+def _goes_on(case: Case, draft: Draft) -> bool:
+    """Whether a draft is of more than the epoch that holds, or has a summary that is not in that."""
+    depth, edits = (case.epoch.depth, case.epoch.edits) if case.epoch is not None else (0, b"")
+    reports = [edit.report for edit in draft.plan.edits if isinstance(edit, Written) and edit.report]
+    return draft.plan.through > depth or any(report.encode() not in edits for report in reports)
 
 
 def _make_epoch(case: Case, draft: Draft, why: Why, name: str, tokens: int, now_ms: int) -> Epoch:

@@ -35,12 +35,16 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ground(msgspec.Struct, frozen=True, gc=False):
-    """What a draft stands on beside the conversation: the epoch that holds, the places that are pinned, summaries."""
+    """What a draft stands on beside the conversation: the epoch that holds, the places that are pinned, summaries.
+
+    `goal` is as a view has it.
+    """
 
     budget: Budget
     frozen: Epoch | None = None
     pinned: frozenset[int] = frozenset()
     reports: Sequence[Report] = ()
+    goal: Budget | None = None
 
 
 class Opener:
@@ -75,6 +79,7 @@ class Opener:
             pinned=ground.pinned,
             frozen=None if ground.frozen is None else read_plan(ground.frozen),
             reports=ground.reports,
+            goal=ground.goal,
         )
 
     def _name(self, subject: Subject, start: int, stop: int, offset: int) -> str:

@@ -7,10 +7,10 @@ from proxy.model.marker import LEDGER_HEAD
 from tests.journeys.provider import run_application
 from tests.journeys.running import TOKEN, Running, run_command, run_proxy
 from tests.journeys.test_managed import Agent, Dummy, grow, load
+from tests.support.compacting import REPORT
 from tests.support.managing import make_history
 
 STEPS = 12
-REPORT = "## Goal\n- Mend the tests of the parser.\n\n## Completed\n- The first parts were looked at.\n"
 LARGE = {"x-palimpsest-ceiling": "100000"}
 
 
@@ -57,7 +57,7 @@ def check_command(proxy: Running, session: str) -> dict[str, str | int]:
     code, out, told = compact(proxy, session[:8], "--json")
     assert code == 0, told
     found: dict[str, str | int] = json.loads(out)
-    assert (found["session"], found["level"], found["kind"], found["reason"]) == (session, 1, "leaf", "")
+    assert (found["reason"], found["session"], found["level"], found["kind"]) == ("", session, 1, "leaf")
     assert int(found["tokens_after"]) < int(found["tokens_before"]) / 2
     assert found["messages_covered"] == 1 + 2 * (STEPS - 3)
     code, _, told = compact(proxy, session)
@@ -73,7 +73,7 @@ def check_next_call(agent: Agent, history: list[object], found: dict[str, str | 
     labels, messages = agent.labels[-1], json.loads(sent)["messages"]
     assert labels["x-palimpsest-epoch"] == found["epoch"]
     assert labels["x-palimpsest-notice"] == f"compacted {found['tokens_before']}->{found['tokens_after']}"
-    assert "The first parts were looked at." in messages[1]["content"]
+    assert "The parts up to here were looked at." in messages[1]["content"]
     assert LEDGER_HEAD in messages[2]["content"]
     assert messages[-8:] == history[2 + 2 * (STEPS - 3) : 2 + 2 * (STEPS + 1)]
     return sent

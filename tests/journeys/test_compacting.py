@@ -8,7 +8,7 @@ from tests.journeys.provider import run_application
 from tests.journeys.running import TOKEN, Running, run_command, run_proxy
 from tests.journeys.test_managed import Agent, Dummy, grow, load
 from tests.support.compacting import REPORT
-from tests.support.managing import make_history
+from tests.support.managing import Message, make_history
 
 STEPS = 12
 LARGE = {"x-palimpsest-ceiling": "100000"}
@@ -67,9 +67,9 @@ def check_command(proxy: Running, session: str) -> dict[str, str | int]:
     return found
 
 
-def check_next_call(agent: Agent, history: list[object], found: dict[str, str | int]) -> bytes:
+def check_next_call(agent: Agent, history: list[Message], found: dict[str, str | int]) -> bytes:
     """The next request is sent under the epoch, valid and whole but for what is told in short."""
-    sent = agent.ask(history[: 2 + 2 * (STEPS + 1)])  # type: ignore[arg-type]
+    sent = agent.ask(history[: 2 + 2 * (STEPS + 1)])
     labels, messages = agent.labels[-1], json.loads(sent)["messages"]
     assert labels["x-palimpsest-epoch"] == found["epoch"]
     assert labels["x-palimpsest-notice"] == f"compacted {found['tokens_before']}->{found['tokens_after']}"
@@ -88,7 +88,7 @@ def check_what_is_left(proxy: Running, session: str, found: dict[str, str | int]
     assert b"sed -n 3p src/module_3.py" in status.stdout
 
 
-def check_after_a_restart(proxy: Running, provider: Reporter, session: str, history: list[object]) -> None:
+def check_after_a_restart(proxy: Running, provider: Reporter, session: str, history: list[Message]) -> None:
     """No credential is at hand then: no model is asked, and what is there is sent in short all the same."""
     asked = len(provider.sent)
     code, out, told = compact(proxy, session)
@@ -96,6 +96,6 @@ def check_after_a_restart(proxy: Running, provider: Reporter, session: str, hist
     assert out.startswith("compacted ")
     assert len(provider.sent) == asked
     agent = Agent(proxy, provider, LARGE)
-    agent.ask(history[: 2 + 2 * (STEPS + 3)])  # type: ignore[arg-type]
+    agent.ask(history[: 2 + 2 * (STEPS + 3)])
     assert agent.labels[-1]["x-palimpsest-notice"].startswith("compacted ")
     agent.close()

@@ -263,7 +263,7 @@ async def test_a_fault_of_ours_is_told_and_the_epoch_opens(shop: Workshop, caplo
     async def draft(*args: Any, **options: Any) -> None:
         raise RuntimeError("a bug")
 
-    shop.drafter.draft = draft  # type: ignore[assignment]
+    shop.drafter.draft = draft  # type: ignore[method-assign]
     found = await compact(shop)
     assert found.epoch is not None
     assert found.reason.startswith("RuntimeError: a bug")

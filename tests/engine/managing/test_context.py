@@ -51,6 +51,24 @@ def test_an_epoch_that_stands_for_nothing_holds_everywhere() -> None:
     assert make_context(make_epoch("a", 2), revert).find(MODEL, ask(2)) is revert
 
 
+def test_what_holds_next_is_the_newest_whatever_a_history_was_sent_under() -> None:
+    context = make_context(make_epoch("a", 2))
+    context.choose(MODEL, ask(8), "a")
+    context.choose(MODEL, ask(6), "")
+    context.add(second := make_epoch("b", 4))
+    assert context.find(MODEL, ask(8), is_next=True) is context.find(MODEL, ask(6), is_next=True) is second
+    assert context.find(MODEL, ask(6)) is None
+
+
+def test_an_epoch_is_unsent_until_something_goes_out_under_it() -> None:
+    context = make_context(make_epoch("a", 2))
+    context.unsent.add("a")
+    context.choose(MODEL, ask(6), "")
+    assert context.unsent == {"a"}
+    context.choose(MODEL, ask(8), "a")
+    assert context.unsent == set()
+
+
 def test_the_same_history_is_sent_under_the_same_epoch() -> None:
     first = make_epoch("a", 2)
     context = make_context(first)

@@ -73,10 +73,10 @@ class Compactor:
         began = tools.clock.monotonic()
         has_waited = await tools.worker.wait_out(session, _PATIENCE_SECONDS)
         row = await self._find_newest(session, view)
+        _check_managed(row)
         subject = await self._load(row)
         case = await self._look_at(subject, row)
-        if problem := _find_exemption(case, row):
-            raise Conflict(problem)
+        _check_unmanaged_by_others(case)
         made = await tools.worker.compact(self._stand_in(case), wish)
         if has_waited:
             made.say(_WAITED)
@@ -149,19 +149,22 @@ class Compactor:
 
 def _may_be_compacted(row: ExchangeRow) -> bool:
     is_answered = bool(row.rounds) and row.rounds[-1].status in _ACCEPTED
-    return row.kind == "managed" and bool(row.tip) and not row.is_side and is_answered
+    return bool(row.tip) and not row.is_side and is_answered
 
 
-def _find_exemption(case: Case, row: ExchangeRow) -> str:
-    """Why a conversation is not managed, so that nothing would ever be sent under an epoch of it; empty where it is."""
+def _check_managed(row: ExchangeRow) -> None:
+    """Raises Conflict where nothing is ever sent under an epoch, so that none is of use."""
     if row.wire != _WIRE:
-        return "calls of this wire are recorded, not managed; only /v1/chat/completions can be compacted"
+        raise Conflict("calls of this wire are recorded, not managed; only /v1/chat/completions can be compacted")
     if row.mode != "manage":
-        return f"the newest call was in mode {row.mode}, in which nothing is sent in short; send it in mode manage"
-    split, known = case.subject.split, 0 if case.epoch is None else len(case.subject.split.items)
-    if managing := find_management(row.wire, split, known):
-        return f"it manages its context already: {managing}"
-    return ""
+        raise Conflict(f"the newest call was in mode {row.mode}, in which nothing is sent in short; send it in manage")
+
+
+def _check_unmanaged_by_others(case: Case) -> None:
+    """Raises Conflict where the client manages its context itself; under an epoch of ours signs of that are echoes."""
+    split = case.subject.split
+    if managing := find_management(_WIRE, split, 0 if case.epoch is None else len(split.items)):
+        raise Conflict(f"the conversation is managed already: {managing}")
 
 
 def _conclude(case: Case, made: Made, epoch: Epoch | None, ms: int) -> Compaction:

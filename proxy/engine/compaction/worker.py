@@ -149,13 +149,13 @@ class Worker:
             made.say(f"{type(problem).__name__}: {problem}")
 
     async def _fulfil(self, latest: Latest, wish: Wish, made: Made) -> None:
-        """Report what no report is of yet; where there is nothing new, make one again that is not as it should be."""
+        """Report what no report is of yet; where models can be asked, make one again that is not as it should be."""
         context, nodes, survey = latest.case.context, latest.nodes, await self._survey(latest)
         for _ in range(_MOST_BY_HAND):
             work = self._choose(latest, survey, context.list_summaries(nodes), is_needed=True)
             if work is None or not await self._fulfil_one(replace(work, wish=wish), made):
                 break
-        if not made.summaries and wish.level < _DETERMINISTIC:
+        if wish.level < _DETERMINISTIC and all(each.level < _DETERMINISTIC for each in made.summaries):
             again = await self._choose_again(latest, survey, context.list_summaries(nodes))
             if again is not None:
                 await self._fulfil_one(replace(again, wish=wish), made)

@@ -10,14 +10,12 @@ from msgspec.structs import replace
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.work import Wish
 from proxy.engine.managing.caring import Caretaker
-from proxy.engine.ports import Upstream
-from proxy.engine.reception import Route
-from proxy.model.errors import Conflict, NotFound, StoreUnavailable
+from proxy.model.errors import Conflict
 from proxy.model.events import EpochOpened
 from proxy.model.marker import LEDGER_HEAD
 from tests.support.by_hand import STEPS, carry, compact, go_on, make_compactor, stand_in
 from tests.support.compacting import Workshop, fail, give_report, in_time, list_reports, say
-from tests.support.engine import ScriptedResponse, ScriptedUpstream
+from tests.support.engine import ScriptedResponse
 from tests.support.managing import make_history
 
 
@@ -97,6 +95,8 @@ async def test_a_second_one_covers_what_came_since(shop: Workshop) -> None:
     assert first.epoch is not None
     assert second.epoch is not None
     assert second.epoch.parent == first.epoch.id
+    sent_last, asked = shop.model.sent[-1], shop.model.asked[-1]
+    assert asked.startswith(sent_last[: sent_last.rindex(b"]")])
     assert [(each.start, each.stop) for each in second.summaries] == [(19, 25)]
     sent, _ = await go_on(shop, history)
     assert len(list_reports(sent)) == 2
@@ -150,6 +150,19 @@ async def test_what_no_model_makes_better_stays_and_the_epoch_stays_too(shop: Wo
     with pytest.raises(Conflict, match=r"there is nothing to compact: .*failed of late"):
         await compact(shop)
     assert [each.id for each in shop.summaries] == [first.summaries[0].id]
+
+
+async def test_with_what_is_new_a_lesser_one_is_made_again(shop: Workshop) -> None:
+    await carry(shop)
+    shop.model.summarise = fail
+    lesser = await compact(shop)
+    shop.model.summarise = give_report
+    shop.clock.advance(3600)
+    await shop.ask(history := make_history(STEPS + 3, 1200))
+    found = await compact(shop)
+    assert [(each.start, each.stop, each.level) for each in found.summaries] == [(19, 25, 1), (0, 19, 1)]
+    assert found.summaries[1].supersedes == (lesser.summaries[0].id,)
+    assert len(list_reports((await go_on(shop, history))[0])) == 2
 
 
 async def test_no_model_is_asked_where_the_lowest_level_is_wished(shop: Workshop) -> None:
@@ -268,86 +281,3 @@ async def test_a_fault_of_ours_is_told_and_the_epoch_opens(shop: Workshop, caplo
     assert found.epoch is not None
     assert found.reason.startswith("RuntimeError: a bug")
     assert "a summary could not be made" in caplog.text
-
-
-async def test_a_session_too_short_is_told_what_stays(shop: Workshop) -> None:
-    await carry(shop, 2)
-    with pytest.raises(Conflict, match="what may go is too little, for the newest three groups of calls"):
-        await compact(shop)
-    assert (shop.summaries, shop.epochs, shop.model.asked) == ([], [], [])
-
-
-async def test_little_that_may_go_opens_an_epoch_without_a_summary(shop: Workshop) -> None:
-    await carry(shop, 5, 800)
-    found = await compact(shop)
-    assert found.epoch is not None
-    assert (found.summaries, shop.model.asked) == ((), [])
-    assert "is too little" in found.reason
-
-
-async def test_a_session_nobody_knows_is_not_found(shop: Workshop) -> None:
-    await carry(shop)
-    with pytest.raises(NotFound):
-        await make_compactor(shop).compact("nobody", Wish())
-
-
-async def test_the_conversation_with_a_model_may_be_named(shop: Workshop) -> None:
-    history = await carry(shop)
-    await shop.call(make_history(2), model="other")
-    await shop.settle()
-    found = await compact(shop, view="gpt-4o")
-    assert found.epoch is not None
-    assert found.epoch.view == "gpt-4o"
-    with pytest.raises(Conflict, match="no call with the model 'third'"):
-        await compact(shop, view="third")
-    assert len((await go_on(shop, history))[0]) < len(history)
-
-
-@pytest.mark.parametrize(
-    ("headers", "members", "reason"),
-    [
-        (((b"x-palimpsest-mode", b"observe"),), {}, "was in mode observe"),
-        ((), {"context_management": {"edits": []}}, "manages its context already: the request has context_management"),
-    ],
-)
-async def test_what_is_not_managed_is_not_compacted(shop: Workshop, headers: Any, members: Any, reason: str) -> None:
-    await shop.call(make_history(STEPS, 1200), headers, **members)
-    await shop.settle()
-    with pytest.raises(Conflict, match=reason):
-        await compact(shop)
-
-
-async def test_an_upstream_that_is_gone_is_told(shop: Workshop) -> None:
-    await carry(shop)
-    compactor = make_compactor(shop)
-    elsewhere: Upstream = ScriptedUpstream("elsewhere")
-    compactor._tools.routes[:] = [Route(elsewhere)]  # type: ignore[index]
-    with pytest.raises(Conflict, match="'main', is none of the settings' any more"):
-        await compactor.compact(shop.session, Wish())
-
-
-async def test_an_epoch_that_the_log_does_not_take_is_none(shop: Workshop) -> None:
-    class Late:
-        async def confirm(self, commit: "asyncio.Future[bool]") -> bool:
-            await commit
-            return False
-
-    history = await carry(shop)
-    with pytest.raises(StoreUnavailable):
-        await make_compactor(shop, gate=Late()).compact(shop.session, Wish())
-    await shop.settle()
-    sent, _ = await go_on(shop, history)
-    assert sent[: len(history)] == history
-
-
-async def test_another_epoch_in_between_is_left_alone(shop: Workshop) -> None:
-    await carry(shop)
-    case = (await stand_in(shop)).case
-    first = await compact(shop)
-
-    async def commit(epoch: object) -> bool:
-        raise AssertionError("nothing is to be kept")
-
-    with pytest.raises(Conflict, match="another epoch was opened meanwhile"):
-        await shop.steward.ladder.open_by_hand(case, case.budget, commit, "x")
-    assert [each.id for each in shop.epochs] == [first.epoch and first.epoch.id]

@@ -3,8 +3,9 @@
 Rule: one request on a connection of its own; the admin token goes to the address that the settings name, nowhere else.
 """
 
+from proxy.engine.ports import UpstreamResponse
 from proxy.model.errors import TooLarge, UpstreamUnreachable
-from proxy.upstream.forwarder import Forwarder, Response, Spawn
+from proxy.upstream.forwarder import Forwarder, Spawn
 from proxy.upstream.policy import UpstreamPolicy
 
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
@@ -36,7 +37,7 @@ async def ask_own_server(
         forwarder.close()
 
 
-async def _read(answer: Response, most: int) -> tuple[int, bytes]:
+async def _read(answer: UpstreamResponse, most: int) -> tuple[int, bytes]:
     content, status = b"", answer.status
     try:
         while piece := await answer.read():

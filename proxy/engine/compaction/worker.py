@@ -155,7 +155,7 @@ class Worker:
             work = self._choose(latest, survey, context.list_summaries(nodes), is_needed=True)
             if work is None or not await self._fulfil_one(replace(work, wish=wish), made):
                 break
-        if wish.level < _DETERMINISTIC and all(each.level < _DETERMINISTIC for each in made.summaries):
+        if all(each.level < _DETERMINISTIC for each in made.summaries):
             again = await self._choose_again(latest, survey, context.list_summaries(nodes))
             if again is not None:
                 await self._fulfil_one(replace(again, wish=wish), made)

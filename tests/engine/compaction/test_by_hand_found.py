@@ -147,7 +147,7 @@ async def test_calls_of_other_wires_are_not_compacted() -> None:
     async def find(*asked: object) -> ExchangeRow:
         return row
 
-    compactor._find_newest = find  # type: ignore[method-assign]
+    compactor._find_newest = find  # type: ignore[method-assign, assignment]
     with pytest.raises(Conflict, match=r"only /v1/chat/completions can be compacted"):
         await compactor.compact(shop.session, Wish())
 
@@ -158,7 +158,7 @@ async def test_what_would_not_be_valid_is_not_kept(shop: Workshop) -> None:
     def rewrite(*asked: object) -> bytes:
         raise Invalid("a result without its call")
 
-    shop.steward.ladder._rewriter.rewrite = rewrite  # type: ignore[method-assign]
+    shop.steward.ladder._rewriter.rewrite = rewrite  # type: ignore[method-assign, assignment]
     with pytest.raises(Conflict, match="not as valid as what the client sent: a result without its call"):
         await compact(shop)
     assert shop.epochs == []

@@ -237,7 +237,7 @@ async def test_what_was_paid_for_and_never_shown_is_a_loss() -> None:
     assert [(each.level, each.is_provisional) for each in shop.summaries] == [(1, True)]
     shop.model.summarise = give_report
     shop.clock.advance(3600)
-    await shop.ask(until(SOFT + 1))
+    await shop.ask(until(SOFT))
     poor, better = shop.summaries
     assert better.supersedes == (poor.id,)
     assert [event.exchange for event in shop.events if isinstance(event, SummaryWasted)] == [poor.calls[-1]]

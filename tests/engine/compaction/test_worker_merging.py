@@ -1,6 +1,7 @@
 """Summaries of long sessions and of several branches: merged, made again, shared, and each covers what it says."""
 
 import asyncio
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from proxy.context.compaction.graph import expand, measure_ranks
 from proxy.model.summary import Summary
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import open_sqlite
-from tests.support.compacting import FREE, Workshop, fail, give_report, list_reports, say
+from tests.support.compacting import FREE, Workshop, fail, give_report, list_reports
 from tests.support.managing import Message, make_history
 
 HISTORY = make_history(80, 1200)
@@ -54,7 +55,7 @@ async def test_in_a_long_session_the_graph_stays_shallow_and_every_summary_cover
     latest = await shop.look_at(history)
     live = shop.context.list_summaries(latest.nodes)
     assert live[0].start == 0
-    assert all(one.stop == other.start for one, other in zip(live, live[1:], strict=False))
+    assert all(one.stop == other.start for one, other in itertools.pairwise(live))
     raws = latest.case.subject.list_raws()
     originals = {each.id: (await shop.log.load_original(each.id)).messages for each in summaries}
     check_covers(summaries, raws, originals)
@@ -73,15 +74,11 @@ def make_turns(count: int) -> list[Message]:
     ][:-1]
 
 
-async def test_merging_ends_where_it_makes_nothing_smaller() -> None:
-    long = "## Goal\n- " + "Mend it all. " * 50 + "\n## Completed\n- All.\n## Remaining\n- None.\n"
-    shop = Workshop(lambda body: say(long))
-    await reach(shop, 31)
-    assert {each.kind for each in shop.summaries} == {"leaf", "condensed"}
-    rounds = replace(FREE, max_rounds=0)
-    none = Workshop(policy=rounds)
-    await reach(none, 31)
-    assert {each.kind for each in none.summaries} == {"leaf"}
+async def test_merging_has_so_many_rounds() -> None:
+    for rounds, kinds in ((0, {"leaf"}), (1, {"leaf", "condensed"})):
+        shop = Workshop(policy=replace(FREE, max_rounds=rounds))
+        await reach(shop, 31)
+        assert {each.kind for each in shop.summaries} == kinds
 
 
 async def test_what_is_no_smaller_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,7 @@ async def test_a_compact_question_has_a_transcript() -> None:
 
 async def test_the_short_form_is_asked_with_less_of_each_message() -> None:
     work = await plan()
-    long, short = (make().write_compact(work, level, "m", 1_000_000) for level in (1, 2))  # type: ignore[arg-type]
+    long, short = (make().write_compact(work, level, "m", 1_000_000) for level in (1, 2))
     assert long is not None
     assert short is not None
     assert len(short.body) < len(long.body) / 2
@@ -121,7 +121,7 @@ async def test_reports_are_merged_from_their_texts() -> None:
     assert "[report 1]\none report\n\n[report 2]\nanother report" in body["messages"][1]["content"]
     long = make_summary("x" * 5000, 0, 20)
     work = msgspec.structs.replace(merge(await plan()), parents=(long,))
-    texts = [read(make().write_compact(work, level, "m", None))["messages"][1]["content"] for level in (1, 2)]  # type: ignore[arg-type]
+    texts = [read(make().write_compact(work, level, "m", None))["messages"][1]["content"] for level in (1, 2)]
     assert [text.count("x") > 1000 for text in texts] == [True, False]
 
 

@@ -93,7 +93,7 @@ async def test_an_answer_that_is_none_starts_nothing() -> None:
         return fail(b"")
 
     await shop.ask(until(1))
-    shop.model.send = refuse  # type: ignore[method-assign]
+    shop.model.send = refuse  # type: ignore[assignment, method-assign]
     await shop.ask(until(ABOVE))
     assert worker.started == []
     assert (len(shop.watch._asked), len(shop.watch._sent)) == (0, 0)
@@ -136,7 +136,7 @@ def _sent(shop: Workshop, latest: Latest) -> str:
 
 
 def _recorded(exchange: str, *, is_final: bool = True, status: int = 200, end: Any = "complete") -> ExchangeRecorded:
-    told = (exchange, "s1", "managed", "chat_completions", "main", status, end, 1, 1, 0.1, 0.1)
+    told: Any = (exchange, "s1", "managed", "chat_completions", "main", status, end, 1, 1, 0.1, 0.1)
     return ExchangeRecorded(*told, is_final=is_final)
 
 

@@ -134,7 +134,7 @@ async def test_a_call_above_the_high_mark_waits_for_what_is_being_made_and_uses_
             await written.wait()
         return await send(*args)
 
-    shop.model.send = think  # type: ignore[method-assign]
+    shop.model.send = think  # type: ignore[assignment, method-assign]
     await reach_without_end(shop, SOFT)
     waiting, wait = asyncio.Event(), shop.worker.wait
 
@@ -269,7 +269,7 @@ async def test_a_fault_of_ours_is_told_and_not_repeated_at_once(caplog: pytest.L
     async def fault(*args: Any) -> Any:
         raise RuntimeError("not now")
 
-    shop.worker._survey = fault  # type: ignore[method-assign]
+    shop.worker._survey = fault  # type: ignore[assignment, method-assign]
     await shop.ask(until(SOFT))
     await shop.ask(until(SOFT + 1))
     assert caplog.text.count("a summary could not be made") == 1

@@ -64,14 +64,15 @@ async def test_in_a_long_session_the_graph_stays_shallow_and_every_summary_cover
 
 def make_turns(count: int) -> list[Message]:
     """Turns of a user and an assistant."""
-    return [
+    messages: list[Message] = [
         message
         for i in range(count)
         for message in (
             {"role": "user", "content": f"Question {i}: what does part {i} do, and why does it? " * 4},
             {"role": "assistant", "content": f"Part {i} computes value {i}. It was written for reason {i}. " * 4},
         )
-    ][:-1]
+    ]
+    return messages[:-1]
 
 
 async def test_merging_has_so_many_rounds() -> None:

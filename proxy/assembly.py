@@ -118,9 +118,8 @@ async def build_engine(settings: Settings) -> Engine:
     formats = build_formats()
     if not is_fresh:
         await Leftovers(archive, bus, tasks, lineage, readings, formats).read()
-    tokenizer, outliner = Tokenizer(load_encoder), Outliner()
+    tokenizer, outliner, studies = Tokenizer(load_encoder), Outliner(), Studies(policy.cache_bytes // 8)
     models = build_models(settings, tokenizer, tasks)
-    studies = Studies(policy.cache_bytes // 8)
 
     def count(text: str) -> int:
         return tokenizer.count(text, _COUNTED_IN)[0]

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from proxy.engine.compaction.policy import CompactionPolicy
@@ -137,7 +138,7 @@ def _sent(shop: Workshop, latest: Latest) -> str:
 
 def _recorded(exchange: str, *, is_final: bool = True, status: int = 200, end: Any = "complete") -> ExchangeRecorded:
     told: Any = (exchange, "s1", "managed", "chat_completions", "main", status, end, 1, 1, 0.1, 0.1)
-    return ExchangeRecorded(*told, is_final=is_final)
+    return msgspec.structs.replace(ExchangeRecorded(*told), is_final=is_final)
 
 
 @pytest.mark.parametrize(("status", "end", "is_key"), [(500, "complete", False), (200, "aborted", True)])

@@ -55,8 +55,8 @@ def test_those_that_stay_keep_their_place_and_bytes_while_their_ledger_does() ->
 
 
 def test_what_was_merged_waits_until_the_ledgers_are_written_anew() -> None:
-    frozen = BUILDER.build(see(report("a", 0, 9), report("b", 9, 15), until=len(DAY) - 8))
-    merged = report("c", 0, 21)
+    frozen = BUILDER.build(see(report("a", 0, 9, 30), report("b", 9, 15, 30), until=len(DAY) - 8))
+    merged = report("c", 0, 21, 30)
     plan = BUILDER.build(see(merged, frozen=frozen))
     assert list_ids(plan)[:3] == ["a", "b", ""]
     assert "c" not in list_ids(plan)

@@ -254,6 +254,7 @@ async def test_reports_are_merged() -> None:
     assert draft.ways == ["compact"]
     without = draft.shop.drafter.put_together(await draft.plan(parents=parents, span=Span(0, 20, 900)))
     assert (without.level, without.kind, without.parents) == (3, "condensed", ("a", "b"))
+    assert "The parts up to here were looked at." in without.text
     assert without.files == ("aaaaaaaaaa", "baaaaaaaaa", "bbbbbbbbbb")
 
 

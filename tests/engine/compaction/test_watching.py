@@ -6,9 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from proxy.context.economics import Decision
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.work import Latest
 from proxy.engine.managing.booking import Unwatched
+from proxy.engine.managing.ladder import Footing
 from proxy.engine.policy import Provider
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import Headers
@@ -51,13 +53,15 @@ async def test_who_does_not_want_it_pays_for_none(policy: CompactionPolicy, head
     assert shop.summaries == []
 
 
-async def test_a_side_request_is_none_to_be_reported() -> None:
+@pytest.mark.parametrize(("is_side", "pressure", "kept"), [(False, "soft", 1), (True, "soft", 0), (False, "none", 0)])
+async def test_what_stands_beside_the_conversation_or_below_the_mark_is_not_kept(
+    is_side: bool, pressure: Any, kept: int
+) -> None:
     shop = Workshop()
-    await shop.ask(until(2))
-    title = [{"role": "user", "content": "word " * 6000}]
-    await shop.ask(title, ((b"x-session-id", b"s"),), max_tokens=20)
-    await shop.ask(until(3))
-    assert shop.model.asked == []
+    latest = await shop.look_at(until(ABOVE), is_side=is_side)
+    footing = Footing("original", latest.body, latest.tokens)
+    shop.watch.note_sent(latest.case, footing, Decision(None, pressure))
+    assert len(shop.watch._sent) == kept
 
 
 class Recording:

@@ -35,6 +35,7 @@ from proxy.model.events import (
     Planned,
     ReadingFailed,
     RungFailed,
+    SummaryAdded,
     SummaryWasted,
 )
 from proxy.server.contexts import ContextApi
@@ -143,6 +144,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     engine.bus.subscribe(RungFailed, metrics.count_failed_rung)
     engine.bus.subscribe(CeilingUnreachable, metrics.count_unreachable)
     engine.bus.subscribe(AuxiliaryEnded, metrics.count_auxiliary)
+    engine.bus.subscribe(SummaryAdded, metrics.count_summary)
     engine.bus.subscribe(SummaryWasted, metrics.count_waste)
     engine.bus.subscribe(ExchangeRecorded, _log_failure)
     health = Health(lambda: engine.relay.problem, metrics, refuses=settings.store.on_failure == "refuse")

@@ -48,7 +48,7 @@ REPORT = """## Goal
 ## Remaining
 - The other parts are pending.
 """
-FREE = CompactionPolicy(spend_fraction=1.0)
+FREE = CompactionPolicy(spend_fraction=100.0)
 OWN = (b"written by the proxy palimpsest", b'"You write ')
 
 Reply = bytes | ScriptedResponse | Exception | None

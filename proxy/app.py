@@ -36,6 +36,7 @@ from proxy.model.events import (
     Planned,
     ReadingFailed,
     RungFailed,
+    SummaryAdded,
     SummaryWasted,
 )
 from proxy.server.contexts import ContextApi
@@ -144,12 +145,13 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     engine.bus.subscribe(RungFailed, metrics.count_failed_rung)
     engine.bus.subscribe(CeilingUnreachable, metrics.count_unreachable)
     engine.bus.subscribe(AuxiliaryEnded, metrics.count_auxiliary)
+    engine.bus.subscribe(SummaryAdded, metrics.count_summary)
     engine.bus.subscribe(SummaryWasted, metrics.count_waste)
     engine.bus.subscribe(ExchangeRecorded, _log_failure)
     health = Health(lambda: engine.relay.problem, metrics, refuses=settings.store.on_failure == "refuse")
     inspector = Inspector(_list_facts(settings))
     has_own_key = any(upstream.api_key for upstream in settings.upstream_policies())
-    contexts = ContextApi(engine.archive, engine.caretaker, engine.models.count.tally)
+    contexts = ContextApi(engine.archive, engine.caretaker, engine.compactor, engine.models.count.tally)
     management = ManagementApi(engine.archive, Yardstick(engine.models.card, settings.budget_policy()))
     endpoints = Endpoints(engine.exchanges, health, inspector, management, contexts)
     return build_routes(endpoints, policy, has_own_key=has_own_key), health

@@ -7,6 +7,7 @@ import asyncio
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from urllib.parse import quote
 
 from proxy.config import ConfigError, Settings
 from proxy.config.problems import Problem
@@ -14,6 +15,7 @@ from proxy.context.builder import ContextBuilder
 from proxy.context.holdout import Holdout
 from proxy.context.model_names import Encoding
 from proxy.engine.bus import EventBus
+from proxy.engine.compaction.by_hand import Compactor, Tools
 from proxy.engine.compaction.office import Premises
 from proxy.engine.compaction.policy import PromptHook
 from proxy.engine.compaction.wiring import Ingredients, build_watch
@@ -37,15 +39,16 @@ from proxy.engine.reports.savings import Yardstick
 from proxy.engine.system import SystemClock, SystemIds
 from proxy.engine.tasks import TaskRunner
 from proxy.model.card import LimitKey
-from proxy.model.errors import StoreUnavailable
+from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.events import ExchangeRecorded, ReadingFailed
-from proxy.store.secret import load_or_create_secret
+from proxy.store.secret import load_or_create_secret, read_secret
 from proxy.store.sqlite.archive import open_sqlite
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.replay import recover_log
 from proxy.upstream.catalog import Catalog
 from proxy.upstream.forwarder import Forwarder
 from proxy.upstream.outlining import Outliner
+from proxy.upstream.own_server import ask_own_server, name_address
 from proxy.upstream.tokenizer import Encoder, Tokenizer
 from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.chat_completions import ChatCompletions
@@ -90,6 +93,7 @@ class Engine:
     models: Models
     outliner: Outliner
     caretaker: Caretaker
+    compactor: Compactor
 
     async def close(self) -> None:
         """End what runs, record it, and write everything down."""
@@ -104,8 +108,7 @@ async def build_engine(settings: Settings) -> Engine:
     """Open the store and wire the engine to it. Raises StoreUnavailable or Conflict."""
     archive = open_sqlite(settings.store_policy(), asyncio.get_running_loop())
     policy, clock, tasks = settings.engine_policy(), SystemClock(), TaskRunner()
-    bus = EventBus(tasks)
-    policies = settings.upstream_policies()
+    bus, policies = EventBus(tasks), settings.upstream_policies()
     policy = replace(policy, own_keys=tuple(p.api_key.encode("latin-1") for p in policies if p.api_key))
     forwarders = tuple(Forwarder(upstream, tasks.spawn) for upstream in policies)
     routes = tuple(Route(forwarder, p.models) for forwarder, p in zip(forwarders, policies, strict=True))
@@ -149,7 +152,8 @@ async def build_engine(settings: Settings) -> Engine:
     steward = build_steward(around, archive.salt)
     exchanges = Exchanges(policy, formats, reception, relay, tasks, steward)
     caretaker = Caretaker(steward.lookout, archive, gate, bus, SystemIds(), clock)
-    return Engine(exchanges, archive, relay, bus, tasks, forwarders, models, outliner, caretaker)
+    tools = Tools(archive, gate, watch.worker, steward.lookout, steward.ladder, routes, clock, SystemIds())
+    return Engine(exchanges, archive, relay, bus, tasks, forwarders, models, outliner, caretaker, Compactor(tools))
 
 
 def build_models(settings: Settings, tokenizer: Tokenizer, tasks: TaskRunner) -> Models:
@@ -196,6 +200,19 @@ def load_encoder(encoding: Encoding) -> Encoder | None:
     from proxy.upstream.encodings import load_encoder as load  # noqa: PLC0415 - tiktoken, which many runs do not need
 
     return load(encoding)
+
+
+def ask_server(settings: Settings, path: str, body: bytes) -> tuple[int, bytes]:
+    """Have the running server do something: status and body of what a path of its API answers.
+
+    Raises NotFound where there is no token to ask it with, and UpstreamUnreachable where it does not answer.
+    """
+    server = settings.server_policy()
+    token = server.admin_token or read_secret(settings.data / _TOKEN_FILE)
+    if not token:
+        raise NotFound(f"no server has run with its data in {settings.data}; choose --data, or --admin-token")
+    address, target = name_address(server.host, server.port), f"/-/api{quote(path)}"
+    return asyncio.run(ask_own_server(address, token, target, body, TaskRunner().spawn))
 
 
 def open_log(settings: Settings) -> SqliteReader:

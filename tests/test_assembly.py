@@ -7,11 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from proxy.assembly import build_engine, build_formats, find_admin_token, find_prompt_hook, measure, open_log
+from proxy.assembly import (
+    ask_server,
+    build_engine,
+    build_formats,
+    find_admin_token,
+    find_prompt_hook,
+    measure,
+    open_log,
+)
 from proxy.config import ConfigError, Settings, load_settings
 from proxy.context.holdout import Holdout
 from proxy.engine.counting import Piece
-from proxy.model.errors import Conflict, NotFound, StoreUnavailable
+from proxy.model.errors import Conflict, NotFound, StoreUnavailable, UpstreamUnreachable
 from proxy.server.routes import MANAGED_PATHS
 
 ROOT = Path(__file__).parents[1]
@@ -49,6 +57,16 @@ def test_a_token_that_cannot_be_kept_is_an_error_that_says_where(tmp_path: Path)
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreUnavailable, match=r"admin-token: .*choose --data"):
         find_admin_token(settings_in(tmp_path / "file"))
+
+
+def test_a_server_is_asked_with_the_token_that_it_has_kept(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path / "data", **{"server.port": 9})
+    with pytest.raises(NotFound, match=r"choose --data, or --admin-token"):
+        ask_server(settings, "/sessions/a/compact", b"")
+    assert not (tmp_path / "data").exists()
+    find_admin_token(settings)
+    with pytest.raises(UpstreamUnreachable, match=r"http://127\.0\.0\.1:9 does not answer"):
+        ask_server(settings, "/sessions/a/compact", b"")
 
 
 def adapt(prompt: str, level: int) -> str:

@@ -10,7 +10,7 @@ import typer
 from typer.main import get_command
 
 from proxy import __version__
-from proxy.cli import care, configuring, contexts, exporting, reading, savings, serving, summaries
+from proxy.cli import care, compacting, configuring, contexts, exporting, reading, savings, serving, summaries
 from proxy.cli.doors import Doors
 from proxy.cli.text import make_plain
 from proxy.config import ConfigError
@@ -51,6 +51,7 @@ def build() -> typer.Typer:
     application.command()(contexts.handoff)
     application.command()(summaries.summaries)
     application.command()(savings.savings)
+    application.command()(compacting.compact)
     application.command()(care.verify)
     application.command()(care.backup)
     application.add_typer(config, name="config")

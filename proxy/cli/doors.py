@@ -26,13 +26,16 @@ class Log(LogReader, Protocol):
 class Doors:
     """`serve` runs the proxy until told to stop and returns the exit code; `open_log` opens the log for reading.
 
-    `tally` counts messages; `measure` gives what sessions are compared with.
+    `tally` counts messages; `measure` gives what sessions are compared with. `ask` has the running server do something:
+    given the settings, a path of its API and what is asked, the status and the body of the answer; it raises ProxyError
+    where there is no server to be asked.
     """
 
     serve: Callable[[Settings], int]
     open_log: Callable[[Settings], Log]
     tally: Tally
     measure: Callable[[Settings], Awaitable[Yardstick]]
+    ask: Callable[[Settings, str, bytes], tuple[int, bytes]]
 
     def read(self, data: Path | None, config: Path | None, ask: Callable[[Log], Awaitable[T]]) -> T:
         """What `ask` finds in the log that the options and settings name."""

@@ -108,12 +108,13 @@ class ContextBuilder:
         marked = self._outline_large(view, seen, least) | _mark_shortened(shown)
         draft = _Draft(least, staying, Archive((), "", 0), marked)
         protected = _measure(seen, draft, self._count)
-        low = view.budget.find_low(view.head + protected)
-        room = min(_ARCHIVE_SHARE * usable, _ARCHIVE_MOST) * rank.archive
+        goal = view.goal or view.budget
+        low = goal.find_low(view.head + protected)
+        room = min(_ARCHIVE_SHARE * goal.usable, _ARCHIVE_MOST) * rank.archive
         heritage = inherit(seen, view.frozen, least, room, self._count)
         reports = choose_reports(view, heritage) if rank.has_reports else ()
-        told = heritage.reports | {each.report for each in reports}
-        free = low - view.head - protected - room - sum(each.tokens for each in view.reports if each.id in told)
+        reported = heritage.reported + sum(self._count(each.text) + _FRAME for each in reports)
+        free = low - view.head - protected - room - reported
         tail = extend_tail(seen, least, staying, heritage.told, free) if rank.has_more else least
         pruned = prune(view, seen, self._policy, range(tail, least), self._count)
         if pruned:
@@ -207,15 +208,17 @@ def _write_plan(view: View, seen: Survey, draft: _Draft, rung: Rung) -> ContextP
 
 
 def choose_reports(view: View, heritage: Heritage) -> tuple[Written, ...]:
-    """The summaries that come with this epoch: those of what no summary that stays tells of, the newest that fit."""
-    kept = [each for each in view.reports if each.id in heritage.reports]
+    """The summaries that come with this epoch: those of what no summary that stays tells of, the newest that fit.
+
+    One that was merged of some that stay has to wait until these go with their ledgers.
+    """
     reached = max((each.stop for each in heritage.written if each.report), default=0)
     start = max((each.stop for each in heritage.ledgers), default=0)
-    room = REPORTS_SHARE * view.budget.usable - sum(each.tokens for each in kept)
+    room = REPORTS_SHARE * view.budget.usable - heritage.reported
     chosen: list[Written] = []
     for each in reversed(view.reports):
         room -= each.tokens + _FRAME
-        if each.stop <= reached or room < 0:
+        if each.start < reached or room < 0:
             break
         chosen.append(Written(each.text, start, max(start, each.stop), each.id))
     return tuple(reversed(chosen))

@@ -20,23 +20,22 @@ _REFERENCE = re.compile(r"\bref:([a-z0-9]{10})\b")
 
 
 class Heritage(msgspec.Struct, frozen=True, gc=False):
-    """What of ours stays, its tokens and references; steps that it tells of; and tokens for a new ledger behind it."""
+    """What of ours stays, its tokens and references; steps that it tells of; and tokens for a new ledger behind it.
+
+    `reported` are the tokens of the summaries in it.
+    """
 
     written: tuple[Written, ...]
     tokens: int
     references: tuple[Reference, ...]
     told: frozenset[int]
     room: float
+    reported: int = 0
 
     @property
     def ledgers(self) -> tuple[Written, ...]:
         """The ledgers that stay."""
         return tuple(each for each in self.written if not each.report)
-
-    @property
-    def reports(self) -> frozenset[str]:
-        """The ids of the summaries that stay."""
-        return frozenset(each.report for each in self.written if each.report)
 
 
 NOTHING = Heritage((), 0, (), frozenset(), 0.0)
@@ -61,7 +60,7 @@ def inherit(
     reported = sum(count(each.text) + _FRAME for each in written if each.report)
     named = {id for each in ledgers for id in _REFERENCE.findall(each.text)}
     references = tuple(each for each in frozen.references if each.id in named)
-    return Heritage(written, tokens + reported, references, _find_told(survey, frozen, stop), next_room)
+    return Heritage(written, tokens + reported, references, _find_told(survey, frozen, stop), next_room, reported)
 
 
 def _find_told(survey: Survey, frozen: ContextPlan, stop: int) -> frozenset[int]:

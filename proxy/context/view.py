@@ -19,10 +19,11 @@ class Seen(msgspec.Struct, frozen=True, gc=False):
 
 
 class Report(msgspec.Struct, frozen=True, gc=False):
-    """A summary that holds for this conversation: of its messages up to `stop`, in so many tokens."""
+    """A summary that holds for this conversation: of its messages from `start` up to `stop`, in so many tokens."""
 
     id: str
     text: str
+    start: int
     stop: int
     tokens: int
 
@@ -33,7 +34,8 @@ class View(msgspec.Struct, frozen=True, gc=False):
     `head` are the tokens of what goes before (system messages, tools). `name` gives the id of a reference to the
     messages from one place up to another, from a character of their text on; equal arguments have equal ids. `pinned`
     are places that must stay. `frozen` is the plan of the epoch that holds now, None where there is none. `reports` are
-    the summaries that hold, oldest first, none over another.
+    the summaries that hold, oldest first, none over another. `goal`, where there is one, is the budget that what is
+    told of old steps, and how many of them stay, is measured by; all else is measured by `budget`.
     """
 
     messages: Sequence[Seen]
@@ -43,3 +45,4 @@ class View(msgspec.Struct, frozen=True, gc=False):
     pinned: frozenset[int] = frozenset()
     frozen: ContextPlan | None = None
     reports: Sequence[Report] = ()
+    goal: Budget | None = None

@@ -262,6 +262,10 @@ class Ancestry(Protocol):
         """
         ...
 
+    async def find_key(self, session: str) -> SessionKey:
+        """Whose the session with this id is, and what names it. Raises NotFound."""
+        ...
+
     async def has_sessions(self) -> bool:
         """False while the log has none: there is nothing to recall."""
         ...

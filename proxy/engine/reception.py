@@ -171,7 +171,7 @@ class Reception:
             root=chain.root,
             nodes=chain.nodes,
             items=chain.items,
-            most_output=_read_output_limit(split),
+            most_output=read_output_limit(split),
             previous=previous,
             is_trusted=self._lineage.tenants.trusts(caller),
         )
@@ -269,7 +269,7 @@ def _make_subject(
     )
 
 
-def _read_output_limit(split: SplitBody) -> int:
+def read_output_limit(split: SplitBody) -> int:
     """How many tokens the answer may have; 0 where the request does not say."""
     for name in _OUTPUT_LIMITS:
         raw = split.member(name)

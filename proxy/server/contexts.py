@@ -6,12 +6,15 @@ Rule: as in `server/management`; what changes anything takes POST or DELETE, and
 from collections.abc import Sequence
 from typing import Protocol
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from proxy.engine.compaction.work import Wish
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.cares import Pinned, Reversion, describe_pinned, describe_reversion
+from proxy.engine.reports.compactions import Compaction, describe_compaction
 from proxy.engine.reports.contexts import list_epochs, load_epoch
 from proxy.engine.reports.conversation import find_end
 from proxy.engine.reports.differences import Tally, describe_difference, load_difference
@@ -22,10 +25,20 @@ from proxy.engine.reports.originals import load_page
 from proxy.engine.reports.summaries import describe_summaries, load_summaries, load_summary
 from proxy.model.errors import BadRequest
 from proxy.model.log import BranchRow, ExchangeRow
-from proxy.server.endpoints import GUARDS, Endpoint, read_number, read_switch, respond_json
+from proxy.model.summary import Level
+from proxy.server.endpoints import (
+    GUARDS,
+    Endpoint,
+    read_body,
+    read_document,
+    read_number,
+    read_switch,
+    respond_json,
+)
 
 _TEXT = "text/plain"
 _MARKDOWN = "text/markdown"
+_MOST_ASKED = 64 * 1024
 
 
 class Care(Protocol):
@@ -56,12 +69,32 @@ class Care(Protocol):
         ...
 
 
+class Compacting(Protocol):
+    """Whoever compacts a session because a person asks for it."""
+
+    async def compact(self, session: str, wish: Wish, view: str) -> Compaction:
+        """Compact its newest conversation, or the newest with the model `view`."""
+        ...
+
+
+class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a compaction may be asked with: who is to report, by which instruction, at which level; the conversation's
+    model, where a session has several.
+    """
+
+    model: str = ""
+    prompt: str = ""
+    level: Level = 1
+    view: str = ""
+
+
 class ContextApi:
     """How sessions are managed, and what a person may say about it."""
 
-    def __init__(self, log: LogReader, care: Care, tally: Tally) -> None:
+    def __init__(self, log: LogReader, care: Care, compacting: Compacting, tally: Tally) -> None:
         self._log = log
         self._care = care
+        self._compacting = compacting
         self._tally = tally
 
     def list_routes(self) -> Sequence[BaseRoute]:
@@ -74,6 +107,7 @@ class ContextApi:
             Route(session + "/epochs", Endpoint(self._list_epochs)),
             Route(session + "/epochs/{n}", Endpoint(self._show_epoch)),
             Route(session + "/epochs/{n}/revert", Endpoint().on("POST", self._revert, "dry_run")),
+            Route(session + "/compact", Endpoint().on("POST", self._compact)),
             Route(session + "/summaries", Endpoint(self._list_summaries)),
             Route(session + "/summaries/{sid}", Endpoint(self._show_summary)),
             Route(session + "/exchanges/{n}/diff", Endpoint(self._compare, "k")),
@@ -99,6 +133,12 @@ class ContextApi:
         is_done = not read_switch(request, "dry_run")
         reversion = await (self._care.revert(session, n) if is_done else self._care.quote(session, n))
         return respond_json(write_json(describe_reversion(reversion, is_done=is_done)))
+
+    async def _compact(self, request: Request) -> Response:
+        session = await self._find_session(request)
+        asked = read_document(await read_body(request, _MOST_ASKED), Asked)
+        found = await self._compacting.compact(session, Wish(asked.model, asked.prompt, asked.level), asked.view)
+        return respond_json(write_json(describe_compaction(found)))
 
     async def _list_summaries(self, request: Request) -> Response:
         summaries = await load_summaries(self._log, request.path_params["id"])

@@ -4,13 +4,14 @@ Rule: what a path does not know is an error that names what it knows; nothing it
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Self
+from typing import Self, TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from proxy.model.errors import BadRequest, ProxyError
+from proxy.model.errors import BadRequest, ProxyError, TooLarge
 from proxy.server.errors import render_body, render_error
 
 JSON = "application/json"
@@ -21,6 +22,7 @@ GUARDS = {
 }
 _LONGEST_NUMBER = 9
 
+Form = TypeVar("Form", bound=msgspec.Struct)
 Answering = Callable[[Request], Awaitable[Response]]
 
 
@@ -78,6 +80,24 @@ def read_number(text: str, name: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= _LONGEST_NUMBER):
         raise BadRequest(f"{name} is a number from 0 on, not {text[:40]!r}")
     return int(text)
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """The body of a request of ours, which has so many bytes at most. Raises TooLarge."""
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > most:
+            raise TooLarge(f"what is asked here takes {most} bytes at most")
+    return body
+
+
+def read_document(body: bytes, form: type[Form]) -> Form:
+    """What a body says, each of whose members may be left out, as all of it may. Raises BadRequest."""
+    try:
+        return msgspec.json.decode(body or b"{}", type=form)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the body is not as it should be: {error}") from error
 
 
 def read_switch(request: Request, name: str) -> bool:

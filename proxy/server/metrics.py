@@ -19,6 +19,7 @@ from proxy.model.events import (
     Planned,
     ReadingFailed,
     RungFailed,
+    SummaryAdded,
     SummaryWasted,
 )
 from proxy.model.log import ArchiveHealth
@@ -64,6 +65,7 @@ class Metrics(Collector):
         self._auxiliary: Counter[tuple[str, str]] = Counter()
         self._auxiliary_cost = 0.0
         self._wasted = 0.0
+        self._summaries: Counter[tuple[str, str]] = Counter()
         self._auxiliary_seconds = _Seconds()
         self._request_bytes = 0
         self._response_bytes = 0
@@ -113,6 +115,10 @@ class Metrics(Collector):
         self._auxiliary[(event.upstream, event.verdict)] += 1
         self._auxiliary_cost += event.cost
         self._auxiliary_seconds.add(event.seconds)
+
+    def count_summary(self, event: SummaryAdded) -> None:
+        """A subscriber of the bus."""
+        self._summaries[(event.kind, str(event.level))] += 1
 
     def count_waste(self, event: SummaryWasted) -> None:
         """A subscriber of the bus."""
@@ -171,6 +177,11 @@ class Metrics(Collector):
         for values, count in self._auxiliary.items():
             calls.add_metric(values, count)
         yield calls
+        text = "Summaries by what they were made of and how: 1 and 2 by a model, 3 without one."
+        summaries = CounterMetricFamily("palimpsest_summaries", text, labels=("kind", "level"))
+        for values, count in self._summaries.items():
+            summaries.add_metric(values, count)
+        yield summaries
         yield CounterMetricFamily(
             "palimpsest_auxiliary_tokens", "What they cost, in tokens of uncached input.", value=self._auxiliary_cost
         )

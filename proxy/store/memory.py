@@ -123,6 +123,10 @@ class MemoryArchive:
         kept = set(choose_recalled(found, lambda key: trees[key].weight))
         return [tree.store(keys[key]) for key, tree in trees.items() if key in kept]
 
+    async def find_key(self, session: str) -> SessionKey:
+        """Whose the session with this id is, and what names it. Raises NotFound."""
+        return self._tables.keys[self._expect(session)]
+
     async def has_sessions(self) -> bool:
         """False while the log has none."""
         return bool(self._tables.sessions)

@@ -16,3 +16,11 @@ def load_or_create_secret(path: Path) -> str:
         secret = secrets.token_urlsafe(32)
         file.write(secret)
     return secret
+
+
+def read_secret(path: Path) -> str:
+    """The secret in a file; empty where there is none that can be read."""
+    try:
+        return path.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

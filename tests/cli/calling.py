@@ -23,6 +23,11 @@ async def measure(settings: Settings) -> Yardstick:
     return Yardstick(lambda upstream, model: Card(), settings.budget_policy())
 
 
+def refuse_to_ask(settings: Settings, path: str, body: bytes) -> tuple[int, bytes]:
+    """No command that only reads asks a server."""
+    raise AssertionError(f"{path} was asked for")
+
+
 def call(log: FakeLog, *arguments: str) -> int:
     """Run a command on the log; the exit code."""
 
@@ -35,7 +40,7 @@ def call(log: FakeLog, *arguments: str) -> int:
         return 0
 
     try:
-        run(Doors(serve, open_log, tally, measure), arguments)
+        run(Doors(serve, open_log, tally, measure, refuse_to_ask), arguments)
     except SystemExit as stop:
         return int(stop.code or 0)
     raise AssertionError("a command always ends the process")
@@ -48,7 +53,7 @@ def call_without_log(*arguments: str) -> int:
         raise NotFound("there is no log; choose --data")
 
     try:
-        run(Doors(lambda settings: 3, open_log, tally, measure), arguments)
+        run(Doors(lambda settings: 3, open_log, tally, measure, refuse_to_ask), arguments)
     except SystemExit as stop:
         return int(stop.code or 0)
     raise AssertionError("a command always ends the process")
@@ -57,7 +62,7 @@ def call_without_log(*arguments: str) -> int:
 def call_on_disk(data: Path, *arguments: str) -> int:
     """Run a command on the log in a directory; the exit code."""
     try:
-        run(Doors(lambda settings: 0, open_log, tally, measure), [*arguments, "--data", str(data)])
+        run(Doors(lambda settings: 0, open_log, tally, measure, refuse_to_ask), [*arguments, "--data", str(data)])
     except SystemExit as stop:
         return int(stop.code or 0)
     raise AssertionError("a command always ends the process")

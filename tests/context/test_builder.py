@@ -145,6 +145,17 @@ def test_a_short_conversation_is_left_alone() -> None:
     assert BUILDER.build(view(DAY[-6:], 6000)).edits == ()
 
 
+def test_with_a_goal_of_its_own_less_is_told_of_a_short_conversation_and_what_stays_is_as_it_was() -> None:
+    whole = view(DAY, 100_000)
+    tokens = sum(seen.tokens for seen in whole.messages)
+    plan = BUILDER.build(msgspec.structs.replace(whole, goal=whole.budget.limit(tokens)))
+    assert plan.tokens < 0.75 * BUILDER.build(whole).tokens
+    assert render(DAY, plan)[-6:] == DAY[-6:]
+    large = [*DAY[:-2], DAY[-2], DAY[-1] | {"content": "a line of output\n" * 1000}, said("Done."), user("Go on.")]
+    tight = msgspec.structs.replace(view(large, 100_000), goal=whole.budget.limit(6000))
+    assert render(large, BUILDER.build(tight))[-3:] == large[-3:]
+
+
 def test_pins_and_outputs_of_protected_tools_stay_as_they_are() -> None:
     messages = [*DAY[:9], *act("s", "x", "what the skill says", name="skill"), *DAY[9:]]
     plan = BUILDER.build(view(messages, 6000, pinned=[4]))

@@ -57,3 +57,14 @@ def test_otherwise_one_new_ledger_is_written(frozen: ContextPlan | None) -> None
     heritage = take(frozen)
     assert (heritage.ledgers, heritage.told) == (NOTHING.ledgers, NOTHING.told)
     assert heritage.room == pytest.approx(550)
+
+
+def test_summaries_that_stand_with_the_ledgers_stay_with_them() -> None:
+    report, ledger = Written("a report ref:bbbbbbbbbb", 0, 5, "r"), Written("1-2 ref:aaaaaaaaaa", 0, 7)
+    heritage = take(plan(report, ledger, Kept(0)))
+    assert (heritage.written, heritage.ledgers) == ((report, ledger), (ledger,))
+    assert heritage.reported == count(report.text) + 4
+    assert heritage.tokens == heritage.reported + count(ledger.text) + 4
+    assert heritage.references == (OLD,)
+    assert take(plan(*[report] * 5, ledger)).ledgers == (ledger,)
+    assert take(plan(report)).written == ()

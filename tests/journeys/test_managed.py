@@ -6,7 +6,9 @@ The provider is a dummy that counts; the proxy is a process of its own, and is r
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import openai
@@ -21,7 +23,7 @@ from proxy.engine.counting import Counting
 from proxy.model.marker import LEDGER_HEAD
 from proxy.upstream.tokenizer import Tokenizer
 from tests.cli.calling import call_on_disk
-from tests.journeys.provider import run_application
+from tests.journeys.provider import run_application, sse
 from tests.journeys.running import TOKEN, Running, run_command, run_proxy
 from tests.support.managing import MODEL, Message, make_history
 
@@ -38,12 +40,20 @@ class Dummy:
         self._counting = Counting(Tokenizer(load_encoder))
         self.app = Starlette(routes=[Route("/v1/chat/completions", self._answer, methods=["POST"])])
 
+    def say(self, body: bytes) -> str:
+        """The words of an answer."""
+        return f"word {len(self.sent)}"
+
     async def _answer(self, request: Request) -> Response:
         self.sent.append(await request.body())
         tokens = await self._counting.tally(MODEL, [self.sent[-1]])
-        message = {"role": "assistant", "content": f"word {len(self.sent)}"}
+        message = {"role": "assistant", "content": self.say(self.sent[-1])}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         usage = {"prompt_tokens": sum(tokens), "completion_tokens": 3, "total_tokens": 3 + sum(tokens)}
+        if json.loads(self.sent[-1]).get("stream"):
+            chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": MODEL, "usage": usage}
+            chunk["choices"] = [{"index": 0, "delta": message, "finish_reason": "stop"}]
+            return Response(b"".join(sse(chunk)), media_type="text/event-stream")
         return JSONResponse(
             {"id": "c", "object": "chat.completion", "created": 1, "model": MODEL, "choices": [choice], "usage": usage}
         )
@@ -52,7 +62,8 @@ class Dummy:
 class Agent:
     """A client that holds its whole history and asks with it, step by step; the labels of its answers."""
 
-    def __init__(self, proxy: Running, provider: Dummy) -> None:
+    def __init__(self, proxy: Running, provider: Dummy, fields: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._fields = {**FIELDS, **fields}
         self._client = openai.OpenAI(base_url=proxy.base_url, api_key="sk-agent-0123456789", max_retries=0, timeout=20)
         self._provider = provider
         self.labels: list[dict[str, str]] = []
@@ -64,7 +75,7 @@ class Agent:
             model=MODEL,
             messages=given,
             tools=TOOLS,
-            extra_headers={**FIELDS, **fields},
+            extra_headers={**self._fields, **fields},
         )
         assert raw.parse().choices[0].message.content
         self.labels.append({name: value for name, value in raw.headers.items() if name.startswith("x-palimpsest-")})

@@ -7,8 +7,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from proxy.context.original import PAGE
+from proxy.engine.compaction.work import Wish
+from proxy.engine.reports.compactions import Compaction
+from proxy.model.errors import Conflict, ProxyError
 from proxy.model.marker import LEDGER_HEAD
 from proxy.store.memory import MemoryArchive
 from tests.store.samples import chain_body, make_key, make_leaf, make_opening
@@ -245,3 +249,56 @@ async def test_a_revert_needs_the_administrator(managed: Managed) -> None:
     asked = request("POST", f"{API}/sessions/{managed.session}/epochs/1/revert")
     assert (await managed.served.ask(asked)).status == 401
     assert len(await managed.load("/sessions/{id}/epochs")) == 1
+
+
+class Compacting:
+    """Compacts as it was told; `asked` is what for."""
+
+    def __init__(self, found: Compaction | ProxyError) -> None:
+        self.asked: list[tuple[str, Wish, str]] = []
+        self._found = found
+
+    async def compact(self, session: str, wish: Wish, view: str) -> Compaction:
+        self.asked.append((session, wish, view))
+        if isinstance(self._found, ProxyError):
+            raise self._found
+        return self._found
+
+
+async def post(served: Served, body: bytes) -> tuple[int, Any]:
+    got = await served.ask(request("POST", f"{API}/sessions/se/compact", BEARER, body=body))
+    return got.status, json.loads(got.body)
+
+
+@pytest.fixture
+async def archive() -> MemoryArchive:
+    """A log with one session."""
+    archive = MemoryArchive()
+    assert await archive.append(make_opening("x1", key=replace(make_key(), id="session")))
+    return archive
+
+
+async def test_a_session_is_compacted_as_it_is_asked_for(plan: Plan, archive: MemoryArchive) -> None:
+    compacting = Compacting(Compaction("session", None, (), 100, 5, ("x2",), 3.0, "it is short"))
+    async with serving(Plan(plan.base_url, compacting=compacting), archive) as served:  # type: ignore[arg-type]
+        status, found = await post(served, b"")
+        assert (status, found["session"], found["calls"], found["reason"]) == (200, "session", ["x2"], "it is short")
+        await post(served, b'{"model":"m","prompt":"p","level":3,"view":"v"}')
+        assert compacting.asked == [("session", Wish(), ""), ("session", Wish("m", "p", 3), "v")]
+        for body in (b'{"level":4}', b'{"spend":true}', b"null"):
+            status, found = await post(served, body)
+            assert (status, found["error"]["code"]) == (400, "bad_request")
+        assert len(compacting.asked) == 2
+        got = await served.ask(request("GET", f"{API}/sessions/session/compact", BEARER))
+        assert (got.status, got.find(b"allow")) == (405, b"POST")
+        got = await served.ask(request("POST", f"{API}/sessions/other/compact", BEARER))
+        assert got.status == 404
+        got = await served.ask(request("POST", f"{API}/sessions/session/compact"))
+        assert got.status == 401
+
+
+async def test_what_cannot_be_compacted_is_a_conflict(plan: Plan, archive: MemoryArchive) -> None:
+    compacting = Compacting(Conflict("there is too little"))
+    async with serving(Plan(plan.base_url, compacting=compacting), archive) as served:  # type: ignore[arg-type]
+        status, found = await post(served, b"{}")
+        assert (status, found["error"]["message"]) == (409, "palimpsest: there is too little")

@@ -3,12 +3,21 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from proxy.model.errors import BadRequest, NotFound
-from proxy.server.endpoints import Endpoint, read_limit, read_number, read_switch, respond_json
+from proxy.model.errors import BadRequest, NotFound, TooLarge
+from proxy.server.endpoints import (
+    Endpoint,
+    read_body,
+    read_document,
+    read_limit,
+    read_number,
+    read_switch,
+    respond_json,
+)
 
 
 async def show(request: Request) -> Response:
@@ -67,3 +76,35 @@ def test_a_number_has_nine_digits_at_most() -> None:
     for text in ("", "-1", "²", "1" * 10, "1.0"):
         with pytest.raises(BadRequest, match="n is a number from 0 on"):
             read_number(text, "n")
+
+
+class Asked(msgspec.Struct, forbid_unknown_fields=True):
+    """What a path may be asked."""
+
+    level: int = 1
+
+
+def test_what_a_body_leaves_out_is_as_usual() -> None:
+    assert read_document(b"", Asked) == read_document(b"{}", Asked) == Asked(1)
+    assert read_document(b'{"level": 3}', Asked) == Asked(3)
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b'{"level": "3"}', b'{"depth": 1}', b"[]", b'{"level": 3}x', b"\xff", b'"\xff"']
+)
+def test_a_body_that_says_anything_else_is_refused(body: bytes) -> None:
+    with pytest.raises(BadRequest, match="the body is not as it should be"):
+        read_document(body, Asked)
+
+
+async def test_a_body_is_read_up_to_its_cap() -> None:
+    pieces = [b"abc", b"def"]
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": []}
+    assert await read_body(Request(scope, receive), 6) == b"abcdef"
+    pieces[:] = [b"abc", b"def"]
+    with pytest.raises(TooLarge, match="takes 5 bytes at most"):
+        await read_body(Request(scope, receive), 5)

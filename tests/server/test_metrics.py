@@ -11,6 +11,7 @@ from proxy.model.events import (
     Planned,
     ReadingFailed,
     RungFailed,
+    SummaryAdded,
     SummaryWasted,
 )
 from proxy.model.log import ArchiveHealth
@@ -69,12 +70,16 @@ def test_calls_of_our_own_are_counted_apart() -> None:
     metrics.count_auxiliary(AuxiliaryEnded("x2", "s", "openai", "m2", "answered", 1.0, 4.0))
     metrics.count_auxiliary(AuxiliaryEnded("x3", "s", "openai", "m1", "failed", 0.0, 1.0))
     metrics.count_waste(SummaryWasted("x1", "s", 20.5))
+    for level in (1, 3, 3):
+        metrics.count_summary(SummaryAdded("r", "s", "x", "leaf", level, 900, 90))
     told = read(metrics)
     assert not any(name == "palimpsest_exchanges_total" for name, _ in told)
     assert told["palimpsest_first_byte_seconds_count", ()] == told["palimpsest_request_bytes_total", ()] == 0
     assert told["palimpsest_auxiliary_calls_total", (("upstream", "openai"), ("verdict", "answered"))] == 2
     assert told["palimpsest_auxiliary_calls_total", (("upstream", "openai"), ("verdict", "failed"))] == 1
     assert told["palimpsest_auxiliary_tokens_total", ()] == 71.5
+    assert told["palimpsest_summaries_total", (("kind", "leaf"), ("level", "1"))] == 1
+    assert told["palimpsest_summaries_total", (("kind", "leaf"), ("level", "3"))] == 2
     assert told["palimpsest_wasted_tokens_total", ()] == 20.5
     assert told["palimpsest_auxiliary_seconds_sum", ()] == 8.0
 

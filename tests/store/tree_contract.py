@@ -69,6 +69,14 @@ class TreeContract:
         assert list(await archive.recall(NODES, ("call:1", "call:2"), make_key())) == [stored]
         assert (await archive.verify()).faults == ()
 
+    async def test_whose_a_session_is_can_be_asked(self, archive: TreeArchive) -> None:
+        await add_turns(archive)
+        await add_turns(archive, "agent-8", OTHER_TENANT)
+        for key in (make_key(), make_key("agent-8", OTHER_TENANT)):
+            assert await archive.find_key(key.id) == key
+        with pytest.raises(NotFound, match="there is no session"):
+            await archive.find_key("nobody's")
+
     async def test_what_is_not_known_recalls_nothing(self, archive: TreeArchive) -> None:
         assert not await archive.has_sessions()
         assert await recall_ids(archive, *NODES, marks=("call:1",), session=make_key()) == []

@@ -9,6 +9,7 @@ import functools
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import uvicorn
 from uvicorn.server import ServerState
@@ -107,6 +108,7 @@ class Plan:
     connect_timeout: float = LIMIT
     rescuer: ScriptedRescuer | None = None
     ceiling: int | None = None
+    compacting: Any = None
 
 
 @contextlib.asynccontextmanager
@@ -131,7 +133,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     inspector = Inspector((("mode", plan.engine.mode),))
     gate = CommitGate(archive, plan.engine.commit_wait_ms)
     care = Caretaker(steward.lookout, archive, gate, bus, SystemIds(), SystemClock())
-    contexts = ContextApi(archive, care, steward.lookout.models.count.tally)
+    contexts = ContextApi(archive, care, plan.compacting, steward.lookout.models.count.tally)
     management = ManagementApi(archive, Yardstick(steward.lookout.models.card, BudgetPolicy(plan.ceiling)))
     endpoints = Endpoints(exchanges, health, inspector, management, contexts)
     app = build_routes(endpoints, plan.server, has_own_key=bool(plan.api_key))

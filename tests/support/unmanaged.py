@@ -4,12 +4,16 @@ from collections.abc import Sequence
 
 from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
 from proxy.model.errors import NotFound
+from proxy.model.exchange import SessionKey
 from proxy.model.log import Bill, Spent
 from proxy.model.summary import Summary
 
 
 class UnmanagedLog:
     """What the port says of epochs, plans, pins and summaries where there are none."""
+
+    async def find_key(self, session: str) -> SessionKey:
+        raise NotFound(f"there is no session {session}")
 
     async def load_context(self, session: str) -> StoredContext:
         return StoredContext()

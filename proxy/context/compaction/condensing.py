@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from proxy.context.compaction.graph import expand, measure_ranks
+from proxy.context.compaction.graph import measure_ranks
 from proxy.model.summary import Summary
 
 FAN_IN = 4
@@ -32,8 +32,14 @@ def list_nodes(live: Sequence[Summary], known: Mapping[str, Summary]) -> list[No
     """The live ones as nodes; `known` are all of a session by their ids, oldest first."""
     ranks = measure_ranks(known.values())
     return [
-        Node(each.id, each.start, each.stop, each.tokens, ranks[each.id], len(expand(each, known))) for each in live
+        Node(each.id, each.start, each.stop, each.tokens, ranks[each.id], _count_leaves(each, known)) for each in live
     ]
+
+
+def _count_leaves(summary: Summary, known: Mapping[str, Summary]) -> int:
+    """Of how many leaves it is made; one whose parents nobody knows counts as a leaf."""
+    parents = [known[id] for id in summary.parents if id in known]
+    return sum(_count_leaves(parent, known) for parent in parents) or 1
 
 
 def choose_run(nodes: Sequence[Node], room: int) -> Sequence[Node]:

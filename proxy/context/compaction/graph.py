@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from proxy.model.summary import Summary
 
+_DETERMINISTIC = 3
+
 
 def find_live(summaries: Sequence[Summary]) -> list[Summary]:
     """Those that stand for messages now, in their order; `summaries` are all that hold on a path, oldest first."""
@@ -19,6 +21,11 @@ def find_live(summaries: Sequence[Summary]) -> list[Summary]:
         if all(each.stop <= other.start or other.stop <= each.start for other in live):
             live.append(each)
     return sorted(live, key=lambda each: each.start)
+
+
+def says_more(summary: Summary) -> bool:
+    """Whether it says more than a ledger does, so that it may be shown: not what was made of messages by no model."""
+    return summary.level < _DETERMINISTIC or bool(summary.parents)
 
 
 def expand(summary: Summary, known: Mapping[str, Summary]) -> list[Summary]:

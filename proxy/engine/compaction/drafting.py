@@ -6,8 +6,8 @@ of lesser ways is provisional.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
@@ -31,7 +31,9 @@ from proxy.model.summary import Level, Summary
 from proxy.wire.asking import enlarge
 
 _MODEL_LEVELS: tuple[Level, ...] = (1, 2)
+_DETERMINISTIC = 3
 _ANY = Provider()
+_NO_KEY = "no model was asked: no call of this session was accepted in the last half hour, or since the start"
 
 _log = logging.getLogger("palimpsest.compaction")
 
@@ -68,6 +70,25 @@ class Attempts:
         return "; ".join(dict.fromkeys(self.problems))
 
 
+class _Try(msgspec.Struct, frozen=True, gc=False):
+    """A report that is wanted, on one level and from one model; `attempts` is what was tried for it so far."""
+
+    work: Work
+    key: Key
+    candidate: Candidate
+    level: Level
+    attempts: Attempts
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The upstream and the model."""
+        return self.candidate.upstream.name, self.candidate.model
+
+    def note(self, problem: str) -> None:
+        """Something is wrong with what the model gave, or with asking it."""
+        self.attempts.problems.append(f"{self.candidate.model}: {problem}")
+
+
 class Drafter:
     """Makes reports."""
 
@@ -77,128 +98,113 @@ class Drafter:
     async def draft(self, work: Work, key: Key | None, *, is_needed: bool = False) -> Summary | None:
         """The report; None where nobody could be asked, unless it is needed: a ledger says as much meanwhile."""
         attempts = Attempts()
-        for level in _MODEL_LEVELS if self._desk.policy.level2 else _MODEL_LEVELS[:1]:
-            if attempts.is_speechless or (level > 1 and not attempts.calls):
-                break  # a shorter form is for what was no good, not for what was not to be asked
-            for candidate in self._list_candidates(work, key):
-                assert key is not None, "without a key there are no candidates"
-                made = await attempt(self._ask(work, key, candidate, level, attempts), partial(_note, attempts))
-                if made is not None:
-                    return made
+        for each in self._list_tries(work, key, attempts):
+            made = await attempt(self._ask(each), partial(_note, attempts))
+            if made is not None:
+                return made
         if not (attempts.calls or is_needed):
             _log.info("session %s: no summary for now: %s", work.latest.session, attempts.reason or "nobody to ask")
             return None
         return await asyncio.to_thread(self.put_together, work, attempts)
 
-    def _list_candidates(self, work: Work, key: Key | None) -> Sequence[Candidate]:
-        if key is None:
-            return ()
-        return tuple(list_candidates(self._desk.policy, key.upstream, work.latest.case.view, self._desk.routes))
+    def _list_tries(self, work: Work, key: Key | None, attempts: Attempts) -> Iterator[_Try]:
+        """Whom to ask for what, as long as there is no report; nobody where there is no key."""
+        policy, levels = self._desk.policy, self._list_levels(work)
+        if work.wish is not None and work.wish.model:
+            policy = replace(policy, model=work.wish.model)
+        if levels and key is None:
+            attempts.problems.append(_NO_KEY)
+        for level in levels:
+            if key is None or attempts.is_speechless or (level > levels[0] and not attempts.calls):
+                return  # a shorter form is for what was no good, not for what was not to be asked
+            for candidate in list_candidates(policy, key.upstream, work.latest.case.view, self._desk.routes):
+                yield _Try(work, key, candidate, level, attempts)
 
-    async def _ask(
-        self, work: Work, key: Key, candidate: Candidate, level: Level, attempts: Attempts
-    ) -> Summary | None:
+    def _list_levels(self, work: Work) -> Sequence[Level]:
+        """The levels at which models are asked, in their order."""
+        levels = [level for level in _MODEL_LEVELS if level >= work.level]
+        return levels if self._desk.policy.level2 else levels[:1]
+
+    async def _ask(self, asking: _Try) -> Summary | None:
         """What a model gives; None where that is no report of this level."""
         for is_warm in (True, False):
-            if is_warm and not self._may_be_warm(work, candidate):
+            if is_warm and not self._may_be_warm(asking):
                 continue
-            question = await asyncio.to_thread(self._write, work, candidate, level, is_warm=is_warm)
+            question = await asyncio.to_thread(self._write, asking, is_warm=is_warm)
             if question is None:
                 continue
-            answer = await self._call(work, key, candidate, question, attempts)
+            answer = await self._call(asking, question)
             if isinstance(answer, Answered) and not (answer.is_tool_call or answer.wants_more_room):
-                return await self._judge(work, candidate, level, answer, question, attempts)
+                return await self._judge(asking, question, answer)
             if answer is None or not (is_warm and _is_worth_another_way(answer)):
                 return None
         return None
 
-    def _may_be_warm(self, work: Work, candidate: Candidate) -> bool:
-        subject, upstream = work.latest.case.subject, candidate.upstream.name
-        is_same = (upstream, candidate.model) == (subject.session.upstream, subject.model)
-        return is_same and not self._desk.office.warmth.is_cold(upstream, candidate.model)
+    def _may_be_warm(self, asking: _Try) -> bool:
+        subject = asking.work.latest.case.subject
+        is_same = asking.names == (subject.session.upstream, subject.model)
+        return is_same and not self._desk.office.warmth.is_cold(*asking.names)
 
-    def _write(self, work: Work, candidate: Candidate, level: Level, *, is_warm: bool) -> Question | None:
-        desk, upstream = self._desk, candidate.upstream.name
+    def _write(self, asking: _Try, *, is_warm: bool) -> Question | None:
+        desk, work, level = self._desk, asking.work, asking.level
+        upstream, model = asking.names
         if is_warm:
             provider = desk.providers.get(upstream, _ANY)
             return desk.questions.write_warm(work, level, is_alternating=provider.strict_alternation)
-        window = desk.models.card(upstream, candidate.model).window
-        return desk.questions.write_compact(work, level, candidate.model, window)
+        return desk.questions.write_compact(work, level, model, desk.models.card(upstream, model).window)
 
-    async def _call(
-        self, work: Work, key: Key, candidate: Candidate, question: Question, attempts: Attempts
-    ) -> Answered | Unanswered | None:
+    async def _call(self, asking: _Try, question: Question) -> Answered | Unanswered | None:
         """Ask, once more with more room where all of it went into thoughts (B29); None where that is not to be."""
-        office, subject = self._desk.office, work.latest.case.subject
-        upstream, model = candidate.upstream.name, candidate.model
+        office, session = self._desk.office, asking.work.latest.case.subject.session
+        who, is_wished = (session, asking.key, *asking.names), asking.work.wish is not None
         body: bytes | None = question.body
         answer: Answered | Unanswered | None = None
         while body is not None:
-            if why := office.permission.find_objection(subject.session, key, upstream, model, question.expected):
-                attempts.problems.append(f"{model}: {why}")
-                return answer
-            errand = Errand(
-                session=subject.session,
-                key=key,
-                upstream=candidate.upstream,
-                model=model,
-                body=body,
-                most_characters=question.most_characters,
-                expected=question.expected,
-                warm_behind=subject if question.is_warm else None,
-            )
-            office.breakers.begin(upstream, model, self._desk.clock.monotonic())
-            is_first, answer = answer is None, await office.caller.ask(errand)
+            if why := office.permission.find_objection(*who, question.expected, is_wished=is_wished):
+                asking.note(why)
+                break
+            office.breakers.begin(*asking.names, self._desk.clock.monotonic())
+            is_first, answer = answer is None, await office.caller.ask(_make_errand(asking, question, body))
             if answer.exchange:
-                attempts.calls.append(answer.exchange)
+                asking.attempts.calls.append(answer.exchange)
             wants_more = isinstance(answer, Answered) and answer.wants_more_room and is_first
             body = enlarge(body) if wants_more else None
-        self._note_failure(candidate, answer, attempts)
+        self._note_failure(asking, answer)
         return answer
 
-    def _note_failure(self, candidate: Candidate, answer: Answered | Unanswered | None, attempts: Attempts) -> None:
-        problem = ""
+    def _note_failure(self, asking: _Try, answer: Answered | Unanswered | None) -> None:
         if isinstance(answer, Unanswered):
-            problem = answer.reason
-        elif isinstance(answer, Answered) and answer.is_tool_call:
-            problem = "it called a tool"
-        elif isinstance(answer, Answered) and answer.wants_more_room:
-            problem, attempts.is_speechless = "all its tokens went into thoughts", True
-        if problem:
-            self._blame(candidate, problem, attempts)
+            self._blame(asking, answer.reason)
+        elif answer is not None and answer.is_tool_call:
+            self._blame(asking, "it called a tool")
+        elif answer is not None and answer.wants_more_room:
+            asking.attempts.is_speechless = True
+            self._blame(asking, "all its tokens went into thoughts")
 
-    def _blame(self, candidate: Candidate, problem: str, attempts: Attempts) -> None:
-        attempts.problems.append(f"{candidate.model}: {problem}")
-        now = self._desk.clock.monotonic()
-        self._desk.office.breakers.note_failure(candidate.upstream.name, candidate.model, now)
+    def _blame(self, asking: _Try, problem: str) -> None:
+        asking.note(problem)
+        self._desk.office.breakers.note_failure(*asking.names, self._desk.clock.monotonic())
 
-    async def _judge(
-        self,
-        work: Work,
-        candidate: Candidate,
-        level: Level,
-        answer: Answered,
-        question: Question,
-        attempts: Attempts,
-    ) -> Summary | None:
+    async def _judge(self, asking: _Try, question: Question, answer: Answered) -> Summary | None:
         """The report that an answer is; None where it is none."""
+        work, level, model = asking.work, asking.level, asking.candidate.model
         now_ms = self._desk.clock.now_ms()
         id = work.name(self._desk.secret, level, now_ms)
-        frame = Frame(id, candidate.model, tell_date(now_ms))
+        frame = Frame(id, model, tell_date(now_ms))
         parents = tuple(parent.text for parent in work.parents)
         told = (work.survey, work.span, level, question.limit, work.covered, work.references, parents, work.foreign)
-        task = Task(*told)
         found: Accepted | Rejected = Rejected(answer.refusal)
         if not answer.refusal:
-            found = await asyncio.to_thread(accept, answer.text, task, frame, self._desk.count)
+            found = await asyncio.to_thread(accept, answer.text, Task(*told), frame, self._desk.count)
         if isinstance(found, Rejected):
-            self._blame(candidate, f"level {level}: {found.reason}", attempts)
+            self._blame(asking, f"level {level}: {found.reason}")
             return None
-        self._desk.office.breakers.note_success(candidate.upstream.name, candidate.model)
+        self._desk.office.breakers.note_success(*asking.names)
         if found.missed:
-            attempts.problems.append(f"{candidate.model}: left out {found.missed}")
-        made = _Made(id, level, found.text, found.tokens, found.files, candidate.model, level > 1 or bool(found.missed))
-        return _write(work, made, attempts, now_ms)
+            asking.note(f"left out {found.missed}")
+        is_provisional = level > work.level or bool(found.missed)
+        made = _Made(id, level, found.text, found.tokens, found.files, model, is_provisional)
+        return _write(work, made, asking.attempts, now_ms)
 
     def put_together(self, work: Work, attempts: Attempts | None = None) -> Summary:
         """A report without a model. Blocks; never fails."""
@@ -210,7 +216,8 @@ class Drafter:
         else:
             text = digest_span(work.survey, work.span, frame, work.references, count)
         files = tuple(dict.fromkeys((*(id for parent in work.parents for id in parent.files), *work.references)))
-        return _write(work, _Made(id, 3, text, count(text), files, "", True), attempts or Attempts(), now_ms)
+        made = _Made(id, 3, text, count(text), files, "", is_provisional=work.level < _DETERMINISTIC)
+        return _write(work, made, attempts or Attempts(), now_ms)
 
 
 class _Made(msgspec.Struct, frozen=True, gc=False):
@@ -223,6 +230,20 @@ class _Made(msgspec.Struct, frozen=True, gc=False):
     files: tuple[str, ...]
     model: str
     is_provisional: bool
+
+
+def _make_errand(asking: _Try, question: Question, body: bytes) -> Errand:
+    subject = asking.work.latest.case.subject
+    return Errand(
+        session=subject.session,
+        key=asking.key,
+        upstream=asking.candidate.upstream,
+        model=asking.candidate.model,
+        body=body,
+        most_characters=question.most_characters,
+        expected=question.expected,
+        warm_behind=subject if question.is_warm else None,
+    )
 
 
 def _write(work: Work, made: _Made, attempts: Attempts, now_ms: int) -> Summary:

@@ -27,8 +27,13 @@ class Permission:
     clock: Clock
     owned: Collection[str] = ()
 
-    def find_objection(self, session: SessionKey, key: Key, upstream: str, model: str, expected: Usage) -> str:
-        """Why a call that will probably be counted so is not to be made; empty where it may be."""
+    def find_objection(
+        self, session: SessionKey, key: Key, upstream: str, model: str, expected: Usage, *, is_wished: bool = False
+    ) -> str:
+        """Why a call that will probably be counted so is not to be made; empty where it may be.
+
+        One that a person wished may take more than a session's share, but not more than a day's.
+        """
         if objection := self._object_to_key(session, key, upstream):
             return objection
         if not self.breakers.allows(upstream, model, self.clock.monotonic()):
@@ -36,7 +41,7 @@ class Permission:
         tokens = (expected.input or 0) + (expected.output or 0)
         if objection := self.limits.find_objection(upstream, session.tenant, model, tokens):
             return objection
-        return self.purse.find_objection(session.id, self.purse.price(upstream, model, expected))
+        return self.purse.find_objection(session.id, self.purse.price(upstream, model, expected), is_wished=is_wished)
 
     def _object_to_key(self, session: SessionKey, key: Key, upstream: str) -> str:
         if upstream in self.owned:

@@ -56,7 +56,7 @@ class Questions:
         body = write_warm(split, instruction, room, is_alternating=is_alternating)
         if body is None:
             return None
-        sent = case.tell(case.tokens)
+        sent = case.tell(work.latest.tokens)
         return _make(body, work, level, Usage(sent + _FRAME_TOKENS, asked.most, sent), is_warm=True)
 
     def write_compact(self, work: Work, level: Level, model: str, window: int | None) -> Question | None:
@@ -82,7 +82,7 @@ class Questions:
         return min(find_most(int(scaled), most), known - most - _FRAME_TOKENS)
 
     def _ask(self, work: Work, level: Level) -> Asked:
-        custom = self._policy.prompt
+        custom = (work.wish.prompt if work.wish is not None else "") or self._policy.prompt
         if self._hook is not None:
             custom = self._hook(custom or write_wording(level), level)
         return Asked(work.kind, level, work.find_most(level, MOST[level]), custom)

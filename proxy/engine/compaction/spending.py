@@ -107,15 +107,22 @@ class Purse:
             balance = self._find_balance(call.session)
             balance.main = balance.main - estimated + self.price(call.upstream, call.model, event.usage)
 
-    def find_objection(self, session: str, expected: Cost) -> str:
-        """Why a call that will probably cost so much is not to be made; empty where it may be."""
+    def find_objection(self, session: str, expected: Cost, *, is_wished: bool = False) -> str:
+        """Why a call that will probably cost so much is not to be made; empty where it may be.
+
+        What a person wished may take more than the share of its session.
+        """
         policy, balance = self._policy, self._find_balance(session)
         if policy.spend_per_day and (objection := self._object_to_day(expected)):
             return objection
-        if (balance.extra + balance.held + expected).exceeds(policy.spend_fraction, balance.main):
+        if not is_wished and (balance.extra + balance.held + expected).exceeds(policy.spend_fraction, balance.main):
             share = f"{policy.spend_fraction:.0%} of what this session's own calls cost"
             return f"it would take more than {share} (compaction.spend_fraction)"
         return ""
+
+    def find_extra(self, session: str) -> Cost:
+        """What was spent besides for a session, as far as that is known since the start."""
+        return self._find_balance(session).extra
 
     def price(self, upstream: str, model: str, usage: Usage) -> Cost:
         """What a call costs that is, or will be, counted so."""

@@ -49,13 +49,22 @@ class Watch:
         self._sent: OrderedDict[str, Latest] = OrderedDict()
         self._newest: OrderedDict[str, str] = OrderedDict()
 
+    @property
+    def worker(self) -> Worker:
+        """Who makes the summaries; others that want some ask there."""
+        return self._worker
+
+    def note_arrival(self, subject: Subject) -> None:
+        """A call has come, managed or not."""
+        upstream = subject.upstream.name
+        if self._is_local(upstream):
+            keep_newest(self._newest, upstream, subject.exchange, _MOST_CALLS)
+            self._worker.stop_at(upstream)
+
     def note_asked(self, subject: Subject) -> None:
         """A call is managed."""
-        upstream = subject.upstream
-        keep_newest(self._asked, subject.exchange, Key(upstream, subject.target, subject.headers), _MOST_CALLS)
-        if self._is_local(upstream.name):
-            keep_newest(self._newest, upstream.name, subject.exchange, _MOST_CALLS)
-            self._worker.stop_at(upstream.name)
+        key = Key(subject.upstream, subject.target, subject.headers)
+        keep_newest(self._asked, subject.exchange, key, _MOST_CALLS)
 
     def note_sent(self, case: Case, footing: Footing, decision: Decision) -> None:
         """What was sent for a call, and how it stood."""
@@ -63,14 +72,18 @@ class Watch:
         expected = Usage(case.tell(footing.tokens), 0, case.tell(read))
         self._purse.note_estimate(case.subject.exchange, expected)
         if self._policy.auto and decision.pressure != "none" and not case.subject.is_side:
-            keep_newest(self._sent, case.subject.exchange, Latest(case, footing.body), _MOST_CALLS)
+            opened = footing.epoch if footing.epoch is not case.epoch else None
+            keep_newest(self._sent, case.subject.exchange, Latest(case, footing.body, opened), _MOST_CALLS)
 
     async def wait(self, session: str) -> None:
         """Return when nothing is being made for a session, or when a call has waited for long enough."""
         await self._worker.wait(session)
 
     def note_exchange(self, event: ExchangeRecorded) -> None:
-        """A subscriber of the bus: a call has ended."""
+        """A subscriber of the bus: a call has ended, or a round of it after which another body is sent."""
+        if not event.is_final:
+            self._sent.pop(event.exchange, None)
+            return
         key, latest = self._asked.pop(event.exchange, None), self._sent.pop(event.exchange, None)
         if key is None or event.status not in _ACCEPTED:
             return

@@ -7,9 +7,11 @@ from hashlib import sha256
 import msgspec
 
 from proxy.context.compaction.spans import Span
+from proxy.context.cost import Cost
 from proxy.context.reference import make_reference
 from proxy.context.survey import Survey
 from proxy.engine.managing.case import Case
+from proxy.model.epoch import Epoch
 from proxy.model.manifest import digest_of
 from proxy.model.summary import Kind, Level, Summary
 
@@ -22,10 +24,14 @@ _REMINDER = "<system-reminder"
 
 
 class Latest(msgspec.Struct, frozen=True, gc=False):
-    """The request of a branch that was sent last: how it stood, and the bytes that went upstream."""
+    """The request of a branch that was sent last: how it stood, and the bytes that went upstream.
+
+    `opened` is the epoch it was sent under where that is another than the one that held before, None where it is not.
+    """
 
     case: Case
     body: bytes
+    opened: Epoch | None = None
 
     @property
     def session(self) -> str:
@@ -37,9 +43,30 @@ class Latest(msgspec.Struct, frozen=True, gc=False):
         """The nodes of its messages."""
         return self.case.subject.nodes
 
+    @property
+    def epoch(self) -> Epoch | None:
+        """The epoch that it was sent under."""
+        return self.opened or self.case.epoch
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of what was sent, as we count them."""
+        case, opened = self.case, self.opened
+        if opened is None:
+            return case.tokens
+        return case.path.tokens - case.path.count_to(opened.depth) + case.context.sizes.get(opened.id, 0)
+
+
+class Wish(msgspec.Struct, frozen=True, gc=False):
+    """What a person who asks for reports may say of them: the model, the instruction, and the level to begin with."""
+
+    model: str = ""
+    prompt: str = ""
+    level: Level = 1
+
 
 class Work(msgspec.Struct, frozen=True, gc=False):
-    """A report that is wanted: of the messages of a span, or of the `parents`, which cover it.
+    """A report that is wanted: of the messages of a span, or of the `parents`, which cover it; `wish` if by a person.
 
     `supersedes` is the provisional one that it is made in place of. `references` are the ids of what is elided in the
     span, the newest last; `foreign` the places of what is in the user's role and not the user's.
@@ -52,6 +79,12 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     foreign: frozenset[int] = frozenset()
     parents: tuple[Summary, ...] = ()
     supersedes: tuple[str, ...] = ()
+    wish: Wish | None = None
+
+    @property
+    def level(self) -> Level:
+        """The best that is wanted of it."""
+        return 1 if self.wish is None else self.wish.level
 
     @property
     def kind(self) -> Kind:
@@ -86,12 +119,35 @@ class Work(msgspec.Struct, frozen=True, gc=False):
         return tuple(map(digest_of, raws[self.span.start : self.span.stop]))
 
 
+class Made:
+    """What came of a person's wish: the summaries in the order in which they were made, all calls, what they cost.
+
+    `problems` say why it is no better than it is; each once.
+    """
+
+    def __init__(self) -> None:
+        self.summaries: list[Summary] = []
+        self.calls: list[str] = []
+        self.problems: list[str] = []
+        self.cost = Cost()
+
+    def note(self, drafted: Summary, *, is_kept: bool) -> None:
+        """A report was made, and what that took; whether it is one that stands from now on."""
+        self.summaries += [drafted] if is_kept else []
+        self.calls += drafted.calls
+        self.say(drafted.reason)
+
+    def say(self, problem: str) -> None:
+        """Something is not as good as it could be; nothing where there are no words for it."""
+        if problem and problem not in self.problems:
+            self.problems.append(problem)
+
+
 def find_references(latest: Latest, span: Span) -> tuple[str, ...]:
     """The ids of all that epochs elided of a span, the newest last."""
-    case = latest.case
-    if case.epoch is None:
+    if latest.epoch is None:
         return ()
-    epochs = case.context.trace(case.epoch.id)
+    epochs = latest.case.context.trace(latest.epoch.id)
     named = (each for epoch in epochs for each in epoch.originals if span.start <= each.place < span.stop)
     return tuple(dict.fromkeys(each.id for each in sorted(named, key=lambda each: each.place)))
 
@@ -107,7 +163,7 @@ def find_foreign(latest: Latest, survey: Survey) -> frozenset[int]:
 
 def count_hidden(work: Work) -> int:
     """The messages at the beginning of a span that the last request has in a ledger only, if at all."""
-    epoch = work.latest.case.epoch
+    epoch = work.latest.epoch
     return 0 if epoch is None else max(0, min(epoch.depth, work.span.stop) - work.span.start)
 
 

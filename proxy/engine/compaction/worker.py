@@ -11,7 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from msgspec.structs import replace
+
 from proxy.context.compaction.condensing import choose_run, is_progress, list_nodes
+from proxy.context.compaction.graph import says_more
 from proxy.context.compaction.spans import Span, choose_span
 from proxy.context.survey import Survey
 from proxy.engine.boundary import attempt
@@ -21,23 +24,30 @@ from proxy.engine.compaction.drafting import Drafter
 from proxy.engine.compaction.keys import Keys
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.spending import Purse
-from proxy.engine.compaction.work import Latest, Work, find_foreign, find_references
+from proxy.engine.compaction.work import Latest, Made, Wish, Work, find_foreign, find_references
 from proxy.engine.durability import CommitGate
 from proxy.engine.managing.memory import Memory
 from proxy.engine.managing.opening import Ground
 from proxy.engine.ports import Archive, Leases
 from proxy.engine.tasks import TaskRunner
+from proxy.model.errors import Conflict
 from proxy.model.events import SummaryAdded
 from proxy.model.summary import Summary
 
 # The part of what is usable that a span must have to be worth a call, and that summaries may have together.
 WORTH, ROOM = 0.5, 0.05
+# What a span must have that a person wants a report of: of less, it would be no shorter.
+LEAST = 600
+# In so many spans a conversation is reported at a time, where all of it does not go in one.
+_MOST_BY_HAND = 8
 # By how much of what is usable a conversation must grow before what was in vain is tried again.
 _GROWN = 0.15
 _MOST_SESSIONS = 4096
 _LEASE_SECONDS = 600.0
 _DETERMINISTIC = 3
 _ASSUMED_WINDOW = 128_000
+
+_NOT_KEPT = "the log did not take a summary in time"
 
 _log = logging.getLogger("palimpsest.compaction")
 
@@ -103,18 +113,82 @@ class Worker:
 
     async def wait(self, session: str) -> None:
         """Return when nothing is being made for a session, or its call has waited for long enough."""
-        if session in self._busy and self._policy.hard_wait_seconds:
-            await asyncio.wait((self._busy[session],), timeout=self._policy.hard_wait_seconds)
+        if self._policy.hard_wait_seconds:
+            await self.wait_out(session, self._policy.hard_wait_seconds)
+
+    async def wait_out(self, session: str, seconds: float) -> bool:
+        """Wait for what is being made for a session, so long at most; whether there was anything."""
+        if session not in self._busy:
+            return False
+        await asyncio.wait((self._busy[session],), timeout=seconds)
+        return True
+
+    async def compact(self, latest: Latest, wish: Wish) -> Made:
+        """Reports of all that may go, because a person wishes so; made to the end though nobody should wait for them.
+
+        Raises Conflict where others are being made for the session.
+        """
+        session, shop = latest.session, self._shop
+        if session in self._busy or not await shop.leases.acquire(_name_lease(session), shop.owner, _LEASE_SECONDS):
+            raise Conflict("a summary of this session is being made; ask again when it is there")
+        made, before = Made(), shop.purse.find_extra(session)
+        task = self._busy[session] = shop.tasks.spawn(self._fulfil_safely(latest, wish, made))
+        task.add_done_callback(partial(self._let_go, session))
+        await asyncio.wait((task,))
+        made.cost = shop.purse.find_extra(session) - before
+        return made
+
+    async def _fulfil_safely(self, latest: Latest, wish: Wish, made: Made) -> None:
+        problems: list[Exception] = []
+        try:
+            await attempt(self._fulfil(latest, wish, made), problems.append)
+        finally:
+            await self._shop.leases.release(_name_lease(latest.session), self._shop.owner)
+        for problem in problems:
+            _log.error("session %s: a summary could not be made", latest.session, exc_info=problem)
+            made.say(f"{type(problem).__name__}: {problem}")
+
+    async def _fulfil(self, latest: Latest, wish: Wish, made: Made) -> None:
+        """Report what no report is of yet; where models can be asked, make one again that is not as it should be."""
+        context, nodes, survey = latest.case.context, latest.nodes, await self._survey(latest)
+        for _ in range(_MOST_BY_HAND):
+            work = self._choose(latest, survey, context.list_summaries(nodes), is_needed=True)
+            if work is None or not await self._fulfil_one(replace(work, wish=wish), made):
+                break
+        if all(each.level < _DETERMINISTIC for each in made.summaries):
+            again = await self._choose_again(latest, survey, context.list_summaries(nodes))
+            if again is not None:
+                await self._fulfil_one(replace(again, wish=wish), made)
+        if self._policy.condensation:
+            for merged in await self.condense(latest, survey, wish):
+                made.note(merged, is_kept=True)
+
+    async def _fulfil_one(self, work: Work, made: Made) -> bool:
+        """One report of several; whether it is there, so that there may be a next one."""
+        drafted = await self._drafter.draft(work, self._shop.keys.find(work.latest.session), is_needed=True)
+        assert drafted is not None, "what is needed is made"
+        if _is_in_vain(work, drafted):
+            made.note(drafted, is_kept=False)
+            return False
+        is_kept = await self._keep(work, drafted)
+        made.note(drafted, is_kept=is_kept)
+        made.say("" if is_kept else _NOT_KEPT)
+        return is_kept
 
     def _let_go(self, session: str, task: "asyncio.Task[None]") -> None:
         if self._busy.get(session) is task:
-            del self._busy[session], self._where[session]
+            del self._busy[session]
+            self._where.pop(session, None)
 
     async def _see_to(self, latest: Latest) -> None:
-        await attempt(self._work(latest), _note)
+        problems: list[Exception] = []
+        await attempt(self._work(latest), problems.append)
+        for problem in problems:
+            _log.error("session %s: a summary could not be made", latest.session, exc_info=problem)
+            self._pause(latest)
 
     async def _work(self, latest: Latest) -> None:
-        shop, lease = self._shop, f"summaries/{latest.session}"
+        shop, lease = self._shop, _name_lease(latest.session)
         if not await shop.leases.acquire(lease, shop.owner, _LEASE_SECONDS):
             return
         try:
@@ -135,7 +209,8 @@ class Worker:
     async def _report(self, latest: Latest, survey: Survey, *, is_needed: bool = False) -> Summary | None:
         """The next report of a branch; where there is nothing new, one that is better made again."""
         live = latest.case.context.list_summaries(latest.nodes)
-        work = self._choose(latest, survey, live, is_needed=is_needed) or self._choose_again(latest, survey, live)
+        work = self._choose(latest, survey, live, is_needed=is_needed)
+        work = work or await self._choose_again(latest, survey, live)
         return None if work is None else await self._make(work, is_needed=is_needed)
 
     def _choose(self, latest: Latest, survey: Survey, live: Sequence[Summary], *, is_needed: bool) -> Work | None:
@@ -143,21 +218,26 @@ class Worker:
         budget = latest.case.budget
         begin = live[-1].stop if live else 0
         span = choose_span(survey, begin, int(self._policy.input_fraction * (budget.window or _ASSUMED_WINDOW)))
-        if span is None or (span.tokens < WORTH * budget.usable and not is_needed):
+        if span is None or span.tokens < (LEAST if is_needed else WORTH * budget.usable):
             return None
         return _plan(latest, survey, span)
 
-    def _choose_again(self, latest: Latest, survey: Survey, live: Sequence[Summary]) -> Work | None:
+    async def _choose_again(self, latest: Latest, survey: Survey, live: Sequence[Summary]) -> Work | None:
         """The oldest that was made in a lesser way."""
         again = next(filter(_is_unfinished, live), None)
         if again is None:
             return None
+        if again.parents:
+            known = await self._list_known(live)
+            if not all(id in known for id in again.parents):
+                return None
+            return _merge(latest, survey, [known[id] for id in again.parents], (again.id,))
         return _plan(latest, survey, Span(again.start, again.stop, again.covered), (again.id,))
 
     async def _make(self, work: Work, *, is_needed: bool = False) -> Summary | None:
         key = self._shop.keys.find(work.latest.session)
         made = await self._drafter.draft(work, key, is_needed=is_needed)
-        if made is None or (work.supersedes and made.level == _DETERMINISTIC):
+        if made is None or _is_in_vain(work, made):
             return None
         return made if await self._keep(work, made) else None
 
@@ -165,12 +245,13 @@ class Worker:
         """Have the log take a summary, and use it from then on."""
         shop, context = self._shop, work.latest.case.context
         if not await shop.gate.confirm(shop.archive.append(made)):
-            _log.warning("session %s: the log did not take a summary in time", made.session)
+            _log.warning("session %s: %s", made.session, _NOT_KEPT)
             return False
         for replaced in (*made.supersedes, *made.parents):
             if not any(replaced.encode() in epoch.edits for epoch in context.epochs):
                 self._book_loss(context.get_summary(replaced))
         context.add_summary(made)
+        shop.memory.contexts.add_summary(made)  # which may have another one by now
         shop.bus.publish(
             SummaryAdded(made.id, made.session, made.exchange, made.kind, made.level, made.covered, made.tokens)
         )
@@ -181,29 +262,47 @@ class Worker:
         if summary is not None and summary.calls:
             self._shop.purse.book_loss(summary.session, summary.calls)
 
-    async def condense(self, latest: Latest, survey: Survey) -> None:
-        """Merge what has become too much, round by round, as long as that gets smaller."""
-        room, context = int(ROOM * latest.case.budget.usable), latest.case.context
+    async def condense(self, latest: Latest, survey: Survey, wish: Wish | None = None) -> list[Summary]:
+        """Merge what has become too much, round by round, as long as that gets smaller; what came of each round.
+
+        What nobody is shown takes no room, and stays as it is until a model has made it again.
+        """
+        merged: list[Summary] = []
+        room = int(ROOM * latest.case.budget.usable)
         for _ in range(self._policy.max_rounds):
-            stored = {each.id: each for each in await self._shop.archive.list_summaries(latest.session)}
-            live = context.list_summaries(latest.nodes)
-            known = stored | {each.id: each for each in live}
+            live = list(filter(says_more, latest.case.context.list_summaries(latest.nodes)))
+            if sum(each.tokens for each in live) <= room:
+                break
+            known = await self._list_known(live)
             run = choose_run(list_nodes(live, known), room)
             if not run:
-                return
-            parents = tuple(known[node.id] for node in run)
-            span = Span(parents[0].start, parents[-1].stop, sum(parent.covered for parent in parents))
-            files = tuple(dict.fromkeys(id for parent in parents for id in parent.files))
-            work = Work(latest, survey, span, files, find_foreign(latest, survey), parents)
+                break
+            work = replace(_merge(latest, survey, [known[node.id] for node in run]), wish=wish)
             made = await self._drafter.draft(work, self._shop.keys.find(latest.session), is_needed=True)
             if made is None or not is_progress(run, made.tokens) or not await self._keep(work, made):
-                return
+                break
+            merged.append(made)
+        return merged
+
+    async def _list_known(self, live: Sequence[Summary]) -> dict[str, Summary]:
+        """These and all that they were made of, those first; some may be of sessions that this one goes on from."""
+        sessions = dict.fromkeys(each.session for each in live)
+        stored = [each for session in sessions for each in await self._shop.archive.list_summaries(session)]
+        return {each.id: each for each in sorted((*stored, *live), key=lambda each: each.made_ms)}
+
+
+def _name_lease(session: str) -> str:
+    return f"summaries/{session}"
+
+
+def _is_in_vain(work: Work, made: Summary) -> bool:
+    """Whether what was to be better than another is not."""
+    return bool(work.supersedes) and made.level == _DETERMINISTIC
 
 
 def _is_unfinished(summary: Summary) -> bool:
-    """Whether a leaf is to be made again: until a model has written it, and once more where that was no good."""
-    is_lesser = summary.is_provisional and (summary.level == _DETERMINISTIC or not summary.supersedes)
-    return is_lesser and summary.kind == "leaf"
+    """Whether it is to be made again: until a model has written it, and once more where that was no good."""
+    return summary.is_provisional and (summary.level == _DETERMINISTIC or not summary.supersedes)
 
 
 def _plan(latest: Latest, survey: Survey, span: Span, supersedes: tuple[str, ...] = ()) -> Work:
@@ -212,5 +311,7 @@ def _plan(latest: Latest, survey: Survey, span: Span, supersedes: tuple[str, ...
     )
 
 
-def _note(error: Exception) -> None:
-    _log.error("a summary could not be made", exc_info=error)
+def _merge(latest: Latest, survey: Survey, parents: Sequence[Summary], supersedes: tuple[str, ...] = ()) -> Work:
+    span = Span(parents[0].start, parents[-1].stop, sum(parent.covered for parent in parents))
+    files = tuple(dict.fromkeys(id for parent in parents for id in parent.files))
+    return Work(latest, survey, span, files, find_foreign(latest, survey), tuple(parents), supersedes)

@@ -23,6 +23,10 @@ _NONE_BORE = "an epoch was to open, and another request's or none bore"
 class Watcher(Protocol):
     """Whoever makes something of what was sent, beside the calls."""
 
+    def note_arrival(self, subject: Subject) -> None:
+        """A call has come, managed or not."""
+        ...
+
     def note_asked(self, subject: Subject) -> None:
         """A call is managed."""
         ...
@@ -38,6 +42,9 @@ class Watcher(Protocol):
 
 class Unwatched:
     """Nobody does."""
+
+    def note_arrival(self, subject: Subject) -> None:
+        """Nothing comes of it."""
 
     def note_asked(self, subject: Subject) -> None:
         """Nothing comes of it."""

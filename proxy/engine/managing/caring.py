@@ -14,6 +14,7 @@ from proxy.engine.managing.lookout import Lookout
 from proxy.engine.managing.pinning import find_objection
 from proxy.engine.ports import Archive, Clock, Ids
 from proxy.engine.reports.cares import Pinned, Reversion
+from proxy.engine.reports.finding import read_back
 from proxy.engine.reports.messages import History, load_history
 from proxy.model.epoch import Epoch, Pin
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable
@@ -22,8 +23,6 @@ from proxy.model.lineage import root_of_chain
 from proxy.model.log import BranchRow, ExchangeRow
 from proxy.model.plan import Plan
 from proxy.model.record import Record
-
-_PAGE = 100
 
 
 class Caretaker:
@@ -117,7 +116,7 @@ class Caretaker:
         if holding.why == "revert" and _stands_as(holding, target):
             raise Conflict("this epoch is reverted already")
         row = await self._archive.find_session(session)
-        plan = await self._find_newest_plan(session, row.recorded, reverted.view)
+        plan = await self._find_newest_plan(session, reverted.view)
         client = holding.tokens_after + context.sum_cut(holding.id)
         if plan is not None and plan.tokens_client is not None:
             client = max(client, plan.tokens_client)
@@ -142,14 +141,12 @@ class Caretaker:
         )
         return Reversion(epoch, quote, now)
 
-    async def _find_newest_plan(self, session: str, count: int, view: str) -> Plan | None:
+    async def _find_newest_plan(self, session: str, view: str) -> Plan | None:
         """The newest plan of a view that has the tokens of a client's request."""
-        for after in range(max(0, count - _PAGE), -_PAGE, -_PAGE):
-            rows = await self._archive.list_calls(session, max(0, after), min(_PAGE, after + _PAGE))
-            plans = [each.plan for row in rows for each in row.rounds if each.plan is not None and not row.is_side]
-            for plan in reversed(plans):
-                if plan.view == view and plan.tokens_client is not None:
-                    return plan
+        async for row in read_back(self._archive, session):
+            for each in () if row.is_side else reversed(row.rounds):
+                if each.plan is not None and each.plan.view == view and each.plan.tokens_client is not None:
+                    return each.plan
         return None
 
     async def _count(self, history: History, places: Collection[int]) -> list[int]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from proxy.context.account import Account, restore_account
 from proxy.context.budget import Budget
-from proxy.context.compaction.graph import find_live
+from proxy.context.compaction.graph import find_live, says_more
 from proxy.context.view import Report
 from proxy.engine.managing.opening import Draft
 from proxy.engine.managing.paths import Head, count_shared
@@ -21,7 +21,6 @@ from proxy.model.record import weigh
 from proxy.model.summary import Summary
 from proxy.wire.identity import Item
 
-_DETERMINISTIC = 3
 _MOST_CHOSEN = 256
 _MOST_STANDINGS = 64
 _MOST_COVERED = 4
@@ -58,7 +57,8 @@ class Context:
 
     `sizes` are the tokens of epochs' rendered messages by id, as we count them; `protected` those that the last plan of
     a view had to leave; `told` those of which it was said that the ceiling is out of reach with them; `fruitless` the
-    tokens of a request that no plan made shorter. Summaries are those that may still be of use.
+    tokens of a request that no plan made shorter; `unsent` those epochs that were opened beside the
+    calls, and that none has gone out under yet. Summaries are those that may still be of use.
     One epoch opens at a time: whoever waited for `opening` looks first whether there is a new one.
     """
 
@@ -78,6 +78,7 @@ class Context:
         "protected",
         "sizes",
         "told",
+        "unsent",
     )
 
     def __init__(self) -> None:
@@ -95,6 +96,7 @@ class Context:
         self.protected: dict[str, int] = {}
         self.told: dict[str, int] = {}
         self.fruitless: dict[str, int] = {}
+        self.unsent: set[str] = set()
         self.is_known = False
 
     @property
@@ -208,9 +210,9 @@ class Context:
         return find_live(holding)
 
     def list_reports(self, nodes: Sequence[bytes]) -> list[Report]:
-        """Those of them that a plan may show: what was made of messages without a model says no more than a ledger."""
-        shown = (each for each in self.list_summaries(nodes) if each.level < _DETERMINISTIC or each.parents)
-        return [Report(each.id, each.text, each.stop, each.tokens) for each in shown]
+        """Those of them that a plan may show."""
+        shown = filter(says_more, self.list_summaries(nodes))
+        return [Report(each.id, each.text, each.start, each.stop, each.tokens) for each in shown]
 
     def get_standing(self, view: str, epoch: str, budget: Budget) -> Standing:
         """How a view stands under an epoch, empty for none; as the log tells it where memory does not."""
@@ -236,14 +238,14 @@ class Context:
         """The epoch with this id."""
         return next((each for each in reversed(self._epochs) if each.id == epoch), None)
 
-    def find(self, view: str, subject: Subject) -> Epoch | None:
+    def find(self, view: str, subject: Subject, *, is_next: bool = False) -> Epoch | None:
         """The epoch that holds for a request: the one this very history was sent under before, else the newest.
 
-        None also where it was sent under none.
+        None also where it was sent under none. `is_next`: the one that will hold for what goes on from the request.
         """
         if not self._epochs:
             return None
-        chosen = self._chosen.get((view, subject.tip))
+        chosen = None if is_next else self._chosen.get((view, subject.tip))
         if chosen == "":
             return None
         nodes = subject.nodes
@@ -262,11 +264,9 @@ class Context:
 
     def _find_cleared(self, view: str, subject: Subject) -> Epoch | None:
         """The newest epoch whose messages these are but for outputs that the client has cleared since (B6)."""
-        for epoch in reversed(self._epochs):
-            items = self._covered.get(epoch.id)
-            if items is not None and epoch.view == view and is_cleared(items, subject.chain.items):
-                return epoch
-        return None
+        now, newest = subject.chain.items, [epoch for epoch in reversed(self._epochs) if epoch.view == view]
+        covered = ((epoch, self._covered.get(epoch.id)) for epoch in newest)
+        return next((epoch for epoch, items in covered if items is not None and is_cleared(items, now)), None)
 
     def was_sent(self, view: str, subject: Subject) -> bool:
         """Whether this very history was sent before, as far as memory tells."""
@@ -274,6 +274,7 @@ class Context:
 
     def choose(self, view: str, subject: Subject, epoch: str) -> None:
         """Send this history under the same epoch whenever it is sent again (BEHAVIOUR B5)."""
+        self.unsent.discard(epoch)
         self._chosen[view, subject.tip] = epoch
         self._chosen.move_to_end((view, subject.tip))
         if len(self._chosen) > _MOST_CHOSEN:

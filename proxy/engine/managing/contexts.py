@@ -8,6 +8,7 @@ from proxy.engine.managing.subject import Subject
 from proxy.engine.ports import Archive
 from proxy.model.epoch import Epoch
 from proxy.model.errors import StoreUnavailable
+from proxy.model.summary import Summary
 
 _LOAD_SECONDS = 0.25
 
@@ -75,6 +76,12 @@ class Contexts:
         context = self._enter(session)
         context.add(epoch)
         self._settle(session, context)
+
+    def add_summary(self, summary: Summary) -> None:
+        """A summary of a session is in the log."""
+        context = self._enter(summary.session)
+        context.add_summary(summary)
+        self._settle(summary.session, context)
 
     def clear(self) -> None:
         """Forget everything: the log has lost a record."""

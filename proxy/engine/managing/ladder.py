@@ -12,6 +12,7 @@ from functools import partial
 import msgspec
 
 from proxy.context.account import note_epoch
+from proxy.context.budget import Budget
 from proxy.engine.boundary import attempt, attempt_now
 from proxy.engine.bus import EventBus
 from proxy.engine.managing.case import Case
@@ -20,9 +21,9 @@ from proxy.engine.managing.opening import Draft, Ground, Opener
 from proxy.engine.managing.rewriting import Rewriter
 from proxy.engine.ports import Clock
 from proxy.model.epoch import Epoch, Why
-from proxy.model.errors import StoreUnavailable
+from proxy.model.errors import Conflict, StoreUnavailable
 from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
-from proxy.model.plan import Rung
+from proxy.model.plan import Rung, Written
 
 Commit = Callable[[Epoch], Awaitable[bool]]
 """Has the log keep an epoch, and with it what it refers to; whether that is done."""
@@ -36,7 +37,10 @@ _log = logging.getLogger("palimpsest.managing")
 
 
 class Footing(msgspec.Struct, frozen=True, gc=False):
-    """The rung that bears: the body, its tokens as we count them, the epoch it is sent under, and one opened for it."""
+    """The rung that bears: the body, its tokens as we count them, the epoch it is sent under.
+
+    `is_opened`: no call was sent under it before.
+    """
 
     rung: Rung
     body: bytes
@@ -62,7 +66,7 @@ class Ladder:
     async def climb(self, case: Case, why: Why | None, commit: Commit, name: str = "") -> Footing:
         """The first rung that bears; `why` an epoch should open, None where none should, and `name` its id."""
         opened = None
-        if why is not None and not _is_fruitless(case, why):
+        if why is not None and not is_fruitless(case, why):
             opened = await self._open(case, why, commit, name or case.subject.exchange)
         if opened is not None:
             return opened
@@ -75,9 +79,29 @@ class Ladder:
             return None
         if not epoch.depth:
             return Footing("original", case.subject.split.content, case.client_tokens, epoch)
+        is_opened = epoch.id in case.context.unsent
         rewrite = partial(self._rewriter.rewrite, case.subject, case.path, epoch)  # a later pin is for the next epoch
         body = attempt_now(rewrite, partial(self._tell, case, "epoch"))
-        return None if body is None else Footing("epoch", body, case.tokens, epoch)
+        return None if body is None else Footing("epoch", body, case.tokens, epoch, is_opened=is_opened)
+
+    async def open_by_hand(self, case: Case, goal: Budget, commit: Commit, name: str) -> Epoch | None:
+        """The epoch that a person asks for, with a ledger as befits a budget of its own, however long its plan takes.
+
+        None where nothing gets shorter by it. Raises Conflict where another was opened meanwhile, StoreUnavailable, and
+        ValueError where what comes of it is not valid.
+        """
+        context, ground = case.context, msgspec.structs.replace(_find_ground(case), goal=goal)
+        draft = await asyncio.to_thread(self._opener.draft, case.subject, case.path, ground)
+        async with context.opening:
+            if context.find(case.view, case.subject, is_next=True) is not case.epoch:
+                raise Conflict("another epoch was opened meanwhile; GET /-/api/sessions/SESSION/epochs shows it")
+            footing = await self._begin(case, draft, "manual", commit, name, "plan") if _goes_on(case, draft) else None
+            if footing is None or footing.epoch is None:
+                return None
+            if not context.was_sent(case.view, case.subject):  # what went out at a glance goes out so again, too (B5)
+                context.choose(case.view, case.subject, case.epoch.id if case.epoch is not None else "")
+            context.unsent.add(footing.epoch.id)
+            return footing.epoch
 
     async def _open(self, case: Case, why: Why, commit: Commit, name: str) -> Footing | None:
         """A new epoch, or the one that another request has opened meanwhile."""
@@ -112,8 +136,7 @@ class Ladder:
             late = context.take_late(subject)
             if context.is_drafting or (late is not None and _is_enough(case, late)):
                 return late
-        nodes = subject.nodes
-        ground = Ground(case.budget, case.epoch, context.list_pinned(nodes), context.list_reports(nodes))
+        ground = _find_ground(case)
         draft = partial(self._opener.draft, subject, case.path, ground, is_minimal=is_minimal)
         drafting = asyncio.get_running_loop().run_in_executor(None, draft)
         done, _ = await asyncio.wait((drafting,), timeout=self._seconds)
@@ -168,7 +191,7 @@ class Ladder:
         self._bus.publish(RungFailed(case.subject.exchange, case.subject.session.id, rung, problem))
 
 
-def _is_fruitless(case: Case, why: Why) -> bool:
+def is_fruitless(case: Case, why: Why) -> bool:
     """Whether a plan made nothing shorter of late, and the request has hardly grown since."""
     tried = case.context.fruitless.get(case.view, 0)
     return why in _OF_OUR_OWN_ACCORD and tried <= case.tokens < tried * _GROWN
@@ -183,6 +206,18 @@ def _fits(case: Case) -> bool:
 def _is_enough(case: Case, draft: Draft) -> bool:
     """Whether a draft that was made for an earlier request leaves as little as this one may have."""
     return case.path.head.tokens + draft.plan.tokens <= case.budget.high
+
+
+def _find_ground(case: Case) -> Ground:
+    context, nodes = case.context, case.subject.nodes
+    return Ground(case.budget, case.epoch, context.list_pinned(nodes), context.list_reports(nodes))
+
+
+def _goes_on(case: Case, draft: Draft) -> bool:
+    """Whether a draft is of more than the epoch that holds, or has a summary that is not in that."""
+    depth, edits = (case.epoch.depth, case.epoch.edits) if case.epoch is not None else (0, b"")
+    reports = [edit.report for edit in draft.plan.edits if isinstance(edit, Written) and edit.report]
+    return draft.plan.through > depth or any(report.encode() not in edits for report in reports)
 
 
 def _make_epoch(case: Case, draft: Draft, why: Why, name: str, tokens: int, now_ms: int) -> Epoch:

@@ -35,12 +35,16 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ground(msgspec.Struct, frozen=True, gc=False):
-    """What a draft stands on beside the conversation: the epoch that holds, the places that are pinned, summaries."""
+    """What a draft stands on beside the conversation: the epoch that holds, the places that are pinned, summaries.
+
+    `goal` is as a view has it.
+    """
 
     budget: Budget
     frozen: Epoch | None = None
     pinned: frozenset[int] = frozenset()
     reports: Sequence[Report] = ()
+    goal: Budget | None = None
 
 
 class Opener:
@@ -75,6 +79,7 @@ class Opener:
             pinned=ground.pinned,
             frozen=None if ground.frozen is None else read_plan(ground.frozen),
             reports=ground.reports,
+            goal=ground.goal,
         )
 
     def _name(self, subject: Subject, start: int, stop: int, offset: int) -> str:
@@ -99,10 +104,11 @@ def _see(wire: str, raws: Sequence[bytes], path: Path) -> list[Seen]:
 
 
 def _lead_with_user(edits: tuple[Edit, ...], shapes: Sequence[Shape]) -> tuple[Edit, ...]:
-    """The edits with the user's first message before a ledger of the assistant's, which no list may begin with."""
-    match edits:
-        case (Written() as ledger, (Kept() | Replaced()) as first, *rest) if shapes[first.place].role == "user":
-            return (first, ledger, *rest)
+    """The edits with the user's first message before what of ours is the assistant's, which no list may begin with."""
+    at = next((i for i, edit in enumerate(edits) if not isinstance(edit, Written)), 0)
+    match edits[at : at + 1]:
+        case (Kept() | Replaced() as first,) if shapes[first.place].role == "user":
+            return (first, *edits[:at], *edits[at + 1 :])
     return edits
 
 

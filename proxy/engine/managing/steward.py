@@ -19,7 +19,7 @@ from proxy.engine.bus import EventBus
 from proxy.engine.managing.booking import Books, Watcher
 from proxy.engine.managing.case import Case
 from proxy.engine.managing.context import Context
-from proxy.engine.managing.ladder import Commit, Footing, Ladder
+from proxy.engine.managing.ladder import Commit, Footing, Ladder, is_fruitless
 from proxy.engine.managing.lookout import Ahead, Lookout, find_key
 from proxy.engine.managing.pinning import Pinning, is_pinning, refuse_pin
 from proxy.engine.managing.rescuing import Rescues, Tell
@@ -62,6 +62,11 @@ class Steward:
         """What looks at requests; others that look at sessions share its memory."""
         return self._lookout
 
+    @property
+    def ladder(self) -> Ladder:
+        """What opens epochs; others that open some do it there."""
+        return self._ladder
+
     def glance(self, subject: Subject, mode: Mode, ceiling: int | None) -> Sending | None:
         """What to send where that is told at once; None for what takes a closer look.
 
@@ -70,6 +75,7 @@ class Steward:
         return attempt_now(partial(self._glance, subject, mode, ceiling), _note_blindness)
 
     def _glance(self, subject: Subject, mode: Mode, ceiling: int | None) -> Sending | None:
+        self._watcher.note_arrival(subject)
         content = subject.split.content
         if is_pinning(subject):
             return None
@@ -84,6 +90,7 @@ class Steward:
             return None
         if self._lookout.holdout.has(subject.session.id):
             return None
+        self._watcher.note_asked(subject)
         return Sending(content, is_managed=True, is_guarded=_is_risky(budget, subject))
 
     async def prepare(self, subject: Subject, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:
@@ -170,7 +177,7 @@ class Steward:
             return replace(sending, ceiling=ceiling)
         case = await self._lookout.look_at(subject, context, epoch, budget)
         decision = _decide(case)
-        if decision.why == "hard":
+        if decision.why == "hard" and not is_fruitless(case, decision.why):
             await self._watcher.wait(subject.session.id)
         footing = await self._ladder.climb(case, decision.why, commit)
         _choose(case, footing)

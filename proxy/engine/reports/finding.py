@@ -67,6 +67,14 @@ async def read_pages(
         yield await log.list_calls(session, start, min(_PAGE, end - start))
 
 
+async def read_back(log: LogReader, session: str) -> AsyncIterator[ExchangeRow]:
+    """Calls of a session, the newest first, without answers. Raises NotFound."""
+    end = (await log.find_session(session)).recorded
+    for after in range(max(0, end - _PAGE), -_PAGE, -_PAGE):
+        for row in reversed(await log.list_calls(session, max(0, after), min(_PAGE, after + _PAGE))):
+            yield row
+
+
 async def read_exchanges(log: LogReader, session: str, branch: BranchRow | None = None) -> AsyncIterator[ExchangeRow]:
     """The exchanges of a session, or of a branch, one at a time. Raises NotFound for an unknown session."""
     count = (await log.find_session(session)).recorded

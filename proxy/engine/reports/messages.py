@@ -6,7 +6,7 @@ Rule: found out of the recorded bytes as they were when the request came; what c
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from proxy.engine.lineage.chain import make_chain, read_messages
+from proxy.engine.lineage.chain import Chain, make_chain, read_messages
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.conversation import find_format, read_request
 from proxy.model.errors import NotFound
@@ -26,9 +26,14 @@ class History(NamedTuple):
 
 async def load_history(log: LogReader, row: ExchangeRow) -> History:
     """The messages of an exchange. Raises NotFound where its request was not read, or cannot be any more."""
+    split, chain = await load_chain(log, row, (await log.find_session(row.session)).upstream)
+    return History(row, chain.preamble.count, list_raws(split)[chain.preamble.count :], chain.nodes)
+
+
+async def load_chain(log: LogReader, row: ExchangeRow, upstream: str) -> tuple[SplitBody, Chain]:
+    """The request of an exchange in parts, and its chain; `upstream` is its session's. Raises as `load_history`."""
     form = find_format(row)
     split = split_whole(read_request(row, await log.load_request(row.id)), form.items_key)
-    upstream = (await log.find_session(row.session)).upstream
     root = root_of_chain(upstream)
     chain = make_chain(read_messages(form, split, None, 0, root), None, root)
     if not row.tip or (chain.nodes[-1] if chain.nodes else root) != row.tip:
@@ -36,7 +41,7 @@ async def load_history(log: LogReader, row: ExchangeRow) -> History:
             f"the messages of exchange {row.n} have no place of their own: it was not read, or goes on from"
             " what is stored elsewhere"
         )
-    return History(row, chain.preamble.count, list_raws(split)[chain.preamble.count :], chain.nodes)
+    return split, chain
 
 
 def split_whole(body: bytes, key: str) -> SplitBody:

@@ -135,6 +135,11 @@ class SqliteArchive:
         await self._catch_up(_MOST_LAG_OF_A_CALL_SECONDS)
         return await self._reader.recall(nodes, marks, session)
 
+    async def find_key(self, session: str) -> SessionKey:
+        """Whose the session with this id is, and what names it. Raises NotFound."""
+        await self._catch_up()
+        return await self._reader.find_key(session)
+
     async def has_sessions(self) -> bool:
         """False while the log has none."""
         await self._catch_up(_MOST_LAG_OF_A_CALL_SECONDS)

@@ -108,6 +108,10 @@ _DECISION = (
 
 _CALLS = _EXCHANGES.replace("unpack(ga.codec, ga.bytes) AS answer", "NULL AS answer")
 
+_KEY = """
+    SELECT s.key, t.fingerprint, s.upstream, s.family, s.parent
+    FROM session s JOIN tenant t ON t.id = s.tenant WHERE s.key = ?"""
+
 _REQUEST = """
     SELECT s.tenant, e.envelope, e.tip FROM exchange e JOIN session s ON s.id = e.session WHERE e.id = ?"""
 
@@ -199,6 +203,10 @@ class SqliteReader:
     ) -> Sequence[StoredSession]:
         """Sessions that may hold what a request continues; newest last (see `Ancestry`)."""
         return await self._calls.ask(lambda connection: recall_sessions(connection, nodes, marks, session))
+
+    async def find_key(self, session: str) -> SessionKey:
+        """Whose the session with this id is, and what names it. Raises NotFound."""
+        return SessionKey(*await self._find(_KEY, (session,), f"there is no session {session}"))
 
     async def has_sessions(self) -> bool:
         """False while the log has none."""

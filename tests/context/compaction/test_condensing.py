@@ -87,3 +87,9 @@ def test_the_depth_grows_with_the_logarithm_of_the_leaves(leaves: int, room: int
     made = grow([3] * leaves, room, 0.4)
     assert max(measure_ranks(made).values()) <= log(leaves, 4) + 2
     assert len(find_live(made)) <= 30
+
+
+def test_one_whose_parents_nobody_knows_counts_as_a_leaf() -> None:
+    lost = make_summary("c", 0, 9, ("a", "b"))
+    (node,) = list_nodes([lost], {"c": lost})
+    assert (node.rank, node.leaves) == (1, 1)

@@ -1,8 +1,9 @@
 """Summaries as a graph."""
 
 import pytest
+from msgspec.structs import replace
 
-from proxy.context.compaction.graph import expand, find_live, measure_ranks
+from proxy.context.compaction.graph import expand, find_live, measure_ranks, says_more
 from tests.support.summaries import make_summary
 
 A, B, C = (make_summary(name, i * 10, i * 10 + 10) for i, name in enumerate("abc"))
@@ -41,3 +42,8 @@ def test_it_expands_to_its_leaves_in_order() -> None:
 
 def test_ranks_count_the_rounds() -> None:
     assert measure_ranks([A, B, C, AB, ABC]) == {"a": 0, "b": 0, "c": 0, "ab": 1, "abc": 2}
+
+
+def test_only_what_no_model_made_of_messages_says_no_more_than_a_ledger() -> None:
+    assert [says_more(replace(A, level=level)) for level in (1, 2, 3)] == [True, True, False]
+    assert says_more(replace(AB, level=3))

@@ -71,3 +71,14 @@ def test_limits_count_what_is_asked_and_what_is_answered() -> None:
 
 def test_the_purse_has_the_last_word() -> None:
     assert "spend_fraction" in object_to(make_desk(), expected=Usage(60_000, 100))
+
+
+def test_what_a_person_wished_may_take_more_than_its_share_and_no_plan_that_nobody_opened() -> None:
+    desk = make_desk(CompactionPolicy(spend_fraction=0.0))
+    permission = desk.office.permission
+    for headers, objection in ((KEY, ""), (PLAN, "the credential is of a person's plan")):
+        key = Key(desk.upstream, b"/v1/chat/completions", headers)
+        found = permission.find_objection(SESSION, key, "main", MODEL, EXPECTED, is_wished=True)
+        assert found.startswith(objection)
+        assert bool(found) == bool(objection)
+    assert "spend_fraction" in object_to(desk)

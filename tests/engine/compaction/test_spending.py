@@ -140,6 +140,20 @@ async def test_a_day_has_a_cap_for_all_sessions() -> None:
     assert world.objects(5)
 
 
+async def test_what_a_person_wished_may_take_more_than_the_share_of_its_session_but_not_than_a_days() -> None:
+    world = World(spend_per_day=30)
+    await world.purse.open(Log(Sum("main", "m", Usage(10, 0))))
+    assert world.objects(20).endswith("(compaction.spend_fraction)")
+    assert world.purse.find_objection("s", Cost(20.0, 20.0), is_wished=True) == ""
+    assert world.purse.find_objection("s", Cost(21.0, 21.0), is_wished=True).endswith("(compaction.spend_per_day)")
+
+
+def test_what_was_spent_besides_can_be_asked_for_each_session() -> None:
+    world = World()
+    world.spend(15, session="t")
+    assert (world.purse.find_extra("t").tokens, world.purse.find_extra("s").tokens) == (15, 0)
+
+
 async def test_a_day_ends() -> None:
     world = World(spend_per_day=30)
     log = Log(Sum("main", "m", Usage(30, 0)))

@@ -1,19 +1,23 @@
 """What holds in a session: which epoch, what is pinned, what is owed."""
 
 import asyncio
+from collections.abc import Sequence
 
 import msgspec
 import pytest
 
 from proxy.context.account import Account
+from proxy.context.view import Report
 from proxy.engine.managing import context as module
 from proxy.engine.managing.context import Context, is_cleared
 from proxy.engine.managing.opening import Draft
 from proxy.engine.managing.subject import Subject
 from proxy.model.epoch import Epoch, Original, Pin, StoredContext
 from proxy.model.plan import ContextPlan
+from proxy.model.summary import Summary
 from tests.support.contexts import BUDGET, HISTORY, ask, make_epoch
 from tests.support.managing import MODEL, SESSION, make_subject
+from tests.support.summaries import make_summary
 
 
 def make_context(*epochs: Epoch) -> Context:
@@ -49,6 +53,24 @@ def test_an_epoch_that_stands_for_nothing_holds_everywhere() -> None:
     """What a revert to the client's own history is."""
     revert = make_epoch("r", 0, why="revert", rendered=())
     assert make_context(make_epoch("a", 2), revert).find(MODEL, ask(2)) is revert
+
+
+def test_what_holds_next_is_the_newest_whatever_a_history_was_sent_under() -> None:
+    context = make_context(make_epoch("a", 2))
+    context.choose(MODEL, ask(8), "a")
+    context.choose(MODEL, ask(6), "")
+    context.add(second := make_epoch("b", 4))
+    assert context.find(MODEL, ask(8), is_next=True) is context.find(MODEL, ask(6), is_next=True) is second
+    assert context.find(MODEL, ask(6)) is None
+
+
+def test_an_epoch_is_unsent_until_something_goes_out_under_it() -> None:
+    context = make_context(make_epoch("a", 2))
+    context.unsent.add("a")
+    context.choose(MODEL, ask(6), "")
+    assert context.unsent == {"a"}
+    context.choose(MODEL, ask(8), "a")
+    assert context.unsent == set()
 
 
 def test_the_same_history_is_sent_under_the_same_epoch() -> None:
@@ -284,3 +306,39 @@ def test_a_shorter_history_is_not_a_cleared_one() -> None:
     items = ask().chain.items
     assert is_cleared(items, items)
     assert not is_cleared(items, items[:-1])
+
+
+def make_report(id: str, start: int, stop: int, nodes: Sequence[bytes], **changes: object) -> Summary:
+    return msgspec.structs.replace(make_summary(id, start, stop), last=nodes[stop - 1], **changes)
+
+
+def test_summaries_hold_where_all_their_messages_are() -> None:
+    context, nodes = make_context(), ask().nodes
+    branch = make_subject([*HISTORY[:3], {"role": "user", "content": "No."}, *HISTORY[4:]]).nodes
+    shared, beyond = make_report("a", 0, 2, nodes), make_report("b", 2, 5, nodes)
+    context.add_summary(shared)
+    before = context.weight
+    context.add_summary(beyond)
+    assert context.weight > before
+    assert context.list_summaries(nodes) == [shared, beyond]
+    assert context.list_summaries(branch) == context.list_summaries(nodes[:4]) == [shared]
+    assert (context.get_summary("b"), context.get_summary("c")) == (beyond, None)
+
+
+def test_those_that_the_log_knows_come_first() -> None:
+    context, nodes = make_context(), ask().nodes
+    old, new = make_report("a", 0, 2, nodes), make_report("b", 0, 2, nodes)
+    context.add_summary(new)
+    context.absorb(StoredContext(summaries=(old,)))
+    assert context.list_summaries(nodes) == [new]
+
+
+def test_what_was_made_of_messages_without_a_model_is_not_shown() -> None:
+    context, nodes = make_context(), ask().nodes
+    poor = make_report("a", 0, 2, nodes, level=3)
+    merged = make_report("b", 2, 4, nodes, level=3, parents=("x", "y"), kind="condensed")
+    short = make_report("c", 4, 5, nodes, level=2)
+    for each in (poor, merged, short):
+        context.add_summary(each)
+    assert context.list_summaries(nodes) == [poor, merged, short]
+    assert context.list_reports(nodes) == [Report("b", "b", 2, 4, 100), Report("c", "c", 4, 5, 100)]

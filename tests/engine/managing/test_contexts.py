@@ -15,6 +15,7 @@ from proxy.model.epoch import StoredContext
 from proxy.model.errors import StoreUnavailable
 from tests.support.contexts import BUDGET, StatedArchive, ask, make_epoch
 from tests.support.managing import MODEL
+from tests.support.summaries import make_summary
 
 PLENTY = 1 << 30
 
@@ -213,3 +214,12 @@ class ManyContexts(RuleBasedStateMachine):
 
 def test_whatever_happens_weights_add_up() -> None:
     run_state_machine_as_test(ManyContexts, settings=settings(max_examples=40, stateful_step_count=20, deadline=None))
+
+
+async def test_a_summary_is_known_in_its_session_and_weighs_something() -> None:
+    contexts = Contexts(StatedArchive(), PLENTY)
+    contexts.add_summary(make_summary("a", 0, 2))
+    context = contexts.get("s")
+    assert context is not None
+    assert context.get_summary("a") is not None
+    assert contexts.weight == context.weight

@@ -143,6 +143,10 @@ LEADING: list[tuple[tuple[Edit, ...], tuple[Edit, ...]]] = [
         (Replaced(0, "so", "shortened"), Written("w", 0, 2), Kept(1)),
     ),
     ((Kept(0), Written("w", 1, 3)), (Kept(0), Written("w", 1, 3))),
+    (
+        (Written("r", 0, 2, "r"), Written("w", 0, 2), Kept(0), Kept(1)),
+        (Kept(0), Written("r", 0, 2, "r"), Written("w", 0, 2), Kept(1)),
+    ),
 ]
 
 

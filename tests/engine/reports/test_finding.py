@@ -13,6 +13,7 @@ from proxy.engine.reports.finding import (
     list_matching,
     load_part,
     pick_branch,
+    read_back,
     read_exchanges,
     read_pages,
 )
@@ -116,6 +117,16 @@ async def test_exchanges_are_read_page_by_page(after: int, limit: int | None, fo
     numbers = [row.n async for page in read_pages(log, "abc1", after, limit) for row in page]
     assert numbers == list(range(found[0], found[1] + 1))
     assert max(log.limits) <= 100
+
+
+@pytest.mark.parametrize("count", [0, 1, 100, 250])
+async def test_calls_are_read_back_from_the_newest(count: int) -> None:
+    log = Noting(exchanges=[exchange(n) for n in range(1, count + 1)], sessions=[replace(SESSION, exchanges=count)])
+    log.limits.clear()
+    assert [row.n async for row in read_back(log, "abc1")] == list(range(count, 0, -1))
+    assert max(log.limits, default=0) <= 100
+    with pytest.raises(NotFound):
+        _ = [row async for row in read_back(log, "nobody")]
 
 
 async def test_calls_of_our_own_are_numbered_among_the_others() -> None:

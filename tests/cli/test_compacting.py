@@ -1,0 +1,123 @@
+"""`palimpsest compact`: what the running server is asked, and what it says."""
+
+import json
+from typing import Any
+
+import pytest
+
+from proxy.cli.application import run
+from proxy.cli.compacting import tell_compaction
+from proxy.cli.doors import Doors
+from proxy.config import Settings
+from proxy.model.errors import UpstreamUnreachable
+from tests.cli.calling import measure, tally
+from tests.support.fake_log import FakeLog
+
+FOUND: dict[str, Any] = {
+    "session": "abc1",
+    "epoch": "e7",
+    "summary": "abcdefghij",
+    "level": 1,
+    "kind": "leaf",
+    "messages_covered": 120,
+    "tokens_before": 182_000,
+    "tokens_after": 24_000,
+    "ms": 3210,
+    "calls": ["x8"],
+    "cost_tokens": 4100,
+    "reason": "",
+}
+
+
+class Server:
+    """A server that answers as it was told; `asked` are the settings, paths and bodies."""
+
+    def __init__(self, status: int = 200, answer: object = FOUND) -> None:
+        self.asked: list[tuple[Settings, str, Any]] = []
+        self._answer = status, answer if isinstance(answer, bytes) else json.dumps(answer).encode() + b"\n"
+
+    def ask(self, settings: Settings, path: str, body: bytes) -> tuple[int, bytes]:
+        self.asked.append((settings, path, json.loads(body)))
+        return self._answer
+
+    def call(self, *arguments: str) -> int:
+        with pytest.raises(SystemExit) as stop:
+            run(
+                Doors(lambda settings: 0, lambda settings: FakeLog(), tally, measure, self.ask), ["compact", *arguments]
+            )
+        return int(stop.value.code or 0)
+
+
+def test_what_came_of_it_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server()
+    assert server.call("abc") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "compacted 182,000 to 24,000 tokens, from the next call on (epoch e7)",
+        "summary   abcdefghij of 120 messages: level 1, leaf",
+        "calls     1, for 4,100 tokens of uncached input",
+        "took      3.2 s",
+    ]
+    ((settings, path, body),) = server.asked
+    assert path == "/sessions/abc/compact"
+    assert body == {"model": "", "prompt": "", "level": 1, "view": ""}
+    assert (settings.server.host, settings.server.port) == ("127.0.0.1", 8484)
+
+
+def test_what_is_wished_and_where_the_server_is(capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server()
+    options = ("--model", "small", "--prompt", "in short", "--level", "2", "--view", "gpt-5")
+    assert server.call("abc", *options, "--host", "::1", "--port", "99", "--admin-token", "t") == 0
+    ((settings, _, body),) = server.asked
+    assert body == {"model": "small", "prompt": "in short", "level": 2, "view": "gpt-5"}
+    policy = settings.server_policy()
+    assert (policy.host, policy.port, policy.admin_token) == ("::1", 99, "t")
+
+
+def test_as_json_it_is_what_the_server_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert Server().call("abc", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == FOUND
+
+
+def test_why_nothing_came_of_it_is_told() -> None:
+    kept = FOUND | {"epoch": None, "summary": None, "calls": [], "reason": "it got \N{MULTIPLICATION SIGN} shorter"}
+    assert tell_compaction(kept).splitlines() == [
+        "kept      182,000 tokens: no epoch was opened",
+        "note      it got \N{MULTIPLICATION SIGN} shorter",
+        "took      3.2 s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "told"),
+    [
+        (409, {"error": {"message": "palimpsest: there is nothing to compact"}}, "there is nothing to compact"),
+        (404, {"error": "no"}, "what answered there with status 404 is no palimpsest of this version"),
+        (502, b"<html>", "what answered there with status 502"),
+        (200, [1], "what answered there with status 200"),
+        (200, {"object": "list"}, "choose --host and --port"),
+    ],
+)
+def test_a_server_that_would_not_is_one_line(
+    status: int, answer: object, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert Server(status, answer).call("abc") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("palimpsest: ")
+    assert line.count("palimpsest: ") == 1
+    assert told in line
+
+
+def test_without_a_server_nothing_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    class Gone(Server):
+        def ask(self, settings: Settings, path: str, body: bytes) -> tuple[int, bytes]:
+            raise UpstreamUnreachable("no server answers")
+
+    assert Gone().call("abc") == 1
+    assert capsys.readouterr().err == "palimpsest: no server answers\n"
+
+
+@pytest.mark.parametrize("arguments", [(), ("abc", "--level", "4")])
+def test_what_is_asked_wrongly_exits_with_2(arguments: tuple[str, ...]) -> None:
+    server = Server()
+    assert server.call(*arguments) == 2
+    assert server.asked == []

@@ -1,0 +1,87 @@
+"""Summaries in plans: before the ledger of their place, as many as there is room for, and in what stays for good."""
+
+import msgspec
+
+from proxy.context.builder import REPORTS_SHARE, ContextBuilder, choose_reports
+from proxy.context.generations import NOTHING, Heritage
+from proxy.context.policy import BuilderPolicy
+from proxy.context.view import Report, View
+from proxy.model.plan import ContextPlan, Written
+from tests.context.test_builder import DAY
+from tests.support.views import count, view
+
+BUILDER = ContextBuilder(BuilderPolicy(), count)
+CEILING = 6000
+
+
+def report(id: str, start: int, stop: int, size: int = 100) -> Report:
+    text = f"[{id}] {'word ' * size}"
+    return Report(id, text, start, stop, count(text))
+
+
+def see(*reports: Report, frozen: ContextPlan | None = None, ceiling: int = CEILING, until: int = len(DAY)) -> View:
+    return msgspec.structs.replace(view(DAY[:until], ceiling), reports=reports, frozen=frozen)
+
+
+def list_written(plan: ContextPlan) -> list[tuple[str, str]]:
+    """What of ours is in a plan: the ids of summaries, and what is a ledger."""
+    return [(each.report, each.text) for each in plan.edits if isinstance(each, Written)]
+
+
+def list_ids(plan: ContextPlan) -> list[str]:
+    return [report for report, _ in list_written(plan)]
+
+
+def test_summaries_stand_before_the_ledger_which_says_what_it_said() -> None:
+    first, second = report("a", 0, 9), report("b", 9, 21)
+    plan = BUILDER.build(see(first, second))
+    assert list_ids(plan) == ["a", "b", ""]
+    assert list_written(plan)[:2] == [("a", first.text), ("b", second.text)]
+    assert plan.edits[0] == Written(first.text, 0, 9, "a")
+    without = BUILDER.build(see())
+    assert {each.id for each in plan.references} >= {each.id for each in without.references}
+    assert plan.tokens <= view(DAY, CEILING).budget.high
+
+
+def test_those_that_stay_keep_their_place_and_bytes_while_their_ledger_does() -> None:
+    until = len(DAY) - 8
+    frozen = BUILDER.build(see(report("a", 0, 9), until=until))
+    plan = BUILDER.build(see(report("a", 0, 9), report("b", 9, 21), frozen=frozen))
+    assert list_ids(plan) == ["a", "", "b", ""]
+    assert list_written(plan)[:2] == list_written(frozen)
+    stop = next(each.stop for each in frozen.edits if isinstance(each, Written) and not each.report)
+    late = next(each for each in plan.edits if isinstance(each, Written) and each.report == "b")
+    assert (late.start, late.stop) == (stop, max(stop, 21))
+
+
+def test_what_was_merged_waits_until_the_ledgers_are_written_anew() -> None:
+    frozen = BUILDER.build(see(report("a", 0, 9, 30), report("b", 9, 15, 30), until=len(DAY) - 8))
+    merged = report("c", 0, 21, 30)
+    plan = BUILDER.build(see(merged, frozen=frozen))
+    assert list_ids(plan)[:3] == ["a", "b", ""]
+    assert "c" not in list_ids(plan)
+    assert list_ids(BUILDER.build(see(merged))) == ["c", ""]
+
+
+def test_what_stays_and_is_not_live_any_more_takes_its_room_all_the_same() -> None:
+    stays = Heritage((Written("x" * 400, 0, 9, "gone"), Written("ledger", 0, 9)), 105, (), frozenset(), 0.0, 104)
+    room = int(REPORTS_SHARE * see().budget.usable)
+    fits = report("b", 9, 15, (4 * (room - 104) - 40) // 5)
+    assert [each.report for each in choose_reports(see(fits), stays)] == ["b"]
+    large = report("b", 9, 15, (4 * (room - 50)) // 5)
+    assert choose_reports(see(large), stays) == ()
+    assert [each.report for each in choose_reports(see(large), NOTHING)] == ["b"]
+
+
+def test_the_newest_go_first_where_there_is_little_room() -> None:
+    reports = [report(id, 5 * i, 5 * i + 5, 110) for i, id in enumerate("abcd")]
+    assert list_ids(BUILDER.build(see(*reports))) == ["c", "d", ""]
+
+
+def test_where_nothing_else_fits_there_are_none() -> None:
+    assert list_ids(BUILDER.minimal(see(report("a", 0, 9)))) == [""]
+
+
+def test_a_conversation_that_is_left_alone_gets_none() -> None:
+    short = msgspec.structs.replace(view(DAY[-6:], CEILING), reports=(report("a", 0, 2),))
+    assert BUILDER.build(short).edits == ()

@@ -1,0 +1,276 @@
+"""One report: who is asked, what becomes of each answer, and what there is when nobody gave one."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from proxy.context.compaction.spans import Span
+from proxy.engine.compaction.keys import Key
+from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.compaction.work import Work
+from proxy.engine.policy import Provider
+from proxy.model.errors import UpstreamUnreachable
+from proxy.model.events import AuxiliaryEnded
+from proxy.model.exchange import Opening, Usage
+from proxy.model.summary import Summary
+from tests.support.compacting import FREE, REPORT, Reply, Workshop, fail, give_report, in_time, say
+from tests.support.engine import FakeArchive
+from tests.support.managing import make_history, make_subject
+from tests.support.summaries import make_summary
+
+HISTORY = make_history(22, 1600)
+SHORT = "GOAL:\n- Mend the tests.\nFILES:\n- src/module_1.py\nNEXT:\n- The rest is pending.\n"
+_PLENTY = Usage(100_000_000, 0)
+TOOL = [{"id": "c", "type": "function", "function": {"name": "bash", "arguments": "{}"}}]
+
+
+def answer(*replies: Reply) -> Callable[[bytes], Reply]:
+    """One after the other."""
+    left = iter(replies)
+    return lambda body: next(left)
+
+
+def free(**changes: Any) -> CompactionPolicy:
+    return replace(FREE, **changes)
+
+
+class Draft:
+    """A report that is wanted in a workshop, in a session that has spent enough."""
+
+    def __init__(self, *replies: Reply, policy: CompactionPolicy = FREE, **options: Any) -> None:
+        summarise = answer(*replies) if replies else give_report
+        self.shop = Workshop(summarise, policy, archive=FakeArchive(is_instant=True), **options)
+        self.key: Key | None = Key(self.shop.model, b"/v1/chat/completions", ())
+        self.is_poor = False
+
+    async def plan(self, **changes: Any) -> Work:
+        latest = await self.shop.look_at(HISTORY)
+        survey = await self.shop.worker._survey(latest)
+        work = Work(latest, survey, Span(0, 29, latest.case.path.count(0, 29)), ("bbbbbbbbbb",))
+        return msgspec.structs.replace(work, **changes)
+
+    async def make(self, *, is_needed: bool = False, **changes: Any) -> Summary | None:
+        work = await self.plan(**changes)
+        if not self.is_poor:
+            balance = self.shop.drafter._desk.office.purse._find_balance("s1")
+            balance.main = self.shop.drafter._desk.office.purse.price("main", "gpt-4o", _PLENTY)
+        made: Summary | None = await in_time(self.shop.drafter.draft(work, self.key, is_needed=is_needed))
+        return made
+
+    async def get(self, **changes: Any) -> Summary:
+        made = await self.make(**changes)
+        assert made is not None
+        return made
+
+    @property
+    def asked(self) -> list[dict[str, Any]]:
+        return [json.loads(body) for body in self.shop.model.asked]
+
+    @property
+    def ways(self) -> list[str]:
+        """How each call was made."""
+        return ["compact" if each["messages"][0]["content"].startswith("You write") else "warm" for each in self.asked]
+
+
+async def test_a_good_answer_is_a_report_of_the_first_level() -> None:
+    draft = Draft()
+    made = await draft.get()
+    subject = make_subject(HISTORY)
+    assert (made.level, made.kind, made.is_provisional, made.reason) == (1, "leaf", False, "")
+    assert (made.session, made.start, made.stop, made.last) == ("s1", 0, 29, subject.nodes[28])
+    assert (made.model, made.exchange, made.wire) == ("gpt-4o", "x1", "chat_completions")
+    assert made.files == ("bbbbbbbbbb",)
+    assert len(made.digests) == 29
+    assert made.tokens < made.covered
+    assert f"ref:{made.id}" in made.text.split("\n")[0]
+    assert "2023-11-14 22:13 UTC" in made.text
+    assert draft.ways == ["warm"]
+    (opening,) = draft.shop.log.of(Opening)
+    assert (made.calls, opening.kind) == ((opening.exchange,), "auxiliary")
+
+
+async def test_what_is_no_good_is_asked_for_in_the_short_form() -> None:
+    draft = Draft(say("I am sorry, I cannot."), say(SHORT))
+    made = await draft.get()
+    assert (made.level, made.is_provisional) == (2, True)
+    assert made.reason == "gpt-4o: level 1: a refusal"
+    assert len(made.calls) == 2
+    assert draft.ways == ["warm", "warm"]
+
+
+async def test_the_short_form_can_be_switched_off() -> None:
+    draft = Draft(say(""), policy=free(level2=False))
+    assert (await draft.get()).level == 3
+    assert len(draft.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (say(""), "level 1: empty"),
+        (say("word " * 5000), "the answer is longer than it may be"),
+        (say("Nothing of the kind."), "no section that was asked for"),
+        (say(None, refusal="I will not."), "I will not."),
+        (fail(b""), "status 500: broken"),
+        (UpstreamUnreachable("no way"), "gpt-4o: no way"),
+    ],
+)
+async def test_where_no_model_gives_any_it_is_put_together_without(reply: Reply, reason: str) -> None:
+    draft = Draft()
+    draft.shop.model.summarise = lambda body: fail(body) if reason.startswith("status") else reply
+    made = await draft.get()
+    assert (made.level, made.is_provisional, made.model) == (3, True, "")
+    assert reason in made.reason
+    assert made.calls == tuple(opening.exchange for opening in draft.shop.log.of(Opening))
+    assert "put together on" in made.text
+    assert made.files == ("bbbbbbbbbb",)
+
+
+async def test_a_call_of_a_tool_is_asked_for_in_another_way() -> None:
+    draft = Draft(say(None, tool_calls=TOOL), say(REPORT))
+    made = await draft.get()
+    assert (made.level, made.reason) == (1, "gpt-4o: it called a tool")
+    assert draft.ways == ["warm", "compact"]
+
+
+async def test_what_is_too_long_as_it_was_sent_is_asked_in_a_transcript() -> None:
+    error = {"error": {"message": "too long", "code": "context_length_exceeded"}}
+    refusal = fail(b"")
+    refusal.status = 400
+    refusal._pieces.clear()
+    refusal.feed(json.dumps(error).encode(), ending="whole")
+    draft = Draft(refusal, say(REPORT))
+    assert (await draft.get()).level == 1
+    assert draft.ways == ["warm", "compact"]
+
+
+async def test_other_failures_are_not_tried_in_another_way() -> None:
+    draft = Draft(fail(b""), fail(b""))
+    await draft.get()
+    assert draft.ways == ["warm", "warm"]
+
+
+async def test_a_model_that_thinks_for_too_long_is_asked_once_more_with_more_room() -> None:
+    draft = Draft(say("", finish="length"), say(REPORT))
+    work = await draft.plan()
+    body = work.latest.body.replace(b'"messages"', b'"max_tokens": 70, "messages"', 1)
+    latest = msgspec.structs.replace(work.latest, body=body)
+    made = await draft.get(latest=latest)
+    assert (made.level, len(made.calls)) == (1, 2)
+    assert [each["max_tokens"] for each in draft.asked] == [300 + 8192, 2 * (300 + 8192)]
+
+
+async def test_a_model_without_words_is_not_asked_for_fewer() -> None:
+    draft = Draft(say("", finish="length"))
+    made = await draft.get()
+    assert (made.level, made.reason) == (3, "gpt-4o: all its tokens went into thoughts")
+    assert len(draft.asked) == 1
+
+
+async def test_without_money_for_more_room_it_is_speechless_all_the_same() -> None:
+    draft = Draft(say("", finish="length"))
+    draft.shop.model.summarise = lambda body: _spend_all(draft)
+    work = await draft.plan()
+    body = work.latest.body.replace(b'"messages"', b'"max_tokens": 70, "messages"', 1)
+    made = await draft.get(latest=msgspec.structs.replace(work.latest, body=body))
+    assert made.level == 3
+    assert "all its tokens went into thoughts" in made.reason
+    assert "compaction.spend_fraction" in made.reason
+    breakers = draft.shop.drafter._desk.office.breakers
+    assert breakers._find("main", "gpt-4o").failures == 1
+
+
+def _spend_all(draft: Draft) -> bytes:
+    purse = draft.shop.drafter._desk.office.purse
+    purse._find_balance("s1").main = purse.price("main", "gpt-4o", msgspec.structs.replace(_PLENTY, input=1))
+    return say("", finish="length")
+
+
+async def test_what_misses_something_is_made_again() -> None:
+    draft = Draft(say("## Completed\n- All was looked at.\n## Remaining\n- Nothing.\n## Discoveries\n- None.\n"))
+    made = await draft.get()
+    assert (made.level, made.is_provisional, made.reason) == (1, True, "gpt-4o: left out its goal")
+
+
+async def test_whom_nobody_may_ask_is_not_asked() -> None:
+    draft = Draft()
+    draft.is_poor = True
+    assert await draft.make() is None
+    needed = await draft.get(is_needed=True)
+    assert (needed.level, needed.calls, draft.asked) == (3, (), [])
+    assert "compaction.spend_fraction" in needed.reason
+
+
+async def test_without_a_key_nobody_can_be_asked() -> None:
+    draft = Draft()
+    draft.key = None
+    assert await draft.make() is None
+    assert (await draft.get(is_needed=True)).reason.startswith("no model was asked: ")
+    assert draft.asked == []
+
+
+async def test_other_models_are_asked_in_their_order_and_never_warm() -> None:
+    draft = Draft(fail(b""), say(REPORT), policy=free(fallback_models=("small", "tiny")))
+    made = await draft.get()
+    assert (made.level, made.model) == (1, "small")
+    assert [each["model"] for each in draft.asked] == ["gpt-4o", "small"]
+    assert draft.ways == ["warm", "compact"]
+
+
+async def test_a_model_that_was_cold_twice_is_asked_in_a_transcript() -> None:
+    draft = Draft()
+    for _ in range(2):
+        draft.shop.drafter._desk.office.warmth.note(
+            "main", "gpt-4o", 1.0, msgspec.structs.replace(_PLENTY, input=100, cached=0)
+        )
+    await draft.get()
+    assert draft.ways == ["compact"]
+
+
+async def test_strict_templates_are_asked_as_they_need_it() -> None:
+    draft = Draft(provider=Provider(strict_alternation=True))
+    await draft.get()
+    assert draft.ways == ["compact"]  # behind a tool's answer the user may not speak
+
+
+async def test_a_model_that_takes_nothing_is_passed_over() -> None:
+    draft = Draft(policy=free(model="tiny"), window=800)
+    made = await draft.get(is_needed=True)
+    assert (made.level, draft.asked) == (3, [])
+
+
+async def test_reports_are_merged() -> None:
+    parents = tuple(
+        msgspec.structs.replace(make_summary(id, 10 * i, 10 * i + 10, tokens=2000), text=REPORT, files=(id + 9 * "a",))
+        for i, id in enumerate("ab")
+    )
+    draft = Draft()
+    made = await draft.get(parents=parents, span=Span(0, 20, 900), references=("baaaaaaaaa", "aaaaaaaaaa"))
+    assert (made.kind, made.parents, made.digests, made.covered) == ("condensed", ("a", "b"), (), 4000)
+    assert draft.ways == ["compact"]
+    without = draft.shop.drafter.put_together(await draft.plan(parents=parents, span=Span(0, 20, 900)))
+    assert (without.level, without.kind, without.parents) == (3, "condensed", ("a", "b"))
+    assert "The parts up to here were looked at." in without.text
+    assert without.files == ("aaaaaaaaaa", "baaaaaaaaa", "bbbbbbbbbb")
+
+
+async def test_a_fault_of_ours_is_no_failed_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("not now")
+
+    draft = Draft()
+    monkeypatch.setattr("proxy.engine.compaction.drafting.accept", broken)
+    made = await draft.get()
+    assert (made.level, made.reason) == (3, "RuntimeError: not now")
+
+
+async def test_each_call_is_told_of() -> None:
+    draft = Draft(say(""), say(SHORT))
+    made = await draft.get(supersedes=("old",))
+    ended = [event.exchange for event in draft.shop.events if isinstance(event, AuxiliaryEnded)]
+    assert tuple(ended) == made.calls
+    assert made.supersedes == ("old",)

@@ -1,0 +1,155 @@
+"""What models are asked, as bytes, and what an answer to that may be."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from proxy.context.compaction.spans import Span
+from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.compaction.questions import Question, Questions
+from proxy.engine.compaction.work import Work
+from proxy.model.exchange import Usage
+from tests.support.compacting import Workshop
+from tests.support.managing import Message, make_history
+from tests.support.summaries import make_summary
+
+HISTORY = make_history(22, 1600)
+PARENTS = (make_summary("one report", 0, 10), make_summary("another report", 10, 20))
+
+
+def count(text: str) -> int:
+    return -(-len(text) // 4)
+
+
+def make(policy: CompactionPolicy | None = None, hook: Any = None) -> Questions:
+    return Questions(policy or CompactionPolicy(), count, hook)
+
+
+async def plan(messages: list[Message] = HISTORY, stop: int = 29, **members: Any) -> Work:
+    workshop = Workshop()
+    latest = await workshop.look_at(messages, **members)
+    survey = await workshop.worker._survey(latest)
+    return Work(latest, survey, Span(0, stop, latest.case.path.count(0, stop)))
+
+
+def merge(work: Work) -> Work:
+    return msgspec.structs.replace(work, parents=PARENTS, span=Span(0, 20, 0))
+
+
+def read(question: Question | None) -> dict[str, Any]:
+    assert question is not None
+    body: dict[str, Any] = json.loads(question.body)
+    return body
+
+
+async def test_a_warm_question_is_the_last_request_with_an_instruction_behind_it() -> None:
+    work = await plan(max_tokens=50)
+    question = make().write_warm(work, 1, is_alternating=False)
+    assert question is not None
+    assert question.is_warm
+    sent = work.latest.body
+    shared = next(i for i, (a, b) in enumerate(zip(sent, question.body, strict=False)) if a != b)
+    assert shared >= sent.rindex(b"}]")
+    *before, asked = read(question)["messages"]
+    assert before == HISTORY
+    assert asked["role"] == "user"
+    assert "the 29 messages from the user's message that begins with “Mend the tests" in asked["content"]
+    assert "in a ledger only" not in asked["content"]
+    assert question.expected == Usage(work.latest.tokens + 600, 300, work.latest.tokens)
+    assert (question.limit, question.most_characters) == (600, 5400)
+
+
+async def test_where_the_beginning_is_hidden_it_says_so() -> None:
+    workshop = Workshop()
+    for steps in range(15, 19):
+        await workshop.ask(make_history(steps, 1600))
+    (epoch,) = workshop.epochs
+    latest = await workshop.look_at(make_history(19, 1600), base=39, session=_find_key(workshop))
+    assert latest.epoch is not None
+    work = Work(latest, await workshop.worker._survey(latest), Span(0, epoch.depth + 2, 5000))
+    asked = read(make().write_warm(work, 1, is_alternating=False))["messages"][-1]["content"]
+    assert f"The first {epoch.depth} of them stand in a ledger only" in asked
+
+
+def _find_key(workshop: Workshop) -> Any:
+    return workshop.log._tables.keys[workshop.session]
+
+
+async def test_a_warm_question_is_not_asked_where_it_would_not_be_the_same_or_not_be_answered() -> None:
+    work = await plan()
+    assert make().write_warm(merge(work), 1, is_alternating=False) is None
+    assert make().write_warm(await plan(tool_choice="required"), 1, is_alternating=False) is None
+    broken = msgspec.structs.replace(work.latest, body=b"[]")
+    assert make().write_warm(msgspec.structs.replace(work, latest=broken), 1, is_alternating=False) is None
+
+
+async def test_strict_templates_get_it_in_the_users_last_message() -> None:
+    messages: list[Message] = [*HISTORY, {"role": "assistant", "content": "Done."}, {"role": "user", "content": "On."}]
+    asked = read(make().write_warm(await plan(messages), 1, is_alternating=True))["messages"]
+    assert len(asked) == len(messages)
+    assert asked[-1]["content"].startswith("On.\n\n[This message was written by the proxy")
+
+
+async def test_a_compact_question_has_a_transcript() -> None:
+    work = await plan()
+    question = make().write_compact(work, 1, "other", 1_000_000)
+    body = read(question)
+    assert question is not None
+    assert not question.is_warm
+    assert body["model"] == "other"
+    assert body["max_tokens"] == 300 + 8192
+    orders, text = (each["content"] for each in body["messages"])
+    assert orders.startswith("You write a report on a part of a conversation")
+    assert "[m1 user]\nMend the tests of the parser." in text
+    assert text.count("claimed by a tool, not by the user") == 14
+    assert question.expected == Usage(count(orders) + count(text), 300)
+
+
+async def test_the_short_form_is_asked_with_less_of_each_message() -> None:
+    work = await plan()
+    long, short = (make().write_compact(work, level, "m", 1_000_000) for level in (1, 2))
+    assert long is not None
+    assert short is not None
+    assert len(short.body) < len(long.body) / 2
+
+
+async def test_reports_are_merged_from_their_texts() -> None:
+    body = read(make().write_compact(merge(await plan()), 1, "m", None))
+    assert body["messages"][0]["content"].startswith("You write one report in place of several")
+    assert "[report 1]\none report\n\n[report 2]\nanother report" in body["messages"][1]["content"]
+    long = make_summary("x" * 5000, 0, 20)
+    work = msgspec.structs.replace(merge(await plan()), parents=(long,))
+    texts = [read(make().write_compact(work, level, "m", None))["messages"][1]["content"] for level in (1, 2)]
+    assert [text.count("x") > 1000 for text in texts] == [True, False]
+
+
+async def test_what_is_asked_fits_into_the_models_window() -> None:
+    work, questions = await plan(), make()
+    question = questions.write_compact(work, 1, "m", 4000)
+    assert question is not None
+    assert question.expected.input is not None
+    assert question.expected.input < 4000 - 300
+    assert questions.write_compact(work, 1, "m", 800) is None
+    half = make(CompactionPolicy(input_fraction=0.375))
+    assert half.find_room(100_000, 0) == questions.find_room(100_000, 0) // 2 == 37_500
+    assert questions.find_room(None, 0) == questions.find_room(32_768, 0)
+    assert make(CompactionPolicy(input_fraction=1.0)).find_room(100_000, 1000) == 98_400
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_a_persons_words_stand_in_place_of_ours(level: Any) -> None:
+    work, seen = await plan(), list[tuple[str, int]]()
+
+    def hook(prompt: str, level: int) -> str:
+        seen.append((prompt, level))
+        return f"{prompt} In verse."
+
+    own = make(CompactionPolicy(prompt="Be brief."), hook).write_compact(work, level, "m", None)
+    assert "Be brief. In verse." in read(own)["messages"][0]["content"]
+    ours = make(hook=hook).write_warm(work, level, is_alternating=False)
+    assert "In verse." in read(ours)["messages"][-1]["content"]
+    assert [each[1] for each in seen] == [level, level]
+    assert seen[0][0] == "Be brief."
+    assert "third person" in seen[1][0]

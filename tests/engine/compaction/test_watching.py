@@ -1,0 +1,205 @@
+"""When the worker is called, and when it is not."""
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from proxy.context.economics import Decision
+from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.compaction.work import Latest
+from proxy.engine.managing.booking import Unwatched
+from proxy.engine.managing.ladder import Footing
+from proxy.engine.policy import Provider
+from proxy.model.events import ExchangeRecorded
+from proxy.model.exchange import Headers
+from tests.support.compacting import FREE, Workshop, fail, in_time
+from tests.support.managing import Message, make_history
+
+HISTORY = make_history(22, 1600)
+LOCAL = Provider(cache="local")
+MODE: Headers = ((b"x-palimpsest-mode", b"observe"),)
+ABOVE = 14
+
+
+def until(steps: int) -> list[Message]:
+    return HISTORY[: 2 + 2 * steps]
+
+
+async def test_below_the_soft_mark_nothing_is_made_and_above_it_there_is() -> None:
+    shop = Workshop()
+    for steps in range(1, 10):
+        await shop.ask(until(steps))
+    assert (shop.model.asked, shop.summaries) == ([], [])
+    await shop.ask(until(ABOVE))
+    (summary,) = shop.summaries
+    assert (summary.level, summary.start, summary.exchange) == (1, 0, "x10")
+
+
+@pytest.mark.parametrize(
+    ("policy", "headers"),
+    [
+        (replace(FREE, auto=False), ()),
+        (FREE, MODE),
+        (CompactionPolicy(spend_fraction=0.0), ()),
+    ],
+)
+async def test_who_does_not_want_it_pays_for_none(policy: CompactionPolicy, headers: Headers) -> None:
+    shop = Workshop(policy=policy)
+    for steps in (1, 2, ABOVE, ABOVE + 1):
+        await shop.ask(until(steps), headers)
+    assert shop.model.asked == []
+    assert shop.summaries == []
+
+
+@pytest.mark.parametrize(("is_side", "pressure", "kept"), [(False, "soft", 1), (True, "soft", 0), (False, "none", 0)])
+async def test_what_stands_beside_the_conversation_or_below_the_mark_is_not_kept(
+    is_side: bool, pressure: Any, kept: int
+) -> None:
+    shop = Workshop()
+    latest = await shop.look_at(until(ABOVE), is_side=is_side)
+    footing = Footing("original", latest.body, latest.tokens)
+    shop.watch.note_sent(latest.case, footing, Decision(None, pressure))
+    assert len(shop.watch._sent) == kept
+
+
+class Recording:
+    """A worker that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.started: list[Latest] = []
+        self.stopped: list[str] = []
+
+    def start(self, latest: Latest) -> None:
+        self.started.append(latest)
+
+    async def wait(self, session: str) -> None:
+        """There is nothing to wait for."""
+
+    def stop_at(self, upstream: str) -> None:
+        self.stopped.append(upstream)
+
+
+def record(shop: Workshop) -> Recording:
+    worker: Any = Recording()
+    shop.watch._worker = worker
+    recording: Recording = worker
+    return recording
+
+
+async def test_an_answer_that_is_none_starts_nothing() -> None:
+    shop = Workshop()
+    worker = record(shop)
+    send = shop.model.send
+
+    async def refuse(*args: Any) -> Any:
+        await send(*args)
+        return fail(b"")
+
+    await shop.ask(until(1))
+    shop.model.send = refuse  # type: ignore[assignment, method-assign]
+    await shop.ask(until(ABOVE))
+    assert worker.started == []
+    assert (len(shop.watch._asked), len(shop.watch._sent)) == (0, 0)
+    shop.model.send = send  # type: ignore[method-assign]
+    await shop.ask(until(ABOVE))
+    assert len(worker.started) == 1
+    assert (len(shop.watch._asked), len(shop.watch._sent)) == (0, 0)
+
+
+async def test_what_is_reported_is_what_was_sent() -> None:
+    shop = Workshop()
+    worker = record(shop)
+    for steps in (1, ABOVE, 22):
+        await shop.ask(until(steps))
+    first, second = worker.started
+    assert (first.body, first.opened, first.tokens) == (shop.model.sent[-2], None, first.case.tokens)
+    (epoch,) = shop.epochs
+    assert second.body == shop.model.sent[-1]
+    assert second.opened is not None
+    assert second.opened.id == epoch.id
+    assert second.tokens < second.case.tokens
+
+
+async def test_a_round_that_another_follows_is_not_the_one_that_was_sent_last() -> None:
+    shop = Workshop()
+    worker = record(shop)
+    await shop.ask(until(1))
+    exchange = _sent(shop, await shop.look_at(until(ABOVE), exchange="x9"))
+    shop.bus.publish(_recorded(exchange, is_final=False))
+    shop.bus.publish(_recorded(exchange))
+    assert worker.started == []
+    assert shop.watch._keys.find("s1") is not None
+
+
+def _sent(shop: Workshop, latest: Latest) -> str:
+    subject = latest.case.subject
+    shop.watch.note_asked(subject)
+    shop.watch._sent[subject.exchange] = latest
+    return subject.exchange
+
+
+def _recorded(exchange: str, *, is_final: bool = True, status: int = 200, end: Any = "complete") -> ExchangeRecorded:
+    told: Any = (exchange, "s1", "managed", "chat_completions", "main", status, end, 1, 1, 0.1, 0.1)
+    return msgspec.structs.replace(ExchangeRecorded(*told), is_final=is_final)
+
+
+@pytest.mark.parametrize(("status", "end", "is_key"), [(500, "complete", False), (200, "aborted", True)])
+async def test_what_broke_off_or_was_refused_starts_nothing(status: int, end: str, is_key: bool) -> None:
+    shop = Workshop()
+    worker = record(shop)
+    exchange = _sent(shop, await shop.look_at(until(ABOVE)))
+    shop.bus.publish(_recorded(exchange, status=status, end=end))
+    assert worker.started == []
+    assert (shop.watch._keys.find("s1") is not None) == is_key
+
+
+async def test_a_local_server_thinks_for_us_when_it_is_idle_and_a_model_was_named() -> None:
+    shop = Workshop(policy=replace(FREE, model="small"), provider=LOCAL)
+    await shop.ask(until(1))
+    await shop.ask(until(ABOVE))
+    assert shop.model.asked == []
+    for later in tuple(shop.later):
+        later()
+    await shop.settle()
+    assert [summary.model for summary in shop.summaries] == ["small"]
+
+
+async def test_a_local_server_that_is_busy_again_does_not() -> None:
+    shop = Workshop(policy=replace(FREE, model="small"), provider=LOCAL)
+    worker = record(shop)
+    await shop.ask(until(1))
+    await shop.ask(until(ABOVE))
+    await shop.ask([{"role": "user", "content": "Hi."}], MODE)  # whatever it is, managed or not
+    for later in tuple(shop.later):
+        later()
+    assert worker.started == []
+    assert worker.stopped == ["main"] * 3
+
+
+async def test_a_local_server_without_a_model_for_it_is_left_alone() -> None:
+    shop = Workshop(provider=LOCAL)
+    worker = record(shop)
+    await shop.ask(until(1))
+    await shop.ask(until(ABOVE))
+    for later in tuple(shop.later):
+        later()
+    assert worker.started == []
+
+
+async def test_other_servers_are_not_cared_for_so() -> None:
+    shop = Workshop()
+    worker = record(shop)
+    await shop.ask(until(1))
+    assert worker.stopped == []
+    assert len(shop.watch._newest) == 0
+
+
+async def test_where_nobody_watches_nothing_is_noted() -> None:
+    latest = await Workshop().look_at(until(ABOVE))
+    nobody: Any = Unwatched()
+    nobody.note_arrival(latest.case.subject)
+    nobody.note_asked(latest.case.subject)
+    nobody.note_sent(latest.case, None, None)
+    await in_time(nobody.wait("s1"))

@@ -1,0 +1,301 @@
+"""What becomes of a branch above its soft mark: one at a time, under a lease, in the log before it is used."""
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from proxy.engine.policy import Provider
+from proxy.model.events import SummaryAdded, SummaryWasted
+from proxy.model.marker import LEDGER_HEAD
+from proxy.model.summary import Summary
+from tests.support.compacting import FREE, Workshop, fail, give_report, in_time, is_own, list_reports, say
+from tests.support.managing import Message, make_history
+
+HISTORY = make_history(80, 1200)
+SOFT, HARD = 17, 23
+APART = replace(FREE, condensation=False)
+
+
+def until(steps: int) -> list[Message]:
+    return HISTORY[: 2 + 2 * steps]
+
+
+async def reach(shop: Workshop, steps: int, start: int = 1) -> None:
+    for each in range(start, steps + 1):
+        await shop.ask(until(each))
+
+
+async def test_a_summary_is_in_the_log_and_told_of() -> None:
+    shop = Workshop()
+    await reach(shop, SOFT)
+    (summary,) = shop.summaries
+    assert shop.context.list_summaries((await shop.look_at(until(SOFT))).nodes) == [summary]
+    told = [event for event in shop.events if isinstance(event, SummaryAdded)]
+    assert told == [
+        SummaryAdded(summary.id, shop.session, summary.exchange, "leaf", 1, summary.covered, summary.tokens)
+    ]
+    assert (await shop.log.verify()).faults == ()
+
+
+async def test_the_next_epoch_shows_it_before_the_ledger_of_its_place() -> None:
+    shop = Workshop()
+    await reach(shop, SOFT)
+    (summary,) = shop.summaries
+    sent = await shop.ask(until(HARD))
+    assert len(shop.epochs) == 1
+    texts = [str(each["content"]) for each in sent]
+    at = texts.index(summary.text)
+    assert sent[at]["role"] == "user"
+    assert texts[at + 1].startswith(f"[{LEDGER_HEAD}")
+    assert f"ref:{summary.id}" in texts[at]
+
+
+async def test_within_an_epoch_its_bytes_stay_whatever_is_made_meanwhile() -> None:
+    shop = Workshop(policy=APART)
+    await reach(shop, 60)
+    assert len(shop.epochs) > 2
+    assert len(shop.summaries) > 2
+    opened = {epoch.exchange for epoch in shop.epochs}
+    for number, (before, now) in enumerate(zip(shop.model.sent, shop.model.sent[1:], strict=False), 2):
+        exchange = sorted(shop.log._tables.exchanges, key=lambda id: int(id[1:]))
+        mains = [id for id in exchange if shop.log._tables.exchanges[id].opening.kind == "managed"]
+        if mains[number - 1] not in opened:
+            assert now.startswith(before[:-2])
+
+
+async def test_nothing_else_is_made_for_a_session_while_something_is() -> None:
+    shop = Workshop(lambda body: None)
+    await reach_without_end(shop, SOFT)
+    await shop.call(until(SOFT + 1))
+    assert len(shop.model.asked) == 1
+    await stop(shop)
+
+
+async def reach_without_end(shop: Workshop, steps: int) -> None:
+    """Up to where a summary is asked for that never comes."""
+    for each in (*range(1, 4), steps):
+        await shop.call(until(each))
+    await in_time(shop.model.was_asked.wait())
+
+
+async def stop(shop: Workshop) -> None:
+    shop.worker.stop_at("main")
+    await shop.settle()
+
+
+async def test_what_is_stopped_leaves_its_lease_and_its_place() -> None:
+    shop = Workshop(lambda body: None)
+    await reach_without_end(shop, SOFT)
+    shop.worker.stop_at("other")
+    assert len(shop.worker._busy) == 1
+    await stop(shop)
+    assert (shop.worker._busy, shop.worker._where, shop.leases._held) == ({}, {}, {})
+    assert shop.summaries == []
+    shop.model.summarise = give_report
+    await shop.ask(until(SOFT + 1))
+    assert len(shop.summaries) == 1
+
+
+async def test_a_call_on_a_local_server_has_the_way() -> None:
+    shop = Workshop(lambda body: None, replace(FREE, model="small"), provider=Provider(cache="local"))
+    for each in (*range(1, 4), SOFT):
+        await shop.call(until(each))
+    for later in tuple(shop.later):
+        later()
+    await in_time(shop.model.was_asked.wait())
+    await shop.ask([{"role": "user", "content": "Hi."}], ((b"x-palimpsest-mode", b"observe"),))
+    assert shop.worker._busy == {}
+
+
+async def test_who_else_has_the_lease_does_it() -> None:
+    shop = Workshop()
+    await reach(shop, 3)
+    assert await shop.leases.acquire(f"summaries/{shop.session}", "another", 60.0)
+    await shop.ask(until(SOFT))
+    assert shop.model.asked == []
+    await shop.leases.release(f"summaries/{shop.session}", "another")
+    await shop.ask(until(SOFT + 1))
+    assert len(shop.summaries) == 1
+    assert shop.leases._held == {}
+
+
+async def test_a_call_above_the_high_mark_waits_for_what_is_being_made_and_uses_it() -> None:
+    shop = Workshop()
+    written = asyncio.Event()
+    send = shop.model.send
+
+    async def think(*args: Any) -> Any:
+        if is_own(args[3]):
+            shop.model.was_asked.set()
+            await written.wait()
+        return await send(*args)
+
+    shop.model.send = think  # type: ignore[assignment, method-assign]
+    await reach_without_end(shop, SOFT)
+    waiting, wait = asyncio.Event(), shop.worker.wait
+
+    async def note_and_wait(session: str) -> None:
+        waiting.set()
+        await wait(session)
+
+    shop.worker.wait = note_and_wait  # type: ignore[method-assign]
+    call = asyncio.create_task(shop.call(until(HARD)))
+    await in_time(waiting.wait())
+    assert len(shop.model.sent) == 4
+    written.set()
+    await in_time(call)
+    assert list_reports(json.loads(shop.model.sent[-1])["messages"])
+    await shop.settle()
+
+
+async def test_it_waits_no_longer_than_it_is_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float | None] = []
+    shop = Workshop(lambda body: None, replace(FREE, hard_wait_seconds=1.5))
+    await reach_without_end(shop, SOFT)
+    wait = asyncio.wait
+
+    async def give_up(tasks: Any, **options: Any) -> Any:
+        if options.get("timeout") == 1.5:
+            waited.append(options["timeout"])
+            return set(), set(tasks)
+        return await wait(tasks, **options)
+
+    monkeypatch.setattr("proxy.engine.compaction.worker.asyncio.wait", give_up)
+    await shop.call(until(SOFT + 1))
+    assert waited == []
+    await in_time(shop.call(until(HARD)))
+    assert waited == [1.5]
+    assert len(shop.epochs) == 1
+    await stop(shop)
+
+
+async def test_it_can_be_had_without_waiting() -> None:
+    shop = Workshop(lambda body: None, replace(FREE, hard_wait_seconds=0.0))
+    await reach_without_end(shop, SOFT)
+    await in_time(shop.call(until(HARD)))
+    assert len(shop.epochs) == 1
+    await stop(shop)
+
+
+async def test_where_no_epoch_would_open_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Workshop()
+    await reach(shop, 3)
+    waited: list[str] = []
+
+    async def wait(session: str) -> None:
+        waited.append(session)
+
+    monkeypatch.setattr(shop.worker, "wait", wait)
+    shop.context.fruitless["gpt-4o"] = (await shop.look_at(until(HARD))).case.tokens
+    await shop.ask(until(HARD))
+    assert waited == []
+    shop.context.fruitless.clear()
+    await shop.ask(until(HARD + 1))
+    assert waited == [shop.session]
+
+
+async def test_what_was_in_vain_is_tried_again_when_the_conversation_has_grown() -> None:
+    shop = Workshop(fail)
+    await reach(shop, SOFT)
+    asked = len(shop.model.asked)
+    (poor,) = shop.summaries
+    assert (poor.level, poor.is_provisional, asked) == (3, True, 2)
+    shop.clock.advance(3600)
+    await shop.ask(until(SOFT + 1))
+    assert len(shop.model.asked) > asked
+    asked = len(shop.model.asked)
+    shop.clock.advance(3600)
+    await shop.ask(until(SOFT + 2))
+    assert len(shop.model.asked) == asked
+    assert shop.summaries == [poor]
+
+
+async def test_what_was_put_together_without_a_model_is_made_again_and_not_shown_before() -> None:
+    shop = Workshop(fail)
+    await reach(shop, SOFT)
+    sent = await shop.ask(until(HARD))
+    assert len(shop.epochs) == 1
+    assert list_reports(sent) == []
+    shop.model.summarise = give_report
+    shop.clock.advance(3600)
+    await reach(shop, 45, HARD + 1)
+    live = shop.context.list_summaries((await shop.look_at(until(45))).nodes)
+    assert {each.level for each in live} == {1}
+    (poor,) = (each for each in shop.summaries if each.level == 3)
+    (better,) = (each for each in shop.summaries if each.supersedes == (poor.id,))
+    assert (better.level, better.start, better.stop, better.is_provisional) == (1, poor.start, poor.stop, False)
+    assert (await shop.log.verify()).faults == ()
+
+
+async def test_what_was_paid_for_and_never_shown_is_a_loss() -> None:
+    shop = Workshop(lambda body: say("## Completed\n- All.\n## Remaining\n- None.\n## Discoveries\n- None.\n"))
+    await reach(shop, SOFT)
+    assert [(each.level, each.is_provisional) for each in shop.summaries] == [(1, True)]
+    shop.model.summarise = give_report
+    shop.clock.advance(3600)
+    await shop.ask(until(SOFT))
+    poor, better = shop.summaries
+    assert better.supersedes == (poor.id,)
+    assert [event.exchange for event in shop.events if isinstance(event, SummaryWasted)] == [poor.calls[-1]]
+
+
+async def test_a_log_that_does_not_take_it_leaves_it_unused() -> None:
+    shop = Workshop()
+    await reach(shop, 3)
+    append = shop.archive.append
+
+    def lose(*records: Any, is_urgent: bool = True) -> Any:
+        if not any(isinstance(record, Summary) for record in records):
+            return append(*records, is_urgent=is_urgent)
+        lost = asyncio.get_running_loop().create_future()
+        lost.set_result(False)
+        return lost
+
+    shop.archive.append = lose  # type: ignore[method-assign]
+    await shop.ask(until(SOFT))
+    assert (shop.summaries, len(shop.model.asked)) == ([], 1)
+    assert shop.context.list_summaries((await shop.look_at(until(SOFT))).nodes) == []
+    assert not any(isinstance(event, SummaryAdded) for event in shop.events)
+
+
+async def test_a_fault_of_ours_is_told_and_not_repeated_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    shop = Workshop()
+    await reach(shop, 3)
+
+    async def fault(*args: Any) -> Any:
+        raise RuntimeError("not now")
+
+    shop.worker._survey = fault  # type: ignore[assignment, method-assign]
+    await shop.ask(until(SOFT))
+    await shop.ask(until(SOFT + 1))
+    assert caplog.text.count("a summary could not be made") == 1
+    assert shop.leases._held == {}
+
+
+async def test_it_reaches_whoever_remembers_the_session_by_then() -> None:
+    shop = Workshop(lambda body: None)
+    await reach_without_end(shop, SOFT)
+    (busy,) = shop.worker._busy.values()
+    shop.memory.contexts.clear()
+    latest = await shop.look_at(until(SOFT))
+    made = msgspec.structs.replace(await _draft(shop, latest), session=shop.session)
+    work = await _plan(shop, latest)
+    assert await shop.worker._keep(work, made)
+    assert shop.context.get_summary(made.id) is made
+    assert not busy.done()
+    await stop(shop)
+
+
+async def _plan(shop: Workshop, latest: Any) -> Any:
+    survey = await shop.worker._survey(latest)
+    work = shop.worker._choose(latest, survey, (), is_needed=True)
+    assert work is not None
+    return work
+
+
+async def _draft(shop: Workshop, latest: Any) -> Summary:
+    return shop.drafter.put_together(await _plan(shop, latest))

@@ -1,0 +1,63 @@
+"""A session of which a person asks a summary, over fakes (`support/compacting`)."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from proxy.engine.compaction.by_hand import Compactor, Tools
+from proxy.engine.compaction.work import Latest, Wish
+from proxy.engine.ports import Archive
+from proxy.engine.reception import Route
+from proxy.engine.reports.compactions import Compaction
+from tests.support.compacting import Workshop
+from tests.support.managing import Message, make_history
+
+STEPS = 12
+
+
+def make_compactor(shop: Workshop, archive: Any = None, gate: Any = None) -> Compactor:
+    """Whoever compacts the sessions of an engine."""
+    log: Archive = archive or shop.log
+    tools = Tools(
+        archive=log,
+        gate=gate or shop.gate,
+        worker=shop.worker,
+        lookout=shop.steward.lookout,
+        ladder=shop.steward.ladder,
+        routes=[Route(shop.model)],
+        clock=shop.clock,
+        ids=shop.ids,
+    )
+    return Compactor(tools)
+
+
+async def compact(shop: Workshop, view: str = "", **wish: Any) -> Compaction:
+    """Compact the only session."""
+    found = await make_compactor(shop).compact(shop.session, Wish(**wish), view)
+    await shop.settle()
+    return found
+
+
+async def stand_in(shop: Workshop) -> Latest:
+    """The newest request of the only session, as a compaction by hand sees it."""
+    compactor = make_compactor(shop)
+    row = await compactor._find_newest(shop.session, "")
+    return compactor._stand_in(await compactor._look_at(await compactor._load(row), row))
+
+
+async def carry(shop: Workshop, steps: int = STEPS, size: int = 1200) -> list[Message]:
+    """An agent's calls so far, of which only the last is made: nothing was ever shortened. Its history."""
+    history = make_history(steps, size)
+    await shop.ask(history)
+    return history
+
+
+async def go_on(
+    shop: Workshop, history: Sequence[Message], size: int = 1200
+) -> tuple[list[Message], dict[bytes, bytes]]:
+    """The agent's next call: the messages that went upstream, and the labels of the answer."""
+    longer = [*history, *make_history(len(history) // 2, size)[len(history) :]]
+    client = await shop.call(longer)
+    await shop.settle()
+    sent: list[Message] = json.loads(shop.model.sent[-1])["messages"]
+    return sent, dict(client.labels)

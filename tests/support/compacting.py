@@ -1,0 +1,217 @@
+"""An engine that makes summaries, over fakes: whoever is asked for one answers as the test says."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from proxy.context.budget import BudgetPolicy
+from proxy.context.findings import study
+from proxy.context.holdout import Holdout
+from proxy.context.policy import BuilderPolicy
+from proxy.engine.compaction.office import Premises
+from proxy.engine.compaction.policy import CompactionPolicy, PromptHook
+from proxy.engine.compaction.wiring import Ingredients, build_watch
+from proxy.engine.compaction.work import Latest
+from proxy.engine.counting import Counting
+from proxy.engine.exchange import Exchanges
+from proxy.engine.managing.context import Context
+from proxy.engine.managing.memory import Memory
+from proxy.engine.managing.wiring import Surroundings, build_steward
+from proxy.engine.models import Models
+from proxy.engine.policy import EnginePolicy, Provider
+from proxy.engine.ports import RequestBody
+from proxy.engine.reception import Route
+from proxy.model.exchange import ClientRequest, Headers
+from proxy.model.summary import Summary
+from proxy.store.leases import MemoryLeases
+from proxy.store.memory import MemoryArchive
+from proxy.wire.chat_completions import ChatCompletions
+from tests.support.engine import (
+    JSON,
+    LIMIT,
+    Engine,
+    RecordingClient,
+    ScriptedResponse,
+    ScriptedUpstream,
+    Sent,
+    wait_out,
+)
+from tests.support.managed import NAMED, spell_as_client
+from tests.support.managing import MODEL, Message, QuarterTokens, StatedCatalog, make_builder, make_subject
+
+REPORT = """## Goal
+- The tests of the parser are to be mended.
+
+## Completed
+- The parts up to here were looked at.
+
+## Remaining
+- The other parts are pending.
+"""
+FREE = CompactionPolicy(spend_fraction=100.0)
+OWN = (b"written by the proxy palimpsest", b'"You write ')
+
+Reply = bytes | ScriptedResponse | Exception | None
+Summarise = Callable[[bytes], Reply]
+
+
+def is_own(body: bytes) -> bool:
+    """Whether a call is one of ours."""
+    return any(sign in body for sign in OWN)
+
+
+def say(text: str | None, *, finish: str = "stop", sent: int = 0, **message: Any) -> bytes:
+    """An answer."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": text, **message}, "finish_reason": finish}
+    usage = {"prompt_tokens": sent, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": sent}}
+    return json.dumps({"id": "a", "object": "chat.completion", "choices": [choice], "usage": usage}).encode()
+
+
+def give_report(body: bytes) -> bytes:
+    """A model that does as it is asked, each time in other words."""
+    return say(f"{REPORT}- And so on ({len(body)}).\n", sent=len(body) // 4)
+
+
+def fail(body: bytes) -> ScriptedResponse:
+    """A model that is broken."""
+    return ScriptedResponse(b'{"error":{"message":"broken"}}', status=500, headers=JSON, ending="whole")
+
+
+class Model(ScriptedUpstream):
+    """Answers clients with a word, and us by `summarise`; None never comes."""
+
+    def __init__(self, summarise: Summarise = give_report, name: str = "main") -> None:
+        super().__init__(name)
+        self.summarise = summarise
+        self.sent: list[bytes] = []
+        self.asked: list[bytes] = []
+        self.was_asked = asyncio.Event()
+
+    async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> ScriptedResponse:
+        assert isinstance(body, bytes)
+        self.calls.append(Sent(method, target, headers, body))
+        reply: Reply
+        if is_own(body):
+            self.asked.append(body)
+            self.was_asked.set()
+            reply = self.summarise(body)
+        else:
+            self.sent.append(body)
+            reply = say("Looking.", sent=len(body) // 4)
+        if reply is None:
+            await asyncio.get_running_loop().create_future()
+        if isinstance(reply, Exception):
+            raise reply
+        assert reply is not None
+        return ScriptedResponse(reply, headers=JSON, ending="whole") if isinstance(reply, bytes) else reply
+
+
+class Workshop(Engine):
+    """The engine, whose log is in memory unless another is given. What is to be done later is in `later`."""
+
+    def __init__(
+        self,
+        summarise: Summarise = give_report,
+        policy: CompactionPolicy = FREE,
+        *,
+        ceiling: int = 8_000,
+        window: int | None = 1_000_000,
+        provider: Provider | None = None,
+        others: Sequence[ScriptedUpstream] = (),
+        hook: PromptHook | None = None,
+        archive: Any = None,
+        after: "Workshop | None" = None,
+    ) -> None:
+        engine_policy, self.model = EnginePolicy(commit_wait_ms=5_000), Model(summarise)
+        log: Any = archive or (after.archive if after is not None else MemoryArchive())
+        super().__init__(self.model, engine_policy, archive=log, is_fresh=after is None, after=after)
+        self.log = log
+        self.later: list[Callable[[], None]] = []
+        models = Models(
+            StatedCatalog(window), Counting(QuarterTokens()), BudgetPolicy(ceiling), self.clock, self.tasks.spawn
+        )
+        providers = {"main": provider} if provider is not None else {}
+        self.memory, builder = Memory(log, models.count, 1 << 26), make_builder()
+        self.leases = MemoryLeases(self.clock)
+        made = Ingredients(
+            archive=log, gate=self.gate, leases=self.leases, routes=[Route(self.model), *map(Route, others)],
+            builder=builder, build=BuilderPolicy(), find=study,
+            count=lambda text: QuarterTokens().count(text, "o200k_base")[0],
+            hook=hook, secret=b"secret", owner="me", later=lambda seconds, work: self.later.append(work),
+        )  # fmt: skip
+        form = ChatCompletions()
+        premises = Premises(
+            *(self.relay, self.memory, models, self.tasks, self.bus, self.clock, self.ids, form, providers)
+        )
+        self.watch = build_watch(policy, engine_policy, premises, made)
+        self.worker = self.watch._worker
+        self.drafter = self.worker._drafter
+        around = (log, models, builder, self.bus, self.clock, providers, self.memory, self.watch, Holdout())
+        self.steward = build_steward(Surroundings(*around, planning_seconds=30.0), b"secret")
+        formats = {form.name: form}
+        self.exchanges = Exchanges(engine_policy, formats, self.reception, self.relay, self.tasks, self.steward)
+
+    async def call(
+        self, messages: Sequence[Message], headers: Headers = (), *, model: str = MODEL, **members: Any
+    ) -> RecordingClient:
+        """A client's call, to its end; what comes of it goes on beside."""
+        client = RecordingClient()
+        body = spell_as_client({"model": model, "messages": messages, **members})
+        request = ClientRequest("POST", b"/v1/chat/completions", (*NAMED, *headers), body)
+        await wait_out(self.begin(request, "chat_completions", client))
+        assert client.is_whole, client.error
+        return client
+
+    async def look_at(self, messages: Sequence[Message], **options: Any) -> Latest:
+        """How a request stands, as if it had been sent as it came."""
+        subject = make_subject(messages, **options)
+        context = await self.memory.contexts.open(subject)
+        epoch, lookout = context.find(subject.model, subject), self.steward.lookout
+        case = await lookout.look_at(subject, context, epoch, lookout.find_budget(subject))
+        return Latest(case, subject.split.content)
+
+    async def settle(self) -> None:
+        """Have all done that goes on beside the calls."""
+        assert await self.tasks.finish(LIMIT)
+
+    async def ask(self, messages: Sequence[Message], headers: Headers = (), **members: Any) -> list[Message]:
+        """A client's call with all that comes of it; the messages that went upstream."""
+        await self.call(messages, headers, **members)
+        await self.settle()
+        sent: list[Message] = json.loads(self.model.sent[-1])["messages"]
+        return sent
+
+    @property
+    def session(self) -> str:
+        """The only session's id."""
+        (only,) = self.log._tables.sessions
+        return str(only)
+
+    @property
+    def context(self) -> Context:
+        """What holds in it."""
+        context = self.memory.contexts.get(self.session)
+        assert context is not None
+        return context
+
+    @property
+    def summaries(self) -> list[Summary]:
+        """All in the log, oldest first."""
+        return list(self.log._tables.summaries.values())
+
+    @property
+    def epochs(self) -> list[Any]:
+        """All in the log, oldest first."""
+        return list(self.log._tables.epochs.values())
+
+
+def list_reports(messages: Sequence[Message]) -> list[Message]:
+    """The summaries in what was sent."""
+    return [each for each in messages if str(each["content"]).startswith("[Report by palimpsest")]
+
+
+async def in_time(work: Awaitable[Any]) -> Any:
+    """What comes of it; a failure where it takes too long."""
+    async with asyncio.timeout(LIMIT):
+        return await work

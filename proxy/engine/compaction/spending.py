@@ -22,6 +22,7 @@ _DAY_MS = 86_400_000
 _MOST_SESSIONS = 4096
 _MOST_WAITING = 4096
 _MOST_CALLS = 4096
+_NOTHING = Cost()
 
 FindCard = Callable[[str, str], Card]
 
@@ -96,8 +97,10 @@ class Purse:
         """A subscriber of the bus: a client's call has ended, whose answer will be read."""
         estimate = self._estimates.pop(event.exchange, None)
         if event.kind == "managed" and event.is_readable and event.is_final:
-            cost = Cost() if estimate is None else self.price(event.upstream, event.model, estimate)
-            self._find_balance(event.session).main += cost
+            cost = _NOTHING
+            if estimate is not None:
+                cost = self.price(event.upstream, event.model, estimate)
+                self._find_balance(event.session).main += cost
             keep_newest(self._waiting, event.exchange, (event, cost), _MOST_WAITING)
 
     def note_answer(self, event: AnswerRead) -> None:

@@ -91,12 +91,15 @@ class Worker:
             self._busy[session].add_done_callback(partial(self._let_go, session))
 
     def _is_worth(self, latest: Latest) -> bool:
-        """Whether there may be something to do, as far as that is told without looking at the messages."""
+        """Whether there may be something to do, as far as that is told without looking at the messages.
+
+        What was sent in a ledger does not count: a report of that would say what the ledger says.
+        """
         case, count = latest.case, len(latest.nodes)
         if case.path.tokens < self._pauses.get(latest.session, 0):
             return False
         live = case.context.list_summaries(latest.nodes)
-        depth = case.epoch.depth if case.epoch is not None else 0
+        depth = latest.epoch.depth if latest.epoch is not None else 0
         begin = max(depth, live[-1].stop if live else 0)
         return any(map(_is_unfinished, live)) or case.path.count(begin, count) >= WORTH * case.budget.usable
 

@@ -30,6 +30,15 @@ async def reach(shop: Workshop, steps: int, start: int = 1) -> None:
         await shop.ask(until(each))
 
 
+async def reach_two(shop: Workshop) -> int:
+    """Go on until there are two summaries of messages, which are too much together; how many steps that took."""
+    for steps in range(1, 80):
+        await shop.ask(until(steps))
+        if sum(each.kind == "leaf" for each in shop.summaries) == 2:
+            return steps
+    raise AssertionError("no second summary came")
+
+
 def check_covers(summaries: list[Summary], raws: list[bytes], originals: dict[str, tuple[bytes, ...]]) -> None:
     """Each expands to leaves without a gap, and to its messages and nothing else."""
     known = {each.id: each for each in summaries}
@@ -78,26 +87,26 @@ def make_turns(count: int) -> list[Message]:
 async def test_merging_has_so_many_rounds() -> None:
     for rounds, kinds in ((0, {"leaf"}), (1, {"leaf", "condensed"})):
         shop = Workshop(policy=replace(FREE, max_rounds=rounds))
-        await reach(shop, 31)
+        await reach_two(shop)
         assert {each.kind for each in shop.summaries} == kinds
 
 
 async def test_what_is_no_smaller_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.engine.compaction.worker.is_progress", lambda run, tokens: False)
     shop = Workshop()
-    await reach(shop, 31)
+    await reach_two(shop)
     assert {each.kind for each in shop.summaries} == {"leaf"}
     assert len(shop.model.asked) == len(shop.summaries) + 1
 
 
 async def test_what_was_merged_without_a_model_is_merged_again() -> None:
     shop = Workshop(lambda body: fail(body) if b"one report in place of several" in body else give_report(body))
-    await reach(shop, 31)
+    steps = await reach_two(shop)
     (poor,) = (each for each in shop.summaries if each.kind == "condensed")
     assert (poor.level, poor.is_provisional) == (3, True)
     shop.model.summarise = give_report
     shop.clock.advance(3600)
-    await reach(shop, 50, 32)
+    await reach(shop, steps + 19, steps + 1)
     (better,) = (each for each in shop.summaries if poor.id in each.supersedes)
     assert (better.level, better.parents, better.kind) == (1, poor.parents, "condensed")
     assert (await shop.log.verify()).faults == ()
@@ -158,3 +167,11 @@ async def test_after_a_restart_summaries_are_there_again(tmp_path: Path) -> None
     assert await third.ask(until(HARD)) == sent
     assert (await again.verify()).faults == ()
     await again.close()
+
+
+async def test_behind_the_call_that_opened_an_epoch_nothing_is_asked() -> None:
+    """Most of what is to be reported is in the ledger only by then."""
+    shop = Workshop(policy=APART)
+    await reach(shop, 70)
+    assert len(shop.summaries) > 2
+    assert {each.exchange for each in shop.summaries}.isdisjoint({each.exchange for each in shop.epochs})

@@ -84,6 +84,12 @@ class _Try(msgspec.Struct, frozen=True, gc=False):
         """The upstream and the model."""
         return self.candidate.upstream.name, self.candidate.model
 
+    @property
+    def skill(self) -> tuple[str, str]:
+        """What the model is trusted with or not: one that merges badly may report well all the same."""
+        upstream, model = self.names
+        return (upstream, f"{model}, merging") if self.work.parents else self.names
+
     def note(self, problem: str) -> None:
         """Something is wrong with what the model gave, or with asking it."""
         self.attempts.problems.append(f"{self.candidate.model}: {problem}")
@@ -118,7 +124,14 @@ class Drafter:
             if key is None or attempts.is_speechless or (level > levels[0] and not attempts.calls):
                 return  # a shorter form is for what was no good, not for what was not to be asked
             for candidate in list_candidates(policy, key.upstream, work.latest.case.view, self._desk.routes):
-                yield _Try(work, key, candidate, level, attempts)
+                asking = _Try(work, key, candidate, level, attempts)
+                if asking.skill == asking.names or self._is_able(asking):
+                    yield asking
+                else:
+                    asking.note("it merged badly of late, and is left alone with that for a while")
+
+    def _is_able(self, asking: _Try) -> bool:
+        return self._desk.office.breakers.allows(*asking.skill, self._desk.clock.monotonic())
 
     def _list_levels(self, work: Work) -> Sequence[Level]:
         """The levels at which models are asked, in their order."""
@@ -197,9 +210,11 @@ class Drafter:
         if not answer.refusal:
             found = await asyncio.to_thread(accept, answer.text, Task(*told), frame, self._desk.count)
         if isinstance(found, Rejected):
-            self._blame(asking, f"level {level}: {found.reason}")
+            asking.note(f"level {level}: {found.reason}")
+            self._desk.office.breakers.note_failure(*asking.skill, self._desk.clock.monotonic())
             return None
         self._desk.office.breakers.note_success(*asking.names)
+        self._desk.office.breakers.note_success(*asking.skill)
         if found.missed:
             asking.note(f"left out {found.missed}")
         is_provisional = level > work.level or bool(found.missed)

@@ -258,6 +258,20 @@ async def test_reports_are_merged() -> None:
     assert without.files == ("aaaaaaaaaa", "baaaaaaaaa", "bbbbbbbbbb")
 
 
+async def test_a_model_that_merges_badly_is_asked_for_reports_all_the_same() -> None:
+    parents = tuple(
+        msgspec.structs.replace(make_summary(id, 10 * i, 10 * i + 10, tokens=2000), text=REPORT)
+        for i, id in enumerate("ab")
+    )
+    draft = Draft(say("Sorry, what?"), say("Sorry, what?"))
+    for asked in (2, 2):
+        made = await draft.get(parents=parents, span=Span(0, 20, 900), is_needed=True)
+        assert (made.level, len(draft.asked)) == (3, asked)
+    assert "merged badly of late" in made.reason
+    draft.shop.model.summarise = give_report
+    assert (await draft.get()).level == 1
+
+
 async def test_a_fault_of_ours_is_no_failed_report(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any) -> Any:
         raise RuntimeError("not now")

@@ -35,6 +35,11 @@ ONE, TWO = make_leaf("one", RAW[:2]), make_leaf("two", RAW[2:5], 2)
 BOTH = make_condensed("both", [ONE, TWO])
 
 
+def make_next(summary: Summary, id: str) -> Summary:
+    """One that was made of this alone."""
+    return replace(make_condensed(id, [summary]), text=id[-1])
+
+
 class SummaryContract:
     """Behaviour of summaries: `list_summaries`, and what `load_context` and `load_original` say of them."""
 
@@ -147,10 +152,9 @@ class SummaryContract:
         await open_session(archive)
         summary = ONE
         archive.append(summary)
-        for i in range(1500):  # more than a recursion bears
-            summary = replace(make_condensed(f"c{i}", [summary]), text=f"{i % 7}")
-            archive.append(summary, is_urgent=False)
-        archive.flush()
+        for i in range(15):  # together more than a recursion bears; so many at a time as are written while one reads
+            line = [summary := make_next(summary, f"c{i}-{k}") for k in range(100)]
+            assert await is_stored(archive, *line)
         assert (await archive.load_original(summary.id)).messages == tuple(RAW[:2])
 
     async def test_the_same_summary_is_taken_once(self, archive: Archive) -> None:

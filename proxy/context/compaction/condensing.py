@@ -13,7 +13,6 @@ from proxy.context.compaction.graph import measure_ranks
 from proxy.model.summary import Summary
 
 FAN_IN = 4
-MOST_ROUNDS = 10
 _SLACK = 2
 
 

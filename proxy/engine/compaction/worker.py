@@ -13,6 +13,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from proxy.context.builder import REPORTS_SHARE
 from proxy.context.compaction.condensing import choose_run, is_progress, list_nodes
 from proxy.context.compaction.graph import says_more
 from proxy.context.compaction.spans import Span, choose_span
@@ -34,8 +35,8 @@ from proxy.model.errors import Conflict
 from proxy.model.events import SummaryAdded
 from proxy.model.summary import Summary
 
-# The part of what is usable that a span must have to be worth a call, and that summaries may have together.
-WORTH, ROOM = 0.5, 0.05
+# The part of what is usable that a span must have to be worth a call.
+WORTH = 0.5
 # What a span must have that a person wants a report of: of less, it would be no shorter.
 LEAST = 600
 # In so many spans a conversation is reported at a time, where all of it does not go in one.
@@ -271,7 +272,7 @@ class Worker:
         What nobody is shown takes no room, and stays as it is until a model has made it again.
         """
         merged: list[Summary] = []
-        room = int(ROOM * latest.case.budget.usable)
+        room = int(REPORTS_SHARE * latest.case.budget.usable)
         for _ in range(self._policy.max_rounds):
             live = list(filter(says_more, latest.case.context.list_summaries(latest.nodes)))
             if sum(each.tokens for each in live) <= room:

@@ -48,6 +48,7 @@ _LEASE_SECONDS = 600.0
 _DETERMINISTIC = 3
 _ASSUMED_WINDOW = 128_000
 
+_LOST = "another process has taken over this session's summaries"
 _NOT_KEPT = "the log did not take a summary in time"
 
 _log = logging.getLogger("palimpsest.compaction")
@@ -169,8 +170,10 @@ class Worker:
 
     async def _fulfil_one(self, work: Work, made: Made) -> bool:
         """One report of several; whether it is there, so that there may be a next one."""
-        drafted = await self._drafter.draft(work, self._shop.keys.find(work.latest.session), is_needed=True)
-        assert drafted is not None, "what is needed is made"
+        drafted = await self._draft(work, is_needed=True)
+        if drafted is None:
+            made.say(_LOST)
+            return False
         if _is_in_vain(work, drafted):
             made.note(drafted, is_kept=False)
             return False
@@ -239,11 +242,17 @@ class Worker:
         return _plan(latest, survey, Span(again.start, again.stop, again.covered), (again.id,))
 
     async def _make(self, work: Work, *, is_needed: bool = False) -> Summary | None:
-        key = self._shop.keys.find(work.latest.session)
-        made = await self._drafter.draft(work, key, is_needed=is_needed)
+        made = await self._draft(work, is_needed=is_needed)
         if made is None or _is_in_vain(work, made):
             return None
         return made if await self._keep(work, made) else None
+
+    async def _draft(self, work: Work, *, is_needed: bool) -> Summary | None:
+        """One report, made while the session is ours: the lease is renewed for it. None also where it is lost."""
+        session, shop = work.latest.session, self._shop
+        if not await shop.leases.renew(_name_lease(session), shop.owner, _LEASE_SECONDS):
+            return None
+        return await self._drafter.draft(work, shop.keys.find(session), is_needed=is_needed)
 
     async def _keep(self, work: Work, made: Summary) -> bool:
         """Have the log take a summary, and use it from then on."""
@@ -282,7 +291,7 @@ class Worker:
             if not run:
                 break
             work = replace(_merge(latest, survey, [known[node.id] for node in run]), wish=wish)
-            made = await self._drafter.draft(work, self._shop.keys.find(latest.session), is_needed=True)
+            made = await self._draft(work, is_needed=True)
             if made is None or not is_progress(run, made.tokens) or not await self._keep(work, made):
                 break
             merged.append(made)

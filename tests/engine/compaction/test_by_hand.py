@@ -1,6 +1,7 @@
 """A person asks for a summary of a session, and has it sent in short."""
 
 import asyncio
+import dataclasses
 import json
 from typing import Any
 
@@ -13,6 +14,7 @@ from proxy.engine.managing.caring import Caretaker
 from proxy.model.errors import Conflict
 from proxy.model.events import EpochOpened
 from proxy.model.marker import LEDGER_HEAD
+from proxy.store.leases import MemoryLeases
 from tests.support.by_hand import STEPS, carry, compact, go_on, make_compactor, stand_in
 from tests.support.compacting import Workshop, fail, give_report, in_time, list_reports, say
 from tests.support.engine import ScriptedResponse
@@ -281,3 +283,18 @@ async def test_a_fault_of_ours_is_told_and_the_epoch_opens(shop: Workshop, caplo
     assert found.epoch is not None
     assert found.reason.startswith("RuntimeError: a bug")
     assert "a summary could not be made" in caplog.text
+
+
+class LostLeases(MemoryLeases):
+    """Another process takes over as soon as one is held."""
+
+    async def renew(self, key: str, owner: str, seconds: float) -> bool:
+        return False
+
+
+async def test_where_another_process_has_taken_over_no_summary_is_made_and_that_is_told(shop: Workshop) -> None:
+    await carry(shop)
+    shop.worker._shop = dataclasses.replace(shop.worker._shop, leases=LostLeases(shop.clock))
+    found = await compact(shop)
+    assert (found.summaries, shop.model.asked) == ((), [])
+    assert "another process has taken over" in found.reason

@@ -175,3 +175,19 @@ async def test_behind_the_call_that_opened_an_epoch_nothing_is_asked() -> None:
     await reach(shop, 70)
     assert len(shop.summaries) > 2
     assert {each.exchange for each in shop.summaries}.isdisjoint({each.exchange for each in shop.epochs})
+
+
+@pytest.mark.parametrize(("seconds", "kinds"), [(400, {"leaf", "condensed"}), (700, {"leaf"})])
+async def test_each_report_has_the_time_of_a_lease_and_none_is_asked_for_when_it_is_lost(
+    seconds: int, kinds: set[str]
+) -> None:
+    shop = Workshop()
+
+    def take_time(body: bytes) -> bytes:
+        shop.clock.advance(seconds)
+        return give_report(body)
+
+    shop.model.summarise = take_time
+    await reach_two(shop)
+    assert {each.kind for each in shop.summaries} == kinds
+    assert shop.leases._held == {}

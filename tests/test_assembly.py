@@ -19,6 +19,7 @@ from proxy.assembly import (
 from proxy.config import ConfigError, Settings, load_settings
 from proxy.context.holdout import Holdout
 from proxy.engine.counting import Piece
+from proxy.model.card import LimitKey
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable, UpstreamUnreachable
 from proxy.server.routes import MANAGED_PATHS
 
@@ -150,7 +151,7 @@ async def test_what_is_known_of_models_comes_from_the_settings_first(tmp_path: P
     engine.models.open()
     assert await engine.tasks.finish(LIMIT)
     assert engine.models.card("first", "gpt-4o").window == 128_000
-    assert engine.models.budget("first", "gpt-4o").usable == 48_500
+    assert engine.models.budget(LimitKey("first", "gpt-4o")).usable == 48_500
     await engine.close()
 
 

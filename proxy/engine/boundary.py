@@ -3,8 +3,7 @@
 Rule: whoever asks has something else to go on with, and tells people of the fault; nobody above sees it.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -14,21 +13,17 @@ Note = Callable[[Exception], None]
 
 async def attempt(work: Awaitable[T], note: Note) -> T | None:
     """What comes of the work; None where it failed, which is noted."""
-    with _stopping(note):
+    try:
         return await work
-    return None
+    except Exception as error:  # noqa: BLE001 - the boundary
+        note(error)
+        return None
 
 
 def attempt_now(work: Callable[[], T], note: Note) -> T | None:
     """The same for work that waits for nothing."""
-    with _stopping(note):
-        return work()
-    return None
-
-
-@contextmanager
-def _stopping(note: Note) -> Iterator[None]:
     try:
-        yield
+        return work()
     except Exception as error:  # noqa: BLE001 - the boundary
         note(error)
+        return None

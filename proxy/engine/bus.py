@@ -19,24 +19,28 @@ class EventBus:
     def __init__(self, tasks: TaskRunner) -> None:
         self._tasks = tasks
         self._by_type: dict[type[object] | None, list[Subscriber[Any]]] = {}
+        self._gathered: dict[type[object], tuple[Subscriber[Any], ...]] = {}
 
     def subscribe(self, kind: type[E], subscriber: Subscriber[E]) -> None:
         """Call `subscriber` with every event of exactly this type."""
         self._by_type.setdefault(kind, []).append(subscriber)
+        self._gathered.clear()
 
     def subscribe_all(self, subscriber: Subscriber[Event]) -> None:
         """Call `subscriber` with every event."""
         self._by_type.setdefault(None, []).append(subscriber)
+        self._gathered.clear()
 
     def unsubscribe(self, subscriber: Subscriber[Any]) -> None:
         """Forget a subscriber, wherever it subscribed."""
         for subscribers in self._by_type.values():
             if subscriber in subscribers:
                 subscribers.remove(subscriber)
+        self._gathered.clear()
 
     def publish(self, event: Event) -> None:
         """Tell everybody; an asynchronous subscriber gets a task of its own."""
-        for subscriber in (*self._by_type.get(type(event), ()), *self._by_type.get(None, ())):
+        for subscriber in self._gathered.get(type(event)) or self._gather(type(event)):
             try:
                 waiting = subscriber(event)
             except Exception:  # noqa: BLE001 - a boundary: a subscriber must not reach the publisher
@@ -44,6 +48,11 @@ class EventBus:
                 continue
             if waiting is not None:
                 self._tasks.spawn(_wait_for(waiting))
+
+    def _gather(self, kind: type[object]) -> tuple[Subscriber[Any], ...]:
+        """Whoever is told of events of a type, kept until somebody comes or goes."""
+        everybody = (*self._by_type.get(kind, ()), *self._by_type.get(None, ()))
+        return self._gathered.setdefault(kind, everybody)
 
 
 async def _wait_for(waiting: Awaitable[None]) -> None:

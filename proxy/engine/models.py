@@ -25,7 +25,7 @@ _ASK_AGAIN_SECONDS = 3600.0
 _PATIENCE_SECONDS = 5.0
 _MOST_BYTES = 8 * 1024 * 1024
 _LISTED = 200
-# Finding a card takes 50 µs; what was learned too long ago to be believed goes so much later.
+# Finding a card takes 50 µs, a budget 10; what was learned too long ago to be believed goes so much later.
 _CARD_SECONDS = 2.0
 _MOST_CARDS = 1024
 _UNKNOWN = Card()
@@ -46,6 +46,7 @@ class Models:
         self._spawn = spawn
         self._asked: dict[str, float] = {}
         self._cards: dict[LimitKey, tuple[Card, float]] = {}
+        self._budgets: dict[tuple[LimitKey, int | None, int | None], tuple[Budget, float]] = {}
 
     def open(self) -> None:
         """Have read, beside the calls, what comes with the installation."""
@@ -63,25 +64,24 @@ class Models:
         self._cards[key] = (card, now + _CARD_SECONDS)
         return card
 
-    def budget(
-        self,
-        upstream: str,
-        model: str,
-        asked_output: int | None = None,
-        ceiling: int | None = None,
-        *,
-        beta: str = "",
-        tenant: bytes = b"",
-    ) -> Budget:
+    def budget(self, key: LimitKey, asked_output: int | None = None, ceiling: int | None = None) -> Budget:
         """How much a request may send; a `ceiling` of its own takes the place of the configured one."""
-        card = self.card(upstream, model, beta=beta, tenant=tenant)
+        asked, now = (key, asked_output, ceiling), self._clock.monotonic()
+        known = self._budgets.get(asked)
+        if known is not None and now < known[1]:
+            return known[0]
+        card = self.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant)
         policy = self._policy if ceiling is None else replace(self._policy, ceiling_tokens=ceiling)
-        return make_budget(card.window, card.output, asked_output, policy)
+        budget = make_budget(card.window, card.output, asked_output, policy)
+        if len(self._budgets) >= _MOST_CARDS:
+            self._budgets.clear()
+        self._budgets[asked] = (budget, now + _CARD_SECONDS)
+        return budget
 
     def note_limit(self, key: LimitKey, window: int, sent: int) -> None:
         """Take in the window that an upstream named when it refused `sent` tokens."""
         self._catalog.note_limit(key, window, sent)
-        self._cards.pop(key, None)
+        self._forget()
 
     def ask(self, upstream: Upstream, headers: Headers) -> None:
         """Have an upstream asked for its models with the credential of a call, at most once an hour."""
@@ -93,9 +93,14 @@ class Models:
         self._asked[upstream.name] = now
         self._spawn(self._ask(upstream, keep_for_asking(headers)))
 
+    def _forget(self) -> None:
+        """Something new is known."""
+        self._cards.clear()
+        self._budgets.clear()
+
     async def _open(self) -> None:
         await self._catalog.open()
-        self._cards.clear()
+        self._forget()
 
     async def _ask(self, upstream: Upstream, headers: Headers) -> None:
         try:
@@ -105,7 +110,7 @@ class Models:
             _log.debug("the upstream %s does not list its models: %s", upstream.name, error)
             return
         await asyncio.to_thread(self._catalog.note_listing, upstream.name, content)
-        self._cards.clear()
+        self._forget()
 
 
 async def _fetch(upstream: Upstream, headers: Headers) -> bytes:

@@ -25,7 +25,7 @@ _claims = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 def is_jwt(token: bytes) -> bool:
     """Whether a token has the form of one that says whose it is."""
-    parts = token.split(b".")
+    parts = token.split(b".", _JWT_PARTS)
     return len(parts) == _JWT_PARTS and parts[1].startswith(b"ey")
 
 

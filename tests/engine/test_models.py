@@ -77,18 +77,18 @@ async def world() -> AsyncIterator[World]:
 
 async def test_a_budget_is_of_the_models_window_and_the_ceiling(world: World) -> None:
     world.catalog.cards[LimitKey("u", "small")] = Card(window=32_000, output=4_000)
-    small = world.models.budget("u", "small")
+    small = world.models.budget(LimitKey("u", "small"))
     assert (small.window, small.output, small.usable) == (32_000, 4_000, (32_000 - 4_000 - 4_000) * 97 // 100)
-    assert world.models.budget("u", "unknown").usable == 97_000
-    assert world.models.budget("u", "unknown", ceiling=50_000).usable == 48_500
-    assert world.models.budget("u", "small", 10_000).output == 10_000
+    assert world.models.budget(LimitKey("u", "unknown")).usable == 97_000
+    assert world.models.budget(LimitKey("u", "unknown"), ceiling=50_000).usable == 48_500
+    assert world.models.budget(LimitKey("u", "small"), 10_000).output == 10_000
 
 
 async def test_limits_hold_for_whom_they_were_learned(world: World) -> None:
     key = LimitKey("u", "m", "beta", b"t")
     world.catalog.cards[key] = Card(window=7)
     assert world.models.card("u", "m", beta="beta", tenant=b"t").window == 7
-    assert world.models.budget("u", "m", beta="beta", tenant=b"t").window == 7
+    assert world.models.budget(LimitKey("u", "m", "beta", b"t")).window == 7
     assert world.models.card("u", "m").window is None
     world.models.note_limit(key, 5, 6)
     assert world.catalog.limits == [(key, 5, 6)]

@@ -22,7 +22,7 @@ _DAY_MS = 86_400_000
 _MOST_SESSIONS = 4096
 _MOST_WAITING = 4096
 _MOST_CALLS = 4096
-_NOTHING = Cost()
+_MOST_UNPRICED = 64
 
 FindCard = Callable[[str, str], Card]
 
@@ -56,9 +56,13 @@ class AuxiliaryLog(Protocol):
 
 @dataclass(slots=True)
 class _Balance:
-    """Of a session: what its own calls cost, and those for its summaries; `held` for those that are under way."""
+    """Of a session: what its own calls cost, and those for its summaries; `held` for those that are under way.
+
+    Own calls wait in `unpriced` until somebody asks: of most sessions nobody does.
+    """
 
     main: Cost = field(default_factory=Cost)
+    unpriced: list[tuple[str, str, Usage]] = field(default_factory=list)
     extra: Cost = field(default_factory=Cost)
     held: Cost = field(default_factory=Cost)
 
@@ -72,7 +76,7 @@ class Purse:
         self._bus = bus
         self._clock = clock
         self._balances: OrderedDict[str, _Balance] = OrderedDict()
-        self._waiting: OrderedDict[str, tuple[ExchangeRecorded, Cost]] = OrderedDict()
+        self._waiting: OrderedDict[str, tuple[ExchangeRecorded, Cost | None]] = OrderedDict()
         self._estimates: OrderedDict[str, Usage] = OrderedDict()
         self._calls: OrderedDict[str, Cost] = OrderedDict()
         self._held = Cost()
@@ -97,7 +101,7 @@ class Purse:
         """A subscriber of the bus: a client's call has ended, whose answer will be read."""
         estimate = self._estimates.pop(event.exchange, None)
         if event.kind == "managed" and event.is_readable and event.is_final:
-            cost = _NOTHING
+            cost = None
             if estimate is not None:
                 cost = self.price(event.upstream, event.model, estimate)
                 self._find_balance(event.session).main += cost
@@ -108,7 +112,11 @@ class Purse:
         if event.exchange in self._waiting and event.usage.input is not None:
             call, estimated = self._waiting.pop(event.exchange)
             balance = self._find_balance(call.session)
-            balance.main = balance.main - estimated + self.price(call.upstream, call.model, event.usage)
+            if estimated is not None:
+                balance.main -= estimated
+            balance.unpriced.append((call.upstream, call.model, event.usage))
+            if len(balance.unpriced) > _MOST_UNPRICED:
+                self._price_all(balance)
 
     def find_objection(self, session: str, expected: Cost, *, is_wished: bool = False) -> str:
         """Why a call that will probably cost so much is not to be made; empty where it may be.
@@ -118,6 +126,7 @@ class Purse:
         policy, balance = self._policy, self._find_balance(session)
         if policy.spend_per_day and (objection := self._object_to_day(expected)):
             return objection
+        self._price_all(balance)
         if not is_wished and (balance.extra + balance.held + expected).exceeds(policy.spend_fraction, balance.main):
             share = f"{policy.spend_fraction:.0%} of what this session's own calls cost"
             return f"it would take more than {share} (compaction.spend_fraction)"
@@ -153,6 +162,12 @@ class Purse:
             lost += self._calls.pop(exchange, Cost())
         self._bus.publish(SummaryWasted(calls[-1] if calls else "", session, lost.tokens))
         return lost
+
+    def _price_all(self, balance: _Balance) -> None:
+        """Add up what a session's own calls cost of which that has not been asked yet."""
+        for call in balance.unpriced:
+            balance.main += self.price(*call)
+        balance.unpriced.clear()
 
     def _object_to_day(self, expected: Cost) -> str:
         self._turn_page()

@@ -90,7 +90,7 @@ class Tenants:
     def _find_subject(self, presented: bytes) -> bytes:
         """HMAC of issuer, subject and audience, so that a token that is renewed stays the same tenant; else empty."""
         claims = read_claims(bare_credential(presented))
-        if any(bytes(claims.get(name, b"")) in _UNSAID for name in ("iss", "sub")):
+        if not claims or any(bytes(claims.get(name, b"")) in _UNSAID for name in ("iss", "sub")):
             return b""
         named = b"\0".join(bytes(claims.get(name, b"")) for name in ("iss", "sub", "aud"))
         return hmac.new(self._salt, b"jwt\0" + named, hashlib.sha256).digest()[:16]

@@ -16,6 +16,7 @@ from proxy.engine.ports import Archive, Clock, Ids
 from proxy.engine.reports.cares import Pinned, Reversion
 from proxy.engine.reports.finding import read_back
 from proxy.engine.reports.messages import History, load_history
+from proxy.model.card import LimitKey
 from proxy.model.epoch import Epoch, Pin
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable
 from proxy.model.events import EpochOpened
@@ -122,7 +123,7 @@ class Caretaker:
             client = max(client, plan.tokens_client)
         now, then = (max(0, client - context.sum_cut(each.id if each else "")) for each in (holding, target))
         tariff = self._lookout.find_tariff_of(row.upstream, reverted.view)
-        quote = quote_revert(now, then, self._lookout.models.budget(row.upstream, reverted.view), tariff)
+        quote = quote_revert(now, then, self._lookout.models.budget(LimitKey(row.upstream, reverted.view)), tariff)
         epoch = Epoch(
             id=self._ids.next_exchange(),
             session=session,
@@ -158,7 +159,7 @@ class Caretaker:
 
     async def _find_usable(self, row: ExchangeRow) -> int:
         upstream = (await self._archive.find_session(row.session)).upstream
-        return self._lookout.models.budget(upstream, row.model).usable
+        return self._lookout.models.budget(LimitKey(upstream, row.model)).usable
 
     async def _note(self, context: Context, session: str, node: bytes, *, is_on: bool) -> None:
         pin = Pin(session, node, is_on, self._clock.now_ms())

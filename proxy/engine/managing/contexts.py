@@ -14,6 +14,7 @@ _LOAD_SECONDS = 0.25
 
 # Stands for all sessions of which the log knows nothing to load; it is never written to.
 _BLANK = Context()
+_BLANK_WEIGHT = _BLANK.weight
 
 
 class Contexts:
@@ -47,7 +48,10 @@ class Contexts:
             if not subject.is_new:
                 return False
             context = self._contexts[session] = _BLANK
-            self._settle(session, _BLANK)
+            self._weights[session] = _BLANK_WEIGHT
+            self._weight += _BLANK_WEIGHT
+            if self._weight > self._most:
+                self._shrink()
         return context is _BLANK
 
     async def open(self, subject: Subject) -> Context:
@@ -110,11 +114,14 @@ class Contexts:
     def _settle(self, session: str, context: Context) -> None:
         """Reckon with what a context weighs now: it has grown since it was last asked for."""
         self._reckon(session, context)
+        self._shrink()
+        while self._weight > self._most and context.drop_oldest():
+            self._reckon(session, context)
+
+    def _shrink(self) -> None:
         while self._weight > self._most and len(self._contexts) > 1:
             dropped, _ = self._contexts.popitem(last=False)
             self._weight -= self._weights.pop(dropped)
-        while self._weight > self._most and context.drop_oldest():
-            self._reckon(session, context)
 
     def _reckon(self, session: str, context: Context) -> None:
         weight = context.weight

@@ -50,9 +50,7 @@ class Lookout:
 
     def find_budget(self, subject: Subject, ceiling: int | None = None) -> Budget:
         """What may be sent of a request; a `ceiling` in the model's tokens takes the place of the configured one."""
-        key = find_key(subject)
-        asked = subject.most_output or None
-        budget = self.models.budget(key.upstream, key.model, asked, ceiling, beta=key.beta, tenant=key.tenant)
+        budget = self.models.budget(find_key(subject), subject.most_output or None, ceiling)
         return budget.scale(self.find_ratio(subject).value)
 
     def find_tariff(self, subject: Subject, path: Path) -> Tariff:

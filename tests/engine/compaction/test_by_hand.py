@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.work import Wish
 from proxy.engine.managing.caring import Caretaker
+from proxy.model.card import LimitKey
 from proxy.model.errors import Conflict
 from proxy.model.events import EpochOpened
 from proxy.model.marker import LEDGER_HEAD
@@ -61,7 +62,7 @@ async def test_the_first_call_under_it_is_booked_as_one_that_broke_the_cache(sho
     found = await compact(shop)
     assert found.epoch is not None
     await go_on(shop, history)
-    account = shop.context.get_standing("gpt-4o", found.epoch.id, shop.steward.lookout.models.budget("main", "gpt-4o"))
+    account = shop.context.get_standing("gpt-4o", found.epoch.id, shop.steward.lookout.models.budget(LimitKey("main", "gpt-4o")))
     assert account.account.owed == 0
     assert shop.context.unsent == set()
 

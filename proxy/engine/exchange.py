@@ -88,8 +88,10 @@ class Exchanges:
         received = await self._reception.receive(request, form, mode)
         subject = received.subject
         sending = self._steward.glance(subject, mode, ceiling) if subject is not None else Sending(request.body)
-        entry = self._relay.enter(lambda: _list_records(received, is_managed=sending is None))
-        entry.append(is_urgent=received.is_stream and sending is not None)
+        is_urgent = received.is_stream and sending is not None
+        entry = self._relay.enter(lambda: _list_records(received, is_managed=sending is None), is_urgent=is_urgent)
+        if sending is None:
+            entry.append()
         flight = self._take_off(request, received, entry, form, client)
         body = await self._settle(flight, received, sending, ceiling)
         await self._relay.carry(flight, _bind(request, received, flight), body)
@@ -155,9 +157,8 @@ class Exchanges:
             return _list_records(replace(received, opening=replace(received.opening, body=_keep_tape(tape))))
 
         entry = self._relay.enter(make)
-        if body is None:
-            entry.append()
         flight = self._take_off(request, received, entry, None, client)
+        flight.is_whole = body is None
         passing = TapedBody(body, tape, entry) if body is not None else b""
         await self._relay.carry(flight, _bind(request, received, flight), passing)
 

@@ -22,30 +22,28 @@ class Entry:
     streamed answer never is, for its first byte waits for `commit`.
     """
 
-    def __init__(self, archive: Archive, make: Callable[[], tuple[Opening, *tuple[Record, ...]]]) -> None:
+    def __init__(
+        self, archive: Archive, make: Callable[[], tuple[Opening, *tuple[Record, ...]]], *, is_urgent: bool = False
+    ) -> None:
         self._archive = archive
         self._make = make
+        self._is_urgent = is_urgent
         self._complete: Callable[[], None] | None = None
         self.opening: Opening | None = None
         self.commit: asyncio.Future[bool] | None = None
 
-    def append(self, *, is_urgent: bool = False) -> Opening:
+    def append(self) -> Opening:
         """Queue the opening if that has not been done, and what was postponed."""
         if self.opening is None:
             records = self._make()
             self.opening = records[0]
-            self.commit = self._archive.append(*records, is_urgent=is_urgent)
+            self.commit = self._archive.append(*records, is_urgent=self._is_urgent)
         self.settle()
         return self.opening
 
     def postpone(self, complete: Callable[[], None]) -> None:
         """Have this done, which extends the entry, once the body is on its way; before anything else is recorded."""
         self._complete = complete
-
-    @property
-    def is_open(self) -> bool:
-        """Whether something is postponed."""
-        return self._complete is not None
 
     def settle(self) -> None:
         """Do what was postponed, if that has not been done."""
@@ -64,7 +62,8 @@ class Flight:
     """One round under way: who asked for what, and what has come of it so far. Times on the monotonic clock.
 
     `secrets` are the credentials that may be echoed; they live as long as the call. `is_head_out`: the client has had
-    the head of an answer. `is_final`: no round follows this one. `ended_at`, where the end was not just now.
+    the head of an answer. `is_final`: no round follows this one. `ended_at`, where the end was not just now. `is_whole`:
+    the request's body is at hand.
     """
 
     exchange: str
@@ -82,6 +81,7 @@ class Flight:
     ended_at: float = 0.0
     is_head_out: bool = False
     is_final: bool = True
+    is_whole: bool = True
 
     def note(self, piece: bytes, clock: Clock) -> None:
         """Keep a piece of the answer for the record."""

@@ -8,6 +8,7 @@ was.
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from proxy.engine.behind import Behind
 from proxy.engine.bus import EventBus
 from proxy.engine.durability import CommitGate
 from proxy.engine.flight import Entry, Flight
@@ -44,9 +45,12 @@ class Relay:
         """Why calls cannot be recorded as promised; empty while they can."""
         return self._gate.problem
 
-    def enter(self, make: Callable[[], tuple[Opening, *tuple[Record, ...]]]) -> Entry:
-        """An opening that goes to this relay's log, together with the records that `make` puts behind it."""
-        return Entry(self._archive, make)
+    def enter(self, make: Callable[[], tuple[Opening, *tuple[Record, ...]]], *, is_urgent: bool = False) -> Entry:
+        """An opening that goes to this relay's log, together with the records that `make` puts behind it.
+
+        It is queued as soon as the request is on its way upstream, before anything else can be.
+        """
+        return Entry(self._archive, make, is_urgent=is_urgent)
 
     async def confirm(self, entry: Entry) -> bool:
         """Whether all that was queued of an exchange is in the log, waited for as long as an answer waits."""
@@ -88,11 +92,16 @@ class Relay:
 
     async def _await_head(self, flight: Flight, sending: Awaitable[UpstreamResponse]) -> UpstreamResponse:
         flight.began = self._clock.monotonic()
-        if flight.entry.is_open:
-            asyncio.get_running_loop().call_soon(flight.entry.settle)  # which is behind the writing of the body
-        flushing = self._hold(flight.entry)
+        flushing: asyncio.TimerHandle | None = None
+
+        def enter() -> None:
+            nonlocal flushing
+            if flight.is_whole:
+                flight.entry.append()
+            flushing = self._hold(flight.entry)
+
         try:
-            response = await sending
+            response = await Behind(sending, enter)
         except ProxyError as error:
             self._record(flight, 0, (), "failed", str(error))
             raise
@@ -142,21 +151,22 @@ class Relay:
     async def _pump(self, flight: Flight, response: UpstreamResponse, begun: bytes) -> None:
         """Pass an answer on, of which `begun` was read and held back."""
         status, headers = response.status, response.headers
-        completeness: Completeness = "aborted"
-        problem = ""
         try:
             held, is_ended = await self._pass_on(flight, response, begun)
-            completeness = "complete"
         except UpstreamUnreachable as error:
-            completeness, problem = "truncated", str(error)
-        finally:
-            recorded = self._record(flight, status, headers, completeness, problem)
-        if completeness == "truncated":
+            self._record(flight, status, headers, "truncated", str(error))
             flight.client.abort()
             return
-        await self._gate.wait(recorded)
-        _start(flight, response)
-        flight.client.write(held, is_last=is_ended)
+        except BaseException:
+            self._record(flight, status, headers, "aborted", "")
+            raise
+        outcome, recorded = self._keep(flight, status, headers, "complete", "")
+        try:
+            await self._gate.wait(recorded)
+            _start(flight, response)
+            flight.client.write(held, is_last=is_ended)
+        finally:
+            self._tell(flight, outcome)  # behind the writing, which nothing can come between
         if not is_ended:
             await self._pass_rest(flight, response)
 
@@ -208,7 +218,14 @@ class Relay:
 
     def _record(
         self, flight: Flight, status: int, headers: Headers, completeness: Completeness, problem: str
-    ) -> "asyncio.Future[bool]":
+    ) -> None:
+        outcome, _ = self._keep(flight, status, headers, completeness, problem)
+        self._tell(flight, outcome)
+
+    def _keep(
+        self, flight: Flight, status: int, headers: Headers, completeness: Completeness, problem: str
+    ) -> tuple[Outcome, "asyncio.Future[bool]"]:
+        """How a round ended goes to the log; the future is done when it is there."""
         flight.entry.append()
         tape, ended_at = flight.tape, flight.ended_at or self._clock.monotonic()
         began = flight.began
@@ -225,17 +242,20 @@ class Relay:
             timings,
             problem,
         )
-        commit = self._archive.append(outcome)
+        return outcome, self._archive.append(outcome)
+
+    def _tell(self, flight: Flight, outcome: Outcome) -> None:
+        """Let everybody know who makes something of it."""
         self._announce(flight, outcome)
-        if flight.format is not None and tape.size:
-            first_byte_s = timings.first_byte_ms / 1000
-            content = outcome.received
-            received = Received(flight.exchange, flight.k, flight.format, outcome.headers, content, first_byte_s)
-            if flight.is_final:
-                self._readings.submit(received)
-            else:
-                self._readings.read_refusal(received)
-        return commit
+        if flight.format is None or not outcome.size:
+            return
+        first_byte_s = outcome.timings.first_byte_ms / 1000
+        content = outcome.received
+        received = Received(flight.exchange, flight.k, flight.format, outcome.headers, content, first_byte_s)
+        if flight.is_final:
+            self._readings.submit(received)
+        else:
+            self._readings.read_refusal(received)
 
     def _announce(self, flight: Flight, outcome: Outcome) -> None:
         opening = flight.entry.append()

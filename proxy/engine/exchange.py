@@ -88,8 +88,11 @@ class Exchanges:
         received = await self._reception.receive(request, form, mode)
         subject = received.subject
         sending = self._steward.glance(subject, mode, ceiling) if subject is not None else Sending(request.body)
-        is_urgent = received.is_stream and sending is not None
-        entry = self._relay.enter(lambda: _list_records(received, is_managed=sending is None), is_urgent=is_urgent)
+        is_managed = sending is None
+        entry = self._relay.enter(
+            lambda: _list_records(received, received.opening, is_managed=is_managed),
+            is_urgent=received.is_stream and not is_managed,
+        )
         if sending is None:
             entry.append()
         flight = self._take_off(request, received, entry, form, client)
@@ -98,12 +101,12 @@ class Exchanges:
 
     async def _settle(self, flight: Flight, received: Received, glanced: Sending | None, ceiling: int | None) -> bytes:
         """The body that is sent; who stands by the call, and what its client is told, is settled with it."""
-        subject, opening = received.subject, received.opening
+        subject = received.subject
         if subject is None:
             assert glanced is not None, "what is not understood goes on as it came"
             return glanced.body
         sending = glanced or await self._manage(flight, received, subject, ceiling)
-        tell = partial(_tell, flight.client, opening)
+        tell = partial(_tell, flight.client, received)
         if sending.is_managed:
             flight.rescuer = self._steward.stand_by(subject, sending, partial(self._commit, flight.entry), tell)
         if sending.labels:
@@ -117,7 +120,7 @@ class Exchanges:
         """
         entry, commit = flight.entry, partial(self._commit, flight.entry)
         try:
-            sending = await self._steward.prepare(subject, received.opening.mode, ceiling, commit)
+            sending = await self._steward.prepare(subject, received.mode, ceiling, commit)
         except asyncio.CancelledError:
             entry.extend(Round(flight.exchange, 0, flight.upstream, None))
             self._relay.abandon(flight)
@@ -134,7 +137,7 @@ class Exchanges:
         """Record and tell what was left open while the body was not on its way."""
         assert sending.complete is not None, "else nothing is left"
         whole = sending.complete()
-        _tell(flight.client, received.opening, (*sending.labels, *whole.labels))
+        _tell(flight.client, received, (*sending.labels, *whole.labels))
         self._enter(flight, received, replace(whole, pin=sending.pin))
 
     def _enter(self, flight: Flight, received: Received, sending: Sending) -> None:
@@ -154,7 +157,7 @@ class Exchanges:
         tape = Tape(self._policy.record_cap_bytes)
 
         def make() -> tuple[Opening, *tuple[Record, ...]]:
-            return _list_records(replace(received, opening=replace(received.opening, body=_keep_tape(tape))))
+            return _list_records(received, replace(received.opening, body=_keep_tape(tape)))
 
         entry = self._relay.enter(make)
         flight = self._take_off(request, received, entry, None, client)
@@ -170,9 +173,9 @@ class Exchanges:
     def _take_off(
         self, request: ClientRequest, received: Received, entry: Entry, form: Format | None, client: Client
     ) -> Flight:
-        _tell(client, received.opening)
+        _tell(client, received)
         return Flight(
-            received.opening.exchange,
+            received.exchange,
             entry,
             form,
             received.upstream.name,
@@ -217,17 +220,18 @@ def _bind(request: ClientRequest, received: Received, flight: Flight) -> Send:
     return partial(received.upstream.send, request.method, request.target, headers)
 
 
-def _tell(client: Client, opening: Opening, labels: Headers = ()) -> None:
+def _tell(client: Client, received: Received, labels: Headers = ()) -> None:
     """Let a client find its call in the log, and know what was done with it."""
-    if opening.mode == "bypass":
+    if received.mode == "bypass":
         return
-    session, exchange = opening.session.id.encode(), opening.exchange.encode()
+    session, exchange = received.session.id.encode(), received.exchange.encode()
     client.label(((b"x-palimpsest-session", session), (b"x-palimpsest-exchange", exchange), *labels))
 
 
-def _list_records(received: Received, *, is_managed: bool = False) -> tuple[Opening, *tuple[Record, ...]]:
+def _list_records(
+    received: Received, opening: Opening, *, is_managed: bool = False
+) -> tuple[Opening, *tuple[Record, ...]]:
     """What is known at once; what is sent for a managed request is decided later."""
-    opening = received.opening
     sent = () if is_managed else (Round(opening.exchange, 0, received.upstream.name, None),)
     return (opening, *sent) if received.step is None else (opening, *sent, received.step)
 

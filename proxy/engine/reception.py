@@ -4,14 +4,15 @@ Rule: recognising never fails a call. A body that cannot be read in parts is kep
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 
 import msgspec
 
 from proxy.context.budget import is_bounded
-from proxy.engine.boundary import attempt
+from proxy.engine.boundary import attempt, attempt_now
 from proxy.engine.histories import Histories, History, Key, split_known, take_stock
 from proxy.engine.lineage.chain import Chain, make_chain, read_messages
 from proxy.engine.lineage.known import Traits
@@ -51,26 +52,43 @@ class Route:
         return any(fnmatchcase(model, pattern) for pattern in self.models)
 
 
-class Received(msgspec.Struct, frozen=True, gc=False):
+class Received:
     """A request as recognised. `is_stream`: a streamed answer is asked for. `step`: where it stands, if known.
 
     `subject` is None where there is nothing to manage: what is not understood, has no place, or is not kept whole.
     """
 
-    opening: Opening
-    upstream: Upstream
-    is_stream: bool = False
-    step: Step | None = None
-    subject: Subject | None = None
+    __slots__ = ("_make", "_opening", "exchange", "is_stream", "mode", "session", "step", "subject", "upstream")
+
+    def __init__(self, exchange: str, mode: Mode, recognised: "_Recognised", make: Callable[[], Opening]) -> None:
+        self.exchange = exchange
+        self.mode = mode
+        self.session = recognised.session
+        self.upstream = recognised.upstream
+        self.is_stream = recognised.is_stream
+        self.step = recognised.step
+        self.subject = recognised.subject
+        self._make = make
+        self._opening: Opening | None = None
+
+    @property
+    def opening(self) -> Opening:
+        """What goes to the log, made when it is asked for first, which must be before anything else is received.
+
+        Taking stock of a body is a tenth of a short call; until then the request may be on its way.
+        """
+        if self._opening is None:
+            self._opening = self._make()
+        return self._opening
 
 
 class _Recognised(msgspec.Struct, frozen=True, gc=False):
-    """What a body says. `step` is None where it cannot be read in parts."""
+    """What a body says. `step` is None where it cannot be read in parts; `take_stock` gives its manifest, once."""
 
     session: SessionKey
     upstream: Upstream
     model: str
-    body: Manifest
+    take_stock: Callable[[], Manifest]
     is_stream: bool = False
     step: Step | None = None
     subject: Subject | None = None
@@ -82,7 +100,7 @@ class _Reading(msgspec.Struct, frozen=True, gc=False):
     kind: Kind
     wire: str
     model: str
-    body: Manifest
+    opened_ms: int
 
 
 class Reception:
@@ -113,24 +131,27 @@ class Reception:
         recognised = await attempt(self._recognise(request, form, caller, exchange), _note_riddle)
         if recognised is None:
             recognised = self._keep_apart(request, caller, exchange)
-        reading = _Reading("managed", form.name, recognised.model, recognised.body)
-        opening = self._open(request, mode, exchange, recognised.session, reading)
-        return Received(opening, recognised.upstream, recognised.is_stream, recognised.step, recognised.subject)
+        reading = _Reading("managed", form.name, recognised.model, self._clock.now_ms())
+        make = partial(self._open, request, mode, exchange, recognised, reading)
+        return Received(exchange, mode, recognised, make)
 
     def receive_stream(self, request: ClientRequest, mode: Mode) -> Received:
         """Recognise a request whose body is still to come; whoever passes it on fills in the opening's body."""
         exchange, upstream = self._ids.next_exchange(), self._choose("")
         tenant = self._lineage.tenants.find(request.headers).tenant
         session = make_session(tenant, upstream.name, self._naming.read(request.headers), exchange)
-        opening = self._open(request, mode, exchange, session, _Reading("passthrough", "", "", _NOTHING))
-        return Received(opening, upstream)
+        recognised = _Recognised(session, upstream, "", lambda: _NOTHING)
+        reading = _Reading("passthrough", "", "", self._clock.now_ms())
+        make = partial(self._open, request, mode, exchange, recognised, reading)
+        return Received(exchange, mode, recognised, make)
 
     def _open(
-        self, request: ClientRequest, mode: Mode, exchange: str, session: SessionKey, reading: _Reading
+        self, request: ClientRequest, mode: Mode, exchange: str, recognised: _Recognised, reading: _Reading
     ) -> Opening:
+        body = attempt_now(recognised.take_stock, _note_riddle)
         return Opening(
             exchange=exchange,
-            session=session,
+            session=recognised.session,
             kind=reading.kind,
             wire=reading.wire,
             mode=mode,
@@ -138,8 +159,8 @@ class Reception:
             method=request.method,
             target=keep_target(request.target),
             headers=keep_for_log(request.headers),
-            body=reading.body,
-            opened_ms=self._clock.now_ms(),
+            body=self._keep_whole(request.body) if body is None else body,
+            opened_ms=reading.opened_ms,
         )
 
     async def _recognise(self, request: ClientRequest, form: Format, caller: Caller, exchange: str) -> _Recognised:
@@ -177,7 +198,10 @@ class Reception:
         )
         place = await self._place(asked) if session.family or self._policy.infer else None
         # From here on nothing waits: what is remembered is in the log with the opening, before any later request's.
-        body = self._take_stock(key, split, chain, known, shared) if is_kept else self._keep_whole(content)
+        if is_kept:
+            body = partial(self._take_stock, key, split, chain, known, shared)
+        else:
+            body = partial(self._keep_whole, content)
         if place is not None:
             subject = (
                 _make_subject(request, upstream, form, asked, (split, chain), place)
@@ -218,7 +242,7 @@ class Reception:
         """A body that is not understood: whole, to the first upstream, in the session that its headers name."""
         upstream = self._choose("")
         session = make_session(caller.tenant, upstream.name, self._naming.read(request.headers), exchange)
-        return _Recognised(session, upstream, "", self._keep_whole(request.body))
+        return _Recognised(session, upstream, "", partial(self._keep_whole, request.body))
 
     def _keep_whole(self, content: bytes) -> Manifest:
         cap = self._policy.record_cap_bytes

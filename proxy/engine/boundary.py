@@ -23,7 +23,11 @@ async def attempt(work: Awaitable[T], note: Note) -> T | None:
 def attempt_now(work: Callable[[], T], note: Note) -> T | None:
     """The same for work that waits for nothing."""
     try:
-        return work()
-    except Exception as error:  # noqa: BLE001 - the boundary
-        note(error)
-        return None
+        attempt(_do(work), note).send(None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]  # typeshed: the value of any StopIteration
+    raise AssertionError("it waits for nothing")
+
+
+async def _do(work: Callable[[], T]) -> T:
+    return work()

@@ -62,8 +62,8 @@ class Flight:
     """One round under way: who asked for what, and what has come of it so far. Times on the monotonic clock.
 
     `secrets` are the credentials that may be echoed; they live as long as the call. `is_head_out`: the client has had
-    the head of an answer. `is_final`: no round follows this one. `ended_at`, where the end was not just now. `is_whole`:
-    the request's body is at hand.
+    the head of an answer. `is_final`: no round follows this one. `ended_at`, where the end was not just now.
+    `is_whole`: the request's body is at hand.
     """
 
     exchange: str

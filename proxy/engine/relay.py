@@ -216,9 +216,7 @@ class Relay:
         except UpstreamUnreachable:
             flight.client.abort()
 
-    def _record(
-        self, flight: Flight, status: int, headers: Headers, completeness: Completeness, problem: str
-    ) -> None:
+    def _record(self, flight: Flight, status: int, headers: Headers, completeness: Completeness, problem: str) -> None:
         outcome, _ = self._keep(flight, status, headers, completeness, problem)
         self._tell(flight, outcome)
 

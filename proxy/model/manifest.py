@@ -71,9 +71,8 @@ class Manifest(msgspec.Struct, frozen=True, gc=False, array_like=True):
     @property
     def weight(self) -> int:
         """Bytes of content this manifest holds in memory."""
-        return (
-            len(self.recipe) + sum(len(s.content) + 96 for s in self.slices) + sum(len(b.content) for b in self.blobs)
-        )
+        slices = sum([len(each.content) + 96 for each in self.slices])
+        return len(self.recipe) + slices + sum([len(each.content) for each in self.blobs])
 
 
 def digest_of(content: bytes) -> bytes:

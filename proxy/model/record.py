@@ -28,6 +28,11 @@ def leave_derived(records: tuple[Record, ...]) -> tuple[Record, ...]:
     return tuple(record for record in records if not isinstance(record, _DERIVED))
 
 
+def weigh_all(records: tuple[Record, ...]) -> int:
+    """What some records weigh together."""
+    return sum([_WEIGHERS[type(record)](record) for record in records])
+
+
 def weigh(record: Record) -> int:
     """Bytes of memory a record holds while it waits, roughly; the spool's bound is in these."""
     return _WEIGHERS[type(record)](record)

@@ -5,6 +5,7 @@ applications; for answers that are passed on it would cost 30 µs a call and 15 
 again, every piece becomes a dictionary), so that they are framed here.
 """
 
+import asyncio
 import struct
 from http import HTTPStatus
 from socket import SO_LINGER, SOL_SOCKET
@@ -17,6 +18,8 @@ from proxy.model.exchange import Headers
 
 _BODILESS = (204, 304)
 _STATUS_LINES = {status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
+_LAST_CHUNK = b"0\r\n\r\n"
+_JOINED_BYTES = 64 * 1024
 _RESET = struct.pack("ii", 1, 0)
 _LEFT: HTTPDisconnectEvent = {"type": "http.disconnect"}
 
@@ -30,6 +33,7 @@ class Cycle(RequestResponseCycle):
         self._waiting = 0
         self._ends_with_connection = False
         self._is_streaming = False
+        self._head = b""
 
     def put(self, piece: bytes) -> int:
         """Take a piece of the request's body; the number of bytes that wait to be read."""
@@ -57,7 +61,10 @@ class Cycle(RequestResponseCycle):
         return {"type": "http.request", "body": self.take(), "more_body": self.more_body}
 
     def start_answer(self, status: int, headers: Headers) -> None:
-        """Write the head. A length or else chunks frame the body; names are lower case."""
+        """Write the head, together with what of the body comes at once. Names are lower case.
+
+        A length or else chunks frame the body.
+        """
         if self.disconnected:
             return
         self.response_started = True
@@ -83,7 +90,8 @@ class Cycle(RequestResponseCycle):
             lines.append(b"transfer-encoding: chunked\r\n")
         self.expected_content_length = length or 0
         lines.append(b"\r\n")
-        self.transport.write(b"".join(lines))
+        self._head = b"".join(lines)
+        asyncio.get_running_loop().call_soon(self._write_head)
 
     def write_answer(self, content: bytes, *, is_last: bool) -> bool:
         """Write body bytes; False: write no more until `flow` has drained.
@@ -95,12 +103,11 @@ class Cycle(RequestResponseCycle):
         if self.scope["method"] == "HEAD":
             content = b""
         if self.chunked_encoding:
-            framed = b"%x\r\n%b\r\n" % (len(content), content) if content else b""
-            self.transport.write(framed + b"0\r\n\r\n" if is_last else framed)
-        else:
-            if not self._ends_with_connection:
-                self._count(len(content), is_last=is_last)
-            self.transport.write(content)
+            content = b"%x\r\n%b\r\n" % (len(content), content) if content else b""
+            content = content + _LAST_CHUNK if is_last else content
+        elif not self._ends_with_connection:
+            self._count(len(content), is_last=is_last)
+        self._write(content)
         if is_last:
             self._end()
         elif not self._is_streaming:
@@ -109,11 +116,26 @@ class Cycle(RequestResponseCycle):
 
     def break_off(self) -> None:
         """End the connection after what was written, without ending the answer."""
+        self._write_head()
         if self._ends_with_connection and self.response_started:
             self.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, _RESET)
             self.transport.abort()  # closing would be a clean end
         else:
             self.transport.close()
+
+    def _write(self, content: bytes) -> None:
+        """Write it behind the head, if that is still here: with one system call in place of two, of 15 µs each."""
+        head, self._head = self._head, b""
+        if not head:
+            self.transport.write(content)
+        elif len(content) < _JOINED_BYTES:
+            self.transport.write(head + content)
+        else:
+            self.transport.writelines((head, content))
+
+    def _write_head(self) -> None:
+        if self._head and not self.disconnected:
+            self._write(b"")
 
     def _count(self, size: int, *, is_last: bool) -> None:
         self.expected_content_length -= size

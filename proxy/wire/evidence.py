@@ -84,7 +84,7 @@ class UsageNames:
     """
 
     def __init__(self, **names: tuple[str, ...]) -> None:
-        self._paths = [[path.split(".") for path in names.get(field, ())] for field in Usage.__struct_fields__]
+        self._paths = [[_split(path) for path in names.get(field, ())] for field in Usage.__struct_fields__]
 
     def read(self, value: object) -> Usage | None:
         """The counts in a usage object; None where it has none."""
@@ -97,10 +97,15 @@ class UsageNames:
 _NO_COUNTS = Usage()
 
 
-def _find_count(usage: Mapping[str, object], paths: Sequence[Sequence[str]]) -> int | None:
-    for path in paths:
-        value: object = usage
-        for name in path:
+def _split(path: str) -> tuple[str, list[str]]:
+    first, *inner = path.split(".")
+    return first, inner
+
+
+def _find_count(usage: Mapping[str, object], paths: Sequence[tuple[str, Sequence[str]]]) -> int | None:
+    for first, inner in paths:
+        value = usage.get(first)
+        for name in inner:
             value = value.get(name) if isinstance(value, dict) else None
         if value is not None and (count := read_count(value)) is not None:
             return count

@@ -9,7 +9,7 @@ import sqlite3
 from pathlib import Path
 
 from proxy.model.errors import StoreUnavailable
-from proxy.model.record import weigh
+from proxy.model.record import weigh_all
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import connect_writer
 from proxy.store.sqlite.journal import Leftover, name_journal
@@ -84,7 +84,7 @@ def _list_entries(leftover: Leftover, place: int) -> tuple[list[Entry], int]:
         if records is None:
             _log.error("an entry of the journal could not be understood; it is lost")
         else:
-            entries.append(Entry(records, sum(map(weigh, records)), None, end, True))
+            entries.append(Entry(records, weigh_all(records), None, end, True))
     return entries, place
 
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from proxy.model.record import Record, leave_derived, weigh
+from proxy.model.record import Record, leave_derived, weigh_all
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.journal import Journal
 
@@ -70,7 +70,7 @@ class Spool:
 
         Where there is room but for those that are derived, these alone are lost.
         """
-        weight = sum(map(weigh, records))
+        weight = weigh_all(records)
         if self._has_room(weight):
             return self._queue(records, weight, is_urgent)
         return self._queue_part(records, is_urgent)
@@ -81,7 +81,7 @@ class Spool:
     def _queue_part(self, records: tuple[Record, ...], is_urgent: bool) -> "asyncio.Future[bool]":
         """What is not derived, if there is room for that."""
         kept = leave_derived(records)
-        weight = sum(map(weigh, kept))
+        weight = weigh_all(kept)
         if not self._has_room(weight):
             kept = ()
         self._drop(len(records) - len(kept))

@@ -62,7 +62,9 @@ async def test_the_first_call_under_it_is_booked_as_one_that_broke_the_cache(sho
     found = await compact(shop)
     assert found.epoch is not None
     await go_on(shop, history)
-    account = shop.context.get_standing("gpt-4o", found.epoch.id, shop.steward.lookout.models.budget(LimitKey("main", "gpt-4o")))
+    account = shop.context.get_standing(
+        "gpt-4o", found.epoch.id, shop.steward.lookout.models.budget(LimitKey("main", "gpt-4o"))
+    )
     assert account.account.owed == 0
     assert shop.context.unsent == set()
 

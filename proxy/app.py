@@ -26,7 +26,7 @@ from proxy.config import ConfigError, Settings
 from proxy.context.budget import AUTO_CEILING
 from proxy.engine.reports.savings import Yardstick
 from proxy.engine.tasks import TaskRunner
-from proxy.heap import HeapTrimmer, find_trim, read_resident_bytes
+from proxy.heap import HeapTrimmer, find_slack, find_trim
 from proxy.model.errors import ProxyError
 from proxy.model.events import (
     AuxiliaryEnded,
@@ -122,7 +122,7 @@ async def _run(settings: Settings) -> None:
         try:
             app, health = build_app(engine, settings, policy)
             _announce(settings, policy, listener.getsockname()[1])
-            trimmer = HeapTrimmer(lambda: not engine.tasks, find_trim(), read_resident_bytes)
+            trimmer = HeapTrimmer(lambda: not engine.tasks, find_trim(), find_slack())
             trimmer.start(asyncio.get_running_loop())
             gc.set_threshold(_GC_THRESHOLD)
             gc.freeze()  # what the start has made stays: the collector need not look at it again

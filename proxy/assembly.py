@@ -58,6 +58,8 @@ from proxy.wire.responses import Responses
 _TOKEN_FILE = "admin-token"
 # What the builder writes itself is counted in the encoding of most models; it is counted again once it is sent.
 _COUNTED_IN: Encoding = "o200k_base"
+# One message is weighed for so much of the cache, beside it: 65,536 as it is by default, 11 MB.
+_CACHE_FOR_A_WEIGHT = 1024
 _FINISH_SECONDS = 2.0
 # The wire of all calls of our own.
 _ASKED_IN = "chat_completions"
@@ -160,7 +162,8 @@ def build_models(settings: Settings, tokenizer: Tokenizer, tasks: TaskRunner) ->
     """What is known of models. Neither the map nor an encoder is read before it is needed."""
     clock = SystemClock()
     catalog = Catalog(settings.stated_windows(), settings.stated_prices(), clock)
-    return Models(catalog, Counting(tokenizer), settings.budget_policy(), clock, tasks.spawn)
+    counting = Counting(tokenizer, settings.engine_policy().cache_bytes // _CACHE_FOR_A_WEIGHT)
+    return Models(catalog, counting, settings.budget_policy(), clock, tasks.spawn)
 
 
 def find_prompt_hook(settings: Settings) -> PromptHook | None:

@@ -11,6 +11,7 @@ from proxy.assembly import (
     ask_server,
     build_engine,
     build_formats,
+    build_models,
     find_admin_token,
     find_prompt_hook,
     measure,
@@ -19,12 +20,25 @@ from proxy.assembly import (
 from proxy.config import ConfigError, Settings, load_settings
 from proxy.context.holdout import Holdout
 from proxy.engine.counting import Piece
+from proxy.engine.tasks import TaskRunner
 from proxy.model.card import LimitKey
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable, UpstreamUnreachable
 from proxy.server.routes import MANAGED_PATHS
+from proxy.upstream.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 5.0
+
+
+class Noted:
+    """An encoder that keeps what it is asked for."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def encode_ordinary(self, text: str) -> list[int]:
+        self.texts.append(text)
+        return [1]
 
 
 def settings_in(data: Path, **flags: object) -> Settings:
@@ -40,6 +54,17 @@ def test_every_managed_path_has_its_format() -> None:
     formats = build_formats()
     assert set(formats) == set(MANAGED_PATHS.values())
     assert all(form.name == name for name, form in formats.items())
+
+
+@pytest.mark.parametrize(("kept", "counted"), [(2, ["a", "b", "c", "a"]), (3, ["a", "b", "c"])])
+async def test_messages_are_weighed_once_as_far_as_the_cache_goes(
+    tmp_path: Path, kept: int, counted: list[str]
+) -> None:
+    noted, settings = Noted(), settings_in(tmp_path, **{"sessions.cache_bytes": kept * 1024})
+    models = build_models(settings, Tokenizer(lambda encoding: noted), TaskRunner())
+    for name in "abca":
+        await models.count.tally("gpt-4o", [b'{"content":"%s"}' % name.encode()])
+    assert noted.texts == counted
 
 
 def test_a_configured_token_is_taken_and_none_is_kept(tmp_path: Path) -> None:

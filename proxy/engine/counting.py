@@ -7,7 +7,7 @@ ours stays true when the ratio moves.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,6 +23,8 @@ _MOST_RATIOS = 1024
 # Bytes that are counted where they are: a step of an agent. Handing work to a thread and back costs the event loop
 # 0.1 ms and the call 0.3 beside it; 4 KB of code are counted in 0.2, and in 1 ms what is hardest to count.
 _COUNT_HERE = 4096
+# What goes before a hash to name a weight. Most are by the first encoding, where the hash itself is the name.
+_BEFORE: Mapping[Encoding, bytes] = {"o200k_base": b"", "cl100k_base": b"cl100k"}
 # Whose tools have a published formula; most templates of others show them as JSON.
 _FORMULAIC = "openai"
 
@@ -57,12 +59,12 @@ class _Ledger(NamedTuple):
 
 
 class Counting:
-    """Weights of messages, the newest `most` of them, and each model's ratio."""
+    """Weights of messages, the newest `most` of them (180 bytes each), and each model's ratio."""
 
     def __init__(self, tokenizer: Tokenizer, most: int = 65_536) -> None:
         self._tokenizer = tokenizer
         self._most = most
-        self._weights: dict[tuple[Encoding, bytes], Weight] = {}
+        self._weights: dict[bytes, Weight] = {}
         self._ratios: dict[tuple[str, str], Ratio] = {}
 
     async def count(self, model: str, pieces: Sequence[Piece]) -> Count:
@@ -103,7 +105,8 @@ class Counting:
         family = find_family(model)
         if family.vendor != _FORMULAIC:
             pieces = [_spell_out(piece) if piece.is_tools else piece for piece in pieces]
-        fresh = {piece.digest: piece for piece in pieces if (family.encoding, piece.digest) not in self._weights}
+        before = _BEFORE[family.encoding]
+        fresh = {piece.digest: piece for piece in pieces if before + piece.digest not in self._weights}
         known = {piece.digest: self._recall(family, piece.digest) for piece in pieces if piece.digest not in fresh}
         return _Ledger(model, family, pieces, fresh, known)
 
@@ -126,12 +129,12 @@ class Counting:
 
     def _recall(self, family: Family, digest: bytes) -> Weight:
         """A known weight, which is the newest from now on."""
-        weight = self._weights.pop((family.encoding, digest))
+        weight = self._weights.pop(_BEFORE[family.encoding] + digest)
         self._remember(family, digest, weight)
         return weight
 
     def _remember(self, family: Family, digest: bytes, weight: Weight) -> None:
-        self._weights[family.encoding, digest] = weight
+        self._weights[_BEFORE[family.encoding] + digest] = weight
         _forget_oldest(self._weights, self._most)
 
 

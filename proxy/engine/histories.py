@@ -26,7 +26,7 @@ from proxy.model.manifest import (
 from proxy.wire.body import SplitBody, count_shared, split_after, split_body
 
 _LARGE_MEMBER = 512
-_ITEM_WEIGHT = 520
+_ITEM_WEIGHT = 480
 _MEMBER_WEIGHT = 200
 _TAIL = 64
 _NAMED_KEPT = 4

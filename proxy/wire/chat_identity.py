@@ -83,7 +83,7 @@ def _read(message: _Message, source: Source) -> Item:
         form = digest_form((_WIRE, role, content, message.name, answered, *calls))
         return Item(name_role(role), form, made, results, weight + heard)
     form = digest_form((_WIRE, role, content, message.name, answered))
-    return Item(role if role != "function" else "tool", form, (), results, weight)
+    return Item(name_role(role), form, (), results, weight)
 
 
 def _settle_calls(message: _Message, source: Source) -> tuple[list[Settled], tuple[str, ...], int]:

@@ -12,6 +12,7 @@ from itertools import chain
 from proxy.model.shapes import Shape
 from proxy.wire.canonical import REFUSED, canonical, load
 from proxy.wire.evidence import read_objects, read_text
+from proxy.wire.identity import name_role
 
 _Fields = Mapping[str, object]
 
@@ -25,7 +26,6 @@ THINKING = frozenset({"thinking", "redacted_thinking"})
 _UNSPELT = b"unspelt"
 TEXTS = frozenset({"text", "input_text", "output_text"})
 _TEXT_ROLES = frozenset({"system", "tool"})
-_ROLES = {"developer": "system", "function": "tool"}
 
 
 def read_shape(wire: str, raw: bytes) -> Shape:
@@ -122,8 +122,7 @@ _READERS: Mapping[str, Callable[[_Fields, bool], Shape]] = {
 
 def name_message_role(message: _Fields) -> str:
     """The role a message states, by the name a Shape has for it."""
-    role = read_text(message.get("role"))
-    return _ROLES.get(role, role)
+    return name_role(read_text(message.get("role")))
 
 
 def _digest(values: Sequence[object]) -> bytes:

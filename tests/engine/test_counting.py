@@ -1,11 +1,13 @@
 """Counting messages: each once, off the loop."""
 
 import threading
+import tracemalloc
 
 import pytest
 
 from proxy.context.model_names import Encoding
 from proxy.engine.counting import Counting, Piece
+from tests.support.managing import QuarterTokens
 
 
 class Words:
@@ -101,6 +103,18 @@ async def test_the_oldest_are_forgotten_first() -> None:
     for name in "abacab":
         await counting.count("gpt-4o", [make_piece(name)])
     assert [text for text, _ in words.counted] == ["a", "b", "c", "b"]
+
+
+async def test_a_message_that_was_counted_takes_no_more_memory_than_is_said() -> None:
+    counting = Counting(QuarterTokens())
+    await counting.count("gpt-4o", [make_piece("a", 1000)])
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for start in range(0, 8192, 64):
+        await counting.count("gpt-4o", [make_piece(f"{number:032}", 50) for number in range(start, start + 64)])
+    taken = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert taken < 8192 * 180
 
 
 async def test_more_pieces_than_are_remembered_are_counted_all_the_same() -> None:

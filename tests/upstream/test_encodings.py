@@ -73,6 +73,11 @@ def test_the_longest_token_is_as_long_as_the_bound_says() -> None:
     assert max(len(token) for token in encoder("o200k_base").token_byte_values()) == 128
 
 
+@pytest.mark.parametrize("name", BOTH)
+def test_the_table_an_encoder_was_made_of_is_let_go(name: Encoding) -> None:
+    assert [len(held) for held in vars(encoder(name)).values() if isinstance(held, dict) and held] == []
+
+
 def test_bytes_alone_make_an_encoder_that_counts_bytes() -> None:
     found = make_encoder("o200k_base", EVERY_BYTE)
     assert found is not None

@@ -16,6 +16,7 @@ from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format
 from proxy.wire.identity import FORM_SIZE, Item, collapse, count_preamble, digest_form, settle_values, weigh
 from proxy.wire.responses import Responses
+from proxy.wire.shaping import read_shape
 from tests.support.echoes import read, read_one
 
 FORMATS: list[Format] = [ChatCompletions(), Responses(), AnthropicMessages()]
@@ -27,6 +28,19 @@ HELLO = {"role": "user", "content": "hello"}
 def test_the_leading_system_messages_are_the_preamble() -> None:
     items = [Item(role, b"") for role in ("system", "system", "user", "system")]
     assert [count_preamble(items[start:]) for start in range(5)] == [2, 1, 0, 1, 0]
+
+
+@each_wire
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant"])
+def test_all_messages_have_one_and_the_same_role_object(wire: Format, role: str) -> None:
+    messages = [{"role": role, "content": content} for content in ("hello", "there")]
+    content = json.dumps({wire.items_key: messages}).encode()
+    split = split_body(content, wire.items_key)
+    assert split is not None
+    one, other = (item.role for item in wire.read_items(content, split.items))
+    assert one is other
+    one, other = (read_shape(wire.name, content[span.start : span.end]).role for span in split.items)
+    assert one is other
 
 
 @pytest.mark.parametrize(

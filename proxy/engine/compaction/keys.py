@@ -8,6 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from proxy.engine.compaction.bounded import keep_newest
 from proxy.engine.ports import Clock, Upstream
 from proxy.model.exchange import Headers
@@ -16,6 +18,9 @@ _IDLE_SECONDS = 1800.0
 _MOST_SESSIONS = 4096
 
 Later = Callable[[float, Callable[[], None]], object]
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(tuple[bytes, Headers]).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +32,25 @@ class Key:
     headers: Headers = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A key as it is kept: what the request itself has is one piece, of 0.5 KB where its objects have 2.
+
+    These were made in the midst of all that a call needs for a moment; kept, they would keep its place in memory.
+    """
+
+    upstream: Upstream
+    packed: bytes = field(repr=False)
+    until: float
+
+
 class Keys:
     """The newest key of each session. `later` calls something after so many seconds (`loop.call_later`)."""
 
     def __init__(self, clock: Clock, later: Later) -> None:
         self._clock = clock
         self._later = later
-        self._known: OrderedDict[str, tuple[Key, float]] = OrderedDict()
+        self._known: OrderedDict[str, _Kept] = OrderedDict()
         self._is_sweeping = False
 
     def __len__(self) -> int:
@@ -41,23 +58,26 @@ class Keys:
 
     def note(self, session: str, key: Key) -> None:
         """A request of a session was accepted."""
-        keep_newest(self._known, session, (key, self._clock.monotonic() + _IDLE_SECONDS), _MOST_SESSIONS)
+        kept = _Kept(key.upstream, _pack((key.target, key.headers)), self._clock.monotonic() + _IDLE_SECONDS)
+        keep_newest(self._known, session, kept, _MOST_SESSIONS)
         self._sweep_later()
 
     def find(self, session: str) -> Key | None:
         """The key of a session; None where it has been idle for too long."""
-        key, until = self._known.get(session, (None, 0.0))
-        return key if self._clock.monotonic() < until else None
+        kept = self._known.get(session)
+        if kept is None or self._clock.monotonic() >= kept.until:
+            return None
+        return Key(kept.upstream, *_unpack(kept.packed))
 
     def _sweep_later(self) -> None:
         if self._known and not self._is_sweeping:
             self._is_sweeping = True
-            _, until = next(iter(self._known.values()))
-            self._later(max(0.0, until - self._clock.monotonic()), self._sweep)
+            oldest = next(iter(self._known.values()))
+            self._later(max(0.0, oldest.until - self._clock.monotonic()), self._sweep)
 
     def _sweep(self) -> None:
         """Forget what has been idle for too long; the oldest stands first."""
         now, self._is_sweeping = self._clock.monotonic(), False
-        while self._known and next(iter(self._known.values()))[1] <= now:
+        while self._known and next(iter(self._known.values())).until <= now:
             self._known.popitem(last=False)
         self._sweep_later()

@@ -90,7 +90,7 @@ class Exchanges:
         sending = self._steward.glance(subject, mode, ceiling) if subject is not None else Sending(request.body)
         is_managed = sending is None
         entry = self._relay.enter(
-            lambda: _list_records(received, received.opening, is_managed=is_managed),
+            lambda: _list_records(received, received.take_opening(), is_managed=is_managed),
             is_urgent=received.is_stream and not is_managed,
         )
         if sending is None:

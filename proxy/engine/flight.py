@@ -18,6 +18,8 @@ from proxy.wire.format import Format
 class Entry:
     """The opening of an exchange on its way to the log: appended once, when its body is known or its answer ends.
 
+    Its content is kept no longer than the log takes: an answer may come for minutes.
+
     Unless it is urgent it may wait a few milliseconds for company: an answer that is there by then shares its commit. A
     streamed answer never is, for its first byte waits for `commit`.
     """
@@ -36,7 +38,7 @@ class Entry:
         """Queue the opening if that has not been done, and what was postponed."""
         if self.opening is None:
             records = self._make()
-            self.opening = records[0]
+            self.opening = records[0].leave_content()
             self.commit = self._archive.append(*records, is_urgent=self._is_urgent)
         self.settle()
         return self.opening

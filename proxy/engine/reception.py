@@ -68,7 +68,7 @@ class Received:
         self.is_stream = recognised.is_stream
         self.step = recognised.step
         self.subject = recognised.subject
-        self._make = make
+        self._make: Callable[[], Opening] | None = make
         self._opening: Opening | None = None
 
     @property
@@ -78,8 +78,16 @@ class Received:
         Taking stock of a body is a tenth of a short call; until then the request may be on its way.
         """
         if self._opening is None:
+            assert self._make is not None, "it is made once"
             self._opening = self._make()
+            self._make = None  # what it is made of may be let go
         return self._opening
+
+    def take_opening(self) -> Opening:
+        """The same, to be queued: what is long in it is not kept here beside."""
+        opening = self.opening
+        self._opening = opening.leave_content()
+        return opening
 
 
 class _Recognised(msgspec.Struct, frozen=True, gc=False):

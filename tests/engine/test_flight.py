@@ -1,5 +1,7 @@
 """The opening of a call goes to the log once, and each of its rounds starts afresh."""
 
+import msgspec
+
 from proxy.engine.flight import Entry, Flight
 from proxy.engine.tape import Tape
 from proxy.model.exchange import Opening, Round, SessionKey
@@ -74,3 +76,13 @@ async def test_the_next_round_is_of_the_same_call_and_has_nothing_of_the_last_on
     assert (again.k, again.rescuer, again.is_head_out, again.is_final) == (1, None, True, True)
     assert (again.head_at, again.first_at, again.ended_at) == (0, 0, 0)
     assert (again.tape.size, again.tape.cap, flight.tape.size) == (0, 7, 8)
+
+
+async def test_a_long_body_is_kept_by_the_log_alone() -> None:
+    archive = FakeArchive()
+    body = keep_whole(b"x" * 20_000)
+    opening = msgspec.structs.replace(OPENING, body=body)
+    entry = Entry(archive, lambda: (opening, FIRST))
+    kept = entry.append()
+    assert archive.opening.body == body
+    assert (kept.body.size, kept.body.weight, kept.exchange) == (20_000, 0, "x1")

@@ -213,3 +213,11 @@ async def test_a_defect_in_reading_a_request_does_not_fail_the_call(cap: int, ca
 @pytest.mark.parametrize(("said", "is_stream"), [(b"true", True), (b"false", False), (b'"true"', False), (b"1", False)])
 async def test_a_streamed_answer_is_asked_for_by_the_bodys_own_word(said: bytes, *, is_stream: bool) -> None:
     assert (await Desk().receive(b'{"model":"m","stream":%b,"messages":[1]}' % said)).is_stream == is_stream
+
+
+async def test_what_is_long_in_an_opening_that_was_taken_is_not_kept() -> None:
+    received = await Desk().receive(ask("m", "a", size=20_000))
+    taken = received.take_opening()
+    assert len(taken.body.slices) == 1
+    assert (received.opening.body.size, received.opening.body.slices) == (taken.body.size, ())
+    assert received.opening.exchange == taken.exchange

@@ -27,11 +27,13 @@ class Latest(msgspec.Struct, frozen=True, gc=False):
     """The request of a branch that was sent last: how it stood, and the bytes that went upstream.
 
     `opened` is the epoch it was sent under where that is another than the one that held before, None where it is not.
+    `interval` are the seconds since the request that it goes on from, None where that is not known.
     """
 
     case: Case
     body: bytes
     opened: Epoch | None = None
+    interval: float | None = None
 
     @property
     def session(self) -> str:

@@ -25,6 +25,7 @@ from proxy.engine.compaction.drafting import Drafter
 from proxy.engine.compaction.keys import Keys
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.spending import Purse
+from proxy.engine.compaction.urgency import Urgency
 from proxy.engine.compaction.work import Latest, Made, Wish, Work, find_foreign, find_references
 from proxy.engine.durability import CommitGate
 from proxy.engine.managing.memory import Memory
@@ -69,6 +70,7 @@ class Shop:
     bus: EventBus
     keys: Keys
     purse: Purse
+    urgency: Urgency
     look_at: LookAt
     owner: str
 
@@ -87,7 +89,7 @@ class Worker:
     def start(self, latest: Latest) -> None:
         """Have a branch seen to, unless its session is."""
         session = latest.session
-        if session not in self._busy and self._is_worth(latest):
+        if session not in self._busy and self._is_worth(latest) and self._shop.urgency.is_due(latest):
             self._where[session] = latest.case.subject.session.upstream
             self._busy[session] = self._shop.tasks.spawn(self._see_to(latest))
             self._busy[session].add_done_callback(partial(self._let_go, session))

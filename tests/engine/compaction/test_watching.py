@@ -122,6 +122,16 @@ async def test_what_is_reported_is_what_was_sent() -> None:
     assert second.tokens < second.case.tokens
 
 
+async def test_the_time_since_the_request_before_is_known_where_it_goes_on_from_that() -> None:
+    shop = Workshop()
+    worker = record(shop)
+    edited = [*until(ABOVE - 1), {"role": "user", "content": "Go back."}, *make_history(ABOVE, 1500)[-2:]]
+    for messages in (until(ABOVE), until(ABOVE + 1), edited):
+        await shop.ask(messages)
+        shop.clock.advance(7)
+    assert [latest.interval for latest in worker.started] == [None, 7.0, None]
+
+
 async def test_a_round_that_another_follows_is_not_the_one_that_was_sent_last() -> None:
     shop = Workshop()
     worker = record(shop)

@@ -166,7 +166,7 @@ async def test_no_turn_waits_for_a_summary(tmp_path: Path, play: Any) -> None:
             await agent.call(until(steps))
         assert len(agent.provider.asked) == 1
         assert await agent.list_summaries() == []
-        assert len(agent.worker._busy) == 1
+        assert len(agent.worker._branches) == 1
 
 
 def play_tool(body: bytes) -> bytes:

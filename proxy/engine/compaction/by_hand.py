@@ -35,7 +35,7 @@ _ACCEPTED = range(200, 300)
 _PATIENCE_SECONDS = 120.0
 # Summaries get no shorter for a conversation that has fewer tokens than this.
 _LEAST_BUDGET = 20_000
-_WAITED = "another summary of this session was being made, and was waited for"
+_WAITED = "another summary of this conversation was being made, and was waited for"
 _NO_SHORTER = "no epoch was opened: what is sent would get no shorter; the next one has what was made"
 _NO_SUMMARY = "no summary was made: what there is none of yet is too little"
 _NOTHING = (
@@ -71,10 +71,12 @@ class Compactor:
         """
         tools = self._tools
         began = tools.clock.monotonic()
-        has_waited = await tools.worker.wait_out(session, _PATIENCE_SECONDS)
         row = await self._find_newest(session, view)
         _check_managed(row)
         subject = await self._load(row)
+        if has_waited := await tools.worker.wait_out(subject, _PATIENCE_SECONDS):
+            row = await self._find_newest(session, view)
+            subject = await self._load(row)
         case = await self._look_at(subject, row)
         _check_unmanaged_by_others(case)
         made = await tools.worker.compact(self._stand_in(case), wish)

@@ -124,13 +124,14 @@ class Work(msgspec.Struct, frozen=True, gc=False):
 class Made:
     """What came of a person's wish: the summaries in the order in which they were made, all calls, what they cost.
 
-    `problems` say why it is no better than it is; each once.
+    `problems` say why it is no better than it is; each once. `is_refused`: somebody else is making them.
     """
 
     def __init__(self) -> None:
         self.summaries: list[Summary] = []
         self.calls: list[str] = []
         self.problems: list[str] = []
+        self.is_refused = False
         self.cost = Cost()
 
     def note(self, drafted: Summary, *, is_kept: bool) -> None:

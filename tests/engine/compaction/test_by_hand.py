@@ -255,7 +255,7 @@ async def test_one_at_a_time(shop: Workshop) -> None:
     made = await in_time(first)
     assert made.summaries == []
     await shop.settle()
-    assert await shop.leases.acquire(f"summaries/{shop.session}", "another", 1.0)
+    assert await shop.leases.acquire(shop.worker._branches.name(await stand_in(shop)), "another", 1.0)
     with pytest.raises(Conflict, match="is being made"):
         await compact(shop)
 

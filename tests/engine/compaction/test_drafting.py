@@ -46,6 +46,12 @@ class Draft:
         self.shop = Workshop(summarise, policy, archive=FakeArchive(is_instant=True), **options)
         self.key: Key | None = Key(self.shop.model, b"/v1/chat/completions", ())
         self.is_poor = False
+        self.renewals = -1
+
+    async def renew(self) -> bool:
+        """Whether it is still ours to make; for so many questions."""
+        self.renewals -= 1
+        return self.renewals != -1
 
     async def plan(self, **changes: Any) -> Work:
         latest = await self.shop.look_at(HISTORY)
@@ -58,7 +64,7 @@ class Draft:
         if not self.is_poor:
             balance = self.shop.drafter._desk.office.purse._find_balance("s1")
             balance.main = self.shop.drafter._desk.office.purse.price("main", "gpt-4o", _PLENTY)
-        made: Summary | None = await in_time(self.shop.drafter.draft(work, self.key, is_needed=is_needed))
+        made: Summary | None = await in_time(self.shop.drafter.draft(work, self.key, self.renew, is_needed=is_needed))
         return made
 
     async def get(self, **changes: Any) -> Summary:
@@ -280,6 +286,22 @@ async def test_a_fault_of_ours_is_no_failed_report(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("proxy.engine.compaction.drafting.accept", broken)
     made = await draft.get()
     assert (made.level, made.reason) == (3, "RuntimeError: not now")
+
+
+@pytest.mark.parametrize(("renewals", "asked"), [(0, 0), (1, 1), (2, 2)])
+async def test_what_is_no_longer_ours_to_make_is_left_to_others(renewals: int, asked: int) -> None:
+    draft = Draft(say(""), say(""), policy=free(fallback_models=("another",)))
+    draft.renewals = renewals
+    assert await draft.make(is_needed=True) is None
+    assert len(draft.asked) == asked
+
+
+async def test_what_others_make_by_now_is_not_put_together_either() -> None:
+    draft = Draft()
+    draft.key = None
+    assert (await draft.get(is_needed=True)).level == 3
+    draft.renewals = 0
+    assert await draft.make(is_needed=True) is None
 
 
 async def test_each_call_is_told_of() -> None:

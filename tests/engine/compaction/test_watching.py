@@ -11,6 +11,7 @@ from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.work import Latest
 from proxy.engine.managing.booking import Unwatched
 from proxy.engine.managing.ladder import Footing
+from proxy.engine.managing.subject import Subject
 from proxy.engine.policy import Provider
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import Headers
@@ -74,7 +75,7 @@ class Recording:
     def start(self, latest: Latest) -> None:
         self.started.append(latest)
 
-    async def wait(self, session: str) -> None:
+    async def wait(self, subject: Subject) -> None:
         """There is nothing to wait for."""
 
     def stop_at(self, upstream: str) -> None:
@@ -212,4 +213,4 @@ async def test_where_nobody_watches_nothing_is_noted() -> None:
     nobody.note_arrival(latest.case.subject)
     nobody.note_asked(latest.case.subject)
     nobody.note_sent(latest.case, None, None)
-    await in_time(nobody.wait("s1"))
+    await in_time(nobody.wait(latest.case.subject))

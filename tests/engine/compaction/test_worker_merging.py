@@ -177,8 +177,8 @@ async def test_behind_the_call_that_opened_an_epoch_nothing_is_asked() -> None:
     assert {each.exchange for each in shop.summaries}.isdisjoint({each.exchange for each in shop.epochs})
 
 
-@pytest.mark.parametrize(("seconds", "kinds"), [(400, {"leaf", "condensed"}), (700, {"leaf"})])
-async def test_each_report_has_the_time_of_a_lease_and_none_is_asked_for_when_it_is_lost(
+@pytest.mark.parametrize(("seconds", "kinds"), [(100, {"leaf", "condensed"}), (121, {"leaf"})])
+async def test_each_question_has_the_time_of_a_lease_and_none_is_asked_when_it_is_lost(
     seconds: int, kinds: set[str]
 ) -> None:
     shop = Workshop()

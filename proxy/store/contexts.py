@@ -84,10 +84,15 @@ def _list_useful(tables: Tables, line: list[str]) -> list[Epoch]:
 
 
 def _list_live(tables: Tables, line: list[str]) -> list[Summary]:
-    """The newest of those that no other of these sessions was made of or stands in place of, oldest first."""
+    """Those that nothing stands in place of, and those that some branch may still need, oldest first."""
     own = [summary for summary in tables.summaries.values() if summary.session in line]
-    replaced = {name for summary in own for name in (*summary.parents, *summary.supersedes)}
-    return [summary for summary in own if summary.id not in replaced and summary.text][-MOST_SUMMARIES:]
+    ends: dict[str, set[bytes]] = {}
+    for summary in own:
+        for name in (*summary.parents, *summary.supersedes):
+            ends.setdefault(name, set()).add(summary.last)
+    useful = [summary for summary in own if summary.last not in ends.get(summary.id, ())]
+    first = sorted(reversed(useful), key=lambda summary: summary.id in ends)[:MOST_SUMMARIES]
+    return [summary for summary in useful if summary.text and summary in first]
 
 
 def _list_leaves(tables: Tables, summary: Summary) -> list[Summary]:

@@ -237,14 +237,14 @@ def make_leaf(
     text: str = "what was done",
     supersedes: Sequence[str] = (),
 ) -> Summary:
-    """A summary of messages."""
+    """A summary of messages; all of one history."""
     return Summary(
         id=name,
         session=session or make_key().id,
         wire="chat_completions",
         start=start,
         stop=start + len(messages),
-        last=b"n" * 16,
+        last=(start + len(messages)).to_bytes(16),
         kind="leaf",
         level=level,
         is_provisional=level > 1,

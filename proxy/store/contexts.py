@@ -25,7 +25,9 @@ def load_context(tables: Tables, session: str) -> StoredContext:
         plans = [plan for plan in tables.plans.values() if tables.find_session(plan.exchange) == each]
         owed.update({plan.view: plan.owed for plan in plans})
     epochs, summaries = tuple(_list_useful(tables, line)), tuple(_list_live(tables, line))
-    return StoredContext(epochs, tuple(pins.values()), tuple(owed.items()), summaries)
+    return StoredContext(
+        epochs, tuple(pins.values()), tuple(owed.items()), summaries, tuple(_list_unsent(tables, line))
+    )
 
 
 def list_epochs(tables: Tables, session: str) -> list[Epoch]:
@@ -81,6 +83,14 @@ def _list_useful(tables: Tables, line: list[str]) -> list[Epoch]:
             chosen.setdefault(epoch.view, []).append(epoch)
     kept = {epoch.id for group in chosen.values() for epoch in group[:MOST_EPOCHS]}
     return [epoch for epoch in epochs if epoch.id in kept]
+
+
+def _list_unsent(tables: Tables, line: list[str]) -> list[str]:
+    """The epochs that a person asked for, and that nothing was sent under or opened behind."""
+    epochs = [epoch for epoch in tables.epochs.values() if epoch.session in line]
+    followed = {epoch.parent for epoch in epochs}
+    used = {plan.epoch for plan in tables.plans.values() if tables.find_session(plan.exchange) in line}
+    return [epoch.id for epoch in epochs if epoch.why == "manual" and epoch.id not in followed | used]
 
 
 def _list_live(tables: Tables, line: list[str]) -> list[Summary]:

@@ -151,6 +151,7 @@ class Context:
             self.add(epoch)
         self._pins = {pin.node: pin.is_on for pin in stored.pins} | self._pins
         self._summaries = {each.id: each for each in stored.summaries} | self._summaries
+        self.unsent |= set(stored.unsent) - known
         newest = {epoch.view: epoch.id for epoch in stored.epochs}
         for view, owed in stored.owed:
             self._owe(view, newest.get(view, ""), owed)

@@ -56,6 +56,18 @@ async def test_the_client_is_told_once_and_the_prefix_stays(shop: Workshop) -> N
     assert b"x-palimpsest-notice" not in labels
 
 
+async def test_the_client_is_told_also_where_the_proxy_was_restarted_in_between(shop: Workshop) -> None:
+    history = await carry(shop)
+    found = await compact(shop)
+    assert found.epoch is not None
+    again = Workshop(ceiling=100_000, after=shop)
+    _, labels = await go_on(again, history)
+    compacted = f"compacted {found.epoch.tokens_before}->{found.epoch.tokens_after}"
+    assert labels[b"x-palimpsest-notice"].decode() == compacted
+    _, labels = await go_on(Workshop(ceiling=100_000, after=again), make_history(STEPS + 1, 1200))
+    assert b"x-palimpsest-notice" not in labels
+
+
 async def test_the_first_call_under_it_is_booked_as_one_that_broke_the_cache(shop: Workshop) -> None:
     history = await carry(shop)
     found = await compact(shop)

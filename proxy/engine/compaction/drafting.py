@@ -29,6 +29,7 @@ from proxy.engine.ports import Clock
 from proxy.engine.reception import Route
 from proxy.model.summary import Level, Summary
 from proxy.wire.asking import enlarge
+from proxy.wire.headers import keep_for_log
 
 _MODEL_LEVELS: tuple[Level, ...] = (1, 2)
 _DETERMINISTIC = 3
@@ -132,18 +133,19 @@ class Drafter:
         return await asyncio.to_thread(self.put_together, work, attempts)
 
     def _list_tries(self, work: Work, key: Key | None, attempts: Attempts, may_go_on: MayGoOn) -> Iterator[_Try]:
-        """Whom to ask for what, as long as there is no report; nobody where there is no key."""
+        """Whom to ask for what, as long as there is no report; without a key those who are asked with one of ours."""
         policy, levels = self._desk.policy, self._list_levels(work)
         if work.wish is not None and work.wish.model:
             policy = replace(policy, model=work.wish.model)
-        if levels and key is None:
-            attempts.problems.append(_NO_KEY)
+        asked_with = key or _make_keyless(work)
         for level in levels:
-            if key is None or attempts.is_speechless or (level > levels[0] and not attempts.calls):
+            if attempts.is_speechless or (level > levels[0] and not attempts.calls):
                 return  # a shorter form is for what was no good, not for what was not to be asked
-            for candidate in list_candidates(policy, key.upstream, work.latest.case.view, self._desk.routes):
-                asking = _Try(work, key, candidate, level, attempts, may_go_on)
-                if asking.skill == asking.names or self._is_able(asking):
+            for candidate in list_candidates(policy, asked_with.upstream, work.latest.case.view, self._desk.routes):
+                asking = _Try(work, asked_with, candidate, level, attempts, may_go_on)
+                if key is None and not self._desk.providers.get(candidate.upstream.name, _ANY).has_own_key:
+                    attempts.problems.append(_NO_KEY)
+                elif asking.skill == asking.names or self._is_able(asking):
                     yield asking
                 else:
                     asking.note("it merged badly of late, and is left alone with that for a while")
@@ -266,6 +268,12 @@ class _Made(msgspec.Struct, frozen=True, gc=False):
     files: tuple[str, ...]
     model: str
     is_provisional: bool
+
+
+def _make_keyless(work: Work) -> Key:
+    """A session's key without a credential, for upstreams that are asked with a key of the settings."""
+    subject = work.latest.case.subject
+    return Key(subject.upstream, subject.target, keep_for_log(subject.headers))
 
 
 def _make_errand(asking: _Try, question: Question, body: bytes) -> Errand:

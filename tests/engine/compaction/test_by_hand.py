@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.work import Wish
 from proxy.engine.managing.caring import Caretaker
+from proxy.engine.policy import Provider
 from proxy.model.errors import Conflict
 from proxy.model.events import EpochOpened
 from proxy.model.marker import LEDGER_HEAD
@@ -142,6 +143,17 @@ async def test_after_a_restart_nobody_is_asked_and_the_epoch_opens_all_the_same(
     assert found.epoch is not None
     assert labels[b"x-palimpsest-epoch"].decode() == found.epoch.id
     assert list_reports(sent) == []
+
+
+async def test_after_a_restart_an_upstream_with_a_key_of_ours_is_asked() -> None:
+    provider = Provider(has_own_key=True)
+    shop = Workshop(ceiling=100_000, provider=provider)
+    await shop.ask(make_history(STEPS, 1200), ((b"authorization", b"Bearer sk-client"),))
+    again = Workshop(ceiling=100_000, after=shop, provider=provider)
+    found = await compact(again)
+    assert [(each.level, each.reason) for each in found.summaries] == [(1, "")]
+    (call,) = again.model.calls
+    assert call.headers[0] == (b"x-session-id", b"s")
 
 
 async def test_a_better_one_is_made_when_a_model_can_be_asked_again(shop: Workshop) -> None:

@@ -13,12 +13,13 @@ from proxy.engine.compaction.keys import Key
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.work import Work
 from proxy.engine.policy import Provider
+from proxy.engine.reception import Route
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.events import AuxiliaryEnded
 from proxy.model.exchange import Opening, Usage
 from proxy.model.summary import Summary
 from tests.support.compacting import FREE, REPORT, Reply, Workshop, fail, give_report, in_time, say
-from tests.support.engine import FakeArchive
+from tests.support.engine import FakeArchive, ScriptedUpstream
 from tests.support.managing import make_history, make_subject
 from tests.support.summaries import make_summary
 
@@ -217,6 +218,22 @@ async def test_without_a_key_nobody_can_be_asked() -> None:
     assert await draft.make() is None
     assert (await draft.get(is_needed=True)).reason.startswith("no model was asked: ")
     assert draft.asked == []
+
+
+async def test_without_a_key_those_are_asked_that_are_asked_with_one_of_ours_and_no_others() -> None:
+    other = ScriptedUpstream("other")
+    policy = free(model="theirs", fallback_models=("small",), may_receive=("other",))
+    draft = Draft(policy=policy, provider=Provider(has_own_key=True), others=[other])
+    draft.shop.drafter._desk.routes[1:] = [Route(other, models=("theirs",))]  # type: ignore[index]
+    draft.key = None
+    latest = await draft.shop.look_at(HISTORY, headers=((b"authorization", b"Bearer sk-client"),))
+    subject = msgspec.structs.replace(latest.case.subject, upstream=draft.shop.model)
+    case = msgspec.structs.replace(latest.case, subject=subject)
+    made = await draft.get(latest=msgspec.structs.replace(latest, case=case))
+    assert (made.level, made.model, other.calls) == (1, "small", [])
+    assert made.reason.startswith("no model was asked: ")
+    (call,) = draft.shop.model.calls
+    assert b"authorization" not in dict(call.headers)
 
 
 async def test_other_models_are_asked_in_their_order_and_never_warm() -> None:

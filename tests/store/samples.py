@@ -18,7 +18,7 @@ from proxy.model.exchange import (
     Trailer,
     Usage,
 )
-from proxy.model.lineage import Mark, NodeRow, Relation, Reply, Step, node_after, root_of_chain
+from proxy.model.lineage import Mark, NodeRow, Relation, Reply, Step, extend_chain, root_of_chain
 from proxy.model.manifest import (
     Blob,
     BlobPiece,
@@ -142,7 +142,7 @@ def make_reading(
 def make_node(text: str, parent: bytes | None = None, *, is_answer: bool = False) -> NodeRow:
     """A message with this text behind the node, or at the root."""
     parent = root_of_chain("openai") if parent is None else parent
-    return NodeRow(node_after(parent, text.encode()), parent, is_answer)
+    return NodeRow(*extend_chain(parent, [text.encode()]), parent, is_answer)
 
 
 def make_chain(*texts: str, parent: bytes | None = None) -> tuple[NodeRow, ...]:

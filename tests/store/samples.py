@@ -142,7 +142,7 @@ def make_reading(
 def make_node(text: str, parent: bytes | None = None, *, is_answer: bool = False) -> NodeRow:
     """A message with this text behind the node, or at the root."""
     parent = root_of_chain("openai") if parent is None else parent
-    return NodeRow(*extend_chain(parent, [text.encode()]), parent, is_answer)
+    return NodeRow(extend_chain(parent, [text.encode()])[0], parent, is_answer)
 
 
 def make_chain(*texts: str, parent: bytes | None = None) -> tuple[NodeRow, ...]:

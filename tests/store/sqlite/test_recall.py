@@ -41,9 +41,9 @@ def calls(draw: st.DrawFn) -> list[tuple[int, list[int], bool, int]]:
 def make_path(forms: list[int], answer: int) -> tuple[list[NodeRow], NodeRow]:
     rows, parent = [], root_of_chain("openai")
     for form in forms:
-        rows.append(NodeRow(*extend_chain(parent, [b"%d" % form]), parent, False))
+        rows.append(NodeRow(extend_chain(parent, [b"%d" % form])[0], parent, False))
         parent = rows[-1].node
-    return rows, NodeRow(*extend_chain(parent, [b"%d" % answer]), parent, True)
+    return rows, NodeRow(extend_chain(parent, [b"%d" % answer])[0], parent, True)
 
 
 @settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=60)

@@ -105,9 +105,9 @@ class Context:
         standings = sum(standing.weight for standing in self._standings.values())
         late = len(self._late[0].split.content) if self._late is not None else 0
         noted = _CHOSEN_WEIGHT * len(self._chosen) + _NODE_WEIGHT * len(self._pins)
-        covered = _ITEM_WEIGHT * sum(map(len, self._covered.values()))
-        summed_up = sum(map(weigh, self._summaries.values()))
-        return _CONTEXT_WEIGHT + self._epochs_weight + standings + noted + late + covered + summed_up
+        known = _ITEM_WEIGHT * sum(map(len, self._covered.values()))
+        known += sum(map(weigh, self._summaries.values()))
+        return _CONTEXT_WEIGHT + self._epochs_weight + standings + noted + late + known
 
     @property
     def opening(self) -> asyncio.Lock:

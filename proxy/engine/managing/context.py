@@ -105,8 +105,7 @@ class Context:
         standings = sum(standing.weight for standing in self._standings.values())
         late = len(self._late[0].split.content) if self._late is not None else 0
         noted = _CHOSEN_WEIGHT * len(self._chosen) + _NODE_WEIGHT * len(self._pins)
-        known = _ITEM_WEIGHT * sum(map(len, self._covered.values()))
-        known += sum(map(weigh, self._summaries.values()))
+        known = _ITEM_WEIGHT * sum(map(len, self._covered.values())) + sum(map(weigh, self._summaries.values()))
         return _CONTEXT_WEIGHT + self._epochs_weight + standings + noted + late + known
 
     @property

@@ -27,6 +27,9 @@ def compact(  # noqa: PLR0913 - each parameter is an option of the command line
     view: Annotated[
         str, typer.Option(metavar="MODEL", help="The conversation with this model. [default: the newest]")
     ] = "",
+    branch: Annotated[
+        str, typer.Option(metavar="TIP", help="The branch, by its tip or how that begins. [default: the newest]")
+    ] = "",
     as_json: JsonOption = False,
     host: Annotated[str | None, typer.Option(help="Address of the server. [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="Its port. [default: 8484]")] = None,
@@ -39,7 +42,7 @@ def compact(  # noqa: PLR0913 - each parameter is an option of the command line
     """Have a session summarised now by the running server."""
     flags = {"data": data, "server.host": host, "server.port": port, "server.admin_token": admin_token}
     doors: Doors = context.obj
-    asked = msgspec.json.encode({"model": model, "prompt": prompt, "level": level, "view": view})
+    asked = msgspec.json.encode({"model": model, "prompt": prompt, "level": level, "view": view, "branch": branch})
     status, content = doors.ask(load_settings(config, flags), f"/sessions/{session}/compact", asked)
     answer = _read(content)
     if "session" not in answer:

@@ -67,7 +67,7 @@ class Guard:
         if not is_suspect or len(self._pieces) > REFUSAL_BYTES:
             return None
         status, headers = self._response.status, self._response.headers
-        return Refusal(status, headers, self.held, is_event_stream(headers))
+        return Refusal(status, headers, self.held)
 
     async def _hold_whole(self) -> bool:
         """Hold a body that makes sense as a whole only; True if all of it is here."""

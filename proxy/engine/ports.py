@@ -191,8 +191,9 @@ class LogReader(Protocol):
         own accounts go before theirs. Of each view's epochs those are there that may still be of use: the newest
         `NEWEST_EPOCHS`, and before them those that no other follows, `MOST_EPOCHS` at most; what an erasure touched is
         not. A `parent` may name one that is not there. Of each node of a session the newest pin is there. Of summaries
-        those are there that no other one of these sessions was made of or stands in place of, the newest
-        `MOST_SUMMARIES`; one whose text was erased is not.
+        those are there that no other one of these sessions, which holds wherever they do, was made of or stands in
+        place of: `MOST_SUMMARIES` at most, first the newest of those that no other has anything to do with, for the
+        rest is for branches that leave a longer one's messages; one whose text was erased is not.
         """
         ...
 

@@ -19,13 +19,12 @@ REFUSAL_BYTES = 64 * 1024
 class Refusal:
     """An answer that may say that the request was too long: as it came, any content-encoding included.
 
-    Of at most `REFUSAL_BYTES`: what is longer is none. `is_in_stream`: it stands in a stream of events.
+    Of at most `REFUSAL_BYTES`: what is longer is none.
     """
 
     status: int
     headers: Headers
     content: bytes
-    is_in_stream: bool
 
 
 @dataclass(frozen=True, slots=True)

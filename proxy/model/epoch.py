@@ -64,12 +64,16 @@ class Pin(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
 
 
 class StoredContext(msgspec.Struct, frozen=True, gc=False):
-    """What the log knows of how a session is managed, oldest first. `owed` is that of the newest plan of each view."""
+    """What the log knows of how a session is managed, oldest first. `owed` is that of the newest plan of each view.
+
+    `unsent` are the ids of epochs that a person asked for, and that no plan names and no other epoch follows.
+    """
 
     epochs: tuple[Epoch, ...] = ()
     pins: tuple[Pin, ...] = ()
     owed: tuple[tuple[str, float], ...] = ()
     summaries: tuple[Summary, ...] = ()
+    unsent: tuple[str, ...] = ()
 
 
 class StoredOriginal(msgspec.Struct, frozen=True, gc=False):

@@ -98,13 +98,11 @@ def root_of_chain(upstream: str) -> bytes:
     return sha256(b"lineage\0" + upstream.encode()).digest()[:NODE_SIZE]
 
 
-def node_after(parent: bytes, form: bytes) -> bytes:
-    """The node of a message with this normal form behind `parent`: 16 bytes of SHA-256."""
-    return sha256(parent + form).digest()[:NODE_SIZE]
-
-
 def extend_chain(parent: bytes, forms: Iterable[bytes]) -> list[bytes]:
-    """The nodes of messages in order; one without a form adds nothing, so its node is the one before."""
+    """The nodes of messages in order, 16 bytes of SHA-256 of the node before and the normal form.
+
+    A message without a form adds nothing, so its node is the one before.
+    """
     nodes = []
     for form in forms:
         if form:

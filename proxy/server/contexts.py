@@ -72,20 +72,21 @@ class Care(Protocol):
 class Compacting(Protocol):
     """Whoever compacts a session because a person asks for it."""
 
-    async def compact(self, session: str, wish: Wish, view: str) -> Compaction:
-        """Compact its newest conversation, or the newest with the model `view`."""
+    async def compact(self, session: str, wish: Wish, view: str, branch: str) -> Compaction:
+        """Compact its newest conversation, or the newest with the model `view`, or on a branch named by its tip."""
         ...
 
 
 class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a compaction may be asked with: who is to report, by which instruction, at which level; the conversation's
-    model, where a session has several.
+    model, where a session has several, and its branch by its tip.
     """
 
     model: str = ""
     prompt: str = ""
     level: Level = 1
     view: str = ""
+    branch: str = ""
 
 
 class ContextApi:
@@ -137,7 +138,8 @@ class ContextApi:
     async def _compact(self, request: Request) -> Response:
         session = await self._find_session(request)
         asked = read_document(await read_body(request, _MOST_ASKED), Asked)
-        found = await self._compacting.compact(session, Wish(asked.model, asked.prompt, asked.level), asked.view)
+        wish = Wish(asked.model, asked.prompt, asked.level)
+        found = await self._compacting.compact(session, wish, asked.view, asked.branch)
         return respond_json(write_json(describe_compaction(found)))
 
     async def _list_summaries(self, request: Request) -> Response:

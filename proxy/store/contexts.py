@@ -25,7 +25,9 @@ def load_context(tables: Tables, session: str) -> StoredContext:
         plans = [plan for plan in tables.plans.values() if tables.find_session(plan.exchange) == each]
         owed.update({plan.view: plan.owed for plan in plans})
     epochs, summaries = tuple(_list_useful(tables, line)), tuple(_list_live(tables, line))
-    return StoredContext(epochs, tuple(pins.values()), tuple(owed.items()), summaries)
+    return StoredContext(
+        epochs, tuple(pins.values()), tuple(owed.items()), summaries, tuple(_list_unsent(tables, line))
+    )
 
 
 def list_epochs(tables: Tables, session: str) -> list[Epoch]:
@@ -83,11 +85,24 @@ def _list_useful(tables: Tables, line: list[str]) -> list[Epoch]:
     return [epoch for epoch in epochs if epoch.id in kept]
 
 
+def _list_unsent(tables: Tables, line: list[str]) -> list[str]:
+    """The epochs that a person asked for, and that nothing was sent under or opened behind."""
+    epochs = [epoch for epoch in tables.epochs.values() if epoch.session in line]
+    followed = {epoch.parent for epoch in epochs}
+    used = {plan.epoch for plan in tables.plans.values() if tables.find_session(plan.exchange) in line}
+    return [epoch.id for epoch in epochs if epoch.why == "manual" and epoch.id not in followed | used]
+
+
 def _list_live(tables: Tables, line: list[str]) -> list[Summary]:
-    """The newest of those that no other of these sessions was made of or stands in place of, oldest first."""
+    """Those that nothing stands in place of, and those that some branch may still need, oldest first."""
     own = [summary for summary in tables.summaries.values() if summary.session in line]
-    replaced = {name for summary in own for name in (*summary.parents, *summary.supersedes)}
-    return [summary for summary in own if summary.id not in replaced and summary.text][-MOST_SUMMARIES:]
+    ends: dict[str, set[bytes]] = {}
+    for summary in own:
+        for name in (*summary.parents, *summary.supersedes):
+            ends.setdefault(name, set()).add(summary.last)
+    useful = [summary for summary in own if summary.last not in ends.get(summary.id, ())]
+    first = sorted(reversed(useful), key=lambda summary: summary.id in ends)[:MOST_SUMMARIES]
+    return [summary for summary in useful if summary.text and summary in first]
 
 
 def _list_leaves(tables: Tables, summary: Summary) -> list[Summary]:

@@ -59,16 +59,16 @@ def test_what_came_of_it_is_told_in_words(capsys: pytest.CaptureFixture[str]) ->
     ]
     ((settings, path, body),) = server.asked
     assert path == "/sessions/abc/compact"
-    assert body == {"model": "", "prompt": "", "level": 1, "view": ""}
+    assert body == {"model": "", "prompt": "", "level": 1, "view": "", "branch": ""}
     assert (settings.server.host, settings.server.port) == ("127.0.0.1", 8484)
 
 
 def test_what_is_wished_and_where_the_server_is(capsys: pytest.CaptureFixture[str]) -> None:
     server = Server()
-    options = ("--model", "small", "--prompt", "in short", "--level", "2", "--view", "gpt-5")
+    options = ("--model", "small", "--prompt", "in short", "--level", "2", "--view", "gpt-5", "--branch", "ab")
     assert server.call("abc", *options, "--host", "::1", "--port", "99", "--admin-token", "t") == 0
     ((settings, _, body),) = server.asked
-    assert body == {"model": "small", "prompt": "in short", "level": 2, "view": "gpt-5"}
+    assert body == {"model": "small", "prompt": "in short", "level": 2, "view": "gpt-5", "branch": "ab"}
     policy = settings.server_policy()
     assert (policy.host, policy.port, policy.admin_token) == ("::1", 99, "t")
 

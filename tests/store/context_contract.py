@@ -164,6 +164,18 @@ class ContextContract:
         assert sorted((await archive.load_context(OTHER)).owed) == [("a", 99.0), ("b", 3.0), ("é?", 7.25)]
         assert (await archive.verify()).faults == ()
 
+    async def test_what_a_person_asked_for_is_unsent_until_a_plan_names_it_or_another_follows(
+        self, archive: Archive
+    ) -> None:
+        session = await open_session(archive)
+        for name, parent, why in (("p1", "", "hard"), ("p2", "p1", "manual"), ("p3", "", "manual")):
+            await is_stored(archive, replace(make_epoch(name, parent=parent), why=why))
+        assert (await archive.load_context(session)).unsent == ("p2", "p3")
+        await is_stored(archive, make_plan("e-agent-7", epoch="p2"))
+        assert (await archive.load_context(session)).unsent == ("p3",)
+        await is_stored(archive, replace(make_epoch("p4", parent="p3"), why="revert"))
+        assert (await archive.load_context(session)).unsent == ()
+
     async def test_of_each_node_the_newest_pin_counts(self, archive: Archive) -> None:
         session = await open_session(archive)
         off, on, later = make_pin(A.node, is_on=False), make_pin(B.node, at_ms=3), make_pin(A.node, at_ms=5)

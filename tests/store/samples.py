@@ -18,7 +18,7 @@ from proxy.model.exchange import (
     Trailer,
     Usage,
 )
-from proxy.model.lineage import Mark, NodeRow, Relation, Reply, Step, node_after, root_of_chain
+from proxy.model.lineage import Mark, NodeRow, Relation, Reply, Step, extend_chain, root_of_chain
 from proxy.model.manifest import (
     Blob,
     BlobPiece,
@@ -142,7 +142,7 @@ def make_reading(
 def make_node(text: str, parent: bytes | None = None, *, is_answer: bool = False) -> NodeRow:
     """A message with this text behind the node, or at the root."""
     parent = root_of_chain("openai") if parent is None else parent
-    return NodeRow(node_after(parent, text.encode()), parent, is_answer)
+    return NodeRow(extend_chain(parent, [text.encode()])[0], parent, is_answer)
 
 
 def make_chain(*texts: str, parent: bytes | None = None) -> tuple[NodeRow, ...]:
@@ -237,14 +237,14 @@ def make_leaf(
     text: str = "what was done",
     supersedes: Sequence[str] = (),
 ) -> Summary:
-    """A summary of messages."""
+    """A summary of messages; all of one history."""
     return Summary(
         id=name,
         session=session or make_key().id,
         wire="chat_completions",
         start=start,
         stop=start + len(messages),
-        last=b"n" * 16,
+        last=(start + len(messages)).to_bytes(16),
         kind="leaf",
         level=level,
         is_provisional=level > 1,

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from proxy.context.compaction.graph import find_live
 from proxy.engine.ports import MOST_SUMMARIES, Archive
 from proxy.model.epoch import StoredContext, StoredOriginal
 from proxy.model.errors import NotFound
@@ -73,7 +74,7 @@ class SummaryContract:
         for summary in (poor, TWO, better, BOTH, replace(BOTH, id="anew", text="shorter", supersedes=("both",))):
             assert await is_stored(archive, summary)
             found.append([each.id for each in (await archive.load_context(session)).summaries])
-        assert found == [["poor"], ["poor", "two"], ["two", "one"], ["both"], ["anew"]]
+        assert found == [["poor"], ["poor", "two"], ["two", "one"], ["one", "both"], ["one", "anew"]]
 
     async def test_of_many_the_newest_count(self, archive: Archive) -> None:
         session = await open_session(archive)
@@ -82,6 +83,32 @@ class SummaryContract:
             archive.append(summary)
         assert (await archive.load_context(session)).summaries == tuple(many[3:])
         assert len(await archive.list_summaries(session)) == len(many)
+
+    async def test_what_was_merged_is_there_for_branches_that_leave_the_merged_ones_messages(
+        self, archive: Archive
+    ) -> None:
+        session = await open_session(archive)
+        aside = make_leaf("aside", RAW[2:4], 2)  # on a branch that has the first four messages
+        for summary in (ONE, TWO, aside, BOTH):
+            assert await is_stored(archive, summary)
+        loaded = (await archive.load_context(session)).summaries
+        assert loaded == (ONE, aside, BOTH)
+        assert find_live([each for each in loaded if each.stop <= 4]) == [ONE, aside]
+        assert find_live([each for each in loaded if each is not aside]) == [BOTH]
+
+    async def test_what_stands_goes_before_what_was_merged_where_there_are_too_many(self, archive: Archive) -> None:
+        session = await open_session(archive)
+        pairs = [
+            (replace(ONE, id=f"l{i}", text=f"{i}"), replace(TWO, id=f"r{i}", text=f"{i}"))
+            for i in range(MOST_SUMMARIES // 2 + 8)
+        ]
+        merged = [make_condensed(f"m{i}", pair) for i, pair in enumerate(pairs)]
+        archive.append(TWO)
+        for each in (*(summary for pair in pairs for summary in pair), *merged):
+            archive.append(each)
+        loaded = (await archive.load_context(session)).summaries
+        left = [left for left, _ in pairs]
+        assert loaded == (TWO, *left[-(MOST_SUMMARIES - len(merged) - 1) :], *merged)
 
     async def test_a_session_that_goes_on_from_another_has_its_summaries(self, archive: Archive) -> None:
         first, second = await open_session(archive, "a"), await open_session(archive, "b", OTHER_TENANT)
@@ -92,13 +119,13 @@ class SummaryContract:
         await is_stored(archive, Adoption(second, first, B.node, 1), two)
         assert (await archive.load_context(second)).summaries == (one, two)
         assert await is_stored(archive, both)
-        assert (await archive.load_context(second)).summaries == (both,)
+        assert (await archive.load_context(second)).summaries == (one, both)
         # nothing that the first knows of stands in its place
         assert await archive.load_context(first) == StoredContext(summaries=(one,))
         assert list(await archive.list_summaries(second)) == [two, both]
         assert (await archive.load_original("both")).messages == tuple(RAW)
         await is_stored(archive, Adoption(first, second, D.node, 2))
-        assert (await archive.load_context(first)).summaries == (both,)
+        assert (await archive.load_context(first)).summaries == (one, both)
         assert (await archive.verify()).faults == ()
 
     async def test_an_id_gives_the_messages_that_a_summary_covers(self, archive: Archive) -> None:
@@ -145,7 +172,8 @@ class SummaryContract:
             found = await archive.load_original(summary.id)
             original = make_original(summary.id, *raw[summary.start : summary.stop], place=summary.start)
             assert found == StoredOriginal(key.id, original, tuple(raw[summary.start : summary.stop]))
-        assert set((await archive.load_context(key.id)).summaries) == set(line)
+        loaded = (await archive.load_context(key.id)).summaries
+        assert find_live(loaded) == line
         assert archive.health.dropped == 0
 
     async def test_a_long_line_of_summaries_is_followed_to_its_end(self, archive: Archive) -> None:

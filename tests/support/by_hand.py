@@ -31,9 +31,9 @@ def make_compactor(shop: Workshop, archive: Any = None, gate: Any = None) -> Com
     return Compactor(tools)
 
 
-async def compact(shop: Workshop, view: str = "", **wish: Any) -> Compaction:
+async def compact(shop: Workshop, view: str = "", branch: str = "", **wish: Any) -> Compaction:
     """Compact the only session."""
-    found = await make_compactor(shop).compact(shop.session, Wish(**wish), view)
+    found = await make_compactor(shop).compact(shop.session, Wish(**wish), view, branch)
     await shop.settle()
     return found
 

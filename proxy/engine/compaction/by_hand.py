@@ -22,7 +22,7 @@ from proxy.engine.ports import Archive, Clock, Ids, Upstream
 from proxy.engine.reception import Route, read_output_limit
 from proxy.engine.reports.compactions import Compaction
 from proxy.engine.reports.conversation import find_format
-from proxy.engine.reports.finding import read_back
+from proxy.engine.reports.finding import pick_branch, read_back, read_branch_back
 from proxy.engine.reports.messages import load_chain
 from proxy.model.epoch import Epoch
 from proxy.model.errors import Conflict
@@ -35,7 +35,7 @@ _ACCEPTED = range(200, 300)
 _PATIENCE_SECONDS = 120.0
 # Summaries get no shorter for a conversation that has fewer tokens than this.
 _LEAST_BUDGET = 20_000
-_WAITED = "another summary of this session was being made, and was waited for"
+_WAITED = "another summary of this conversation was being made, and was waited for"
 _NO_SHORTER = "no epoch was opened: what is sent would get no shorter; the next one has what was made"
 _NO_SUMMARY = "no summary was made: what there is none of yet is too little"
 _NOTHING = (
@@ -64,17 +64,21 @@ class Compactor:
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
 
-    async def compact(self, session: str, wish: Wish, view: str = "") -> Compaction:
+    async def compact(self, session: str, wish: Wish, view: str = "", branch: str = "") -> Compaction:
         """Compact the newest conversation of a session, or the newest with the model `view`.
+
+        With `branch` it is the one to that tip, given in hexadecimal digits, or by how these begin.
 
         Raises NotFound, StoreUnavailable, and Conflict where there is nothing to be had.
         """
         tools = self._tools
         began = tools.clock.monotonic()
-        has_waited = await tools.worker.wait_out(session, _PATIENCE_SECONDS)
-        row = await self._find_newest(session, view)
+        row = await self._find_newest(session, view, branch)
         _check_managed(row)
         subject = await self._load(row)
+        if has_waited := await tools.worker.wait_out(subject, _PATIENCE_SECONDS):
+            row = await self._find_newest(session, view, branch)
+            subject = await self._load(row)
         case = await self._look_at(subject, row)
         _check_unmanaged_by_others(case)
         made = await tools.worker.compact(self._stand_in(case), wish)
@@ -87,13 +91,18 @@ class Compactor:
         ms = round(1000 * (tools.clock.monotonic() - began))
         return _conclude(case, made, epoch, ms)
 
-    async def _find_newest(self, session: str, view: str) -> ExchangeRow:
+    async def _find_newest(self, session: str, view: str, branch: str = "") -> ExchangeRow:
         """The newest call of a conversation that was answered, no side call."""
-        async for row in read_back(self._tools.archive, session):
+        log = self._tools.archive
+        rows = read_back(log, session)
+        if branch:
+            rows = read_branch_back(log, session, pick_branch(await log.list_branches(session), branch))
+        async for row in rows:
             if _may_be_compacted(row) and view in ("", row.model):
                 return row
         of_view = f" with the model {view[:100]!r}" if view else ""
-        raise Conflict(f"this session has no call{of_view} that was read and answered; there is nothing to compact")
+        what = "branch" if branch else "session"
+        raise Conflict(f"this {what} has no call{of_view} that was read and answered; there is nothing to compact")
 
     async def _load(self, row: ExchangeRow) -> Subject:
         """The request of a call as if it stood before its answer, but of no call."""

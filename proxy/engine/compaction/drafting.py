@@ -6,7 +6,7 @@ of lesser ways is provisional.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -29,11 +29,15 @@ from proxy.engine.ports import Clock
 from proxy.engine.reception import Route
 from proxy.model.summary import Level, Summary
 from proxy.wire.asking import enlarge
+from proxy.wire.headers import keep_for_log
 
 _MODEL_LEVELS: tuple[Level, ...] = (1, 2)
 _DETERMINISTIC = 3
 _ANY = Provider()
 _NO_KEY = "no model was asked: no call of this session was accepted in the last half hour, or since the start"
+
+MayGoOn = Callable[[], Awaitable[bool]]
+"""Whether what is being made is still ours to make."""
 
 _log = logging.getLogger("palimpsest.compaction")
 
@@ -56,13 +60,15 @@ class Desk:
 class Attempts:
     """What was tried for a report: the calls that were made, and what was wrong with each, or why none was.
 
-    `is_speechless`: a model came to no words twice; a shorter form would not help that (B29).
+    `is_speechless`: a model came to no words twice; a shorter form would not help that (B29). `is_lost`: it is no
+    longer ours to make.
     """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.problems: list[str] = []
         self.is_speechless = False
+        self.is_lost = False
 
     @property
     def reason(self) -> str:
@@ -71,13 +77,17 @@ class Attempts:
 
 
 class _Try(msgspec.Struct, frozen=True, gc=False):
-    """A report that is wanted, on one level and from one model; `attempts` is what was tried for it so far."""
+    """A report that is wanted, on one level and from one model; `attempts` is what was tried for it so far.
+
+    `may_go_on` is asked before each question.
+    """
 
     work: Work
     key: Key
     candidate: Candidate
     level: Level
     attempts: Attempts
+    may_go_on: MayGoOn
 
     @property
     def names(self) -> tuple[str, str]:
@@ -101,31 +111,41 @@ class Drafter:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
 
-    async def draft(self, work: Work, key: Key | None, *, is_needed: bool = False) -> Summary | None:
-        """The report; None where nobody could be asked, unless it is needed: a ledger says as much meanwhile."""
+    async def draft(
+        self, work: Work, key: Key | None, may_go_on: MayGoOn, *, is_needed: bool = False
+    ) -> Summary | None:
+        """The report; None where nobody could be asked, unless it is needed: a ledger says as much meanwhile.
+
+        None also where it was not to go on.
+        """
         attempts = Attempts()
-        for each in self._list_tries(work, key, attempts):
+        for each in self._list_tries(work, key, attempts, may_go_on):
             made = await attempt(self._ask(each), partial(_note, attempts))
             if made is not None:
                 return made
+            if attempts.is_lost:
+                return None
+        if not await may_go_on():
+            return None
         if not (attempts.calls or is_needed):
             _log.info("session %s: no summary for now: %s", work.latest.session, attempts.reason or "nobody to ask")
             return None
         return await asyncio.to_thread(self.put_together, work, attempts)
 
-    def _list_tries(self, work: Work, key: Key | None, attempts: Attempts) -> Iterator[_Try]:
-        """Whom to ask for what, as long as there is no report; nobody where there is no key."""
+    def _list_tries(self, work: Work, key: Key | None, attempts: Attempts, may_go_on: MayGoOn) -> Iterator[_Try]:
+        """Whom to ask for what, as long as there is no report; without a key those who are asked with one of ours."""
         policy, levels = self._desk.policy, self._list_levels(work)
         if work.wish is not None and work.wish.model:
             policy = replace(policy, model=work.wish.model)
-        if levels and key is None:
-            attempts.problems.append(_NO_KEY)
+        asked_with = key or _make_keyless(work)
         for level in levels:
-            if key is None or attempts.is_speechless or (level > levels[0] and not attempts.calls):
+            if attempts.is_speechless or (level > levels[0] and not attempts.calls):
                 return  # a shorter form is for what was no good, not for what was not to be asked
-            for candidate in list_candidates(policy, key.upstream, work.latest.case.view, self._desk.routes):
-                asking = _Try(work, key, candidate, level, attempts)
-                if asking.skill == asking.names or self._is_able(asking):
+            for candidate in list_candidates(policy, asked_with.upstream, work.latest.case.view, self._desk.routes):
+                asking = _Try(work, asked_with, candidate, level, attempts, may_go_on)
+                if key is None and not self._desk.providers.get(candidate.upstream.name, _ANY).has_own_key:
+                    attempts.problems.append(_NO_KEY)
+                elif asking.skill == asking.names or self._is_able(asking):
                     yield asking
                 else:
                     asking.note("it merged badly of late, and is left alone with that for a while")
@@ -175,6 +195,9 @@ class Drafter:
         while body is not None:
             if why := office.permission.find_objection(*who, question.expected, is_wished=is_wished):
                 asking.note(why)
+                break
+            if not await asking.may_go_on():
+                asking.attempts.is_lost = True
                 break
             office.breakers.begin(*asking.names, self._desk.clock.monotonic())
             is_first, answer = answer is None, await office.caller.ask(_make_errand(asking, question, body))
@@ -245,6 +268,12 @@ class _Made(msgspec.Struct, frozen=True, gc=False):
     files: tuple[str, ...]
     model: str
     is_provisional: bool
+
+
+def _make_keyless(work: Work) -> Key:
+    """A session's key without a credential, for upstreams that are asked with a key of the settings."""
+    subject = work.latest.case.subject
+    return Key(subject.upstream, subject.target, keep_for_log(subject.headers))
 
 
 def _make_errand(asking: _Try, question: Question, body: bytes) -> Errand:

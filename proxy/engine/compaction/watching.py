@@ -73,11 +73,13 @@ class Watch:
         self._purse.note_estimate(case.subject.exchange, expected)
         if self._policy.auto and decision.pressure != "none" and not case.subject.is_side:
             opened = footing.epoch if footing.epoch is not case.epoch else None
-            keep_newest(self._sent, case.subject.exchange, Latest(case, footing.body, opened), _MOST_CALLS)
+            interval = None if case.kept is not None else case.account.find_idle(case.now)
+            latest = Latest(case, footing.body, opened, interval)
+            keep_newest(self._sent, case.subject.exchange, latest, _MOST_CALLS)
 
-    async def wait(self, session: str) -> None:
-        """Return when nothing is being made for a session, or when a call has waited for long enough."""
-        await self._worker.wait(session)
+    async def wait(self, subject: Subject) -> None:
+        """Return when nothing is being made for a call's branch, or when it has waited for long enough."""
+        await self._worker.wait(subject)
 
     def note_exchange(self, event: ExchangeRecorded) -> None:
         """A subscriber of the bus: a call has ended, or a round of it after which another body is sent."""

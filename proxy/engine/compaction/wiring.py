@@ -15,6 +15,7 @@ from proxy.engine.compaction.office import Premises, build_office
 from proxy.engine.compaction.policy import CompactionPolicy, PromptHook
 from proxy.engine.compaction.questions import Questions
 from proxy.engine.compaction.spending import Purse
+from proxy.engine.compaction.urgency import Urgency
 from proxy.engine.compaction.watching import Watch
 from proxy.engine.compaction.work import Latest
 from proxy.engine.compaction.worker import Shop, Worker
@@ -68,6 +69,7 @@ def build_watch(policy: CompactionPolicy, engine: EnginePolicy, on: Premises, ma
         bus=on.bus,
         keys=office.keys,
         purse=office.purse,
+        urgency=Urgency(policy, office.warmth, made.routes),
         look_at=look_at,
         owner=made.owner,
     )

@@ -27,11 +27,13 @@ class Latest(msgspec.Struct, frozen=True, gc=False):
     """The request of a branch that was sent last: how it stood, and the bytes that went upstream.
 
     `opened` is the epoch it was sent under where that is another than the one that held before, None where it is not.
+    `interval` are the seconds since the request that it goes on from, None where that is not known.
     """
 
     case: Case
     body: bytes
     opened: Epoch | None = None
+    interval: float | None = None
 
     @property
     def session(self) -> str:
@@ -122,13 +124,14 @@ class Work(msgspec.Struct, frozen=True, gc=False):
 class Made:
     """What came of a person's wish: the summaries in the order in which they were made, all calls, what they cost.
 
-    `problems` say why it is no better than it is; each once.
+    `problems` say why it is no better than it is; each once. `is_refused`: somebody else is making them.
     """
 
     def __init__(self) -> None:
         self.summaries: list[Summary] = []
         self.calls: list[str] = []
         self.problems: list[str] = []
+        self.is_refused = False
         self.cost = Cost()
 
     def note(self, drafted: Summary, *, is_kept: bool) -> None:

@@ -1,15 +1,15 @@
 """The background worker: what becomes of a branch that stands above its soft mark (BEHAVIOUR B27, B30, B32a).
 
-Rule: one at a time for each session, under a lease; beside the calls, which never wait for it but above the high mark.
+Rule: one at a time for each branch, under a lease; beside the calls, which never wait for it but above the high mark.
 A summary is in the log before anybody uses it.
 """
 
 import asyncio
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -20,15 +20,17 @@ from proxy.context.compaction.spans import Span, choose_span
 from proxy.context.survey import Survey
 from proxy.engine.boundary import attempt
 from proxy.engine.bus import EventBus
-from proxy.engine.compaction.bounded import keep_newest
+from proxy.engine.compaction.branches import Branches, Making
 from proxy.engine.compaction.drafting import Drafter
 from proxy.engine.compaction.keys import Keys
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.spending import Purse
+from proxy.engine.compaction.urgency import Urgency
 from proxy.engine.compaction.work import Latest, Made, Wish, Work, find_foreign, find_references
 from proxy.engine.durability import CommitGate
 from proxy.engine.managing.memory import Memory
 from proxy.engine.managing.opening import Ground
+from proxy.engine.managing.subject import Subject
 from proxy.engine.ports import Archive, Leases
 from proxy.engine.tasks import TaskRunner
 from proxy.model.errors import Conflict
@@ -43,12 +45,13 @@ LEAST = 600
 _MOST_BY_HAND = 8
 # By how much of what is usable a conversation must grow before what was in vain is tried again.
 _GROWN = 0.15
-_MOST_SESSIONS = 4096
-_LEASE_SECONDS = 600.0
+# A lease is renewed for each question, and so outlasts it: whoever was killed holds it no longer than two would take.
+_TIMES = 2
 _DETERMINISTIC = 3
 _ASSUMED_WINDOW = 128_000
 
-_LOST = "another process has taken over this session's summaries"
+_BUSY = "a summary of this conversation is being made; ask again when it is there"
+_LOST = "another process has taken over this conversation's summaries, or another branch is at the same"
 _NOT_KEPT = "the log did not take a summary in time"
 
 _log = logging.getLogger("palimpsest.compaction")
@@ -69,6 +72,7 @@ class Shop:
     bus: EventBus
     keys: Keys
     purse: Purse
+    urgency: Urgency
     look_at: LookAt
     owner: str
 
@@ -80,75 +84,87 @@ class Worker:
         self._policy = policy
         self._shop = shop
         self._drafter = drafter
-        self._busy: dict[str, asyncio.Task[None]] = {}
-        self._where: dict[str, str] = {}
-        self._pauses: OrderedDict[str, int] = OrderedDict()
+        self._branches = Branches()
+        self._lease_seconds = _TIMES * policy.time_limit_seconds
 
     def start(self, latest: Latest) -> None:
-        """Have a branch seen to, unless its session is."""
-        session = latest.session
-        if session not in self._busy and self._is_worth(latest):
-            self._where[session] = latest.case.subject.session.upstream
-            self._busy[session] = self._shop.tasks.spawn(self._see_to(latest))
-            self._busy[session].add_done_callback(partial(self._let_go, session))
+        """Have a branch seen to, unless it is."""
+        if self._branches.find(latest.session, latest.nodes) is None and self._is_worth(latest):
+            lease = self._branches.name(latest)
+            self._enter(latest, lease, latest.case.subject.session.upstream, self._see_to(latest, lease))
+
+    def _enter(self, latest: Latest, lease: str, upstream: str, work: Coroutine[Any, Any, None]) -> Making:
+        making = Making(latest.nodes, lease, upstream, self._shop.tasks.spawn(work))
+        self._branches.enter(latest, making)
+        return making
 
     def _is_worth(self, latest: Latest) -> bool:
-        """Whether there may be something to do, as far as that is told without looking at the messages.
+        """Whether there may be something to do by now, as far as that is told without looking at the messages.
 
         What was sent in a ledger does not count: a report of that would say what the ledger says.
         """
         case, count = latest.case, len(latest.nodes)
-        if case.path.tokens < self._pauses.get(latest.session, 0):
+        if self._branches.is_in_vain(latest):
             return False
         live = case.context.list_summaries(latest.nodes)
         depth = latest.epoch.depth if latest.epoch is not None else 0
         begin = max(depth, live[-1].stop if live else 0)
-        return any(map(_is_unfinished, live)) or case.path.count(begin, count) >= WORTH * case.budget.usable
+        is_enough = case.path.count(begin, count) >= WORTH * case.budget.usable
+        return (is_enough or any(map(_is_unfinished, live))) and self._shop.urgency.is_due(latest)
 
     def _pause(self, latest: Latest) -> None:
         """Nothing came of it: look again when the conversation has grown."""
-        grown = latest.case.path.tokens + int(_GROWN * latest.case.budget.usable)
-        keep_newest(self._pauses, latest.session, grown, _MOST_SESSIONS)
+        self._branches.note_vain(latest, latest.case.path.tokens + int(_GROWN * latest.case.budget.usable))
 
     def stop_at(self, upstream: str) -> None:
         """Make way: a client's call has come to a server that does one thing at a time."""
-        for session, where in tuple(self._where.items()):
-            if where == upstream and session in self._busy:
-                self._busy[session].cancel()
+        for making in self._branches.list_at(upstream):
+            making.task.cancel()
 
-    async def wait(self, session: str) -> None:
-        """Return when nothing is being made for a session, or its call has waited for long enough."""
+    async def wait(self, subject: Subject) -> None:
+        """Return when nothing is being made for a request's branch, or it has waited for long enough."""
         if self._policy.hard_wait_seconds:
-            await self.wait_out(session, self._policy.hard_wait_seconds)
+            await self.wait_out(subject, self._policy.hard_wait_seconds)
 
-    async def wait_out(self, session: str, seconds: float) -> bool:
-        """Wait for what is being made for a session, so long at most; whether there was anything."""
-        if session not in self._busy:
+    async def wait_out(self, subject: Subject, seconds: float) -> bool:
+        """Wait for what is being made for a request's branch, so long at most; whether there was anything."""
+        making = self._branches.find(subject.session.id, subject.nodes)
+        if making is None:
             return False
-        await asyncio.wait((self._busy[session],), timeout=seconds)
+        await asyncio.wait((making.task,), timeout=seconds)
         return True
 
     async def compact(self, latest: Latest, wish: Wish) -> Made:
         """Reports of all that may go, because a person wishes so; made to the end though nobody should wait for them.
 
-        Raises Conflict where others are being made for the session.
+        Raises Conflict where others are being made for the branch.
         """
-        session, shop = latest.session, self._shop
-        if session in self._busy or not await shop.leases.acquire(_name_lease(session), shop.owner, _LEASE_SECONDS):
-            raise Conflict("a summary of this session is being made; ask again when it is there")
-        made, before = Made(), shop.purse.find_extra(session)
-        task = self._busy[session] = shop.tasks.spawn(self._fulfil_safely(latest, wish, made))
-        task.add_done_callback(partial(self._let_go, session))
-        await asyncio.wait((task,))
-        made.cost = shop.purse.find_extra(session) - before
+        made, session = Made(), latest.session
+        if self._branches.find(session, latest.nodes) is not None:
+            raise Conflict(_BUSY)
+        before, lease = self._shop.purse.find_extra(session), self._branches.name(latest)
+        making = self._enter(latest, lease, "", self._fulfil_safely(latest, lease, wish, made))
+        await asyncio.wait((making.task,))
+        if made.is_refused:
+            raise Conflict(_BUSY)
+        made.cost = self._shop.purse.find_extra(session) - before
         return made
 
-    async def _fulfil_safely(self, latest: Latest, wish: Wish, made: Made) -> None:
-        problems: list[Exception] = []
+    async def _hold(self, lease: str, work: Callable[[], Awaitable[None]]) -> bool:
+        """Work while a branch is ours; False where it is not."""
+        shop = self._shop
+        if not await shop.leases.acquire(lease, shop.owner, self._lease_seconds):
+            return False
         try:
-            await attempt(self._fulfil(latest, wish, made), problems.append)
+            await work()
         finally:
-            await self._shop.leases.release(_name_lease(latest.session), self._shop.owner)
+            await shop.leases.release(lease, shop.owner)
+        return True
+
+    async def _fulfil_safely(self, latest: Latest, lease: str, wish: Wish, made: Made) -> None:
+        problems: list[Exception] = []
+        is_ours = await attempt(self._hold(lease, partial(self._fulfil, latest, wish, made)), problems.append)
+        made.is_refused = is_ours is False
         for problem in problems:
             _log.error("session %s: a summary could not be made", latest.session, exc_info=problem)
             made.say(f"{type(problem).__name__}: {problem}")
@@ -182,31 +198,20 @@ class Worker:
         made.say("" if is_kept else _NOT_KEPT)
         return is_kept
 
-    def _let_go(self, session: str, task: "asyncio.Task[None]") -> None:
-        if self._busy.get(session) is task:
-            del self._busy[session]
-            self._where.pop(session, None)
-
-    async def _see_to(self, latest: Latest) -> None:
+    async def _see_to(self, latest: Latest, lease: str) -> None:
         problems: list[Exception] = []
-        await attempt(self._work(latest), problems.append)
+        await attempt(self._hold(lease, partial(self._work, latest)), problems.append)
         for problem in problems:
             _log.error("session %s: a summary could not be made", latest.session, exc_info=problem)
             self._pause(latest)
 
     async def _work(self, latest: Latest) -> None:
-        shop, lease = self._shop, _name_lease(latest.session)
-        if not await shop.leases.acquire(lease, shop.owner, _LEASE_SECONDS):
-            return
-        try:
-            survey = await self._survey(latest)
-            made = await self._report(latest, survey)
-            if made is None:
-                self._pause(latest)
-            elif self._policy.condensation:
-                await self.condense(latest, survey)
-        finally:
-            await shop.leases.release(lease, shop.owner)
+        survey = await self._survey(latest)
+        made = await self._report(latest, survey)
+        if made is None:
+            self._pause(latest)
+        elif self._policy.condensation:
+            await self.condense(latest, survey)
 
     async def _survey(self, latest: Latest) -> Survey:
         case = latest.case
@@ -248,11 +253,14 @@ class Worker:
         return made if await self._keep(work, made) else None
 
     async def _draft(self, work: Work, *, is_needed: bool) -> Summary | None:
-        """One report, made while the session is ours: the lease is renewed for it. None also where it is lost."""
-        session, shop = work.latest.session, self._shop
-        if not await shop.leases.renew(_name_lease(session), shop.owner, _LEASE_SECONDS):
+        """One report, made while the branch is ours; None also where that is lost, or another branch is at the same."""
+        latest, shop = work.latest, self._shop
+        making = self._branches.find(latest.session, latest.nodes)
+        piece = work.span.start, latest.nodes[work.span.stop - 1]
+        if making is None or not self._branches.claim(latest.session, making, piece):
             return None
-        return await self._drafter.draft(work, shop.keys.find(session), is_needed=is_needed)
+        renew = partial(shop.leases.renew, making.lease, shop.owner, self._lease_seconds)
+        return await self._drafter.draft(work, shop.keys.find(latest.session), renew, is_needed=is_needed)
 
     async def _keep(self, work: Work, made: Summary) -> bool:
         """Have the log take a summary, and use it from then on."""
@@ -302,10 +310,6 @@ class Worker:
         sessions = dict.fromkeys(each.session for each in live)
         stored = [each for session in sessions for each in await self._shop.archive.list_summaries(session)]
         return {each.id: each for each in sorted((*stored, *live), key=lambda each: each.made_ms)}
-
-
-def _name_lease(session: str) -> str:
-    return f"summaries/{session}"
 
 
 def _is_in_vain(work: Work, made: Summary) -> bool:

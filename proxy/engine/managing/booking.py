@@ -35,8 +35,8 @@ class Watcher(Protocol):
         """How a request stood, and what was sent for it."""
         ...
 
-    async def wait(self, session: str) -> None:
-        """Return when nothing is being made for a session, or when a call has waited for long enough."""
+    async def wait(self, subject: Subject) -> None:
+        """Return when nothing is being made for a call's branch, or when it has waited for long enough."""
         ...
 
 
@@ -52,7 +52,7 @@ class Unwatched:
     def note_sent(self, case: Case, footing: Footing, decision: Decision) -> None:
         """Nothing comes of it."""
 
-    async def wait(self, session: str) -> None:
+    async def wait(self, subject: Subject) -> None:
         """There is nothing to wait for."""
 
 

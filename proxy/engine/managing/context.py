@@ -105,9 +105,8 @@ class Context:
         standings = sum(standing.weight for standing in self._standings.values())
         late = len(self._late[0].split.content) if self._late is not None else 0
         noted = _CHOSEN_WEIGHT * len(self._chosen) + _NODE_WEIGHT * len(self._pins)
-        covered = _ITEM_WEIGHT * sum(map(len, self._covered.values()))
-        summed_up = sum(map(weigh, self._summaries.values()))
-        return _CONTEXT_WEIGHT + self._epochs_weight + standings + noted + late + covered + summed_up
+        known = _ITEM_WEIGHT * sum(map(len, self._covered.values())) + sum(map(weigh, self._summaries.values()))
+        return _CONTEXT_WEIGHT + self._epochs_weight + standings + noted + late + known
 
     @property
     def opening(self) -> asyncio.Lock:
@@ -151,6 +150,7 @@ class Context:
             self.add(epoch)
         self._pins = {pin.node: pin.is_on for pin in stored.pins} | self._pins
         self._summaries = {each.id: each for each in stored.summaries} | self._summaries
+        self.unsent |= set(stored.unsent) - known
         newest = {epoch.view: epoch.id for epoch in stored.epochs}
         for view, owed in stored.owed:
             self._owe(view, newest.get(view, ""), owed)

@@ -178,7 +178,7 @@ class Steward:
         case = await self._lookout.look_at(subject, context, epoch, budget)
         decision = _decide(case)
         if decision.why == "hard" and not is_fruitless(case, decision.why):
-            await self._watcher.wait(subject.session.id)
+            await self._watcher.wait(subject)
         footing = await self._ladder.climb(case, decision.why, commit)
         _choose(case, footing)
         return replace(self._books.enter(case, footing, decision), ceiling=ceiling)

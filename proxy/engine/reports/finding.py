@@ -75,6 +75,13 @@ async def read_back(log: LogReader, session: str) -> AsyncIterator[ExchangeRow]:
             yield row
 
 
+async def read_branch_back(log: LogReader, session: str, branch: BranchRow) -> AsyncIterator[ExchangeRow]:
+    """Calls on a branch of a session, the newest first, without answers. Raises NotFound."""
+    for call in reversed(branch.exchanges):
+        for row in await log.list_calls(session, call.n - 1, 1):
+            yield row
+
+
 async def read_exchanges(log: LogReader, session: str, branch: BranchRow | None = None) -> AsyncIterator[ExchangeRow]:
     """The exchanges of a session, or of a branch, one at a time. Raises NotFound for an unknown session."""
     count = (await log.find_session(session)).recorded

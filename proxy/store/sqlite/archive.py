@@ -27,7 +27,7 @@ from proxy.model.summary import Summary
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import Connect, connect_writer, prepare_file
 from proxy.store.sqlite.journal import Journal, name_journal
-from proxy.store.sqlite.leases import SqliteLeases
+from proxy.store.sqlite.leases import SqliteLeases, end_leases
 from proxy.store.sqlite.lock import WriterLock
 from proxy.store.sqlite.mark import Mark, set_mark
 from proxy.store.sqlite.reader import SqliteReader
@@ -260,6 +260,7 @@ def open_sqlite(
         connection = connect_writer(policy, connect)
         try:
             replay_journal(connection, policy)
+            end_leases(connection)
             return SqliteArchive(policy, loop, lock, connection, _open_journal(policy, connection))
         except BaseException:
             connection.close()

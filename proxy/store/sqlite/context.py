@@ -75,6 +75,15 @@ _OWED = """
     FROM seen WHERE view IS NOT NULL"""
 
 
+_UNSENT = """
+    WITH line AS MATERIALIZED (SELECT value AS id FROM json_each(?))
+    SELECT x.id FROM line JOIN epoch x ON x.session = line.id
+    WHERE x.why = 'manual' AND x.seq NOT IN (SELECT y.parent FROM line JOIN epoch y ON y.session = line.id
+        WHERE y.parent IS NOT NULL)
+    AND NOT EXISTS (SELECT 1 FROM line JOIN decision d ON d.session = line.id AND d.view = x.view WHERE d.epoch = x.seq)
+    ORDER BY x.seq"""
+
+
 @expect_sound()
 def load_context(connection: sqlite3.Connection, session: str) -> StoredContext:
     """As `LogReader.load_context`, in the calling thread."""
@@ -85,7 +94,8 @@ def load_context(connection: sqlite3.Connection, session: str) -> StoredContext:
     for row in reversed(line):  # its own come last, and count
         owed.update(connection.execute(_OWED, (row,)).fetchall())
     epochs = tuple(_load_epochs(connection, _IN_USE, named))
-    return StoredContext(epochs, tuple(pins), tuple(owed.items()), tuple(load_live(connection, line)))
+    unsent = tuple(id for (id,) in connection.execute(_UNSENT, named))
+    return StoredContext(epochs, tuple(pins), tuple(owed.items()), tuple(load_live(connection, line)), unsent)
 
 
 @expect_sound()

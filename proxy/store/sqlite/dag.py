@@ -30,9 +30,13 @@ _ALL = _SUMMARIES.format(chosen="SELECT seq FROM summary WHERE session = ?")
 _LIVE = _SUMMARIES.format(
     chosen=f"""
         WITH line AS MATERIALIZED (
-            SELECT seq FROM summary WHERE session IN (SELECT value FROM json_each(?)))
-        SELECT seq FROM line EXCEPT SELECT e.other FROM line JOIN summary_edge e ON e.summary = line.seq
-        ORDER BY seq DESC LIMIT {MOST_SUMMARIES}"""
+            SELECT seq, last FROM summary WHERE session IN (SELECT value FROM json_each(?))),
+        replaced AS (
+            SELECT o.seq, max(o.last = line.last) AS is_everywhere
+            FROM line JOIN summary_edge e ON e.summary = line.seq JOIN summary o ON o.seq = e.other GROUP BY o.seq)
+        SELECT line.seq FROM line LEFT JOIN replaced ON replaced.seq = line.seq
+        WHERE NOT ifnull(replaced.is_everywhere, 0)
+        ORDER BY replaced.seq IS NOT NULL, line.seq DESC LIMIT {MOST_SUMMARIES}"""
 )
 _EDGES = """
     SELECT e.summary, e.relation, o.id FROM summary_edge e JOIN summary o ON o.seq = e.other

@@ -1,6 +1,6 @@
 """Leases in the log's file. Rule: the writer's thread takes them, between two commits; who cannot be told has none.
 
-They outlive the process, as its work may: whoever was killed holds what it held until its time is over.
+They end with the process, for one alone writes the file (BEHAVIOUR B32e): what a killed one held the next one ends.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ _ACQUIRE = """
     INSERT INTO lease(key, owner, until_ms) VALUES (:key, :owner, :until)
     ON CONFLICT(key) DO UPDATE SET until_ms = excluded.until_ms WHERE owner = excluded.owner"""
 _RENEW = "UPDATE lease SET until_ms = :until WHERE key = :key AND owner = :owner"
+_END = "DELETE FROM lease"
 _RELEASE = "DELETE FROM lease WHERE key = :key AND owner = :owner"
 
 # What comes before it in the thread is a commit, or a disk that fails: nobody works on what nobody may.
@@ -65,6 +66,14 @@ class SqliteLeases:
         if self._put(run):
             await asyncio.wait((changed,), timeout=self._most_seconds)
         return changed.done() and changed.result()
+
+
+def end_leases(connection: sqlite3.Connection) -> None:
+    """End what is held; for whoever has the file's lock, and so knows that the holder has ended."""
+    try:
+        connection.execute(_END)
+    except sqlite3.Error as error:
+        _log.warning("leases of the process before could not be ended: %s", advise(error))
 
 
 def _change(connection: sqlite3.Connection, now: int, statement: str, named: dict[str, object]) -> bool:

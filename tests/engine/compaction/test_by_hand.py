@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.work import Wish
 from proxy.engine.managing.caring import Caretaker
+from proxy.engine.policy import Provider
 from proxy.model.card import LimitKey
 from proxy.model.errors import Conflict
 from proxy.model.events import EpochOpened
@@ -54,6 +55,18 @@ async def test_the_client_is_told_once_and_the_prefix_stays(shop: Workshop) -> N
     first, _ = await go_on(shop, history)
     second, labels = await go_on(shop, make_history(STEPS + 1, 1200))
     assert second[: len(first)] == first
+    assert b"x-palimpsest-notice" not in labels
+
+
+async def test_the_client_is_told_also_where_the_proxy_was_restarted_in_between(shop: Workshop) -> None:
+    history = await carry(shop)
+    found = await compact(shop)
+    assert found.epoch is not None
+    again = Workshop(ceiling=100_000, after=shop)
+    _, labels = await go_on(again, history)
+    compacted = f"compacted {found.epoch.tokens_before}->{found.epoch.tokens_after}"
+    assert labels[b"x-palimpsest-notice"].decode() == compacted
+    _, labels = await go_on(Workshop(ceiling=100_000, after=again), make_history(STEPS + 1, 1200))
     assert b"x-palimpsest-notice" not in labels
 
 
@@ -133,6 +146,17 @@ async def test_after_a_restart_nobody_is_asked_and_the_epoch_opens_all_the_same(
     assert found.epoch is not None
     assert labels[b"x-palimpsest-epoch"].decode() == found.epoch.id
     assert list_reports(sent) == []
+
+
+async def test_after_a_restart_an_upstream_with_a_key_of_ours_is_asked() -> None:
+    provider = Provider(has_own_key=True)
+    shop = Workshop(ceiling=100_000, provider=provider)
+    await shop.ask(make_history(STEPS, 1200), ((b"authorization", b"Bearer sk-client"),))
+    again = Workshop(ceiling=100_000, after=shop, provider=provider)
+    found = await compact(again)
+    assert [(each.level, each.reason) for each in found.summaries] == [(1, "")]
+    (call,) = again.model.calls
+    assert call.headers[0] == (b"x-session-id", b"s")
 
 
 async def test_a_better_one_is_made_when_a_model_can_be_asked_again(shop: Workshop) -> None:
@@ -258,7 +282,7 @@ async def test_one_at_a_time(shop: Workshop) -> None:
     made = await in_time(first)
     assert made.summaries == []
     await shop.settle()
-    assert await shop.leases.acquire(f"summaries/{shop.session}", "another", 1.0)
+    assert await shop.leases.acquire(shop.worker._branches.name(await stand_in(shop)), "another", 1.0)
     with pytest.raises(Conflict, match="is being made"):
         await compact(shop)
 

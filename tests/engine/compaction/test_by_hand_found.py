@@ -58,6 +58,23 @@ async def test_the_conversation_with_a_model_may_be_named(shop: Workshop) -> Non
     assert len((await go_on(shop, history))[0]) < len(history)
 
 
+async def test_a_branch_may_be_named_by_its_tip(shop: Workshop) -> None:
+    history = await carry(shop)
+    aside = [*history[:16], {"role": "user", "content": "Not so."}]
+    await shop.ask(aside)
+    older, newer = await shop.log.list_branches(shop.session)
+    found = await compact(shop, branch=older.tip.hex()[:12])
+    assert found.epoch is not None
+    assert found.epoch.depth > len(aside)
+    with pytest.raises(Conflict, match="this branch has no call with the model 'third'"):
+        await compact(shop, view="third", branch=newer.tip.hex())
+    with pytest.raises(NotFound, match="no branch begins with 'zz'"):
+        await compact(shop, branch="zz")
+    found = await compact(shop)
+    assert found.epoch is not None
+    assert found.epoch.depth <= len(aside)
+
+
 @pytest.mark.parametrize(
     ("headers", "members", "reason"),
     [

@@ -13,12 +13,13 @@ from proxy.engine.compaction.keys import Key
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.work import Work
 from proxy.engine.policy import Provider
+from proxy.engine.reception import Route
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.events import AuxiliaryEnded
 from proxy.model.exchange import Opening, Usage
 from proxy.model.summary import Summary
 from tests.support.compacting import FREE, REPORT, Reply, Workshop, fail, give_report, in_time, say
-from tests.support.engine import FakeArchive
+from tests.support.engine import FakeArchive, ScriptedUpstream
 from tests.support.managing import make_history, make_subject
 from tests.support.summaries import make_summary
 
@@ -46,6 +47,12 @@ class Draft:
         self.shop = Workshop(summarise, policy, archive=FakeArchive(is_instant=True), **options)
         self.key: Key | None = Key(self.shop.model, b"/v1/chat/completions", ())
         self.is_poor = False
+        self.renewals = -1
+
+    async def renew(self) -> bool:
+        """Whether it is still ours to make; for so many questions."""
+        self.renewals -= 1
+        return self.renewals != -1
 
     async def plan(self, **changes: Any) -> Work:
         latest = await self.shop.look_at(HISTORY)
@@ -58,7 +65,7 @@ class Draft:
         if not self.is_poor:
             balance = self.shop.drafter._desk.office.purse._find_balance("s1")
             balance.main = self.shop.drafter._desk.office.purse.price("main", "gpt-4o", _PLENTY)
-        made: Summary | None = await in_time(self.shop.drafter.draft(work, self.key, is_needed=is_needed))
+        made: Summary | None = await in_time(self.shop.drafter.draft(work, self.key, self.renew, is_needed=is_needed))
         return made
 
     async def get(self, **changes: Any) -> Summary:
@@ -213,6 +220,22 @@ async def test_without_a_key_nobody_can_be_asked() -> None:
     assert draft.asked == []
 
 
+async def test_without_a_key_those_are_asked_that_are_asked_with_one_of_ours_and_no_others() -> None:
+    other = ScriptedUpstream("other")
+    policy = free(model="theirs", fallback_models=("small",), may_receive=("other",))
+    draft = Draft(policy=policy, provider=Provider(has_own_key=True), others=[other])
+    draft.shop.drafter._desk.routes[1:] = [Route(other, models=("theirs",))]  # type: ignore[index]
+    draft.key = None
+    latest = await draft.shop.look_at(HISTORY, headers=((b"authorization", b"Bearer sk-client"),))
+    subject = msgspec.structs.replace(latest.case.subject, upstream=draft.shop.model)
+    case = msgspec.structs.replace(latest.case, subject=subject)
+    made = await draft.get(latest=msgspec.structs.replace(latest, case=case))
+    assert (made.level, made.model, other.calls) == (1, "small", [])
+    assert made.reason.startswith("no model was asked: ")
+    (call,) = draft.shop.model.calls
+    assert b"authorization" not in dict(call.headers)
+
+
 async def test_other_models_are_asked_in_their_order_and_never_warm() -> None:
     draft = Draft(fail(b""), say(REPORT), policy=free(fallback_models=("small", "tiny")))
     made = await draft.get()
@@ -280,6 +303,22 @@ async def test_a_fault_of_ours_is_no_failed_report(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("proxy.engine.compaction.drafting.accept", broken)
     made = await draft.get()
     assert (made.level, made.reason) == (3, "RuntimeError: not now")
+
+
+@pytest.mark.parametrize(("renewals", "asked"), [(0, 0), (1, 1), (2, 2)])
+async def test_what_is_no_longer_ours_to_make_is_left_to_others(renewals: int, asked: int) -> None:
+    draft = Draft(say(""), say(""), policy=free(fallback_models=("another",)))
+    draft.renewals = renewals
+    assert await draft.make(is_needed=True) is None
+    assert len(draft.asked) == asked
+
+
+async def test_what_others_make_by_now_is_not_put_together_either() -> None:
+    draft = Draft()
+    draft.key = None
+    assert (await draft.get(is_needed=True)).level == 3
+    draft.renewals = 0
+    assert await draft.make(is_needed=True) is None
 
 
 async def test_each_call_is_told_of() -> None:

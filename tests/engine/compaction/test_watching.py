@@ -11,6 +11,7 @@ from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.work import Latest
 from proxy.engine.managing.booking import Unwatched
 from proxy.engine.managing.ladder import Footing
+from proxy.engine.managing.subject import Subject
 from proxy.engine.policy import Provider
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import Headers
@@ -74,7 +75,7 @@ class Recording:
     def start(self, latest: Latest) -> None:
         self.started.append(latest)
 
-    async def wait(self, session: str) -> None:
+    async def wait(self, subject: Subject) -> None:
         """There is nothing to wait for."""
 
     def stop_at(self, upstream: str) -> None:
@@ -120,6 +121,16 @@ async def test_what_is_reported_is_what_was_sent() -> None:
     assert second.opened is not None
     assert second.opened.id == epoch.id
     assert second.tokens < second.case.tokens
+
+
+async def test_the_time_since_the_request_before_is_known_where_it_goes_on_from_that() -> None:
+    shop = Workshop()
+    worker = record(shop)
+    edited = [*until(ABOVE - 1), {"role": "user", "content": "Go back."}, *make_history(ABOVE, 1500)[-2:]]
+    for messages in (until(ABOVE), until(ABOVE + 1), edited):
+        await shop.ask(messages)
+        shop.clock.advance(7)
+    assert [latest.interval for latest in worker.started] == [None, 7.0, None]
 
 
 async def test_a_round_that_another_follows_is_not_the_one_that_was_sent_last() -> None:
@@ -202,4 +213,4 @@ async def test_where_nobody_watches_nothing_is_noted() -> None:
     nobody.note_arrival(latest.case.subject)
     nobody.note_asked(latest.case.subject)
     nobody.note_sent(latest.case, None, None)
-    await in_time(nobody.wait("s1"))
+    await in_time(nobody.wait(latest.case.subject))

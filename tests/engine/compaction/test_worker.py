@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from proxy.engine.managing.subject import Subject
 from proxy.engine.policy import Provider
 from proxy.model.events import SummaryAdded, SummaryWasted
 from proxy.model.marker import LEDGER_HEAD
@@ -91,9 +92,9 @@ async def test_what_is_stopped_leaves_its_lease_and_its_place() -> None:
     shop = Workshop(lambda body: None)
     await reach_without_end(shop, SOFT)
     shop.worker.stop_at("other")
-    assert len(shop.worker._busy) == 1
+    assert len(shop.worker._branches) == 1
     await stop(shop)
-    assert (shop.worker._busy, shop.worker._where, shop.leases._held) == ({}, {}, {})
+    assert (len(shop.worker._branches), shop.leases._held) == (0, {})
     assert shop.summaries == []
     shop.model.summarise = give_report
     await shop.ask(until(SOFT + 1))
@@ -108,16 +109,17 @@ async def test_a_call_on_a_local_server_has_the_way() -> None:
         later()
     await in_time(shop.model.was_asked.wait())
     await shop.ask([{"role": "user", "content": "Hi."}], ((b"x-palimpsest-mode", b"observe"),))
-    assert shop.worker._busy == {}
+    assert len(shop.worker._branches) == 0
 
 
 async def test_who_else_has_the_lease_does_it() -> None:
     shop = Workshop()
     await reach(shop, 3)
-    assert await shop.leases.acquire(f"summaries/{shop.session}", "another", 60.0)
+    lease = f"summaries/{shop.session}/{(await shop.look_at(until(3))).nodes[0].hex()}"
+    assert await shop.leases.acquire(lease, "another", 60.0)
     await shop.ask(until(SOFT))
     assert shop.model.asked == []
-    await shop.leases.release(f"summaries/{shop.session}", "another")
+    await shop.leases.release(lease, "another")
     await shop.ask(until(SOFT + 1))
     assert len(shop.summaries) == 1
     assert shop.leases._held == {}
@@ -138,9 +140,9 @@ async def test_a_call_above_the_high_mark_waits_for_what_is_being_made_and_uses_
     await reach_without_end(shop, SOFT)
     waiting, wait = asyncio.Event(), shop.worker.wait
 
-    async def note_and_wait(session: str) -> None:
+    async def note_and_wait(subject: Subject) -> None:
         waiting.set()
-        await wait(session)
+        await wait(subject)
 
     shop.worker.wait = note_and_wait  # type: ignore[method-assign]
     call = asyncio.create_task(shop.call(until(HARD)))
@@ -186,8 +188,8 @@ async def test_where_no_epoch_would_open_nobody_waits(monkeypatch: pytest.Monkey
     await reach(shop, 3)
     waited: list[str] = []
 
-    async def wait(session: str) -> None:
-        waited.append(session)
+    async def wait(subject: Subject) -> None:
+        waited.append(subject.session.id)
 
     monkeypatch.setattr(shop.worker, "wait", wait)
     shop.context.fruitless["gpt-4o"] = (await shop.look_at(until(HARD))).case.tokens
@@ -279,14 +281,13 @@ async def test_a_fault_of_ours_is_told_and_not_repeated_at_once(caplog: pytest.L
 async def test_it_reaches_whoever_remembers_the_session_by_then() -> None:
     shop = Workshop(lambda body: None)
     await reach_without_end(shop, SOFT)
-    (busy,) = shop.worker._busy.values()
-    shop.memory.contexts.clear()
     latest = await shop.look_at(until(SOFT))
+    shop.memory.contexts.clear()
     made = msgspec.structs.replace(await _draft(shop, latest), session=shop.session)
     work = await _plan(shop, latest)
     assert await shop.worker._keep(work, made)
     assert shop.context.get_summary(made.id) is made
-    assert not busy.done()
+    assert len(shop.worker._branches) == 1
     await stop(shop)
 
 

@@ -169,6 +169,19 @@ async def test_after_a_restart_summaries_are_there_again(tmp_path: Path) -> None
     await again.close()
 
 
+async def test_after_a_restart_a_branch_has_what_was_merged_on_another_one() -> None:
+    shop = Workshop()
+    await reach_two(shop)
+    first, _, merged = shop.summaries
+    assert merged.parents[0] == first.id
+    nodes = (await shop.look_at([*HISTORY[: 1 + first.stop], {"role": "user", "content": "Not so."}])).nodes
+    again = Workshop(after=shop)
+    for each in (shop, again):
+        context = await each.memory.contexts.load(shop.session)
+        assert context.list_summaries(nodes) == [first]
+        assert context.list_summaries((await shop.look_at(HISTORY)).nodes) == [merged]
+
+
 async def test_behind_the_call_that_opened_an_epoch_nothing_is_asked() -> None:
     """Most of what is to be reported is in the ledger only by then."""
     shop = Workshop(policy=APART)
@@ -177,8 +190,8 @@ async def test_behind_the_call_that_opened_an_epoch_nothing_is_asked() -> None:
     assert {each.exchange for each in shop.summaries}.isdisjoint({each.exchange for each in shop.epochs})
 
 
-@pytest.mark.parametrize(("seconds", "kinds"), [(400, {"leaf", "condensed"}), (700, {"leaf"})])
-async def test_each_report_has_the_time_of_a_lease_and_none_is_asked_for_when_it_is_lost(
+@pytest.mark.parametrize(("seconds", "kinds"), [(100, {"leaf", "condensed"}), (121, {"leaf"})])
+async def test_each_question_has_the_time_of_a_lease_and_none_is_asked_when_it_is_lost(
     seconds: int, kinds: set[str]
 ) -> None:
     shop = Workshop()

@@ -64,6 +64,14 @@ def test_what_holds_next_is_the_newest_whatever_a_history_was_sent_under() -> No
     assert context.find(MODEL, ask(6)) is None
 
 
+def test_what_the_log_calls_unsent_is_but_for_what_memory_knows_of() -> None:
+    context = Context()
+    context.add(make_epoch("b"))
+    context.choose(MODEL, make_subject([]), "b")
+    context.absorb(StoredContext((make_epoch("a"), make_epoch("b")), unsent=("a", "b")))
+    assert context.unsent == {"a"}
+
+
 def test_an_epoch_is_unsent_until_something_goes_out_under_it() -> None:
     context = make_context(make_epoch("a", 2))
     context.unsent.add("a")

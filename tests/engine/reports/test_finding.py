@@ -14,11 +14,12 @@ from proxy.engine.reports.finding import (
     load_part,
     pick_branch,
     read_back,
+    read_branch_back,
     read_exchanges,
     read_pages,
 )
 from proxy.model.errors import NotFound
-from proxy.model.log import ExchangeRow, Selection, SessionRow
+from proxy.model.log import Call, ExchangeRow, Selection, SessionRow
 from tests.support.fake_log import (
     ANSWER,
     BRANCHES,
@@ -127,6 +128,13 @@ async def test_calls_are_read_back_from_the_newest(count: int) -> None:
     assert max(log.limits, default=0) <= 100
     with pytest.raises(NotFound):
         _ = [row async for row in read_back(log, "nobody")]
+
+
+async def test_calls_of_a_branch_are_read_back_from_the_newest() -> None:
+    log = FakeLog(exchanges=[exchange(n) for n in range(1, 7)])
+    trunk = replace(BRANCHES[0], trunk=None, own=tuple(Call(n, f"x{n}", n) for n in (1, 2, 4)))
+    leaf = replace(BRANCHES[0], own=(Call(3, "x3", 3), Call(6, "x6", 6)), trunk=trunk, shared=2)
+    assert [row.n async for row in read_branch_back(log, "abc1", leaf)] == [6, 3, 2, 1]
 
 
 async def test_calls_of_our_own_are_numbered_among_the_others() -> None:

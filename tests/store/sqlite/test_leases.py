@@ -41,12 +41,24 @@ def clock() -> FixedClock:
     return FixedClock()
 
 
-async def test_they_outlive_the_process(open_archive: Opener, policy: StorePolicy, clock: FixedClock) -> None:
+async def test_they_end_with_the_process(open_archive: Opener, policy: StorePolicy, clock: FixedClock) -> None:
     archive = open_archive()
     assert await archive.make_leases(clock).acquire("a", "the one before", 10)
     await archive.close()
     assert verify_log(policy.path).faults == ()
     leases = open_archive().make_leases(clock)
+    assert await leases.acquire("a", "me", 10)
+
+
+async def test_a_log_whose_leases_cannot_be_ended_opens_all_the_same(
+    open_archive: Opener, disk: Disk, clock: FixedClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    archive = open_archive()
+    assert await archive.make_leases(clock).acquire("a", "the one before", 10)
+    await archive.close()
+    disk.fail("DELETE FROM lease", FULL)
+    leases = open_archive().make_leases(clock)
+    assert "could not be ended: " in caplog.text
     assert not await leases.acquire("a", "me", 10)
     clock.advance(10)
     assert await leases.acquire("a", "me", 10)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.engine.ports import MOST_MARKS
 from proxy.model.errors import StoreUnavailable
-from proxy.model.lineage import Mark, NodeRow, Relation, node_after, root_of_chain
+from proxy.model.lineage import Mark, NodeRow, Relation, extend_chain, root_of_chain
 from proxy.model.log import BranchRow
 from proxy.store.branches import Stand, find_branches
 from proxy.store.memory import MemoryArchive
@@ -41,9 +41,9 @@ def calls(draw: st.DrawFn) -> list[tuple[int, list[int], bool, int]]:
 def make_path(forms: list[int], answer: int) -> tuple[list[NodeRow], NodeRow]:
     rows, parent = [], root_of_chain("openai")
     for form in forms:
-        rows.append(NodeRow(node_after(parent, b"%d" % form), parent, False))
+        rows.append(NodeRow(extend_chain(parent, [b"%d" % form])[0], parent, False))
         parent = rows[-1].node
-    return rows, NodeRow(node_after(parent, b"%d" % answer), parent, True)
+    return rows, NodeRow(extend_chain(parent, [b"%d" % answer])[0], parent, True)
 
 
 @settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=60)

@@ -18,8 +18,8 @@ from proxy.context.survey import Survey
 from proxy.context.view import View
 from proxy.context.words import list_words
 
-_LINES_SHARE, _USERS_SHARE = 0.12, 0.3
-_QUOTED_SHARE = 0.17
+_LINES_SHARE, _USERS_SHARE = 0.08, 0.3
+_QUOTED_SHARE = 0.22
 _REFERENCES_SHARE = 0.3
 _REFERENCE_TOKENS = 8.0
 _FRAME_TOKENS, _NEXT_FRAME_TOKENS = 160.0, 40.0

@@ -13,7 +13,7 @@ import msgspec
 from proxy.context.archive import Archive, Bounds, make_archive
 from proxy.context.eviction import Marked, bury, cut_words, order_outputs, outline_output
 from proxy.context.findings import Study, study
-from proxy.context.generations import NOTHING, Heritage, inherit
+from proxy.context.generations import NOTHING, Heritage, inherit, leave_room
 from proxy.context.outline import Parse
 from proxy.context.policy import BuilderPolicy
 from proxy.context.pruning import measure_gain, prune
@@ -113,8 +113,9 @@ class ContextBuilder:
         room = min(_ARCHIVE_SHARE * goal.usable, _ARCHIVE_MOST) * rank.archive
         heritage = inherit(seen, view.frozen, least, room, self._count)
         reports = choose_reports(view, heritage) if rank.has_reports else ()
-        reported = heritage.reported + sum(self._count(each.text) + _FRAME for each in reports)
-        free = low - view.head - protected - room - reported
+        told = sum(self._count(each.text) + _FRAME for each in reports)
+        heritage = leave_room(heritage, told)
+        free = low - view.head - protected - room - heritage.reported - told
         tail = extend_tail(seen, least, staying, heritage.told, free) if rank.has_more else least
         pruned = prune(view, seen, self._policy, range(tail, least), self._count)
         if pruned:

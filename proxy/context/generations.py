@@ -15,6 +15,8 @@ from proxy.model.plan import ContextPlan, Reference, Written
 MOST = 4
 _FIRST_SHARE = 0.55
 _NEXT_SHARE, _NEXT_RATIO = 0.2, 0.143
+# What summaries tell in words a ledger need not tell in lines; but names and quotes that steps need are in it alone.
+_LEFT_TO_REPORTS = 0.5
 _FRAME = 4
 _REFERENCE = re.compile(r"\bref:([a-z0-9]{10})\b")
 
@@ -46,7 +48,8 @@ def inherit(
 ) -> Heritage:
     """What the plan in force leaves to the next one, whose ledgers may have `room` tokens together.
 
-    A ledger behind others gets room by what it tells of, so that it is no larger where epochs follow soon.
+    A ledger behind others gets room by what it tells of, so that it is no larger where epochs follow soon. Summaries
+    beside the ledgers count as such: they tell of the same steps.
     """
     written = tuple(edit for edit in (frozen.edits if frozen else ()) if isinstance(edit, Written))
     ledgers = [each for each in written if not each.report]
@@ -55,12 +58,19 @@ def inherit(
     end = survey.steps[tail].start if tail < len(survey.steps) else len(survey.messages)
     fresh = sum(step.tokens for step in survey.steps[:tail] if step.stop > stop and step.kind == "step")
     next_room = min(_NEXT_SHARE * room, _NEXT_RATIO * fresh)
-    if frozen is None or not 0 < len(ledgers) < MOST or stop > end or tokens + next_room > room:
-        return Heritage((), 0, (), frozenset(), _FIRST_SHARE * room)
     reported = sum(count(each.text) + _FRAME for each in written if each.report)
+    if frozen is None or not 0 < len(ledgers) < MOST or stop > end or tokens + reported + next_room > room:
+        return Heritage((), 0, (), frozenset(), _FIRST_SHARE * room)
     named = {id for each in ledgers for id in _REFERENCE.findall(each.text)}
     references = tuple(each for each in frozen.references if each.id in named)
     return Heritage(written, tokens + reported, references, _find_told(survey, frozen, stop), next_room, reported)
+
+
+def leave_room(heritage: Heritage, reported: int) -> Heritage:
+    """The same with less room where the first ledger is written anew, beside new summaries of so many tokens."""
+    if heritage.ledgers:
+        return heritage
+    return msgspec.structs.replace(heritage, room=max(0.0, heritage.room - _LEFT_TO_REPORTS * reported))
 
 
 def _find_told(survey: Survey, frozen: ContextPlan, stop: int) -> frozenset[int]:

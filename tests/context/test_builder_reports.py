@@ -32,7 +32,7 @@ def list_ids(plan: ContextPlan) -> list[str]:
     return [report for report, _ in list_written(plan)]
 
 
-def test_summaries_stand_before_the_ledger_which_says_what_it_said() -> None:
+def test_summaries_stand_before_the_ledger_which_names_what_it_named() -> None:
     first, second = report("a", 0, 9), report("b", 9, 21)
     plan = BUILDER.build(see(first, second))
     assert list_ids(plan) == ["a", "b", ""]
@@ -41,6 +41,12 @@ def test_summaries_stand_before_the_ledger_which_says_what_it_said() -> None:
     without = BUILDER.build(see())
     assert {each.id for each in plan.references} >= {each.id for each in without.references}
     assert plan.tokens <= view(DAY, CEILING).budget.high
+
+
+def test_a_ledger_written_anew_is_shorter_beside_summaries() -> None:
+    alone, beside = (BUILDER.build(see(*reports, ceiling=2500)) for reports in ((), (report("a", 0, 9, 60),)))
+    assert list_ids(beside) == ["a", ""]
+    assert count(list_written(beside)[-1][1]) < count(list_written(alone)[-1][1]) - 30
 
 
 def test_those_that_stay_keep_their_place_and_bytes_while_their_ledger_does() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.context.findings import study
-from proxy.context.generations import NOTHING, Heritage, inherit
+from proxy.context.generations import NOTHING, Heritage, inherit, leave_room
 from proxy.context.policy import BuilderPolicy
 from proxy.context.survey import Survey, survey
 from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Written
@@ -68,3 +68,20 @@ def test_summaries_that_stand_with_the_ledgers_stay_with_them() -> None:
     assert heritage.references == (OLD,)
     assert take(plan(*[report] * 5, ledger)).ledgers == (ledger,)
     assert take(plan(report)).written == ()
+
+
+def test_summaries_count_as_ledgers_where_all_have_too_little_room() -> None:
+    report, ledger = Written("a report", 0, 5, "r"), Written("1-2 ref:aaaaaaaaaa", 0, 7)
+    room = 1.2 * (count(ledger.text) + 8)
+    assert take(plan(ledger), room=room).ledgers == (ledger,)
+    assert take(plan(report, ledger), room=room).written == ()
+
+
+def test_a_first_ledger_leaves_room_to_the_summaries_beside_it() -> None:
+    assert leave_room(take(None), 100).room == pytest.approx(500)
+    assert leave_room(take(None), 5000).room == 0
+
+
+def test_a_ledger_behind_others_keeps_its_room_beside_summaries() -> None:
+    heritage = take(plan(Written("1-2 ref:aaaaaaaaaa", 0, 7)))
+    assert leave_room(heritage, 100) == heritage

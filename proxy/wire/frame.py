@@ -10,10 +10,12 @@ from proxy.wire.canonical import REFUSED, load
 from proxy.wire.shaping import read_markers
 from proxy.wire.validity import Rules
 
+_MARKER = "cache_control"
+
 
 def read_rules(wire: str, body: SplitBody, *, is_alternating: bool = False) -> Rules:
     """What a request demands of its messages; `is_alternating` is what is known of its upstream."""
-    marked = (_load(body, "tools"), _load(body, "system"), [{"cache_control": _load(body, "cache_control")}])
+    marked = (_load_marked(body, "tools"), _load_marked(body, "system"), [{_MARKER: _load(body, _MARKER)}])
     return Rules(
         is_itemised=wire == "responses",
         is_alternating=is_alternating,
@@ -29,9 +31,17 @@ def _read_output_format(body: SplitBody) -> object:
     return asked.get("type") if isinstance(asked, dict) else None
 
 
+def _load_marked(body: SplitBody, name: str) -> object:
+    """A member's value where it may have markers: tools are long, and are sent with every request."""
+    raw = body.member(name)
+    return _load(body, name) if _MARKER.encode() in raw or b"\\u" in raw else None
+
+
 def _load(body: SplitBody, name: str) -> object:
     """A member's value; None where it is absent, null or unreadable."""
+    if name not in body.members:
+        return None
     try:
-        return load(body.member(name) or b"null")
+        return load(body.member(name))
     except REFUSED:
         return None

@@ -18,7 +18,6 @@ _Fields = Mapping[str, object]
 LONGEST_CHAT_ID = 40
 LONGEST_RESPONSES_ID = 64
 _ANTHROPIC_ID = re.compile(r"[A-Za-z0-9_-]+\Z")
-_JSON = re.compile(rb"json", re.IGNORECASE)
 
 _CHAT_REASONING = ("reasoning_content", "reasoning", "reasoning_details", "thinking_blocks")
 THINKING = frozenset({"thinking", "redacted_thinking"})
@@ -36,7 +35,7 @@ def read_shape(wire: str, raw: bytes) -> Shape:
         value = None
     if not isinstance(value, dict):
         return Shape("", flaws=("unreadable",))
-    return _READERS[wire](value, _JSON.search(raw) is not None)
+    return _READERS[wire](value, b"json" in raw.lower())
 
 
 def _read_chat(message: _Fields, says_json: bool) -> Shape:

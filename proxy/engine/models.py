@@ -28,6 +28,7 @@ _LISTED = 200
 # Finding a card takes 50 µs; what was learned too long ago to be believed goes so much later.
 _CARD_SECONDS = 2.0
 _MOST_CARDS = 1024
+_MOST_BUDGETS = 1024
 _UNKNOWN = Card()
 
 _log = logging.getLogger("palimpsest.models")
@@ -46,6 +47,7 @@ class Models:
         self._spawn = spawn
         self._asked: dict[str, float] = {}
         self._cards: dict[LimitKey, tuple[Card, float]] = {}
+        self._budgets: dict[tuple[int | None, ...], Budget] = {}
 
     def open(self) -> None:
         """Have read, beside the calls, what comes with the installation."""
@@ -75,8 +77,15 @@ class Models:
     ) -> Budget:
         """How much a request may send; a `ceiling` of its own takes the place of the configured one."""
         card = self.card(upstream, model, beta=beta, tenant=tenant)
+        key = card.window, card.output, asked_output, ceiling
+        known = self._budgets.get(key)
+        if known is not None:
+            return known
         policy = self._policy if ceiling is None else replace(self._policy, ceiling_tokens=ceiling)
-        return make_budget(card.window, card.output, asked_output, policy)
+        budget = self._budgets[key] = make_budget(card.window, card.output, asked_output, policy)
+        if len(self._budgets) > _MOST_BUDGETS:
+            del self._budgets[next(iter(self._budgets))]
+        return budget
 
     def note_limit(self, key: LimitKey, window: int, sent: int) -> None:
         """Take in the window that an upstream named when it refused `sent` tokens."""

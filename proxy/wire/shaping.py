@@ -35,10 +35,12 @@ def read_shape(wire: str, raw: bytes) -> Shape:
         value = None
     if not isinstance(value, dict):
         return Shape("", flaws=("unreadable",))
-    return _READERS[wire](value, b"json" in raw.lower())
+    # A name may be spelt with escapes.
+    markers = tuple(_find_markers(value)) if b"cache_control" in raw or b"\\u" in raw else ()
+    return _READERS[wire](value, markers, b"json" in raw.lower())
 
 
-def _read_chat(message: _Fields, says_json: bool) -> Shape:
+def _read_chat(message: _Fields, markers: tuple[str, ...], says_json: bool) -> Shape:
     role = name_message_role(message)
     calls = read_objects(message.get("tool_calls"))
     answered = read_text(message.get("tool_call_id"))
@@ -50,7 +52,7 @@ def _read_chat(message: _Fields, says_json: bool) -> Shape:
         tuple(filter(None, ids)),
         (answered,) if answered else (),
         _digest([*bound, *(part for part in read_objects(content) if read_text(part.get("type")) in THINKING)]),
-        tuple(_find_markers(message)),
+        markers,
         says_json,
         tuple(
             chain(
@@ -63,7 +65,7 @@ def _read_chat(message: _Fields, says_json: bool) -> Shape:
     )
 
 
-def _read_anthropic(message: _Fields, says_json: bool) -> Shape:
+def _read_anthropic(message: _Fields, markers: tuple[str, ...], says_json: bool) -> Shape:
     content = message.get("content")
     blocks = read_objects(content)
     calls = [read_text(block.get("id")) for block in blocks if block.get("type") == "tool_use"]
@@ -74,7 +76,7 @@ def _read_anthropic(message: _Fields, says_json: bool) -> Shape:
         tuple(filter(None, calls)),
         tuple(filter(None, results)),
         _digest(thinking),
-        tuple(_find_markers(message)),
+        markers,
         says_json,
         tuple(
             chain(
@@ -86,11 +88,10 @@ def _read_anthropic(message: _Fields, says_json: bool) -> Shape:
     )
 
 
-def _read_responses(item: _Fields, says_json: bool) -> Shape:
+def _read_responses(item: _Fields, markers: tuple[str, ...], says_json: bool) -> Shape:
     kind = read_item_kind(item)
     named = read_text(item.get("call_id"))
     ids = (named,) if named else ()
-    markers = tuple(_find_markers(item))
     if kind == "message":
         role, content = name_message_role(item), item.get("content")
         flaws = (*_find_empty(content), *(_find_foreign(content) if role in _TEXT_ROLES else ()))
@@ -112,7 +113,7 @@ def is_answer(kind: str) -> bool:
     return kind.endswith("_output") or kind == "mcp_approval_response"
 
 
-_READERS: Mapping[str, Callable[[_Fields, bool], Shape]] = {
+_READERS: Mapping[str, Callable[[_Fields, tuple[str, ...], bool], Shape]] = {
     "chat_completions": _read_chat,
     "anthropic_messages": _read_anthropic,
     "responses": _read_responses,

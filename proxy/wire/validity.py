@@ -250,16 +250,18 @@ def _judge_runs(shapes: Sequence[Shape], places: Sequence[int], is_itemised: boo
 
 
 def _judge_run(shapes: tuple[Shape, ...], places: Sequence[int], is_itemised: bool) -> Run:
+    calls = [call for shape in shapes for call in shape.calls]
+    results = [result for shape in shapes for result in shape.results]
     return Run(
         shapes,
         places,
-        calls=tuple(call for shape in shapes for call in shape.calls),
-        results=tuple(result for shape in shapes for result in shape.results),
-        markers=tuple(marker for shape in shapes for marker in shape.markers),
-        faults=tuple(_judge_calls(shapes, places, is_itemised)),
+        calls=tuple(calls),
+        results=tuple(results),
+        markers=tuple([marker for shape in shapes for marker in shape.markers]),
+        faults=tuple(_judge_calls(shapes, places, is_itemised)) if calls or results else (),
         has_user=shapes[0].role == "user",
-        has_reasoning=any(shape.reasoning for shape in shapes),
-        says_json=any(shape.says_json for shape in shapes),
+        has_reasoning=any([shape.reasoning for shape in shapes]),
+        says_json=any([shape.says_json for shape in shapes]),
     )
 
 

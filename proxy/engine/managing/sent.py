@@ -23,16 +23,16 @@ class SentBodies:
         """
         key = (subject.session.tenant, subject.wire, f"{subject.session.id}\0{subject.model}")
         newest = self._histories.find_newest(key) if depth else None
+        source: Source | None
         grown = _grow(subject, content, depth, newest) if newest is not None else None
         if grown is not None:
-            known, (split, shared) = newest, grown
+            known, (split, shared, source) = newest, grown
         else:
             known, shared = self._histories.find(key, content)
             found = split_known(content, subject.items_key, known, shared)
             if found is None:
                 return keep_whole(content)
-            split = found
-        source = _find_source(subject, split, depth) if depth else None
+            split, source = found, _find_source(subject, found, depth) if depth else None
         manifest, history = take_stock(subject.session.tenant, split, subject.chain, known, shared, source)
         if history is not None:
             self._histories.remember(key, history, known)
@@ -43,8 +43,8 @@ class SentBodies:
         self._histories.clear()
 
 
-def _grow(subject: Subject, content: bytes, depth: int, known: History) -> tuple[SplitBody, int] | None:
-    """A body split after the known one, and how many items they share; None where it does not go on from that.
+def _grow(subject: Subject, content: bytes, depth: int, known: History) -> tuple[SplitBody, int, Source] | None:
+    """A body split after the known one, how many items they share, and its source; None where it goes not on from that.
 
     What the client's requests share was compared when they came: then they hold their places in one sequence.
     """
@@ -52,7 +52,7 @@ def _grow(subject: Subject, content: bytes, depth: int, known: History) -> tuple
     if source is None or source.start != start:
         return None
     shared = count_common(source.items, client.items)
-    if shared < start or not _is_tail(client, start, content):
+    if shared < start:
         return None
     moved, end = len(content) - len(client.content), client.items[start - 1].end
     front = known.split.items[source.at - 1].end
@@ -61,19 +61,16 @@ def _grow(subject: Subject, content: bytes, depth: int, known: History) -> tuple
     kept = source.at + shared - start
     fresh = [Span(span.start + moved, span.end + moved) for span in client.items[shared:]]
     members = {name: _move(span, end, moved) for name, span in client.members.items()}
-    return SplitBody(content, members, extend(known.split.items, kept, fresh)), kept
+    split = SplitBody(content, members, extend(known.split.items, kept, fresh))
+    return split, kept, Source(client.items, start, source.at)
 
 
 def _find_source(subject: Subject, split: SplitBody, depth: int) -> Source | None:
     """What a body was made of, where it is the client's but for the messages that others stand for."""
     client, start = subject.split, subject.chain.preamble.count + depth
     at = len(split.items) - (len(client.items) - start)
-    return Source(client.items, start, at) if at > 0 and _is_tail(client, start, split.content) else None
-
-
-def _is_tail(client: SplitBody, start: int, content: bytes) -> bool:
-    """Whether a body ends as the client's does behind its first items."""
-    return content.endswith(client.content[client.items[start - 1].end :])
+    is_so = at > 0 and split.content.endswith(client.content[client.items[start - 1].end :])
+    return Source(client.items, start, at) if is_so else None
 
 
 def _move(span: Span, at: int, by: int) -> Span:

@@ -41,9 +41,7 @@ def list_replaced(shapes: Sequence[Shape], splices: Iterable[Splice]) -> frozens
     return frozenset(ids)
 
 
-def make_verdict(
-    history: History, splices: Sequence[Splice], rules: Rules, replaced: frozenset[str]
-) -> Verdict | None:
+def make_verdict(history: History, splices: Sequence[Splice], rules: Rules, replaced: frozenset[str]) -> Verdict | None:
     """The verdict on a history in which no fault was found; None where it would not last."""
     # with words of ours in it the beginning of what is sent does not hang on what follows
     if not _may_last(history, rules) or all(shape.role == "system" for each in splices for shape in each.shapes):

@@ -46,12 +46,13 @@ def _read_chat(message: _Fields, markers: tuple[str, ...], says_json: bool) -> S
     answered = read_text(message.get("tool_call_id"))
     bound = [message[name] for name in _CHAT_REASONING if message.get(name)]
     content = message.get("content")
+    bound += [part for part in read_objects(content) if read_text(part.get("type")) in THINKING]
     ids = [read_text(call.get("id")) for call in calls]
     return Shape(
         role,
         tuple(filter(None, ids)),
         (answered,) if answered else (),
-        _digest([*bound, *(part for part in read_objects(content) if read_text(part.get("type")) in THINKING)]),
+        _digest(bound),
         markers,
         says_json,
         tuple(

@@ -58,7 +58,9 @@ def test_what_lasts_has_no_fault(shapes: list[Shape], data: st.DataObject, is_it
         if verdict is None:
             return
         before = data.draw(st.sampled_from(known))
-        history = extend_history(before, data.draw(st.integers(min(stop, before.count), before.count)), data.draw(_shapes))
+        history = extend_history(
+            before, data.draw(st.integers(min(stop, before.count), before.count)), data.draw(_shapes)
+        )
         lasting = extend_verdict(verdict, history, rules)
         if lasting is not None:
             assert find_faults(history, splices, rules) == ()

@@ -69,7 +69,7 @@ def _find_source(subject: Subject, split: SplitBody, depth: int) -> Source | Non
     """What a body was made of, where it is the client's but for the messages that others stand for."""
     client, start = subject.split, subject.chain.preamble.count + depth
     at = len(split.items) - (len(client.items) - start)
-    is_so = at > 0 and split.content.endswith(client.content[client.items[start - 1].end :])
+    is_so = split.content.endswith(client.content[client.items[start - 1].end :])
     return Source(client.items, start, at) if is_so else None
 
 

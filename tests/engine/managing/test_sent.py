@@ -143,5 +143,7 @@ def test_what_reception_did_not_compare_is_looked_for() -> None:
 def test_a_body_that_does_not_end_as_the_clients_has_no_source() -> None:
     sent, log = SentBodies(1 << 20), Log()
     first = go_on(go_on(None, HISTORY[:14]), HISTORY[:16])
-    sent.keep(first, spell(HISTORY[:3]), 8)
-    assert rewrite(sent, go_on(first, HISTORY[:18]), log) == 11
+    content = apply(first.split, first.chain.preamble.count, 8, LEDGER)
+    at = content.rindex(b"function_6")
+    log.take(sent.keep(first, content[:at] + b"FUNCTION_6" + content[at + 10 :], 8))
+    assert rewrite(sent, go_on(first, HISTORY[:18]), log) > 2

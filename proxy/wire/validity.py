@@ -124,11 +124,13 @@ def judge_history(shapes: Sequence[Shape], *, is_itemised: bool = False) -> Hist
 def extend_history(known: History, count: int, shapes: Sequence[Shape]) -> History:
     """Judge a history that shares its first `count` messages with a known one and goes on with these.
 
-    The run at the seam is judged again, since results may join it; those before it are shared.
+    The run at the seam is judged again where it is cut, or what comes joins it; those before it are shared.
     """
-    kept = max(0, known.find_run(count - 1)) if count else 0
+    kept = known.find_run(count - 1) if count else 0
     start = known.starts[kept] if count else 0
     seam = known.runs[kept].shapes[: count - start] if count else ()
+    if seam and len(seam) == len(known.runs[kept].shapes) and not (shapes and joins(seam[-1], shapes[0])):
+        kept, start, seam = kept + 1, count, ()
     runs = list(_judge_runs((*seam, *shapes), range(start, count + len(shapes)), known.is_itemised))
     starts = known.starts[:kept] + [run.places[0] for run in runs]
     before = known.runs[:kept]

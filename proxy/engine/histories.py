@@ -23,7 +23,7 @@ from proxy.model.manifest import (
     encode_recipe,
     root_of,
 )
-from proxy.wire.body import SplitBody, count_shared, split_after, split_body
+from proxy.wire.body import Span, SplitBody, count_shared, split_after, split_body
 
 _LARGE_MEMBER = 512
 _ITEM_WEIGHT = 480
@@ -34,13 +34,25 @@ _UNNAMED_KEPT = 32
 _WORTH_REMEMBERING = 4 * 1024
 
 
+class Source(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """What a body was made of: the client's items, which from `start` on stand in it word for word, from `at` on."""
+
+    items: Sequence[Span]
+    start: int
+    at: int
+
+
 class History(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """A body that was seen: its split, the link after each item, the digest of each large member, its messages."""
+    """A body that was seen: its split, the link after each item, the digest of each large member, its messages.
+
+    `source` is None but for one that was made of a client's.
+    """
 
     split: SplitBody
     links: Sequence[bytes]
     digests: Mapping[str, bytes]
     chain: Chain
+    source: Source | None = None
 
     @property
     def weight(self) -> int:
@@ -79,6 +91,11 @@ class Histories:
             if shared and shared == len(history.links):
                 break
         return best, most
+
+    def find_newest(self, key: Key) -> History | None:
+        """The body remembered last."""
+        entries = self._seen.get(key)
+        return entries[-1] if entries else None
 
     def remember(self, key: Key, history: History, known: History | None) -> None:
         """Keep a body, in place of the one it continues."""
@@ -127,7 +144,7 @@ def split_known(content: bytes, items_key: str, known: History | None, shared: i
 
 
 def take_stock(
-    tenant: bytes, split: SplitBody, chain: Chain, known: History | None, shared: int
+    tenant: bytes, split: SplitBody, chain: Chain, known: History | None, shared: int, source: Source | None = None
 ) -> tuple[Manifest, History | None]:
     """The manifest of a split body, with only what the remembered one did not bring; and what to remember of it."""
     if not split.items:
@@ -138,7 +155,7 @@ def take_stock(
     fresh = [s.link for s in slices]
     links = extend(before, shared, fresh) if shared else fresh
     manifest, digests = _keep_members(split, slices, known, links[-1])
-    return manifest, History(split, links, digests, chain)
+    return manifest, History(split, links, digests, chain, source)
 
 
 def _elements(split: SplitBody, start: int) -> list[tuple[bytes, bytes]]:

@@ -10,15 +10,16 @@ from proxy.wire.canonical import REFUSED, load
 from proxy.wire.shaping import read_markers
 from proxy.wire.validity import Rules
 
+_MARKER = "cache_control"
+
 
 def read_rules(wire: str, body: SplitBody, *, is_alternating: bool = False) -> Rules:
     """What a request demands of its messages; `is_alternating` is what is known of its upstream."""
-    marked = (_load(body, "tools"), _load(body, "system"), [{"cache_control": _load(body, "cache_control")}])
     return Rules(
         is_itemised=wire == "responses",
         is_alternating=is_alternating,
         needs_json=_read_output_format(body) == "json_object",
-        markers=tuple(chain.from_iterable(map(read_markers, marked))),
+        markers=tuple(chain(_read_marked(body, "tools"), _read_marked(body, "system"), _read_own(body))),
     )
 
 
@@ -29,9 +30,25 @@ def _read_output_format(body: SplitBody) -> object:
     return asked.get("type") if isinstance(asked, dict) else None
 
 
+def _read_marked(body: SplitBody, name: str) -> tuple[str, ...]:
+    """The markers in a member, which is read only where there may be some: tools are long, and come with every request.
+
+    A name may be spelt with escapes.
+    """
+    raw = body.member(name)
+    return read_markers(_load(body, name)) if _MARKER.encode() in raw or b"\\u" in raw else ()
+
+
+def _read_own(body: SplitBody) -> tuple[str, ...]:
+    """The marker of the request itself."""
+    return read_markers([{_MARKER: _load(body, _MARKER)}]) if _MARKER in body.members else ()
+
+
 def _load(body: SplitBody, name: str) -> object:
     """A member's value; None where it is absent, null or unreadable."""
+    if name not in body.members:
+        return None
     try:
-        return load(body.member(name) or b"null")
+        return load(body.member(name))
     except REFUSED:
         return None

@@ -19,7 +19,6 @@ _Fields = Mapping[str, object]
 LONGEST_CHAT_ID = 40
 LONGEST_RESPONSES_ID = 64
 _ANTHROPIC_ID = re.compile(r"[A-Za-z0-9_-]+\Z")
-_JSON = re.compile(rb"json", re.IGNORECASE)
 
 _CHAT_REASONING = ("reasoning_content", "reasoning", "reasoning_details", "thinking_blocks")
 THINKING = frozenset({"thinking", "redacted_thinking"})
@@ -36,22 +35,25 @@ def read_shape(wire: str, raw: bytes) -> Shape:
         value = None
     if not isinstance(value, dict):
         return Shape("", flaws=("unreadable",))
-    return _READERS[wire](value, _JSON.search(raw) is not None)
+    # A name may be spelt with escapes.
+    markers = tuple(_find_markers(value)) if b"cache_control" in raw or b"\\u" in raw else ()
+    return _READERS[wire](value, markers, b"json" in raw.lower())
 
 
-def _read_chat(message: _Fields, says_json: bool) -> Shape:
+def _read_chat(message: _Fields, markers: tuple[str, ...], says_json: bool) -> Shape:
     role = name_message_role(message)
     calls = read_objects(message.get("tool_calls"))
     answered = read_text(message.get("tool_call_id"))
     bound = [message[name] for name in _CHAT_REASONING if message.get(name)]
     content = message.get("content")
+    bound += [part for part in read_objects(content) if read_text(part.get("type")) in THINKING]
     ids = [read_text(call.get("id")) for call in calls]
     return Shape(
         role,
         tuple(filter(None, ids)),
         (answered,) if answered else (),
-        _digest([*bound, *(part for part in read_objects(content) if read_text(part.get("type")) in THINKING)]),
-        tuple(_find_markers(message)),
+        _digest(bound),
+        markers,
         says_json,
         tuple(
             chain(
@@ -64,7 +66,7 @@ def _read_chat(message: _Fields, says_json: bool) -> Shape:
     )
 
 
-def _read_anthropic(message: _Fields, says_json: bool) -> Shape:
+def _read_anthropic(message: _Fields, markers: tuple[str, ...], says_json: bool) -> Shape:
     content = message.get("content")
     blocks = read_objects(content)
     calls = [read_text(block.get("id")) for block in blocks if block.get("type") == "tool_use"]
@@ -75,7 +77,7 @@ def _read_anthropic(message: _Fields, says_json: bool) -> Shape:
         tuple(filter(None, calls)),
         tuple(filter(None, results)),
         _digest(thinking),
-        tuple(_find_markers(message)),
+        markers,
         says_json,
         tuple(
             chain(
@@ -87,11 +89,10 @@ def _read_anthropic(message: _Fields, says_json: bool) -> Shape:
     )
 
 
-def _read_responses(item: _Fields, says_json: bool) -> Shape:
+def _read_responses(item: _Fields, markers: tuple[str, ...], says_json: bool) -> Shape:
     kind = read_item_kind(item)
     named = read_text(item.get("call_id"))
     ids = (named,) if named else ()
-    markers = tuple(_find_markers(item))
     if kind == "message":
         role, content = name_message_role(item), item.get("content")
         flaws = (*_find_empty(content), *(_find_foreign(content) if role in _TEXT_ROLES else ()))
@@ -113,7 +114,7 @@ def is_answer(kind: str) -> bool:
     return kind.endswith("_output") or kind == "mcp_approval_response"
 
 
-_READERS: Mapping[str, Callable[[_Fields, bool], Shape]] = {
+_READERS: Mapping[str, Callable[[_Fields, tuple[str, ...], bool], Shape]] = {
     "chat_completions": _read_chat,
     "anthropic_messages": _read_anthropic,
     "responses": _read_responses,

@@ -124,11 +124,13 @@ def judge_history(shapes: Sequence[Shape], *, is_itemised: bool = False) -> Hist
 def extend_history(known: History, count: int, shapes: Sequence[Shape]) -> History:
     """Judge a history that shares its first `count` messages with a known one and goes on with these.
 
-    The run at the seam is judged again, since results may join it; those before it are shared.
+    The run at the seam is judged again where it is cut, or what comes joins it; those before it are shared.
     """
-    kept = max(0, known.find_run(count - 1)) if count else 0
+    kept = known.find_run(count - 1) if count else 0
     start = known.starts[kept] if count else 0
     seam = known.runs[kept].shapes[: count - start] if count else ()
+    if seam and len(seam) == len(known.runs[kept].shapes) and not (shapes and joins(seam[-1], shapes[0])):
+        kept, start, seam = kept + 1, count, ()
     runs = list(_judge_runs((*seam, *shapes), range(start, count + len(shapes)), known.is_itemised))
     starts = known.starts[:kept] + [run.places[0] for run in runs]
     before = known.runs[:kept]
@@ -250,16 +252,18 @@ def _judge_runs(shapes: Sequence[Shape], places: Sequence[int], is_itemised: boo
 
 
 def _judge_run(shapes: tuple[Shape, ...], places: Sequence[int], is_itemised: bool) -> Run:
+    calls = [call for shape in shapes for call in shape.calls]
+    results = [result for shape in shapes for result in shape.results]
     return Run(
         shapes,
         places,
-        calls=tuple(call for shape in shapes for call in shape.calls),
-        results=tuple(result for shape in shapes for result in shape.results),
-        markers=tuple(marker for shape in shapes for marker in shape.markers),
-        faults=tuple(_judge_calls(shapes, places, is_itemised)),
+        calls=tuple(calls),
+        results=tuple(results),
+        markers=tuple([marker for shape in shapes for marker in shape.markers]),
+        faults=tuple(_judge_calls(shapes, places, is_itemised)) if calls or results else (),
         has_user=shapes[0].role == "user",
-        has_reasoning=any(shape.reasoning for shape in shapes),
-        says_json=any(shape.says_json for shape in shapes),
+        has_reasoning=any([shape.reasoning for shape in shapes]),
+        says_json=any([shape.says_json for shape in shapes]),
     )
 
 

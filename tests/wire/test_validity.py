@@ -288,3 +288,8 @@ def test_calls_in_a_row_are_answered_one_by_one_except_as_items() -> None:
 def test_one_message_for_another_stands_in_its_place_and_several_in_the_first() -> None:
     assert [Splice(3, 5, (USER, SAID)).find_place(i) for i in range(2)] == [3, 4]
     assert [Splice(3, 4, (USER, SAID)).find_place(i) for i in range(2)] == [3, 3]
+
+
+def test_a_run_that_is_cut_is_judged_again_though_nothing_joins_it() -> None:
+    known = judge_history([USER, call("a"), answer("a"), USER])
+    assert extend_history(known, 2, [USER]) == judge_history([USER, call("a"), USER])

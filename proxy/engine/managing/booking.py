@@ -100,7 +100,7 @@ class Books:
         is_own = footing.rung == "original"
         return Sending(
             footing.body,
-            None if is_own else self._sent.keep(subject, footing.body),
+            None if is_own else self._sent.keep(subject, footing.body, epoch.depth if epoch is not None else 0),
             plan,
             list_labels(plan, epoch, is_opened=footing.is_opened),
             is_managed=True,

@@ -20,6 +20,10 @@ _MOST_WAITING = 4096
 _MOST_MODELS = 1024
 _UNKNOWN = Provider()
 
+_Taught = tuple[float, float | None, float]
+_Basis = tuple[Card, tuple[str, ...], _Taught | None]
+"""What a tariff is made of beside what stays as it is: what is known of the model, markers, what was learned."""
+
 
 class Lesson(msgspec.Struct, frozen=True, gc=False):
     """A request whose answer will teach something, in tokens as we count them.
@@ -43,12 +47,21 @@ class Lessons:
         self._providers = providers
         self._waiting: OrderedDict[tuple[str, int], Lesson] = OrderedDict()
         self._learned: OrderedDict[tuple[str, str], Calibration] = OrderedDict()
+        self._tariffs: OrderedDict[tuple[str, str], tuple[_Basis, Tariff]] = OrderedDict()
 
     def find_tariff(self, upstream: str, model: str, card: Card, markers: Sequence[str]) -> Tariff:
         """What a model's input costs; `markers` are the retentions of the request's cache markers."""
-        provider = self._providers.get(upstream, _UNKNOWN)
+        key, provider = (upstream, model), self._providers.get(upstream, _UNKNOWN)
+        learned, known = self._learned.get(key), self._tariffs.get(key)
+        basis = card, tuple(markers), _tell_taught(learned, provider)
+        if known is not None and known[0] == basis:
+            return known[1]
         cache = find_cache_model(provider.cache, provider.host, model, markers, card.retention)
-        return make_tariff(card.prices, cache, self._learned.get((upstream, model)))
+        tariff = make_tariff(card.prices, cache, learned)
+        self._tariffs[key] = basis, tariff
+        if len(self._tariffs) > _MOST_MODELS:
+            self._tariffs.popitem(last=False)
+        return tariff
 
     def wait_for(self, exchange: str, k: int, lesson: Lesson) -> None:
         """A request was sent."""
@@ -75,3 +88,10 @@ class Lessons:
         self._learned[key] = known
         if len(self._learned) > _MOST_MODELS:
             self._learned.popitem(last=False)
+
+
+def _tell_taught(learned: Calibration | None, provider: Provider) -> _Taught | None:
+    """What of it a tariff is made of: seconds, which are never twice the same, only where time is the price."""
+    if learned is None:
+        return None
+    return learned.read, learned.survival, learned.cached_ratio if provider.cache == "local" else 0.0

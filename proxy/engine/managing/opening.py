@@ -5,6 +5,7 @@ Rule: blocks, and so runs in a thread; the same conversation in the same state g
 
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from itertools import pairwise
 
 import msgspec
 
@@ -97,10 +98,8 @@ def read_plan(epoch: Epoch) -> ContextPlan:
 
 
 def _see(wire: str, raws: Sequence[bytes], path: Path) -> list[Seen]:
-    return [
-        Seen(read_told(wire, raw), shape, path.count(place, place + 1))
-        for place, (raw, shape) in enumerate(zip(raws, path.shapes, strict=True))
-    ]
+    tokens = [after - before for before, after in pairwise([0, *path.sums])]
+    return [Seen(read_told(wire, raw), shape, each) for raw, shape, each in zip(raws, path.shapes, tokens, strict=True)]
 
 
 def _lead_with_user(edits: tuple[Edit, ...], shapes: Sequence[Shape]) -> tuple[Edit, ...]:

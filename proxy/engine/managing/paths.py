@@ -158,7 +158,8 @@ class Paths:
         if known is None or not is_head_of(known.head, subject):
             return None
         raws = subject.list_raws(shared)
-        if not (self._counting.is_quick(subject.model, raws) and all(map(is_bounded, raws))):
+        is_plain = subject.chain.is_plain or all(map(is_bounded, raws))
+        if not (is_plain and self._counting.is_quick(subject.model, raws)):
             return None
         shapes, pieces = _look_at(subject.wire, raws)
         if any(map(_is_long_named, shapes)):

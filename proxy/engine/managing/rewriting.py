@@ -13,7 +13,9 @@ from proxy.engine.managing.subject import Subject
 from proxy.engine.policy import Provider
 from proxy.model.epoch import Epoch
 from proxy.model.plan import Edit
+from proxy.model.shapes import Shape
 from proxy.wire.frame import read_rules
+from proxy.wire.lasting import Verdict, extend_verdict, list_replaced, make_verdict
 from proxy.wire.rendering import apply, place_marker
 from proxy.wire.validity import Splice
 
@@ -26,12 +28,23 @@ class Invalid(ValueError):
     """What would be sent has a fault that the client's request has not."""
 
 
+class _Judged:
+    """What an epoch replaces, and what was said of the last request in which it did."""
+
+    __slots__ = ("ids", "splices", "verdict")
+
+    def __init__(self, splices: tuple[Splice, ...], shapes: Sequence[Shape]) -> None:
+        self.splices = splices
+        self.ids = list_replaced(shapes, splices)
+        self.verdict: Verdict | None = None
+
+
 class Rewriter:
-    """Rewrites bodies. What an epoch replaces is worked out once."""
+    """Rewrites bodies. What an epoch replaces is worked out once, and what was judged is not judged again."""
 
     def __init__(self, providers: Mapping[str, Provider]) -> None:
         self._providers = providers
-        self._splices: dict[tuple[str, int], tuple[Splice, ...]] = {}
+        self._judged: dict[tuple[str, int], _Judged] = {}
 
     def rewrite(self, subject: Subject, path: Path, epoch: Epoch, pinned: Collection[int] = ()) -> bytes:
         """The body under an epoch, in which the pinned messages must stand as they are.
@@ -41,17 +54,23 @@ class Rewriter:
         provider = self._providers.get(subject.session.upstream, _ANY)
         rules = read_rules(subject.wire, subject.split, is_alternating=provider.strict_alternation)
         rendered = place_marker(subject.wire, epoch.rendered, path.list_markers(epoch.depth))
-        is_marked = rendered is not epoch.rendered
-        if problem := find_problem(path, self._list_splices(subject, path, epoch), rules, pinned, is_marked=is_marked):
-            raise Invalid(problem)
+        judged = self._find_judged(subject, path, epoch)
+        lasting = extend_verdict(judged.verdict, path.history, rules) if judged.verdict and not pinned else None
+        if lasting is None:
+            is_marked = rendered is not epoch.rendered
+            if problem := find_problem(path, judged.splices, rules, pinned, is_marked=is_marked):
+                raise Invalid(problem)
+            lasting = make_verdict(path.history, judged.splices, rules, judged.ids)
+        judged.verdict = lasting
         return apply(subject.split, subject.chain.preamble.count, epoch.depth, rendered)
 
-    def _list_splices(self, subject: Subject, path: Path, epoch: Epoch) -> Sequence[Splice]:
+    def _find_judged(self, subject: Subject, path: Path, epoch: Epoch) -> _Judged:
         key = epoch.id, hash(epoch.edits)  # a plan that does not bear leaves its epoch's id to a minimal one
-        splices = self._splices.get(key)
-        if splices is None:
+        judged = self._judged.get(key)
+        if judged is None:
             edits = _edits.decode(epoch.edits)
-            splices = self._splices[key] = list_splices(subject.wire, edits, epoch.rendered, path.shapes, epoch.depth)
-            if len(self._splices) > _MOST_REMEMBERED:
-                del self._splices[next(iter(self._splices))]
-        return splices
+            splices = list_splices(subject.wire, edits, epoch.rendered, path.shapes, epoch.depth)
+            judged = self._judged[key] = _Judged(splices, path.shapes)
+            if len(self._judged) > _MOST_REMEMBERED:
+                del self._judged[next(iter(self._judged))]
+        return judged

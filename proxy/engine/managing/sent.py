@@ -3,9 +3,11 @@
 Rule: memory only, as with the bodies of clients (`engine/histories`): forgetting costs bytes in the log, no more.
 """
 
-from proxy.engine.histories import Histories, split_known, take_stock
+from proxy.engine.histories import Histories, History, Source, split_known, take_stock
 from proxy.engine.managing.subject import Subject
+from proxy.model.growing import count_common, extend
 from proxy.model.manifest import Manifest, keep_whole
+from proxy.wire.body import Span, SplitBody
 
 
 class SentBodies:
@@ -14,14 +16,24 @@ class SentBodies:
     def __init__(self, cache_bytes: int) -> None:
         self._histories = Histories(cache_bytes)
 
-    def keep(self, subject: Subject, content: bytes) -> Manifest:
-        """The manifest of a body."""
+    def keep(self, subject: Subject, content: bytes, depth: int = 0) -> Manifest:
+        """The manifest of a body; of one in which others stand for the first `depth` messages, and the rest as it came.
+
+        Where only the end of that is new, nothing else is looked for.
+        """
         key = (subject.session.tenant, subject.wire, f"{subject.session.id}\0{subject.model}")
-        known, shared = self._histories.find(key, content)
-        split = split_known(content, subject.items_key, known, shared)
-        if split is None:
-            return keep_whole(content)
-        manifest, history = take_stock(subject.session.tenant, split, subject.chain, known, shared)
+        newest = self._histories.find_newest(key) if depth else None
+        source: Source | None
+        grown = _grow(subject, content, depth, newest) if newest is not None else None
+        if grown is not None:
+            known, (split, shared, source) = newest, grown
+        else:
+            known, shared = self._histories.find(key, content)
+            found = split_known(content, subject.items_key, known, shared)
+            if found is None:
+                return keep_whole(content)
+            split, source = found, _find_source(subject, found, depth) if depth else None
+        manifest, history = take_stock(subject.session.tenant, split, subject.chain, known, shared, source)
         if history is not None:
             self._histories.remember(key, history, known)
         return manifest
@@ -29,3 +41,38 @@ class SentBodies:
     def clear(self) -> None:
         """Forget everything: the log has lost a record that later manifests would lean on."""
         self._histories.clear()
+
+
+def _grow(subject: Subject, content: bytes, depth: int, known: History) -> tuple[SplitBody, int, Source] | None:
+    """A body split after the known one, how many items they share, and its source; None where it goes not on from that.
+
+    What the client's requests share was compared when they came: then they hold their places in one sequence.
+    """
+    source, client, start = known.source, subject.split, subject.chain.preamble.count + depth
+    if source is None or source.start != start:
+        return None
+    shared = count_common(source.items, client.items)
+    if shared < start:
+        return None
+    moved, end = len(content) - len(client.content), client.items[start - 1].end
+    front = known.split.items[source.at - 1].end
+    if front != end + moved or not content.startswith(known.split.content[:front]):
+        return None
+    kept = source.at + shared - start
+    fresh = [Span(span.start + moved, span.end + moved) for span in client.items[shared:]]
+    members = {name: _move(span, end, moved) for name, span in client.members.items()}
+    split = SplitBody(content, members, extend(known.split.items, kept, fresh))
+    return split, kept, Source(client.items, start, source.at)
+
+
+def _find_source(subject: Subject, split: SplitBody, depth: int) -> Source | None:
+    """What a body was made of, where it is the client's but for the messages that others stand for."""
+    client, start = subject.split, subject.chain.preamble.count + depth
+    at = len(split.items) - (len(client.items) - start)
+    is_so = split.content.endswith(client.content[client.items[start - 1].end :])
+    return Source(client.items, start, at) if is_so else None
+
+
+def _move(span: Span, at: int, by: int) -> Span:
+    """A member of a body in which what stands before `at` has another length."""
+    return Span(span.start if span.start < at else span.start + by, span.end if span.end <= at else span.end + by)

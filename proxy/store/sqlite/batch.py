@@ -227,8 +227,10 @@ class Batch:
         return self._rows.share(tenant, digest_of(envelope), envelope), tip
 
     def _extend_chain(self, tenant: Tenant, slices: tuple[Slice, ...]) -> None:
-        # A link that is stored has all its ancestors stored: of a history sent again, only the tail is looked at.
-        known, first = self._known, len(slices)
+        # A link that is stored has all its ancestors stored: of a history sent again, only the tail is looked at, and
+        # most often the first that may be new is, so that all are.
+        known = self._known
+        first = len(slices) if known.has_link(slices[0].link) else 0
         while first and not known.has_link(slices[first - 1].link):
             first -= 1
         for piece in slices[first:]:

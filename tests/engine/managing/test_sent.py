@@ -4,11 +4,15 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from proxy.engine.histories import Histories
 from proxy.engine.managing.sent import SentBodies
 from proxy.engine.managing.subject import Subject
 from proxy.model.exchange import SessionKey
 from proxy.model.manifest import Manifest
+from proxy.wire.body import count_shared, split_after
+from proxy.wire.rendering import apply
 from tests.support.managing import SESSION, make_history, make_subject, spell
 from tests.support.rebuilding import Log
 
@@ -69,3 +73,77 @@ def test_no_more_is_remembered_than_may_be() -> None:
     sent = SentBodies(10_000)
     send(sent, make_subject(HISTORY), HISTORY)
     assert len(send(sent, make_subject(HISTORY), HISTORY).slices) == len(HISTORY)
+
+
+LEDGER = (b'{"role":"user","content":"a ledger"}',)
+
+
+def go_on(before: Subject | None, messages: list[Any], **members: Any) -> Subject:
+    """A request as reception hands it on: what it shares with the one before holds its places in the same sequence."""
+    subject = make_subject(messages, tools=TOOLS, **members)
+    content = subject.split.content
+    split = split_after(content, "messages", before.split, count_shared(content, before.split)) if before else None
+    return replace(subject, split=split) if split is not None else subject
+
+
+def rewrite(sent: SentBodies, subject: Subject, log: Log, depth: int = 8, rendered: tuple[bytes, ...] = LEDGER) -> int:
+    """How many slices the manifest of a request under an epoch brings to the log."""
+    content = apply(subject.split, subject.chain.preamble.count, depth, rendered)
+    manifest = sent.keep(subject, content, depth)
+    log.take(manifest)
+    assert log.rebuild(manifest.recipe, SESSION.tenant) == content
+    return len(manifest.slices)
+
+
+def refuse(*arguments: Any) -> Any:
+    raise AssertionError("nothing is to be looked for")
+
+
+def test_what_is_behind_an_epoch_is_taken_from_the_clients_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, log = SentBodies(1 << 20), Log()
+    first = go_on(go_on(None, HISTORY[:14]), HISTORY[:16], metadata={"n": "x" * 600})
+    assert rewrite(sent, first, log) == 9
+    second = go_on(first, HISTORY[:18], metadata={"n": "y" * 700})
+    monkeypatch.setattr(Histories, "find", refuse)
+    assert rewrite(sent, second, log) == 2
+    assert rewrite(sent, go_on(second, HISTORY[:18], metadata={}), log) == 0
+    third = go_on(second, HISTORY[:20])
+    assert rewrite(sent, third, log) == 2
+    monkeypatch.undo()
+    other = [*HISTORY[:17], {"role": "user", "content": "another way"}, *HISTORY[18:20]]
+    assert rewrite(sent, go_on(third, other), log) == 3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"depth": 6},
+        {"rendered": (b'{"role":"user","content":"a legder"}',)},
+        {"rendered": (*LEDGER, b'{"role":"user","content":"more"}')},
+    ],
+    ids=["depth", "same length", "longer"],
+)
+def test_under_another_epoch_it_is_looked_for(changes: dict[str, Any]) -> None:
+    sent, log = SentBodies(1 << 20), Log()
+    first = go_on(go_on(None, HISTORY[:14]), HISTORY[:16])
+    rewrite(sent, first, log)
+    assert rewrite(sent, go_on(first, HISTORY[:18]), log, **changes) > 2
+    longer = go_on(go_on(first, HISTORY[:18]), HISTORY[:20])
+    assert rewrite(sent, longer, log, **changes) == 2
+
+
+def test_what_reception_did_not_compare_is_looked_for() -> None:
+    sent, log = SentBodies(1 << 20), Log()
+    rewrite(sent, go_on(None, HISTORY[:16]), log)
+    assert rewrite(sent, go_on(None, HISTORY[:18]), log) == 2
+    sent.keep(go_on(None, HISTORY[:18]), spell(HISTORY[:3]))  # what is not sent under an epoch has no source
+    assert rewrite(sent, go_on(None, HISTORY[:18]), log) == 0
+
+
+def test_a_body_that_does_not_end_as_the_clients_has_no_source() -> None:
+    sent, log = SentBodies(1 << 20), Log()
+    first = go_on(go_on(None, HISTORY[:14]), HISTORY[:16])
+    content = apply(first.split, first.chain.preamble.count, 8, LEDGER)
+    at = content.rindex(b"function_6")
+    log.take(sent.keep(first, content[:at] + b"FUNCTION_6" + content[at + 10 :], 8))
+    assert rewrite(sent, go_on(first, HISTORY[:18]), log) > 2

@@ -13,7 +13,8 @@ from proxy.store.summaries import Identity, Stretch
 from tests.store.samples import chain_body, make_epoch, make_key, make_leaf, make_opening, make_original, make_turns
 
 TURNS = make_turns(3)
-PLACED = Placed(1, Identity(Stretch("chat_completions", 1, 3), b"n" * 16, "leaf", 1, digest_of(b"a text")))
+LEAF = make_leaf("a", [raw for _, raw in TURNS[1:]], 1, text="a text")
+PLACED = Placed(1, Identity(Stretch("chat_completions", 1, 3), LEAF.last, "leaf", 1, digest_of(b"a text")))
 ORIGINAL = make_original("r1", TURNS[2][1], TURNS[0][1], TURNS[2][1], place=4, offset=9)
 
 
@@ -27,7 +28,7 @@ def log(policy: StorePolicy) -> Iterator[sqlite3.Connection]:
     batch.add(make_opening(body=chain_body(TURNS)))
     batch.add(make_epoch("p1"))
     batch.add(make_epoch("p2", originals=[ORIGINAL]))
-    batch.add(make_leaf("a", [raw for _, raw in TURNS[1:]], 1, text="a text"))
+    batch.add(LEAF)
     batch.write(connection)
     yield connection
     connection.close()

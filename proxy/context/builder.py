@@ -18,12 +18,14 @@ from proxy.context.outline import Parse
 from proxy.context.policy import BuilderPolicy
 from proxy.context.pruning import measure_gain, prune
 from proxy.context.survey import Survey, find_tail, survey
-from proxy.context.user_words import Shown, show_older
+from proxy.context.user_words import Older, Shown, show_older
 from proxy.context.view import View
 from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Rung, Written
 
 _ARCHIVE_SHARE, _ARCHIVE_MOST = 0.28, 16_000
 _USERS_SHARE = 0.25
+# Of what older words leave free, for ledgers tell of those that have gone.
+_SPARE_SHARE = 0.25
 _INLINE_SHARE = 0.25
 REPORTS_SHARE = 0.05
 """The part of what is usable that summaries may have together."""
@@ -103,14 +105,14 @@ class ContextBuilder:
     def _draft(self, view: View, seen: Survey, rank: _Rank) -> _Draft:
         least = find_tail(seen, rank.groups)
         usable = view.budget.usable
-        shown = show_older(view, seen, least, _USERS_SHARE * usable, self._count) if rank.has_users else []
-        staying = seen.newest | seen.fixed | {each.step for each in shown}
-        marked = self._outline_large(view, seen, least) | _mark_shortened(shown)
+        older = show_older(view, seen, least, _USERS_SHARE * usable, self._count) if rank.has_users else Older()
+        staying = seen.newest | seen.fixed | {each.step for each in older.shown}
+        marked = self._outline_large(view, seen, least) | _mark_shortened(older.shown)
         draft = _Draft(least, staying, Archive((), "", 0), marked)
         protected = _measure(seen, draft, self._count)
         goal = view.goal or view.budget
         low = goal.find_low(view.head + protected)
-        room = min(_ARCHIVE_SHARE * goal.usable, _ARCHIVE_MOST) * rank.archive
+        room = min(_ARCHIVE_SHARE * goal.usable + _SPARE_SHARE * older.spare, _ARCHIVE_MOST) * rank.archive
         heritage = inherit(seen, view.frozen, least, room, self._count)
         reports = choose_reports(view, heritage) if rank.has_reports else ()
         told = sum(self._count(each.text) + _FRAME for each in reports)

@@ -5,6 +5,7 @@ newer one that stays, or is a large block that was pasted and has a reference; t
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 import msgspec
 
@@ -13,12 +14,14 @@ from proxy.context.original import write_message
 from proxy.context.pasted import find_pasted
 from proxy.context.survey import Survey
 from proxy.context.view import View
-from proxy.model.plan import Reference, Replaced
+from proxy.model.plan import Reference, Replaced, Written
 from proxy.model.told import Told
 
 _LEAST_REPEATED = 400
 # Tokens of a block from which on it may give way; no block has fewer characters than tokens.
 _MOST_PASTED = 2000
+# The part of their room that words have when some had to go.
+_CUT = 0.4
 _FRAME = 4
 
 
@@ -31,18 +34,50 @@ class Shown(msgspec.Struct, frozen=True, gc=False):
     references: tuple[Reference, ...] = ()
 
 
-def show_older(view: View, survey: Survey, least: int, room: float, count: Callable[[str], int]) -> list[Shown]:
-    """Older words of the user that stay: the first, then the newest, while they fit together."""
+class Older(msgspec.Struct, frozen=True, gc=False):
+    """What stays of older words. `spare`: tokens of their room that nobody has, where some had to go."""
+
+    shown: tuple[Shown, ...] = ()
+    spare: float = 0.0
+
+
+def show_older(view: View, survey: Survey, least: int, room: float, count: Callable[[str], int]) -> Older:
+    """Older words of the user that stay: all while they fit together, else the first and the newest.
+
+    What has gone does not come back before all fit, and when more must go it is much at once: each that goes stood near
+    the beginning, where it breaks the provider's cache for all behind it.
+    """
     older = [i for i in survey.users if i < least and i not in survey.newest and i not in survey.fixed]
     newest = [survey.messages[survey.steps[i].start].told.text for i in sorted(survey.newest)]
-    shown = []
-    for i in [*older[:1], *reversed(older[1:])]:
-        each = _show(view, survey, i, newest, count)
-        room -= each.tokens
-        if room < 0:
-            break
-        shown.append(each)
-    return shown
+    gone = {i for i in older if _has_gone(view, survey, i)}
+    shown = tuple([_show(view, survey, i, newest, count) for i in older if i not in gone])
+    together = sum(each.tokens for each in shown)
+    if gone and together + sum(survey.steps[i].tokens for i in gone) <= room:
+        return Older(tuple([_show(view, survey, i, newest, count) for i in older]))
+    if together > room:
+        shown = _let_go(shown, room)
+    if len(shown) == len(older):
+        return Older(shown)
+    return Older(shown, room - sum(each.tokens for each in shown))
+
+
+def _has_gone(view: View, survey: Survey, i: int) -> bool:
+    """Whether the plan in force has left out these words."""
+    start = survey.steps[i].start
+    if view.frozen is None or start >= view.frozen.through:
+        return False
+    return not any(edit.place == start for edit in view.frozen.edits if not isinstance(edit, Written))
+
+
+def _let_go(shown: Sequence[Shown], room: float) -> tuple[Shown, ...]:
+    """The first if it fits, and the newest beside it in a part of the room."""
+    first, *others = shown
+    if first.tokens > room:
+        return ()
+    newest = others[::-1]
+    sums = accumulate((each.tokens for each in newest), initial=first.tokens)
+    next(sums)
+    return (first, *[each for each, tokens in zip(newest, sums, strict=True) if tokens <= _CUT * room])
 
 
 def _show(view: View, survey: Survey, i: int, newest: Sequence[str], count: Callable[[str], int]) -> Shown:

@@ -6,14 +6,19 @@ from proxy.context.findings import study
 from proxy.context.original import PAGE, write_original
 from proxy.context.policy import BuilderPolicy
 from proxy.context.survey import survey
-from proxy.context.user_words import Shown, leave_out_repeated, show_older
+from proxy.context.user_words import Older, Shown, leave_out_repeated, show_older
+from proxy.model.plan import ContextPlan, Edit, Kept, Written
 from tests.support.views import Message, act, count, see, user, view
 
 RULES = "\n".join(f"Rule {i}: some words that are said in every task." for i in range(12))
 
 
 def show(messages: list[Message], room: float) -> list[Shown]:
-    seen = view(messages, 10_000)
+    return list(settle(messages, room).shown)
+
+
+def settle(messages: list[Message], room: float, frozen: ContextPlan | None = None) -> Older:
+    seen = msgspec.structs.replace(view(messages, 10_000), frozen=frozen)
     return show_older(seen, survey(seen, BuilderPolicy(), study), 10**6, room, count)
 
 
@@ -21,11 +26,46 @@ def write(*texts: str) -> list[Message]:
     return [message for i, text in enumerate(texts) for message in (user(text), *act(f"{i}", "ls", "x"))]
 
 
-def test_the_first_stays_and_then_the_newest_while_there_is_room() -> None:
-    messages = write("first " * 9, "second " * 9, "third " * 9, "fourth", "fifth")
-    each = see(messages[3]).tokens
-    assert [shown.step for shown in show(messages, 2 * each)] == [0, 4]
-    assert show(messages, 5) == []
+SEVEN = write(*[f"words said as turn {i} of all" for i in range(7)], "eighth", "ninth")
+
+
+def test_all_stay_while_they_fit_together() -> None:
+    older = settle(SEVEN, 7 * see(SEVEN[0]).tokens)
+    assert ([shown.step for shown in older.shown], older.spare) == ([0, 2, 4, 6, 8, 10, 12], 0.0)
+
+
+def test_where_some_must_go_the_first_and_the_newest_stay_in_a_part_of_the_room() -> None:
+    each = see(SEVEN[0]).tokens
+    older = settle(SEVEN, 6 * each)
+    assert ([shown.step for shown in older.shown], older.spare) == ([0, 12], 4 * each)
+    assert show(SEVEN, each) == [Shown(0, each)]
+    assert show(SEVEN, 5) == []
+
+
+def leave(*kept: int) -> ContextPlan:
+    """A plan in force up to the last of the older words, that has kept those at these places."""
+    edits: tuple[Edit, ...] = (Written("a ledger", 0, 21), *map(Kept, kept))
+    return ContextPlan(21, edits, (), 0, 0, "plan")
+
+
+def test_what_has_gone_stays_away_and_the_others_have_the_room() -> None:
+    each = see(SEVEN[0]).tokens
+    frozen = leave(0, 12, 15, 18)
+    older = settle(SEVEN, 4 * each, frozen)
+    assert ([shown.step for shown in older.shown], older.spare) == ([0, 8, 10, 12], 0.0)
+    assert [shown.step for shown in settle(SEVEN, 5 * each, frozen).shown] == [0, 8, 10, 12]
+    assert [shown.step for shown in settle(SEVEN, 3 * each, frozen).shown] == [0]
+
+
+def test_what_has_gone_comes_back_when_all_fit() -> None:
+    older = settle(SEVEN, 7 * see(SEVEN[0]).tokens, leave(0, 12))
+    assert ([shown.step for shown in older.shown], older.spare) == ([0, 2, 4, 6, 8, 10, 12], 0.0)
+
+
+def test_words_behind_the_plan_in_force_have_not_gone() -> None:
+    each = see(SEVEN[0]).tokens
+    frozen = msgspec.structs.replace(leave(0), through=15)
+    assert [shown.step for shown in settle(SEVEN, 3 * each, frozen).shown] == [0, 10, 12]
 
 
 def test_what_a_newer_message_repeats_is_left_out_and_said_so() -> None:
@@ -68,7 +108,7 @@ def test_words_beside_an_image_stay_and_so_do_those_that_would_only_grow() -> No
     for each in (pictured, small):
         changed = msgspec.structs.replace(seen, messages=[each, *seen.messages[1:]])
         surveyed = survey(changed, BuilderPolicy(), study)
-        assert show_older(changed, surveyed, 10**6, 10**6, count) == [Shown(0, each.tokens)]
+        assert show_older(changed, surveyed, 10**6, 10**6, count).shown == (Shown(0, each.tokens),)
 
 
 def test_what_is_short_or_only_alike_stays() -> None:
@@ -81,7 +121,7 @@ def test_what_is_short_or_only_alike_stays() -> None:
 
 def test_pins_are_not_among_them() -> None:
     seen = view(write("one", "two", "three"), 10_000, pinned=[0])
-    assert show_older(seen, survey(seen, BuilderPolicy(), study), 10**6, 1000, count) == []
+    assert show_older(seen, survey(seen, BuilderPolicy(), study), 10**6, 1000, count) == Older()
 
 
 def test_words_with_media_stay_as_they_are() -> None:
@@ -90,7 +130,7 @@ def test_words_with_media_stay_as_they_are() -> None:
     told = msgspec.structs.replace(seen.messages[0].told, media=("image 10x10",))
     first = msgspec.structs.replace(seen.messages[0], told=told)
     seen = msgspec.structs.replace(seen, messages=[first, *seen.messages[1:]])
-    (shown,) = show_older(seen, survey(seen, BuilderPolicy(), study), 10**6, 10**6, count)
+    (shown,) = show_older(seen, survey(seen, BuilderPolicy(), study), 10**6, 10**6, count).shown
     assert (shown.edits, shown.tokens) == ((), first.tokens)
 
 
@@ -98,5 +138,5 @@ def test_what_would_be_no_shorter_stays_as_it_is() -> None:
     messages = write(f"Task one\n{RULES}\nthe end", f"Task two\n{RULES}", "third")
     seen = view(messages, 10_000)
     found = survey(seen, BuilderPolicy(), study)
-    (shown,) = show_older(seen, found, 10**6, 10**6, lambda text: 10**5)
+    (shown,) = show_older(seen, found, 10**6, 10**6, lambda text: 10**5).shown
     assert shown.edits == ()

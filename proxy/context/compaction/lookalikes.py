@@ -28,15 +28,15 @@ _SPEAKER = re.compile(
 )
 _FENCE = re.compile(r"(?m)^[ \t]{0,8}~{3,}")
 _REFERENCE = re.compile(r"\bref:([a-z0-9]{10,60})", re.IGNORECASE)
-# Whoever quotes a reference may cut it off in the middle.
-_LIKE_ONE = re.compile(r"\bref:([a-z0-9]{1,60})", re.IGNORECASE)
+# Whoever quotes a reference may cut it off in the middle. Only its beginning is taken, for it may begin another one.
+_LIKE_ONE = re.compile(r"\b(ref):(?=([a-z0-9]{1,60}))", re.IGNORECASE)
 
 
 def defuse(text: str, known: Collection[str] = ()) -> str:
     """The text without look-alikes; of references only those that are `known` stay."""
     lines = "\n".join(UNFIT.sub(" ", line) for line in text.split("\n"))
     fit = _FENCE.sub("~ ~ ~", _SPEAKER.sub(r"\1\2\3 -", _TAGGED.sub("(", _BRACKETED.sub("(", lines))))
-    return _LIKE_ONE.sub(lambda found: found[0] if found[1] in known else f"ref {found[1]}", fit)
+    return _LIKE_ONE.sub(lambda found: found[0] if found[2] in known else f"{found[1]} ", fit)
 
 
 def find_references(text: str) -> tuple[str, ...]:

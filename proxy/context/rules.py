@@ -21,7 +21,8 @@ _HEAD = "Rules that the user stated, in the user's own words, each behind the nu
 
 _LASTING = re.compile(
     r"(?i)\b(?:always|never|must(?:n't)?|shall not"
-    r"|(?:do not|don['\u2019]t|dont)(?! worry| mind| know| understand| think| see)"
+    r"|(?<!\bI )(?:do not|don['\u2019]t|dont)(?! worry| mind| know| understand| think| see)"
+    r"|(?<=\bI )(?:do not|don['\u2019]t|dont) (?:want|wish|like|allow|accept|expect|permit)"  # not: have, remember
     r"|make sure|ensure|be sure to|from now on|at all times|under no circumstances|no matter what|in (?:the )?future"
     r"|only use|use only|only ever|prefer|avoid|please keep|keep in mind|remember (?:to|that)|refrain from|stick to"
     r"|unless I|without (?:asking|my)|(?:is|are) (?:forbidden|not allowed|off[- ]limits)|may not"

@@ -1,6 +1,8 @@
 """What is done behind the first step of other work comes once, and before anything else."""
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
@@ -51,6 +53,18 @@ async def test_what_comes_of_a_future_is_returned() -> None:
     assert await Behind(future, lambda: future.set_result(8)) == 8
 
 
+async def cancel(work: Coroutine[Any, Any, int]) -> "asyncio.Task[int]":
+    """A task that has been told to end in the midst of the work."""
+
+    async def host() -> int:
+        return await Behind(work, lambda: None)
+
+    task = asyncio.ensure_future(host())
+    await asyncio.sleep(0)
+    task.cancel()
+    return task
+
+
 async def test_who_is_told_to_end_tells_the_work_which_may_put_its_things_in_order() -> None:
     happened: list[str] = []
 
@@ -62,12 +76,7 @@ async def test_who_is_told_to_end_tells_the_work_which_may_put_its_things_in_ord
             happened.append("order")
         return 7
 
-    async def host() -> int:
-        return await Behind(work(), lambda: None)
-
-    task = asyncio.ensure_future(host())
-    await asyncio.sleep(0)
-    task.cancel()
+    task = await cancel(work())
     with pytest.raises(asyncio.CancelledError):
         await task
     assert happened == ["order"]
@@ -81,10 +90,5 @@ async def test_work_may_make_light_of_being_told_to_end() -> None:
             return 9
         return 7
 
-    async def host() -> int:
-        return await Behind(work(), lambda: None)
-
-    task = asyncio.ensure_future(host())
-    await asyncio.sleep(0)
-    task.cancel()
+    task = await cancel(work())
     assert await task == 9

@@ -90,8 +90,11 @@ async def test_limits_hold_for_whom_they_were_learned(world: World) -> None:
     assert world.models.card("u", "m", beta="beta", tenant=b"t").window == 7
     assert world.models.budget(LimitKey("u", "m", "beta", b"t")).window == 7
     assert world.models.card("u", "m").window is None
+    world.catalog.cards[key] = Card(window=5)
+    assert world.models.budget(key).window == 7  # as it was found a moment ago
     world.models.note_limit(key, 5, 6)
     assert world.catalog.limits == [(key, 5, 6)]
+    assert world.models.budget(key).window == 5
 
 
 async def test_what_comes_with_the_installation_is_read_beside_the_calls(world: World) -> None:

@@ -7,7 +7,7 @@ from proxy.model.marker import LEDGER_HEAD
 from tests.journeys.provider import run_application
 from tests.journeys.running import TOKEN, Running, run_command, run_proxy
 from tests.journeys.test_managed import Agent, Dummy, grow, load
-from tests.support.compacting import REPORT
+from tests.support.compacting import REPORT, is_own
 from tests.support.managing import Message, make_history
 
 STEPS = 12
@@ -18,7 +18,7 @@ class Reporter(Dummy):
     """A provider that gives a report when it is asked for one."""
 
     def say(self, body: bytes) -> str:
-        return REPORT if b"written by the proxy palimpsest" in body else super().say(body)
+        return REPORT if is_own(body) else super().say(body)
 
 
 def compact(proxy: Running, session: str, *options: str) -> tuple[int, str, str]:
@@ -90,11 +90,11 @@ def check_what_is_left(proxy: Running, session: str, found: dict[str, str | int]
 
 def check_after_a_restart(proxy: Running, provider: Reporter, session: str, history: list[Message]) -> None:
     """No credential is at hand then: no model is asked, and what is there is sent in short all the same."""
-    asked = len(provider.sent)
+    asked = len(provider.asked)
     code, out, told = compact(proxy, session)
     assert code == 0, told
     assert out.startswith("compacted ")
-    assert len(provider.sent) == asked
+    assert len(provider.asked) == asked
     agent = Agent(proxy, provider, LARGE)
     agent.ask(history[: 2 + 2 * (STEPS + 3)])
     assert agent.labels[-1]["x-palimpsest-notice"].startswith("compacted ")

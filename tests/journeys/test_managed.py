@@ -25,6 +25,7 @@ from proxy.upstream.tokenizer import Tokenizer
 from tests.cli.calling import call_on_disk
 from tests.journeys.provider import run_application, sse
 from tests.journeys.running import TOKEN, Running, run_command, run_proxy
+from tests.support.compacting import is_own
 from tests.support.managing import MODEL, Message, make_history
 
 STEPS = 40
@@ -33,10 +34,14 @@ TOOLS: Any = [{"type": "function", "function": {"name": "bash", "parameters": {"
 
 
 class Dummy:
-    """A provider whose usage is about what was sent, as a real one's is; `sent` are the bodies it got."""
+    """A provider whose usage is about what was sent, as a real one's is.
+
+    `sent` are the bodies it got of its clients' calls, `asked` those of the proxy's own.
+    """
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
+        self.asked: list[bytes] = []
         self._counting = Counting(Tokenizer(load_encoder))
         self.app = Starlette(routes=[Route("/v1/chat/completions", self._answer, methods=["POST"])])
 
@@ -45,12 +50,13 @@ class Dummy:
         return f"word {len(self.sent)}"
 
     async def _answer(self, request: Request) -> Response:
-        self.sent.append(await request.body())
-        tokens = await self._counting.tally(MODEL, [self.sent[-1]])
-        message = {"role": "assistant", "content": self.say(self.sent[-1])}
+        body = await request.body()
+        (self.asked if is_own(body) else self.sent).append(body)
+        tokens = await self._counting.tally(MODEL, [body])
+        message = {"role": "assistant", "content": self.say(body)}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         usage = {"prompt_tokens": sum(tokens), "completion_tokens": 3, "total_tokens": 3 + sum(tokens)}
-        if json.loads(self.sent[-1]).get("stream"):
+        if json.loads(body).get("stream"):
             chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": MODEL, "usage": usage}
             chunk["choices"] = [{"index": 0, "delta": message, "finish_reason": "stop"}]
             return Response(b"".join(sse(chunk)), media_type="text/event-stream")

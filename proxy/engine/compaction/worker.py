@@ -39,6 +39,8 @@ from proxy.model.summary import Summary
 
 # The part of what is usable that a span must have to be worth a call.
 WORTH = 0.5
+# The same where ledgers tell of it already.
+_WORTH_IN_LEDGERS = 1.0
 # What a span must have that a person wants a report of: of less, it would be no shorter.
 LEAST = 600
 # In so many spans a conversation is reported at a time, where all of it does not go in one.
@@ -101,15 +103,17 @@ class Worker:
     def _is_worth(self, latest: Latest) -> bool:
         """Whether there may be something to do by now, as far as that is told without looking at the messages.
 
-        What was sent in a ledger does not count: a report of that would say what the ledger says.
+        What was sent in a ledger counts less, as a report of it says little that the ledger does not. It counts
+        because all of a conversation is in ledgers by now where each epoch opens as soon as the soft mark is passed.
         """
         case, count = latest.case, len(latest.nodes)
         if self._branches.is_in_vain(latest):
             return False
         live = case.context.list_summaries(latest.nodes)
         depth = latest.epoch.depth if latest.epoch is not None else 0
-        begin = max(depth, live[-1].stop if live else 0)
-        is_enough = case.path.count(begin, count) >= WORTH * case.budget.usable
+        begin = live[-1].stop if live else 0
+        untold, unreported = case.path.count(max(depth, begin), count), case.path.count(begin, count)
+        is_enough = untold >= WORTH * case.budget.usable or unreported >= _WORTH_IN_LEDGERS * case.budget.usable
         return (is_enough or any(map(_is_unfinished, live))) and self._shop.urgency.is_due(latest)
 
     def _pause(self, latest: Latest) -> None:

@@ -26,7 +26,10 @@ def write(*texts: str) -> list[Message]:
     return [message for i, text in enumerate(texts) for message in (user(text), *act(f"{i}", "ls", "x"))]
 
 
-SEVEN = write(*[f"words said as turn {i} of all" for i in range(7)], "eighth", "ninth")
+SEVEN, NINE = (
+    write(*[f"words said as turn {i} of all" for i in range(count)], "one of the newest", "the other")
+    for count in (7, 9)
+)
 
 
 def test_all_stay_while_they_fit_together() -> None:
@@ -36,8 +39,8 @@ def test_all_stay_while_they_fit_together() -> None:
 
 def test_where_some_must_go_the_first_and_the_newest_stay_in_a_part_of_the_room() -> None:
     each = see(SEVEN[0]).tokens
-    older = settle(SEVEN, 6 * each)
-    assert ([shown.step for shown in older.shown], older.spare) == ([0, 12], 4 * each)
+    older = settle(NINE, 8 * each)
+    assert ([shown.step for shown in older.shown], older.spare) == ([0, 16], 6 * each)
     assert show(SEVEN, each) == [Shown(0, each)]
     assert show(SEVEN, 5) == []
 

@@ -130,15 +130,22 @@ class Exchanges:
         if sending.complete is None:
             self._enter(flight, received, sending)
         else:
-            entry.postpone(partial(self._complete, flight, received, sending))
+            keep = partial(self._keep, flight, received, sending)
+            entry.postpone(keep, partial(self._complete, flight, received, sending))
         return sending
 
+    def _keep(self, flight: Flight, received: Received, sending: Sending) -> None:
+        """Record what is on its way."""
+        assert sending.keep is not None, "what is completed later is kept before"
+        self._enter(flight, received, replace(sending, manifest=sending.keep(), plan=None))
+
     def _complete(self, flight: Flight, received: Received, sending: Sending) -> None:
-        """Record and tell what was left open while the body was not on its way."""
+        """Record and tell what was left open: tokens only where they are there before the head of the answer goes."""
         assert sending.complete is not None, "else nothing is left"
         whole = sending.complete()
-        _tell(flight.client, received, (*sending.labels, *whole.labels))
-        self._enter(flight, received, replace(whole, pin=sending.pin))
+        _tell(flight.client, received, tuple(dict.fromkeys((*sending.labels, *whole.labels))))
+        if whole.plan is not None:
+            flight.entry.extend(whole.plan, is_urgent=received.is_stream)
 
     def _enter(self, flight: Flight, received: Received, sending: Sending) -> None:
         """Record what is sent for a request."""

@@ -30,22 +30,32 @@ class Entry:
         self._archive = archive
         self._make = make
         self._is_urgent = is_urgent
+        self._keep: Callable[[], None] | None = None
         self._complete: Callable[[], None] | None = None
         self.opening: Opening | None = None
         self.commit: asyncio.Future[bool] | None = None
 
     def append(self) -> Opening:
-        """Queue the opening if that has not been done, and what was postponed."""
+        """Queue the opening if that has not been done, and what is to be kept behind it."""
         if self.opening is None:
             records = self._make()
             self.opening = records[0].leave_content()
             self.commit = self._archive.append(*records, is_urgent=self._is_urgent)
-        self.settle()
+        if self._keep is not None:
+            keep, self._keep = self._keep, None
+            keep()
         return self.opening
 
-    def postpone(self, complete: Callable[[], None]) -> None:
-        """Have this done, which extends the entry, once the body is on its way; before anything else is recorded."""
-        self._complete = complete
+    def postpone(self, keep: Callable[[], None], complete: Callable[[], None]) -> None:
+        """Have these done, which extend the entry: `keep` once the body is on its way, before anything else is
+        recorded, and `complete` when it is settled.
+        """
+        self._keep, self._complete = keep, complete
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is left that was postponed."""
+        return self._complete is None
 
     def settle(self) -> None:
         """Do what was postponed, if that has not been done."""

@@ -115,10 +115,17 @@ class Relay:
         return response
 
     def _hold(self, entry: Entry) -> asyncio.TimerHandle | None:
-        """Let an opening that is not durable yet wait for company, a few milliseconds at most."""
-        if entry.commit is not None and entry.commit.done():
+        """Let an opening that is not durable yet wait for company, and what was postponed for an answer that is there
+        at once; a few milliseconds at most.
+        """
+        if _is_durable(entry) and entry.is_settled:
             return None
-        return asyncio.get_running_loop().call_later(_COMPANY_SECONDS, self._archive.flush)
+        return asyncio.get_running_loop().call_later(_COMPANY_SECONDS, self._hurry, entry)
+
+    def _hurry(self, entry: Entry) -> None:
+        entry.settle()
+        if not _is_durable(entry):
+            self._archive.flush()
 
     async def _rescue(self, flight: Flight, response: UpstreamResponse, guard: Guard) -> Retry | None:
         """Hold the answer back as long as it may be a refusal; what to send in its place, where that is to be."""
@@ -130,6 +137,7 @@ class Relay:
             refusal = await guard.hold()
             if refusal is None:
                 return None
+            flight.entry.settle()
             completeness, ended_at = "complete", self._clock.monotonic()
             retry = await flight.rescuer.rescue(refusal)
         except BaseException:
@@ -244,6 +252,7 @@ class Relay:
 
     def _tell(self, flight: Flight, outcome: Outcome) -> None:
         """Let everybody know who makes something of it."""
+        flight.entry.settle()
         self._announce(flight, outcome)
         if flight.format is None or not outcome.size:
             return
@@ -278,6 +287,10 @@ class Relay:
         if outcome.status == _TOO_MANY or tells_limits(outcome.headers):
             told = (opening.session.tenant, opening.model, outcome.status, outcome.headers)
             self._bus.publish(LimitsTold(flight.exchange, flight.upstream, *told))
+
+
+def _is_durable(entry: Entry) -> bool:
+    return entry.commit is not None and entry.commit.done()
 
 
 def _start(flight: Flight, response: UpstreamResponse) -> None:

@@ -6,6 +6,7 @@ from proxy.engine.flight import Entry, Flight
 from proxy.engine.tape import Tape
 from proxy.model.exchange import Opening, Round, SessionKey
 from proxy.model.manifest import keep_whole
+from proxy.model.plan import Plan
 from proxy.wire.chat_completions import ChatCompletions
 from tests.support.engine import FakeArchive, FixedClock, RecordingClient
 from tests.support.rescuing import ScriptedRescuer
@@ -13,6 +14,7 @@ from tests.support.rescuing import ScriptedRescuer
 KEY = SessionKey("s", b"t" * 16, "main", "")
 OPENING = Opening("x1", KEY, "managed", "chat_completions", "manage", "m", "POST", "/", (), keep_whole(b"{}"), 1)
 FIRST, SECOND = Round("x1", 0, "main", None), Round("x1", 1, "main", keep_whole(b"{}"))
+PLAN = Plan("x1", 0, "m", "epoch")
 
 
 def make_flight(archive: FakeArchive) -> Flight:
@@ -39,24 +41,27 @@ async def test_another_round_is_queued_behind_the_opening_and_waited_for_in_its_
     assert entry.opening is OPENING
 
 
-async def test_what_is_postponed_is_done_once_and_before_anything_else_is_queued() -> None:
+async def test_what_is_to_be_kept_is_queued_once_before_anything_else_and_what_is_left_when_it_is_settled() -> None:
     archive = FakeArchive()
     entry = make_flight(archive).entry
     entry.append()
-    entry.postpone(lambda: entry.extend(SECOND))
-    assert len(archive.appended) == 1
+    entry.postpone(lambda: entry.extend(SECOND), lambda: entry.extend(PLAN))
+    assert (len(archive.appended), entry.is_settled) == (1, False)
+    entry.append()
     entry.append()
     assert [each.records for each in archive.appended] == [(OPENING, FIRST), (SECOND,)]
     entry.settle()
-    assert len(archive.appended) == 2
+    assert [each.records for each in archive.appended[2:]] == [(PLAN,)]
+    entry.settle()
+    assert (len(archive.appended), entry.is_settled) == (3, True)
 
 
 async def test_what_is_postponed_before_the_opening_is_queued_comes_behind_it() -> None:
     archive = FakeArchive()
     entry = make_flight(archive).entry
-    entry.postpone(lambda: entry.extend(SECOND))
-    entry.append()
-    assert [each.records for each in archive.appended] == [(OPENING, FIRST), (SECOND,)]
+    entry.postpone(lambda: entry.extend(SECOND), lambda: entry.extend(PLAN))
+    entry.settle()
+    assert [each.records for each in archive.appended] == [(OPENING, FIRST), (SECOND,), (PLAN,)]
 
 
 async def test_the_first_piece_is_timed_and_all_are_kept() -> None:

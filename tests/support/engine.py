@@ -293,7 +293,8 @@ class RecordingClient:
         return self.body
 
     def label(self, fields: Headers) -> None:
-        self.labels = fields
+        if not self.started.is_set():
+            self.labels = fields
 
     def start(self, status: int, headers: Headers) -> None:
         if not self.started.is_set() and not self.ended.is_set():

@@ -5,6 +5,8 @@ Rule: nothing here changes what is sent; it may be done while the upstream think
 
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from proxy.context.account import Account, Sent, note_sent, note_use
 from proxy.context.economics import Decision
 from proxy.context.savings import Trip, estimate_client_read, estimate_saving
@@ -15,6 +17,7 @@ from proxy.engine.managing.paths import count_shared
 from proxy.engine.managing.sending import Sending, list_labels
 from proxy.engine.managing.sent import SentBodies
 from proxy.engine.managing.subject import Subject
+from proxy.model.manifest import Manifest
 from proxy.model.plan import Plan
 
 _NONE_BORE = "an epoch was to open, and another request's or none bore"
@@ -66,6 +69,16 @@ class Books:
 
     def enter(self, case: Case, footing: Footing, decision: Decision) -> Sending:
         """What is sent, with all that there is to tell of it."""
+        return replace(self.note(case, footing, decision), manifest=self.keep(case.subject, footing))
+
+    def keep(self, subject: Subject, footing: Footing) -> Manifest | None:
+        """What is sent, as the log has it."""
+        if footing.rung == "original":
+            return None
+        return self._sent.keep(subject, footing.body, footing.epoch.depth if footing.epoch is not None else 0)
+
+    def note(self, case: Case, footing: Footing, decision: Decision) -> Sending:
+        """The same as `enter`, but for the manifest."""
         saving = _estimate_saving(case, footing)
         self._expect(case, footing)
         self._watcher.note_sent(case, footing, decision)
@@ -97,12 +110,10 @@ class Books:
             account.owed,
             saving,
         )
-        is_own = footing.rung == "original"
         return Sending(
             footing.body,
-            None if is_own else self._sent.keep(subject, footing.body, epoch.depth if epoch is not None else 0),
-            plan,
-            list_labels(plan, epoch, is_opened=footing.is_opened),
+            plan=plan,
+            labels=list_labels(plan, epoch, is_opened=footing.is_opened),
             is_managed=True,
             is_guarded=case.budget.is_near_window(footing.tokens),
         )

@@ -15,9 +15,9 @@ class Sending(msgspec.Struct, frozen=True, gc=False):
 
     `labels` are response headers, `ceiling` is what the request asked for. `is_managed`: where it is refused as too
     long, something shorter may be sent in its place; `is_guarded`: that may well be, so that the head of the answer
-    waits for what comes (BEHAVIOUR B20a). `pin` is of a message that is pinned with this call. `complete`, where there
-    is one, gives the same with all that the body does not depend on (manifest, tokens, labels); it is called once, when
-    the body is on its way, and does not fail.
+    waits for what comes (BEHAVIOUR B20a). `pin` is of a message that is pinned with this call. Where the body depends
+    on neither, `keep` gives the manifest, and `complete` a plan and labels with tokens. Each is called once and does
+    not fail: `keep` when the body is on its way, `complete` when nobody waits, behind the answer at the latest.
     """
 
     body: bytes
@@ -28,6 +28,7 @@ class Sending(msgspec.Struct, frozen=True, gc=False):
     is_guarded: bool = False
     ceiling: int | None = None
     pin: Pin | None = None
+    keep: Callable[[], Manifest | None] | None = None
     complete: "Callable[[], Sending] | None" = None
 
     def add(self, labels: Headers, pin: Pin | None = None) -> "Sending":

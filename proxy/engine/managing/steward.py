@@ -23,13 +23,13 @@ from proxy.engine.managing.ladder import Commit, Footing, Ladder, is_fruitless
 from proxy.engine.managing.lookout import Ahead, Lookout, find_key
 from proxy.engine.managing.pinning import Pinning, is_pinning, refuse_pin
 from proxy.engine.managing.rescuing import Rescues, Tell
-from proxy.engine.managing.sending import Sending
+from proxy.engine.managing.sending import Sending, list_labels
 from proxy.engine.managing.subject import Subject
 from proxy.engine.rescue import Rescuer
 from proxy.model.epoch import Epoch
 from proxy.model.events import Planned, RungFailed
 from proxy.model.exchange import Headers, Mode
-from proxy.model.manifest import keep_whole
+from proxy.model.manifest import Manifest, keep_whole
 from proxy.model.plan import Plan
 from proxy.wire.standing import find_management
 
@@ -195,28 +195,33 @@ class Steward:
         if footing is None:
             return None
         _choose(ahead.case, footing)
+        plan = Plan(subject.exchange, 0, subject.model, footing.rung, epoch.id)
         return Sending(
             footing.body,
-            plan=Plan(subject.exchange, 0, subject.model, footing.rung, epoch.id),
+            plan=plan,
+            labels=list_labels(plan, epoch, is_opened=footing.is_opened),
             is_managed=True,
             is_guarded=budget.is_near_window(footing.tokens),
-            complete=partial(self._complete, ahead, footing),
+            keep=partial(self._keep_sent, subject, footing),
+            complete=partial(self._complete, ahead, footing, plan),
         )
 
-    def _complete(self, ahead: Ahead, footing: Footing) -> Sending:
-        """What is left to do for a request that is on its way."""
-        subject = ahead.case.subject
-        sending = attempt_now(partial(self._enter, ahead, footing), _note_blindness)
-        if sending is None:
-            plan = Plan(subject.exchange, 0, subject.model, footing.rung, _name(footing.epoch))
-            manifest = None if footing.rung == "original" else keep_whole(footing.body)
-            sending = Sending(footing.body, manifest, plan, is_managed=True)
-        self._publish(subject, sending)
+    def _keep_sent(self, subject: Subject, footing: Footing) -> Manifest | None:
+        """What the log has of a request that is on its way."""
+        if footing.rung == "original":
+            return None
+        return attempt_now(partial(self._books.keep, subject, footing), _note_blindness) or keep_whole(footing.body)
+
+    def _complete(self, ahead: Ahead, footing: Footing, plan: Plan) -> Sending:
+        """What is left to do for a request that is on its way; `plan` is what is known without."""
+        note = partial(self._note, ahead, footing)
+        sending = attempt_now(note, _note_blindness) or Sending(footing.body, plan=plan, is_managed=True)
+        self._publish(ahead.case.subject, sending)
         return sending
 
-    def _enter(self, ahead: Ahead, footing: Footing) -> Sending:
+    def _note(self, ahead: Ahead, footing: Footing) -> Sending:
         case = self._lookout.count(ahead)
-        return self._books.enter(case, replace(footing, tokens=case.tokens), _decide(case))
+        return self._books.note(case, replace(footing, tokens=case.tokens), _decide(case))
 
     def _find_sign(self, subject: Subject) -> str:
         """What in the messages says that they are managed already; those that were managed before are not looked at.

@@ -10,9 +10,12 @@ import pytest
 
 from proxy.engine.counting import Counting
 from proxy.engine.managing.sent import SentBodies
+from proxy.engine.relay import _COMPANY_SECONDS
+from proxy.model.errors import UpstreamUnreachable
 from proxy.model.events import Planned
 from proxy.model.exchange import Opening, Outcome, Round
 from proxy.model.plan import Plan
+from tests.support.engine import JSON, ScriptedResponse
 from tests.support.managed import Desk, ManagedEngine, Turn
 from tests.support.managing import Message, QuarterTokens, make_history, make_subject
 
@@ -61,6 +64,22 @@ async def warm(engine: ManagedEngine) -> int:
     return steps
 
 
+def take_time(engine: ManagedEngine) -> None:
+    """Have the upstream think for longer than what is postponed waits."""
+    send = engine.upstream.send
+
+    async def think(*args: Any) -> Any:
+        await asyncio.sleep(2 * _COMPANY_SECONDS)
+        return await send(*args)
+
+    setattr(engine.upstream, "send", think)  # noqa: B010
+
+
+def list_kinds(engine: ManagedEngine) -> list[type]:
+    records = [record for appended in engine.log.appended for record in appended.records]
+    return [type(record) for record in records if isinstance(record, Opening | Round | Plan | Outcome)]
+
+
 def list_plans(engine: ManagedEngine) -> list[Plan]:
     return [msgspec.structs.replace(plan, exchange="", epoch=plan.epoch and "e") for plan in engine.log.of(Plan)]
 
@@ -69,6 +88,7 @@ def list_plans(engine: ManagedEngine) -> list[Plan]:
 async def test_what_is_counted_later_comes_to_the_same(members: dict[str, Any]) -> None:
     quick, slow = ManagedEngine(), ManagedEngine()
     use(slow, Unready())
+    take_time(quick)
     turns = await play(quick, **members), await play(slow, **members)
     assert len(quick.epochs) > 2
     for one, other in zip(*turns, strict=True):
@@ -81,31 +101,72 @@ async def test_what_is_counted_later_comes_to_the_same(members: dict[str, Any]) 
 
 async def test_it_is_recorded_behind_the_opening_and_before_the_outcome() -> None:
     engine = ManagedEngine()
-    await engine.send(until(await warm(engine)))
-    records = [record for appended in engine.log.appended for record in appended.records]
-    kinds = [type(record) for record in records if isinstance(record, Opening | Round | Plan | Outcome)]
-    assert kinds[-4:] == [Opening, Round, Plan, Outcome]
+    steps = await warm(engine)
+    take_time(engine)
+    turn = await engine.send(until(steps))
+    assert list_kinds(engine)[-4:] == [Opening, Round, Plan, Outcome]
     newest = engine.log.of(Round)[-1]
     assert newest.body is not None
     assert engine.log.of(Plan)[-1].rung == "epoch"
+    assert turn.labels["x-palimpsest-tokens"].startswith("client=")
+
+
+@pytest.mark.parametrize("members", [{}, {"stream": True}])
+async def test_an_answer_that_is_there_at_once_waits_for_no_count(members: dict[str, Any]) -> None:
+    """What was sent is in the log before it all the same."""
+    engine = ManagedEngine()
+    turn = await engine.send(until(await warm(engine)), **members)
+    assert list_kinds(engine)[-4:] == [Opening, Round, Outcome, Plan]
+    assert turn.plan.tokens_client is not None
+    assert "x-palimpsest-tokens" not in turn.labels
+    assert turn.labels["x-palimpsest-epoch"] == engine.epochs[-1].id
+
+
+async def test_an_answer_that_comes_bit_by_bit_is_counted_for_first() -> None:
+    engine = ManagedEngine()
+    steps = await warm(engine)
+
+    async def begin(*args: Any) -> Any:
+        return ScriptedResponse(b'{"choices":', b"[]}", headers=JSON, ending="last")
+
+    setattr(engine.upstream, "send", begin)  # noqa: B010
+    turn = await engine.send(until(steps))
+    assert list_kinds(engine)[-4:] == [Opening, Round, Plan, Outcome]
+    assert turn.labels["x-palimpsest-tokens"].startswith("client=")
+
+
+async def test_of_a_call_that_comes_to_nothing_all_is_recorded() -> None:
+    engine = ManagedEngine()
+    steps = await warm(engine)
+
+    async def fail(*args: Any) -> Any:
+        raise UpstreamUnreachable("gone")
+
+    setattr(engine.upstream, "send", fail)  # noqa: B010
+    turn = await engine.send(until(steps))
+    assert turn.client.error is not None
+    assert list_kinds(engine)[-4:] == [Opening, Round, Outcome, Plan]
+    assert turn.plan.tokens_client is not None
 
 
 async def test_the_body_is_on_its_way_first() -> None:
     engine = ManagedEngine()
     steps = await warm(engine)
     before, opened = len(engine.log.of(Plan)), len(engine.log.of(Opening)) + 1
-    seen: list[tuple[int, int]] = []
+    rounds = len(engine.log.of(Round))
+    seen: list[tuple[int, ...]] = []
     send = engine.upstream.send
 
     async def watch(*args: Any) -> Any:
-        seen.append((len(engine.log.of(Opening)), len(engine.log.of(Plan))))
-        await asyncio.sleep(0)
-        seen.append((len(engine.log.of(Opening)), len(engine.log.of(Plan))))
+        for seconds in (0, 2 * _COMPANY_SECONDS):
+            seen.append(tuple(len(engine.log.of(kind)) for kind in (Opening, Round, Plan)))
+            await asyncio.sleep(seconds)
+        seen.append(tuple(len(engine.log.of(kind)) for kind in (Opening, Round, Plan)))
         return await send(*args)
 
     setattr(engine.upstream, "send", watch)  # noqa: B010
     await engine.send(until(steps))
-    assert seen == [(opened, before), (opened, before + 1)]
+    assert seen == [(opened, rounds, before), (opened, rounds + 1, before), (opened, rounds + 1, before + 1)]
 
 
 async def test_where_it_depends_on_the_count_that_comes_first() -> None:

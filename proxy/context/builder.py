@@ -27,8 +27,9 @@ _USERS_SHARE = 0.25
 # Of what older words leave free, for ledgers tell of those that have gone.
 _SPARE_SHARE = 0.25
 _INLINE_SHARE = 0.25
-REPORTS_SHARE = 0.05
-"""The part of what is usable that summaries may have together."""
+# The part of what is usable that summaries may have together, and what one has room for at least: the shortest that is
+# asked for has 300 tokens.
+_REPORTS_SHARE, _REPORTS_LEAST = 0.04, 350
 _FULL = 0.85
 _FRAME = 4
 
@@ -210,6 +211,11 @@ def _write_plan(view: View, seen: Survey, draft: _Draft, rung: Rung) -> ContextP
     return ContextPlan(through, edits, tuple(references.values()), draft.tokens, draft.protected, rung)
 
 
+def find_reports_room(usable: int) -> int:
+    """The tokens that summaries may have together, of so many that are usable."""
+    return max(_REPORTS_LEAST, int(_REPORTS_SHARE * usable))
+
+
 def choose_reports(view: View, heritage: Heritage) -> tuple[Written, ...]:
     """The summaries that come with this epoch: those of what no summary that stays tells of, the newest that fit.
 
@@ -217,7 +223,7 @@ def choose_reports(view: View, heritage: Heritage) -> tuple[Written, ...]:
     """
     reached = max((each.stop for each in heritage.written if each.report), default=0)
     start = max((each.stop for each in heritage.ledgers), default=0)
-    room = REPORTS_SHARE * view.budget.usable - heritage.reported
+    room = find_reports_room(view.budget.usable) - heritage.reported
     chosen: list[Written] = []
     for each in reversed(view.reports):
         room -= each.tokens + _FRAME

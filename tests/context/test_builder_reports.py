@@ -2,7 +2,7 @@
 
 import msgspec
 
-from proxy.context.builder import REPORTS_SHARE, ContextBuilder, choose_reports
+from proxy.context.builder import ContextBuilder, choose_reports, find_reports_room
 from proxy.context.generations import NOTHING, Heritage
 from proxy.context.policy import BuilderPolicy
 from proxy.context.view import Report, View
@@ -71,7 +71,7 @@ def test_what_was_merged_waits_until_the_ledgers_are_written_anew() -> None:
 
 def test_what_stays_and_is_not_live_any_more_takes_its_room_all_the_same() -> None:
     stays = Heritage((Written("x" * 400, 0, 9, "gone"), Written("ledger", 0, 9)), 105, (), frozenset(), 0.0, 104)
-    room = int(REPORTS_SHARE * see().budget.usable)
+    room = find_reports_room(see().budget.usable)
     fits = report("b", 9, 15, (4 * (room - 104) - 40) // 5)
     assert [each.report for each in choose_reports(see(fits), stays)] == ["b"]
     large = report("b", 9, 15, (4 * (room - 50)) // 5)
@@ -82,6 +82,10 @@ def test_what_stays_and_is_not_live_any_more_takes_its_room_all_the_same() -> No
 def test_the_newest_go_first_where_there_is_little_room() -> None:
     reports = [report(id, 5 * i, 5 * i + 5, 110) for i, id in enumerate("abcd")]
     assert list_ids(BUILDER.build(see(*reports))) == ["c", "d", ""]
+
+
+def test_there_is_always_room_for_one() -> None:
+    assert (find_reports_room(100_000), find_reports_room(5_000)) == (4_000, 350)
 
 
 def test_where_nothing_else_fits_there_are_none() -> None:

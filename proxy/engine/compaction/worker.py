@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from proxy.context.builder import REPORTS_SHARE
+from proxy.context.builder import find_reports_room
 from proxy.context.compaction.condensing import choose_run, is_progress, list_nodes
 from proxy.context.compaction.graph import says_more
 from proxy.context.compaction.spans import Span, choose_span
@@ -293,7 +293,7 @@ class Worker:
         What nobody is shown takes no room, and stays as it is until a model has made it again.
         """
         merged: list[Summary] = []
-        room = int(REPORTS_SHARE * latest.case.budget.usable)
+        room = find_reports_room(latest.case.budget.usable)
         for _ in range(self._policy.max_rounds):
             live = list(filter(says_more, latest.case.context.list_summaries(latest.nodes)))
             if sum(each.tokens for each in live) <= room:

@@ -16,6 +16,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     The history before the first call is `size` bytes or `messages` messages, whichever is set.  A connection stops
     after `turns` calls (0: no limit) or `seconds` (0: no limit), whichever comes first.  `chunks` > 0: a stream.
+    `pause_ms` is how long a connection is silent between an answer and its next call, as every agent is: what a target
+    does behind an answer is in no figure then.
     `hold`: open one stream per connection, report, and hang up when told to go on.
     """
 
@@ -26,6 +28,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     messages: int = 0
     chunks: int = 0
     delay_ms: int = 0
+    pause_ms: int = 0
     warm_turns: int = 3
     turns: int = 0
     seconds: float = 0.0

@@ -147,10 +147,12 @@ class Caller(asyncio.Protocol):
         else:
             self._record.errors += 1
         self._turns_left -= 1
-        if self._turns_left and now < self._deadline:
-            self._call()
-        else:
+        if not self._turns_left or now >= self._deadline:
             self._stop()
+        elif self._job.pause_ms:
+            asyncio.get_running_loop().call_later(self._job.pause_ms / 1000, self._call)
+        else:
+            self._call()
 
     def _stop(self, *, is_error: bool = False) -> None:
         self._record.errors += is_error

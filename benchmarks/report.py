@@ -254,7 +254,7 @@ def _render_sessions(bench: Bench) -> str:
 
 def _render_kept(bench: Bench) -> str:
     cells = _measured(bench, list_kept_cells(bench.is_quick))
-    head = ["session from", "direct p50 / p99, ms"]
+    head = ["session from", "pause", "direct p50 / p99, ms"]
     for name in _list_proxies(bench):
         head += [f"{name}: added p50 / p99, ms", "p50 of observe's", "CPU per call, µs"]
     rows = []
@@ -270,7 +270,7 @@ def _render_kept(bench: Bench) -> str:
     text = (
         "## Kept epochs\n\nOne session at a time that grows by two messages (about 2.3 KB) a call. Under a ceiling of "
         "16,000 tokens (`palimpsest-16k`) every call is rewritten, some open an epoch; `palimpsest-observe` rewrites "
-        "none.\n\n"
+        "none. *Pause*: how long the caller is silent between an answer and its next call.\n\n"
     )
     return text + render_table(head, rows) if rows else ""
 

@@ -18,6 +18,7 @@ from benchmarks.targets import Target, start_palimpsest
 BODIES = (("1 KB", 1_000), ("100 KB", 100_000), ("800 KB", 800_000))
 CONCURRENCIES = (1, 16, 64)
 KEPT = (*BODIES[1:], ("3,200 KB", 3_200_000))
+PAUSES_MS = (0, 20)
 HISTORIES = (10, 100, 500, 1_000, 2_000)
 STREAM_CHUNKS = 200  # of an answer of some hundred tokens: with 30 two thirds of what a chunk costs was the call's
 QUICK_CHUNKS = 30
@@ -130,7 +131,13 @@ def list_kept_cells(is_quick: bool) -> list[Cell]:
     """One session at a time that grows from each size: under a ceiling, what is sent stays as long as it is."""
     turns = 12 if is_quick else 40
     return [
-        Cell("kept", (label,), Job(port=0, mode="grow", size=size, turns=turns, warm_turns=4)) for label, size in KEPT
+        Cell(
+            "kept",
+            (label, f"{pause_ms} ms"),
+            Job(port=0, mode="grow", size=size, turns=turns, warm_turns=4, pause_ms=pause_ms),
+        )
+        for label, size in KEPT
+        for pause_ms in PAUSES_MS
     ]
 
 

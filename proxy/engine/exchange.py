@@ -11,6 +11,7 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from proxy.engine.flight import Entry, Flight
+from proxy.engine.managing.rescuing import Reach
 from proxy.engine.managing.sending import Sending
 from proxy.engine.managing.steward import Steward
 from proxy.engine.managing.subject import Subject
@@ -108,7 +109,8 @@ class Exchanges:
         sending = glanced or await self._manage(flight, received, subject, ceiling)
         tell = partial(_tell, flight.client, received)
         if sending.is_managed:
-            flight.rescuer = self._steward.stand_by(subject, sending, partial(self._commit, flight.entry), tell)
+            reach = Reach(partial(self._commit, flight.entry), tell, flight.entry.settle)
+            flight.rescuer = self._steward.stand_by(subject, sending, reach)
         if sending.labels:
             tell(sending.labels)
         return sending.body

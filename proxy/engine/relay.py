@@ -137,7 +137,6 @@ class Relay:
             refusal = await guard.hold()
             if refusal is None:
                 return None
-            flight.entry.settle()
             completeness, ended_at = "complete", self._clock.monotonic()
             retry = await flight.rescuer.rescue(refusal)
         except BaseException:
@@ -266,24 +265,7 @@ class Relay:
 
     def _announce(self, flight: Flight, outcome: Outcome) -> None:
         opening = flight.entry.append()
-        self._bus.publish(
-            ExchangeRecorded(
-                flight.exchange,
-                opening.session.id,
-                opening.kind,
-                opening.wire,
-                flight.upstream,
-                outcome.status,
-                outcome.completeness,
-                opening.body.size,
-                outcome.size,
-                outcome.timings.first_byte_ms / 1000,
-                outcome.timings.total_ms / 1000,
-                is_readable=flight.format is not None and outcome.size > 0,
-                is_final=flight.is_final,
-                model=opening.model,
-            )
-        )
+        self._bus.publish(_sum_up(flight, opening, outcome))
         if outcome.status == _TOO_MANY or tells_limits(outcome.headers):
             told = (opening.session.tenant, opening.model, outcome.status, outcome.headers)
             self._bus.publish(LimitsTold(flight.exchange, flight.upstream, *told))
@@ -291,6 +273,25 @@ class Relay:
 
 def _is_durable(entry: Entry) -> bool:
     return entry.commit is not None and entry.commit.done()
+
+
+def _sum_up(flight: Flight, opening: Opening, outcome: Outcome) -> ExchangeRecorded:
+    return ExchangeRecorded(
+        flight.exchange,
+        opening.session.id,
+        opening.kind,
+        opening.wire,
+        flight.upstream,
+        outcome.status,
+        outcome.completeness,
+        opening.body.size,
+        outcome.size,
+        outcome.timings.first_byte_ms / 1000,
+        outcome.timings.total_ms / 1000,
+        is_readable=flight.format is not None and outcome.size > 0,
+        is_final=flight.is_final,
+        model=opening.model,
+    )
 
 
 def _start(flight: Flight, response: UpstreamResponse) -> None:

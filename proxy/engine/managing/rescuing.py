@@ -23,9 +23,6 @@ from proxy.wire import rendering
 from proxy.wire.body import split_body
 from proxy.wire.overflow import Overflow, read_overflow, read_stream_start
 
-Tell = Callable[[Headers], None]
-"""Tells the client what was done with its call, as long as no answer has begun."""
-
 # What is sent the second time where the upstream does not say how much it takes, as a part of what was sent first.
 _BLIND_SHARE = 0.7
 # What a count of ours may be short of the upstream's, which has refused by its own.
@@ -36,6 +33,17 @@ _MOST_RESERVED = 0.75
 _log = logging.getLogger("palimpsest.rescue")
 
 
+class Reach(msgspec.Struct, frozen=True):
+    """What a rescuer can do with a call. `settle` has done what was put off of it.
+
+    `tell` tells the client what was done, as long as no answer has begun.
+    """
+
+    commit: Commit
+    tell: Callable[[Headers], None]
+    settle: Callable[[], None]
+
+
 class Rescues:
     """Makes the rescuers of calls."""
 
@@ -43,20 +51,19 @@ class Rescues:
         self.lookout = lookout
         self.ladder = ladder
 
-    def stand_by(self, subject: Subject, sending: Sending, commit: Commit, tell: Tell) -> "Rescue":
+    def stand_by(self, subject: Subject, sending: Sending, reach: Reach) -> "Rescue":
         """The rescuer of a call that is managed."""
-        return Rescue(self, subject, sending, commit, tell)
+        return Rescue(self, subject, sending, reach)
 
 
 class Rescue:
     """Stands by one call (`engine/rescue.Rescuer`)."""
 
-    def __init__(self, rescues: Rescues, subject: Subject, sending: Sending, commit: Commit, tell: Tell) -> None:
+    def __init__(self, rescues: Rescues, subject: Subject, sending: Sending, reach: Reach) -> None:
         self._rescues = rescues
         self._subject = subject
         self._sending = sending
-        self._commit = commit
-        self._tell = tell
+        self._reach = reach
 
     @property
     def is_guarded(self) -> bool:
@@ -72,6 +79,7 @@ class Rescue:
         overflow = read_overflow(refusal.status, refusal.headers, refusal.content)
         if overflow is None:
             return None
+        self._reach.settle()
         return await attempt(self._cut(overflow), self._note)
 
     def _note(self, error: Exception) -> None:
@@ -86,7 +94,7 @@ class Rescue:
             if retry := self._ask_less(window, sent):
                 return retry
         case = msgspec.structs.replace(case, budget=self._tighten(case, window, sent))
-        footing = await self._rescues.ladder.climb(case, "overflow", self._commit, f"{self._subject.exchange}-1")
+        footing = await self._rescues.ladder.climb(case, "overflow", self._reach.commit, f"{self._subject.exchange}-1")
         if footing.epoch is None or footing.tokens >= case.tokens:
             return None
         case.context.choose(case.view, self._subject, footing.epoch.id)
@@ -153,7 +161,7 @@ class Rescue:
             case.tell(footing.tokens),
             case.tell(case.budget.usable),
         )
-        self._tell(list_labels(plan, footing.epoch, is_opened=True))
+        self._reach.tell(list_labels(plan, footing.epoch, is_opened=True))
         return self._keep(footing.body, plan)
 
     def _keep(self, content: bytes, plan: Plan) -> Retry:

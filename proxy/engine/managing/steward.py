@@ -22,7 +22,7 @@ from proxy.engine.managing.context import Context
 from proxy.engine.managing.ladder import Commit, Footing, Ladder, is_fruitless
 from proxy.engine.managing.lookout import Ahead, Lookout, find_key
 from proxy.engine.managing.pinning import Pinning, is_pinning, refuse_pin
-from proxy.engine.managing.rescuing import Rescues, Tell
+from proxy.engine.managing.rescuing import Reach, Rescues
 from proxy.engine.managing.sending import Sending, list_labels
 from proxy.engine.managing.subject import Subject
 from proxy.engine.rescue import Rescuer
@@ -137,9 +137,9 @@ class Steward:
         if card.window is None:
             models.ask(subject.upstream, subject.headers)
 
-    def stand_by(self, subject: Subject, sending: Sending, commit: Commit, tell: Tell) -> Rescuer:
+    def stand_by(self, subject: Subject, sending: Sending, reach: Reach) -> Rescuer:
         """Who cuts a managed request that is refused as too long, and tells the client of it."""
-        return self._rescues.stand_by(subject, sending, commit, tell)
+        return self._rescues.stand_by(subject, sending, reach)
 
     async def _is_held_out(self, subject: Subject) -> bool:
         """Whether its session is only observed; not where an epoch was opened in it before, or nobody can tell."""

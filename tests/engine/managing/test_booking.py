@@ -10,13 +10,12 @@ import pytest
 
 from proxy.engine.counting import Counting
 from proxy.engine.managing.sent import SentBodies
-from proxy.engine.relay import _COMPANY_SECONDS
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.events import Planned
 from proxy.model.exchange import Opening, Outcome, Round
 from proxy.model.plan import Plan
 from tests.support.engine import JSON, ScriptedResponse
-from tests.support.managed import Desk, ManagedEngine, Turn
+from tests.support.managed import Desk, ManagedEngine, Turn, answer, refuse
 from tests.support.managing import Message, QuarterTokens, make_history, make_subject
 
 HISTORY = make_history(160, 300)
@@ -64,12 +63,14 @@ async def warm(engine: ManagedEngine) -> int:
     return steps
 
 
-def take_time(engine: ManagedEngine) -> None:
+def take_time(engine: ManagedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the upstream think for longer than what is postponed waits."""
+    monkeypatch.setattr("proxy.engine.relay._COMPANY_SECONDS", 0)
     send = engine.upstream.send
 
     async def think(*args: Any) -> Any:
-        await asyncio.sleep(2 * _COMPANY_SECONDS)
+        for _ in range(5):
+            await asyncio.sleep(0)
         return await send(*args)
 
     setattr(engine.upstream, "send", think)  # noqa: B010
@@ -85,10 +86,12 @@ def list_plans(engine: ManagedEngine) -> list[Plan]:
 
 
 @pytest.mark.parametrize("members", [{}, {"stream": True}, {"tools": TOOLS}])
-async def test_what_is_counted_later_comes_to_the_same(members: dict[str, Any]) -> None:
+async def test_what_is_counted_later_comes_to_the_same(
+    members: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     quick, slow = ManagedEngine(), ManagedEngine()
     use(slow, Unready())
-    take_time(quick)
+    take_time(quick, monkeypatch)
     turns = await play(quick, **members), await play(slow, **members)
     assert len(quick.epochs) > 2
     for one, other in zip(*turns, strict=True):
@@ -99,10 +102,10 @@ async def test_what_is_counted_later_comes_to_the_same(members: dict[str, Any]) 
     assert len(quick.log.of(Plan)) > len(quick.epochs)
 
 
-async def test_it_is_recorded_behind_the_opening_and_before_the_outcome() -> None:
+async def test_it_is_recorded_behind_the_opening_and_before_the_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ManagedEngine()
     steps = await warm(engine)
-    take_time(engine)
+    take_time(engine, monkeypatch)
     turn = await engine.send(until(steps))
     assert list_kinds(engine)[-4:] == [Opening, Round, Plan, Outcome]
     newest = engine.log.of(Round)[-1]
@@ -111,10 +114,11 @@ async def test_it_is_recorded_behind_the_opening_and_before_the_outcome() -> Non
     assert turn.labels["x-palimpsest-tokens"].startswith("client=")
 
 
+@pytest.mark.parametrize("window", [1_000_000, None])
 @pytest.mark.parametrize("members", [{}, {"stream": True}])
-async def test_an_answer_that_is_there_at_once_waits_for_no_count(members: dict[str, Any]) -> None:
-    """What was sent is in the log before it all the same."""
-    engine = ManagedEngine()
+async def test_an_answer_that_is_there_at_once_waits_for_no_count(window: int | None, members: dict[str, Any]) -> None:
+    """What was sent is in the log before it all the same. Where no window is known, it is looked at before it goes."""
+    engine = ManagedEngine(window=window)
     turn = await engine.send(until(await warm(engine)), **members)
     assert list_kinds(engine)[-4:] == [Opening, Round, Outcome, Plan]
     assert turn.plan.tokens_client is not None
@@ -133,6 +137,18 @@ async def test_an_answer_that_comes_bit_by_bit_is_counted_for_first() -> None:
     turn = await engine.send(until(steps))
     assert list_kinds(engine)[-4:] == [Opening, Round, Plan, Outcome]
     assert turn.labels["x-palimpsest-tokens"].startswith("client=")
+
+
+async def test_one_that_is_refused_as_too_long_is_counted_before_it_is_cut() -> None:
+    engine = ManagedEngine()
+    steps = await warm(engine)
+    engine.upstream.prepare(refuse("maximum context length is 1000 tokens. However, your messages resulted in 1100"))
+    engine.upstream.prepare(answer())
+    turn = await engine.send(until(steps))
+    first, second = turn.plans
+    assert (first.k, second.k, first.tokens_client is not None) == (0, 1, True)
+    assert turn.labels["x-palimpsest-epoch"] == second.epoch != first.epoch
+    assert "x-palimpsest-notice" in turn.labels
 
 
 async def test_of_a_call_that_comes_to_nothing_all_is_recorded() -> None:
@@ -158,7 +174,7 @@ async def test_the_body_is_on_its_way_first() -> None:
     send = engine.upstream.send
 
     async def watch(*args: Any) -> Any:
-        for seconds in (0, 2 * _COMPANY_SECONDS):
+        for seconds in (0, 0.1):
             seen.append(tuple(len(engine.log.of(kind)) for kind in (Opening, Round, Plan)))
             await asyncio.sleep(seconds)
         seen.append(tuple(len(engine.log.of(kind)) for kind in (Opening, Round, Plan)))

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from proxy.engine.managing.lookout import Lookout
-from proxy.engine.managing.rescuing import Rescue
+from proxy.engine.managing.rescuing import Reach, Rescue
 from proxy.engine.managing.sending import Sending
 from proxy.engine.managing.subject import Subject
 from proxy.model.epoch import Epoch
@@ -81,7 +81,7 @@ async def test_whatever_goes_wrong_the_request_goes_on_as_it_came(monkeypatch: p
 async def test_a_rescuer_stands_by_who_is_managed() -> None:
     desk, told = Desk(), list[Headers]()
     sending = Sending(b"", is_managed=True, is_guarded=True)
-    rescuer = desk.steward.stand_by(make_subject(until(1)), sending, desk.commit, told.append)
+    rescuer = desk.steward.stand_by(make_subject(until(1)), sending, Reach(desk.commit, told.append, lambda: None))
     assert isinstance(rescuer, Rescue)
     assert rescuer.is_guarded
     assert rescuer.read_start(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n') == "content"

@@ -20,8 +20,8 @@ from proxy.model.told import Told
 _LEAST_REPEATED = 400
 # Tokens of a block from which on it may give way; no block has fewer characters than tokens.
 _MOST_PASTED = 2000
-# The part of their room that words have when some had to go: of 0.4, 0.35, 0.3 and 0.25 the cheapest where the user says
-# much, and no dearer elsewhere.
+# The part of their room that words have when some had to go: of 0.4, 0.35, 0.3 and 0.25 the cheapest where the user
+# says much, and no dearer elsewhere.
 _CUT = 0.25
 _FRAME = 4
 

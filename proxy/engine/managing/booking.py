@@ -3,6 +3,8 @@
 Rule: nothing here changes what is sent; it may be done while the upstream thinks.
 """
 
+import logging
+from functools import partial
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -10,6 +12,7 @@ from msgspec.structs import replace
 from proxy.context.account import Account, Sent, note_sent, note_use
 from proxy.context.economics import Decision
 from proxy.context.savings import Trip, estimate_client_read, estimate_saving
+from proxy.engine.boundary import attempt_now
 from proxy.engine.managing.case import Case
 from proxy.engine.managing.ladder import Footing
 from proxy.engine.managing.lessons import Lesson, Lessons
@@ -17,8 +20,10 @@ from proxy.engine.managing.paths import count_shared
 from proxy.engine.managing.sending import Sending, list_labels
 from proxy.engine.managing.sent import SentBodies
 from proxy.engine.managing.subject import Subject
-from proxy.model.manifest import Manifest
+from proxy.model.manifest import Manifest, keep_whole
 from proxy.model.plan import Plan
+
+_log = logging.getLogger("palimpsest.managing")
 
 _NONE_BORE = "an epoch was to open, and another request's or none bore"
 
@@ -72,10 +77,11 @@ class Books:
         return replace(self.note(case, footing, decision), manifest=self.keep(case.subject, footing))
 
     def keep(self, subject: Subject, footing: Footing) -> Manifest | None:
-        """What is sent, as the log has it."""
+        """What is sent, as the log has it; None for the client's own. Does not fail: at worst it is kept whole."""
         if footing.rung == "original":
             return None
-        return self._sent.keep(subject, footing.body, footing.epoch.depth if footing.epoch is not None else 0)
+        depth = footing.epoch.depth if footing.epoch is not None else 0
+        return attempt_now(partial(self._sent.keep, subject, footing.body, depth), _note) or keep_whole(footing.body)
 
     def note(self, case: Case, footing: Footing, decision: Decision) -> Sending:
         """The same as `enter`, but for the manifest."""
@@ -117,6 +123,10 @@ class Books:
             is_managed=True,
             is_guarded=case.budget.is_near_window(footing.tokens),
         )
+
+
+def _note(error: Exception) -> None:
+    _log.error("what is sent could not be told from what was sent before; it is kept whole", exc_info=error)
 
 
 def _charge(case: Case, footing: Footing) -> Account:

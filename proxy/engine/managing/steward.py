@@ -29,7 +29,6 @@ from proxy.engine.rescue import Rescuer
 from proxy.model.epoch import Epoch
 from proxy.model.events import Planned, RungFailed
 from proxy.model.exchange import Headers, Mode
-from proxy.model.manifest import Manifest, keep_whole
 from proxy.model.plan import Plan
 from proxy.wire.standing import find_management
 
@@ -202,15 +201,9 @@ class Steward:
             labels=list_labels(plan, epoch, is_opened=footing.is_opened),
             is_managed=True,
             is_guarded=budget.is_near_window(footing.tokens),
-            keep=partial(self._keep_sent, subject, footing),
+            keep=partial(self._books.keep, subject, footing),
             complete=partial(self._complete, ahead, footing, plan),
         )
-
-    def _keep_sent(self, subject: Subject, footing: Footing) -> Manifest | None:
-        """What the log has of a request that is on its way."""
-        if footing.rung == "original":
-            return None
-        return attempt_now(partial(self._books.keep, subject, footing), _note_blindness) or keep_whole(footing.body)
 
     def _complete(self, ahead: Ahead, footing: Footing, plan: Plan) -> Sending:
         """What is left to do for a request that is on its way; `plan` is what is known without."""

@@ -246,6 +246,13 @@ async def test_a_fault_of_the_record_costs_no_more_either(monkeypatch: pytest.Mo
     manifest = engine.log.of(Round)[-1].body
     assert manifest is not None
     assert manifest.size == len(turn.sent)
+    while len(engine.epochs) == 1:  # nor where an epoch opens
+        steps += 1
+        turn = await engine.send(until(steps))
+    assert turn.plan.rung == "plan"
+    manifest = engine.log.of(Round)[-1].body
+    assert manifest is not None
+    assert manifest.size == len(turn.sent)
 
 
 async def test_each_request_is_told_of_once() -> None:

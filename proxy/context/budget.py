@@ -6,6 +6,8 @@ Rule: a budget is a function of window, output and policy alone. Nothing is coun
 import re
 from dataclasses import dataclass
 
+import msgspec
+
 from proxy.model.plan import Pressure
 
 AUTO_CEILING = 200_000  # below it no provider charges long-context prices
@@ -40,8 +42,7 @@ class BudgetPolicy:
     compaction_reserve: int = 20_000
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(msgspec.Struct, frozen=True, gc=False):
     """The marks of one request, in tokens; `high` is `usable`. A window of None is unknown."""
 
     window: int | None

@@ -6,8 +6,10 @@ OpenAI's and Azure's "Prompt caching", Anthropic's "Prompt caching", DeepSeek's 
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from proxy.context.model_names import find_family
 
@@ -24,8 +26,7 @@ _SHORT_TTL = 300.0
 _LONG_WRITE = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class CacheModel:
+class CacheModel(msgspec.Struct, frozen=True, gc=False):
     """A provider's cache: what is read of it is whole blocks, from so many tokens on.
 
     `retention` are the seconds after which what nobody read is surely gone. `is_used` is False where a request asks for

@@ -4,7 +4,8 @@ Rule: a report that was not made teaches nothing: unknown is not 0. Whatever is 
 value per upstream and model.
 """
 
-from dataclasses import dataclass, replace
+import msgspec
+from msgspec.structs import replace
 
 _WEIGHT = 0.2
 # Below it the time to the first byte tells of the way there, not of the tokens.
@@ -12,8 +13,7 @@ _LEAST_TIMED = 4096
 _HARDLY, _MOSTLY = 0.1, 0.9
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
+class Calibration(msgspec.Struct, frozen=True, gc=False):
     """`read`: the share that was read of what should have been. `survival`: that of what stood before an epoch's first
     edit, when the epoch opened; None while nobody reported it. Seconds per token: of uncached input, and of cached.
     """

@@ -4,7 +4,7 @@ Rule: below the soft mark never, at the high mark always, between them only wher
 forecast of how long a session goes on. A person's wish and the rescue of a refused request are not asked here.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from proxy.context.account import MOST_FUTILE, Account
 from proxy.context.budget import Budget
@@ -23,8 +23,7 @@ NO_ROOM = "the answer asked for leaves no room to manage"
 NOTHING_TO_GAIN = "an epoch would leave no less"
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(msgspec.Struct, frozen=True, gc=False):
     """What is known of a request before it is sent.
 
     `tokens` are those it has without a new epoch, `protected` those that no epoch may take. `kept` are the tokens at
@@ -48,8 +47,7 @@ class Facts:
         return self.budget.find_low(self.protected)
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True, gc=False):
     """Whether an epoch opens: why, or None and the reason in words."""
 
     why: Why | None

@@ -6,7 +6,8 @@ run of one kind of characters only if that run is longer than `LONGEST_RUN`.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from proxy.context.model_names import Family
 
@@ -42,8 +43,7 @@ def estimate_tokens(text: str) -> int:
     return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN)
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
+class Ratio(msgspec.Struct, frozen=True, gc=False):
     """How many tokens a model counts for each of ours: an exponential average of what its usage said.
 
     Before anything is learned it is what `guess_ratio` says.

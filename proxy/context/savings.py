@@ -5,12 +5,13 @@ Rule: a saving may be negative; where a count is missing that it hangs on there 
 
 from dataclasses import dataclass
 
+import msgspec
+
 from proxy.context.budget import Budget
 from proxy.context.tariff import Tariff
 
 
-@dataclass(frozen=True, slots=True)
-class Trip:
+class Trip(msgspec.Struct, frozen=True, gc=False):
     """A request as the client made it and as it was sent, in tokens as they were counted here.
 
     `client_read`: what the client's own request would have read from the cache, `sent_read` what was probably read of

@@ -5,7 +5,6 @@ model that is free like one whose prices nobody states.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import isfinite
 
 import msgspec
@@ -18,8 +17,7 @@ from proxy.model.card import UNPRICED, Prices, Rates, Tier
 _MOST = 1e6
 
 
-@dataclass(frozen=True, slots=True)
-class Tariff:
+class Tariff(msgspec.Struct, frozen=True, gc=False):
     """Prices in multiples of one token of uncached input, and the cache they are about.
 
     `read_share`: how much of what the cache should hold is really read. `survival`: the same of what stands before an

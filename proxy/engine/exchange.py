@@ -127,8 +127,6 @@ class Exchanges:
             entry.extend(Round(flight.exchange, 0, flight.upstream, None))
             self._relay.abandon(flight)
             raise
-        if sending.is_managed:
-            self._steward.inquire(subject)
         if sending.complete is None:
             self._enter(flight, received, sending)
         else:

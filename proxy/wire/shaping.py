@@ -5,7 +5,7 @@ wrote ourselves: whatever the client sent is the upstream's to judge.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import chain
 
@@ -35,35 +35,35 @@ def read_shape(wire: str, raw: bytes) -> Shape:
         value = None
     if not isinstance(value, dict):
         return Shape("", flaws=("unreadable",))
+    return _READERS[wire](value, _read_own_markers(value, raw), b"json" in raw.lower())
+
+
+def _read_own_markers(message: _Fields, raw: bytes) -> tuple[str, ...]:
+    """The markers of a message. Most messages are a text, which is not searched for a word that it may well be about."""
+    if not (isinstance(message.get("content"), list) or message.get("tool_calls")):
+        return tuple(_find_markers(message)) if "cache_control" in message else ()
     # A name may be spelt with escapes.
-    markers = tuple(_find_markers(value)) if b"cache_control" in raw or b"\\u" in raw else ()
-    return _READERS[wire](value, markers, b"json" in raw.lower())
+    return tuple(_find_markers(message)) if b"cache_control" in raw or b"\\u" in raw else ()
 
 
 def _read_chat(message: _Fields, markers: tuple[str, ...], says_json: bool) -> Shape:
-    role = name_message_role(message)
-    calls = read_objects(message.get("tool_calls"))
+    role, content, calls = name_message_role(message), message.get("content"), message.get("tool_calls")
     answered = read_text(message.get("tool_call_id"))
     bound = [message[name] for name in _CHAT_REASONING if message.get(name)]
-    content = message.get("content")
-    bound += [part for part in read_objects(content) if read_text(part.get("type")) in THINKING]
-    ids = [read_text(call.get("id")) for call in calls]
-    return Shape(
-        role,
-        tuple(filter(None, ids)),
-        (answered,) if answered else (),
-        _digest(bound),
-        markers,
-        says_json,
-        tuple(
-            chain(
-                _find_empty(content) if not calls and not message.get("function_call") else (),
-                _find_foreign(content) if role in _TEXT_ROLES else (),
-                ["no calls"] if message.get("tool_calls") == [] else (),
-                _find_odd_ids([*ids, *([answered] if role == "tool" else [])], LONGEST_CHAT_ID),
-            )
-        ),
-    )
+    if isinstance(content, list):
+        bound += [part for part in read_objects(content) if read_text(part.get("type")) in THINKING]
+    ids = [read_text(call.get("id")) for call in read_objects(calls)] if calls else []
+    flaws: list[str] = []
+    if not ids and not message.get("function_call") and _is_empty(content):
+        flaws.append("empty")
+    if role in _TEXT_ROLES and _is_foreign(content):
+        flaws.append("not text")
+    if calls == []:
+        flaws.append("no calls")
+    if _are_odd_ids([*ids, answered] if role == "tool" else ids, LONGEST_CHAT_ID):
+        flaws.append("id")
+    results = (answered,) if answered else ()
+    return Shape(role, tuple(filter(None, ids)), results, _digest(bound), markers, says_json, tuple(flaws))
 
 
 def _read_anthropic(message: _Fields, markers: tuple[str, ...], says_json: bool) -> Shape:
@@ -81,7 +81,7 @@ def _read_anthropic(message: _Fields, markers: tuple[str, ...], says_json: bool)
         says_json,
         tuple(
             chain(
-                _find_empty(content),
+                ["empty"] if _is_empty(content) else (),
                 _find_disorder(blocks, len(results)),
                 ["id"] if not all(map(_ANTHROPIC_ID.match, [*calls, *results])) else (),
             )
@@ -95,9 +95,12 @@ def _read_responses(item: _Fields, markers: tuple[str, ...], says_json: bool) ->
     ids = (named,) if named else ()
     if kind == "message":
         role, content = name_message_role(item), item.get("content")
-        flaws = (*_find_empty(content), *(_find_foreign(content) if role in _TEXT_ROLES else ()))
-        return Shape(role, markers=markers, says_json=says_json, flaws=flaws)
-    odd = tuple(_find_odd_ids(ids, LONGEST_RESPONSES_ID)) if ids or kind.startswith("function_call") else ()
+        flaws = ["empty"] if _is_empty(content) else []
+        if role in _TEXT_ROLES and _is_foreign(content):
+            flaws.append("not text")
+        return Shape(role, markers=markers, says_json=says_json, flaws=tuple(flaws))
+    are_odd = (ids or kind.startswith("function_call")) and _are_odd_ids(ids, LONGEST_RESPONSES_ID)
+    odd = ("id",) if are_odd else ()
     if is_answer(kind):
         return Shape("tool", (), ids, b"", markers, says_json, odd)
     reasoning = _digest([item]) if kind == "reasoning" else b""
@@ -136,21 +139,21 @@ def _digest(values: Sequence[object]) -> bytes:
         return _UNSPELT
 
 
-def _find_empty(content: object) -> Iterator[str]:
-    """Content that says nothing, or that has a text which does not."""
+def _is_empty(content: object) -> bool:
+    """Whether content says nothing, or has a text which does not."""
+    if isinstance(content, str):
+        return not content or content.isspace()
     texts = [part.get("text") for part in read_objects(content) if read_text(part.get("type")) in TEXTS]
-    if not content or (isinstance(content, str) and not content.strip()) or not all(texts):
-        yield "empty"
+    return not content or not all(texts)
 
 
-def _find_foreign(content: object) -> Iterator[str]:
-    if any(read_text(part.get("type")) not in TEXTS for part in read_objects(content)):
-        yield "not text"
+def _is_foreign(content: object) -> bool:
+    """Whether there is anything but text in content."""
+    return any([read_text(part.get("type")) not in TEXTS for part in read_objects(content)])
 
 
-def _find_odd_ids(ids: Iterable[str], longest: int) -> Iterator[str]:
-    if not all(0 < len(each) <= longest for each in ids):
-        yield "id"
+def _are_odd_ids(ids: Sequence[str], longest: int) -> bool:
+    return any([not 0 < len(each) <= longest for each in ids])
 
 
 def _find_disorder(blocks: list[dict[str, object]], results: int) -> Iterator[str]:

@@ -1,11 +1,11 @@
 """When an epoch opens: the rules of BEHAVIOUR B10 one by one, and what must hold of any session."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from proxy.context.account import Account, Sent, note_epoch, note_sent
 from proxy.context.budget import BudgetPolicy, make_budget

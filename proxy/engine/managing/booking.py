@@ -152,7 +152,7 @@ def find_matching(case: Case, footing: Footing) -> int:
 
 def _estimate_saving(case: Case, footing: Footing) -> float | None:
     """What a request saves against the client's own, as far as the cache is known; before it is answered."""
-    before = case.find_standing(case.epoch).before
+    before = case.standing.before
     if before is None:
         return None
     shared = count_shared(before, case.path.nodes)

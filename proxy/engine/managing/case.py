@@ -21,7 +21,8 @@ _GROUPS, _USERS = 3, 2
 class Case(msgspec.Struct, frozen=True, gc=False):
     """Tokens are as we count them, the budget's too; `ratio` gives the model's.
 
-    `epoch` is the one that holds, None where none does; `frozen` are the tokens of what is sent for it. `kept` are the
+    `epoch` is the one that holds, None where none does, and `standing` how the view stands under it; `frozen` are the
+    tokens of what is sent for it. `kept` are the
     tokens at the request's beginning that were sent before, None where it goes on from the last request. `protected`
     are those that no epoch may take, as far as the last one told. `now` is in monotonic seconds.
     """
@@ -29,6 +30,7 @@ class Case(msgspec.Struct, frozen=True, gc=False):
     subject: Subject
     context: Context
     epoch: Epoch | None
+    standing: Standing
     frozen: int
     path: Path
     kept: int | None
@@ -57,7 +59,7 @@ class Case(msgspec.Struct, frozen=True, gc=False):
     @property
     def account(self) -> Account:
         """What sending more than an epoch would has cost so far, under the epoch that holds."""
-        return self.find_standing(self.epoch).account
+        return self.standing.account
 
     @property
     def facts(self) -> Facts:
@@ -75,7 +77,13 @@ class Case(msgspec.Struct, frozen=True, gc=False):
 
     def find_standing(self, epoch: Epoch | None) -> Standing:
         """How the view stands under an epoch, or under none."""
+        if epoch is self.epoch:
+            return self.standing
         return self.context.get_standing(self.view, epoch.id if epoch is not None else "", self.budget)
+
+    def stand_under(self, epoch: Epoch, frozen: int) -> "Case":
+        """The same request under another epoch, for which so many tokens are sent."""
+        return msgspec.structs.replace(self, epoch=epoch, standing=self.find_standing(epoch), frozen=frozen)
 
     def tell(self, tokens: int) -> int:
         """Our tokens as the model counts them."""

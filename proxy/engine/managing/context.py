@@ -7,7 +7,8 @@ the node it was made for, or would have it, had the client not cleared outputs b
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from proxy.context.account import Account, restore_account
 from proxy.context.budget import Budget

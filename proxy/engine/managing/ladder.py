@@ -109,7 +109,7 @@ class Ladder:
             found = case.context.find(case.view, case.subject)
             if found is not None and found is not case.epoch:
                 frozen = await self._paths.count_messages(case.subject, found.rendered)
-                return self.keep(msgspec.structs.replace(case, epoch=found, frozen=frozen))
+                return self.keep(case.stand_under(found, frozen))
             for rung in _NEW_RUNGS:
                 problems: list[Exception] = []
                 opened = await attempt(self._draft_and_begin(case, why, commit, name, rung), problems.append)

@@ -100,6 +100,7 @@ class Lookout:
             subject=subject,
             context=context,
             epoch=epoch,
+            standing=standing,
             frozen=frozen,
             path=path,
             kept=kept,

@@ -126,15 +126,9 @@ class Steward:
         plan = Plan(subject.exchange, 0, subject.model, "original", reason=problem)
         return Sending(subject.split.content, plan=plan)
 
-    def inquire(self, subject: Subject) -> None:
-        """Have the upstream asked for its models where nobody knows how much this one takes; beside the calls."""
-        attempt_now(partial(self._inquire, subject), _note_blindness)
-
     def _inquire(self, subject: Subject) -> None:
-        models, key = self._lookout.models, find_key(subject)
-        card = models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant)
-        if card.window is None:
-            models.ask(subject.upstream, subject.headers)
+        """Have the upstream asked for its models, for nobody knows how much this one takes; beside the calls."""
+        attempt_now(partial(self._lookout.models.ask, subject.upstream, subject.headers), _note_blindness)
 
     def stand_by(self, subject: Subject, sending: Sending, reach: Reach) -> Rescuer:
         """Who cuts a managed request that is refused as too long, and tells the client of it."""
@@ -164,6 +158,8 @@ class Steward:
         self._memory.forget_lost()
         context = await self._memory.contexts.open(subject)
         model, budget = subject.model, self._lookout.find_budget(subject, ceiling)
+        if budget.window is None:
+            self._inquire(subject)
         epoch = context.find(model, subject)
         if epoch is None and self._lookout.is_below(subject, budget):
             standing = context.get_standing(model, "", budget)

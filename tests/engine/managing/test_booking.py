@@ -2,11 +2,10 @@
 
 import asyncio
 import json
-from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from proxy.engine.counting import Counting
 from proxy.engine.managing.sent import SentBodies
@@ -82,7 +81,7 @@ def list_kinds(engine: ManagedEngine) -> list[type]:
 
 
 def list_plans(engine: ManagedEngine) -> list[Plan]:
-    return [msgspec.structs.replace(plan, exchange="", epoch=plan.epoch and "e") for plan in engine.log.of(Plan)]
+    return [replace(plan, exchange="", epoch=plan.epoch and "e") for plan in engine.log.of(Plan)]
 
 
 @pytest.mark.parametrize("members", [{}, {"stream": True}, {"tools": TOOLS}])

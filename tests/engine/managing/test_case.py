@@ -27,12 +27,13 @@ async def follow(subject: Subject) -> Path:
     return await Paths(Counting(QuarterTokens()), 1 << 30).follow(subject)
 
 
-async def make_case(epoch: Epoch | None = None, **fields: Any) -> Case:
-    subject = ask()
+async def make_case(epoch: Epoch | None = None, context: Context | None = None, **fields: Any) -> Case:
+    subject, context = ask(), context or Context()
     case = Case(
         subject=subject,
-        context=Context(),
+        context=context,
         epoch=epoch,
+        standing=context.get_standing(MODEL, epoch.id if epoch is not None else "", BUDGET),
         frozen=FROZEN if epoch is not None else 0,
         path=await follow(subject),
         kept=None,

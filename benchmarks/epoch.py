@@ -12,6 +12,7 @@ from itertools import cycle
 from pathlib import Path
 
 from benchmarks.lineage import take_time
+from proxy.assembly import load_encoder
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
 from proxy.context.findings import Study, study
@@ -19,7 +20,6 @@ from proxy.context.policy import BuilderPolicy
 from proxy.context.view import Seen, View
 from proxy.context.words import name_word
 from proxy.model.told import Told, ToolCall
-from proxy.upstream.encodings import load_encoder
 from proxy.upstream.tokenizer import Tokenizer
 from proxy.wire.shaping import read_shape
 

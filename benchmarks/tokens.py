@@ -16,10 +16,10 @@ from pathlib import Path
 
 import orjson
 
+from proxy.assembly import load_encoder
 from proxy.context.budget import BudgetPolicy, bound_tokens, make_budget
 from proxy.engine.counting import Counting, Piece
 from proxy.upstream.bundled import find_litellm, read_map
-from proxy.upstream.encodings import load_encoder
 from proxy.upstream.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[1]

@@ -14,6 +14,7 @@ from proxy.assembly import (
     build_models,
     find_admin_token,
     find_prompt_hook,
+    load_encoder,
     measure,
     open_log,
 )
@@ -24,6 +25,8 @@ from proxy.engine.tasks import TaskRunner
 from proxy.model.card import LimitKey
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable, UpstreamUnreachable
 from proxy.server.routes import MANAGED_PATHS
+from proxy.upstream.splintr_encoder import SplintrEncoder
+from proxy.upstream.tiktoken_encoder import TiktokenEncoder
 from proxy.upstream.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -36,9 +39,9 @@ class Noted:
     def __init__(self) -> None:
         self.texts: list[str] = []
 
-    def encode_ordinary(self, text: str) -> list[int]:
+    def count(self, text: str) -> int:
         self.texts.append(text)
-        return [1]
+        return 1
 
 
 def settings_in(data: Path, **flags: object) -> Settings:
@@ -197,8 +200,17 @@ async def test_tokens_are_counted_by_encoders_that_are_loaded_at_the_first_count
     await engine.close()
 
 
+def test_tokens_are_counted_by_splintr_and_by_tiktoken_where_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(load_encoder("o200k_base"), SplintrEncoder)
+    monkeypatch.delitem(sys.modules, "proxy.upstream.splintr_encoder")
+    monkeypatch.setitem(sys.modules, "splintr", None)
+    found = load_encoder("cl100k_base")
+    assert isinstance(found, TiktokenEncoder)
+    assert found.count("hello world") == 2
+
+
 def test_neither_encoders_nor_grammars_are_there_before_they_are_needed() -> None:
-    heavy = ("tiktoken", "tree_sitter", "tree_sitter_language_pack", "litellm")
+    heavy = ("splintr", "tiktoken", "tree_sitter", "tree_sitter_language_pack", "litellm")
     program = f"import sys, proxy.app; print([name for name in {heavy} if name in sys.modules])"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert told.stdout.strip() == "[]"

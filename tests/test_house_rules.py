@@ -15,7 +15,9 @@ ROOT = Path(__file__).parents[1]
 
 FILE_LINES, FUNCTION_LINES, CLASS_LINES = 400, 50, 250
 # Imports a function may hold, by file: what many runs do not need and what costs start-up time.
-LAZY_IMPORTS: dict[str, set[str]] = {"proxy/assembly.py": {"proxy.upstream.encodings"}}
+LAZY_IMPORTS: dict[str, set[str]] = {
+    "proxy/assembly.py": {"proxy.upstream.splintr_encoder", "proxy.upstream.tiktoken_encoder"}
+}
 # The boundaries where an exception of any kind is caught for good.
 BROAD_EXCEPTS = [
     "proxy/engine/boundary.py",

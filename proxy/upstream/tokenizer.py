@@ -13,10 +13,10 @@ from proxy.context.model_names import Encoding
 
 
 class Encoder(Protocol):
-    """What tiktoken offers."""
+    """Knows the tokens of one encoding."""
 
-    def encode_ordinary(self, text: str) -> list[int]:
-        """Token ids; what looks like a special token is text."""
+    def count(self, text: str) -> int:
+        """How many a text has; what looks like a special token is text."""
         ...
 
 
@@ -37,7 +37,7 @@ class Tokenizer:
         encoder = self._find(encoding)
         if encoder is None:
             return estimate_tokens(text), True
-        return sum(len(encoder.encode_ordinary(stretch)) for stretch in cut_stretches(text)), False
+        return sum([encoder.count(stretch) for stretch in cut_stretches(text)]), False
 
     def _find(self, encoding: Encoding) -> Encoder | None:
         with self._loading:

@@ -39,7 +39,7 @@ def read_shape(wire: str, raw: bytes) -> Shape:
 
 
 def _read_own_markers(message: _Fields, raw: bytes) -> tuple[str, ...]:
-    """The markers of a message. Most messages are a text, which is not searched for a word that it may well be about."""
+    """The markers of a message. Most messages are a text, which need not be searched for a word that may be in it."""
     if not (isinstance(message.get("content"), list) or message.get("tool_calls")):
         return tuple(_find_markers(message)) if "cache_control" in message else ()
     # A name may be spelt with escapes.

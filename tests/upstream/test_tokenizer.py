@@ -14,9 +14,9 @@ class Letters:
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    def encode_ordinary(self, text: str) -> list[int]:
+    def count(self, text: str) -> int:
         self.seen.append(text)
-        return list(range(len(text)))
+        return len(text)
 
 
 def test_an_encoding_is_loaded_once_when_it_is_first_needed() -> None:

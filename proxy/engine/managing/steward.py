@@ -20,7 +20,7 @@ from proxy.engine.managing.booking import Books, Watcher
 from proxy.engine.managing.case import Case
 from proxy.engine.managing.context import Context
 from proxy.engine.managing.ladder import Commit, Footing, Ladder, is_fruitless
-from proxy.engine.managing.lookout import Ahead, Lookout, find_key
+from proxy.engine.managing.lookout import Ahead, Lookout
 from proxy.engine.managing.pinning import Pinning, is_pinning, refuse_pin
 from proxy.engine.managing.rescuing import Reach, Rescues
 from proxy.engine.managing.sending import Sending, list_labels

@@ -199,7 +199,7 @@ async def measure(settings: Settings) -> Yardstick:
 
 
 def load_encoder(encoding: Encoding) -> Encoder | None:
-    """An encoding's encoder, None where its ranks are missing. Blocks for 0.2 to 0.5 s.
+    """An encoding's encoder, None where its ranks are missing. Blocks for 0.3 to 0.5 s.
 
     Neither library is imported before: many runs count nothing.
     """

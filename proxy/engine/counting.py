@@ -21,8 +21,8 @@ from proxy.wire.countable import read_message, read_tools
 
 _MOST_RATIOS = 1024
 # Bytes that are counted where they are: a step of an agent. Handing work to a thread and back costs the event loop
-# 0.1 ms and the call 0.3 beside it; 4 KB of code are counted in 0.2, and in 1 ms what is hardest to count.
-_COUNT_HERE = 4096
+# 0.1 ms and the call 0.3 beside it; 8 KB of code are counted in 0.3, and in 0.6 what is hardest to count.
+_COUNT_HERE = 8192
 # What goes before a hash to name a weight. Most are by the first encoding, where the hash itself is the name.
 _BEFORE: Mapping[Encoding, bytes] = {"o200k_base": b"", "cl100k_base": b"cl100k"}
 # Whose tools have a published formula; most templates of others show them as JSON.

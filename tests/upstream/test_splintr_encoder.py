@@ -53,3 +53,25 @@ def test_a_lone_surrogate_counts_as_a_character_that_cannot_be_shown(name: Encod
 def test_without_ranks_there_is_no_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.upstream.splintr_encoder.load_ranks", lambda _: None)
     assert load_encoder("o200k_base") is None
+
+
+class Noted:
+    """A tokenizer of splintr that keeps what it is asked for."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def jit(self, use_jit: bool) -> "Noted":
+        assert not use_jit
+        return self
+
+    def encode_flat(self, text: str) -> bytes:
+        self.texts.append(text)
+        return b""
+
+
+def test_what_splintr_puts_off_until_words_are_merged_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = Noted()
+    monkeypatch.setattr("splintr.Tokenizer.from_bytes", lambda *_: noted)
+    assert load_encoder("o200k_base") is not None
+    assert [min(count_by_both(name, text)) > 1 for text in noted.texts for name in BOTH] == [True, True]

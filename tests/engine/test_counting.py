@@ -53,13 +53,13 @@ async def test_what_takes_its_time_is_counted_in_another_thread(is_loaded: bool,
 
 async def test_a_short_message_is_counted_where_it_is() -> None:
     tokenizer = Words(is_loaded=True)
-    await Counting(tokenizer).count("gpt-4o", [make_piece("a", 1000), make_piece("b", 1000)])
+    await Counting(tokenizer).count("gpt-4o", [make_piece("a", 2000), make_piece("b", 2000)])
     assert tokenizer.threads == {threading.get_ident()}
 
 
 async def test_short_messages_that_are_long_together_are_counted_in_another_thread() -> None:
     tokenizer = Words(is_loaded=True)
-    await Counting(tokenizer).count("gpt-4o", [make_piece(name, 1000) for name in "abc"])
+    await Counting(tokenizer).count("gpt-4o", [make_piece(name, 2000) for name in "abc"])
     assert threading.get_ident() not in tokenizer.threads
 
 

@@ -314,7 +314,7 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
         (0, True, HISTORY[0], []),
         (6, False, HISTORY[0], []),
         (6, True, {"role": "system", "content": "Another."}, []),
-        (6, True, HISTORY[0], [{"role": "user", "content": "w " * 2100}]),
+        (6, True, HISTORY[0], [{"role": "user", "content": "w " * 4200}]),
         (6, True, HISTORY[0], [IMAGE]),
         (6, True, HISTORY[0], [LONG_NAME]),
     ],

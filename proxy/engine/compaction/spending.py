@@ -25,6 +25,8 @@ _MOST_CALLS = 4096
 _MOST_UNPRICED = 64
 
 FindCard = Callable[[str, str], Card]
+_Call = tuple[str, str, Usage]
+"""An upstream, a model of it, and what was counted, or will be."""
 
 
 class Spent(Protocol):
@@ -58,11 +60,13 @@ class AuxiliaryLog(Protocol):
 class _Balance:
     """Of a session: what its own calls cost, and those for its summaries; `held` for those that are under way.
 
-    Own calls wait in `unpriced` until somebody asks: of most sessions nobody does.
+    Own calls wait in `unpriced` until somebody asks: of most sessions nobody does. Those `expected` are not answered
+    yet, or nobody said how much they were.
     """
 
     main: Cost = field(default_factory=Cost)
-    unpriced: list[tuple[str, str, Usage]] = field(default_factory=list)
+    unpriced: list[_Call] = field(default_factory=list)
+    expected: dict[str, _Call] = field(default_factory=dict)
     extra: Cost = field(default_factory=Cost)
     held: Cost = field(default_factory=Cost)
 
@@ -76,7 +80,7 @@ class Purse:
         self._bus = bus
         self._clock = clock
         self._balances: OrderedDict[str, _Balance] = OrderedDict()
-        self._waiting: OrderedDict[str, tuple[ExchangeRecorded, Cost | None]] = OrderedDict()
+        self._waiting: OrderedDict[str, ExchangeRecorded] = OrderedDict()
         self._estimates: OrderedDict[str, Usage] = OrderedDict()
         self._calls: OrderedDict[str, Cost] = OrderedDict()
         self._held = Cost()
@@ -101,22 +105,17 @@ class Purse:
         """A subscriber of the bus: a client's call has ended, whose answer will be read."""
         estimate = self._estimates.pop(event.exchange, None)
         if event.kind == "managed" and event.is_readable and event.is_final:
-            cost = None
+            keep_newest(self._waiting, event.exchange, event, _MOST_WAITING)
             if estimate is not None:
-                cost = self.price(event.upstream, event.model, estimate)
-                self._find_balance(event.session).main += cost
-            keep_newest(self._waiting, event.exchange, (event, cost), _MOST_WAITING)
+                self._expect(event, estimate)
 
     def note_answer(self, event: AnswerRead) -> None:
         """A subscriber of the bus: what a client's call cost is known."""
         if event.exchange in self._waiting and event.usage.input is not None:
-            call, estimated = self._waiting.pop(event.exchange)
+            call = self._waiting.pop(event.exchange)
             balance = self._find_balance(call.session)
-            if estimated is not None:
-                balance.main -= estimated
-            balance.unpriced.append((call.upstream, call.model, event.usage))
-            if len(balance.unpriced) > _MOST_UNPRICED:
-                self._price_all(balance)
+            balance.expected.pop(event.exchange, None)
+            self._book(balance, (call.upstream, call.model, event.usage))
 
     def find_objection(self, session: str, expected: Cost, *, is_wished: bool = False) -> str:
         """Why a call that will probably cost so much is not to be made; empty where it may be.
@@ -126,8 +125,9 @@ class Purse:
         policy, balance = self._policy, self._find_balance(session)
         if policy.spend_per_day and (objection := self._object_to_day(expected)):
             return objection
-        self._price_all(balance)
-        if not is_wished and (balance.extra + balance.held + expected).exceeds(policy.spend_fraction, balance.main):
+        if is_wished:
+            return ""
+        if (balance.extra + balance.held + expected).exceeds(policy.spend_fraction, self._sum_main(balance)):
             share = f"{policy.spend_fraction:.0%} of what this session's own calls cost"
             return f"it would take more than {share} (compaction.spend_fraction)"
         return ""
@@ -162,6 +162,25 @@ class Purse:
             lost += self._calls.pop(exchange, Cost())
         self._bus.publish(SummaryWasted(calls[-1] if calls else "", session, lost.tokens))
         return lost
+
+    def _expect(self, event: ExchangeRecorded, usage: Usage) -> None:
+        """Reckon with what a call will be counted as; with the oldest of very many for good."""
+        balance = self._find_balance(event.session)
+        balance.expected[event.exchange] = event.upstream, event.model, usage
+        if len(balance.expected) > _MOST_UNPRICED:
+            oldest = next(iter(balance.expected))
+            self._waiting.pop(oldest, None)
+            self._book(balance, balance.expected.pop(oldest))
+
+    def _book(self, balance: _Balance, call: _Call) -> None:
+        balance.unpriced.append(call)
+        if len(balance.unpriced) > _MOST_UNPRICED:
+            self._price_all(balance)
+
+    def _sum_main(self, balance: _Balance) -> Cost:
+        """What a session's own calls cost, those included that are only expected to."""
+        self._price_all(balance)
+        return sum((self.price(*call) for call in balance.expected.values()), balance.main)
 
     def _price_all(self, balance: _Balance) -> None:
         """Add up what a session's own calls cost of which that has not been asked yet."""

@@ -99,6 +99,33 @@ def test_a_call_must_fit_into_the_share_with_all_before_it() -> None:
     assert world.asked[0] == ("main", "m")
 
 
+def test_a_call_counts_as_expected_until_its_answer_tells() -> None:
+    world = World()
+    world.purse.note_estimate("x", Usage(1000, 0))
+    event = ExchangeRecorded(
+        *("x", "s", "managed", "w", "main", 200, "complete", 1, 1, 0.1, 0.1), is_readable=True, model="m"
+    )
+    world.purse.note_exchange(event)
+    assert not world.objects(50)
+    assert world.objects(51)
+    world.purse.note_answer(AnswerRead("x", 0, Usage(400, 0)))
+    assert not world.objects(20)
+    assert world.objects(21)
+
+
+def test_many_calls_of_which_nobody_says_how_much_they_were_count_once_each() -> None:
+    world, most = World(), 200
+    for i in range(most):
+        world.purse.note_estimate(f"x{i}", Usage(100, 0))
+        event = ExchangeRecorded(
+            *(f"x{i}", "s", "managed", "w", "main", 200, "complete", 1, 1, 0.1, 0.1), is_readable=True, model="m"
+        )
+        world.purse.note_exchange(event)
+    world.purse.note_answer(AnswerRead("x0", 0, Usage(100, 0)))  # too late: it was counted as it was expected to be
+    assert not world.objects(5 * most)
+    assert world.objects(5 * most + 1)
+
+
 def test_what_is_under_way_counts_until_it_is_settled() -> None:
     world = World()
     world.earn(1000)

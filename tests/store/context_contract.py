@@ -90,6 +90,17 @@ class ContextContract:
         assert (await archive.load_original("r1")).messages == (RAW[1],)
         assert (await archive.verify()).faults == ()
 
+    async def test_a_session_may_refer_to_what_another_refers_to(self, archive: Archive) -> None:
+        session, other = await open_session(archive), await open_session(archive, "other")
+        original = make_original("r1", RAW[1])
+        first = make_epoch("p1", (RAW[0], LEDGER), originals=[original])
+        taken = replace(first, id="p2", session=other, exchange="e-other")
+        for epoch in (first, taken):
+            assert await is_stored(archive, epoch)
+        assert (await archive.load_context(other)).epochs == (taken,)
+        assert await archive.load_original("r1") == StoredOriginal(session, original, (RAW[1],))
+        assert (await archive.verify()).faults == ()
+
     async def test_a_reference_never_stands_for_something_else(self, archive: Archive) -> None:
         session = await open_session(archive)
         original = make_original("r1", RAW[1])

@@ -17,7 +17,7 @@ from proxy.engine.boundary import attempt, attempt_now
 from proxy.engine.bus import EventBus
 from proxy.engine.managing.case import Case
 from proxy.engine.managing.memory import Memory
-from proxy.engine.managing.opening import Draft, Ground, Opener
+from proxy.engine.managing.opening import Draft, Ground, Opener, read_plan
 from proxy.engine.managing.rewriting import Rewriter
 from proxy.engine.ports import Clock
 from proxy.model.epoch import Epoch, Why
@@ -57,6 +57,7 @@ class Ladder:
     ) -> None:
         self._contexts = memory.contexts
         self._paths = memory.paths
+        self._twins = memory.twins
         self._opener = opener
         self._rewriter = rewriter
         self._bus = bus
@@ -90,7 +91,7 @@ class Ladder:
         None where nothing gets shorter by it. Raises Conflict where another was opened meanwhile, StoreUnavailable, and
         ValueError where what comes of it is not valid.
         """
-        context, ground = case.context, msgspec.structs.replace(_find_ground(case), goal=goal)
+        context, ground = case.context, msgspec.structs.replace(self._find_ground(case), goal=goal)
         draft = await asyncio.to_thread(self._opener.draft, case.subject, case.path, ground)
         async with context.opening:
             if context.find(case.view, case.subject, is_next=True) is not case.epoch:
@@ -110,6 +111,8 @@ class Ladder:
             if found is not None and found is not case.epoch:
                 frozen = await self._paths.count_messages(case.subject, found.rendered)
                 return self.keep(case.stand_under(found, frozen))
+            if taken := await self._take_over(case, why, commit, name):
+                return taken
             for rung in _NEW_RUNGS:
                 problems: list[Exception] = []
                 opened = await attempt(self._draft_and_begin(case, why, commit, name, rung), problems.append)
@@ -119,6 +122,19 @@ class Ladder:
                 if opened is not None or is_log_late or (why != "overflow" and _fits(case)):
                     return opened
             return None
+
+    async def _take_over(self, case: Case, why: Why, commit: Commit, name: str) -> Footing | None:
+        """What stands for the same messages in a session that nobody names; None where it is not short enough."""
+        twin = self._find_twin(case)
+        if twin is None:
+            return None
+        draft = Draft(read_plan(twin), twin.rendered, twin.originals)
+        frozen = await self._paths.count_messages(case.subject, draft.rendered)
+        if msgspec.structs.replace(case, epoch=twin, frozen=frozen).tokens >= case.budget.high:
+            return None
+        begin, tell = self._begin(case, draft, why, commit, name, "plan"), partial(self._tell, case, "epoch")
+        begun = await attempt(begin, tell)
+        return None if begun is None else msgspec.structs.replace(begun, rung="epoch", is_opened=False)
 
     async def _draft_and_begin(self, case: Case, why: Why, commit: Commit, name: str, rung: Rung) -> Footing | None:
         draft = await self._draft(case, is_minimal=rung == "minimal")
@@ -136,7 +152,7 @@ class Ladder:
             late = context.take_late(subject)
             if context.is_drafting or (late is not None and _is_enough(case, late)):
                 return late
-        ground = _find_ground(case)
+        ground = self._find_ground(case)
         draft = partial(self._opener.draft, subject, case.path, ground, is_minimal=is_minimal)
         drafting = asyncio.get_running_loop().run_in_executor(None, draft)
         done, _ = await asyncio.wait((drafting,), timeout=self._seconds)
@@ -145,6 +161,15 @@ class Ladder:
         if not is_minimal:
             context.note_late(subject, drafting)
         raise TimeoutError(f"planning took more than {self._seconds:g} s")
+
+    def _find_ground(self, case: Case) -> Ground:
+        context, nodes, frozen = case.context, case.subject.nodes, case.epoch or self._find_twin(case)
+        epochs = context.epochs if frozen is None else (*context.epochs, frozen)
+        known = {original.id: original for epoch in epochs for original in epoch.originals}
+        return Ground(case.budget, frozen, context.list_pinned(nodes), context.list_reports(nodes), known=known)
+
+    def _find_twin(self, case: Case) -> Epoch | None:
+        return self._twins.find(case.subject) if case.epoch is None else None
 
     async def _begin(self, case: Case, draft: Draft, why: Why, commit: Commit, name: str, rung: Rung) -> Footing | None:
         """Have a draft hold from now on."""
@@ -164,6 +189,7 @@ class Ladder:
         if not await commit(epoch):
             raise StoreUnavailable("the log did not take the epoch in time")
         self._contexts.add(epoch.session, epoch)
+        self._twins.note(case.subject, epoch)
         case.context.sizes[epoch.id] = frozen
         case.find_standing(epoch).account = note_epoch(case.account, tokens, protected, case.budget)
         self._bus.publish(
@@ -206,11 +232,6 @@ def _fits(case: Case) -> bool:
 def _is_enough(case: Case, draft: Draft) -> bool:
     """Whether a draft that was made for an earlier request leaves as little as this one may have."""
     return case.path.head.tokens + draft.plan.tokens <= case.budget.high
-
-
-def _find_ground(case: Case) -> Ground:
-    context, nodes = case.context, case.subject.nodes
-    return Ground(case.budget, case.epoch, context.list_pinned(nodes), context.list_reports(nodes))
 
 
 def _goes_on(case: Case, draft: Draft) -> bool:

@@ -4,11 +4,12 @@ from proxy.engine.counting import Counting
 from proxy.engine.managing.contexts import Contexts
 from proxy.engine.managing.paths import Paths
 from proxy.engine.managing.sent import SentBodies
+from proxy.engine.managing.twins import Twins
 from proxy.engine.ports import Archive
 
 
 class Memory:
-    """Contexts, paths and sent bodies; each takes its part of `most_bytes`."""
+    """Contexts, paths, sent bodies and twins; each takes its part of `most_bytes`."""
 
     def __init__(self, archive: Archive, counting: Counting, most_bytes: int) -> None:
         self._archive = archive
@@ -16,6 +17,7 @@ class Memory:
         self.contexts = Contexts(archive, most_bytes // 4)
         self.paths = Paths(counting, most_bytes // 4)
         self.sent = SentBodies(most_bytes // 2)
+        self.twins = Twins(most_bytes // 16)
 
     def forget_lost(self) -> None:
         """Forget what leans on records that the log has lost since this was called last."""
@@ -24,3 +26,4 @@ class Memory:
             self._generation = generation
             self.contexts.clear()
             self.sent.clear()
+            self.twins.clear()

@@ -38,7 +38,8 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
 class Ground(msgspec.Struct, frozen=True, gc=False):
     """What a draft stands on beside the conversation: the epoch that holds, the places that are pinned, summaries.
 
-    `goal` is as a view has it.
+    `goal` is as a view has it. `known` are references that have their originals, by id: what one stands for stays the
+    same though the client may spell its messages otherwise by now.
     """
 
     budget: Budget
@@ -46,6 +47,7 @@ class Ground(msgspec.Struct, frozen=True, gc=False):
     pinned: frozenset[int] = frozenset()
     reports: Sequence[Report] = ()
     goal: Budget | None = None
+    known: Mapping[str, Original] = {}
 
 
 class Opener:
@@ -68,7 +70,8 @@ class Opener:
             plan = msgspec.structs.replace(plan, edits=edits, through=through)
         role, is_alternating = provider.summary_role, provider.strict_alternation
         rendered = render(subject.wire, plan.edits, raws, role=role, is_alternating=is_alternating)
-        return Draft(plan, rendered, tuple(_keep_original(subject.wire, each, raws) for each in plan.references))
+        originals = [ground.known.get(each.id) or _keep_original(subject.wire, each, raws) for each in plan.references]
+        return Draft(plan, rendered, tuple(originals))
 
     def see(self, subject: Subject, path: Path, ground: Ground) -> View:
         """The conversation as plans see it. Raises whatever goes wrong."""

@@ -1,6 +1,7 @@
 """From what a request should be sent as down to what it can be sent as; each rung that did not bear is told."""
 
 import asyncio
+import json
 import threading
 from typing import Any
 
@@ -12,8 +13,9 @@ from proxy.engine.managing.ladder import Footing
 from proxy.model.epoch import Epoch
 from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
 from proxy.model.plan import ContextPlan, Kept, Written
+from tests.support import managed
 from tests.support.engine import LIMIT, FixedClock
-from tests.support.managed import Desk
+from tests.support.managed import Desk, ManagedEngine
 from tests.support.managing import make_history, make_subject
 
 HISTORY = make_history(40, 1600)
@@ -212,3 +214,16 @@ async def test_what_was_in_vain_is_tried_again_when_the_request_has_grown(act: A
     assert (await desk.climb(await desk.look_at(HISTORY[: 2 + 2 * 26]))).rung == "original"
     assert (await desk.climb(await desk.look_at(HISTORY))).rung == "plan"
     assert desk.builder.asked == ["plan", "plan", "plan"]
+
+
+async def test_a_reference_stands_for_the_same_messages_when_the_client_spells_them_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, history = ManagedEngine(), make_history(160, 300)
+    for steps in range(30, 110):
+        if len(engine.epochs) == 1:
+            monkeypatch.setattr(managed, "spell_as_client", lambda body: json.dumps(body, indent=1).encode())
+        await engine.send(history[: 2 + 2 * steps])
+    named = [original for epoch in engine.epochs for original in epoch.originals]
+    assert len(engine.epochs) > 1
+    assert len(named) > len({original.id for original in named}) == len(set(named))

@@ -40,7 +40,8 @@ async def draft(
     subject = make_subject(messages)
     path = await Paths(Counting(QuarterTokens()), 1 << 22).follow(subject)
     opener = Opener(builder or make_builder(), secret, {"main": provider} if provider else {})
-    made = opener.draft(subject, path, Ground(BUDGET, options.pop("frozen", None)), **options)
+    ground = Ground(BUDGET, options.pop("frozen", None), known=options.pop("known", {}))
+    made = opener.draft(subject, path, ground, **options)
     rules = read_rules(subject.wire, subject.split, is_alternating=bool(provider and provider.strict_alternation))
     splices = list_splices(subject.wire, made.plan.edits, made.rendered, path.shapes, made.plan.through)
     assert find_problem(path, splices, rules) == ""
@@ -85,6 +86,16 @@ async def test_a_reference_stands_for_the_raw_messages() -> None:
     raws = make_subject(HISTORY).list_raws()
     digests = (digest_of(raws[1]), digest_of(raws[2]))
     assert made.originals == (Original("abc", digests, "chat_completions", 1, 7),)
+
+
+async def test_a_reference_that_has_its_messages_keeps_them_as_they_were_spelt() -> None:
+    first = await draft()
+    respelt = [dict(reversed(list(message.items()))) for message in HISTORY]
+    again = await draft(messages=respelt)
+    assert [each.id for each in again.originals] == [each.id for each in first.originals]
+    assert again.originals != first.originals
+    known = {each.id: each for each in first.originals[1:]}
+    assert (await draft(messages=respelt, known=known)).originals == (again.originals[0], *first.originals[1:])
 
 
 async def test_the_plan_that_stands_is_read_again_for_the_next_one() -> None:

@@ -46,7 +46,7 @@ _TOOL_PROMPT: dict[Vendor, int] = {"openai": 0, "anthropic": 346, "gemini": 0, "
 
 def count_media(media: Sequence[Medium], family: Family, model: str) -> int:
     """The tokens of all media of a message."""
-    return sum(_COUNTS[medium.kind](medium, family.vendor, strip_provider(model.lower())) for medium in media)
+    return sum([_COUNTS[medium.kind](medium, family.vendor, strip_provider(model.lower())) for medium in media])
 
 
 def count_tool_prompt(family: Family) -> int:

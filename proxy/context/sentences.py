@@ -75,8 +75,8 @@ def _split(line: str) -> Iterator[str]:
 
 
 def _leave_out_foreign(text: str) -> str:
-    """The text without what its user did not write."""
-    own = "".join(_list_outside_tags(text))
+    """The text without what its user did not write, and a line end where that stood: no sentence reaches over it."""
+    own = "\n".join(_list_outside_tags(text))
     kept: list[str] = []
     at = 0
     for start, stop in find_pasted(own, 1):
@@ -84,7 +84,7 @@ def _leave_out_foreign(text: str) -> str:
         if stop - start >= _LEAST_PASTED or block.lstrip().startswith(_MARKS):
             kept.append(own[at:start])
             at = stop
-    return "".join((*kept, own[at:]))
+    return "\n".join((*kept, own[at:]))
 
 
 def _list_outside_tags(text: str) -> Iterator[str]:

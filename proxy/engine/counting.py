@@ -79,8 +79,11 @@ class Counting:
 
     def count_now(self, model: str, pieces: Sequence[Piece]) -> Count:
         """The same at once, for what `is_quick`. Blocks."""
-        ledger = self._open(model, pieces)
-        return self._sum_up(ledger, self._weigh(ledger.family.encoding, tuple(ledger.fresh.values())))
+        family = find_family(model)
+        pieces = _spell_for(family, pieces)
+        weights = [self._weigh_now(family, piece) for piece in pieces]
+        tokens = tuple([_sum(each, piece, family, model) for each, piece in zip(weights, pieces, strict=True)])
+        return Count(tokens, any([each.is_estimate for each in weights]))
 
     def is_quick(self, model: str, raws: Sequence[bytes]) -> bool:
         """Whether so little is counted where it is, for to go to a thread would take longer."""
@@ -103,8 +106,7 @@ class Counting:
 
     def _open(self, model: str, pieces: Sequence[Piece]) -> "_Ledger":
         family = find_family(model)
-        if family.vendor != _FORMULAIC:
-            pieces = [_spell_out(piece) if piece.is_tools else piece for piece in pieces]
+        pieces = _spell_for(family, pieces)
         before = _BEFORE[family.encoding]
         fresh = {piece.digest: piece for piece in pieces if before + piece.digest not in self._weights}
         known = {piece.digest: self._recall(family, piece.digest) for piece in pieces if piece.digest not in fresh}
@@ -118,6 +120,14 @@ class Counting:
             self._remember(ledger.family, digest, weight)
         tokens = tuple(_sum(weights[piece.digest], piece, ledger.family, ledger.model) for piece in ledger.pieces)
         return Count(tokens, any(weight.is_estimate for weight in weights.values()))
+
+    def _weigh_now(self, family: Family, piece: Piece) -> Weight:
+        """A weight that is known, or found; the newest from now on."""
+        weight = self._weights.pop(_BEFORE[family.encoding] + piece.digest, None)
+        if weight is None:
+            weight = self._weigh_one(family.encoding, piece)
+        self._remember(family, piece.digest, weight)
+        return weight
 
     def _weigh(self, encoding: Encoding, pieces: Sequence[Piece]) -> list[Weight]:
         return [self._weigh_one(encoding, piece) for piece in pieces]
@@ -136,6 +146,13 @@ class Counting:
     def _remember(self, family: Family, digest: bytes, weight: Weight) -> None:
         self._weights[_BEFORE[family.encoding] + digest] = weight
         _forget_oldest(self._weights, self._most)
+
+
+def _spell_for(family: Family, pieces: Sequence[Piece]) -> Sequence[Piece]:
+    """What is counted of pieces by the rules of a family."""
+    if family.vendor == _FORMULAIC:
+        return pieces
+    return [_spell_out(piece) if piece.is_tools else piece for piece in pieces]
 
 
 def _spell_out(piece: Piece) -> Piece:

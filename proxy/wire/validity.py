@@ -134,26 +134,27 @@ def extend_history(known: History, count: int, shapes: Sequence[Shape]) -> Histo
     runs = list(_judge_runs((*seam, *shapes), range(start, count + len(shapes)), known.is_itemised))
     starts = known.starts[:kept] + [run.places[0] for run in runs]
     before = known.runs[:kept]
+    users = [run.places[0] for run in runs if run.has_user]  # each of the user's messages begins a run
+    if not users:
+        users = [known.newest_user if known.newest_user < start else next(_find_users(before), NOWHERE)]
     return History(
         count + len(shapes),
         before + runs,
         starts,
         known.is_itemised,
-        known.odd[: bisect_left(known.odd, start)] + tuple(_list_odd(runs)),
-        next(_find_users(runs), known.newest_user if known.newest_user < start else next(_find_users(before), NOWHERE)),
-        any(run.markers for run in runs) or (known.has_markers and any(run.markers for run in before)),
+        known.odd[: bisect_left(known.odd, start)] + _list_odd(runs),
+        users[-1],
+        any([run.markers for run in runs]) or (known.has_markers and any(run.markers for run in before)),
     )
 
 
-def _list_odd(runs: Iterable[Run]) -> Iterator[int]:
-    for run in runs:
-        for place, shape in zip(run.places, run.shapes, strict=True):
-            if shape.flaws or shape.role == "system":
-                yield place
+def _list_odd(runs: Iterable[Run]) -> tuple[int, ...]:
+    placed = [pair for run in runs for pair in zip(run.places, run.shapes, strict=True)]
+    return tuple([place for place, shape in placed if shape.flaws or shape.role == "system"])
 
 
 def _find_users(runs: Sequence[Run]) -> Iterator[int]:
-    """The places of the user's messages that begin a run, the newest first; each of the user's begins one."""
+    """The places of the user's messages, the newest first."""
     return (run.places[0] for run in reversed(runs) if run.has_user)
 
 

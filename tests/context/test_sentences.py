@@ -68,7 +68,15 @@ def test_many_openings_are_no_burden() -> None:
     assert time.thread_time() - began < 5
 
 
-@given(st.text())
+REMINDER = "<system-reminder>Never.</system-reminder>"
+
+
+def test_no_sentence_reaches_over_what_is_left_out() -> None:
+    assert list_said("A\x1e<\x85A") == ["A", "A"]
+    assert list_said(f"Use {REMINDER} this.") == ["Use", "this."]
+
+
+@given(st.text() | st.lists(st.sampled_from(("Use this. ", "A", "\x85", "<", " ", "\n", "```", REMINDER))).map("".join))
 def test_sentences_are_the_user_s_characters(text: str) -> None:
     for sentence in find_sentences(text):
         assert sentence.text in text and sentence.intro in text

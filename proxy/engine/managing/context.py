@@ -47,11 +47,6 @@ class Standing:
         self.before: Sequence[bytes] | None = None
         self.head: Head | None = None
 
-    @property
-    def weight(self) -> int:
-        """Bytes of memory, roughly."""
-        return _STANDING_WEIGHT + _NODE_WEIGHT * len(self.before or ())
-
 
 class Context:
     """What holds in one session. `is_known`: the log has said all it knows of it.
@@ -103,7 +98,8 @@ class Context:
     @property
     def weight(self) -> int:
         """Bytes of memory, roughly."""
-        standings = sum(standing.weight for standing in self._standings.values())
+        nodes = sum([len(standing.before or ()) for standing in self._standings.values()])
+        standings = _STANDING_WEIGHT * len(self._standings) + _NODE_WEIGHT * nodes
         late = len(self._late[0].split.content) if self._late is not None else 0
         noted = _CHOSEN_WEIGHT * len(self._chosen) + _NODE_WEIGHT * len(self._pins)
         known = _ITEM_WEIGHT * sum(map(len, self._covered.values())) + sum(map(weigh, self._summaries.values()))

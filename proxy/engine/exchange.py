@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
+from proxy.engine.behind import Behind
 from proxy.engine.flight import Entry, Flight
 from proxy.engine.managing.rescuing import Reach
 from proxy.engine.managing.sending import Sending
@@ -94,10 +95,9 @@ class Exchanges:
             lambda: _list_records(received, received.take_opening(), is_managed=is_managed),
             is_urgent=received.is_stream and not is_managed,
         )
-        if sending is None:
-            entry.append()
         flight = self._take_off(request, received, entry, form, client)
-        body = await self._settle(flight, received, sending, ceiling)
+        settling = self._settle(flight, received, sending, ceiling)
+        body = await (settling if sending is not None else Behind(settling, entry.append_for_wait))
         await self._relay.carry(flight, _bind(request, received, flight), body)
 
     async def _settle(self, flight: Flight, received: Received, glanced: Sending | None, ceiling: int | None) -> bytes:
@@ -118,7 +118,8 @@ class Exchanges:
     async def _manage(self, flight: Flight, received: Received, subject: Subject, ceiling: int | None) -> Sending:
         """What is sent for a request, once what it refers to is in the log.
 
-        The opening is queued by now: later requests lean on it, and may be there before this one is decided on.
+        Where this waits, the opening is queued: later requests lean on it, and may be there before this one is decided
+        on.
         """
         entry, commit = flight.entry, partial(self._commit, flight.entry)
         try:

@@ -46,6 +46,13 @@ class Entry:
             keep()
         return self.opening
 
+    def append_for_wait(self) -> None:
+        """Queue it, for something else may run now that leans on it; not where the body is on its way in a moment, and
+        the opening comes behind that with what is to be kept.
+        """
+        if self._keep is None:
+            self.append()
+
     def postpone(self, keep: Callable[[], None], complete: Callable[[], None]) -> None:
         """Have these done, which extend the entry: `keep` once the body is on its way, before anything else is
         recorded, and `complete` when it is settled.

@@ -64,6 +64,17 @@ async def test_what_is_postponed_before_the_opening_is_queued_comes_behind_it() 
     assert [each.records for each in archive.appended] == [(OPENING, FIRST), (SECOND,), (PLAN,)]
 
 
+async def test_where_a_call_waits_its_opening_is_queued_unless_its_body_is_on_its_way_in_a_moment() -> None:
+    archive = FakeArchive()
+    waiting, going = make_flight(archive).entry, make_flight(archive).entry
+    going.postpone(lambda: None, lambda: None)
+    going.append_for_wait()
+    assert archive.appended == []
+    waiting.append_for_wait()
+    waiting.append_for_wait()
+    assert [each.records for each in archive.appended] == [(OPENING, FIRST)]
+
+
 async def test_the_first_piece_is_timed_and_all_are_kept() -> None:
     flight, clock = make_flight(FakeArchive()), FixedClock()
     flight.note(b"a", clock)

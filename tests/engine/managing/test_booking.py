@@ -167,7 +167,7 @@ async def test_of_a_call_that_comes_to_nothing_all_is_recorded() -> None:
 async def test_the_body_is_on_its_way_first() -> None:
     engine = ManagedEngine()
     steps = await warm(engine)
-    before, opened = len(engine.log.of(Plan)), len(engine.log.of(Opening)) + 1
+    before, opened = len(engine.log.of(Plan)), len(engine.log.of(Opening))
     rounds = len(engine.log.of(Round))
     seen: list[tuple[int, ...]] = []
     send = engine.upstream.send
@@ -181,7 +181,8 @@ async def test_the_body_is_on_its_way_first() -> None:
 
     setattr(engine.upstream, "send", watch)  # noqa: B010
     await engine.send(until(steps))
-    assert seen == [(opened, rounds, before), (opened, rounds + 1, before), (opened, rounds + 1, before + 1)]
+    behind = opened + 1, rounds + 1
+    assert seen == [(opened, rounds, before), (*behind, before), (*behind, before + 1)]
 
 
 async def test_where_it_depends_on_the_count_that_comes_first() -> None:

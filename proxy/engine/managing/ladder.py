@@ -189,7 +189,8 @@ class Ladder:
         if not await commit(epoch):
             raise StoreUnavailable("the log did not take the epoch in time")
         self._contexts.add(epoch.session, epoch)
-        self._twins.note(case.subject, epoch)
+        if rung == "plan":
+            self._twins.note(case.subject, epoch)
         case.context.sizes[epoch.id] = frozen
         case.find_standing(epoch).account = note_epoch(case.account, tokens, protected, case.budget)
         self._bus.publish(

@@ -121,6 +121,19 @@ async def test_what_cannot_be_taken_over_is_planned(monkeypatch: pytest.MonkeyPa
     assert (await engine.send(until(steps + 1), base=UNNAMED)).plan.rung == "epoch"
 
 
+async def test_a_minimal_one_is_not_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, steps = ManagedEngine(window=9_000), 60
+    await engine.send(until(1), base=UNNAMED)  # the upstream accepts the credential
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("not now")
+
+    monkeypatch.setattr("proxy.context.builder.ContextBuilder.build", fail)
+    assert (await engine.send(until(steps), base=UNNAMED)).plan.rung == "minimal"
+    monkeypatch.undo()
+    assert (await engine.send(until(steps), base=UNNAMED)).plan.rung == "plan"
+
+
 async def test_where_it_is_too_long_the_next_plan_goes_on_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
     grounds: list[Ground] = []
     engine = ManagedEngine()

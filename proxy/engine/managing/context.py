@@ -53,9 +53,9 @@ class Context:
 
     `sizes` are the tokens of epochs' rendered messages by id, as we count them; `protected` those that the last plan of
     a view had to leave; `told` those of which it was said that the ceiling is out of reach with them; `fruitless` the
-    tokens of a request that no plan made shorter; `unsent` those epochs that were opened beside the
-    calls, and that none has gone out under yet. Summaries are those that may still be of use.
-    One epoch opens at a time: whoever waited for `opening` looks first whether there is a new one.
+    tokens of a request that no plan made shorter; `unsent` those epochs that were opened beside the calls, and that
+    none has gone out under yet. Summaries are those that may still be of use. One epoch opens at a time: whoever waited
+    for `opening` looks first whether there is a new one.
     """
 
     __slots__ = (
@@ -98,12 +98,11 @@ class Context:
     @property
     def weight(self) -> int:
         """Bytes of memory, roughly."""
-        nodes = sum([len(standing.before or ()) for standing in self._standings.values()])
-        standings = _STANDING_WEIGHT * len(self._standings) + _NODE_WEIGHT * nodes
+        nodes = sum([len(standing.before or ()) for standing in self._standings.values()]) + len(self._pins)
         late = len(self._late[0].split.content) if self._late is not None else 0
-        noted = _CHOSEN_WEIGHT * len(self._chosen) + _NODE_WEIGHT * len(self._pins)
-        known = _ITEM_WEIGHT * sum(map(len, self._covered.values())) + sum(map(weigh, self._summaries.values()))
-        return _CONTEXT_WEIGHT + self._epochs_weight + standings + noted + late + known
+        noted = _CHOSEN_WEIGHT * len(self._chosen) + _NODE_WEIGHT * nodes + _STANDING_WEIGHT * len(self._standings)
+        covered, summaries = sum(map(len, self._covered.values())), sum(map(weigh, self._summaries.values()))
+        return _CONTEXT_WEIGHT + self._epochs_weight + noted + late + _ITEM_WEIGHT * covered + summaries
 
     @property
     def opening(self) -> asyncio.Lock:

@@ -8,15 +8,13 @@ upstreams. Memory only.
 
 from collections import OrderedDict
 
-import msgspec
-
 from proxy.engine.managing.context import weigh_epoch
+from proxy.engine.managing.opening import read_plan
 from proxy.engine.managing.subject import Subject
 from proxy.model.epoch import Epoch
-from proxy.model.plan import Edit, Written
+from proxy.model.plan import Written
 
 _Key = tuple[bytes, str, str, bytes]
-_edits = msgspec.json.Decoder(tuple[Edit, ...])
 
 
 class Twins:
@@ -29,9 +27,8 @@ class Twins:
 
     def note(self, subject: Subject, epoch: Epoch) -> None:
         """An epoch was opened for a request. One with a summary, which is its session's, is left alone."""
-        if subject.session.family or any(
-            isinstance(edit, Written) and edit.report for edit in _edits.decode(epoch.edits)
-        ):
+        edits = read_plan(epoch).edits
+        if subject.session.family or any(isinstance(edit, Written) and edit.report for edit in edits):
             return
         key = _name(subject, epoch.through)
         known = self._known.pop(key, None)

@@ -11,6 +11,7 @@ from benchmarks import corpus
 from benchmarks.jobs import Job
 
 _SESSION = corpus.NONCE[:6]
+_SESSIONS = 1_000_000  # as many as six digits tell apart
 _session_numbers = itertools.count(1)
 
 
@@ -96,21 +97,17 @@ class NewSource:
     """Another session with another content on every call: nothing a target has seen before."""
 
     def __init__(self, job: Job) -> None:
-        self._session = b"%06d" % next(_session_numbers)
-        self._calls = 0
         base = _build_base(job.size, job.messages, job.chunks, False)
         tail = corpus.suffix(job.chunks, is_short=_is_short(job.size, job.messages))
         body = b'{"messages":[' + base.messages + tail
         head = _render_head(job, corpus.NONCE, corpus.NONCE, len(body))
-        self._request = (head + body).replace(corpus.NONCE, _SESSION + b"######")
+        self._request = (head + body).replace(corpus.NONCE, _SESSION + b"000001")
         self._new_per_call = len(body)
         self.new_bytes = 0
 
     def render(self) -> bytes:
-        self._calls += 1
         self.new_bytes += self._new_per_call
-        numbered = self._request.replace(_SESSION, self._session[:3] + b"%03d" % (self._calls % 1000))
-        return numbered.replace(b"######", b"%06d" % (self._calls // 1000))
+        return self._request.replace(_SESSION, b"%06d" % (next(_session_numbers) % _SESSIONS))
 
 
 class GrowSource:

@@ -4,6 +4,7 @@ import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from proxy.model.errors import StoreUnavailable
 from proxy.store.policy import StorePolicy
@@ -18,6 +19,10 @@ _MAGIC = b"SQLite format 3\0"
 _CHECKED_BYTES = 64 * 1024 * 1024  # 0.1 s
 # Beyond this SQLite checkpoints within a commit; the writer does it earlier, between commits (`checkpoint`).
 _WAL_PAGES = 65_536
+# For every value that is not a str, an int or a float the sqlite3 module asks whether something turns it into one of
+# these, by three look-ups that fail with an error each: bytes and None that say at once that they stay what they are
+# take two fifths off a row (6.2 to 3.6 us). For the whole process, where it changes no value.
+_TAKEN_AS_THEY_ARE: tuple[tuple[type, Callable[[Any], Any]], ...] = ((bytes, bytes.__bytes__), (type(None), {}.get))
 
 
 def prepare_file(path: Path) -> None:
@@ -42,6 +47,8 @@ def connect_writer(policy: StorePolicy, connect: Connect = sqlite3.connect) -> s
     """The connection that writes: checked, migrated, in WAL mode. Raises StoreUnavailable."""
     if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
         raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; palimpsest needs 3.37 or newer")
+    for kind, keep in _TAKEN_AS_THEY_ARE:
+        sqlite3.register_adapter(kind, keep)
     # Opened by the thread that starts the server, so that errors show at once; from then on used by the writer thread.
     try:
         connection = connect(policy.path, isolation_level=None, check_same_thread=False, timeout=policy.busy_ms / 1000)

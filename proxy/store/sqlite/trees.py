@@ -122,13 +122,16 @@ class Trees:
         return self._connection.execute(_FIND_ANYWHERE, (node,)).fetchone() is not None
 
     def take_mark(self, tree: Tree, key: bytes, name: str) -> bool:
-        """True where the session has no mark of this name yet; from now on it has."""
+        """True where the session has no mark of this name yet; from now on it has, which its tree is to count."""
         if (tree.session, name) in self._marks:
             return False
-        if tree.born != self._batch and self._connection.execute(_FIND_MARK, (key, tree.session, name)).fetchone():
+        if tree.marks and tree.born != self._batch and self._has_mark(tree, key, name):
             return False
         self._marks.add((tree.session, name))
         return True
+
+    def _has_mark(self, tree: Tree, key: bytes, name: str) -> bool:
+        return self._connection.execute(_FIND_MARK, (key, tree.session, name)).fetchone() is not None
 
     def take_adoption(self, session: int, source: int, node: int) -> bool:
         """True where the session has not adopted this yet; from now on it has."""

@@ -50,6 +50,15 @@ def test_the_writer_may_be_used_by_its_thread_and_checks_foreign_keys(policy: St
     connection.close()
 
 
+def test_bytes_and_none_are_written_without_asking_around_what_they_might_become(policy: StorePolicy) -> None:
+    connection = connect_writer(policy)
+    assert sqlite3.adapt(b"\x00\xff", sqlite3.PrepareProtocol) == b"\x00\xff"  # raises where nobody has said
+    assert sqlite3.adapt(None, sqlite3.PrepareProtocol) is None
+    row = connection.execute("SELECT ?1, typeof(?1), ?2, typeof(?2)", (b"\x00\xff", None)).fetchone()
+    assert row == (b"\x00\xff", "blob", None, "null")
+    connection.close()
+
+
 def test_a_file_sqlite_cannot_open_is_refused(policy: StorePolicy, tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match=r"cannot be used \(unable to open database file: .* owner and mode"):
         connect_writer(replace(policy, path=tmp_path))

@@ -10,7 +10,7 @@ from proxy.model.exchange import Outcome
 from proxy.model.lineage import Adoption
 from proxy.model.record import weigh
 from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.journal import Journal
+from proxy.store.sqlite.journal import Journal, Leftover
 from proxy.store.sqlite.spool import Entry, Spool
 from tests.store.samples import make_chain, make_opening, make_outcome, make_plan, make_reading, make_round, make_step
 
@@ -189,17 +189,47 @@ async def test_what_the_journal_does_not_take_waits_for_its_commit_and_so_does_a
     assert futures[4].done()
 
 
-async def test_answers_run_ahead_of_the_writer_by_some_records_only(tmp_path: Path) -> None:
+@pytest.fixture
+def roomy(tmp_path: Path) -> Iterator[Journal]:
     journal = Journal(tmp_path / "large")
-    desk = Desk(10_000_000, journal=journal)
-    futures = [desk.spool.append((make_reading(f"e{i}"),), is_urgent=True) for i in range(1500)]
+    yield journal
+    journal.remove()
+
+
+def run_ahead(desk: Desk, count: int) -> list["asyncio.Future[bool]"]:
+    return [desk.spool.append((make_reading(f"e{i}"),), is_urgent=True) for i in range(count)]
+
+
+async def test_answers_run_ahead_of_the_writer_by_some_records_only(roomy: Journal) -> None:
+    desk = Desk(10_000_000, journal=roomy)
+    futures = run_ahead(desk, 1500)
     ahead = [future.done() for future in futures].index(False)
     assert 1000 < ahead < 1100
     assert not any(future.done() for future in futures[ahead:])
     desk.settle(True)
     assert futures[-1].result() is True
     assert desk.spool.append((make_reading("next"),), is_urgent=True).done()
-    journal.remove()
+
+
+async def test_who_ran_too_far_ahead_waits_until_the_writer_has_half_of_it_and_not_for_a_commit_of_his_own(
+    roomy: Journal,
+) -> None:
+    desk = Desk(10_000_000, journal=roomy)
+    waiting = run_ahead(desk, 1500)[-1]
+    (entries,) = desk.handed  # at once, for nobody else would hand them over; what came behind has its company
+    assert len(entries) == 1025
+    desk.spool.settle(entries[:512], True)
+    assert not waiting.done()
+    ((*rest,),) = desk.handed[1:]  # each commit takes along what has come meanwhile
+    assert len(rest) == 475
+    desk.spool.settle(entries[512:988], True)
+    assert waiting.result() is True and desk.spool.pending == 512
+
+
+async def test_what_runs_too_far_ahead_is_in_the_journal_all_the_same(roomy: Journal, tmp_path: Path) -> None:
+    run_ahead(Desk(10_000_000, journal=roomy), 1500)
+    left = Leftover((tmp_path / "large").read_bytes())
+    assert [records for records, _ in left.read(0)] == [(make_reading(f"e{i}"),) for i in range(1500)]
 
 
 async def test_once_all_is_written_the_journal_takes_records_again(journal: Journal) -> None:

@@ -100,4 +100,9 @@ def test_nothing_of_a_new_session_is_looked_up(log: sqlite3.Connection) -> None:
     trees.age()
     assert trees.find_place(tree, A.node) is None
     assert len(questions) == 1
+    assert trees.take_mark(tree, key_of("call:1"), "call:1")
+    assert len(questions) == 1  # a tree that counts no marks has none in the table
+    tree.marks += 1
+    assert trees.take_mark(tree, key_of("call:2"), "call:2")
+    assert len(questions) == 2
     log.set_trace_callback(None)

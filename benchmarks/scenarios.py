@@ -6,7 +6,7 @@ The rule: a scenario only measures; what a figure means and which target it has 
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -25,6 +25,7 @@ QUICK_CHUNKS = 30
 BURST_CHUNKS = 100
 PACE_MS = 15
 IDLE_STREAMS = 300
+_COUNTING = ("--ceiling", "16000")  # a call of 100 KB is above it
 
 
 class StoreGrowth(msgspec.Struct, kw_only=True):
@@ -39,11 +40,14 @@ class StoreGrowth(msgspec.Struct, kw_only=True):
 
 
 class Start(msgspec.Struct, kw_only=True):
-    """One start on an empty folder: seconds until `/-/live` answers 200 and until SIGTERM ended it; resident bytes."""
+    """One start on an empty folder: seconds until `/-/live` answers 200 and until SIGTERM ended it; resident bytes
+    then, and once a call has been counted and cut.
+    """
 
     ready: float
     ended: float
     memory: int
+    counted: int
 
 
 class Idle(msgspec.Struct, kw_only=True):
@@ -163,16 +167,20 @@ def measure_kept(bench: Bench, extras: Extras) -> None:
 
 
 def measure_starts(bench: Bench, extras: Extras) -> None:
-    """Start on an empty folder, several times."""
+    """Start on an empty folder, several times, and send a call that has to be counted."""
+    setting = replace(bench.setting, serve_options=(*bench.setting.serve_options, *_COUNTING))
     for target in _list_palimpsests(bench):
         starts = extras.starts.setdefault(target.name, [])
         for _ in range(2 if bench.is_quick else 5):
-            fresh = start_palimpsest(bench.setting, target.name)
+            fresh = start_palimpsest(setting, target.name)
             assert fresh.child is not None
             wait_until_quiet(fresh.child.pid, 2)
             used = read_memory(fresh.child.pid)[0]
+            _run_job(bench, Job(port=fresh.port, mode="grow", size=100_000, turns=1, warm_turns=0))
+            wait_until_quiet(fresh.child.pid, 2)
+            counted = read_memory(fresh.child.pid)[0]
             ended = bench.setting.nursery.end(fresh.child)
-            starts.append(Start(ready=fresh.start_seconds, ended=ended, memory=used))
+            starts.append(Start(ready=fresh.start_seconds, ended=ended, memory=used, counted=counted))
         report_progress(f"start: {target.name}")
 
 
@@ -244,10 +252,7 @@ def _weigh(bench: Bench, name: str, job: Job) -> StoreGrowth:
     """A fresh process serves the job and ends; what its folder weighs."""
     fresh = start_palimpsest(bench.setting, name)
     assert fresh.child is not None and fresh.data is not None
-    bench.load.write_line(msgspec.json.encode(msgspec.structs.replace(job, port=fresh.port)).decode())
-    bench.load.read_line()
-    bench.load.write_line("")
-    result = msgspec.json.decode(bench.load.read_line(), type=Result)
+    result = _run_job(bench, msgspec.structs.replace(job, port=fresh.port))
     wait_until_quiet(fresh.child.pid, 5, 0.2)
     serving = sum(measure_files(fresh.data).values())
     bench.setting.nursery.end(fresh.child)
@@ -256,6 +261,14 @@ def _weigh(bench: Bench, name: str, job: Job) -> StoreGrowth:
     return StoreGrowth(
         history="", turns=job.turns, new_bytes=new_bytes, serving=serving, at_rest=sum(files.values()), files=files
     )
+
+
+def _run_job(bench: Bench, job: Job) -> Result:
+    """Have the load generator do a job, from its first call on."""
+    bench.load.write_line(msgspec.json.encode(job).decode())
+    bench.load.read_line()
+    bench.load.write_line("")
+    return msgspec.json.decode(bench.load.read_line(), type=Result)
 
 
 def _list_palimpsests(bench: Bench) -> list[Target]:

@@ -43,7 +43,7 @@ class Rows:
         return blob, digest
 
     def keep(self, content: bytes, smallest: int = SMALL) -> int:
-        """Content that is not expected again, deflated if it has `smallest` bytes."""
+        """Content that is not expected again, packed if it has `smallest` bytes."""
         payload = self._known.next_id("payload")
         self._rows["payload"].append((payload, *pack(content, smallest)))
         return payload

@@ -1,4 +1,8 @@
 import hashlib
+import threading
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import example, given
@@ -7,6 +11,7 @@ from hypothesis import strategies as st
 from proxy.model.exchange import Headers
 from proxy.store.sqlite.codec import (
     DEFLATED,
+    PACKED,
     RAW,
     SMALL,
     TINY,
@@ -34,15 +39,15 @@ def test_packing_and_unpacking_give_the_content_back(content: bytes, smallest: i
 
 def test_a_stream_of_events_shrinks_to_a_fraction() -> None:
     codec, stored = pack(STREAM)
-    assert codec == DEFLATED
+    assert codec == PACKED
     assert len(stored) < len(STREAM) / 15
 
 
 def test_small_content_is_kept_as_it_is_unless_asked() -> None:
     content = STREAM[: SMALL - 1]
     assert pack(content) == (RAW, content)
-    assert pack(content, TINY)[0] == DEFLATED
-    assert pack(STREAM[:SMALL])[0] == DEFLATED
+    assert pack(content, TINY)[0] == PACKED
+    assert pack(STREAM[:SMALL])[0] == PACKED
 
 
 def test_content_that_does_not_shrink_is_kept_as_it_is() -> None:
@@ -50,10 +55,55 @@ def test_content_that_does_not_shrink_is_kept_as_it_is() -> None:
     assert pack(content) == (RAW, content)
 
 
-@pytest.mark.parametrize("damaged", [pack(STREAM)[1][:-3], pack(STREAM)[1] + b"x", b"\xff" * 9])
+# announces a content of 2**63 bytes
+VAST = bytes.fromhex("28b52ffde0") + (2**63).to_bytes(8, "little") + bytes(4)
+
+
+@pytest.mark.parametrize("damaged", [pack(STREAM)[1][:-3], pack(STREAM)[1] + b"x", b"\xff" * 9, b"", VAST])
 def test_damaged_content_is_a_value_error(damaged: bytes) -> None:
+    with pytest.raises(ValueError, match="packed content is damaged"):
+        unpack(PACKED, damaged)
+
+
+def test_threads_pack_and_unpack_beside_each_other() -> None:
+    contents = [STREAM[i:] + b"%d" % i for i in range(8)]
+    start = threading.Barrier(len(contents))
+
+    def go(content: bytes) -> bool:
+        start.wait()
+        return all(unpack(*pack(content)) == content for _ in range(50))
+
+    with ThreadPoolExecutor(len(contents)) as pool:
+        assert all(pool.map(go, contents))
+
+
+def deflate(content: bytes) -> bytes:
+    """As it was packed under codec 1."""
+    packer = zlib.compressobj(1, zlib.DEFLATED, -13, 5, zlib.Z_DEFAULT_STRATEGY, unpack(DEFLATED, WHOLE_DICTIONARY))
+    return packer.compress(content) + packer.flush()
+
+
+@given(st.binary(max_size=4000))
+@example(STREAM)
+def test_what_was_deflated_is_read_for_ever(content: bytes) -> None:
+    assert unpack(DEFLATED, deflate(content)) == content
+
+
+# what the first version with codec 2 made of a dozen chunks
+OLDEST = bytes.fromhex(
+    "28b52ffd601204550200a031303132333435363738393131227d7d5d7d0a0a12008a879c0a02e9219032045241203d045286402a08a48740"
+    "ca10a4b26f4041860010600a87f248a49e0260fd73c64b06935e0804"
+)
+
+
+def test_what_was_packed_once_is_read_for_ever() -> None:
+    assert unpack(PACKED, OLDEST) == b"".join(CHUNK % i for i in range(12))
+
+
+@pytest.mark.parametrize("make", [lambda: deflate(STREAM)[:-3], lambda: deflate(STREAM) + b"x", lambda: b"\xff" * 9])
+def test_damaged_deflated_content_is_a_value_error(make: Callable[[], bytes]) -> None:
     with pytest.raises(ValueError, match="deflated content is"):
-        unpack(DEFLATED, damaged)
+        unpack(DEFLATED, make())
 
 
 def test_an_unknown_codec_is_a_value_error() -> None:
@@ -65,7 +115,7 @@ def test_an_unknown_codec_is_a_value_error() -> None:
 WHOLE_DICTIONARY = bytes.fromhex("edd6c1000000000321daf92b9cc55e45d1345cc3355cc3355cc3355cc3355cc335fcddf000")
 
 
-def test_the_dictionary_of_codec_1_is_fixed_for_good() -> None:
+def test_the_dictionary_of_both_codecs_is_fixed_for_good() -> None:
     """With one byte changed every log there is becomes unreadable: add a codec in its place."""
     digest = hashlib.sha256(unpack(DEFLATED, WHOLE_DICTIONARY)).hexdigest()
     assert digest == "dadaed7bf9778a943249b81e6dddab1f251a085c9de3c4ef5954e52df08ffc95"

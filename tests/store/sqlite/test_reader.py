@@ -214,7 +214,7 @@ async def test_damaged_content_is_told_from_missing_content(open_archive: Opener
     archive = open_archive()
     await archive.append(make_opening(), make_round(), make_outcome(received=b"x" * 5000))
     await archive.close()
-    spoil(policy.path, "UPDATE payload SET bytes = x'ff' WHERE codec = 1")
+    spoil(policy.path, "UPDATE payload SET bytes = x'ff' WHERE codec = 2")
     reader = SqliteReader(policy.path)
     with pytest.raises(StoreUnavailable, match=r"cannot be read.*palimpsest verify"):
         await reader.load_received("e1", 0)

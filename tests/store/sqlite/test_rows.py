@@ -5,7 +5,7 @@ import pytest
 
 from proxy.model.manifest import digest_of
 from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.codec import DEFLATED, RAW, seal_after
+from proxy.store.sqlite.codec import PACKED, RAW, seal_after
 from proxy.store.sqlite.connection import connect_writer
 from proxy.store.sqlite.known import Known, Tenant
 from proxy.store.sqlite.rows import Rows
@@ -43,11 +43,11 @@ def test_content_of_a_tenant_is_stored_once_and_that_of_another_again(log: sqlit
     assert log.execute("SELECT id, tenant, size FROM blob ORDER BY id").fetchall() == [(1, 1, 2100), (2, 2, 2100)]
 
 
-def test_what_is_kept_is_deflated_from_some_size_on(log: sqlite3.Connection, rows: Rows) -> None:
+def test_what_is_kept_is_packed_from_some_size_on(log: sqlite3.Connection, rows: Rows) -> None:
     assert [rows.keep(LONG[:1000]), rows.keep(LONG), rows.keep(LONG[:1000], 500)] == [1, 2, 3]
     rows.write(log)
     codecs = log.execute("SELECT codec FROM payload ORDER BY id").fetchall()
-    assert codecs == [(RAW,), (DEFLATED,), (DEFLATED,)]
+    assert codecs == [(RAW,), (PACKED,), (PACKED,)]
 
 
 def test_a_sealed_row_follows_on_the_one_before_it(log: sqlite3.Connection, rows: Rows) -> None:

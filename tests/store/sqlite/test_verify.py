@@ -235,7 +235,7 @@ def test_a_hole_is_accepted_with_its_erasure_only(path: Path) -> None:
 
 
 def test_a_damaged_page_is_a_fault_and_the_rest_is_still_looked_at(path: Path) -> None:
-    spoil(path, "UPDATE payload SET codec = 9 WHERE codec = 1")
+    spoil(path, "UPDATE payload SET codec = 9 WHERE codec = 2")
     connection = sqlite3.connect(path)
     (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'trailer'").fetchone()
     connection.close()

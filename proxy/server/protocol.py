@@ -31,6 +31,7 @@ _READ_AHEAD = 1024 * 1024
 _LINGER_SECONDS = 1.0
 _LOOK_SECONDS = 1.0
 _SLACK = 64 * 1024
+_HEEDED = frozenset({b"host", b"expect", b"transfer-encoding", b"upgrade"})
 # What nearly all requests have; the parser would say the same of it.
 _PLAIN_PATH = re.compile(rb"/(?:[A-Za-z0-9_.-][A-Za-z0-9_./-]*)?")
 
@@ -53,6 +54,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_size = self._unparsed = self._hosts = 0
         self._is_in_head = True
         self._is_read_anew = False
+        self._offers_upgrade = False
         self._data = b""
         self._refusal = (400, "bad_request", "this is not a valid HTTP/1.1 request")
         self._head_timer: asyncio.TimerHandle | None = None
@@ -135,6 +137,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._is_in_head = True
         self._is_read_anew = False
+        self._offers_upgrade = False
         self._head_size = self._unparsed = self._hosts = 0
 
     def on_url(self, url: bytes) -> None:
@@ -149,12 +152,8 @@ class GuardedProtocol(HttpToolsProtocol):
             return  # a trailer: no field of the request
         name = name.lower()
         self.headers.append((name, value))
-        if name == b"host":
-            self._hosts += 1
-        elif name == b"expect":
-            self.expect_100_continue |= value.lower() == b"100-continue"
-        elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
-            self._refuse("the only transfer coding understood here is chunked")
+        if name in _HEEDED:
+            self._heed(name, value)
 
     def on_headers_complete(self) -> None:
         """Part of httptools' protocol."""
@@ -167,7 +166,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse("HTTP/1.1 is spoken here")
         if self._hosts != 1 and (self._hosts or version != "1.0"):
             self._refuse("a request has exactly one Host field")
-        if self._get_upgrade() not in (None, b"websocket"):
+        if self._offers_upgrade and self._get_upgrade() not in (None, b"websocket"):
             self._is_read_anew = True
             return
         self._begin(version)
@@ -241,6 +240,16 @@ class GuardedProtocol(HttpToolsProtocol):
         else:
             self.flow.pause_reading()
             self.pipeline.appendleft((cycle, self.app))
+
+    def _heed(self, name: bytes, value: bytes) -> None:
+        if name == b"host":
+            self._hosts += 1
+        elif name == b"expect":
+            self.expect_100_continue |= value.lower() == b"100-continue"
+        elif name == b"upgrade":
+            self._offers_upgrade = True
+        elif value.strip().lower() != b"chunked":
+            self._refuse("the only transfer coding understood here is chunked")
 
     def _disconnect_cycles(self) -> None:
         for cycle in self._cycles:

@@ -23,7 +23,7 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-_SET_ANEW = frozenset({b"host", b"content-length", b"expect"})
+_STAY_OF_REQUEST = _HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 _CREDENTIALS = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key")
 _OF_PROVIDERS = (b"anthropic-version", b"anthropic-beta", b"openai-", b"user-agent")
 _OF_ONE_BODY = frozenset(
@@ -76,12 +76,8 @@ def find(headers: Headers, name: bytes) -> bytes:
 
 def forward_request(headers: Headers) -> Iterable[tuple[bytes, bytes]]:
     """The client's fields that go upstream; Host and the length are the sender's to set."""
-    named = _named_by_connection(headers)
-    return [
-        (name, value)
-        for name, value in headers
-        if name not in _HOP_BY_HOP and name not in _SET_ANEW and name not in named and not name.startswith(OWN_PREFIX)
-    ]
+    stay = _STAY_OF_REQUEST | _named_by_connection(headers)
+    return [field for field in headers if field[0] not in stay and not field[0].startswith(OWN_PREFIX)]
 
 
 def forward_response(headers: Headers) -> Headers:
@@ -122,7 +118,7 @@ def keep_for_call(headers: Headers, *, is_same_upstream: bool = True) -> Headers
 
 def list_credentials(headers: Headers) -> tuple[bytes, ...]:
     """The credentials a request presents, without their schemes: an upstream may echo them."""
-    return tuple([bare_credential(value) for name, value in headers if is_credential(name)])
+    return tuple([bare_credential(value) for name, value in headers if name in _CREDENTIALS])
 
 
 def is_credential(name: bytes) -> bool:

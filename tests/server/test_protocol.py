@@ -51,6 +51,7 @@ _POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n"
         _POST + b"Content-Length: 0x4\r\n\r\nabcd",
         _POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
         _POST + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+        _POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
         _POST + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
         _POST + b"X: a\r\n b\r\nContent-Length: 0\r\n\r\n",
         _POST + b"X\r\nContent-Length: 0\r\n\r\n",

@@ -9,7 +9,7 @@ import asyncio
 import re
 import select
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import unquote
 
@@ -113,7 +113,7 @@ class GuardedProtocol(HttpToolsProtocol):
         # The parser keeps a field until it ends, so that an endless one would never be counted by `on_header`.
         self._unparsed += len(data)
         if self._unparsed > self._policy.max_header_bytes + _SLACK:
-            self._refusal = self._too_large()
+            self._refusal = _describe_too_large(self._policy.max_header_bytes)
             self.send_400_response("")
         elif self._head_timer is None:
             self._watch_head()
@@ -203,9 +203,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if not self._is_read_anew:
             return
         offset = getattr(sys.exc_info()[1], "args", (len(self._data),))[0]
-        fields = b"".join(b"%s: %s\r\n" % field for field in self.headers if field[0] != b"upgrade")
-        head = b"%s %s HTTP/1.1\r\n%s\r\n" % (self.parser.get_method(), self.url, fields)
-        rest = self._data[offset:]
+        head, rest = _render_head(self.parser.get_method(), self.url, self.headers), self._data[offset:]
         self.parser = httptools.HttpRequestParser(self)
         self.data_received(head + rest)
 
@@ -262,9 +260,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._look_timer = None
         if not self.flow.read_paused or self.transport.is_closing():
             return
-        poll = select.poll()
-        poll.register(self.transport.get_extra_info("socket").fileno(), 0)
-        if poll.poll(0):
+        if _is_reset(self.transport):
             self.transport.abort()
             return
         self._look_timer = self.loop.call_later(_LOOK_SECONDS, self._look)
@@ -276,12 +272,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def _count(self, size: int) -> None:
         self._head_size += size
         if self._head_size > self._policy.max_header_bytes:
-            self._refusal = self._too_large()
+            self._refusal = _describe_too_large(self._policy.max_header_bytes)
             raise ValueError(self._refusal[2])
-
-    def _too_large(self) -> tuple[int, str, str]:
-        limit = self._policy.max_header_bytes
-        return 431, "headers_too_large", f"the head of the request exceeds server.max_header_bytes ({limit})"
 
     def _refuse(self, message: str) -> None:
         self._refusal = (400, "bad_request", message)
@@ -294,6 +286,23 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refusal = (408, "head_timeout", "the head of the request took too long (server.header_timeout)")
         self._head_timer = None
         self.send_400_response("")
+
+
+def _describe_too_large(limit: int) -> tuple[int, str, str]:
+    return 431, "headers_too_large", f"the head of the request exceeds server.max_header_bytes ({limit})"
+
+
+def _is_reset(transport: asyncio.Transport) -> bool:
+    """Whether the kernel knows that nobody is there any more."""
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), 0)
+    return bool(poll.poll(0))
+
+
+def _render_head(method: bytes, url: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The head of a request whose body is still to be read, without its offer to speak otherwise."""
+    fields = b"".join(b"%s: %s\r\n" % field for field in headers if field[0] != b"upgrade")
+    return b"%s %s HTTP/1.1\r\n%s\r\n" % (method, url, fields)
 
 
 def _split_url(url: bytes) -> tuple[bytes, bytes]:

@@ -57,12 +57,15 @@ class Growing(Sequence[T]):
     @overload
     def __getitem__(self, at: slice) -> list[T]: ...
     def __getitem__(self, at: int | slice) -> T | list[T]:
-        if isinstance(at, slice):
-            start, stop, step = at.indices(self._length)
-            return self._shared[start:stop] if step == 1 else self._shared[: self._length][at]
-        if -self._length <= at < self._length:
-            return self._shared[at if at >= 0 else at + self._length]
-        raise IndexError(at)
+        if not isinstance(at, slice):
+            length = self._length
+            if 0 <= at < length:
+                return self._shared[at]
+            if -length <= at < 0:
+                return self._shared[at + length]
+            raise IndexError(at)
+        start, stop, step = at.indices(self._length)
+        return self._shared[start:stop] if step == 1 else self._shared[: self._length][at]
 
     def __iter__(self) -> Iterator[T]:
         return islice(self._shared, self._length)

@@ -101,13 +101,18 @@ def split_after(content: bytes, items_key: str, known: SplitBody, count: int) ->
 
 def count_shared(content: bytes, known: SplitBody) -> int:
     """How many of `known`'s first items stand in `content` at the same place, with the same bytes up to their end."""
-    if not known.items or known.items[0].end > len(content):
+    items, before = known.items, known.content
+    if not items or items[0].end > len(content):
         return 0
-    same = _common_prefix(content, known.content)
-    low, high = 0, len(known.items)
+    at, last = _pass_equal_blocks(content, before), items[-1].end
+    # most bodies repeat all of the one before: what is searched for below is where others part
+    if last <= at or content[at:last] == before[at:last]:
+        return _count_ended(content, known, len(items))
+    same = _find_parting(content, before, at)
+    low, high = 0, len(items)
     while low < high:
         middle = (low + high) // 2
-        if known.items[middle].end <= same:
+        if items[middle].end <= same:
             low = middle + 1
         else:
             high = middle
@@ -121,15 +126,18 @@ def _count_ended(content: bytes, known: SplitBody, count: int) -> int:
     return count if is_ended else max(0, count - 1)
 
 
-def _common_prefix(a: bytes, b: bytes) -> int:
-    """Length of the common prefix; compares blocks, then halves of the block that differs."""
+def _pass_equal_blocks(a: bytes, b: bytes) -> int:
+    """How many bytes are surely the same at the beginning: whole blocks, or all of the shorter one."""
     limit = min(len(a), len(b))
     at = 0
     while at < limit and a.startswith(b[at : at + _BLOCK], at):
         at += _BLOCK
-    if at >= limit:
-        return limit
-    low, high = at, min(at + _BLOCK, limit)
+    return min(at, limit)
+
+
+def _find_parting(a: bytes, b: bytes, at: int) -> int:
+    """Length of the common prefix, which ends in the block that begins at `at`; compares halves of it."""
+    low, high = at, min(at + _BLOCK, len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
         if a[low:middle] == b[low:middle]:

@@ -41,7 +41,7 @@ class StoreGrowth(msgspec.Struct, kw_only=True):
 
 class Start(msgspec.Struct, kw_only=True):
     """One start on an empty folder: seconds until `/-/live` answers 200 and until SIGTERM ended it; resident bytes
-    then, and once a call has been counted and cut.
+    before any call (`memory`), and once a call has been counted and cut.
     """
 
     ready: float

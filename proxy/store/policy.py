@@ -18,8 +18,8 @@ class StorePolicy:
     on top. `busy_ms`: how long one attempt waits for another process's lock. `hold_ms`: how long a record that is not
     urgent may wait for one that is. `journal_hold_ms`: how long one that is in the journal waits for company, urgent or
     not. A commit costs as much as writing four records or so, and the two threads drive each other's code and data from
-    the processor's cache: one client that never pauses takes 5 to 9 % less time a call with 50 ms than with 10. Readers
-    in other processes lag by it; a journal that is half full waits for nobody.
+    the processor's cache: one client that never pauses took mostly 5 to 10 % less CPU a call with 50 or 60 ms than with
+    10. Readers in other processes lag by it; a journal that is half full waits for nobody.
     `close_ms`: how long closing may take.
     """
 

@@ -26,6 +26,7 @@ from proxy.config import ConfigError, Settings
 from proxy.context.budget import AUTO_CEILING
 from proxy.engine.reports.savings import Yardstick
 from proxy.engine.tasks import TaskRunner
+from proxy.engine.writes import Writes
 from proxy.heap import HeapTrimmer, find_slack, find_trim
 from proxy.model.errors import ProxyError
 from proxy.model.events import (
@@ -160,7 +161,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
 def _configure(app: ASGIApp, policy: ServerPolicy) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=functools.partial(GuardedProtocol, policy),  # type: ignore[arg-type]
+        http=functools.partial(GuardedProtocol, policy, Writes()),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,

@@ -16,9 +16,11 @@ from urllib.parse import unquote
 import httptools
 from starlette.types import Scope
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from proxy.engine.writes import Writes
 from proxy.server.cycle import Cycle
 from proxy.server.errors import render_plain
 from proxy.server.policy import ServerPolicy
@@ -44,6 +46,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def __init__(
         self,
         policy: ServerPolicy,
+        writes: Writes,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
@@ -51,6 +54,7 @@ class GuardedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._policy = policy
+        self._writes = writes
         self._head_size = self._unparsed = self._hosts = 0
         self._is_in_head = True
         self._is_read_anew = False
@@ -59,7 +63,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refusal = (400, "bad_request", "this is not a valid HTTP/1.1 request")
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
-        self._look_timer: asyncio.TimerHandle | None = None
+        self._look: _Look | None = None
         self._watching: list[Callable[[], object]] = []
         self._cycles: list[Cycle] = []
 
@@ -95,7 +99,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Part of asyncio's Protocol. uvicorn tells only the newest request; the ones before it are told here."""
-        for timer in (self._head_timer, self._stall_timer, self._look_timer):
+        for timer in (self._head_timer, self._stall_timer, self._look):
             if timer is not None:
                 timer.cancel()
         self._disconnect_cycles()
@@ -177,8 +181,8 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         if self.cycle.put(body) > _READ_AHEAD:
             self.flow.pause_reading()
-            if self._look_timer is None:
-                self._look_timer = self.loop.call_later(_LOOK_SECONDS, self._look)
+            if self._look is None or self._look.is_over:
+                self._look = _Look(self.loop, self.transport, self.flow)
 
     def on_message_complete(self) -> None:
         """Part of httptools' protocol."""
@@ -186,10 +190,16 @@ class GuardedProtocol(HttpToolsProtocol):
             self.cycle.more_body = False
             super().on_message_complete()
 
+    def shutdown(self) -> None:
+        """uvicorn's: close if no request is under way."""
+        self._writes.flush()
+        super().shutdown()
+
     # --- inner -------------------------------------------------------------------------------------------------------
 
     def send_400_response(self, msg: str) -> None:
         """Answer what never became a request; uvicorn's hook for it."""
+        self._writes.flush()
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             self.transport.write(render_plain(*self._refusal))
         self.transport.close()
@@ -211,6 +221,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Start serving a request, or queue it behind the one before it on the same connection; as uvicorn does."""
         path, query = _split_url(self.url)
         cycle = Cycle(
+            self._writes,
             scope=self.scope,
             transport=self.transport,
             flow=self.flow,
@@ -255,16 +266,6 @@ class GuardedProtocol(HttpToolsProtocol):
                 cycle.disconnected = True
                 cycle.message_event.set()
 
-    def _look(self) -> None:
-        """While reading is paused asyncio does not notice a reset; the kernel is asked now and then."""
-        self._look_timer = None
-        if not self.flow.read_paused or self.transport.is_closing():
-            return
-        if _is_reset(self.transport):
-            self.transport.abort()
-            return
-        self._look_timer = self.loop.call_later(_LOOK_SECONDS, self._look)
-
     def _close_unless_read(self, cycle: object) -> None:
         if self.cycle is cycle and self.cycle.more_body:
             self.transport.close()
@@ -286,6 +287,30 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refusal = (408, "head_timeout", "the head of the request took too long (server.header_timeout)")
         self._head_timer = None
         self.send_400_response("")
+
+
+class _Look:
+    """While reading is paused asyncio does not notice a reset; the kernel is asked now and then."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, flow: FlowControl) -> None:
+        self._loop = loop
+        self._transport = transport
+        self._flow = flow
+        self._timer = loop.call_later(_LOOK_SECONDS, self._ask)
+        self.is_over = False
+
+    def cancel(self) -> None:
+        """Look no more."""
+        self._timer.cancel()
+
+    def _ask(self) -> None:
+        if not self._flow.read_paused or self._transport.is_closing():
+            self.is_over = True
+        elif _is_reset(self._transport):
+            self.is_over = True
+            self._transport.abort()
+        else:
+            self._timer = self._loop.call_later(_LOOK_SECONDS, self._ask)
 
 
 def _describe_too_large(limit: int) -> tuple[int, str, str]:

@@ -10,6 +10,7 @@ import select
 from collections.abc import Callable
 from typing import cast
 
+from proxy.engine.writes import Writes
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers
 from proxy.upstream.incoming import BadAnswer, Incoming
@@ -22,8 +23,10 @@ _IDLE = Incoming("")
 class Connection(asyncio.Protocol):
     """A connection that carries one request at a time: `begin`, `wait_for_head`, `read` until it is empty, `finish`."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, writes: Writes) -> None:
         self._loop = loop
+        self._writes = writes
+        self._turn = -1  # the request is on its way once the turn is another
         self._transport: asyncio.Transport | None = None
         self._incoming = _IDLE
         self._error: UpstreamUnreachable | None = None
@@ -86,7 +89,7 @@ class Connection(asyncio.Protocol):
             return
         self._timer = self._loop.call_later(idle_timeout, self._check_idle)
         if len(body) < _JOINED_BYTES:
-            self._transport.write(head + body)
+            self._turn = self._writes.put(self._transport, head + body)
         else:
             self._transport.writelines((head, body))
 
@@ -95,6 +98,7 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self._is_lost:
             return
         self._active = self._loop.time()
+        self._writes.flush()  # its head may be there
         self._transport.write(content)
         if self._writable is not None:
             await asyncio.shield(self._writable)
@@ -171,7 +175,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Part of asyncio's Protocol."""
         incoming = self._incoming
-        if incoming is _IDLE or incoming.is_complete:
+        if incoming is _IDLE or incoming.is_complete or self._turn == self._writes.turn:  # nobody asked for it
             incoming.can_keep = False
             self.close()
             return

@@ -13,6 +13,7 @@ from typing import Any
 import certifi
 
 from proxy.engine.ports import RequestBody, UpstreamResponse
+from proxy.engine.writes import Writes
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers
 from proxy.upstream.connection import Connection
@@ -92,6 +93,7 @@ class Forwarder:
         self._spawn = spawn
         self._origin, self._base_path = parse_base(policy.base_url)
         self._idle: list[Connection] = []
+        self._writes = Writes()
         self._tls: ssl.SSLContext | None = None
         self._own_field = _own_field(policy)
 
@@ -148,7 +150,10 @@ class Forwarder:
         try:
             async with asyncio.timeout(self._policy.connect_timeout):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(loop), origin.host, origin.port, ssl=self._tls if origin.is_tls else None
+                    lambda: Connection(loop, self._writes),
+                    origin.host,
+                    origin.port,
+                    ssl=self._tls if origin.is_tls else None,
                 )
         except TimeoutError:
             raise UpstreamUnreachable(

@@ -3,18 +3,19 @@
 import pytest
 
 from proxy.server.policy import ServerPolicy
-from tests.support.scripted import LAST_CHUNK, ScriptedUpstream, Wire, chunk, request, stream_head
+from tests.support.scripted import LAST_CHUNK, ScriptedUpstream, Wire, answer, chunk, request, stream_head
 from tests.support.serving import Plan, Served, serving
+from tests.support.writes import BusyWrites
 
 CHAT = "/v1/chat/completions"
 BODY = b'{"model":"m","messages":[]}'
 
 
-async def ask(client: Wire, upstream: ScriptedUpstream, answer: bytes, version: bytes = b"1.1") -> Wire:
+async def ask(client: Wire, upstream: ScriptedUpstream, sent: bytes, version: bytes = b"1.1") -> Wire:
     """Make a call that is answered with these bytes; the upstream's connection."""
     client.send(request("POST", CHAT, body=BODY).replace(b"HTTP/1.1", b"HTTP/" + version))
     wire, _ = await upstream.accept_request()
-    wire.send(answer)
+    wire.send(sent)
     return wire
 
 
@@ -65,8 +66,8 @@ async def test_an_answer_without_a_body_is_followed_by_the_next_one(
 async def test_a_status_without_a_name_is_passed_on(served: Served, upstream: ScriptedUpstream) -> None:
     async with await served.connect() as client:
         await ask(client, upstream, b"HTTP/1.1 529 Overloaded\r\ncontent-length: 2\r\n\r\nno")
-        answer = await client.read_answer()
-        assert (answer.status, answer.body) == (529, b"no")
+        got = await client.read_answer()
+        assert (got.status, got.body) == (529, b"no")
 
 
 async def test_a_body_in_pieces_is_joined_and_capped(upstream: ScriptedUpstream) -> None:
@@ -82,3 +83,36 @@ async def test_a_body_in_pieces_is_joined_and_capped(upstream: ScriptedUpstream)
         assert (await client.read_answer()).status == 200
         client.send(head + chunk(b"x" * 65) + LAST_CHUNK)
         assert (await client.read_answer()).status == 413
+
+
+async def test_what_waits_for_the_end_of_the_turn_is_sent_before_the_connection_ends(
+    upstream: ScriptedUpstream,
+) -> None:
+    async with serving(Plan(upstream.url, writes=BusyWrites())) as served, await served.connect() as client:
+        client.send(request("POST", CHAT, "Connection: close", body=BODY))
+        wire, _ = await upstream.accept_request()
+        wire.send(answer(b"whole"))
+        assert (await client.read_answer()).body == b"whole"
+        assert await client.read_to_end() == b""
+
+
+async def test_what_waits_for_the_end_of_the_turn_is_sent_before_an_answer_is_broken_off(
+    upstream: ScriptedUpstream,
+) -> None:
+    async with serving(Plan(upstream.url, writes=BusyWrites())) as served, await served.connect() as client:
+        wire = await ask(client, upstream, stream_head() + chunk(b"part of it"))
+        await wire.close()
+        head = await client.read_head()
+        assert head.status == 200
+        assert (await client.read_to_end()).endswith(b"part of it\r\n")
+
+
+async def test_a_body_of_any_size_follows_what_waits_for_the_end_of_the_turn(upstream: ScriptedUpstream) -> None:
+    async with serving(Plan(upstream.url, writes=BusyWrites())) as served, await served.connect() as client:
+        wire = await ask(client, upstream, answer(b"first"))
+        assert (await client.read_answer()).body == b"first"
+        for size in (10, 100_000, 20, 200_000):
+            client.send(request("POST", CHAT, body=BODY))
+            await wire.read_request()
+            wire.send(answer(b"%d" % (size % 7) * size))
+            assert (await client.read_answer()).body == b"%d" % (size % 7) * size

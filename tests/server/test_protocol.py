@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+from typing import cast
 
 import pytest
 
 from proxy.model.exchange import Outcome
 from proxy.server.policy import ServerPolicy
+from proxy.server.protocol import GuardedProtocol
 from tests.support.scripted import (
     GONE_WITHIN,
     LAST_CHUNK,
@@ -20,6 +22,7 @@ from tests.support.scripted import (
     stream_head,
 )
 from tests.support.serving import Plan, Served, serving, with_server
+from tests.support.writes import BusyWrites
 
 CHAT = "/v1/chat/completions"
 BODY = b'{"model":"m","messages":[]}'
@@ -32,6 +35,12 @@ def assert_refused(got: Message, status: int, code: str) -> None:
     error = json.loads(got.body)["error"]
     assert (error["type"], error["code"]) == ("palimpsest_error", code)
     assert got.find(b"connection") == b"close"
+
+
+def find_protocol(served: Served) -> GuardedProtocol:
+    """The only connection of a client, at the server's end."""
+    (protocol,) = served.state.connections
+    return cast(GuardedProtocol, protocol)
 
 
 # --- what is no request ----------------------------------------------------------------------------------------------
@@ -232,6 +241,38 @@ async def test_a_bad_request_behind_a_stream_does_not_end_it_cleanly(
         assert LAST_CHUNK not in rest
         await wire.read_to_end(GONE_WITHIN)
     assert (await served.archive.wait_for(Outcome))[0].completeness == "aborted"
+
+
+@pytest.mark.parametrize("end", ["refuse", "shutdown", "break_off"])
+async def test_what_waits_for_the_end_of_the_turn_comes_before_the_end(upstream: ScriptedUpstream, end: str) -> None:
+    plan = Plan(upstream.url, writes=BusyWrites())
+    async with serving(plan) as served, await served.connect() as client:
+        client.send(request("GET", "/-/live"))
+        await client.read_answer()
+        protocol = find_protocol(served)
+        plan.writes.put(protocol.transport, answer(b"waited"))
+        ends = {
+            "refuse": lambda: protocol.send_400_response(""),
+            "shutdown": protocol.shutdown,
+            "break_off": protocol.break_off,
+        }
+        ends[end]()
+        assert (await client.read_answer()).body == b"waited"
+        if end == "refuse":
+            assert_refused(await client.read_answer(), 400, "bad_request")
+        assert await client.read_to_end() == b""
+
+
+async def test_what_waits_for_the_end_of_the_turn_comes_before_a_long_body(upstream: ScriptedUpstream) -> None:
+    plan = Plan(upstream.url, writes=BusyWrites())
+    async with serving(plan) as served, await served.connect() as client:
+        client.send(request("POST", CHAT, body=BODY))
+        await upstream.accept_request()
+        protocol = find_protocol(served)
+        protocol.cycle.start_answer(200, ((b"content-length", b"100000"),))
+        plan.writes.put(protocol.transport, b"HTTP/1.1 103 Early Hints\r\n\r\n")
+        protocol.cycle.write_answer(bytes(100_000), is_last=True)
+        assert [(await client.read_head()).status for _ in range(2)] == [103, 200]
 
 
 async def test_a_line_end_behind_a_body_is_no_request(plan: Plan, upstream: ScriptedUpstream) -> None:

@@ -27,6 +27,7 @@ from proxy.engine.relay import Relay
 from proxy.engine.reports.savings import Yardstick
 from proxy.engine.system import SystemClock, SystemIds
 from proxy.engine.tasks import TaskRunner
+from proxy.engine.writes import Writes
 from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import Opening, Outcome
 from proxy.server.contexts import ContextApi
@@ -109,6 +110,7 @@ class Plan:
     rescuer: ScriptedRescuer | None = None
     ceiling: int | None = None
     compacting: Any = None
+    writes: Writes = field(default_factory=Writes)
 
 
 @contextlib.asynccontextmanager
@@ -142,7 +144,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     )
     config.load()
     state = ServerState()
-    make = functools.partial(GuardedProtocol, plan.server, config, state, {}, loop)
+    make = functools.partial(GuardedProtocol, plan.server, plan.writes, config, state, {}, loop)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = await loop.create_server(make, sock=listener)
         served = Served(listener.getsockname()[1], archive, health, tasks, state, forwarder, bus, readings)

@@ -7,9 +7,11 @@ from typing import cast
 
 import pytest
 
+from proxy.engine.writes import Writes
 from proxy.model.errors import UpstreamUnreachable
 from proxy.upstream.connection import Connection
 from tests.support.scripted import LAST_CHUNK, LIMIT, ScriptedUpstream, Wire, answer, chunk, stream_head
+from tests.support.writes import BusyWrites
 
 MIB = 1024 * 1024
 REQUEST = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
@@ -93,10 +95,16 @@ class Pair:
 
 
 @pytest.fixture
-async def pair(upstream: ScriptedUpstream) -> AsyncIterator[Pair]:
+def writes() -> Writes:
+    """Where the connection writes."""
+    return Writes()
+
+
+@pytest.fixture
+async def pair(upstream: ScriptedUpstream, writes: Writes) -> AsyncIterator[Pair]:
     """A connection that was just made."""
     loop, watch = asyncio.get_running_loop(), Watch()
-    made = Connection(cast(asyncio.AbstractEventLoop, watch))
+    made = Connection(cast(asyncio.AbstractEventLoop, watch), writes)
     _, connection = await loop.create_connection(lambda: made, "127.0.0.1", upstream.port)
     yield Pair(connection, await upstream.accept(), watch)
     connection.finish()
@@ -398,3 +406,25 @@ async def test_a_large_body_passes_whole(pair: Pair) -> None:
     await pair.head()
     assert await pair.rest() == body
     assert pair.connection.finish()
+
+
+# --- requests that wait for the end of the turn -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("writes", [BusyWrites()])
+@pytest.mark.parametrize("size", [10, 100_000])
+async def test_what_is_sent_of_a_request_keeps_its_order(pair: Pair, size: int) -> None:
+    body = b"b" * size
+    pair.connection.begin("POST", b"POST / HTTP/1.1\r\n", b"content-length: %d\r\n\r\n" % (size + 3), LIMIT)
+    await pair.connection.write(body)
+    await pair.connection.write(b"end")
+    assert (await pair.wire.read_request()).body == body + b"end"
+
+
+@pytest.mark.parametrize("writes", [BusyWrites()])
+async def test_an_answer_from_before_its_request_was_sent_is_nobodys(pair: Pair) -> None:
+    pair.connection.begin("GET", REQUEST, b"", LIMIT)
+    pair.connection.data_received(answer(b"of another"))
+    with pytest.raises(UpstreamUnreachable):
+        await pair.head()
+    assert not pair.connection.finish()

@@ -34,7 +34,6 @@ class Cycle(RequestResponseCycle):
         self._pieces: list[bytes] = []
         self._waiting = 0
         self._ends_with_connection = False
-        self._is_streaming = False
         self._head = b""
 
     def put(self, piece: bytes) -> int:
@@ -112,8 +111,6 @@ class Cycle(RequestResponseCycle):
         self._write(content)
         if is_last:
             self._end()
-        elif not self._is_streaming:
-            self._set_streaming(is_streaming=True)
         return not self.flow.write_paused
 
     def break_off(self) -> None:
@@ -144,14 +141,7 @@ class Cycle(RequestResponseCycle):
         if self.expected_content_length < 0 or (is_last and self.expected_content_length):
             raise ValueError("the body is not as long as its head announces")
 
-    def _set_streaming(self, *, is_streaming: bool) -> None:
-        """Have chunks written within the call: uvloop gathers what is below its limit until the loop comes round."""
-        self._is_streaming = is_streaming
-        self.transport.set_write_buffer_limits(0 if is_streaming else None)
-
     def _end(self) -> None:
-        if self._is_streaming:
-            self._set_streaming(is_streaming=False)
         self.response_complete = True
         self.message_event.set()
         if not self.keep_alive:

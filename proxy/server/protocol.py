@@ -55,6 +55,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._policy = policy
         self._writes = writes
+        self._most_head = policy.max_header_bytes
         self._head_size = self._unparsed = self._hosts = 0
         self._is_in_head = True
         self._is_read_anew = False
@@ -116,8 +117,8 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         # The parser keeps a field until it ends, so that an endless one would never be counted by `on_header`.
         self._unparsed += len(data)
-        if self._unparsed > self._policy.max_header_bytes + _SLACK:
-            self._refusal = _describe_too_large(self._policy.max_header_bytes)
+        if self._unparsed > self._most_head + _SLACK:
+            self._refusal = _describe_too_large(self._most_head)
             self.send_400_response("")
         elif self._head_timer is None:
             self._watch_head()
@@ -146,12 +147,16 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         """Part of httptools' protocol."""
-        self._count(len(url))
+        self._head_size += len(url)
+        if self._head_size > self._most_head:
+            self._refuse_head()
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Part of httptools' protocol."""
-        self._count(len(name) + len(value) + 4)
+        self._head_size += len(name) + len(value) + 4
+        if self._head_size > self._most_head:
+            self._refuse_head()
         if not self._is_in_head:
             return  # a trailer: no field of the request
         name = name.lower()
@@ -270,11 +275,9 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.cycle is cycle and self.cycle.more_body:
             self.transport.close()
 
-    def _count(self, size: int) -> None:
-        self._head_size += size
-        if self._head_size > self._policy.max_header_bytes:
-            self._refusal = _describe_too_large(self._policy.max_header_bytes)
-            raise ValueError(self._refusal[2])
+    def _refuse_head(self) -> None:
+        self._refusal = _describe_too_large(self._most_head)
+        raise ValueError(self._refusal[2])
 
     def _refuse(self, message: str) -> None:
         self._refusal = (400, "bad_request", message)

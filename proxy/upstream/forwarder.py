@@ -28,9 +28,12 @@ _KEEP_MOST = 256
 
 
 class Response:
-    """An answer under way on a connection of the forwarder's; implements the port of the same name."""
+    """An answer under way on a connection of the forwarder's; implements the port of the same name.
 
-    __slots__ = ("_connection", "_give_back", "_upload")
+    `status` and `headers` are there from the beginning, for so is its head.
+    """
+
+    __slots__ = ("_connection", "_give_back", "_upload", "headers", "status")
 
     def __init__(
         self, connection: Connection, give_back: Callable[[Connection], None], upload: "asyncio.Task[None] | None"
@@ -38,16 +41,8 @@ class Response:
         self._connection: Connection | None = connection
         self._give_back = give_back
         self._upload = upload
-
-    @property
-    def status(self) -> int:
-        """Status code."""
-        return self._open.status
-
-    @property
-    def headers(self) -> Headers:
-        """Header fields in order."""
-        return self._open.headers
+        self.status = connection.status
+        self.headers = connection.headers
 
     @property
     def is_received(self) -> bool:
@@ -80,15 +75,19 @@ class Response:
             self._upload.cancel()
             self._connection.close()
         connection, self._connection = self._connection, None
-        connection.keep_for = _keep_for(connection.headers)
+        connection.keep_for = _keep_for(self.headers)
         if connection.finish():
             self._give_back(connection)
 
 
 class Forwarder:
-    """One upstream behind its port. `spawn` runs the task that streams an upload while the answer is awaited."""
+    """One upstream behind its port; its `name` is as in the settings.
+
+    `spawn` runs the task that streams an upload while the answer is awaited.
+    """
 
     def __init__(self, policy: UpstreamPolicy, spawn: Spawn) -> None:
+        self.name = policy.name
         self._policy = policy
         self._spawn = spawn
         self._origin, self._base_path = parse_base(policy.base_url)
@@ -96,11 +95,6 @@ class Forwarder:
         self._writes = Writes()
         self._tls: ssl.SSLContext | None = None
         self._own_field = _own_field(policy)
-
-    @property
-    def name(self) -> str:
-        """As in the settings."""
-        return self._policy.name
 
     async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> UpstreamResponse:
         """See the port. A streamed body always gets a connection of its own, for it could not be sent twice."""

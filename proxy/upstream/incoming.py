@@ -9,6 +9,7 @@ import httptools
 from proxy.model.exchange import Headers
 
 _HEAD_LIMIT = 256 * 1024
+_TOO_LARGE = f"its head exceeds {_HEAD_LIMIT} bytes"
 _BODILESS = (204, 304)
 
 
@@ -23,7 +24,7 @@ class Incoming:
         self._parser = httptools.HttpResponseParser(self)
         self._method = method
         self._fields: list[tuple[bytes, bytes]] = []
-        self._head_size = 0
+        self._head_size = self._unparsed = 0
         self._pieces: list[bytes] = []
         self._ends_with_connection = False
         self.buffered = 0
@@ -45,7 +46,9 @@ class Incoming:
             raise BadAnswer(str(error.__context__ or error)[:200]) from None
         if not self.has_head:
             # The parser keeps a field until it ends, so that an endless one would never be counted below.
-            self._count(len(data), slack=_HEAD_LIMIT)
+            self._unparsed += len(data)
+            if self._unparsed > 2 * _HEAD_LIMIT:
+                raise BadAnswer(_TOO_LARGE)
 
     def end(self) -> bool:
         """The connection ended: whether that ends the answer, as it does where nothing else says how long it is."""
@@ -73,7 +76,9 @@ class Incoming:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Part of httptools' protocol. Trailers are passed over."""
-        self._count(len(name) + len(value))
+        self._head_size += len(name) + len(value)
+        if self._head_size > _HEAD_LIMIT:
+            raise ValueError(_TOO_LARGE)
         if not self.has_head:
             self._fields.append((name.lower(), value))
 
@@ -106,8 +111,3 @@ class Incoming:
     def on_message_complete(self) -> None:
         """Part of httptools' protocol; called for 1xx answers, too."""
         self.is_complete = self.has_head
-
-    def _count(self, size: int, slack: int = 0) -> None:
-        self._head_size += size
-        if self._head_size > _HEAD_LIMIT + slack:
-            raise BadAnswer(f"its head exceeds {_HEAD_LIMIT} bytes")

@@ -4,7 +4,10 @@ Rule: forward everything that is not hop-by-hop or ours; store only what is list
 nobody thought of is never at rest. Names are lower case throughout.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from itertools import compress
+from operator import itemgetter
 
 from proxy.model.exchange import Headers
 
@@ -66,6 +69,34 @@ _STORED_PREFIXES = (
 )
 
 
+# More names than any crowd of clients and servers uses.
+_MOST_VERDICTS = 1024
+
+_name_of = itemgetter(0)
+
+
+class _Rule(dict[bytes, bool]):
+    """Which fields are meant, by their names, of which every call has the same: each is looked into once."""
+
+    def __init__(self, holds: Callable[[bytes], bool]) -> None:
+        self._holds = holds
+
+    def __missing__(self, name: bytes) -> bool:
+        verdict = self._holds(name)
+        if len(self) < _MOST_VERDICTS:
+            self[name] = verdict
+        return verdict
+
+    def pick(self, headers: Headers) -> Iterator[tuple[bytes, bytes]]:
+        """The fields that are meant, in order."""
+        return compress(headers, map(self.__getitem__, map(_name_of, headers)))
+
+
+_stored = _Rule(lambda name: name in _STORED or name.startswith(_STORED_PREFIXES))
+_sent_up = _Rule(lambda name: name not in _STAY_OF_REQUEST and not name.startswith(OWN_PREFIX))
+_sent_down = _Rule(lambda name: name not in _HOP_BY_HOP and not name.startswith(OWN_PREFIX))
+
+
 def find(headers: Headers, name: bytes) -> bytes:
     """The first value of a field, empty if absent."""
     for key, value in headers:
@@ -76,8 +107,7 @@ def find(headers: Headers, name: bytes) -> bytes:
 
 def forward_request(headers: Headers) -> Iterable[tuple[bytes, bytes]]:
     """The client's fields that go upstream; Host and the length are the sender's to set."""
-    stay = _STAY_OF_REQUEST | _named_by_connection(headers)
-    return [field for field in headers if field[0] not in stay and not field[0].startswith(OWN_PREFIX)]
+    return _leave(_named_by_connection(headers), _sent_up.pick(headers))
 
 
 def forward_response(headers: Headers) -> Headers:
@@ -85,8 +115,7 @@ def forward_response(headers: Headers) -> Headers:
 
     Ours do not: an upstream that is a palimpsest names its own sessions, which are none of this one's.
     """
-    stay = _HOP_BY_HOP | _named_by_connection(headers)
-    return tuple([field for field in headers if field[0] not in stay and not field[0].startswith(OWN_PREFIX)])
+    return tuple(_leave(_named_by_connection(headers), _sent_down.pick(headers)))
 
 
 def ask_plainly(headers: Headers) -> Headers:
@@ -96,7 +125,7 @@ def ask_plainly(headers: Headers) -> Headers:
 
 def keep_for_log(headers: Headers) -> Headers:
     """The fields that may rest in the log."""
-    return tuple([field for field in headers if field[0] in _STORED or field[0].startswith(_STORED_PREFIXES)])
+    return tuple(_stored.pick(headers))
 
 
 def keep_for_asking(headers: Headers) -> Headers:
@@ -135,10 +164,19 @@ def find_credential(headers: Headers) -> bytes:
 
 
 def _named_by_connection(headers: Headers) -> frozenset[bytes]:
-    value = b",".join([value for name, value in headers if name == b"connection"])
-    if not value:
+    if b"connection" not in map(_name_of, headers):
         return frozenset()
-    return frozenset(token.strip().lower() for token in value.split(b","))
+    return _read_names(b",".join([value for name, value in headers if name == b"connection"]))
+
+
+@lru_cache(maxsize=64)
+def _read_names(value: bytes) -> frozenset[bytes]:
+    """The fields that a Connection field names besides those that stay anyhow, as `keep-alive` does."""
+    return frozenset([token.strip().lower() for token in value.split(b",")]) - _HOP_BY_HOP
+
+
+def _leave(names: frozenset[bytes], fields: Iterable[tuple[bytes, bytes]]) -> Iterable[tuple[bytes, bytes]]:
+    return [field for field in fields if field[0] not in names] if names else fields
 
 
 def keep_target(target: bytes) -> str:

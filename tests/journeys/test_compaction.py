@@ -102,7 +102,7 @@ async def test_a_summariser_that_fails_and_heals_has_its_reports_made_again(
 ) -> None:
     ahead = 0.0
     monotonic = SystemClock.monotonic
-    monkeypatch.setattr(SystemClock, "monotonic", lambda self: monotonic(self) + ahead)
+    monkeypatch.setattr(SystemClock, "monotonic", lambda self: monotonic() + ahead)
     async with working(tmp_path, break_down, **{"compaction.condensation": False}) as agent:
         await grow(agent, 1, 4)
         spend(agent)

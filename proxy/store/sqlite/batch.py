@@ -5,14 +5,15 @@ forgets what it believed when it sees the archive's `generation` change, and sen
 """
 
 import sqlite3
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from proxy.model.exchange import Headers, Opening, Outcome, Reading, Round, SessionKey, Trailer, Usage
 from proxy.model.lineage import Adoption, Reply, Step
-from proxy.model.manifest import BlobPiece, ChainPiece, Manifest, Slice, digest_of
+from proxy.model.manifest import Manifest, Slice, digest_of
 from proxy.model.record import Record
 from proxy.model.summary import Summary
 from proxy.store.sqlite.codec import TINY, encode_changes, encode_headers
-from proxy.store.sqlite.envelope import split_recipe
 from proxy.store.sqlite.epochs import INSERTS as EPOCH_INSERTS
 from proxy.store.sqlite.epochs import Epochs
 from proxy.store.sqlite.growth import INSERTS as GROWTH_INSERTS
@@ -60,30 +61,21 @@ class Batch:
         self._growth = Growth(known, self._rows)
         self._epochs = Epochs(known, self._rows)
         self._summaries = Summaries(known, self._rows)
+        self._adders: Mapping[type[Record], Callable[[Any], None]] = {
+            Opening: self._add_opening,
+            Round: self._add_round,
+            Outcome: self._add_outcome,
+            Reading: self._add_reading,
+            Trailer: self._add_trailer,
+            Step: self._growth.add_step,
+            Reply: self._growth.add_reply,
+            Adoption: self._growth.add_adoption,
+            Summary: self._summaries.add,
+        }
 
     def add(self, record: Record) -> None:
         """Turn a record into rows. Raises Dangling, ValueError and the like for one that cannot be stored."""
-        match record:
-            case Opening():
-                self._add_opening(record)
-            case Round():
-                self._add_round(record)
-            case Outcome():
-                self._add_outcome(record)
-            case Reading():
-                self._add_reading(record)
-            case Trailer():
-                self._add_trailer(record)
-            case Step():
-                self._growth.add_step(record)
-            case Reply():
-                self._growth.add_reply(record)
-            case Adoption():
-                self._growth.add_adoption(record)
-            case Summary():
-                self._summaries.add(record)
-            case _:
-                self._epochs.add(record)
+        self._adders.get(type(record), self._epochs.add)(record)
 
     def write(self, connection: sqlite3.Connection) -> int:
         """Insert everything; returns the number of rows."""
@@ -217,14 +209,14 @@ class Batch:
             self._rows.share(tenant, blob.digest, blob.content)
         if body.slices:
             self._extend_chain(tenant, body.slices)
-        envelope, tip, pieces = split_recipe(body.recipe)
-        for piece in pieces:
-            if isinstance(piece, BlobPiece):
-                if self._known.find_blob(tenant, piece.digest) is None:
-                    raise Dangling("a blob of its body is not in the log")
-            elif isinstance(piece, ChainPiece) and piece.link != tenant.root and not self._known.has_link(piece.link):
+        envelope, tip, links = self._known.envelopes.split(body.recipe)
+        for digest in envelope.blobs:
+            if self._known.find_blob(tenant, digest) is None:
+                raise Dangling("a blob of its body is not in the log")
+        for link in links:
+            if link != tenant.root and not self._known.has_link(link):
                 raise Dangling("the chain of its body is not in the log")
-        return self._rows.share(tenant, digest_of(envelope), envelope), tip
+        return self._rows.share(tenant, envelope.digest, envelope.content), tip
 
     def _extend_chain(self, tenant: Tenant, slices: tuple[Slice, ...]) -> None:
         # A link that is stored has all its ancestors stored: of a history sent again, only the tail is looked at, and

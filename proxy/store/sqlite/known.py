@@ -10,6 +10,7 @@ from typing import Any
 
 from proxy.model.exchange import Headers
 from proxy.model.manifest import root_of
+from proxy.store.sqlite.envelope import Envelopes
 from proxy.store.sqlite.recent import Recent
 from proxy.store.sqlite.targets import Targets
 from proxy.store.sqlite.trees import Trees
@@ -17,7 +18,7 @@ from proxy.store.sqlite.trees import Trees
 NO_SEAL = b""
 SEALED = ("exchange", "round", "outcome", "trailer", "reading", "epoch", "decision", "pin", "summary")
 
-_BLOBS, _LINKS, _EXCHANGES, _SESSIONS, _HEADERS, _RECEIVED = 8192, 8192, 4096, 4096, 256, 2048
+_BLOBS, _LINKS, _EXCHANGES, _SESSIONS, _HEADERS, _RECEIVED, _ENVELOPES = 8192, 8192, 4096, 4096, 256, 2048, 512
 
 # The number of an erased payload is not given again: records go on naming it.
 _LAST = {
@@ -97,6 +98,7 @@ class Known:
         self._tenants: Recent[bytes, Tenant] = Recent(_SESSIONS)
         self.headers: Recent[tuple[int, tuple[bytes, ...]], HeaderBase] = Recent(_HEADERS)
         self.received: Recent[tuple[int, int], Reference] = Recent(_RECEIVED)
+        self.envelopes = Envelopes(_ENVELOPES)
         self.trees = Trees(connection)
         self.targets = Targets(connection)
         self._recents: tuple[Recent[Any, Any], ...] = (
@@ -107,6 +109,7 @@ class Known:
             self._tenants,
             self.headers,
             self.received,
+            self.envelopes,
         )
         self._is_loaded = False
         self._last: dict[str, int] = {}

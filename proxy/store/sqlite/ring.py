@@ -8,12 +8,14 @@ pages over and over, and the rest of the stretch is never touched.
 """
 
 import struct
-import zlib
 from collections.abc import Iterator
+from zlib import crc32
 
 # nonce of the ring, end of the entry before, size of the payload, CRC-32 of that end and the payload
 _HEADER = struct.Struct("<QQII")
+_HEADER_SIZE = _HEADER.size
 _ALIGNMENT = 8
+_OVERHEAD = _HEADER_SIZE + _ALIGNMENT - 1
 _LOW_BITS = 0xFFFF_FFFF
 
 
@@ -34,21 +36,24 @@ class Ring:
 
     def add(self, payload: bytes) -> int:
         """Lay down an entry; the place where it ends, or 0 where there is no room for it."""
-        area, length = self._area, len(payload)
-        before = self.end
-        size = _measure(length)
-        at = before % self._size
-        start = before
-        if at + size > self._size or (at and before == self._freed):
-            start, at = _next_front(before, self._size), 0
-        freed = start if before == self._freed else self._freed
-        if start + size - freed > self._size:
+        area, length, whole = self._area, len(payload), self._size
+        start = before = self.end
+        freed = self._freed
+        size = (_OVERHEAD + length) & -_ALIGNMENT
+        at = before % whole
+        if at + size > whole or (at and before == freed):
+            start, at = _next_front(before, whole), 0
+        if before == freed:
+            freed = start
+        if start + size - freed > whole:
             return 0
         # The header goes last. A kill in between leaves the payload behind a header of other days.
-        area[at + _HEADER.size : at + _HEADER.size + length] = payload
-        _HEADER.pack_into(area, at, self._nonce, before, length, _sum(before, payload))
-        self._freed, self.end = freed, start + size
-        return self.end
+        front = at + _HEADER_SIZE
+        area[front : front + length] = payload
+        _HEADER.pack_into(area, at, self._nonce, before, length, crc32(payload, before & _LOW_BITS))
+        self._freed = freed
+        self.end = end = start + size
+        return end
 
     def free(self, place: int) -> None:
         """Give up all entries that end at the place or before it."""
@@ -82,16 +87,12 @@ def _read_entry(area: memoryview, nonce: int, before: int, at: int) -> bytes | N
     if (its_nonce, its_before) != (nonce, before) or at + _measure(length) > len(area):
         return None
     payload = bytes(area[at + _HEADER.size : at + _HEADER.size + length])
-    return payload if _sum(before, payload) == its_sum else None
+    return payload if crc32(payload, before & _LOW_BITS) == its_sum else None
 
 
 def _measure(length: int) -> int:
-    return (_HEADER.size + length + _ALIGNMENT - 1) & -_ALIGNMENT
+    return (_OVERHEAD + length) & -_ALIGNMENT
 
 
 def _next_front(place: int, size: int) -> int:
     return -(-place // size) * size
-
-
-def _sum(before: int, payload: bytes) -> int:
-    return zlib.crc32(payload, before & _LOW_BITS)

@@ -141,14 +141,14 @@ class Spool:
 
     def settle(self, entries: Sequence[Entry], is_stored: bool) -> None:
         """Note that entries were stored, or lost for good, and tell who waits."""
+        if is_stored and self._journal is not None:
+            # What was refused is freed with the next that is stored: until then the mark stands before it.
+            self._journal.free(max([entry.place for entry in entries]))
         for entry in entries:
             self.pending -= len(entry.records) + entry.refused
             self.pending_bytes -= entry.weight
             if not entry.is_kept:
                 self._outside -= 1
-            if is_stored and self._journal is not None:
-                # What was refused is freed with the next that is stored: until then the mark stands before it.
-                self._journal.free(entry.place)
             lost = entry.refused if is_stored else len(entry.records) + entry.refused
             if lost:
                 self._drop(lost)

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.model.manifest import BlobPiece, ChainPiece, Piece, encode_recipe
-from proxy.store.sqlite.envelope import join_recipe, split_recipe
+from proxy.model.manifest import BlobPiece, ChainPiece, Piece, digest_of, encode_recipe
+from proxy.store.sqlite.envelope import Envelopes, join_recipe, split_recipe
 
 pieces = st.lists(
     st.one_of(
@@ -53,3 +53,42 @@ def test_what_is_no_recipe_is_a_value_error(damaged: bytes) -> None:
 def test_an_envelope_without_its_position_is_a_value_error() -> None:
     with pytest.raises(ValueError):
         join_recipe(b"x\n", b"a" * 16)
+
+
+literals = st.one_of(st.binary(max_size=4), st.just(encode_recipe((ChainPiece(b"a" * 16),))), st.just(b"\2\0\0\0\x10"))
+links = st.sampled_from([b"a" * 16, b"b" * 16, b"\2\0\0\0\x10" + b"c" * 11])
+likely = st.lists(st.one_of(literals, st.just(BlobPiece(b"d" * 32)), links.map(ChainPiece)), max_size=4)
+
+
+@given(st.lists(likely, min_size=1, max_size=12))
+def test_what_is_known_of_earlier_recipes_changes_nothing(recipes: list[list[Piece]]) -> None:
+    known = Envelopes(8)
+    for parts in recipes * 2:
+        recipe = encode_recipe(parts)
+        envelope, tip, links = known.split(recipe)
+        assert (envelope.content, tip) == split_recipe(recipe)[:2]
+        assert envelope.digest == digest_of(envelope.content)
+        assert list(envelope.blobs) == [part.digest for part in parts if isinstance(part, BlobPiece)]
+        assert list(links) == [part.link for part in parts if isinstance(part, ChainPiece)]
+
+
+def test_a_call_with_the_parameters_of_another_has_the_same_envelope_at_once() -> None:
+    known = Envelopes(8)
+    first, again = [
+        known.split(encode_recipe((b"{", BlobPiece(b"d" * 32), ChainPiece(link * 16), b"}")))[0]
+        for link in (b"a", b"b")
+    ]
+    assert first is again
+
+
+def test_a_recipe_with_long_literals_is_not_kept() -> None:
+    known = Envelopes(8)
+    first, again = [known.split(encode_recipe((bytes(5000), ChainPiece(b"a" * 16))))[0] for _ in range(2)]
+    assert first is not again
+
+
+def test_a_damaged_recipe_is_a_value_error_whatever_is_known() -> None:
+    known = Envelopes(8)
+    known.split(encode_recipe((b"{", ChainPiece(b"a" * 16), b"}")))
+    with pytest.raises(ValueError):
+        known.split(encode_recipe((b"{", ChainPiece(b"a" * 16), b"}"))[:-1])

@@ -209,3 +209,28 @@ async def test_reading_goes_on_after_the_reader_was_cancelled() -> None:
     form.release.set()
     desk.submit("x3")
     assert [reading.exchange for reading in await desk.finish()] == ["x1", "x2", "x3"]
+
+
+@pytest.mark.parametrize(("turns", "at_once", "size"), [(300, 20, 10), (250, 4, 60_000)])
+async def test_no_answer_stays_unread_while_many_come_without_a_pause(turns: int, at_once: int, size: int) -> None:
+    desk = Desk()
+    content = ANSWER.replace(b'"hi"', b'"%s"' % (b"h" * size))
+    desk.submit("first", content)
+    await desk.archive.wait_for(Reading)  # they are being read from now on
+    for turn in range(turns):
+        for i in range(at_once):
+            desk.submit(f"{turn}-{i}", content)
+        await asyncio.sleep(0)
+    assert len(await desk.finish()) == 1 + turns * at_once
+    assert desk.failures == []
+
+
+async def test_one_answer_is_read_in_a_turn_while_few_wait() -> None:
+    desk = Desk()
+    for i in range(20):
+        desk.submit(str(i))
+    await desk.archive.wait_for(Reading)
+    read_so_far = len(desk.archive.of(Reading))
+    await asyncio.sleep(0)
+    assert len(desk.archive.of(Reading)) == read_so_far + 1
+    await desk.finish()

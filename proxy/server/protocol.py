@@ -58,8 +58,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._most_head = policy.max_header_bytes
         self._head_size = self._unparsed = self._hosts = 0
         self._is_in_head = True
-        self._is_read_anew = False
-        self._offers_upgrade = False
+        self._is_read_anew = self._offers_upgrade = False
         self._data = b""
         self._refusal = (400, "bad_request", "this is not a valid HTTP/1.1 request")
         self._head_timer: asyncio.TimerHandle | None = None
@@ -141,8 +140,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Part of httptools' protocol."""
         super().on_message_begin()
         self._is_in_head = True
-        self._is_read_anew = False
-        self._offers_upgrade = False
+        self._is_read_anew = self._offers_upgrade = False
         self._head_size = self._unparsed = self._hosts = 0
 
     def on_url(self, url: bytes) -> None:

@@ -87,7 +87,8 @@ class Connection(asyncio.Protocol):
         if self._is_lost or self._transport is None:
             self._fail("the upstream closed the connection before it was asked")
             return
-        self._timer = self._loop.call_later(idle_timeout, self._check_idle)
+        if self._timer is None:
+            self._timer = self._loop.call_later(idle_timeout, self._check_idle)
         if len(body) < _JOINED_BYTES:
             self._turn = self._writes.put(self._transport, head + body)
         else:
@@ -143,9 +144,6 @@ class Connection(asyncio.Protocol):
 
     def finish(self) -> bool:
         """Let go of the request; True if the connection can carry another one, else it is closed."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         incoming, transport = self._incoming, self._transport
         is_kept = (
             self.is_ended
@@ -163,6 +161,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close at once, throwing away what was not read."""
+        self._stop_watching()
         if self._transport is not None and not self._is_lost:
             self._transport.abort()
 
@@ -204,6 +203,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Part of asyncio's Protocol."""
         self._is_lost = True
+        self._stop_watching()
         if not self._incoming.is_complete:
             what = "in the middle of its answer" if self._incoming.has_head else "before it answered"
             self._fail(f"the upstream closed the connection {what}")
@@ -248,7 +248,16 @@ class Connection(asyncio.Protocol):
         if self._error is None:
             self._error = UpstreamUnreachable(message, was_silent=was_silent)
 
+    def _stop_watching(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def _check_idle(self) -> None:
+        """One timer serves many calls: set when none runs, it looks how long it has been quiet when it is due."""
+        self._timer = None
+        if self._incoming is _IDLE:
+            return
         idle = self._loop.time() - self._active
         if self._is_reading_paused or self._incoming.buffered or self.waits_for_client:
             idle = 0.0  # our side is the slow one

@@ -92,6 +92,7 @@ class _Rule(dict[bytes, bool]):
         return compress(headers, map(self.__getitem__, map(_name_of, headers)))
 
 
+_secret = _Rule(lambda name: name in _CREDENTIALS)
 _stored = _Rule(lambda name: name in _STORED or name.startswith(_STORED_PREFIXES))
 _sent_up = _Rule(lambda name: name not in _STAY_OF_REQUEST and not name.startswith(OWN_PREFIX))
 _sent_down = _Rule(lambda name: name not in _HOP_BY_HOP and not name.startswith(OWN_PREFIX))
@@ -147,7 +148,7 @@ def keep_for_call(headers: Headers, *, is_same_upstream: bool = True) -> Headers
 
 def list_credentials(headers: Headers) -> tuple[bytes, ...]:
     """The credentials a request presents, without their schemes: an upstream may echo them."""
-    return tuple([bare_credential(value) for name, value in headers if name in _CREDENTIALS])
+    return tuple([bare_credential(value) for _, value in _secret.pick(headers)])
 
 
 def is_credential(name: bytes) -> bool:

@@ -44,6 +44,10 @@ class Watch:
         self._timers.append(Timer(self._now + delay, call))
         return self._timers[-1]
 
+    def count_timers(self) -> int:
+        """How many calls are still due."""
+        return sum(not timer.is_cancelled for timer in self._timers)
+
     def wait(self, seconds: float) -> None:
         """Let time pass, and call what falls due in it."""
         end = self._now + seconds
@@ -304,6 +308,42 @@ async def test_a_reader_that_takes_its_time_is_not_the_upstreams_silence(pair: P
     pair.watch.wait(200)
     pair.wire.send(LAST_CHUNK)
     assert await pair.rest() == b"data"
+
+
+async def take_answer(pair: Pair) -> None:
+    """Have a call answered, after which the connection is free for the next."""
+    pair.wire.send(answer(b"data"))
+    await pair.head()
+    assert await pair.rest() == b"data"
+    assert pair.connection.finish()
+
+
+async def test_silence_between_two_calls_is_nobodys_and_the_second_has_all_its_time(pair: Pair) -> None:
+    for pause in (59, 1, 200):
+        await pair.begin(idle_timeout=60)
+        pair.watch.wait(59)
+        await take_answer(pair)
+        pair.watch.wait(pause)
+    assert pair.connection.is_fresh()
+    await pair.begin(idle_timeout=60)
+    pair.watch.wait(60)
+    with pytest.raises(UpstreamUnreachable, match="silent for 60 s"):
+        await pair.head()
+
+
+async def test_a_connection_that_is_closed_leaves_no_timer(pair: Pair) -> None:
+    await pair.begin(idle_timeout=60)
+    assert pair.watch.count_timers() == 1
+    pair.connection.close()
+    assert pair.watch.count_timers() == 0
+
+
+async def test_a_connection_that_the_upstream_closes_leaves_no_timer(pair: Pair) -> None:
+    await pair.begin(idle_timeout=60)
+    pair.wire.send(answer(b"data"))
+    await pair.head()
+    pair.connection.connection_lost(None)
+    assert pair.watch.count_timers() == 0
 
 
 # --- the next call on the same connection ----------------------------------------------------------------------------

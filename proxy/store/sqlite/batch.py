@@ -6,6 +6,7 @@ forgets what it believed when it sees the archive's `generation` change, and sen
 
 import sqlite3
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any
 
 from proxy.model.exchange import Headers, Opening, Outcome, Reading, Round, SessionKey, Trailer, Usage
@@ -26,6 +27,8 @@ from proxy.store.sqlite.summaries import Summaries
 from proxy.store.storable import fit_text, fit_usage
 
 _NOTHING = (None, None)
+
+_name_of = itemgetter(0)
 
 # parents before children; in a sealed table seq, seal, references, then values as they are sealed
 INSERTS = {
@@ -196,7 +199,7 @@ class Batch:
         return found.seq, found.tenant
 
     def _keep_headers(self, tenant: Tenant, headers: Headers) -> tuple[Reference, bytes]:
-        key = (tenant.id, tuple([name for name, _ in headers]))
+        key = (tenant.id, tuple(map(_name_of, headers)))
         base = self._known.headers.get(key)
         if base is None:
             content = encode_headers(headers)

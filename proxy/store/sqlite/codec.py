@@ -120,12 +120,14 @@ def encode_headers(headers: Headers) -> bytes:
 
 def encode_changes(headers: Headers, base: Headers) -> bytes:
     """The values that differ from those of `base`, which has the same names, by position; empty where none does."""
+    if headers == base:
+        return b""
     changes = [
         (at, field[1].decode("latin-1"))
         for at, (field, before) in enumerate(zip(headers, base, strict=True))
         if field != before
     ]
-    return orjson.dumps(changes) if changes else b""
+    return orjson.dumps(changes)
 
 
 def decode_headers(base: bytes, changes: bytes) -> Headers:

@@ -13,6 +13,8 @@ from proxy.model.record import Record
 from proxy.store.sqlite.sieve import Sieve
 from proxy.store.storable import fit_text
 
+_MOST_NEWEST = 4096
+
 _log = logging.getLogger(__name__)
 
 # the row ids and keys of some named sessions behind a row id, in order; none behind the last
@@ -24,13 +26,22 @@ class Roll:
 
     def __init__(self) -> None:
         self._sieve = Sieve()
+        self._newest: set[str] = set()
         self._is_whole = False
 
     def note(self, records: Iterable[Record]) -> None:
         """These are being appended."""
         for record in records:
             if isinstance(record, Opening) and record.session.family:
-                self._sieve.add(fit_text(record.session.id))
+                name = fit_text(record.session.id)
+                if name not in self._newest:  # a conversation has many calls, and four places in 4 MB are far apart
+                    self._sieve.add(name)
+                    self._remember(name)
+
+    def _remember(self, name: str) -> None:
+        if len(self._newest) >= _MOST_NEWEST:
+            self._newest.clear()
+        self._newest.add(name)
 
     def may_hold(self, session: SessionKey) -> bool:
         """False where the log surely has no such session, not even among what still has to be written."""

@@ -28,8 +28,9 @@ class Rows:
         """A row of a sealed table; its number. The seal commits to what the references name."""
         head = self._known.heads[table]
         seq = head.seq + 1
-        seal = seal_after(head.seal, (seq, *[name for _, name in references], *values))
-        self._rows[table].append((seq, seal, *[id for id, _ in references], *values))
+        ids, names = zip(*references, strict=True) if references else ((), ())
+        seal = seal_after(head.seal, (seq, *names, *values))
+        self._rows[table].append((seq, seal, *ids, *values))
         head.seq, head.seal = seq, seal
         return seq
 

@@ -154,3 +154,13 @@ def test_a_loop_that_is_gone_while_the_file_is_gone_through_is_no_trouble(policy
     assert not archive._reading_roll.done()
     asyncio.run(archive.close())
     WriterLock(policy.path).release()
+
+
+async def test_however_many_are_appended_each_may_be_there() -> None:
+    roll = Roll()
+    await roll.read(Pages().list)
+    keys = [make_key(f"session {i}") for i in range(5000)]
+    for key in (*keys[:10], *keys, *keys[:10]):
+        roll.note((make_opening(key=key),))
+    assert all(roll.may_hold(key) for key in keys)
+    assert not roll.may_hold(make_key("another"))

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.exchange import Headers
+from proxy.wire import headers
 from proxy.wire.headers import (
     ask_plainly,
     bare_credential,
@@ -196,3 +197,11 @@ def test_another_server_is_told_nothing_of_the_caller() -> None:
 
 def test_all_credentials_of_a_request_are_found_without_their_schemes() -> None:
     assert list_credentials((*ASKED_WITH, (b"x-api-key", b"l"))) == (b"k", b"l")
+
+
+def test_names_that_nobody_uses_twice_are_judged_all_the_same_and_not_kept_in_mind() -> None:
+    for i in range(3000):
+        kept = ((b"openai-invented-%d" % i, b"a"), (b"user-agent", b"b"))
+        dropped = (b"x-invented-%d" % i, b"c")
+        assert keep_for_log((*kept, dropped)) == kept
+    assert len(headers._stored) <= 1024

@@ -128,7 +128,7 @@ async def _run(settings: Settings) -> None:
             gc.set_threshold(_GC_THRESHOLD)
             gc.freeze()  # what the start has made stays: the collector need not look at it again
             opening = asyncio.get_running_loop().call_later(_SETTLE_SECONDS, engine.models.open)
-            server = DrainingServer(_configure(app, policy), health, engine.tasks, policy.drain_seconds)
+            server = DrainingServer(_configure(app, policy, engine.tasks), health, engine.tasks, policy.drain_seconds)
             await server.serve([listener])
             trimmer.stop()
             opening.cancel()
@@ -158,10 +158,10 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     return build_routes(endpoints, policy, has_own_key=has_own_key), health
 
 
-def _configure(app: ASGIApp, policy: ServerPolicy) -> uvicorn.Config:
+def _configure(app: ASGIApp, policy: ServerPolicy, tasks: TaskRunner) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=functools.partial(GuardedProtocol, policy, Writes()),  # type: ignore[arg-type]
+        http=functools.partial(GuardedProtocol, policy, Writes(tasks.__len__)),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,

@@ -38,6 +38,7 @@ from proxy.engine.reports.differences import Tally
 from proxy.engine.reports.savings import Yardstick
 from proxy.engine.system import SystemClock, SystemIds
 from proxy.engine.tasks import TaskRunner
+from proxy.engine.writes import Writes
 from proxy.model.card import LimitKey
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.events import ExchangeRecorded, ReadingFailed
@@ -112,7 +113,7 @@ async def build_engine(settings: Settings) -> Engine:
     policy, clock, tasks = settings.engine_policy(), SystemClock(), TaskRunner()
     bus, policies = EventBus(tasks), settings.upstream_policies()
     policy = replace(policy, own_keys=tuple(p.api_key.encode("latin-1") for p in policies if p.api_key))
-    forwarders = tuple(Forwarder(upstream, tasks.spawn) for upstream in policies)
+    forwarders = tuple(Forwarder(upstream, tasks.spawn, Writes(tasks.__len__)) for upstream in policies)
     routes = tuple(Route(forwarder, p.models) for forwarder, p in zip(forwarders, policies, strict=True))
     gate, is_fresh = CommitGate(archive, policy.commit_wait_ms), not await archive.has_sessions()
     tenants = Tenants(archive.salt, clock, policy.principals)

@@ -83,16 +83,16 @@ class Response:
 class Forwarder:
     """One upstream behind its port; its `name` is as in the settings.
 
-    `spawn` runs the task that streams an upload while the answer is awaited.
+    `spawn` runs the task that streams an upload while the answer is awaited. `writes` is where many calls write.
     """
 
-    def __init__(self, policy: UpstreamPolicy, spawn: Spawn) -> None:
+    def __init__(self, policy: UpstreamPolicy, spawn: Spawn, writes: Writes | None = None) -> None:
         self.name = policy.name
         self._policy = policy
         self._spawn = spawn
         self._origin, self._base_path = parse_base(policy.base_url)
         self._idle: list[Connection] = []
-        self._writes = Writes()
+        self._writes = writes if writes is not None else Writes(lambda: 1)
         self._tls: ssl.SSLContext | None = None
         self._own_field = _own_field(policy)
 

@@ -110,7 +110,7 @@ class Plan:
     rescuer: ScriptedRescuer | None = None
     ceiling: int | None = None
     compacting: Any = None
-    writes: Writes = field(default_factory=Writes)
+    writes: Writes = field(default_factory=lambda: Writes(lambda: 1))
 
 
 @contextlib.asynccontextmanager

@@ -27,7 +27,10 @@ def as_transport(page: Page) -> asyncio.WriteTransport:
 
 
 class BusyWrites(Writes):
-    """Writes of a loop where somebody else has always written before, so that each waits for the turn's end."""
+    """Writes of many calls; somebody else has always written just before, so that each waits for the end of the turn."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: 100, lambda: 0.0)
 
     def put(self, transport: asyncio.WriteTransport, content: bytes) -> int:
         super().put(as_transport(Page([])), b"")

@@ -101,7 +101,7 @@ class Pair:
 @pytest.fixture
 def writes() -> Writes:
     """Where the connection writes."""
-    return Writes()
+    return Writes(lambda: 1)
 
 
 @pytest.fixture

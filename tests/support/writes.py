@@ -27,7 +27,7 @@ def as_transport(page: Page) -> asyncio.WriteTransport:
 
 
 class BusyWrites(Writes):
-    """Writes of many calls; somebody else has always written just before, so that each waits for the end of the turn."""
+    """Writes of many calls; another has always written just before, so that each waits for the end of the turn."""
 
     def __init__(self) -> None:
         super().__init__(lambda: 100, lambda: 0.0)

@@ -127,7 +127,7 @@ def encode_changes(headers: Headers, base: Headers) -> bytes:
         for at, (field, before) in enumerate(zip(headers, base, strict=True))
         if field != before
     ]
-    return orjson.dumps(changes)
+    return orjson.dumps(changes) if changes else b""
 
 
 def decode_headers(base: bytes, changes: bytes) -> Headers:

@@ -39,7 +39,7 @@ class Ring:
         area, length, whole = self._area, len(payload), self._size
         start = before = self.end
         freed = self._freed
-        size = (_OVERHEAD + length) & -_ALIGNMENT
+        size = _measure(length)
         at = before % whole
         if at + size > whole or (at and before == freed):
             start, at = _next_front(before, whole), 0
@@ -50,7 +50,7 @@ class Ring:
         # The header goes last. A kill in between leaves the payload behind a header of other days.
         front = at + _HEADER_SIZE
         area[front : front + length] = payload
-        _HEADER.pack_into(area, at, self._nonce, before, length, crc32(payload, before & _LOW_BITS))
+        _HEADER.pack_into(area, at, self._nonce, before, length, _sum(before, payload))
         self._freed = freed
         self.end = end = start + size
         return end
@@ -87,7 +87,7 @@ def _read_entry(area: memoryview, nonce: int, before: int, at: int) -> bytes | N
     if (its_nonce, its_before) != (nonce, before) or at + _measure(length) > len(area):
         return None
     payload = bytes(area[at + _HEADER.size : at + _HEADER.size + length])
-    return payload if crc32(payload, before & _LOW_BITS) == its_sum else None
+    return payload if _sum(before, payload) == its_sum else None
 
 
 def _measure(length: int) -> int:
@@ -96,3 +96,7 @@ def _measure(length: int) -> int:
 
 def _next_front(place: int, size: int) -> int:
     return -(-place // size) * size
+
+
+def _sum(before: int, payload: bytes) -> int:
+    return crc32(payload, before & _LOW_BITS)

@@ -106,7 +106,7 @@ def find(headers: Headers, name: bytes) -> bytes:
     return b""
 
 
-def forward_request(headers: Headers) -> Iterable[tuple[bytes, bytes]]:
+def forward_request(headers: Headers) -> list[tuple[bytes, bytes]]:
     """The client's fields that go upstream; Host and the length are the sender's to set."""
     return _leave(_named_by_connection(headers), _sent_up.pick(headers))
 
@@ -176,8 +176,8 @@ def _read_names(value: bytes) -> frozenset[bytes]:
     return frozenset([token.strip().lower() for token in value.split(b",")]) - _HOP_BY_HOP
 
 
-def _leave(names: frozenset[bytes], fields: Iterable[tuple[bytes, bytes]]) -> Iterable[tuple[bytes, bytes]]:
-    return [field for field in fields if field[0] not in names] if names else fields
+def _leave(names: frozenset[bytes], fields: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    return [field for field in fields if field[0] not in names] if names else list(fields)
 
 
 def keep_target(target: bytes) -> str:

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from proxy.model.exchange import Outcome
 from tests.support.scripted import (
     GONE_WITHIN,
     LAST_CHUNK,
@@ -106,6 +107,30 @@ async def test_a_client_that_leaves_while_the_upstream_takes_nothing_of_its_uplo
             await client.flush()
     client.reset()
     assert (await asyncio.wait_for(served.outcome(), GONE_WITHIN)).completeness == "aborted"
+
+
+async def test_a_client_that_leaves_a_later_upload_after_a_while_is_noticed_too(
+    served: Served, upstream: ScriptedUpstream
+) -> None:
+    """The kernel is asked once a second while nothing is read: again each time, and anew for each upload."""
+    client = await served.connect()
+    upload = request("POST", FILES, body=bytes(16 * MIB))
+    client.send(upload)
+    wire = await upstream.accept()
+    await wire.read_head()
+    await asyncio.sleep(0.3)  # nothing is taken meanwhile
+    await wire.read(16 * MIB)
+    wire.send(answer(b"stored"))
+    assert (await client.read_answer()).body == b"stored"
+    await asyncio.sleep(1.2)
+    client.send(upload)
+    wire = await upstream.accept()
+    await wire.read_head()
+    wire.stop_reading()
+    await asyncio.sleep(1.5)
+    client.reset()
+    await served.archive.wait_for(Outcome, 2)
+    assert [outcome.completeness for outcome in served.archive.of(Outcome)] == ["complete", "aborted"]
 
 
 async def test_a_client_that_leaves_before_its_managed_body_is_whole_reaches_nobody(

@@ -94,25 +94,3 @@ async def test_what_waits_for_the_end_of_the_turn_is_sent_before_the_connection_
         wire.send(answer(b"whole"))
         assert (await client.read_answer()).body == b"whole"
         assert await client.read_to_end() == b""
-
-
-async def test_what_waits_for_the_end_of_the_turn_is_sent_before_an_answer_is_broken_off(
-    upstream: ScriptedUpstream,
-) -> None:
-    async with serving(Plan(upstream.url, writes=BusyWrites())) as served, await served.connect() as client:
-        wire = await ask(client, upstream, stream_head() + chunk(b"part of it"))
-        await wire.close()
-        head = await client.read_head()
-        assert head.status == 200
-        assert (await client.read_to_end()).endswith(b"part of it\r\n")
-
-
-async def test_a_body_of_any_size_follows_what_waits_for_the_end_of_the_turn(upstream: ScriptedUpstream) -> None:
-    async with serving(Plan(upstream.url, writes=BusyWrites())) as served, await served.connect() as client:
-        wire = await ask(client, upstream, answer(b"first"))
-        assert (await client.read_answer()).body == b"first"
-        for size in (10, 100_000, 20, 200_000):
-            client.send(request("POST", CHAT, body=BODY))
-            await wire.read_request()
-            wire.send(answer(b"%d" % (size % 7) * size))
-            assert (await client.read_answer()).body == b"%d" % (size % 7) * size

@@ -81,12 +81,12 @@ def is_front_behind(area: memoryview, nonce: int, place: int) -> bool:
 
 
 def _read_entry(area: memoryview, nonce: int, before: int, at: int) -> bytes | None:
-    if at + _HEADER.size > len(area):
+    if at + _HEADER_SIZE > len(area):
         return None
     its_nonce, its_before, length, its_sum = _HEADER.unpack_from(area, at)
     if (its_nonce, its_before) != (nonce, before) or at + _measure(length) > len(area):
         return None
-    payload = bytes(area[at + _HEADER.size : at + _HEADER.size + length])
+    payload = bytes(area[at + _HEADER_SIZE : at + _HEADER_SIZE + length])
     return payload if _sum(before, payload) == its_sum else None
 
 

@@ -32,8 +32,12 @@ class ServedClient:
 
     def __init__(self, scope: Scope, policy: ServerPolicy) -> None:
         self._headers: Headers = scope["headers"]
-        self._connection: GuardedProtocol = scope["extensions"][CONNECTION]
-        self._cycle: Cycle = scope["extensions"][CYCLE]
+        extensions = scope["extensions"]
+        connection: GuardedProtocol | None = extensions[CONNECTION]()
+        cycle: Cycle | None = extensions[CYCLE]()
+        assert connection is not None and cycle is not None, "they serve the request"
+        self._connection = connection
+        self._cycle = cycle
         self._policy = policy
         self._labels: Headers = ()
         self._is_started = False

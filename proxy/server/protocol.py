@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import unquote
+from weakref import ref
 
 import httptools
 from starlette.types import Scope
@@ -25,6 +26,7 @@ from proxy.server.cycle import Cycle
 from proxy.server.errors import render_plain
 from proxy.server.policy import ServerPolicy
 
+# Weak references, these two: what its own scope holds would wait for the garbage collector.
 CONNECTION = "palimpsest.connection"
 CYCLE = "palimpsest.cycle"
 TARGET = "palimpsest.target"
@@ -244,7 +246,7 @@ class GuardedProtocol(HttpToolsProtocol):
         scope["raw_path"] = path
         scope["query_string"] = query
         scope["headers"] = tuple(self.headers)
-        scope["extensions"] = {CONNECTION: self, CYCLE: cycle, TARGET: self.url}
+        scope["extensions"] = {CONNECTION: ref(self), CYCLE: ref(cycle), TARGET: self.url}
         before, self.cycle = self.cycle, cycle
         self._cycles = [each for each in self._cycles if not each.response_complete] + [cycle]
         if before is None or before.response_complete:

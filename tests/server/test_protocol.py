@@ -3,12 +3,14 @@
 import asyncio
 import json
 from typing import cast
+from weakref import ref
 
 import pytest
 
 from proxy.model.exchange import Outcome
 from proxy.server.policy import ServerPolicy
 from proxy.server.protocol import GuardedProtocol
+from tests.support.garbage import no_collector
 from tests.support.scripted import (
     GONE_WITHIN,
     LAST_CHUNK,
@@ -284,6 +286,24 @@ async def test_a_line_end_behind_a_body_is_no_request(plan: Plan, upstream: Scri
             await client.read_to_end(0.5)
         wire.send(answer(b"ok"))
         assert (await client.read_answer()).body == b"ok"
+
+
+async def test_what_a_request_was_served_with_is_let_go(served: Served, upstream: ScriptedUpstream) -> None:
+    is_gone = asyncio.Event()
+    with no_collector():
+        async with await served.connect() as client:
+            client.send(request("POST", CHAT, body=BODY))
+            wire, _ = await upstream.accept_request()
+            wire.send(answer(b"ok"))
+            await client.read_answer()
+            first = ref(find_protocol(served).cycle)
+            client.send(request("GET", "/-/live"))
+            await client.read_answer()
+            assert first() is None
+            connection = ref(find_protocol(served), lambda _: is_gone.set())
+        async with asyncio.timeout(GONE_WITHIN):
+            await is_gone.wait()
+        assert connection() is None
 
 
 # --- upgrades --------------------------------------------------------------------------------------------------------

@@ -64,12 +64,8 @@ class Batch:
         self._growth = Growth(known, self._rows)
         self._epochs = Epochs(known, self._rows)
         self._summaries = Summaries(known, self._rows)
+        # Methods of its own are not here: held by itself, a batch would stay until the garbage collector comes round.
         self._adders: Mapping[type[Record], Callable[[Any], None]] = {
-            Opening: self._add_opening,
-            Round: self._add_round,
-            Outcome: self._add_outcome,
-            Reading: self._add_reading,
-            Trailer: self._add_trailer,
             Step: self._growth.add_step,
             Reply: self._growth.add_reply,
             Adoption: self._growth.add_adoption,
@@ -78,7 +74,12 @@ class Batch:
 
     def add(self, record: Record) -> None:
         """Turn a record into rows. Raises Dangling, ValueError and the like for one that cannot be stored."""
-        self._adders.get(type(record), self._epochs.add)(record)
+        kind = type(record)
+        own = _ADDERS.get(kind)
+        if own is not None:
+            own(self, record)
+        else:
+            self._adders.get(kind, self._epochs.add)(record)
 
     def write(self, connection: sqlite3.Connection) -> int:
         """Insert everything; returns the number of rows."""
@@ -234,3 +235,12 @@ class Batch:
             blob, _ = self._rows.share(tenant, piece.digest, piece.content)
             self._rows.add("raw", (piece.link, piece.parent, piece.gap, blob))
             known.put_link(piece.link)
+
+
+_ADDERS: Mapping[type[Record], Callable[[Batch, Any], None]] = {
+    Opening: Batch._add_opening,
+    Round: Batch._add_round,
+    Outcome: Batch._add_outcome,
+    Reading: Batch._add_reading,
+    Trailer: Batch._add_trailer,
+}

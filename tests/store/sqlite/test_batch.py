@@ -1,5 +1,6 @@
 import sqlite3
 from collections.abc import Callable, Iterator
+from weakref import ref
 
 import pytest
 from msgspec.structs import replace
@@ -24,6 +25,7 @@ from tests.store.samples import (
     make_turns,
 )
 from tests.store.sqlite.disk import tables
+from tests.support.garbage import no_collector
 
 Store = Callable[..., dict[str, int]]
 
@@ -67,6 +69,15 @@ def test_a_call_takes_as_few_rows_as_can_be(log: Log) -> None:
         "outcome": 1,
         "reading": 1,
     }
+
+
+def test_a_batch_is_let_go_with_all_it_holds(log: Log) -> None:
+    with no_collector():
+        batch = Batch(log.known)
+        batch.add(make_opening("e0", chain_body(make_turns(1))))
+        held = ref(batch)
+        del batch
+        assert held() is None
 
 
 def test_a_history_sent_again_adds_no_content(log: Log) -> None:

@@ -1,7 +1,8 @@
 """A conversation seen as steps and turns of its user: what may go, what has to stay, what each step says.
 
 Rule: a step is a group (`context/turns`), never less. What follows an action of the agent and looks as its like did
-before is what a machine put out, though it has the user's role (BEHAVIOUR B13).
+before is what a machine put out, though it has the user's role (BEHAVIOUR B13). Where that is in doubt it is the user's
+word: an agent that has calls acts by them, and clients that wrap every prompt wrap the first one, too.
 """
 
 import re
@@ -19,7 +20,11 @@ from proxy.context.view import Seen, View
 Kind = Literal["user", "system", "step"]
 
 _DIGITS = re.compile(r"\d+")
-_MARKUP = re.compile(r"[<>\[\]{}#=|]|:\s*$")
+_MARKUP = re.compile(r"[<>\[\]{}#=|]")
+# How agents that have no calls write an action: a block of code, an element, an object, a line that says so.
+_ACTION = re.compile(
+    r"```|<[A-Za-z_][^<>\n]*>|\{\s*\"|^\W*(?:action|command|tool)\b[^\n]*:", re.IGNORECASE | re.MULTILINE
+)
 _HEAD = 40
 _ALIKE = 3
 
@@ -100,21 +105,26 @@ def _name_kind(messages: Sequence[Seen], group: Group, echoes: frozenset[int]) -
 
 
 def _find_echoes(messages: Sequence[Seen], groups: Sequence[Group]) -> frozenset[int]:
-    """Places of the user's messages that a machine wrote: behind words of the assistant, several with like heads."""
-    heads = {
-        group.start: head
-        for group in groups[1:]
-        if messages[group.start].shape.role == "user" and messages[group.start - 1].shape.role == "assistant"
-        if (head := _head(messages[group.start].told.text))
-    }
-    alike = Counter(heads.values())
-    return frozenset(place for place, head in heads.items() if alike[head] >= _ALIKE)
+    """Places of the user's messages that a machine wrote: several with like heads, each behind an action."""
+    if any(seen.told.calls or seen.told.answers for seen in messages):
+        return frozenset()
+    users = [group.start for group in groups if messages[group.start].shape.role == "user"]
+    heads = {place: head for place in users if (head := _head(messages[place].told.text))}
+    wrapped = heads.get(users[0]) if users else None
+    echoing = [place for place, head in heads.items() if head != wrapped and _is_action(messages[place - 1])]
+    alike = Counter(heads[place] for place in echoing)
+    return frozenset(place for place in echoing if alike[heads[place]] >= _ALIKE)
+
+
+def _is_action(seen: Seen) -> bool:
+    return seen.shape.role == "assistant" and _ACTION.search(seen.told.text) is not None
 
 
 def _head(text: str) -> str:
     """How a text begins, without its numbers; empty where it begins as people write."""
-    head = _DIGITS.sub("0", text[:_HEAD].split("\n", 1)[0])
-    return head if _MARKUP.search(head) else ""
+    line = text.split("\n", 1)[0].rstrip()
+    is_label = line.endswith(":") and len(line) <= _HEAD
+    return _DIGITS.sub("0", line[:_HEAD]) if is_label or _MARKUP.search(line[:_HEAD]) else ""
 
 
 def _find_protected(messages: Sequence[Seen], tools: Sequence[str]) -> Iterator[int]:

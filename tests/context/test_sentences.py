@@ -10,7 +10,7 @@ from proxy.context.findings import study
 from proxy.context.policy import BuilderPolicy
 from proxy.context.sentences import Sentence, find_sentences, list_user_places
 from proxy.context.survey import survey
-from tests.support.views import act, said, user, view
+from tests.support.views import said, user, view
 
 
 def list_said(text: str) -> list[str]:
@@ -86,7 +86,7 @@ def test_sentences_are_the_user_s_characters(text: str) -> None:
 def test_what_a_machine_says_in_the_user_s_role_is_not_the_user_s() -> None:
     messages = [user("begin")]
     for i in range(3):
-        messages += [said(f"I do {i}"), user(f"[result {i}]: always")]
-    messages += [user("go on"), *act("a", "ls", "x")]
+        messages += [said(f"Action: look({i})"), user(f"[result {i}]: always")]
+    messages += [user("go on"), said("Action: look(3)")]
     seen = survey(view(messages, 10_000), BuilderPolicy(), study)
     assert list_user_places(seen) == [0, 7]

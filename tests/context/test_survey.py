@@ -1,5 +1,7 @@
 """A conversation as steps and turns."""
 
+import pytest
+
 from proxy.context.findings import study
 from proxy.context.policy import BuilderPolicy
 from proxy.context.survey import Survey, survey
@@ -23,12 +25,43 @@ def test_the_newest_turns_are_whole_turns() -> None:
     assert look(messages, turns=0).newest == {5}
 
 
-def test_what_a_machine_put_out_as_the_user_is_no_turn() -> None:
-    outputs = [said("run it"), user("Observation: [exit 0]\nfine"), said("again"), user("Observation: [exit 1]\nbad")]
-    seen = look([user("task"), *outputs, said("more"), user("Observation: [exit 2]\nworse")])
-    assert seen.users == (0,)
-    people = [said("hm"), user("yes, do it"), said("hm"), user("yes, do it"), said("hm"), user("yes, do it")]
-    assert len(look([user("task"), *people]).users) == 4
+def echo(*actions: str, first: str = "task", observed: str = "Observation: [exit {}]\nfine") -> Survey:
+    """An agent without calls: what it says, and what comes back in the user's name."""
+    outputs = [(said(action), user(observed.format(i))) for i, action in enumerate(actions)]
+    return look([user(first), *[message for pair in outputs for message in pair]])
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "Let me look.\n```bash\nls\n```",
+        "<execute_bash>\nls\n</execute_bash>",
+        "Thought: I should look.\nAction: ls[.]",
+        'I do it: {"command": {"name": "ls"}}',
+    ],
+)
+def test_what_a_machine_put_out_as_the_user_is_no_turn(action: str) -> None:
+    assert echo(action, action, action).users == (0,)
+    assert len(echo(action, action).users) == 3  # twice is chance
+    assert len(echo(action, action, action, observed="yes, do it").users) == 4
+    assert len(echo(action, action, action, observed="now please do all of what is in part number {}:").users) == 4
+
+
+def test_what_looks_alike_behind_an_answer_is_the_user_s() -> None:
+    assert len(echo("It is done.", "That is so.", "No, it is not.", observed="<task>do {}</task>").users) == 4
+
+
+def test_a_client_that_wraps_every_prompt_wraps_the_first() -> None:
+    answer = "Like this:\n```python\npass\n```"
+    seen = echo(*[answer] * 4, first="<user_query>\nbegin\n</user_query>", observed="<user_query>\n{}\n</user_query>")
+    assert len(seen.users) == 5
+
+
+def test_an_agent_with_calls_acts_by_them() -> None:
+    tasks = [
+        message for i in range(4) for message in (*act(f"{i}", "ls", "x"), said("```\nok\n```"), user("<q>do</q>"))
+    ]
+    assert len(look([user("begin"), *tasks]).users) == 5
 
 
 def test_like_tasks_behind_results_are_the_user_s() -> None:

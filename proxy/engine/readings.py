@@ -16,6 +16,7 @@ from proxy.wire.encoding import decode_content
 from proxy.wire.evidence import read_object
 from proxy.wire.format import Format
 from proxy.wire.headers import find
+from proxy.wire.redaction import redact
 from proxy.wire.sse import read_events
 
 _INLINE_BYTES = 64 * 1024
@@ -28,7 +29,10 @@ _MOST_AT_ONCE = 64
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
-    """A recorded answer that waits to be read; its first byte came after so many seconds, 0 where nobody knows."""
+    """A recorded answer that waits to be read; its first byte came after so many seconds, 0 where nobody knows.
+
+    `secrets` are credentials that it may echo, in pieces so far.
+    """
 
     exchange: str
     k: int
@@ -36,6 +40,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     headers: Headers
     content: bytes
     first_byte_s: float = 0.0
+    secrets: tuple[bytes, ...] = ()
 
 
 def read_received(form: Format, headers: Headers, content: bytes, cap: int) -> tuple[Answer, bytes]:
@@ -155,7 +160,11 @@ class Readings:
 
 
 def _make_reading(received: Received, answer: Answer, rendered: bytes) -> Reading:
-    return Reading(received.exchange, received.k, rendered, answer.usage, answer.finish, answer.error)
+    """What rests in the log: put together, the pieces of a stream may be a credential."""
+    error = answer.error.encode("utf-8", "surrogatepass")
+    told = redact(rendered, received.secrets, is_error=bool(error))
+    problem = redact(error, received.secrets, is_error=True).decode("utf-8", "surrogatepass")
+    return Reading(received.exchange, received.k, told, answer.usage, answer.finish, problem)
 
 
 def _try_to_read(received: Received, cap: int) -> tuple[Answer, bytes] | Exception:

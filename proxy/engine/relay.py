@@ -20,9 +20,11 @@ from proxy.engine.rescue import Retry
 from proxy.model.errors import ProxyError, UpstreamUnreachable
 from proxy.model.events import ExchangeRecorded, LimitsTold
 from proxy.model.exchange import Completeness, Headers, Opening, Outcome, Timings, Trailer
+from proxy.model.manifest import digest_of
 from proxy.model.record import Record
-from proxy.wire.headers import forward_response, keep_for_log, redact
+from proxy.wire.headers import forward_response, keep_for_log
 from proxy.wire.rate_limits import tells_limits
+from proxy.wire.redaction import redact, redact_answer
 
 Send = Callable[[bytes | RequestBody], Awaitable[UpstreamResponse]]
 
@@ -232,8 +234,7 @@ class Relay:
     ) -> tuple[Outcome, "asyncio.Future[bool]"]:
         """How a round ended goes to the log; the future is done when it is there."""
         flight.entry.append()
-        tape, ended_at = flight.tape, flight.ended_at or self._clock.monotonic()
-        began = flight.began
+        began, ended_at = flight.began, flight.ended_at or self._clock.monotonic()
         timings = Timings(_since(began, flight.head_at), _since(began, flight.first_at), _since(began, ended_at))
         outcome = Outcome(
             flight.exchange,
@@ -241,9 +242,7 @@ class Relay:
             status,
             keep_for_log(headers),
             completeness,
-            redact(tape.content, flight.secrets, is_error=status >= 400),
-            tape.size,
-            tape.whole_digest,
+            *_keep_answer(flight, status, headers),
             timings,
             problem,
         )
@@ -257,7 +256,8 @@ class Relay:
             return
         first_byte_s = outcome.timings.first_byte_ms / 1000
         content = outcome.received
-        received = Received(flight.exchange, flight.k, flight.format, outcome.headers, content, first_byte_s)
+        told = (outcome.headers, content, first_byte_s, flight.secrets)
+        received = Received(flight.exchange, flight.k, flight.format, *told)
         if flight.is_final:
             self._readings.submit(received)
         else:
@@ -269,6 +269,15 @@ class Relay:
         if outcome.status == _TOO_MANY or tells_limits(outcome.headers):
             told = (opening.session.tenant, opening.model, outcome.status, outcome.headers)
             self._bus.publish(LimitsTold(flight.exchange, flight.upstream, *told))
+
+
+def _keep_answer(flight: Flight, status: int, headers: Headers) -> tuple[bytes, int, bytes]:
+    """What of an answer may rest in the log, how much it counts, and the digest of all of it where not all is kept."""
+    tape = flight.tape
+    kept = redact_answer(tape.content, headers, status, flight.secrets, tape.cap)
+    if tape.is_capped:
+        return kept, tape.size, tape.whole_digest
+    return (kept, len(kept), b"") if kept else (b"", tape.size, digest_of(tape.content) if tape.size else b"")
 
 
 def _is_durable(entry: Entry) -> bool:

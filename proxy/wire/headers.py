@@ -187,18 +187,6 @@ def keep_target(target: bytes) -> str:
     return (path + mark + names).decode("latin-1")
 
 
-def redact(content: bytes, secrets: Iterable[bytes], *, is_error: bool) -> bytes:
-    """What an upstream sent, with every credential it echoes overwritten by as many asterisks.
-
-    Short dummy keys ("lm-studio") are words that answers may well contain, so only error texts are searched for those.
-    """
-    shortest = 8 if is_error else 20
-    for secret in secrets:
-        if len(secret) >= shortest and secret in content:
-            content = content.replace(secret, b"*" * len(secret))
-    return content
-
-
 def bare_credential(value: bytes) -> bytes:
     """A credential without its scheme: `Bearer abc` is `abc`."""
     return value.rpartition(b" ")[2]

@@ -234,3 +234,12 @@ async def test_one_answer_is_read_in_a_turn_while_few_wait() -> None:
     await asyncio.sleep(0)
     assert len(desk.archive.of(Reading)) == read_so_far + 1
     await desk.finish()
+
+
+async def test_an_error_does_not_tell_the_credential_it_echoes() -> None:
+    desk, content = Desk(), b'{"error":{"message":"bad key lm-studio"}}'
+    desk.readings.submit(Received("x1", 0, ChatCompletions(), JSON, content, secrets=(b"lm-studio",)))
+    (reading,) = await desk.finish()
+    assert "lm-studio" not in reading.error
+    assert "*********" in reading.error
+    assert b"lm-studio" not in reading.answer

@@ -4,6 +4,8 @@ Here stand also the secrets that an upstream may echo, on each way into the log.
 """
 
 import asyncio
+import gzip
+import json
 from itertools import pairwise
 
 import pytest
@@ -11,7 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from proxy.model.events import ExchangeRecorded
-from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Trailer
+from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, Trailer
+from proxy.model.manifest import digest_of
 from tests.support.engine import (
     JSON,
     STREAM,
@@ -124,6 +127,35 @@ async def test_a_credential_echoed_across_two_pieces_stays_out_of_the_log() -> N
     engine, body = await record(response, ((b"x-api-key", KEY),))
     assert body == b"a " + KEY
     assert engine.archive.outcome.received == b"a " + b"*" * len(KEY)
+
+
+async def test_a_credential_echoed_in_an_encoded_answer_stays_out_of_the_log() -> None:
+    headers: Headers = (*JSON, (b"content-encoding", b"gzip"))
+    answer = gzip.compress(b'{"error":"bad key ' + KEY + b'"}')
+    response = ScriptedResponse(answer, headers=headers, ending="whole", status=401)
+    engine, body = await record(response, ((b"x-api-key", KEY),))
+    outcome = engine.archive.outcome
+    assert body == answer
+    assert gzip.decompress(outcome.received) == b'{"error":"bad key ' + b"*" * len(KEY) + b'"}'
+    assert (outcome.size, outcome.whole_digest) == (len(outcome.received), b"")
+
+
+async def test_a_refused_credential_in_an_encoding_that_is_not_read_leaves_a_digest() -> None:
+    headers: Headers = (*JSON, (b"content-encoding", b"br"))
+    response = ScriptedResponse(b"packed", headers=headers, ending="whole", status=401)
+    engine, body = await record(response, ((b"x-api-key", KEY),))
+    outcome = engine.archive.outcome
+    assert body == b"packed"
+    assert (outcome.received, outcome.size, outcome.whole_digest) == (b"", 6, digest_of(b"packed"))
+
+
+async def test_a_credential_echoed_in_the_pieces_of_a_stream_is_not_put_together() -> None:
+    deltas = [{"choices": [{"index": 0, "delta": {"content": part.decode()}}]} for part in (KEY[:9], KEY[9:])]
+    stream = b"".join(b"data: " + json.dumps(delta).encode() + b"\n\n" for delta in deltas) + b"data: [DONE]\n\n"
+    engine, body = await record(ScriptedResponse(stream, headers=STREAM, ending="whole"), ((b"x-api-key", KEY),))
+    assert body == stream
+    (reading,) = engine.archive.of(Reading)
+    assert b'"' + b"*" * len(KEY) + b'"' in reading.answer
 
 
 async def test_every_credential_of_a_request_stays_out_of_the_log_not_only_the_first() -> None:

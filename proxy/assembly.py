@@ -120,7 +120,7 @@ async def build_engine(settings: Settings) -> Engine:
     lineage = Lineage(archive, tenants, clock, policy.cache_bytes // 8, is_fresh=is_fresh)
     bus.subscribe(ExchangeRecorded, lineage.note_outcome)
     bus.subscribe(ReadingFailed, lineage.note_unread)
-    readings = Readings(archive, bus, tasks, lineage, policy.record_cap_bytes)
+    readings = Readings(archive, bus, tasks, lineage, policy.record_cap_bytes, policy.own_keys)
     relay = Relay(archive, gate, readings, bus, clock)
     reception = Reception(policy, routes, lineage, readings, clock, SystemIds())
     formats = build_formats()

@@ -73,15 +73,25 @@ def is_event_stream(headers: Headers) -> bool:
 class Readings:
     """Reads recorded answers one after another, off the hot path, the long ones in a thread.
 
-    They are gathered for a moment, so that reading one does not delay the call that comes right behind it.
+    They are gathered for a moment, so that reading one does not delay the call that comes right behind it. `own_keys`
+    are the credentials that are known also of answers which a killed process left.
     """
 
-    def __init__(self, archive: Archive, bus: EventBus, tasks: TaskRunner, lineage: Lineage, cap: int) -> None:
+    def __init__(
+        self,
+        archive: Archive,
+        bus: EventBus,
+        tasks: TaskRunner,
+        lineage: Lineage,
+        cap: int,
+        own_keys: tuple[bytes, ...] = (),
+    ) -> None:
         self._archive = archive
         self._bus = bus
         self._tasks = tasks
         self._lineage = lineage
         self._cap = cap
+        self._own_keys = own_keys
         self._waiting: dict[str, Received] = {}
         self._waiting_bytes = 0
         self._running: asyncio.Task[None] | None = None
@@ -101,7 +111,7 @@ class Readings:
         """Read at once a short answer that the client never gets: it has no place in a conversation."""
         outcome = _try_to_read(received, _INLINE_BYTES)
         if not isinstance(outcome, Exception):
-            self._archive.append(_make_reading(received, *outcome), is_urgent=False)
+            self._archive.append(self._make_reading(received, *outcome), is_urgent=False)
 
     async def hurry(self, exchange: str) -> None:
         """Read an answer now, if it still waits: a request shows it already."""
@@ -152,19 +162,19 @@ class Readings:
             self._bus.publish(ReadingFailed(received.exchange, f"{type(outcome).__name__}: {outcome}"))
             return
         answer, _ = outcome
-        reading = _make_reading(received, *outcome)
+        reading = self._make_reading(received, *outcome)
         reply = self._lineage.note_answer(received.exchange, received.k, received.format, answer.value)
         self._archive.append(reading, *([reply] if reply is not None else []), is_urgent=False)
         if answer.usage is not None:
             self._bus.publish(AnswerRead(received.exchange, received.k, answer.usage, received.first_byte_s))
 
-
-def _make_reading(received: Received, answer: Answer, rendered: bytes) -> Reading:
-    """What rests in the log: put together, the pieces of a stream may be a credential."""
-    error = answer.error.encode("utf-8", "surrogatepass")
-    told = redact(rendered, received.secrets, is_error=bool(error))
-    problem = redact(error, received.secrets, is_error=True).decode("utf-8", "surrogatepass")
-    return Reading(received.exchange, received.k, told, answer.usage, answer.finish, problem)
+    def _make_reading(self, received: Received, answer: Answer, rendered: bytes) -> Reading:
+        """What rests in the log: put together, the pieces of a stream may be a credential."""
+        secrets = received.secrets or self._own_keys
+        error = answer.error.encode("utf-8", "surrogatepass")
+        told = redact(rendered, secrets, is_error=bool(error))
+        problem = redact(error, secrets, is_error=True).decode("utf-8", "surrogatepass")
+        return Reading(received.exchange, received.k, told, answer.usage, answer.finish, problem)
 
 
 def _try_to_read(received: Received, cap: int) -> tuple[Answer, bytes] | Exception:

@@ -33,7 +33,7 @@ class Desk:
         bus = EventBus(self.tasks)
         bus.subscribe(ReadingFailed, self.failures.append)
         lineage = make_lineage(self.archive, FixedClock(), EnginePolicy())
-        self.readings = Readings(self.archive, bus, self.tasks, lineage, CAP)
+        self.readings = Readings(self.archive, bus, self.tasks, lineage, CAP, own_keys=(b"sk-of-the-settings-0123",))
 
     def submit(self, exchange: str, content: bytes = ANSWER, headers: Headers = JSON) -> None:
         self.readings.submit(Received(exchange, 0, ChatCompletions(), headers, content))
@@ -243,3 +243,10 @@ async def test_an_error_does_not_tell_the_credential_it_echoes() -> None:
     assert "lm-studio" not in reading.error
     assert "*********" in reading.error
     assert b"lm-studio" not in reading.answer
+
+
+async def test_of_an_answer_that_a_killed_process_left_our_own_keys_are_known() -> None:
+    desk = Desk()
+    desk.submit("x1", b'{"choices":[{"message":{"content":"sk-of-the-settings-0123"}}]}')
+    (reading,) = await desk.finish()
+    assert b'"' + b"*" * 23 + b'"' in reading.answer

@@ -81,8 +81,8 @@ class Flight:
     """One round under way: who asked for what, and what has come of it so far. Times on the monotonic clock.
 
     `secrets` are the credentials that may be echoed; they live until the answer has been read. `is_head_out`: the
-    client has had the head of an answer. `is_final`: no round follows this one. `ended_at`, where the end was not just now.
-    `is_whole`: the request's body is at hand.
+    client has had the head of an answer. `is_final`: no round follows this one. `ended_at`, where the end was not just
+    now. `is_whole`: the request's body is at hand.
     """
 
     exchange: str

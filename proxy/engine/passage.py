@@ -72,11 +72,16 @@ def is_plain_stream(headers: Headers) -> bool:
 
 
 async def linger(response: UpstreamResponse, tape: Tape, held: bytes) -> tuple[bytes, bool]:
-    """Wait for the rest of the event that ends a stream, and a moment for the body to end behind it."""
+    """Wait for the rest of the event that ends a stream, and a moment for the body to end behind it.
+
+    What still comes in that moment does not make it longer.
+    """
+    is_whole = False
     try:
         async with asyncio.timeout(_LAST_EVENT_SECONDS) as waiting:
             while not response.is_ended:
-                if EVENT_END.search(held):
+                if not is_whole and EVENT_END.search(held):
+                    is_whole = True
                     waiting.reschedule(asyncio.get_running_loop().time() + _LINGER_SECONDS)
                 chunk = await response.read()
                 tape.add(chunk)

@@ -131,7 +131,7 @@ class ServedClient:
         self.start(status, headers)
         self.write(body, is_last=True)
         if not self._is_body_ended:
-            self._connection.linger()
+            self._connection.ending.linger(self._cycle)
 
     def dismiss(self) -> None:
         """The server must stop: say so where nothing was sent, else break off."""
@@ -141,7 +141,7 @@ class ServedClient:
         """Break off; nothing after a whole answer."""
         if not self.is_finished:
             self.is_finished = True
-            self._connection.break_off()
+            self._connection.break_off(self._cycle)
 
     async def _next_message(self) -> HTTPRequestEvent:
         try:

@@ -7,6 +7,7 @@ again, every piece becomes a dictionary), so that they are framed here.
 
 import asyncio
 import struct
+from collections.abc import Callable
 from http import HTTPStatus
 from socket import SO_LINGER, SOL_SOCKET
 from typing import Any
@@ -26,11 +27,15 @@ _LEFT: HTTPDisconnectEvent = {"type": "http.disconnect"}
 
 
 class Cycle(RequestResponseCycle):
-    """What uvicorn knows of a request under way; its body is kept in the pieces it came in."""
+    """What uvicorn knows of a request under way; its body is kept in the pieces it came in.
 
-    def __init__(self, writes: Writes, **uvicorns: Any) -> None:
+    `close` ends the connection once what was written has left.
+    """
+
+    def __init__(self, writes: Writes, close: Callable[[], None], **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
         self._writes = writes
+        self._close = close
         self._pieces: list[bytes] = []
         self._waiting = 0
         self._ends_with_connection = False
@@ -121,7 +126,7 @@ class Cycle(RequestResponseCycle):
             self.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, _RESET)
             self.transport.abort()  # closing would be a clean end
         else:
-            self.transport.close()
+            self._close()
 
     def _write(self, content: bytes) -> None:
         """Write it behind the head, if that is still here: with one system call in place of two, of 15 µs each."""
@@ -146,5 +151,5 @@ class Cycle(RequestResponseCycle):
         self.message_event.set()
         if not self.keep_alive:
             self._writes.flush()
-            self.transport.close()
+            self._close()
         self.on_response()

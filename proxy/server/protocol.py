@@ -7,7 +7,6 @@ nothing of its answer are ours.
 
 import asyncio
 import re
-import select
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,13 +16,14 @@ from weakref import ref
 import httptools
 from starlette.types import Scope
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from proxy.engine.writes import Writes
 from proxy.server.cycle import Cycle
+from proxy.server.ending import Ending, Look
 from proxy.server.errors import render_plain
+from proxy.server.pipeline import Pipeline
 from proxy.server.policy import ServerPolicy
 
 # Weak references, these two: what its own scope holds would wait for the garbage collector.
@@ -32,9 +32,6 @@ CYCLE = "palimpsest.cycle"
 TARGET = "palimpsest.target"
 
 _READ_AHEAD = 1024 * 1024
-_LINGER_SECONDS = 1.0
-_LOOK_SECONDS = 1.0
-_SLACK = 64 * 1024
 _HEEDED = frozenset({b"host", b"expect", b"transfer-encoding", b"upgrade"})
 # What nearly all requests have; the parser would say the same of it.
 _PLAIN_PATH = re.compile(rb"/(?:[A-Za-z0-9_.-][A-Za-z0-9_./-]*)?")
@@ -44,6 +41,7 @@ class GuardedProtocol(HttpToolsProtocol):
     """One client connection."""
 
     cycle: Cycle
+    ending: Ending
 
     def __init__(
         self,
@@ -60,14 +58,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._most_head = policy.max_header_bytes
         self._head_size = self._unparsed = self._hosts = 0
         self._is_in_head = True
-        self._is_read_anew = self._offers_upgrade = False
+        self._is_read_anew = self._offers_upgrade = self._has_moved = False
         self._data = b""
         self._refusal = (400, "bad_request", "this is not a valid HTTP/1.1 request")
         self._head_timer: asyncio.TimerHandle | None = None
-        self._stall_timer: asyncio.TimerHandle | None = None
-        self._look: _Look | None = None
         self._watching: list[Callable[[], object]] = []
-        self._cycles: list[Cycle] = []
+        self._pipeline = Pipeline()
 
     # --- for the application -----------------------------------------------------------------------------------------
 
@@ -83,28 +79,26 @@ class GuardedProtocol(HttpToolsProtocol):
         """The opposite of `watch`."""
         self._watching.remove(notify)
 
-    def break_off(self) -> None:
-        """End the connection after what was written, without ending the answer."""
-        self._disconnect_cycles()
-        self.cycle.break_off()
-
-    def linger(self) -> None:
-        """Close soon if the rest of a refused body keeps coming: closing at once would reset the answer away."""
-        self.loop.call_later(_LINGER_SECONDS, self._close_unless_read, self.cycle)
+    def break_off(self, cycle: Cycle) -> None:
+        """End the connection after what was written, without ending this answer."""
+        cycle.break_off()
+        self._pipeline.disconnect()
 
     # --- asyncio.Protocol --------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Part of asyncio's Protocol."""
         super().connection_made(transport)
+        self._look = Look(self.loop, transport, self.flow)
+        self.ending = Ending(self.loop, transport, self._policy.stall_timeout)
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Part of asyncio's Protocol. uvicorn tells only the newest request; the ones before it are told here."""
-        for timer in (self._head_timer, self._stall_timer, self._look):
+        for timer in (self._head_timer, self._look, self.ending):
             if timer is not None:
                 timer.cancel()
-        self._disconnect_cycles()
+        self._pipeline.disconnect()
         super().connection_lost(exc)
         for notify in tuple(self._watching):
             notify()
@@ -114,26 +108,28 @@ class GuardedProtocol(HttpToolsProtocol):
         self._data = data
         super().data_received(data)
         self._data = b""  # an idle connection holds nothing
-        if not self._is_in_head or self.transport.is_closing():
+        if self.transport.is_closing():
             return
         # The parser keeps a field until it ends, so that an endless one would never be counted by `on_header`.
-        self._unparsed += len(data)
-        if self._unparsed > self._most_head + _SLACK:
+        self._unparsed = 0 if self._has_moved else self._unparsed + len(data)
+        self._has_moved = False
+        if self._unparsed > self._most_head:
             self._refusal = _describe_too_large(self._most_head)
             self.send_400_response("")
-        elif self._head_timer is None:
-            self._watch_head()
+        elif self._is_in_head:
+            if self._head_timer is None:
+                self._watch_head()
+        elif self.cycle.response_complete and self.timeout_keep_alive_task is None:  # answered before it was read
+            self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.ending.close)
 
     def pause_writing(self) -> None:
         """Part of asyncio's Protocol."""
         super().pause_writing()
-        self._stall_timer = self.loop.call_later(self._policy.stall_timeout, self.transport.abort)
+        self.ending.hurry()
 
     def resume_writing(self) -> None:
         """Part of asyncio's Protocol."""
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
+        self.ending.relax()
         super().resume_writing()
 
     # --- httptools callbacks -----------------------------------------------------------------------------------------
@@ -143,10 +139,12 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._is_in_head = True
         self._is_read_anew = self._offers_upgrade = False
-        self._head_size = self._unparsed = self._hosts = 0
+        self._has_moved = True
+        self._head_size = self._hosts = 0
 
     def on_url(self, url: bytes) -> None:
         """Part of httptools' protocol."""
+        self._has_moved = True
         self._head_size += len(url)
         if self._head_size > self._most_head:
             self._refuse_head()
@@ -154,6 +152,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Part of httptools' protocol."""
+        self._has_moved = True
         self._head_size += len(name) + len(value) + 4
         if self._head_size > self._most_head:
             self._refuse_head()
@@ -175,19 +174,16 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse("HTTP/1.1 is spoken here")
         if self._hosts != 1 and (self._hosts or version != "1.0"):
             self._refuse("a request has exactly one Host field")
-        if self._offers_upgrade and self._get_upgrade() not in (None, b"websocket"):
+        if self._offers_upgrade and self.parser.should_upgrade() and self._get_upgrade() != b"websocket":
             self._is_read_anew = True
             return
         self._begin(version)
 
     def on_body(self, body: bytes) -> None:
         """Part of httptools' protocol. Reads further ahead than uvicorn, whose reader wakes up for every 64 KB."""
-        if self.cycle.response_complete:
-            return
-        if self.cycle.put(body) > _READ_AHEAD:
-            self.flow.pause_reading()
-            if self._look is None or self._look.is_over:
-                self._look = _Look(self.loop, self.transport, self.flow)
+        self._has_moved = True
+        if not self.cycle.response_complete and self.cycle.put(body) > _READ_AHEAD:
+            self._pause()
 
     def on_message_complete(self) -> None:
         """Part of httptools' protocol."""
@@ -205,9 +201,9 @@ class GuardedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Answer what never became a request; uvicorn's hook for it."""
         self._writes.flush()
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        if self._pipeline.can_refuse:
             self.transport.write(render_plain(*self._refusal))
-        self.transport.close()
+        self.ending.close()
 
     def _unsupported_upgrade_warning(self) -> None:
         """Where uvicorn would only warn.
@@ -227,6 +223,7 @@ class GuardedProtocol(HttpToolsProtocol):
         path, query = _split_url(self.url)
         cycle = Cycle(
             self._writes,
+            self.ending.close,
             scope=self.scope,
             transport=self.transport,
             flow=self.flow,
@@ -248,12 +245,18 @@ class GuardedProtocol(HttpToolsProtocol):
         scope["headers"] = tuple(self.headers)
         scope["extensions"] = {CONNECTION: ref(self), CYCLE: ref(cycle), TARGET: self.url}
         before, self.cycle = self.cycle, cycle
-        self._cycles = [each for each in self._cycles if not each.response_complete] + [cycle]
+        if not self._pipeline.add(cycle):
+            self._refuse("too many requests ahead of their answers")
         if before is None or before.response_complete:
             self._start_asgi_task(cycle, self.app)
         else:
-            self.flow.pause_reading()
+            self._pause()
             self.pipeline.appendleft((cycle, self.app))
+
+    def _pause(self) -> None:
+        """Read no more for now, but notice a client that leaves."""
+        self.flow.pause_reading()
+        self._look.start()
 
     def _heed(self, name: bytes, value: bytes) -> None:
         if name == b"host":
@@ -264,16 +267,6 @@ class GuardedProtocol(HttpToolsProtocol):
             self._offers_upgrade = True
         elif value.strip().lower() != b"chunked":
             self._refuse("the only transfer coding understood here is chunked")
-
-    def _disconnect_cycles(self) -> None:
-        for cycle in self._cycles:
-            if not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
-
-    def _close_unless_read(self, cycle: object) -> None:
-        if self.cycle is cycle and self.cycle.more_body:
-            self.transport.close()
 
     def _refuse_head(self) -> None:
         self._refusal = _describe_too_large(self._most_head)
@@ -287,44 +280,16 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(self._policy.header_timeout, self._give_up_on_head)
 
     def _give_up_on_head(self) -> None:
-        self._refusal = (408, "head_timeout", "the head of the request took too long (server.header_timeout)")
         self._head_timer = None
+        if not self._pipeline.can_refuse:
+            self._watch_head()  # an answer is on its way, which must not end for this
+            return
+        self._refusal = (408, "head_timeout", "the head of the request took too long (server.header_timeout)")
         self.send_400_response("")
-
-
-class _Look:
-    """While reading is paused asyncio does not notice a reset; the kernel is asked now and then."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, flow: FlowControl) -> None:
-        self._loop = loop
-        self._transport = transport
-        self._flow = flow
-        self._timer = loop.call_later(_LOOK_SECONDS, self._ask)
-        self.is_over = False
-
-    def cancel(self) -> None:
-        """Look no more."""
-        self._timer.cancel()
-
-    def _ask(self) -> None:
-        if not self._flow.read_paused or self._transport.is_closing():
-            self.is_over = True
-        elif _is_reset(self._transport):
-            self.is_over = True
-            self._transport.abort()
-        else:
-            self._timer = self._loop.call_later(_LOOK_SECONDS, self._ask)
 
 
 def _describe_too_large(limit: int) -> tuple[int, str, str]:
     return 431, "headers_too_large", f"the head of the request exceeds server.max_header_bytes ({limit})"
-
-
-def _is_reset(transport: asyncio.Transport) -> bool:
-    """Whether the kernel knows that nobody is there any more."""
-    poll = select.poll()
-    poll.register(transport.get_extra_info("socket").fileno(), 0)
-    return bool(poll.poll(0))
 
 
 def _render_head(method: bytes, url: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -256,7 +256,7 @@ class Connection(asyncio.Protocol):
     def _check_idle(self) -> None:
         """One timer serves many calls: set when none runs, it looks how long it has been quiet when it is due."""
         self._timer = None
-        if self._incoming is _IDLE:
+        if self._incoming is _IDLE or self._incoming.is_complete:
             return
         idle = self._loop.time() - self._active
         if self._is_reading_paused or self._incoming.buffered or self.waits_for_client:

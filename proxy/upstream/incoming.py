@@ -26,7 +26,7 @@ class Incoming:
         self._fields: list[tuple[bytes, bytes]] = []
         self._head_size = self._unparsed = 0
         self._pieces: list[bytes] = []
-        self._ends_with_connection = False
+        self._ends_with_connection = self._has_moved = False
         self.buffered = 0
         self.status = 0
         self.has_head = False
@@ -44,11 +44,11 @@ class Incoming:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             raise BadAnswer(str(error.__context__ or error)[:200]) from None
-        if not self.has_head:
-            # The parser keeps a field until it ends, so that an endless one would never be counted below.
-            self._unparsed += len(data)
-            if self._unparsed > 2 * _HEAD_LIMIT:
-                raise BadAnswer(_TOO_LARGE)
+        # The parser keeps a field until it ends, so that an endless one would never be counted below.
+        self._unparsed = 0 if self._has_moved else self._unparsed + len(data)
+        self._has_moved = False
+        if self._unparsed > _HEAD_LIMIT:
+            raise BadAnswer(_TOO_LARGE)
 
     def end(self) -> bool:
         """The connection ended: whether that ends the answer, as it does where nothing else says how long it is."""
@@ -76,6 +76,7 @@ class Incoming:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Part of httptools' protocol. Trailers are passed over."""
+        self._has_moved = True
         self._head_size += len(name) + len(value)
         if self._head_size > _HEAD_LIMIT:
             raise ValueError(_TOO_LARGE)
@@ -85,7 +86,7 @@ class Incoming:
     def on_headers_complete(self) -> None:
         """Part of httptools' protocol."""
         status = self._parser.get_status_code()
-        if status == 101 or status > 599:
+        if status == 101 or not 100 <= status <= 599:
             raise ValueError(f"status {status} was not asked for")
         if status < 200:
             self._fields.clear()
@@ -105,6 +106,7 @@ class Incoming:
 
     def on_body(self, body: bytes) -> None:
         """Part of httptools' protocol."""
+        self._has_moved = True
         self._pieces.append(body)
         self.buffered += len(body)
 

@@ -1,13 +1,15 @@
 """Finding the end of a stream as it passes; what is held of it then, tests/engine/test_relay.py shows."""
 
+import asyncio
 import re
 
 import pytest
 
-from proxy.engine.passage import EndFinder, is_plain_stream
+from proxy.engine.passage import EndFinder, is_plain_stream, linger
+from proxy.engine.tape import Tape
 from proxy.model.exchange import Headers
 from proxy.wire.chat_completions import ChatCompletions
-from tests.support.engine import JSON, STREAM
+from tests.support.engine import JSON, STREAM, ScriptedResponse
 
 
 def test_a_marker_longer_than_what_is_carried_over_begins_in_the_piece_that_shows_it() -> None:
@@ -27,3 +29,19 @@ def test_a_marker_longer_than_what_is_carried_over_begins_in_the_piece_that_show
 )
 def test_a_stream_is_read_as_it_passes_where_it_is_not_encoded(headers: Headers, *, is_plain: bool) -> None:
     assert is_plain_stream(headers) == is_plain
+
+
+async def test_what_comes_behind_the_end_does_not_keep_it_from_the_client() -> None:
+    response, tape = ScriptedResponse(headers=STREAM), Tape(1000)
+
+    async def talk() -> None:
+        while True:
+            response.feed(b": still here\n\n")
+            await asyncio.sleep(0.02)
+
+    talking = asyncio.ensure_future(talk())
+    async with asyncio.timeout(1.0):
+        held, is_ended = await linger(response, tape, b"data: [DONE]\n\n")
+    talking.cancel()
+    assert held.startswith(b"data: [DONE]\n\n")
+    assert not is_ended

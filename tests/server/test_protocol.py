@@ -2,24 +2,22 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import cast
 from weakref import ref
 
 import pytest
 
-from proxy.model.exchange import Outcome
 from proxy.server.policy import ServerPolicy
 from proxy.server.protocol import GuardedProtocol
 from tests.support.garbage import no_collector
 from tests.support.scripted import (
     GONE_WITHIN,
-    LAST_CHUNK,
     LIMIT,
     Message,
     ScriptedUpstream,
     Wire,
     answer,
-    chunk,
     request,
     stream_head,
 )
@@ -201,50 +199,6 @@ async def test_a_client_that_takes_nothing_is_given_up(plan: Plan, upstream: Scr
 # --- one connection, several requests --------------------------------------------------------------------------------
 
 
-async def test_pipelined_requests_are_answered_in_order(served: Served, upstream: ScriptedUpstream) -> None:
-    upstream.script = None
-    async with await served.connect() as client:
-        client.send(b"".join(request("POST", CHAT, f"X-Number: {i}", body=BODY) for i in range(3)))
-        for i in range(3):
-            if i == 0:
-                wire, got = await upstream.accept_request()
-            else:
-                got = await wire.read_request()
-            assert (got.find(b"x-number"), got.body) == (b"%d" % i, BODY)
-            wire.send(answer(b"answer %d" % i))
-            assert (await client.read_answer()).body == b"answer %d" % i
-
-
-async def test_a_client_that_leaves_behind_a_pipelined_request_is_noticed(
-    served: Served, upstream: ScriptedUpstream
-) -> None:
-    async with await served.connect() as client:
-        client.send(request("POST", CHAT, body=BODY) + request("GET", "/v1/models"))
-        wire, _ = await upstream.accept_request()
-        wire.send(stream_head() + chunk(b"data: 1\n\n"))
-        await client.read_until(b"data: 1\n\n")
-        client.reset()
-        wire.send(chunk(b"data: 2\n\n"))
-        await wire.read_to_end(GONE_WITHIN)
-    assert (await served.outcome()).completeness == "aborted"
-
-
-async def test_a_bad_request_behind_a_stream_does_not_end_it_cleanly(
-    served: Served, upstream: ScriptedUpstream
-) -> None:
-    async with await served.connect() as client:
-        client.send(request("POST", CHAT, body=BODY))
-        wire, _ = await upstream.accept_request()
-        wire.send(stream_head() + chunk(b"data: 1\n\n"))
-        got = await client.read_until(b"data: 1\n\n")
-        client.send(b"GARBAGE\r\n\r\n")
-        rest = await client.read_to_end()
-        assert b"400" not in got + rest
-        assert LAST_CHUNK not in rest
-        await wire.read_to_end(GONE_WITHIN)
-    assert (await served.archive.wait_for(Outcome))[0].completeness == "aborted"
-
-
 @pytest.mark.parametrize("end", ["refuse", "shutdown", "break_off"])
 async def test_what_waits_for_the_end_of_the_turn_comes_before_the_end(upstream: ScriptedUpstream, end: str) -> None:
     plan = Plan(upstream.url, writes=BusyWrites())
@@ -253,10 +207,10 @@ async def test_what_waits_for_the_end_of_the_turn_comes_before_the_end(upstream:
         await client.read_answer()
         protocol = find_protocol(served)
         plan.writes.put(protocol.transport, answer(b"waited"))
-        ends = {
+        ends: dict[str, Callable[[], None]] = {
             "refuse": lambda: protocol.send_400_response(""),
             "shutdown": protocol.shutdown,
-            "break_off": protocol.break_off,
+            "break_off": lambda: protocol.break_off(protocol.cycle),
         }
         ends[end]()
         assert (await client.read_answer()).body == b"waited"
@@ -306,6 +260,49 @@ async def test_what_a_request_was_served_with_is_let_go(served: Served, upstream
         assert connection() is None
 
 
+async def test_the_head_of_an_answer_that_breaks_at_once_arrives(served: Served, upstream: ScriptedUpstream) -> None:
+    async with await served.connect() as client:
+        client.send(request("POST", CHAT, body=BODY))
+        wire, _ = await upstream.accept_request()
+        wire.send(stream_head() + b"no chunk\r\n")
+        assert (await client.read_head()).status == 200
+        assert await client.read_to_end() == b""
+
+
+async def test_an_endless_field_behind_a_body_ends_the_connection(plan: Plan, upstream: ScriptedUpstream) -> None:
+    async with serving(with_server(plan, max_header_bytes=10_000)) as served, await served.connect() as client:
+        client.send(b"POST /v1/files HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+        wire = await upstream.accept()
+        await wire.read_head()
+        protocol = find_protocol(served)
+        client.send(b"0\r\nX-T: ")
+        for _ in range(100):
+            if protocol.transport.is_closing():
+                break
+            client.send(b"a" * 1_000)
+            await asyncio.sleep(0.01)
+        assert protocol.transport.is_closing()
+
+
+async def test_an_answer_before_its_request_is_read_does_not_keep_the_connection(
+    served: Served, upstream: ScriptedUpstream
+) -> None:
+    async with await served.connect() as client:
+        sent = request("POST", "/v1/files", body=bytes(1000))
+        client.send(sent[:-500])
+        wire = await upstream.accept()
+        await wire.read_head()
+        wire.send(answer(b"no"))
+        assert (await client.read_answer()).body == b"no"
+        protocol = find_protocol(served)
+        before = protocol.timeout_keep_alive_task
+        client.send(sent[-500:-400])
+        async with asyncio.timeout(LIMIT):
+            while protocol.timeout_keep_alive_task is before:  # noqa: ASYNC110 - nothing else tells
+                await asyncio.sleep(0.01)
+        assert protocol.timeout_keep_alive_task is not None
+
+
 # --- upgrades --------------------------------------------------------------------------------------------------------
 
 
@@ -314,6 +311,18 @@ async def test_a_websocket_is_refused_at_once(served: Served, upstream: Scripted
     got = await served.ask(request("GET", "/v1/responses", *fields))
     assert (got.status, json.loads(got.body)["error"]["code"]) == (426, "upgrade_required")
     assert upstream.accepted == 0
+
+
+async def test_an_offer_of_http2_among_other_connection_fields_does_not_cost_the_body(
+    served: Served, upstream: ScriptedUpstream
+) -> None:
+    fields = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AA", "Connection: keep-alive")
+    async with await served.connect() as client:
+        client.send(request("POST", CHAT, *fields, body=BODY))
+        wire, got = await upstream.accept_request()
+        assert got.body == BODY
+        wire.send(answer(b"ok"))
+        assert (await client.read_answer()).body == b"ok"
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/files"])

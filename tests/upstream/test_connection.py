@@ -310,6 +310,20 @@ async def test_a_reader_that_takes_its_time_is_not_the_upstreams_silence(pair: P
     assert await pair.rest() == b"data"
 
 
+async def test_an_answer_that_is_here_whole_is_nobodys_silence(pair: Pair) -> None:
+    await pair.begin(idle_timeout=60)
+    pair.wire.send(stream_head() + chunk(b"data"))
+    await pair.head()
+    assert await pair.connection.read() == b"data"
+    pair.wire.send(LAST_CHUNK)
+    async with asyncio.timeout(LIMIT):
+        while not pair.connection.is_received:  # noqa: ASYNC110 - nothing else tells
+            await asyncio.sleep(0.01)
+    pair.watch.wait(200)
+    assert await pair.connection.read() == b""
+    assert pair.connection.finish()
+
+
 async def take_answer(pair: Pair) -> None:
     """Have a call answered, after which the connection is free for the next."""
     pair.wire.send(answer(b"data"))

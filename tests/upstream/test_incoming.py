@@ -58,6 +58,7 @@ def test_an_answer_to_head_has_no_body_and_the_connection_is_not_kept() -> None:
         (b"not http at all\r\n\r\n", "HTTP"),
         (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n", "101"),
         (b"HTTP/1.1 999 Odd\r\n\r\n", "999"),
+        (b"HTTP/1.1 099 Odd\r\nContent-Length: 2\r\n\r\nok", "99"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"a" * 300_000 + b"\r\n\r\n", "head exceeds"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"a" * 600_000, "head exceeds"),
         (CHUNKED.replace(b"6\r\n", b"zz\r\n"), "chunk"),
@@ -74,3 +75,20 @@ def test_the_bytes_before_a_fault_can_still_be_taken() -> None:
     with pytest.raises(BadAnswer):
         incoming.feed(CHUNKED.replace(b"6\r\n", b"zz\r\n"))
     assert incoming.take() == b"hello"
+
+
+@pytest.mark.parametrize("begin", [b"HTTP/1.1 200 OK\r\nX: ", CHUNKED[:-2] + b"X: "])
+def test_an_endless_field_is_refused_before_and_behind_the_body(begin: bytes) -> None:
+    incoming = Incoming("POST")
+    incoming.feed(begin)
+    with pytest.raises(BadAnswer, match="exceeds"):
+        for _ in range(30):
+            incoming.feed(b"a" * 10_000)
+
+
+def test_a_long_body_is_no_endless_field() -> None:
+    incoming = Incoming("POST")
+    incoming.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 900000\r\n\r\n")
+    for _ in range(9):
+        incoming.feed(bytes(100_000))
+    assert incoming.is_complete

@@ -1,0 +1,168 @@
+"""Requests that come before those ahead of them are answered: each answer is its own, and none waits for ever."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+
+from proxy.model.exchange import Outcome
+from proxy.server.cycle import Cycle
+from proxy.server.pipeline import Pipeline
+from tests.server.test_protocol import BODY, CHAT, assert_refused, find_protocol
+from tests.support.scripted import GONE_WITHIN, LAST_CHUNK, LIMIT, ScriptedUpstream, answer, chunk, request, stream_head
+from tests.support.serving import Plan, Served, serving, with_server
+
+
+@dataclass
+class Asked:
+    """What a pipeline knows of a request."""
+
+    response_complete: bool = False
+    response_started: bool = False
+    more_body: bool = False
+    disconnected: bool = False
+    message_event: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def line_up(*asked: Asked) -> Pipeline:
+    pipeline = Pipeline()
+    for one in asked:
+        pipeline.add(cast(Cycle, one))
+    return pipeline
+
+
+@pytest.mark.parametrize(
+    ("asked", "can_refuse"),
+    [
+        ((), True),
+        ((Asked(response_complete=True),), True),
+        ((Asked(more_body=True),), True),
+        ((Asked(),), False),
+        ((Asked(more_body=True, response_started=True),), False),
+        ((Asked(), Asked(more_body=True)), False),
+    ],
+)
+def test_an_error_of_ours_may_only_be_the_next_answer(asked: tuple[Asked, ...], *, can_refuse: bool) -> None:
+    assert line_up(*asked).can_refuse == can_refuse
+
+
+def test_all_that_wait_are_told_that_their_client_has_left() -> None:
+    answered, waiting = Asked(response_complete=True), [Asked(), Asked()]
+    line_up(answered, *waiting).disconnect()
+    assert [one.disconnected and one.message_event.is_set() for one in (answered, *waiting)] == [False, True, True]
+
+
+async def test_pipelined_requests_are_answered_in_order(served: Served, upstream: ScriptedUpstream) -> None:
+    upstream.script = None
+    async with await served.connect() as client:
+        client.send(b"".join(request("POST", CHAT, f"X-Number: {i}", body=BODY) for i in range(3)))
+        for i in range(3):
+            if i == 0:
+                wire, got = await upstream.accept_request()
+            else:
+                got = await wire.read_request()
+            assert (got.find(b"x-number"), got.body) == (b"%d" % i, BODY)
+            wire.send(answer(b"answer %d" % i))
+            assert (await client.read_answer()).body == b"answer %d" % i
+
+
+async def test_a_client_that_leaves_behind_a_pipelined_request_is_noticed(
+    served: Served, upstream: ScriptedUpstream
+) -> None:
+    async with await served.connect() as client:
+        client.send(request("POST", CHAT, body=BODY) + request("GET", "/v1/models"))
+        wire, _ = await upstream.accept_request()
+        wire.send(stream_head() + chunk(b"data: 1\n\n"))
+        await client.read_until(b"data: 1\n\n")
+        client.reset()
+        wire.send(chunk(b"data: 2\n\n"))
+        await wire.read_to_end(GONE_WITHIN)
+    assert (await served.outcome()).completeness == "aborted"
+
+
+async def test_a_bad_request_behind_a_stream_does_not_end_it_cleanly(
+    served: Served, upstream: ScriptedUpstream
+) -> None:
+    async with await served.connect() as client:
+        client.send(request("POST", CHAT, body=BODY))
+        wire, _ = await upstream.accept_request()
+        wire.send(stream_head() + chunk(b"data: 1\n\n"))
+        got = await client.read_until(b"data: 1\n\n")
+        client.send(b"GARBAGE\r\n\r\n")
+        rest = await client.read_to_end()
+        assert b"400" not in got + rest
+        assert LAST_CHUNK not in rest
+        await wire.read_to_end(GONE_WITHIN)
+    assert (await served.archive.wait_for(Outcome))[0].completeness == "aborted"
+
+
+@pytest.mark.parametrize("behind", [b"GARBAGE\r\n\r\n", request("GET", "/v1/models") + b"GARBAGE\r\n\r\n"])
+async def test_an_error_of_ours_never_stands_inside_an_older_answer(
+    served: Served, upstream: ScriptedUpstream, behind: bytes
+) -> None:
+    async with await served.connect() as client:
+        client.send(request("POST", CHAT, body=BODY))
+        wire, _ = await upstream.accept_request()
+        wire.send(b"HTTP/1.1 200 OK\r\ncontent-length: 300\r\n\r\n" + b"a" * 100)
+        got = await client.read_until(b"a" * 100)
+        client.send(behind)
+        assert b"HTTP/1.1 400" not in got + await client.read_to_end()
+
+
+async def test_an_old_client_sees_a_broken_answer_though_it_asks_for_more(
+    served: Served, upstream: ScriptedUpstream
+) -> None:
+    async with await served.connect() as client:
+        old = b"GET /v1/models HTTP/1.0\r\nHost: a\r\nConnection: keep-alive\r\n\r\n"
+        client.send(old + request("GET", "/v1/models"))
+        wire, _ = await upstream.accept_request()
+        wire.send(stream_head() + chunk(b"half of it"))
+        await client.read_until(b"half of it")
+        wire.reset()
+        with pytest.raises(ConnectionResetError):
+            await client.read_some()
+
+
+async def test_half_a_head_behind_a_request_is_not_its_answer(plan: Plan, upstream: ScriptedUpstream) -> None:
+    async with serving(with_server(plan, header_timeout=0.1)) as served, await served.connect() as client:
+        client.send(request("POST", CHAT, body=BODY) + b"GET /v1/mo")
+        wire, _ = await upstream.accept_request()
+        with pytest.raises(TimeoutError):
+            await client.read_to_end(0.3)
+        wire.send(answer(b"ok"))
+        assert (await client.read_answer()).body == b"ok"
+        assert_refused(await client.read_answer(), 408, "head_timeout")
+
+
+async def test_who_asks_far_ahead_is_let_go(served: Served, upstream: ScriptedUpstream) -> None:
+    async with await served.connect() as client:
+        client.send(request("POST", CHAT, body=BODY))
+        wire, _ = await upstream.accept_request()
+        client.send(request("GET", "/-/live") * 100)
+        assert await client.read_to_end() == b""
+        assert await wire.read_to_end(GONE_WITHIN) == b""
+    assert (await served.outcome()).completeness == "aborted"
+
+
+async def test_a_client_that_asks_for_more_and_leaves_is_noticed(served: Served, upstream: ScriptedUpstream) -> None:
+    async with await served.connect() as client:
+        client.send(request("POST", CHAT, body=BODY))
+        wire, _ = await upstream.accept_request()
+        client.send(request("GET", "/v1/models"))
+        async with asyncio.timeout(LIMIT):
+            while not find_protocol(served).flow.read_paused:  # noqa: ASYNC110 - nothing else tells
+                await asyncio.sleep(0.01)
+        client.reset()
+        assert await wire.read_to_end(GONE_WITHIN) == b""
+
+
+async def test_the_beginning_of_a_head_behind_a_large_body_is_not_a_large_head(
+    served: Served, upstream: ScriptedUpstream
+) -> None:
+    async with await served.connect() as client:
+        client.send(request("POST", "/v1/files", body=bytes(3_000_000)) + b"GET /v1/mo")
+        wire, got = await upstream.accept_request()
+        assert len(got.body) == 3_000_000
+        wire.send(answer(b"ok"))
+        assert (await client.read_answer()).body == b"ok"

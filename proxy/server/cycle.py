@@ -119,7 +119,9 @@ class Cycle(RequestResponseCycle):
         return not self.flow.write_paused
 
     def break_off(self) -> None:
-        """End the connection after what was written, without ending the answer."""
+        """End the connection after what was written, without ending the answer; nothing where it has ended."""
+        if self.transport.is_closing():
+            return
         self._write_head()
         self._writes.flush()
         if self._ends_with_connection and self.response_started:

@@ -50,6 +50,7 @@ class Ending:
         self._loop = loop
         self._transport = transport
         self._seconds = seconds
+        self._left = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def close(self) -> None:
@@ -63,9 +64,10 @@ class Ending:
         self._loop.call_later(_LINGER_SECONDS, self._close_unless_read, cycle)
 
     def hurry(self) -> None:
-        """The client takes nothing: it has the time it has from now on."""
+        """The client takes nothing, or hardly anything: it has the time it has from now on."""
         if self._timer is None:
-            self._timer = self._loop.call_later(self._seconds, self._transport.abort)
+            self._left = self._transport.get_write_buffer_size()
+            self._timer = self._loop.call_later(self._seconds, self._give_up)
 
     def relax(self) -> None:
         """The client takes something."""
@@ -78,6 +80,13 @@ class Ending:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _give_up(self) -> None:
+        self._timer = None
+        if self._transport.get_write_buffer_size() < self._left:
+            self.hurry()  # slowly, but steadily
+        else:
+            self._transport.abort()
 
     def _close_unless_read(self, cycle: Cycle) -> None:
         if cycle.more_body:

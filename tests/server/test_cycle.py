@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.server.policy import ServerPolicy
-from tests.support.scripted import LAST_CHUNK, ScriptedUpstream, Wire, answer, chunk, request, stream_head
+from tests.support.scripted import GONE_WITHIN, LAST_CHUNK, ScriptedUpstream, Wire, answer, chunk, request, stream_head
 from tests.support.serving import Plan, Served, serving
 from tests.support.writes import BusyWrites
 
@@ -38,6 +38,17 @@ async def test_an_old_client_sees_a_reset_where_its_answer_breaks(served: Served
         wire.reset()
         with pytest.raises(ConnectionResetError):
             await client.read_some()
+
+
+async def test_an_old_client_that_leaves_in_its_answer_is_no_fault_of_ours(
+    served: Served, upstream: ScriptedUpstream
+) -> None:
+    async with await served.connect() as client:
+        wire = await ask(client, upstream, stream_head() + chunk(b"part"), b"1.0")
+        await client.read_until(b"part")
+        client.reset()
+        await wire.read_to_end(GONE_WITHIN)
+    assert (await served.outcome()).completeness == "aborted"
 
 
 async def test_a_length_is_passed_on_to_head_without_a_body(served: Served, upstream: ScriptedUpstream) -> None:

@@ -58,3 +58,15 @@ async def test_a_client_that_takes_something_has_its_time_anew_and_none_while_no
     ending.relax()
     await asyncio.sleep(0.1)
     assert transport.done == ["close", "abort"]
+
+
+async def test_a_client_that_takes_a_little_at_a_time_is_not_given_up() -> None:
+    transport = Transport(50)
+    ending = Ending(asyncio.get_running_loop(), cast(asyncio.Transport, transport), 0.1)
+    ending.hurry()
+    for _ in range(25):
+        transport.left -= 1
+        await asyncio.sleep(0.01)
+    assert transport.done == []
+    await asyncio.sleep(0.3)
+    assert transport.done == ["abort"]

@@ -9,10 +9,11 @@ from proxy.server.cycle import Cycle
 
 _LINGER_SECONDS = 1.0
 _LOOK_SECONDS = 1.0
+_SENDS_NO_MORE: int = getattr(select, "POLLRDHUP", 0)  # Linux; elsewhere only a reset is seen
 
 
 class Look:
-    """While reading is paused asyncio does not notice a reset; the kernel is asked now and then."""
+    """While reading is paused asyncio does not notice that a client leaves; the kernel is asked now and then."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, flow: FlowControl) -> None:
         self._loop = loop
@@ -34,7 +35,7 @@ class Look:
         self._timer = None
         if not self._flow.read_paused or self._transport.is_closing():
             return
-        if _is_reset(self._transport):
+        if _has_left(self._transport):
             self._transport.abort()
         else:
             self.start()
@@ -93,8 +94,8 @@ class Ending:
             self.close()
 
 
-def _is_reset(transport: asyncio.Transport) -> bool:
-    """Whether the kernel knows that nobody is there any more."""
+def _has_left(transport: asyncio.Transport) -> bool:
+    """Whether the kernel knows that nobody is there any more, or sends any more: read, that would be the end, too."""
     poll = select.poll()
-    poll.register(transport.get_extra_info("socket").fileno(), 0)
+    poll.register(transport.get_extra_info("socket").fileno(), _SENDS_NO_MORE)
     return bool(poll.poll(0))

@@ -9,6 +9,7 @@ import pytest
 from proxy.model.exchange import Outcome
 from proxy.server.cycle import Cycle
 from proxy.server.pipeline import Pipeline
+from tests.server.test_client import leave
 from tests.server.test_protocol import BODY, CHAT, assert_refused, find_protocol
 from tests.support.scripted import GONE_WITHIN, LAST_CHUNK, LIMIT, ScriptedUpstream, answer, chunk, request, stream_head
 from tests.support.serving import Plan, Served, serving, with_server
@@ -145,7 +146,10 @@ async def test_who_asks_far_ahead_is_let_go(served: Served, upstream: ScriptedUp
     assert (await served.outcome()).completeness == "aborted"
 
 
-async def test_a_client_that_asks_for_more_and_leaves_is_noticed(served: Served, upstream: ScriptedUpstream) -> None:
+@pytest.mark.parametrize("is_reset", [False, True])
+async def test_a_client_that_asks_for_more_and_leaves_is_noticed(
+    served: Served, upstream: ScriptedUpstream, *, is_reset: bool
+) -> None:
     async with await served.connect() as client:
         client.send(request("POST", CHAT, body=BODY))
         wire, _ = await upstream.accept_request()
@@ -153,7 +157,7 @@ async def test_a_client_that_asks_for_more_and_leaves_is_noticed(served: Served,
         async with asyncio.timeout(LIMIT):
             while not find_protocol(served).flow.read_paused:  # noqa: ASYNC110 - nothing else tells
                 await asyncio.sleep(0.01)
-        client.reset()
+        await leave(client, is_reset=is_reset)
         assert await wire.read_to_end(GONE_WITHIN) == b""
 
 

@@ -1,11 +1,11 @@
 """A copy of the log while it is being written. Rule: whole and sound, or not there at all; never over another file."""
 
 import os
-import sqlite3
 from pathlib import Path
 
 from proxy.model.errors import Conflict, StoreUnavailable
 from proxy.store.sqlite.connection import connect_reader
+from proxy.store.sqlite.problem import FILE_ERRORS
 
 
 def copy_log(path: Path, target: Path) -> None:
@@ -23,7 +23,7 @@ def copy_log(path: Path, target: Path) -> None:
         except BaseException:
             target.unlink(missing_ok=True)
             raise
-    except (sqlite3.Error, OSError) as error:
+    except (*FILE_ERRORS, OSError) as error:
         raise StoreUnavailable(f"the log could not be copied to {target}: {error}") from error
     finally:
         connection.close()

@@ -9,7 +9,7 @@ from typing import Any
 from proxy.model.errors import StoreUnavailable
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.codec import unpack
-from proxy.store.sqlite.problem import advise
+from proxy.store.sqlite.problem import FILE_ERRORS, advise
 from proxy.store.sqlite.schema import MIGRATIONS, migrate, read_applied
 
 Connect = Callable[..., sqlite3.Connection]
@@ -60,7 +60,7 @@ def connect_writer(policy: StorePolicy, connect: Connect = sqlite3.connect) -> s
         except BaseException:
             connection.close()
             raise
-    except sqlite3.Error as error:
+    except FILE_ERRORS as error:
         raise StoreUnavailable(f"{policy.path} cannot be used ({advise(error)})") from error
     except StoreUnavailable as error:
         raise StoreUnavailable(f"{policy.path}: {error}") from error
@@ -84,7 +84,7 @@ def connect_reader(path: Path) -> sqlite3.Connection:
         connection.create_function("unpack", 2, _unpack_or_none, deterministic=True)
         if len(read_applied(connection)) < len(MIGRATIONS):
             raise StoreUnavailable("the log has not been brought up to this version; start the server once")
-    except (sqlite3.Error, StoreUnavailable) as error:
+    except (*FILE_ERRORS, StoreUnavailable) as error:
         connection.close()
         raise StoreUnavailable(f"{path} cannot be read: {advise(error)}") from error
     return connection

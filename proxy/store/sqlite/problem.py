@@ -5,6 +5,9 @@ import sqlite3
 
 from proxy.store.policy import StorePolicy
 
+# What a damaged file raises: names in its schema that are no text any more are met by Python, not by SQLite.
+FILE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+
 _OF_A_RECORD = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.NotSupportedError)
 
 _ROOM = 64 * 1024 * 1024
@@ -39,7 +42,9 @@ def describe_problem(error: Exception, policy: StorePolicy) -> str:
 
 
 def advise(error: Exception) -> str:
-    """An error of SQLite and what to do about it."""
+    """An error met in a file and what to do about it."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"a name in it is no text: {_ADVICE['SQLITE_CORRUPT']}"
     name = str(getattr(error, "sqlite_errorname", ""))
     advice = next((advice for prefix, advice in _ADVICE.items() if name.startswith(prefix)), "")
     return f"{error}: {advice}" if advice else str(error)

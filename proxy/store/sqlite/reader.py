@@ -49,6 +49,7 @@ from proxy.store.sqlite.listing import (
     select_sessions,
     sum_auxiliary,
 )
+from proxy.store.sqlite.problem import FILE_ERRORS
 from proxy.store.sqlite.recall import has_sessions, recall_sessions
 from proxy.store.sqlite.stands import load_stands
 from proxy.store.sqlite.unread import list_unread
@@ -300,7 +301,7 @@ class SqliteReader:
         assert connection is not None
         try:
             yield connection
-        except sqlite3.Error as error:
+        except FILE_ERRORS as error:
             raise StoreUnavailable(f"{self._path} cannot be read: {error}; run `palimpsest verify`") from error
 
 

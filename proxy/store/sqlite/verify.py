@@ -15,6 +15,7 @@ from proxy.store.sqlite.codec import seal_after, unpack
 from proxy.store.sqlite.connection import connect_reader
 from proxy.store.sqlite.envelope import join_recipe
 from proxy.store.sqlite.known import NO_SEAL
+from proxy.store.sqlite.problem import FILE_ERRORS
 from proxy.store.sqlite.verify_context import check_context
 from proxy.store.sqlite.verify_summaries import check_summaries
 from proxy.store.sqlite.verify_trees import check_trees
@@ -97,9 +98,7 @@ _GAPS = """
     SELECT s.key FROM session s LEFT JOIN exchange e ON e.session = s.id
     GROUP BY s.id HAVING count(e.seq) = 0 OR count(e.seq) <> max(e.n) OR min(e.n) <> 1"""
 
-_COUNTS = """
-    SELECT (SELECT count(*) FROM exchange), (SELECT count(*) FROM round), (SELECT count(*) FROM blob),
-        (SELECT count(*) FROM raw)"""
+_COUNTED = {"exchange": "exchanges", "round": "rounds", "blob": "blobs", "raw": "slices"}
 
 
 def verify_log(path: Path) -> Verification:
@@ -118,6 +117,7 @@ class _Inspection:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._faults: list[Fault] = []
+        self._counts = dict.fromkeys(_COUNTED.values(), 0)
 
     def run(self) -> Verification:
         checks = (
@@ -131,11 +131,11 @@ class _Inspection:
             check_trees(self._connection),
             check_context(self._connection),
             check_summaries(self._connection),
+            *(self._count(table) for table in _COUNTED),
         )
         for check in checks:
             self._collect(check)
-        exchanges, rounds, blobs, slices = self._connection.execute(_COUNTS).fetchone()
-        return Verification(exchanges, rounds, blobs, slices, tuple(self._faults))
+        return Verification(**self._counts, faults=tuple(self._faults))
 
     def _collect(self, check: Iterator[Fault]) -> None:
         try:
@@ -145,8 +145,16 @@ class _Inspection:
                 if len(self._faults) > _MOST_FAULTS:
                     return
                 self._faults.append(fault)
-        except sqlite3.Error as error:
+        except FILE_ERRORS as error:
             self._faults.append(Fault("file", f"cannot be read on: {error}"))
+
+    def _count(self, table: str) -> Iterator[Fault]:
+        """How many rows a table has; where that cannot be told there are none, and a fault says so."""
+        name = _COUNTED[table]
+        try:
+            (self._counts[name],) = self._connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+        except FILE_ERRORS as error:
+            yield Fault("file", f"its {name} cannot be counted: {error}")
 
     def _check_file(self) -> Iterator[Fault]:
         for (result,) in self._connection.execute("PRAGMA integrity_check(100)"):

@@ -28,3 +28,10 @@ def lose_index_entry(path: Path) -> None:
         connection.execute("PRAGMA writable_schema = ON")
         connection.execute(statement, row)
         connection.close()
+
+
+def garble_name(path: Path) -> None:
+    """Make a name in the schema no text: SQLite quotes it in an error that Python cannot decode."""
+    content = path.read_bytes()
+    assert b"migration_keep" in content
+    path.write_bytes(content.replace(b"migration_keep", b"\xedigration_keep", 1))

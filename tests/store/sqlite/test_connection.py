@@ -9,7 +9,7 @@ from proxy.model.errors import StoreUnavailable
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.codec import pack
 from proxy.store.sqlite.connection import connect_reader, connect_writer, prepare_file
-from tests.store.sqlite.spoiling import lose_index_entry
+from tests.store.sqlite.spoiling import garble_name, lose_index_entry
 
 
 def test_a_new_file_is_its_owners_alone(tmp_path: Path) -> None:
@@ -81,6 +81,15 @@ def test_damage_that_reading_would_not_meet_is_met_at_the_start(policy: StorePol
     lose_index_entry(policy.path)
     with pytest.raises(StoreUnavailable, match=r"log\.db: the file is damaged \(row 1 missing from index"):
         connect_writer(policy)
+
+
+def test_a_schema_with_a_name_that_is_no_text_is_a_damaged_file(policy: StorePolicy) -> None:
+    connect_writer(policy).close()
+    garble_name(policy.path)
+    with pytest.raises(StoreUnavailable, match=r"log\.db cannot be used \(a name in it is no text: it is damaged"):
+        connect_writer(policy)
+    with pytest.raises(StoreUnavailable, match=r"log\.db cannot be read: a name in it is no text: it is damaged"):
+        connect_reader(policy.path)
 
 
 def test_a_large_log_is_not_read_through_at_the_start(policy: StorePolicy) -> None:

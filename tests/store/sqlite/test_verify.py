@@ -248,6 +248,33 @@ def test_a_damaged_page_is_a_fault_and_the_rest_is_still_looked_at(path: Path) -
     assert any(fault.startswith("round ") or "malformed" in fault for fault in found)
 
 
+def zero_table(path: Path, name: str) -> None:
+    """Write zeros over the first page of a table or an index."""
+    connection = sqlite3.connect(path)
+    (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (name,)).fetchone()
+    connection.close()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * 4096)
+        file.write(bytes(4096))
+
+
+@pytest.mark.parametrize(
+    "name", ["raw", "sqlite_autoindex_exchange_2", "sqlite_autoindex_round_1", "sqlite_autoindex_blob_1"]
+)
+def test_what_cannot_be_counted_is_a_fault_beside_those_found_before(path: Path, name: str) -> None:
+    spoil(path, "UPDATE payload SET codec = 9 WHERE codec = 2")
+    zero_table(path, name)
+    found = find(path)
+    assert any("cannot be counted: database disk image is malformed" in fault for fault in found)
+    assert any(fault.startswith("blob ") or "cannot be read on" in fault for fault in found)
+
+
+def test_what_can_be_counted_is_beside_what_cannot(path: Path) -> None:
+    zero_table(path, "raw")
+    found = verify_log(path)
+    assert (found.exchanges, found.rounds, found.slices) == (7, 6, 0)
+
+
 def test_an_index_that_lost_an_entry_is_found(path: Path) -> None:
     lose_index_entry(path)
     assert any("index erasure_payload" in fault for fault in find(path))

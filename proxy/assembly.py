@@ -229,6 +229,7 @@ def ask_server(settings: Settings, path: str, body: bytes) -> tuple[int, bytes]:
 def open_log(settings: Settings) -> SqliteReader:
     """The log for reading, beside a server that may be writing it; its methods raise StoreUnavailable if it is none.
 
+    Raises it itself where a write-ahead log of another file lies beside it.
     Beside a server it may lack the last few milliseconds; what a killed server left in its journal is brought in first.
     """
     policy = settings.store_policy()

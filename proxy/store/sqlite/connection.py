@@ -9,13 +9,15 @@ from typing import Any
 from proxy.model.errors import StoreUnavailable
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.codec import unpack
-from proxy.store.sqlite.problem import FILE_ERRORS, advise
+from proxy.store.sqlite.problem import FILE_ERRORS, RESTORE, advise
 from proxy.store.sqlite.schema import MIGRATIONS, migrate, read_applied
 
 Connect = Callable[..., sqlite3.Connection]
 
 _OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
 _MAGIC = b"SQLite format 3\0"
+_VERSIONS = slice(18, 20)  # of the file's format, for who writes and who reads: 2 where it has a write-ahead log
+_NEVER_HAD_WAL = b"\1\1"
 _CHECKED_BYTES = 64 * 1024 * 1024  # 0.1 s
 # Beyond this SQLite checkpoints within a commit; the writer does it earlier, between commits (`checkpoint`).
 _WAL_PAGES = 65_536
@@ -37,9 +39,28 @@ def prepare_file(path: Path) -> None:
         start = os.pread(file, len(_MAGIC), 0)
     finally:
         os.close(file)
+    refuse_foreign_wal(path)
     if start and start != _MAGIC:
         raise StoreUnavailable(
             f"{path} is not a SQLite database; move it away, or choose another data directory (--data)"
+        )
+
+
+def refuse_foreign_wal(path: Path) -> None:
+    """Keep a restored backup from a write-ahead log that another file left. Raises StoreUnavailable, OSError.
+
+    Only before SQLite opens the file in this process: see `lock`. What `backup` writes says in its head that it never
+    had a write-ahead log, until the writer opens it; SQLite would not ask, and write the one beside it over it.
+    """
+    wal = path.resolve().with_name(path.resolve().name + "-wal")
+    if not wal.exists() or not wal.stat().st_size:
+        return  # looked for first: the writer changes the head before it makes one
+    with path.open("rb") as file:
+        head = file.read(_VERSIONS.stop)
+    if head.startswith(_MAGIC) and head[_VERSIONS] == _NEVER_HAD_WAL:
+        raise StoreUnavailable(
+            f"{path} is a backup, and {wal.name} beside it is another file's, which would be written over it; stop the"
+            f" server, move {wal.name}, {path.name}-shm and {path.name}.journal aside, and run `palimpsest verify`"
         )
 
 
@@ -119,4 +140,6 @@ def _check_small(connection: sqlite3.Connection, path: Path) -> None:
         return
     (result,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if result != "ok":
-        raise StoreUnavailable(f"the file is damaged ({result}); restore a backup, or move it away to start a new log")
+        raise StoreUnavailable(
+            f"the file is damaged ({result}); to restore a backup {RESTORE}; without a backup a new log begins"
+        )

@@ -12,6 +12,13 @@ _OF_A_RECORD = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingEr
 
 _ROOM = 64 * 1024 * 1024
 
+# Whole, for SQLite writes a write-ahead log that is left beside a restored file over it, of whatever file it is.
+RESTORE = (
+    "stop the server, move log.db, log.db-wal, log.db-shm and log.db.journal aside, put a backup in place as log.db and"
+    " run `palimpsest verify`"
+)
+_DAMAGED = f"it is damaged; to restore a backup {RESTORE}"
+
 _ADVICE = {
     "SQLITE_BUSY": "another process holds a lock on it; end that process",
     "SQLITE_LOCKED": "another process holds a lock on it; end that process",
@@ -19,8 +26,8 @@ _ADVICE = {
     "SQLITE_IOERR": "the disk reports an error; check it",
     "SQLITE_READONLY": "it cannot be written; check owner and mode of the file and its directory",
     "SQLITE_CANTOPEN": "it cannot be opened; check owner and mode of the file and its directory",
-    "SQLITE_CORRUPT": "it is damaged; run `palimpsest verify` and restore a backup",
-    "SQLITE_NOTADB": "it is damaged; run `palimpsest verify` and restore a backup",
+    "SQLITE_CORRUPT": _DAMAGED,
+    "SQLITE_NOTADB": _DAMAGED,
 }
 
 
@@ -44,7 +51,7 @@ def describe_problem(error: Exception, policy: StorePolicy) -> str:
 def advise(error: Exception) -> str:
     """An error met in a file and what to do about it."""
     if isinstance(error, UnicodeDecodeError):
-        return f"a name in it is no text: {_ADVICE['SQLITE_CORRUPT']}"
+        return f"a name in it is no text: {_DAMAGED}"
     name = str(getattr(error, "sqlite_errorname", ""))
     advice = next((advice for prefix, advice in _ADVICE.items() if name.startswith(prefix)), "")
     return f"{error}: {advice}" if advice else str(error)

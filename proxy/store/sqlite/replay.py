@@ -6,12 +6,13 @@ that a replay may itself be killed at any moment.
 
 import logging
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
 
 from proxy.model.errors import StoreUnavailable
 from proxy.model.record import weigh_all
 from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.connection import connect_writer
+from proxy.store.sqlite.connection import connect_writer, refuse_foreign_wal
 from proxy.store.sqlite.journal import Leftover, name_journal
 from proxy.store.sqlite.lock import WriterLock
 from proxy.store.sqlite.mark import read_mark
@@ -52,9 +53,12 @@ def replay_journal(connection: sqlite3.Connection, policy: StorePolicy) -> None:
 def recover_log(policy: StorePolicy) -> None:
     """Before a log is read without its server: bring in what a kill left in the journal.
 
-    Does nothing beside a running server, and no more than a warning where it cannot be done.
+    Does nothing beside a running server, and no more than a warning where it cannot be done. Raises StoreUnavailable
+    where reading would do harm (see `refuse_foreign_wal`).
     """
     path = name_journal(policy.path)
+    with suppress(OSError):  # reading tells what is wrong
+        refuse_foreign_wal(policy.path)
     try:
         if not path.exists() or not policy.path.exists():
             return

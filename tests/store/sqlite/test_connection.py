@@ -7,8 +7,9 @@ import pytest
 
 from proxy.model.errors import StoreUnavailable
 from proxy.store.policy import StorePolicy
+from proxy.store.sqlite.backup import copy_log
 from proxy.store.sqlite.codec import pack
-from proxy.store.sqlite.connection import connect_reader, connect_writer, prepare_file
+from proxy.store.sqlite.connection import connect_reader, connect_writer, prepare_file, refuse_foreign_wal
 from tests.store.sqlite.spoiling import garble_name, lose_index_entry
 
 
@@ -29,6 +30,41 @@ def test_a_file_that_begins_otherwise_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log.db").write_bytes(b"SQL")
     with pytest.raises(StoreUnavailable, match=r"move it away, or choose another data directory"):
         prepare_file(tmp_path / "log.db")
+
+
+def restore(policy: StorePolicy, copy: Path) -> None:
+    """Put a backup in place beside the write-ahead log that a killed server left."""
+    connection = connect_writer(policy)
+    copy_log(policy.path, copy)
+    connection.execute("INSERT INTO meta VALUES ('later', x'00')")
+    wal = policy.path.with_name("log.db-wal")
+    content = wal.read_bytes()
+    connection.close()
+    wal.write_bytes(content)
+    policy.path.write_bytes(copy.read_bytes())
+
+
+def test_a_backup_beside_the_write_ahead_log_of_another_file_is_refused(policy: StorePolicy, tmp_path: Path) -> None:
+    restore(policy, tmp_path / "copy.db")
+    with pytest.raises(StoreUnavailable, match=r"log\.db is a backup, .* move log\.db-wal, .*log\.db\.journal aside"):
+        prepare_file(policy.path)
+    assert policy.path.read_bytes() == (tmp_path / "copy.db").read_bytes()
+
+
+def test_a_log_beside_its_own_write_ahead_log_is_prepared(policy: StorePolicy) -> None:
+    connection = connect_writer(policy)
+    assert policy.path.with_name("log.db-wal").stat().st_size
+    refuse_foreign_wal(policy.path)
+    connection.close()
+    prepare_file(policy.path)
+
+
+def test_a_backup_beside_no_or_an_empty_write_ahead_log_is_prepared(policy: StorePolicy, tmp_path: Path) -> None:
+    restore(policy, tmp_path / "copy.db")
+    policy.path.with_name("log.db-wal").write_bytes(b"")
+    prepare_file(policy.path)
+    policy.path.with_name("log.db-wal").unlink()
+    prepare_file(policy.path)
 
 
 def test_the_cap_is_told_to_sqlite_in_pages(policy: StorePolicy) -> None:
@@ -79,7 +115,8 @@ def test_a_file_system_without_write_ahead_log_is_refused(policy: StorePolicy) -
 def test_damage_that_reading_would_not_meet_is_met_at_the_start(policy: StorePolicy) -> None:
     connect_writer(policy).close()
     lose_index_entry(policy.path)
-    with pytest.raises(StoreUnavailable, match=r"log\.db: the file is damaged \(row 1 missing from index"):
+    damaged = r"log\.db: the file is damaged \(row 1 missing from index.*move log\.db, log\.db-wal, log\.db-shm and"
+    with pytest.raises(StoreUnavailable, match=damaged):
         connect_writer(policy)
 
 

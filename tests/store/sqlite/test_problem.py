@@ -58,6 +58,17 @@ def test_a_lock_of_another_is_named(tmp_path: Path) -> None:
     assert "cannot be written" in text and str(tmp_path / "log.db") in text
 
 
+@pytest.mark.parametrize(
+    "error", [sqlite3.DatabaseError("x"), UnicodeDecodeError("utf-8", b"\xed", 0, 1, "x")], ids=repr
+)
+def test_restoring_a_backup_is_told_whole(error: Exception) -> None:
+    if isinstance(error, sqlite3.Error):
+        error.sqlite_errorname = "SQLITE_CORRUPT"
+    told = advise(error)
+    for name in ("stop the server", "log.db, log.db-wal, log.db-shm and log.db.journal aside", "`palimpsest verify`"):
+        assert name in told
+
+
 def test_an_error_without_a_name_is_quoted() -> None:
     text = describe_problem(sqlite3.OperationalError("strange"), StorePolicy(Path("log.db")))
     assert "log.db cannot be written (strange)" in text

@@ -208,6 +208,20 @@ async def test_beside_a_server_recovery_leaves_its_journal_alone(
     assert await archive.load_request("e1") == b"{}"
 
 
+async def test_a_backup_put_in_place_beside_an_old_write_ahead_log_is_not_written_over(
+    policy: StorePolicy, tmp_path: Path
+) -> None:
+    await asyncio.to_thread(crash, policy, (make_opening("e1"),))
+    reader = SqliteReader(policy.path)
+    await reader.backup(tmp_path / "copy.db")
+    await reader.close()
+    policy.path.write_bytes((tmp_path / "copy.db").read_bytes())
+    assert policy.path.with_name("log.db-wal").stat().st_size
+    with pytest.raises(StoreUnavailable, match="which would be written over it"):
+        recover_log(policy)
+    assert policy.path.read_bytes() == (tmp_path / "copy.db").read_bytes()
+
+
 def test_recovery_makes_nothing_where_nothing_is(policy: StorePolicy) -> None:
     recover_log(policy)
     assert not policy.path.parent.exists()

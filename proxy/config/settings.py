@@ -334,6 +334,7 @@ class Settings(BaseSettings):
             durability=self.store.durability,
             spool_bytes=self.store.spool_bytes,
             max_bytes=self.store.max_bytes,
+            must_write=self.store.on_failure == "refuse",
         )
 
     def upstream_policies(self) -> tuple[UpstreamPolicy, ...]:

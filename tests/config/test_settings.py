@@ -82,7 +82,7 @@ def test_every_key_reaches_a_policy() -> None:
         cache_bytes=6,
         principals={"team": Principal(keys=("sk-1", "sk-2")), "user": Principal(header="x-user")},
     )
-    assert settings.store_policy() == StorePolicy(Path("/somewhere/log.db"), "full", 10**7, 2**30)
+    assert settings.store_policy() == StorePolicy(Path("/somewhere/log.db"), "full", 10**7, 2**30, must_write=True)
     expected = UpstreamPolicy("a", "http://[::1]:9000/v1", "sk-1", "x-api-key", ("gpt-*",), 4, 5)
     assert settings.upstream_policies() == (expected,)
     assert settings.providers() == {"a": Provider("::1", "breakpoints", "assistant", True, has_own_key=True)}

@@ -9,7 +9,7 @@ from pathlib import Path
 from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES, Clock
 from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
 from proxy.model.errors import StoreUnavailable
-from proxy.model.exchange import SessionKey
+from proxy.model.exchange import Reading, SessionKey
 from proxy.model.lineage import StoredSession
 from proxy.model.log import (
     ArchiveHealth,
@@ -31,7 +31,7 @@ from proxy.store.sqlite.leases import SqliteLeases, end_leases
 from proxy.store.sqlite.lock import WriterLock
 from proxy.store.sqlite.mark import Mark, set_mark
 from proxy.store.sqlite.reader import SqliteReader
-from proxy.store.sqlite.replay import replay_journal
+from proxy.store.sqlite.replay import Rest, replay_journal
 from proxy.store.sqlite.roll import Roll
 from proxy.store.sqlite.schema import read_salt
 from proxy.store.sqlite.spool import Entry, Spool
@@ -64,6 +64,7 @@ class SqliteArchive:
         self._writer = Writer(connection, policy, self._spool.settle_soon)
         self._reader = SqliteReader(policy.path)
         self._writer.start()
+        self._read_before: set[str] = set()  # answers whose readings wait in the journal of the server before
         self._roll = Roll()
         self._reading_roll = loop.create_task(self._roll.read(self._reader.list_named))
 
@@ -91,6 +92,14 @@ class SqliteArchive:
         """
         self._roll.note(records)
         return self._spool.append(records, is_urgent)
+
+    def take_over(self, rest: Rest) -> None:
+        """Write, before anything is appended, what the journal of the server before still holds."""
+        for entry in rest.entries:
+            self._roll.note(entry.records)
+            self._read_before.update(record.exchange for record in entry.records if isinstance(record, Reading))
+        self._writer.problem = rest.problem  # told at once, and nobody waits for what is not written soon
+        self._spool.take_over(rest.entries)
 
     def flush(self) -> None:
         """Let records that are not urgent wait no longer."""
@@ -148,7 +157,8 @@ class SqliteArchive:
     async def list_unread(self, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES) -> Sequence[UnreadRow]:
         """Answers among the newest outcomes that nobody has read; newest first (see `Backlog`)."""
         await self._catch_up(_MOST_LAG_OF_A_CALL_SECONDS)
-        return await self._reader.list_unread(limit, most_bytes)
+        rows = await self._reader.list_unread(limit, most_bytes)
+        return [row for row in rows if row.exchange not in self._read_before]
 
     async def load_request(self, exchange: str) -> bytes:
         """The client's body, byte for byte (its head, where it was capped). Raises NotFound."""
@@ -259,9 +269,14 @@ def open_sqlite(
         prepare_file(policy.path)
         connection = connect_writer(policy, connect)
         try:
-            replay_journal(connection, policy)
+            rest = replay_journal(connection, policy)
+            if rest is not None:
+                _tell_rest(policy, rest)
             end_leases(connection)
-            return SqliteArchive(policy, loop, lock, connection, _open_journal(policy, connection))
+            archive = SqliteArchive(policy, loop, lock, connection, _open_journal(policy, connection, rest))
+            if rest is not None:
+                archive.take_over(rest)
+            return archive
         except BaseException:
             connection.close()
             raise
@@ -275,12 +290,28 @@ def open_sqlite(
         raise
 
 
-def _open_journal(policy: StorePolicy, connection: sqlite3.Connection) -> Journal | None:
-    """A new journal, which the log's mark names; None where durability asks for more, or it cannot be made."""
+def _tell_rest(policy: StorePolicy, rest: Rest) -> None:
+    """Say what the log did not take. Raises StoreUnavailable where a log that takes no writes is not to be opened."""
+    told = (
+        f"{len(rest.entries)} appends that the server before left in {name_journal(policy.path)} are not in the log"
+        f" yet: {rest.problem} They are kept"
+    )
+    if policy.must_write:
+        raise StoreUnavailable(f"{told}; start again once that is mended.")
+    _log.error("%s, and written once that is mended.", told)
+
+
+def _open_journal(policy: StorePolicy, connection: sqlite3.Connection, rest: Rest | None) -> Journal | None:
+    """The journal, which the log's mark names; None where durability asks for more, or it cannot be made.
+
+    With a rest it is the one that holds this: the mark stays, so that the next start finds all of it, in order.
+    """
     if policy.durability == "full":
         return None
     path = name_journal(policy.path)
     try:
+        if rest is not None:
+            return Journal(path, mark=rest.mark) if rest.mark else None
         journal = Journal(path)
         try:
             set_mark(connection, Mark(journal.nonce))

@@ -9,7 +9,7 @@ from typing import Any
 from proxy.model.errors import StoreUnavailable
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.codec import unpack
-from proxy.store.sqlite.problem import FILE_ERRORS, RESTORE, advise
+from proxy.store.sqlite.problem import FILE_ERRORS, RESTORE, advise, describe_problem
 from proxy.store.sqlite.schema import MIGRATIONS, migrate, read_applied
 
 Connect = Callable[..., sqlite3.Connection]
@@ -82,7 +82,7 @@ def connect_writer(policy: StorePolicy, connect: Connect = sqlite3.connect) -> s
             connection.close()
             raise
     except FILE_ERRORS as error:
-        raise StoreUnavailable(f"{policy.path} cannot be used ({advise(error)})") from error
+        raise StoreUnavailable(describe_problem(error, policy, "used")) from error
     except StoreUnavailable as error:
         raise StoreUnavailable(f"{policy.path}: {error}") from error
     return connection

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from proxy.model.record import Record
+from proxy.store.sqlite.mark import Mark
 from proxy.store.sqlite.ring import Ring, is_front_behind, read_ring
 
 # 4 MiB hold what comes in during a commit that takes its time: 100 ms at 40 MB/s. All of it may count as our memory.
@@ -41,25 +42,22 @@ def name_journal(log: Path) -> Path:
 
 
 class Journal:
-    """The journal of a log that is being written; takes the place of one that was there. Raises OSError."""
+    """The journal of a log that is being written. Raises OSError.
 
-    def __init__(self, path: Path, size: int = JOURNAL_SIZE) -> None:
+    It takes the place of one that was there; with a mark it goes on behind what that one holds and the log does not.
+    """
+
+    def __init__(self, path: Path, size: int = JOURNAL_SIZE, mark: Mark | None = None) -> None:
         self._path = path
-        self._half = size // 2
-        self.nonce = int.from_bytes(os.urandom(8), "little") or 1
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            os.fchmod(file, 0o600)
-            os.posix_fallocate(file, 0, size)
-            self._map = mmap.mmap(file, size)
-        except BaseException:
-            path.unlink()
-            raise
-        finally:
-            os.close(file)
+        self.nonce = mark.nonce if mark else int.from_bytes(os.urandom(8), "little") or 1
+        self._map = _map_old(path) if mark else _map_new(path, size)
+        self._half = len(self._map) // 2
         self._area = memoryview(self._map)[_HEAD.size :]
         self._ring = Ring(self._area, self.nonce)
-        _HEAD.pack_into(self._map, 0, _MAGIC, self.nonce)
+        if mark:
+            self._ring.resume(mark.place)
+        else:
+            _HEAD.pack_into(self._map, 0, _MAGIC, self.nonce)
 
     @property
     def end(self) -> int:
@@ -92,6 +90,29 @@ class Journal:
         """Delete the file, all of which is in the log."""
         self.close()
         self._path.unlink(missing_ok=True)
+
+
+def _map_new(path: Path, size: int) -> mmap.mmap:
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(file, 0o600)
+        os.posix_fallocate(file, 0, size)
+        return mmap.mmap(file, size)
+    except BaseException:
+        path.unlink()
+        raise
+    finally:
+        os.close(file)
+
+
+def _map_old(path: Path) -> mmap.mmap:
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        size = os.fstat(file).st_size
+        os.posix_fallocate(file, 0, size)  # a copy of a journal may have holes
+        return mmap.mmap(file, size)
+    finally:
+        os.close(file)
 
 
 class Leftover:

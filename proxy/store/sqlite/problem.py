@@ -40,12 +40,15 @@ def is_store_failing(error: Exception) -> bool:
     return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, _OF_A_RECORD)
 
 
-def describe_problem(error: Exception, policy: StorePolicy) -> str:
-    """What is wrong with the log and what to do, for health and log lines."""
+def describe_problem(error: Exception, policy: StorePolicy, verb: str = "written") -> str:
+    """What is wrong with the log and what to do, in whole sentences, for health and log lines."""
     name = str(getattr(error, "sqlite_errorname", ""))
     if name == "SQLITE_FULL" and _is_at_cap(policy):
-        return f"store is full: {policy.path} has reached store.max_bytes; raise it or erase old sessions"
-    return f"{policy.path} cannot be written ({advise(error)})."
+        return (
+            f"store is full: {policy.path} has reached store.max_bytes; restart with a larger one, or with the log and"
+            " the files of its name moved aside, to begin a new one."
+        )
+    return f"{policy.path} cannot be {verb} ({advise(error)})."
 
 
 def advise(error: Exception) -> str:

@@ -1,12 +1,14 @@
 """What a killed server left in its journal, brought into the log. Rule: each entry once; what cannot be read is kept.
 
 The log's mark says which journal is its own and how much of it is there already. It moves with every transaction, so
-that a replay may itself be killed at any moment.
+that a replay may itself be killed at any moment. What the log takes no more of stays where it is, and its server goes
+on behind it in the same journal: there is one journal at any time, in the order in which things happened.
 """
 
 import logging
 import sqlite3
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.model.errors import StoreUnavailable
@@ -15,7 +17,7 @@ from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import connect_writer, refuse_foreign_wal
 from proxy.store.sqlite.journal import Leftover, name_journal
 from proxy.store.sqlite.lock import WriterLock
-from proxy.store.sqlite.mark import read_mark
+from proxy.store.sqlite.mark import Mark, read_mark
 from proxy.store.sqlite.problem import advise
 from proxy.store.sqlite.spool import Entry
 from proxy.store.sqlite.writer import Writer
@@ -23,14 +25,27 @@ from proxy.store.sqlite.writer import Writer
 _log = logging.getLogger(__name__)
 
 
-def replay_journal(connection: sqlite3.Connection, policy: StorePolicy) -> None:
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What the log did not take: entries in order, and what is wrong.
+
+    `mark` is that of the journal which holds them and can go on behind them; None where it is damaged behind them.
+    """
+
+    entries: list[Entry]
+    mark: Mark | None
+    problem: str
+
+
+def replay_journal(connection: sqlite3.Connection, policy: StorePolicy) -> Rest | None:
     """Write what is only in the journal, then delete the file; the lock is held. Raises StoreUnavailable, OSError.
 
-    The journal is kept where the log takes no writes, and set aside where it is not this log's.
+    Where the log takes no writes the journal is kept, and what is left of it returned. It is set aside where it is not
+    this log's.
     """
     path = name_journal(policy.path)
     if not path.exists():
-        return
+        return None
     leftover = Leftover(path.read_bytes())
     try:
         mark = read_mark(connection)
@@ -38,8 +53,11 @@ def replay_journal(connection: sqlite3.Connection, policy: StorePolicy) -> None:
         raise StoreUnavailable(f"{policy.path} cannot be read ({advise(error)})") from error
     if leftover.nonce and leftover.nonce == mark.nonce:
         entries, end = _list_entries(leftover, mark.place)
-        _write(connection, policy, entries)
         is_understood = not leftover.has_more(end)
+        stored, problem = _write(connection, policy, entries)
+        if problem:
+            place = entries[stored - 1].place if stored else mark.place
+            return Rest(entries[stored:], Mark(mark.nonce, place) if is_understood else None, problem)
     else:
         is_understood = leftover.is_blank
     if is_understood:
@@ -48,6 +66,7 @@ def replay_journal(connection: sqlite3.Connection, policy: StorePolicy) -> None:
         aside = path.with_name(path.name + ".aside")
         _log.warning("%s does not follow on this log, or is damaged: it was put aside as %s", path, aside.name)
         path.replace(aside)
+    return None
 
 
 def recover_log(policy: StorePolicy) -> None:
@@ -71,9 +90,11 @@ def recover_log(policy: StorePolicy) -> None:
     try:
         connection = connect_writer(policy)
         try:
-            replay_journal(connection, policy)
+            rest = replay_journal(connection, policy)
         finally:
             connection.close()
+        if rest is not None:
+            _warn(path, rest.problem)
     except (StoreUnavailable, OSError) as error:
         _warn(path, error)
     finally:
@@ -92,20 +113,17 @@ def _list_entries(leftover: Leftover, place: int) -> tuple[list[Entry], int]:
     return entries, place
 
 
-def _write(connection: sqlite3.Connection, policy: StorePolicy, entries: list[Entry]) -> None:
+def _write(connection: sqlite3.Connection, policy: StorePolicy, entries: list[Entry]) -> tuple[int, str]:
+    """How many were dealt with, in order, and why no more of them were."""
     stored: list[bool] = []
     writer = Writer(connection, policy, lambda done, is_stored: stored.extend([is_stored] * len(done)))
     problem = writer.write_now(entries)
-    if problem:
-        raise StoreUnavailable(
-            f"{len(entries) - len(stored)} appends that a killed server left in {name_journal(policy.path)} are not in"
-            f" the log yet: {problem} They are kept; start again once that is mended."
-        )
-    if entries:
+    if stored:
         _log.warning(
             "%d appends of a killed server were brought into the log, %d refused", sum(stored), stored.count(False)
         )
+    return len(stored), problem
 
 
-def _warn(path: Path, error: Exception) -> None:
+def _warn(path: Path, error: Exception | str) -> None:
     _log.warning("the last records of a killed server are still in %s: %s", path, error)

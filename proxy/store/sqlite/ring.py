@@ -55,6 +55,14 @@ class Ring:
         self.end = end = start + size
         return end
 
+    def resume(self, place: int) -> None:
+        """Go on behind the entries that are there already and follow on the place; instead of beginning anew."""
+        self._freed = self.end = place
+        for payload, end in read_ring(self._area, self._nonce, place):
+            if self.end == place:  # the first need not begin where the one before it ended
+                self._freed = end - _measure(len(payload))
+            self.end = end
+
     def free(self, place: int) -> None:
         """Give up all entries that end at the place or before it."""
         self._freed = max(self._freed, place)

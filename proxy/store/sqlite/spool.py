@@ -79,6 +79,15 @@ class Spool:
             return self._queue(records, weight, is_urgent)
         return self._queue_part(records, is_urgent)
 
+    def take_over(self, entries: list[Entry]) -> None:
+        """Queue, before all others, what a journal held at the start: it is there still, and nobody waits for it."""
+        for entry in entries:
+            self.pending += len(entry.records) + entry.refused
+            self.pending_bytes += entry.weight
+        self._held += entries
+        self._last = entries[-1]
+        self._hand_over()
+
     def _has_room(self, weight: int) -> bool:
         return not self._is_closed and self.pending_bytes + weight <= self._policy.spool_bytes
 

@@ -73,6 +73,11 @@ def test_the_cap_is_told_to_sqlite_in_pages(policy: StorePolicy) -> None:
     connection.close()
 
 
+def test_a_cap_that_leaves_no_room_for_a_log_is_named(policy: StorePolicy) -> None:
+    with pytest.raises(StoreUnavailable, match=r"store is full: .*log\.db has reached store\.max_bytes"):
+        connect_writer(replace(policy, max_bytes=8192))
+
+
 def test_without_a_cap_there_is_none(policy: StorePolicy) -> None:
     connection = connect_writer(policy)
     assert connection.execute("PRAGMA max_page_count").fetchone()[0] > 10**9

@@ -14,6 +14,7 @@ from proxy.model.manifest import Manifest
 from proxy.model.plan import Plan, Rung
 from proxy.model.record import Record
 from proxy.store.sqlite.journal import JOURNAL_SIZE, Journal, Leftover, Records, name_journal
+from proxy.store.sqlite.mark import Mark as Place
 from tests.store.samples import (
     chain_body,
     make_epoch,
@@ -156,6 +157,25 @@ def test_a_new_journal_has_a_new_name_and_nothing_of_the_old(path: Path) -> None
     assert Leftover(path.read_bytes()).nonce == new.nonce
     assert Leftover(path.read_bytes()).is_blank
     new.close()
+
+
+def test_a_journal_goes_on_behind_what_one_before_it_holds(path: Path) -> None:
+    first, second, third = ((make_opening(f"e{i}"),) for i in range(3))
+    journal = Journal(path, SMALL)
+    place = journal.add(first)
+    journal.add(second)
+    journal.close()
+    again = Journal(path, mark=Place(journal.nonce, place))
+    again.add(third)
+    assert (again.nonce, path.stat().st_size) == (journal.nonce, SMALL)
+    again.close()
+    assert read(path, place) == [second, third]
+
+
+def test_a_journal_that_is_gone_is_not_made_anew_where_it_should_go_on(path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Journal(path, mark=Place(1, 0))
+    assert not path.exists()
 
 
 def test_a_journal_that_cannot_be_made_leaves_no_file(path: Path) -> None:

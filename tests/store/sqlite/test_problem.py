@@ -42,6 +42,7 @@ def test_a_full_store_names_its_setting_if_that_is_the_cause(tmp_path: Path) -> 
     error = raise_full(tmp_path / "log.db", 10)
     capped = describe_problem(error, StorePolicy(tmp_path / "log.db", max_bytes=40_960))
     assert "store is full" in capped and "store.max_bytes" in capped
+    assert "erase" not in capped and capped.endswith("."), "what there is no command for is not advised"
     uncapped = describe_problem(error, StorePolicy(tmp_path / "log.db"))
     assert "the disk is full; free some space" in uncapped
 

@@ -56,6 +56,35 @@ def test_a_full_ring_takes_nothing_until_room_is_freed() -> None:
     assert read(area, second) == [b"c" * 40]
 
 
+def test_a_ring_goes_on_behind_the_entries_that_are_there() -> None:
+    ring, area = make_ring(512)
+    for i in range(20):  # some turns, so that places are far beyond the size
+        ring.free(ring.add(b"%060d" % i))
+    freed = ring.end
+    kept = [ring.add(payload) for payload in (b"a" * 40, b"b" * 40)]
+    again = Ring(area, NONCE)
+    again.resume(freed)
+    assert (again.end, again.used) == (ring.end, ring.used)
+    last = again.add(b"c" * 40)
+    assert read(area, freed) == [b"a" * 40, b"b" * 40, b"c" * 40]
+    again.free(kept[0])
+    while place := again.add(b"d" * 40):
+        last = place
+    assert read(area, kept[0])[:2] == [b"b" * 40, b"c" * 40]
+    again.free(last)
+    assert again.used == 0
+
+
+def test_a_ring_that_holds_nothing_more_goes_on_at_its_place() -> None:
+    ring, area = make_ring()
+    end = ring.add(b"one")
+    again = Ring(area, NONCE)
+    again.resume(end)
+    assert (again.end, again.used) == (end, 0)
+    again.add(b"two")
+    assert read(area, end) == [b"two"]
+
+
 def test_an_entry_is_never_larger_than_the_ring() -> None:
     ring, _ = make_ring(128)
     assert ring.add(b"x" * (128 - HEADER + 1)) == 0

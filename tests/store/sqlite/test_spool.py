@@ -103,6 +103,26 @@ async def test_what_was_lost_is_counted_by_record_and_changes_the_generation() -
     assert (desk.spool.dropped, desk.spool.generation) == (3, 1)
 
 
+async def test_what_a_journal_held_at_the_start_goes_first_and_is_counted() -> None:
+    desk = Desk()
+    old = Entry((make_opening("e1"), make_round("e1")), 2 * WEIGHT, None, 80, True, refused=1)
+    desk.spool.take_over([old])
+    desk.spool.append((make_opening("e2"),), is_urgent=True)
+    assert [list_exchanges(entries) for entries in desk.handed] == [["e1", "e1"], ["e2"]]
+    assert (desk.spool.pending, desk.spool.pending_bytes) == (4, 3 * WEIGHT)
+    desk.settle(True)
+    assert (desk.spool.pending, desk.spool.pending_bytes, desk.spool.dropped) == (0, 0, 1)
+
+
+async def test_whoever_drains_waits_for_what_a_journal_held_at_the_start() -> None:
+    desk = Desk()
+    desk.spool.take_over([Entry((make_opening("e1"),), WEIGHT, None, 80, True)])
+    drained = desk.spool.drain()
+    assert drained is not None and not drained.done()
+    desk.settle(True)
+    assert await drained
+
+
 async def test_after_close_everything_is_handed_over_and_nothing_is_taken() -> None:
     desk = Desk()
     desk.spool.append((make_reading(),), is_urgent=False)

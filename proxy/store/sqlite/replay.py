@@ -9,6 +9,7 @@ import logging
 import sqlite3
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from proxy.model.errors import StoreUnavailable
@@ -63,10 +64,19 @@ def replay_journal(connection: sqlite3.Connection, policy: StorePolicy) -> Rest 
     if is_understood:
         path.unlink()
     else:
-        aside = path.with_name(path.name + ".aside")
+        aside = _name_aside(path)
         _log.warning("%s does not follow on this log, or is damaged: it was put aside as %s", path, aside.name)
         path.replace(aside)
     return None
+
+
+def _name_aside(path: Path) -> Path:
+    """Where a journal is put aside: never in the place of another, which may hold all there is of some calls."""
+    aside = path.with_name(path.name + ".aside")
+    numbers = count(2)
+    while aside.exists():
+        aside = path.with_name(f"{path.name}.aside.{next(numbers)}")
+    return aside
 
 
 def recover_log(policy: StorePolicy) -> None:

@@ -278,6 +278,15 @@ def test_a_journal_that_is_not_the_logs_is_put_aside_and_never_read(
     assert "does not follow on this log, or is damaged" in caplog.text
 
 
+def test_a_journal_is_not_put_aside_in_the_place_of_another(policy: StorePolicy) -> None:
+    path = crash(policy, (make_opening("e1"),))
+    for i in range(3):
+        path.write_bytes(b"%d" % i * 5000)
+        recover_log(policy)
+    names = [path.with_name(f"log.db.journal.aside{number}") for number in ("", ".2", ".3")]
+    assert [name.read_bytes()[:1] for name in names] == [b"0", b"1", b"2"]
+
+
 def test_a_journal_that_goes_on_from_a_later_log_is_put_aside(policy: StorePolicy) -> None:
     """An old copy of the log beside the newest journal: what lies between is gone."""
     path = crash(policy, (make_opening("e1"),))

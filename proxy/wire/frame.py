@@ -13,12 +13,15 @@ from proxy.wire.validity import Rules
 _MARKER = "cache_control"
 
 
-def read_rules(wire: str, body: SplitBody, *, is_alternating: bool = False) -> Rules:
-    """What a request demands of its messages; `is_alternating` is what is known of its upstream."""
+def read_rules(wire: str, body: SplitBody, leading: int = 0, *, is_alternating: bool = False) -> Rules:
+    """What a request demands of its messages behind the `leading` ones, which always stay.
+
+    `is_alternating` is what is known of its upstream.
+    """
     return Rules(
         is_itemised=wire == "responses",
         is_alternating=is_alternating,
-        needs_json=_read_output_format(body) == "json_object",
+        needs_json=_read_output_format(body) == "json_object" and not _say_json(body, leading),
         markers=tuple(chain(_read_marked(body, "tools"), _read_marked(body, "system"), _read_own(body))),
     )
 
@@ -28,6 +31,11 @@ def _read_output_format(body: SplitBody) -> object:
     text = _load(body, "text")
     asked = text.get("format") if isinstance(text, dict) else _load(body, "response_format")
     return asked.get("type") if isinstance(asked, dict) else None
+
+
+def _say_json(body: SplitBody, leading: int) -> bool:
+    """Whether one of the leading messages has the word that the output format wants said."""
+    return any(b"json" in body.content[span.start : span.end].lower() for span in body.items[:leading])
 
 
 def _read_marked(body: SplitBody, name: str) -> tuple[str, ...]:

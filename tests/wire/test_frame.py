@@ -34,6 +34,14 @@ def test_what_a_request_demands(wire: str, members: dict[str, Any], rules: Rules
     assert read_rules(wire, split(**members)) == rules
 
 
+@pytest.mark.parametrize(("leading", "needs_json"), [(0, True), (1, True), (2, False), (3, False)])
+def test_what_a_leading_message_says_need_not_be_said_again(leading: int, *, needs_json: bool) -> None:
+    """Leading messages always stay."""
+    messages = [{"content": "Be brief."}, {"content": "Answer as JSON."}, {"content": "json, please"}]
+    body = split(messages=messages, response_format={"type": "json_object"})
+    assert read_rules("chat_completions", body, leading) == Rules(needs_json=needs_json)
+
+
 def test_what_an_upstream_demands() -> None:
     assert read_rules("chat_completions", split(), is_alternating=True) == Rules(is_alternating=True)
 

@@ -20,10 +20,12 @@ from proxy.model.epoch import Epoch, Original
 from proxy.model.manifest import digest_of
 from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Replaced, Written
 from proxy.model.shapes import Shape
+from proxy.wire.frame import read_rules
 from proxy.wire.rendering import reach_user, render
 from proxy.wire.telling import read_told
 
 _ANY = Provider()
+_JSON = "[This conversation asks for its answers as JSON.]"
 _edits = msgspec.json.Decoder(tuple[Edit, ...])
 
 
@@ -68,6 +70,8 @@ class Opener:
         if provider.strict_alternation:
             edits, through = reach_user(subject.wire, plan.edits, plan.through, raws)
             plan = msgspec.structs.replace(plan, edits=edits, through=through)
+        if read_rules(subject.wire, subject.split, subject.chain.preamble.count).needs_json:
+            plan = msgspec.structs.replace(plan, edits=_say_json(plan, path.shapes))
         role, is_alternating = provider.summary_role, provider.strict_alternation
         rendered = render(subject.wire, plan.edits, raws, role=role, is_alternating=is_alternating)
         originals = [ground.known.get(each.id) or _keep_original(subject.wire, each, raws) for each in plan.references]
@@ -112,6 +116,26 @@ def _lead_with_user(edits: tuple[Edit, ...], shapes: Sequence[Shape]) -> tuple[E
         case (Kept() | Replaced() as first,) if shapes[first.place].role == "user":
             return (first, *edits[:at], *edits[at + 1 :])
     return edits
+
+
+def _say_json(plan: ContextPlan, shapes: Sequence[Shape]) -> tuple[Edit, ...]:
+    """The edits, the last ledger of which says the word that went with all messages of the client's that had it.
+
+    An output format that wants it said is refused without. Where the client did not say it that is not ours to mend.
+    """
+    ours = [(i, edit) for i, edit in enumerate(plan.edits) if isinstance(edit, Written) and not edit.report]
+    if not ours or _says_json(plan, shapes) or not any(shape.says_json for shape in shapes):
+        return plan.edits
+    at, last = ours[-1]
+    return (*plan.edits[:at], Written(f"{last.text}\n{_JSON}", last.start, last.stop), *plan.edits[at + 1 :])
+
+
+def _says_json(plan: ContextPlan, shapes: Sequence[Shape]) -> bool:
+    """Whether anything that is sent under a plan has the word."""
+    kept = [shapes[edit.place] for edit in plan.edits if isinstance(edit, Kept)]
+    if any(shape.says_json for shape in (*kept, *shapes[plan.through :])):
+        return True
+    return any("json" in edit.text.lower() for edit in plan.edits if not isinstance(edit, Kept))
 
 
 def _keep_original(wire: str, reference: Reference, raws: Sequence[bytes]) -> Original:

@@ -52,7 +52,8 @@ class Rewriter:
         Raises Invalid, and ValueError where the epoch is none of this request.
         """
         provider = self._providers.get(subject.session.upstream, _ANY)
-        rules = read_rules(subject.wire, subject.split, is_alternating=provider.strict_alternation)
+        leading = subject.chain.preamble.count
+        rules = read_rules(subject.wire, subject.split, leading, is_alternating=provider.strict_alternation)
         rendered = place_marker(subject.wire, epoch.rendered, path.list_markers(epoch.depth))
         judged = self._find_judged(subject, path, epoch)
         lasting = extend_verdict(judged.verdict, path.history, rules) if judged.verdict and not pinned else None
@@ -62,7 +63,7 @@ class Rewriter:
                 raise Invalid(problem)
             lasting = make_verdict(path.history, judged.splices, rules, judged.ids)
         judged.verdict = lasting
-        return apply(subject.split, subject.chain.preamble.count, epoch.depth, rendered)
+        return apply(subject.split, leading, epoch.depth, rendered)
 
     def _find_judged(self, subject: Subject, path: Path, epoch: Epoch) -> _Judged:
         key = epoch.id, hash(epoch.edits)  # a plan that does not bear leaves its epoch's id to a minimal one

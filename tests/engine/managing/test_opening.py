@@ -37,12 +37,13 @@ async def draft(
     provider: Provider | None = None,
     **options: Any,
 ) -> Draft:
-    subject = make_subject(messages)
+    subject = make_subject(messages, **options.pop("members", {}))
     path = await Paths(Counting(QuarterTokens()), 1 << 22).follow(subject)
     opener = Opener(builder or make_builder(), secret, {"main": provider} if provider else {})
     ground = Ground(BUDGET, options.pop("frozen", None), known=options.pop("known", {}))
     made = opener.draft(subject, path, ground, **options)
-    rules = read_rules(subject.wire, subject.split, is_alternating=bool(provider and provider.strict_alternation))
+    is_alternating = bool(provider and provider.strict_alternation)
+    rules = read_rules(subject.wire, subject.split, subject.chain.preamble.count, is_alternating=is_alternating)
     splices = list_splices(subject.wire, made.plan.edits, made.rendered, path.shapes, made.plan.through)
     assert find_problem(path, splices, rules) == ""
     return made
@@ -124,6 +125,36 @@ async def test_whatever_goes_wrong_is_raised() -> None:
 
     with pytest.raises(RuntimeError, match="out of order"):
         await draft(OwnBuilder(fail))
+
+
+JSON: dict[str, Any] = {"members": {"response_format": {"type": "json_object"}}}
+SAID = [*HISTORY[:3], {**HISTORY[3], "content": HISTORY[3]["content"] + " as JSON"}, *HISTORY[4:]]
+
+
+async def test_the_word_that_an_output_format_wants_is_said_by_the_ledger_where_it_would_go() -> None:
+    plain, asked = await draft(messages=SAID), await draft(messages=SAID, **JSON)
+    assert b"json" not in b"".join(plain.rendered).lower()
+    changed = [(old, new) for old, new in zip(plain.rendered, asked.rendered, strict=True) if old != new]
+    assert [new.replace(b"\\n[This conversation asks for its answers as JSON.]", b"") for _, new in changed] == [
+        old for old, _ in changed
+    ]
+    assert len(changed) == 1
+
+
+SAYING = {"role": "user", "content": "Go on, as JSON."}
+
+
+@pytest.mark.parametrize("messages", [HISTORY, [*SAID, SAYING], [SAYING, *SAID[2:]]])
+async def test_the_word_is_said_by_nobody_else_where_it_stays_or_never_was(messages: Sequence[Message]) -> None:
+    assert (await draft(messages=messages, **JSON)).rendered == (await draft(messages=messages)).rendered
+
+
+async def test_where_there_is_no_ledger_nobody_can_say_the_word() -> None:
+    def bury(view: View, build: Any) -> ContextPlan:
+        return ContextPlan(3, (Kept(0), Kept(1), Replaced(2, "gone", "tombstone")), (), 10)
+
+    with pytest.raises(AssertionError, match="json"):
+        await draft(OwnBuilder(bury), SAID, **JSON)
 
 
 KINDS = [  # users whose answers are gone would stand side by side where a ledger of the assistant's parts no two

@@ -67,6 +67,21 @@ async def test_an_upstream_that_wants_roles_in_turn_gets_no_two_in_a_row() -> No
     assert json.loads(Rewriter(providers).rewrite(subject, path, epoch))["messages"][1]["content"] == parts
 
 
+async def test_the_word_that_an_output_format_wants_may_go_where_the_system_message_has_it() -> None:
+    output = {**HISTORY[3], "content": "the json was read"}
+    messages = [*HISTORY[1:3], output, *HISTORY[4:]]
+
+    async def rewrite(system: str) -> bytes:
+        told = [{"role": "system", "content": system}, *messages]
+        subject = make_subject(told, response_format={"type": "json_object"})
+        path = await Paths(Counting(QuarterTokens()), 1 << 20).follow(subject)
+        return Rewriter({}).rewrite(subject, path, keep_task(subject))
+
+    assert b"the json was read" not in await rewrite("Answer in JSON.")
+    with pytest.raises(Invalid, match="json"):
+        await rewrite("You are an agent.")
+
+
 async def test_a_cache_marker_moves_to_the_end_of_what_stands_for_its_message() -> None:
     output = [{"type": "text", "text": "an output", **MARK}]
     subject, path = await look_at([*HISTORY[:3], {**HISTORY[3], "content": output}, *HISTORY[4:]])

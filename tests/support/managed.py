@@ -21,6 +21,8 @@ from proxy.model.epoch import Epoch, Pin, StoredContext
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import Event, RungFailed
 from proxy.model.exchange import ClientRequest, Headers, Opening
+from proxy.model.lineage import Step
+from proxy.model.log import BranchRow, Call
 from proxy.model.plan import ContextPlan, Plan
 from proxy.model.record import Record
 from proxy.wire.chat_completions import ChatCompletions
@@ -75,6 +77,13 @@ class ContextLog(FakeArchive):
         owed = {plan.view: plan.owed for plan in self.of(Plan) if sessions[plan.exchange] == session}
         epochs = tuple(epoch for epoch in self.of(Epoch) if epoch.session == session)
         return StoredContext(epochs, tuple(self.pins), tuple(owed.items()))
+
+    async def list_branches(self, session: str) -> Sequence[BranchRow]:
+        """All calls as one branch, whatever their histories."""
+        own = {opening.exchange for opening in self.of(Opening) if opening.session.id == session}
+        steps = [step for step in self.of(Step) if step.exchange in own]
+        calls = [Call(n, step.exchange, step.depth) for n, step in enumerate(steps, 1)]
+        return [BranchRow(b"", 0, tuple(calls), "root", b"", is_side=False)]
 
 
 class ManagedEngine(Engine):

@@ -1,7 +1,8 @@
 """How one session is managed: its epochs, its pins, its accounts.
 
 Rule (BEHAVIOUR B3, B4, B6): there is no head of a session; an epoch holds for every request of its view whose chain has
-the node it was made for, or would have it, had the client not cleared outputs before that; of those the newest counts.
+the node it was made for, or would have it, had the client not cleared outputs before that, and that has enough behind
+it; of those the newest counts.
 """
 
 import asyncio
@@ -14,6 +15,8 @@ from proxy.context.account import Account, restore_account
 from proxy.context.budget import Budget
 from proxy.context.compaction.graph import find_live, says_more
 from proxy.context.view import Report
+from proxy.engine.managing.clearing import Covers
+from proxy.engine.managing.holding import Reaches
 from proxy.engine.managing.opening import Draft
 from proxy.engine.managing.paths import Head, count_shared
 from proxy.engine.managing.subject import Subject
@@ -24,7 +27,6 @@ from proxy.wire.identity import Item
 
 _MOST_CHOSEN = 256
 _MOST_STANDINGS = 64
-_MOST_COVERED = 4
 _CONTEXT_WEIGHT = 800
 _EPOCH_WEIGHT = 1000
 _ORIGINAL_WEIGHT = 400
@@ -51,11 +53,12 @@ class Standing:
 class Context:
     """What holds in one session. `is_known`: the log has said all it knows of it.
 
-    `sizes` are the tokens of epochs' rendered messages by id, as we count them; `protected` those that the last plan of
-    a view had to leave; `told` those of which it was said that the ceiling is out of reach with them; `fruitless` the
-    tokens of a request that no plan made shorter; `unsent` those epochs that were opened beside the calls, and that
-    none has gone out under yet. Summaries are those that may still be of use. One epoch opens at a time: whoever waited
-    for `opening` looks first whether there is a new one.
+    `reaches` tell how far the requests went that epochs were opened for. `sizes` are the tokens of epochs' rendered
+    messages by id, as we count them; `protected` those that the last plan of a view had to leave; `told` those of which
+    it was said that the ceiling is out of reach with them; `fruitless` the tokens of a request that no plan made
+    shorter; `unsent` those epochs that were opened beside the calls, and that none has gone out under yet. Summaries
+    are those that may still be of use. One epoch opens at a time: whoever waited for `opening` looks first whether
+    there is a new one.
     """
 
     __slots__ = (
@@ -72,6 +75,7 @@ class Context:
         "fruitless",
         "is_known",
         "protected",
+        "reaches",
         "sizes",
         "told",
         "unsent",
@@ -82,12 +86,13 @@ class Context:
         self._epochs_weight = 0
         self._pins: dict[bytes, bool] = {}
         self._chosen: OrderedDict[tuple[str, bytes], str] = OrderedDict()
-        self._covered: OrderedDict[str, tuple[Item, ...]] = OrderedDict()
+        self._covered = Covers()
         self._standings: OrderedDict[tuple[str, str], Standing] = OrderedDict()
         self._owed: dict[tuple[str, str], float] = {}
         self._late: tuple[Subject, asyncio.Future[Draft]] | None = None
         self._opening: asyncio.Lock | None = None
         self._summaries: dict[str, Summary] = {}
+        self.reaches = Reaches()
         self.sizes: dict[str, int] = {}
         self.protected: dict[str, int] = {}
         self.told: dict[str, int] = {}
@@ -101,8 +106,8 @@ class Context:
         nodes = sum([len(standing.before or ()) for standing in self._standings.values()]) + len(self._pins)
         late = len(self._late[0].split.content) if self._late is not None else 0
         noted = _CHOSEN_WEIGHT * len(self._chosen) + _NODE_WEIGHT * nodes + _STANDING_WEIGHT * len(self._standings)
-        covered, summaries = sum(map(len, self._covered.values())), sum(map(weigh, self._summaries.values()))
-        return _CONTEXT_WEIGHT + self._epochs_weight + noted + late + _ITEM_WEIGHT * covered + summaries
+        covered, summaries = _ITEM_WEIGHT * len(self._covered), sum(map(weigh, self._summaries.values()))
+        return _CONTEXT_WEIGHT + self._epochs_weight + noted + late + covered + summaries
 
     @property
     def opening(self) -> asyncio.Lock:
@@ -159,9 +164,13 @@ class Context:
         else:
             standing.account = replace(standing.account, owed=standing.account.owed + owed)
 
-    def add(self, epoch: Epoch) -> None:
-        """An epoch holds from now on; after a revert also for histories that were sent under those it takes back."""
+    def add(self, epoch: Epoch, reach: int | None = None) -> None:
+        """An epoch holds from now on; after a revert also for histories that were sent under those it takes back.
+
+        `reach` is how many messages the request has that it is opened for, None where nobody knows.
+        """
         self._epochs.append(epoch)
+        self.reaches.note(epoch.id, reach)
         self._epochs_weight += weigh_epoch(epoch)
         if epoch.why == "revert":
             undone = {each.id for each in self.trace(epoch.parent)}
@@ -180,6 +189,7 @@ class Context:
         epoch = self._epochs.pop(0)
         self._epochs_weight -= weigh_epoch(epoch)
         self.sizes.pop(epoch.id, None)
+        self.reaches.forget(epoch.id)
         return True
 
     def pin(self, pin: Pin) -> None:
@@ -247,22 +257,14 @@ class Context:
         nodes = subject.nodes
         holding = [epoch for epoch in self._epochs if epoch.view == view and self._is_on_path(epoch, nodes)]
         if not holding:
-            return self._find_cleared(view, subject)
-        return next((epoch for epoch in holding if epoch.id == chosen), holding[-1])
+            items = subject.chain.items
+            holding = [each for each in self._epochs if each.view == view and self._covered.is_cleared(each, items)]
+        sent = next((epoch for epoch in holding if epoch.id == chosen), None)
+        return sent or self.reaches.choose(holding, self._epochs, subject)
 
     def cover(self, epoch: Epoch, items: Sequence[Item]) -> None:
         """Remember what an epoch stands for, to know it again when the client has cleared some of it."""
-        if epoch.id in self._covered or not epoch.depth or epoch.why == "revert":
-            return
-        self._covered[epoch.id] = tuple(items[: epoch.depth])
-        if len(self._covered) > _MOST_COVERED:
-            self._covered.popitem(last=False)
-
-    def _find_cleared(self, view: str, subject: Subject) -> Epoch | None:
-        """The newest epoch whose messages these are but for outputs that the client has cleared since (B6)."""
-        now, newest = subject.chain.items, [epoch for epoch in reversed(self._epochs) if epoch.view == view]
-        covered = ((epoch, self._covered.get(epoch.id)) for epoch in newest)
-        return next((epoch for epoch, items in covered if items is not None and is_cleared(items, now)), None)
+        self._covered.note(epoch, items)
 
     def was_sent(self, view: str, subject: Subject) -> bool:
         """Whether this very history was sent before, as far as memory tells."""
@@ -303,18 +305,6 @@ class Context:
 def is_on_path(summary: Summary, nodes: Sequence[bytes]) -> bool:
     """Whether a chain has all the messages of a summary."""
     return summary.stop <= len(nodes) and nodes[summary.stop - 1] == summary.last
-
-
-def is_cleared(before: Sequence[Item], now: Sequence[Item]) -> bool:
-    """Whether a history begins with these messages, some of whose tools' outputs have become shorter, no more."""
-    if len(now) < len(before):
-        return False
-    return all(old.form == new.form or _is_cleared(old, new) for old, new in zip(before, now, strict=False))
-
-
-def _is_cleared(old: Item, new: Item) -> bool:
-    are_outputs = old.role == new.role == "tool" and bool(old.results)
-    return are_outputs and old.results == new.results and new.weight < old.weight
 
 
 def weigh_epoch(epoch: Epoch) -> int:

@@ -7,7 +7,7 @@ from proxy.engine.managing.context import Context
 from proxy.engine.managing.subject import Subject
 from proxy.engine.ports import Archive
 from proxy.model.epoch import Epoch
-from proxy.model.errors import StoreUnavailable
+from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.summary import Summary
 
 _LOAD_SECONDS = 0.25
@@ -65,7 +65,8 @@ class Contexts:
                 async with asyncio.timeout(_LOAD_SECONDS):
                     await self._load(session, context)
             except (StoreUnavailable, TimeoutError):
-                pass  # asked again with the next request; this one is sent as its own bytes tell
+                return context  # asked again with the next request; this one is sent as its own bytes tell
+            await self._load_reach(context)
         return context
 
     async def load(self, session: str) -> Context:
@@ -73,12 +74,13 @@ class Contexts:
         context = self._enter(session)
         if not context.is_known:
             await self._load(session, context)
+            await self._load_reach(context)
         return context
 
-    def add(self, session: str, epoch: Epoch) -> None:
-        """An epoch of a session holds from now on."""
+    def add(self, session: str, epoch: Epoch, reach: int | None = None) -> None:
+        """An epoch of a session holds from now on; `reach` is as a context has it."""
         context = self._enter(session)
-        context.add(epoch)
+        context.add(epoch, reach)
         self._settle(session, context)
 
     def add_summary(self, summary: Summary) -> None:
@@ -110,6 +112,18 @@ class Contexts:
             context.absorb(stored)
         if self._contexts.get(session) is context:
             self._settle(session, context)
+
+    async def _load_reach(self, context: Context) -> None:
+        """How far the requests went that epochs were opened for, for a bounded time: it is good to know, no more."""
+        opened = {epoch.exchange: epoch.id for epoch in context.epochs if epoch.exchange}
+        try:
+            async with asyncio.timeout(_LOAD_SECONDS):
+                for session in {epoch.session for epoch in context.epochs if epoch.exchange}:
+                    branches = await self._archive.list_branches(session)
+                    for call in [call for branch in branches for call in branch.own if call.exchange in opened]:
+                        context.reaches.note(opened[call.exchange], call.depth)
+        except (StoreUnavailable, NotFound, TimeoutError):
+            pass  # what can be told of the epochs themselves has to do
 
     def _settle(self, session: str, context: Context) -> None:
         """Reckon with what a context weighs now: it has grown since it was last asked for."""

@@ -188,7 +188,7 @@ class Ladder:
         body = self._rewriter.rewrite(case.subject, path, epoch, pinned)
         if not await commit(epoch):
             raise StoreUnavailable("the log did not take the epoch in time")
-        self._contexts.add(epoch.session, epoch)
+        self._contexts.add(epoch.session, epoch, len(case.subject.nodes))
         if rung == "plan":
             self._twins.note(case.subject, epoch)
         case.context.sizes[epoch.id] = frozen

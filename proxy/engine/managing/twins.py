@@ -9,6 +9,7 @@ upstreams. Memory only.
 from collections import OrderedDict
 
 from proxy.engine.managing.context import weigh_epoch
+from proxy.engine.managing.holding import holds
 from proxy.engine.managing.opening import read_plan
 from proxy.engine.managing.subject import Subject
 from proxy.model.epoch import Epoch
@@ -23,7 +24,7 @@ class Twins:
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
         self._weight = 0
-        self._known: OrderedDict[_Key, Epoch] = OrderedDict()
+        self._known: OrderedDict[_Key, tuple[Epoch, int]] = OrderedDict()
 
     def note(self, subject: Subject, epoch: Epoch) -> None:
         """An epoch was opened for a request. One with a summary, which is its session's, is left alone."""
@@ -32,18 +33,18 @@ class Twins:
             return
         key = _name(subject, epoch.through)
         known = self._known.pop(key, None)
-        self._weight += weigh_epoch(epoch) - (weigh_epoch(known) if known is not None else 0)
-        self._known[key] = epoch
+        self._weight += weigh_epoch(epoch) - (weigh_epoch(known[0]) if known is not None else 0)
+        self._known[key] = epoch, len(subject.nodes)
         while self._weight > self._most:
             _, dropped = self._known.popitem(last=False)
-            self._weight -= weigh_epoch(dropped)
+            self._weight -= weigh_epoch(dropped[0])
 
     def find(self, subject: Subject) -> Epoch | None:
-        """The epoch that takes most of a request's history, of another session that nobody names."""
+        """The epoch that takes most of a request's history, and leaves enough of it, of another unnamed session."""
         if subject.session.family or not self._known:
             return None
-        epochs = (self._known.get(_name(subject, node)) for node in reversed(subject.nodes))
-        return next((epoch for epoch in epochs if epoch is not None), None)
+        known = (self._known.get(_name(subject, node)) for node in reversed(subject.nodes))
+        return next((each[0] for each in known if each is not None and holds(*each, subject)), None)
 
     def clear(self) -> None:
         """Forget everything: the log has lost a record."""

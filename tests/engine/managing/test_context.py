@@ -9,7 +9,7 @@ import pytest
 from proxy.context.account import Account
 from proxy.context.view import Report
 from proxy.engine.managing import context as module
-from proxy.engine.managing.context import Context, is_cleared
+from proxy.engine.managing.context import Context
 from proxy.engine.managing.opening import Draft
 from proxy.engine.managing.subject import Subject
 from proxy.model.epoch import Epoch, Original, Pin, StoredContext
@@ -35,8 +35,19 @@ def test_the_newest_epoch_on_the_path_holds() -> None:
     first, second, deep = make_epoch("a", 2), make_epoch("b", 4), make_epoch("c", 3)
     context = make_context(first, second, deep)
     assert context.find(MODEL, ask()) is deep
-    assert context.find(MODEL, ask(3)) is first
     assert context.find(MODEL, ask(2)) is None
+
+
+def test_one_that_leaves_hardly_anything_does_not_hold() -> None:
+    context = Context()
+    context.add(first := make_epoch("a", 2), 4)
+    context.add(second := make_epoch("b", 6), 9)
+    found = [context.find(MODEL, ask(count)) for count in (10, 9, 7, 5, 4)]
+    assert found == [second, first, first, first, None]
+    context.choose(MODEL, ask(7), "b")
+    assert context.find(MODEL, ask(7)) is second
+    assert context.drop_oldest()
+    assert context.find(MODEL, ask(9)) is None
 
 
 def test_an_epoch_of_another_branch_or_view_does_not_hold() -> None:
@@ -59,7 +70,7 @@ def test_what_holds_next_is_the_newest_whatever_a_history_was_sent_under() -> No
     context = make_context(make_epoch("a", 2))
     context.choose(MODEL, ask(8), "a")
     context.choose(MODEL, ask(6), "")
-    context.add(second := make_epoch("b", 4))
+    context.add(second := make_epoch("b", 3))
     assert context.find(MODEL, ask(8), is_next=True) is context.find(MODEL, ask(6), is_next=True) is second
     assert context.find(MODEL, ask(6)) is None
 
@@ -308,12 +319,6 @@ def test_only_so_many_epochs_are_known_again_by_what_they_cover() -> None:
     context.cover(make_epoch("z", 0), items)
     context.cover(make_epoch("y", 4, why="revert"), items)
     assert context.weight == before
-
-
-def test_a_shorter_history_is_not_a_cleared_one() -> None:
-    items = ask().chain.items
-    assert is_cleared(items, items)
-    assert not is_cleared(items, items[:-1])
 
 
 def make_report(id: str, start: int, stop: int, nodes: Sequence[bytes], **changes: object) -> Summary:

@@ -158,7 +158,11 @@ def test_the_deepest_is_found() -> None:
     for epoch in epochs:
         twins.note(BARE, epoch)
     assert twins.find(BARE) is epochs[2]
+    twins.note(make_subject(HISTORY[:8], session=BARE.session), epochs[0])
     assert twins.find(make_subject(HISTORY[:8], session=BARE.session)) is epochs[0]
+    assert (
+        twins.find(make_subject(HISTORY[:12], session=BARE.session)) is epochs[0]
+    )  # 11 messages are behind the system's
     assert twins.find(make_subject(HISTORY[:4], session=BARE.session)) is None
     twins.clear()
     assert twins.find(BARE) is None
@@ -193,7 +197,7 @@ def test_one_with_a_summary_is_left_alone() -> None:
 def test_the_oldest_are_dropped() -> None:
     twins, epochs = Twins(4_000), [make_epoch(depth) for depth in (2, 4, 6, 8)]
     for epoch in (*epochs, epochs[3], epochs[3]):
-        twins.note(BARE, epoch)
+        twins.note(make_subject(HISTORY[: epoch.depth + 1], session=BARE.session), epoch)
     assert twins.find(make_subject(HISTORY[:3], session=BARE.session)) is None
     assert twins.find(make_subject(HISTORY[:7], session=BARE.session)) is epochs[2]
     twins.note(BARE, make_epoch(8, rendered=(b"x" * 4_000,)))

@@ -165,7 +165,7 @@ def shrink(view: View, seen: Survey, draft: _Draft, count: Callable[[str], int],
         if view.head + tokens <= _FULL * view.budget.high:
             break
         made = mark(view, seen, place)
-        gained = seen.messages[place].tokens - count(made.edit.text) - _FRAME
+        gained = measure_gain(seen, {place: made}, count)
         if gained > 0 and place not in marked:
             tokens -= gained
             marked[place] = made

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from proxy.context.eviction import LEAST, Marked, bury, find_overtaken
 from proxy.context.policy import BuilderPolicy
 from proxy.context.survey import Survey
-from proxy.context.view import View
+from proxy.context.view import Seen, View
 
 _PROTECTED_SHARE, _MINIMUM_SHARE = 0.25, 0.05
 _FRAME = 4
@@ -30,7 +30,17 @@ def prune(
 
 def measure_gain(survey: Survey, marked: Mapping[int, Marked], count: Callable[[str], int]) -> int:
     """The tokens that markers save."""
-    return sum(survey.messages[place].tokens - count(made.edit.text) - _FRAME for place, made in marked.items())
+    return sum(
+        _count_replaced(survey.messages[place], made, count) - count(made.edit.text) - _FRAME
+        for place, made in marked.items()
+    )
+
+
+def _count_replaced(seen: Seen, made: Marked, count: Callable[[str], int]) -> int:
+    """The tokens that go: where words are shortened, pictures beside them stay."""
+    if made.edit.kind != "shortened":
+        return seen.tokens
+    return min(seen.tokens, count(seen.told.text) + _FRAME)
 
 
 def _list_overtaken(survey: Survey, steps: range, protected: float) -> list[int]:

@@ -269,3 +269,20 @@ def test_where_even_the_last_turn_is_too_much_the_least_of_all_is_sent() -> None
     assert [edit for edit in plan.edits if isinstance(edit, Written)] != []
     assert plan.through == len(seen.messages)
     assert Kept(len(seen.messages) - 1) in plan.edits  # what the user said last is never anything else
+
+
+def test_a_question_beside_pictures_is_not_cut_for_what_stays() -> None:
+    """Its picture counts for the message, but stays; what is cut instead is what brings it below."""
+    log = f"an old log: {'line of it, ' * 480}"
+    messages = [
+        user("go"),
+        *act("1", "ls", "a"),
+        user("What is wrong with this button?"),
+        user(log),
+        user("Answer soon."),
+    ]
+    seen = view(messages, 4_000)
+    pictured = msgspec.structs.replace(seen.messages[3], tokens=2_600)
+    plan = BUILDER.build(msgspec.structs.replace(seen, messages=[*seen.messages[:3], pictured, *seen.messages[4:]]))
+    assert [edit.place for edit in plan.edits if isinstance(edit, Replaced)] == [4]
+    assert Kept(3) in plan.edits

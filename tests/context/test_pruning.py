@@ -2,6 +2,7 @@
 
 import msgspec
 
+from proxy.context.eviction import cut_words
 from proxy.context.findings import study
 from proxy.context.policy import BuilderPolicy
 from proxy.context.pruning import measure_gain, prune
@@ -89,3 +90,13 @@ def test_a_marker_that_is_longer_than_its_output_is_none() -> None:
     surveyed = survey(seen, BuilderPolicy(), study)
     dear = msgspec.structs.replace(seen, name=lambda start, _, offset: "x" * 6000 if start == 2 else f"{offset}")
     assert list(prune(dear, surveyed, BuilderPolicy(), range(4), count)) == [4]
+
+
+def test_what_stays_beside_shortened_words_is_not_saved() -> None:
+    """An image is counted with its message, and goes on with what is left of the words."""
+    seen = view([user("go"), user(f"look: {BIG}"), user("b")], 10_000)
+    pictured = msgspec.structs.replace(seen.messages[1], tokens=seen.messages[1].tokens + 800)
+    seen = msgspec.structs.replace(seen, messages=[seen.messages[0], pictured, seen.messages[2]])
+    surveyed = survey(seen, BuilderPolicy(), study)
+    made = cut_words(seen, surveyed, 1)
+    assert measure_gain(surveyed, {1: made}, count) == count(f"look: {BIG}") - count(made.edit.text)

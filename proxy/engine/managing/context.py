@@ -257,8 +257,7 @@ class Context:
         nodes = subject.nodes
         holding = [epoch for epoch in self._epochs if epoch.view == view and self._is_on_path(epoch, nodes)]
         if not holding:
-            items = subject.chain.items
-            holding = [each for each in self._epochs if each.view == view and self._covered.is_cleared(each, items)]
+            holding = [each for each in self._epochs if each.view == view and self._covered.is_cleared(each, subject)]
         sent = next((epoch for epoch in holding if epoch.id == chosen), None)
         return sent or self.reaches.choose(holding, self._epochs, subject)
 

@@ -13,6 +13,7 @@ from proxy.model.log import Fault, Verification
 from proxy.model.manifest import BlobPiece, ChainPiece, Piece, digest_of, link_after, root_of
 from proxy.store.sqlite.codec import seal_after, unpack
 from proxy.store.sqlite.connection import connect_reader
+from proxy.store.sqlite.ends import read_end
 from proxy.store.sqlite.envelope import join_recipe
 from proxy.store.sqlite.known import NO_SEAL
 from proxy.store.sqlite.problem import FILE_ERRORS
@@ -196,6 +197,9 @@ class _Inspection:
                 elif seal_after(before, (seq, *values)) != seal:
                     yield Fault(where, "its seal does not match: the row, or the one before it, was altered")
                 last, before = seq, seal
+            end = read_end(self._connection, table)
+            if end is not None and last < end.seq:
+                yield Fault(f"{table} {last}", f"is the last, where there were {end.seq}: what stood behind is missing")
 
     def _check_recipes(self) -> Iterator[Fault]:
         for query in _RECIPES:

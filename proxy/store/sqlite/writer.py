@@ -19,6 +19,7 @@ from proxy.model.record import leave_derived
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.batch import Batch
 from proxy.store.sqlite.checkpoint import Checkpoint
+from proxy.store.sqlite.ends import Ends
 from proxy.store.sqlite.known import Known
 from proxy.store.sqlite.leases import Errand
 from proxy.store.sqlite.mark import move_mark
@@ -49,6 +50,7 @@ class Writer:
         self._one_by_one = 0
         self._retry_s = _FIRST_RETRY_S
         self._known = Known(connection)
+        self._ends = Ends()
         self._checkpoint = Checkpoint(connection)
         self._is_stopping = threading.Event()
         self._give_up_at = 0.0
@@ -156,12 +158,14 @@ class Writer:
                 for record in entry.records:
                     batch.add(record)
             rows = batch.write(connection)
+            self._ends.note(connection, self._known.heads)
             place = max((entry.place for entry in entries), default=0)
             if place:
                 move_mark(connection, place)
             connection.execute("COMMIT")
         except BaseException:
             self._known.forget()
+            self._ends.forget()
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise

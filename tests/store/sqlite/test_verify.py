@@ -222,6 +222,12 @@ def test_a_row_removed_at_the_end_is_missed_by_what_refers_to_it(path: Path) -> 
     assert "round 6: refers to a row of exchange that is not in the log" in find(path)
 
 
+@pytest.mark.parametrize("table", ["reading", "trailer"])
+def test_rows_taken_from_the_end_are_missed(path: Path, table: str) -> None:
+    spoil(path, f"DELETE FROM {table} WHERE seq > 2")
+    assert f"{table} 2: is the last, where there were 4: what stood behind is missing" in find(path)
+
+
 def test_a_hole_is_accepted_with_its_erasure_only(path: Path) -> None:
     connection = sqlite3.connect(path)
     (payload,) = connection.execute(f"SELECT {PAYLOAD}").fetchone()

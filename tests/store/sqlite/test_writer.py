@@ -9,6 +9,7 @@ from proxy.model.errors import StoreUnavailable
 from proxy.model.manifest import keep_whole
 from proxy.store.policy import Durability, StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
+from proxy.store.sqlite.ends import read_end
 from tests.store.samples import (
     chain_body,
     join_body,
@@ -105,6 +106,20 @@ async def test_closing_writes_what_is_not_urgent(open_archive: Opener, disk: Dis
     await archive.close()
     assert await stored
     assert await list_ids(open_archive()) == ["e1"]
+
+
+async def test_where_tables_end_is_noted_again_once_the_store_works(
+    open_archive: Opener, policy: StorePolicy, disk: Disk
+) -> None:
+    archive = open_archive()
+    disk.fail("COMMIT", FULL)
+    assert await archive.append(make_opening())
+    await archive.close()
+    log = sqlite3.connect(policy.path)
+    end, last = read_end(log, "exchange"), log.execute("SELECT seq, seal FROM exchange").fetchone()
+    log.close()
+    assert end is not None
+    assert (end.seq, end.seal) == last
 
 
 @pytest.mark.parametrize("word", ["BEGIN", "INSERT INTO exchange", "COMMIT"])

@@ -29,7 +29,19 @@ class Known:
     `is_partial`: the log may have more of it, but could not be asked.
     """
 
-    __slots__ = ("_inner", "_levels", "adopted", "depth", "is_partial", "key", "marks", "tips", "traits", "weight")
+    __slots__ = (
+        "_inner",
+        "_levels",
+        "_ways",
+        "adopted",
+        "depth",
+        "is_partial",
+        "key",
+        "marks",
+        "tips",
+        "traits",
+        "weight",
+    )
 
     def __init__(self, key: SessionKey) -> None:
         self.key = key
@@ -42,6 +54,19 @@ class Known:
         self.weight = _SESSION_WEIGHT
         self._levels: dict[bytes, int] = {}
         self._inner: set[bytes] = set()
+        self._ways: dict[bytes, Traits] = {}
+
+    def note_way(self, tip: bytes, traits: Traits, *, is_side: bool) -> None:
+        """A request of the conversation, or one beside it that shares its beginning, ended at this node.
+
+        Of both at one node that of the conversation counts.
+        """
+        if not is_side or tip not in self._ways:
+            self._ways[tip] = self.traits if self.traits is not None and self.traits == traits else traits
+
+    def get_way(self, tip: bytes) -> Traits | None:
+        """What a request that ended at this node was like, as far as memory tells."""
+        return self._ways.get(tip)
 
     def add_node(self, row: NodeRow) -> bool:
         """Take a node; True if it can prove something and could not before."""

@@ -215,6 +215,8 @@ class Placing:
         if not step.is_side:
             known.traits = asked.traits
             known.depth = step.depth
+        if step.base or not step.is_side:
+            known.note_way(step.tip, asked.traits, is_side=step.is_side)
 
 
 def list_telling(asked: Asked) -> Sequence[bytes]:
@@ -317,9 +319,10 @@ def _is_side(asked: Asked, known: Known, base: int) -> bool:
 
     What goes on from the conversation may lack tools (its client was told so this time); beside it is what also asks
     another model or under other orders. A session's first call is the conversation, as far as anybody can tell then: if
-    it was a title, the first call with tools takes its place.
+    it was a title, the first call with tools takes its place. Where a client goes on from the answer to a call beside
+    the conversation, that has become one.
     """
-    before, now = known.traits, asked.traits
+    before, now = _find_traits(asked, known, base), asked.traits
     has_small_answer = 0 < asked.most_output <= _SMALL_ANSWER
     if before is None:
         return has_small_answer
@@ -331,3 +334,12 @@ def _is_side(asked: Asked, known: Known, base: int) -> bool:
         return lacks_tools and any(is_other)
     lesser = [*is_other, before.is_stream and not now.is_stream, len(asked.nodes) <= _FEW_MESSAGES]
     return lacks_tools or has_small_answer or sum(lesser) >= 2
+
+
+def _find_traits(asked: Asked, known: Known, base: int) -> Traits | None:
+    """Those of the request from whose answer this one goes on; where nobody knows that, of the conversation."""
+    for depth in range(base - 1, 0, -1):
+        traits = known.get_way(asked.node_at(depth))
+        if traits is not None and known.is_answer(asked.node_at(depth + 1)):
+            return traits
+    return known.traits

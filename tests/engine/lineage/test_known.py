@@ -2,9 +2,10 @@
 
 from itertools import pairwise
 
+import msgspec
 import pytest
 
-from proxy.engine.lineage.known import Known
+from proxy.engine.lineage.known import Known, Traits
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import Mark, NodeRow
 
@@ -70,3 +71,14 @@ def test_weight_grows_with_what_is_new_only(known: Known) -> None:
         *(True, False, True),
         *(True, False, True),
     ]
+
+
+def test_what_a_request_was_like_is_known_by_its_tip_and_that_of_the_conversation_counts(known: Known) -> None:
+    main, ask = (Traits("m", has_tools=has, system=b"s", is_stream=True) for has in (True, False))
+    assert known.get_way(A) is None
+    known.note_way(A, ask, is_side=True)
+    assert known.get_way(A) is ask
+    known.traits = main
+    known.note_way(A, msgspec.structs.replace(main), is_side=False)
+    known.note_way(A, ask, is_side=True)
+    assert known.get_way(A) is main  # one object for all that are alike

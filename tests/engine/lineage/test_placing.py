@@ -241,6 +241,49 @@ def test_a_title_that_is_asked_for_first_does_not_put_the_conversation_beside_it
     assert desk.place(MORE, THEN, name="n", traits=title).step.is_side
 
 
+ASK = replace(MAIN, has_tools=False, system=b"ask")
+
+
+def test_what_goes_on_from_the_answer_to_a_call_beside_it_is_a_conversation(desk: Desk) -> None:
+    """A client whose user goes on without tools and under other orders, and comes back in the end."""
+    chain: tuple[Item, ...] = (HI, THERE, user("discuss"))
+    desk.place(HI, name="n", answer=THERE)
+    sides = []
+    for number in range(3):
+        answer = bot(f"point {number}")
+        sides.append(desk.place(*chain, name="n", traits=ASK, answer=answer).step.is_side)
+        chain = (*chain, answer, user(f"and {number}?"))
+    assert sides == [True, False, False]
+    assert not desk.place(*chain, name="n", answer=SO).step.is_side  # with tools again
+    assert desk.place(*chain, SO, MORE, name="n", traits=ASK).step.is_side
+
+
+def test_both_ways_of_a_client_that_goes_to_and_fro_are_conversations(desk: Desk) -> None:
+    desk.place(HI, name="n", answer=THERE)
+    talk = (HI, THERE, user("discuss"))
+    desk.place(*talk, name="n", traits=ASK, answer=SO)
+    desk.place(HI, THERE, MORE, name="n", answer=SO)
+    assert not desk.place(*talk, SO, THEN, name="n", traits=ASK).step.is_side
+    assert not desk.place(HI, THERE, MORE, SO, THEN, name="n").step.is_side
+
+
+def test_titles_and_summaries_stay_beside_the_conversation(desk: Desk) -> None:
+    """Nobody goes on from their answers; a title that is asked for again has not begun in the conversation."""
+    summary, again = user("summarise"), bot("a title")
+    title = replace(ASK, system=b"title")
+    desk.place(HI, name="n", answer=THERE)
+    sides = [
+        desk.place(HI, THERE, summary, name="n", traits=ASK, answer=bot("a summary")),
+        desk.place(HI, THERE, summary, name="n", traits=ASK, answer=bot("another summary")),
+        desk.place(HI, THERE, MORE, SO, summary, name="n", traits=ASK),
+        desk.place(HI, name="n", traits=title, answer=again),
+        desk.place(HI, again, user("shorter"), name="n", traits=title),
+        desk.place(THEN, name="n", traits=title, answer=again),
+        desk.place(THEN, again, user("shorter"), name="n", traits=title),
+    ]
+    assert [placed.step.is_side for placed in sides] == [True] * 7
+
+
 def test_an_answer_counts_more_than_what_stands_behind_a_shallower_one(desk: Desk) -> None:
     desk.place(HI, name="a", answer=THERE)
     desk.place(HI, THERE, MORE, SO, THEN, name="a")

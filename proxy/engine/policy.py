@@ -22,7 +22,8 @@ class Provider:
     """What managing must know of an upstream: whose server it is, how its cache works (None: as known of `host`).
 
     `summary_role` is who says what stands in place of older messages. With `strict_alternation` two messages of one
-    role never follow each other. `has_own_key`: it is asked with a key of the settings, whoever calls.
+    role never follow each other, and it is the user. `has_own_key`: it is asked with a key of the settings, whoever
+    calls.
     """
 
     host: str = ""

@@ -65,14 +65,16 @@ class Opener:
         raws, view = subject.list_raws(), self.see(subject, path, ground)
         plan = self._builder.minimal(view) if is_minimal else self._builder.build(view)
         provider = self._providers.get(subject.session.upstream, _ANY)
-        if provider.summary_role == "assistant":
-            plan = msgspec.structs.replace(plan, edits=_lead_with_user(plan.edits, path.shapes))
         if provider.strict_alternation:
             edits, through = reach_user(subject.wire, plan.edits, plan.through, raws)
             plan = msgspec.structs.replace(plan, edits=edits, through=through)
+        elif provider.summary_role == "assistant":
+            plan = msgspec.structs.replace(plan, edits=_lead_with_user(plan.edits, path.shapes))
         if read_rules(subject.wire, subject.split, subject.chain.preamble.count).needs_json:
             plan = msgspec.structs.replace(plan, edits=_say_json(plan, path.shapes))
-        role, is_alternating = provider.summary_role, provider.strict_alternation
+        is_alternating = provider.strict_alternation
+        # the words of users that stay can be joined with ours beside them, those of the assistant's own cannot
+        role = "user" if is_alternating else provider.summary_role
         rendered = render(subject.wire, plan.edits, raws, role=role, is_alternating=is_alternating)
         originals = [ground.known.get(each.id) or _keep_original(subject.wire, each, raws) for each in plan.references]
         return Draft(plan, rendered, tuple(originals))

@@ -1,5 +1,6 @@
 """A draft is what the builder plans, spelled for the upstream, with all that its references stand for."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,17 @@ CHAT: Sequence[Message] = [
     for n in range(60)
     for role, word in (("user", "why"), ("assistant", "therefore"))
 ][:-1]
+
+MIXED: Sequence[Message] = [
+    *HISTORY[:14],
+    *CHAT[1:5],
+    {"role": "assistant", "content": "so"},
+    *CHAT[6:7],
+    *HISTORY[14:34],
+    {"role": "assistant", "content": "done"},
+    {"role": "user", "content": "go on"},
+    *HISTORY[34:],
+]
 
 
 async def draft(
@@ -157,7 +169,7 @@ async def test_where_there_is_no_ledger_nobody_can_say_the_word() -> None:
         await draft(OwnBuilder(bury), SAID, **JSON)
 
 
-KINDS = [  # users whose answers are gone would stand side by side where a ledger of the assistant's parts no two
+KINDS = [
     (HISTORY, "user", False),
     (HISTORY, "user", True),
     (HISTORY, "assistant", False),
@@ -165,6 +177,9 @@ KINDS = [  # users whose answers are gone would stand side by side where a ledge
     (CHAT, "user", False),
     (CHAT, "user", True),
     (CHAT, "assistant", False),
+    (CHAT, "assistant", True),
+    (MIXED, "user", True),
+    (MIXED, "assistant", True),
 ]
 
 
@@ -175,6 +190,8 @@ async def test_plans_are_valid_for_every_kind_of_template(
     provider = Provider(summary_role=role, strict_alternation=is_strict)
     made = await draft(messages=messages, provider=provider)
     assert 0 < made.plan.through <= len(messages)
+    ours = next(json.loads(raw) for raw in made.rendered if b"palimpsest ledger" in raw)
+    assert ours["role"] == ("user" if is_strict else role)
     assert sum(b"palimpsest ledger" in raw for raw in made.rendered) == 1
 
 

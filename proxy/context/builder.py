@@ -17,7 +17,7 @@ from proxy.context.generations import NOTHING, Heritage, inherit, leave_room
 from proxy.context.outline import Parse
 from proxy.context.policy import BuilderPolicy
 from proxy.context.pruning import measure_gain, prune
-from proxy.context.survey import Survey, find_tail, survey
+from proxy.context.survey import Survey, find_fresh, find_tail, survey
 from proxy.context.user_words import Older, Shown, show_older
 from proxy.context.view import View
 from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Rung, Written
@@ -87,11 +87,28 @@ class ContextBuilder:
     def build(self, view: View) -> ContextPlan:
         """The plan of an epoch that begins with this request."""
         seen = survey(view, self._policy, self._find)
+        if plan := self._show_all_new(view, seen):
+            return plan
         for rank in _RANKS:
             draft = self._draft(view, seen, rank)
             if view.head + draft.tokens <= view.budget.high:
                 return _write_plan(view, seen, draft, "plan")
         return _write_plan(view, seen, shrink(view, seen, draft, self._count, self._outline), "plan")
+
+    def _show_all_new(self, view: View, seen: Survey) -> ContextPlan | None:
+        """The plan in which all that was never sent stays (B9), where that is more than what no model has answered.
+
+        None where it leaves too little room to go on.
+        """
+        fresh = find_fresh(seen.messages, seen.steps, view.sent)
+        if fresh == seen.fresh:
+            return None
+        seen = msgspec.structs.replace(seen, fresh=fresh)
+        draft = self._draft(view, seen, _RANKS[0])
+        is_much = view.budget.is_out_of_reach(view.head + draft.protected)
+        if is_much or view.head + draft.tokens > _FULL * view.budget.high:
+            return None
+        return _write_plan(view, seen, draft, "plan")
 
     def minimal(self, view: View) -> ContextPlan:
         """The least that can be sent: a short ledger and the last turn."""

@@ -74,7 +74,7 @@ def survey(view: View, policy: BuilderPolicy, study: Study) -> Survey:
         for i, step in enumerate(steps)
         if step.kind == "system" or any(place in bound for place in range(step.start, step.stop))
     )
-    return Survey(messages, found, steps, _find_fresh(messages, steps), users, newest, fixed, bound)
+    return Survey(messages, found, steps, find_fresh(messages, steps), users, newest, fixed, bound)
 
 
 def find_tail(seen: Survey, groups: int) -> int:
@@ -136,7 +136,13 @@ def _find_protected(messages: Sequence[Seen], tools: Sequence[str]) -> Iterator[
             yield place
 
 
-def _find_fresh(messages: Sequence[Seen], steps: Sequence[Step]) -> int:
-    """The step that holds the first message behind the assistant's last, or the call that message answers."""
-    spoken = max((i for i, seen in enumerate(messages) if seen.shape.role == "assistant"), default=-1)
-    return next((i for i, step in enumerate(steps) if step.stop > spoken + 1), len(steps))
+def find_fresh(messages: Sequence[Seen], steps: Sequence[Step], sent: int | None = None) -> int:
+    """The step that holds the first message behind the assistant's last, or the call that message answers.
+
+    Before that, where it is known how many messages were `sent`, that of users and tools which was not: a client may
+    bring several steps at once.
+    """
+    start = max((i + 1 for i, seen in enumerate(messages) if seen.shape.role == "assistant"), default=0)
+    if sent is not None:
+        start = next((i for i in range(sent, start) if messages[i].shape.role != "assistant"), start)
+    return next((i for i, step in enumerate(steps) if step.stop > start), len(steps))

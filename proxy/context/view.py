@@ -35,7 +35,8 @@ class View(msgspec.Struct, frozen=True, gc=False):
     messages from one place up to another, from a character of their text on; equal arguments have equal ids. `pinned`
     are places that must stay. `frozen` is the plan of the epoch that holds now, None where there is none. `reports` are
     the summaries that hold, oldest first, none over another. `goal`, where there is one, is the budget that what is
-    told of old steps, and how many of them stay, is measured by; all else is measured by `budget`.
+    told of old steps, and how many of them stay, is measured by; all else is measured by `budget`. `sent` is how
+    many of the messages went out before, None where that tells nothing of what a model has seen.
     """
 
     messages: Sequence[Seen]
@@ -46,3 +47,4 @@ class View(msgspec.Struct, frozen=True, gc=False):
     frozen: ContextPlan | None = None
     reports: Sequence[Report] = ()
     goal: Budget | None = None
+    sent: int | None = None

@@ -286,3 +286,21 @@ def test_a_question_beside_pictures_is_not_cut_for_what_stays() -> None:
     plan = BUILDER.build(msgspec.structs.replace(seen, messages=[*seen.messages[:3], pictured, *seen.messages[4:]]))
     assert [edit.place for edit in plan.edits if isinstance(edit, Replaced)] == [4]
     assert Kept(3) in plan.edits
+
+
+def bring(steps: int, output: str, sent: int | None) -> list[int]:
+    """The places of outputs that stay word for word, of as many steps; so many messages were sent before."""
+    messages = [user("go"), *[each for i in range(steps) for each in act(f"{i}", f"cat {i}", f"{i}: {output}")]]
+    plan = BUILDER.build(msgspec.structs.replace(view(messages, 8_000), sent=sent))
+    kept = {edit.place for edit in plan.edits if isinstance(edit, Kept)}
+    places = range(2, len(messages), 2)
+    return [place for place in places if place >= plan.through or place in kept]
+
+
+def test_steps_that_come_at_once_are_all_shown_as_far_as_there_is_room() -> None:
+    """A model has to see each of them once (B9)."""
+    small, large = "line " * 400, "line " * 900
+    assert len(bring(20, small, None)) < 8 <= len(bring(20, small, 25))
+    assert bring(20, small, 25)[0] <= 26
+    assert bring(20, small, 41) == bring(20, small, None)
+    assert bring(20, large, 25) == bring(20, large, None)  # more than can stay

@@ -4,7 +4,7 @@ import pytest
 
 from proxy.context.findings import study
 from proxy.context.policy import BuilderPolicy
-from proxy.context.survey import Survey, survey
+from proxy.context.survey import Survey, find_fresh, survey
 from tests.support.views import Message, act, call, result, said, user, view
 
 
@@ -74,6 +74,12 @@ def test_fresh_is_what_the_newest_answer_has_not_seen() -> None:
     assert look(begin).fresh == 1
     assert look([*begin, said("done"), user("next")]).fresh == 3
     assert look([user("a")]).fresh == 0
+
+
+def test_fresh_is_what_was_never_sent_too() -> None:
+    seen = look([user("a"), *act("1", "ls", "x"), *act("2", "ls", "y"), said("so"), said("done"), user("next")])
+    fresh = [find_fresh(seen.messages, seen.steps, sent) for sent in (None, 8, 7, 6, 5, 4, 3, 2, 1, 0)]
+    assert fresh == [4, 4, 4, 4, 4, 2, 2, 1, 1, 0]
 
 
 def test_pins_and_outputs_of_protected_tools_stay() -> None:

@@ -63,6 +63,7 @@ class Opener:
     def draft(self, subject: Subject, path: Path, ground: Ground, *, is_minimal: bool = False) -> Draft:
         """What would be sent in place of the beginning of a request's history. Raises whatever goes wrong."""
         raws, view = subject.list_raws(), self.see(subject, path, ground)
+        view = msgspec.structs.replace(view, sent=_find_sent(subject))
         plan = self._builder.minimal(view) if is_minimal else self._builder.build(view)
         provider = self._providers.get(subject.session.upstream, _ANY)
         if provider.strict_alternation:
@@ -96,6 +97,12 @@ class Opener:
         """The id of a reference: the node of the last message names all before it."""
         named = b"%b%d:%d" % (subject.nodes[stop - 1], stop - start, offset)
         return make_reference(self._secret, subject.session.id, sha256(named).digest())
+
+
+def _find_sent(subject: Subject) -> int | None:
+    """How many messages went out before; None unless the rest was put behind them: elsewhere all may be old."""
+    step = subject.step
+    return step.base if step is not None and step.base and step.relation == "append" else None
 
 
 def read_plan(epoch: Epoch) -> ContextPlan:

@@ -139,6 +139,21 @@ async def test_whatever_goes_wrong_is_raised() -> None:
         await draft(OwnBuilder(fail))
 
 
+@pytest.mark.parametrize(
+    ("place", "sent"), [({"base": 5}, 5), ({"base": 5, "relation": "branch"}, None), ({"base": 0}, None)]
+)
+async def test_what_was_sent_before_is_told_of_what_goes_on_from_it(place: Any, sent: int | None) -> None:
+    views: list[View] = []
+
+    def look(view: View, build: Any) -> ContextPlan:
+        views.append(view)
+        plan: ContextPlan = build(view)
+        return plan
+
+    await draft(OwnBuilder(look), members=place)
+    assert [view.sent for view in views] == [sent]
+
+
 JSON: dict[str, Any] = {"members": {"response_format": {"type": "json_object"}}}
 SAID = [*HISTORY[:3], {**HISTORY[3], "content": HISTORY[3]["content"] + " as JSON"}, *HISTORY[4:]]
 

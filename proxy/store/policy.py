@@ -20,6 +20,7 @@ class StorePolicy:
     not. A commit costs as much as writing four records or so, and the two threads drive each other's code and data from
     the processor's cache: one client that never pauses took mostly 5 to 10 % less CPU a call with 50 or 60 ms than with
     10. Readers in other processes lag by it; a journal that is half full waits for nobody.
+    `lock_ms`: how long a start waits for whoever has the log open for writing: a command that reads after a kill may.
     `close_ms`: how long closing may take. `must_write`: whether a log is refused that does not take what the server
     before left; else that waits, before all that comes.
     """
@@ -31,5 +32,6 @@ class StorePolicy:
     busy_ms: int = 200
     hold_ms: int = 500
     journal_hold_ms: int = 50
+    lock_ms: int = 3000
     close_ms: int = 5000
     must_write: bool = False

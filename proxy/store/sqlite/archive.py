@@ -260,7 +260,7 @@ def open_sqlite(
     """
     try:
         policy.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = WriterLock(policy.path.resolve())  # one log may have several names
+        lock = WriterLock(policy.path.resolve(), policy.lock_ms)  # one log may have several names
     except OSError as error:
         raise StoreUnavailable(
             f"{policy.path} cannot be written: {error}; check the data directory (--data)"

@@ -5,19 +5,27 @@ It is a file of its own: closing any descriptor of log.db would drop the locks t
 
 import fcntl
 import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from proxy.model.errors import StoreUnavailable
 
+_PAUSE_MS = 50
+
 
 class WriterLock:
-    """The right to write a log, held from construction to `release`; the kernel releases it when the process ends."""
+    """The right to write a log, held from construction to `release`; the kernel releases it when the process ends.
 
-    def __init__(self, log: Path) -> None:
+    Another's hold is waited out for `wait_ms`: a command that reads has it while it brings in what a kill left.
+    """
+
+    def __init__(self, log: Path, wait_ms: int = 0, pause: Callable[[float], None] = time.sleep) -> None:
         path = log.with_name(log.name + ".lock")
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(self._file, wait_ms // _PAUSE_MS, pause)
         except OSError as error:
             owner = os.pread(self._file, 20, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(self._file)
@@ -32,3 +40,11 @@ class WriterLock:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+def _take(file: int, pauses: int, pause: Callable[[float], None]) -> None:
+    for _ in range(pauses):
+        with suppress(BlockingIOError):
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        pause(_PAUSE_MS / 1000)
+    return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -12,7 +12,7 @@ from tests.store.sqlite.disk import Disk
 
 @pytest.fixture
 def policy(tmp_path: Path) -> StorePolicy:
-    return StorePolicy(tmp_path / "log.db", durability="full", busy_ms=1, close_ms=2000)
+    return StorePolicy(tmp_path / "log.db", durability="full", busy_ms=1, lock_ms=0, close_ms=2000)
 
 
 @pytest.fixture

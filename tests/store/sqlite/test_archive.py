@@ -4,6 +4,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from proxy.model.exchange import Usage
 from proxy.model.manifest import keep_whole
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
+from proxy.store.sqlite.lock import WriterLock
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.replay import recover_log
 from tests.store.context_contract import ContextContract
@@ -40,7 +42,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def policy(tmp_path: Path) -> StorePolicy:
-    return StorePolicy(tmp_path / "data" / "log.db", durability="normal")
+    return StorePolicy(tmp_path / "data" / "log.db", durability="normal", lock_ms=0)
 
 
 def open_at(policy: StorePolicy) -> SqliteArchive:
@@ -139,6 +141,17 @@ async def test_a_log_others_could_read_is_made_private_again(policy: StorePolicy
     assert policy.path.stat().st_mode & 0o777 == 0o600
 
 
+async def test_a_command_that_has_the_log_for_a_moment_is_waited_out(policy: StorePolicy) -> None:
+    policy.path.parent.mkdir()
+    held = WriterLock(policy.path)
+    let_go = threading.Timer(0.1, held.release)
+    let_go.start()
+    archive = open_sqlite(replace(policy, lock_ms=10_000), asyncio.get_running_loop())
+    let_go.join()
+    assert await archive.append(make_opening())
+    await archive.close()
+
+
 async def test_a_second_writer_is_refused_and_told_who_holds_the_log(policy: StorePolicy) -> None:
     archive = open_at(policy)
     with pytest.raises(StoreUnavailable, match=rf"another process \(id {os.getpid()}\).*data directory"):
@@ -152,7 +165,7 @@ async def test_a_log_has_one_writer_by_whatever_name_it_is_called(policy: StoreP
     archive = open_at(policy)
     (tmp_path / "alias.db").symlink_to(policy.path)
     with pytest.raises(StoreUnavailable, match="another process"):
-        open_at(StorePolicy(tmp_path / "alias.db"))
+        open_at(StorePolicy(tmp_path / "alias.db", lock_ms=0))
     await archive.close()
 
 

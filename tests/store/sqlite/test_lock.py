@@ -19,6 +19,26 @@ def test_one_holds_the_lock_and_the_other_is_told_who(tmp_path: Path) -> None:
     WriterLock(tmp_path / "log.db").release()
 
 
+def test_who_holds_it_for_a_moment_is_waited_out(tmp_path: Path) -> None:
+    held, pauses = WriterLock(tmp_path / "log.db"), list[float]()
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            held.release()
+
+    WriterLock(tmp_path / "log.db", 3000, pause).release()
+    assert len(pauses) == 3
+
+
+def test_who_keeps_it_is_waited_for_so_long_and_then_named(tmp_path: Path) -> None:
+    held, pauses = WriterLock(tmp_path / "log.db"), list[float]()
+    with pytest.raises(StoreUnavailable, match=rf"\(id {os.getpid()}\); stop it"):
+        WriterLock(tmp_path / "log.db", 3000, pauses.append)
+    assert sum(pauses) == pytest.approx(3.0)
+    held.release()
+
+
 def test_logs_side_by_side_have_locks_of_their_own(tmp_path: Path) -> None:
     one, other = WriterLock(tmp_path / "a.db"), WriterLock(tmp_path / "b.db")
     one.release()

@@ -21,6 +21,7 @@ class StorePolicy:
     the processor's cache: one client that never pauses took mostly 5 to 10 % less CPU a call with 50 or 60 ms than with
     10. Readers in other processes lag by it; a journal that is half full waits for nobody.
     `lock_ms`: how long a start waits for whoever has the log open for writing: a command that reads after a kill may.
+    `look_ms`: how often a writer that has something to write looks whether the log is still where it was opened.
     `close_ms`: how long closing may take. `must_write`: whether a log is refused that does not take what the server
     before left; else that waits, before all that comes.
     """
@@ -33,5 +34,6 @@ class StorePolicy:
     hold_ms: int = 500
     journal_hold_ms: int = 50
     lock_ms: int = 3000
+    look_ms: int = 1000
     close_ms: int = 5000
     must_write: bool = False

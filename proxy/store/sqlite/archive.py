@@ -239,6 +239,9 @@ class SqliteArchive:
             return
         journal.close()
         path = name_journal(self._policy.path)
+        if not path.exists():
+            _log.error("%d records are lost: %s was deleted under the server", self._spool.pending, path)
+            return
         _log.warning("%d records are in %s only; the next start brings them into the log", self._spool.pending, path)
 
     async def _catch_up(self, within_s: float = _MOST_LAG_SECONDS) -> None:

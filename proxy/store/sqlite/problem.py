@@ -31,6 +31,10 @@ _ADVICE = {
 }
 
 
+class Misplaced(sqlite3.OperationalError):
+    """The log was deleted or replaced under its writer: a commit would succeed, and be nowhere."""
+
+
 class Dangling(Exception):
     """A record refers to something the log does not hold."""
 
@@ -42,6 +46,11 @@ def is_store_failing(error: Exception) -> bool:
 
 def describe_problem(error: Exception, policy: StorePolicy, verb: str = "written") -> str:
     """What is wrong with the log and what to do, in whole sentences, for health and log lines."""
+    if isinstance(error, Misplaced):
+        return (
+            f"{policy.path} was deleted or replaced while the server runs; put it back, or restart the server, which"
+            " goes on with what is there then. What was recorded last may be in no file."
+        )
     name = str(getattr(error, "sqlite_errorname", ""))
     if name == "SQLITE_FULL" and _is_at_cap(policy):
         return (

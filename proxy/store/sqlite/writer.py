@@ -25,6 +25,7 @@ from proxy.store.sqlite.leases import Errand
 from proxy.store.sqlite.mark import move_mark
 from proxy.store.sqlite.problem import describe_problem, is_store_failing
 from proxy.store.sqlite.spool import Entry
+from proxy.store.sqlite.whereabouts import Whereabouts
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class Writer:
         self._known = Known(connection)
         self._ends = Ends()
         self._checkpoint = Checkpoint(connection)
+        self._whereabouts = Whereabouts(policy.path, policy.look_ms)
         self._is_stopping = threading.Event()
         self._give_up_at = 0.0
         # A daemon: a disk that hangs must not keep the process from ending.
@@ -120,6 +122,7 @@ class Writer:
     def _write_some(self) -> None:
         entries = self._choose()
         try:
+            self._whereabouts.check()
             self._commit(entries)
         except Exception as error:  # noqa: BLE001 - the boundary of the thread: a record must never end it
             if is_store_failing(error):
@@ -196,9 +199,9 @@ class Writer:
 
     def _wait_for_store(self, error: Exception) -> None:
         problem = describe_problem(error, self._policy)
-        if problem != self.problem:
+        before, self.problem = self.problem, problem
+        if problem != before:
             _log.error("%s", problem)
-        self.problem = problem
         if not self._is_stopping.is_set():
             self._is_stopping.wait(self._retry_s)
             self._retry_s = min(self._retry_s * 2, _LAST_RETRY_S)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from proxy.engine.lineage.naming import read_text
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.finding import read_exchanges
+from proxy.engine.reports.finding import read_back, read_exchanges
 from proxy.model.errors import NotFound
 from proxy.model.log import BranchRow, ExchangeRow
 from proxy.wire.anthropic_messages import AnthropicMessages
@@ -88,10 +88,12 @@ class Conversation(NamedTuple):
 async def load_conversation(log: LogReader, session: str, branch: BranchRow | None = None) -> Conversation:
     """A session's conversation, or that of a branch, up to the answer it ends with (`pick_end`).
 
-    A request that names a stored answer holds only what is new: what came before is put in front. Raises NotFound where
-    a part of it cannot be read.
+    Without a branch a call that cannot be read ends nothing: the newest before it does. A request that names a stored
+    answer holds only what is new: what came before is put in front. Raises NotFound where a part of it cannot be read.
     """
     end, stored = await _survey(log, session, branch)
+    if branch is None:
+        end = await _find_readable(log, end)
     parts: list[list[bytes]] = []
     row: ExchangeRow | None = end
     while row is not None:
@@ -100,6 +102,25 @@ async def load_conversation(log: LogReader, session: str, branch: BranchRow | No
         n = _find_previous(row, body, stored)
         row = (await log.list_exchanges(session, n - 1, 1))[0] if n else None
     return Conversation(end, [item for part in reversed(parts) for item in part])
+
+
+async def _find_readable(log: LogReader, end: ExchangeRow) -> ExchangeRow:
+    """The exchange itself where its request can be read, else the newest before it that was read. Raises NotFound."""
+    try:
+        read_request(end, await log.load_request(end.id))
+    except NotFound as error:
+        async for row in read_back(log, end.session):
+            if row.n < end.n and row.tip and not row.is_side and await _is_readable(log, row):
+                return (await log.list_exchanges(row.session, row.n - 1, 1))[0]
+        raise NotFound(f"{error}; a branch of the session can be named: --branch TIP") from error
+    return end
+
+
+async def _is_readable(log: LogReader, row: ExchangeRow) -> bool:
+    try:
+        return _may_hold(row) and bool(read_request(row, await log.load_request(row.id)))
+    except NotFound:
+        return False
 
 
 async def find_end(log: LogReader, session: str, branch: BranchRow | None = None) -> ExchangeRow:

@@ -147,3 +147,19 @@ async def test_a_call_of_our_own_is_no_conversation() -> None:
     assert (await load_conversation(FakeLog(exchanges=rows[:2], bodies=bodies), "abc1")).items == [b"1", b"-1"]
     with pytest.raises(NotFound, match="no call in a known wire format"):
         await load_conversation(FakeLog(exchanges=rows[1:2], bodies=bodies), "abc1")
+
+
+async def test_a_newest_call_that_cannot_be_read_does_not_keep_the_others_from_being_written() -> None:
+    rows = [exchange(n, tip=tip_of(f"{n}"), is_capped=n == 3) for n in range(1, 4)]
+    rows += [exchange(4, tip=tip_of("side"), is_side=True), exchange(5, tip=b""), exchange(6, tip=b"")]
+    bodies = {row.id: b'{"messages":[%d]}' % row.n for row in rows} | {rows[n].id: b'{"messages":[' for n in (2, 4, 5)}
+    conversation = await load_conversation(FakeLog(exchanges=rows, bodies=bodies), "abc1")
+    assert conversation.end == rows[1]
+    assert conversation.items[0] == b"2"
+
+
+async def test_where_no_call_can_be_read_a_branch_may_be_named() -> None:
+    rows = [exchange(1, tip=tip_of("one")), exchange(2, tip=b"")]
+    log = FakeLog(exchanges=rows, bodies={row.id: b"x" for row in rows})
+    with pytest.raises(NotFound, match=r"the request of exchange 2 cannot be read: .*--branch TIP"):
+        await load_conversation(log, "abc1")

@@ -18,6 +18,7 @@ class Whereabouts:
         self._path = path
         self._every_s = every_ms / 1000
         self._now = now
+        self._opened: tuple[int, int] | None = None
         self._opened = self._find()
         self._due = now() + self._every_s
 

@@ -50,6 +50,13 @@ def test_a_file_that_is_in_its_place_is_fine(tmp_path: Path, now: Now) -> None:
         whereabouts.check()
 
 
+def test_where_nobody_can_tell_the_commits_do(tmp_path: Path, now: Now) -> None:
+    path = tmp_path / ("x" * 300)  # too long a name for any file
+    whereabouts = Whereabouts(path, 1000, now)
+    now.seconds = 2.0
+    whereabouts.check()
+
+
 def test_a_file_that_is_gone_is_noticed_within_a_second_and_so_is_its_return(tmp_path: Path, now: Now) -> None:
     path = tmp_path / "log.db"
     path.touch()

@@ -6,7 +6,7 @@ import typer
 
 from proxy.cli.differing import tell_difference
 from proxy.cli.doors import Doors
-from proxy.cli.options import ConfigOption, DataOption, JsonOption, SessionArgument
+from proxy.cli.options import MOST, ConfigOption, DataOption, JsonOption, SessionArgument
 from proxy.cli.text import make_plain
 from proxy.engine.reports.differences import describe_difference, load_difference
 from proxy.engine.reports.documents import write_json
@@ -31,7 +31,7 @@ def expand(
 def diff(  # noqa: PLR0913 - each parameter is an option of the command line
     context: typer.Context,
     session: SessionArgument,
-    n: Annotated[int, typer.Argument(metavar="N", help="An exchange of it, counted from 1.")],
+    n: Annotated[int, typer.Argument(metavar="N", min=1, max=MOST, help="An exchange of it, counted from 1.")],
     k: Annotated[int | None, typer.Option("--round", metavar="K", help="Which round. [default: the last]")] = None,
     as_json: JsonOption = False,
     data: DataOption = None,

@@ -13,4 +13,7 @@ DataOption = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="Directory of the log. [default: ~/.palimpsest]")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+# What SQLite can count up to.
+MOST = 2**63 - 1
+
 SessionArgument = Annotated[str, typer.Argument(metavar="SESSION", help="A session's id, or how it begins.")]

@@ -6,7 +6,7 @@ import typer
 
 from proxy.cli.doors import Doors
 from proxy.cli.listings import list_sessions, tell_exchange, tell_session
-from proxy.cli.options import ConfigOption, DataOption, JsonOption, SessionArgument
+from proxy.cli.options import MOST, ConfigOption, DataOption, JsonOption, SessionArgument
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.documents import describe_overview, describe_sessions, list_calls, write_json
 from proxy.engine.reports.exports import describe_whole
@@ -41,7 +41,9 @@ def sessions(  # noqa: PLR0913 - each parameter is an option of the command line
 def show(  # noqa: PLR0913 - each parameter is an option of the command line
     context: typer.Context,
     session: SessionArgument,
-    n: Annotated[int | None, typer.Argument(metavar="N", help="One exchange of it, counted from 1.")] = None,
+    n: Annotated[
+        int | None, typer.Argument(metavar="N", min=1, max=MOST, help="One exchange of it, counted from 1.")
+    ] = None,
     raw: Annotated[Part | None, typer.Option(help="Write one body of exchange N, byte for byte.")] = None,
     as_json: JsonOption = False,
     data: DataOption = None,

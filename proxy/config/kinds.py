@@ -1,5 +1,6 @@
 """Kinds of values settings share. Rule: a refusal says what is right and never repeats the value, perhaps a secret."""
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated
@@ -35,13 +36,26 @@ def _read_auto(value: object) -> object:
     return None if value == AUTO else value
 
 
+def _expand(value: Path) -> Path:
+    try:
+        path = value.expanduser()
+        is_path = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        is_path = False
+    except RuntimeError:  # how pathlib says that nobody has this name
+        raise PydanticCustomError("path", "begins with the name of a user who is not known; write it out") from None
+    if not is_path:
+        raise PydanticCustomError("path", "must be a path; no path can have such a character")
+    return path
+
+
 def _read_secret_file(value: object) -> object:
     if value == "":
         return value
     if not isinstance(value, str | Path):
         raise PydanticCustomError("secret_file", "must be the path of a file that holds the secret")
     try:
-        content = Path(value).expanduser().read_text(encoding="utf-8").strip()
+        content = _expand(Path(value)).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise PydanticCustomError("secret_file", "names a file that cannot be read: {why}", {"why": reason}) from None
@@ -95,7 +109,7 @@ AutoFraction = Annotated[
 Tokens = Annotated[int, Field(ge=0)]
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-DirectoryPath = Annotated[Path, AfterValidator(Path.expanduser)]
+DirectoryPath = Annotated[Path, AfterValidator(_expand)]
 Secret = Annotated[SecretStr, AfterValidator(_check_secret)]
 SecretFile = Annotated[Secret, BeforeValidator(_read_secret_file), WithJsonSchema({"type": "string"})]
 BaseUrl = Annotated[str, AfterValidator(_check_base_url)]

@@ -1,5 +1,6 @@
 """From all sources to one tree. Rule: flags before environment before file before defaults; all errors at once."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from proxy.config.keys import name_keys
 from proxy.config.problems import ConfigError, Problem, describe, spell
 from proxy.config.settings import Settings
 from proxy.config.sources import FILE_VARIABLE, Environment, interpolate, nest, read_environment, read_file
+
+_LABEL = re.compile(r"[a-z-]+\[.+\]", re.DOTALL)
 
 _Path = Sequence[str | int]
 _Place = tuple[Any, Callable[[_Path], str]]
@@ -48,9 +51,19 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = No
 def _describe_all(error: ValidationError, places: Sequence[_Place]) -> Iterator[Problem]:
     known = name_keys()
     for detail in error.errors(include_url=False, include_input=False, include_context=False):
-        path = detail["loc"]
+        path = _leave_labels(detail["loc"], [tree for tree, _ in places])
         source = next((name(path) for tree, name in places if _holds(tree, path)), "")
         yield Problem(spell(path), describe(detail, known), source)
+
+
+def _leave_labels(path: _Path, trees: Sequence[Any]) -> _Path:
+    """A path without the names that pydantic gives the kinds of a value that may be of several."""
+    kept: list[str | int] = []
+    for part in path:
+        is_label = isinstance(part, str) and _LABEL.fullmatch(part)
+        if not is_label or any(_holds(tree, (*kept, part)) for tree in trees):
+            kept.append(part)
+    return kept
 
 
 def _holds(tree: Any, path: _Path) -> bool:

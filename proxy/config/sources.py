@@ -17,6 +17,7 @@ from proxy.config.settings import Settings
 PREFIX = "PALIMPSEST_"
 FILE_VARIABLE = "PALIMPSEST_CONFIG"
 
+_TOO_DEEP = "is nested too deep, or holds itself (&name ... *name)"
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 
@@ -53,8 +54,19 @@ class _Repeated(yaml.MarkedYAMLError):
     """A key stands twice in one mapping."""
 
 
+class _Unfit(yaml.MarkedYAMLError):
+    """A value has the form of a date or a number, or a tag that says so, and is none."""
+
+
 class _UniqueKeys(yaml.SafeLoader):
     """Plain YAML in which a key stands once: of two equal ones the first would be lost without a word."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """A value, as of SafeLoader; which has no errors of its own for those that do not fit."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError):
+            raise _Unfit(problem_mark=node.start_mark) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """A mapping, as of SafeLoader."""
@@ -75,6 +87,10 @@ def read_file(path: Path) -> dict[str, Any]:
     """The tree in a YAML file. Raises ConfigError if there is none."""
     try:
         value = yaml.load(path.expanduser().read_text(encoding="utf-8"), Loader=_UniqueKeys)
+    except RecursionError:
+        raise ConfigError([Problem("", _TOO_DEEP, str(path))]) from None
+    except RuntimeError:  # how pathlib says that nobody has this name
+        raise ConfigError([Problem("", "begins with the name of a user who is not known", str(path))]) from None
     except OSError as error:
         raise ConfigError([Problem("", f"cannot be read: {error.strerror}; check the path", str(path))]) from None
     except UnicodeDecodeError:
@@ -91,6 +107,8 @@ def read_file(path: Path) -> dict[str, Any]:
 def _describe(error: yaml.YAMLError) -> str:
     mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
     place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    if isinstance(error, _Unfit):
+        return f"{place}is no such date or number; text that looks like one needs quotes"
     if isinstance(error, _Repeated):
         return f"{place}this key stands twice in its section; keep one"
     return f"{place}is not YAML; text with special characters needs quotes"
@@ -116,7 +134,10 @@ def interpolate(tree: dict[str, Any], variables: Mapping[str, str], source: str,
             problems.append(Problem(spell(path), what, source))
         return variables.get(name) or default or ""
 
-    return fill(tree, ())
+    try:
+        return fill(tree, ())
+    except RecursionError:
+        raise ConfigError([Problem("", _TOO_DEEP, source)]) from None
 
 
 def nest(flags: Mapping[str, Any]) -> dict[str, Any]:

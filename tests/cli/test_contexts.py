@@ -59,3 +59,9 @@ def test_a_conversation_is_handed_on(capfdbinary: pytest.CaptureFixture[bytes]) 
     tip = "66697665"  # the branch that ends with the fifth call
     assert call(tree_log(), "handoff", "abc1", "--branch", tip) == 0
     assert "Up to exchange 5" in capfdbinary.readouterr().out.decode()
+
+
+@pytest.mark.parametrize("n", ["0", str(2**63)])
+def test_a_number_that_no_exchange_can_have_is_a_wrong_argument(n: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "diff", "abc1", n) == 2
+    assert "Invalid value for" in capsys.readouterr().err

@@ -136,3 +136,9 @@ def test_a_raw_body_needs_the_number_of_its_exchange(capsys: pytest.CaptureFixtu
 def test_an_exchange_that_is_not_there_is_not_made_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(FakeLog(), "show", "abc1", "7") == 1
     assert capsys.readouterr().err == "palimpsest: this session has no exchange 7; it has 1, counted from 1\n"
+
+
+@pytest.mark.parametrize("n", ["0", str(2**63)])
+def test_a_number_that_no_exchange_can_have_is_a_wrong_argument(n: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "show", "abc1", n) == 2
+    assert "Invalid value for" in capsys.readouterr().err

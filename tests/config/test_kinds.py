@@ -78,6 +78,18 @@ def test_a_home_directory_is_spelt_out() -> None:
     assert TypeAdapter(DirectoryPath).validate_python("~/x") == Path.home() / "x"
 
 
+@pytest.mark.parametrize("kind", [DirectoryPath, SecretFile], ids=["directory", "secret file"])
+@pytest.mark.parametrize(
+    ("given", "what"), [("~nosuchuser/x", "user who is not known"), ("a\0b", "path"), ("a\ud800", "path")]
+)
+def test_what_can_be_no_path_is_refused_in_words(kind: Any, given: str, what: str) -> None:
+    assert what in refuse(kind, given)
+
+
+def test_a_name_that_is_no_utf_8_is_a_path_all_the_same() -> None:
+    assert TypeAdapter(DirectoryPath).validate_python(Path("a\udcff")) == Path("a\udcff")
+
+
 def test_a_secret_file_gives_what_it_holds(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("sk-1\n")

@@ -91,3 +91,19 @@ def test_no_complaint_repeats_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_problem_with_a_whole_section_names_where_it_was_given() -> None:
     file = write("store: {spool_bytes: 2048, record_cap_bytes: 2048}")
     assert complaints_about(file)[0].startswith("conf.yaml: store: spool_bytes must be")
+
+
+@pytest.mark.parametrize(
+    ("tenants", "keys"),
+    [("{a: [123]}", {"tenants.a[0]", "tenants.a"}), ("{a: [b, [c]]}", {"tenants.a[1]", "tenants.a"})],
+)
+def test_a_value_that_may_be_of_several_kinds_is_named_by_its_key_alone(tenants: str, keys: set[str]) -> None:
+    file = write(f"tenants: {tenants}")
+    told = complaints_about(file)
+    assert {line.split(": ")[1] for line in told} == keys
+    assert all(line.startswith("conf.yaml: tenants.a") and "function" not in line for line in told)
+
+
+def test_a_key_that_looks_like_the_name_of_a_kind_is_kept() -> None:
+    (told,) = complaints_about(write("pricing: {'gpt-[45]': {input: -1}}"))
+    assert told.startswith("conf.yaml: pricing.gpt-[45].input: ")

@@ -62,6 +62,12 @@ def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
         ("a: \x01", "is not YAML"),
         ("- a", "must hold keys and values"),
         (b"\xff", "not UTF-8"),
+        ("mode: a\nserver: {admin_token: 2024-13-45}", "line 2, column 23: is no such date or number; text that"),
+        ("server: {port: !!int secret}", "line 1, column 16: is no such date or number"),
+        ("server: {port: !!int ''}", "line 1, column 16: is no such date or number"),
+        ("mode: !!bool secret", "line 1, column 7: is no such date or number"),
+        ("mode: !!timestamp secret", "line 1, column 7: is no such date or number"),
+        ("a: " + "[" * 3000 + "]" * 3000, "is nested too deep"),
     ],
 )
 def test_a_file_that_cannot_be_read_says_where_and_shows_nothing_of_it(
@@ -72,6 +78,18 @@ def test_a_file_that_cannot_be_read_says_where_and_shows_nothing_of_it(
     assert what in str(caught.value)
     assert "secret" not in str(caught.value)
     assert str(caught.value).startswith(str(tmp_path / "conf.yaml"))
+
+
+def test_a_file_in_the_home_of_a_user_nobody_knows_says_so() -> None:
+    with pytest.raises(ConfigError, match="~nosuchuser/x: begins with the name of a user who is not known"):
+        read_file(Path("~nosuchuser/x"))
+
+
+@pytest.mark.parametrize("content", ["upstreams: &a [*a]", "tenants: &a {x: *a}"])
+def test_a_file_that_holds_itself_is_refused(content: str, tmp_path: Path) -> None:
+    tree = read_file(write(tmp_path, content))
+    with pytest.raises(ConfigError, match=r"^conf\.yaml: is nested too deep, or holds itself"):
+        interpolate(tree, {}, "conf.yaml", [])
 
 
 def test_a_file_that_is_not_there_says_so(tmp_path: Path) -> None:

@@ -133,7 +133,8 @@ class UpstreamSettings(Section):
         ),
     )
     summary_role: Literal["user", "assistant"] = Field(
-        _PROVIDER.summary_role, description="Who is made to say what stands in place of older messages."
+        _PROVIDER.summary_role,
+        description="Who says what stands in place of older messages; the user wherever strict_alternation is set.",
     )
     strict_alternation: bool = Field(
         _PROVIDER.strict_alternation,

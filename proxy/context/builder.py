@@ -15,7 +15,7 @@ from proxy.context.eviction import Marked, bury, cut_words, order_outputs, outli
 from proxy.context.findings import Study, study
 from proxy.context.generations import NOTHING, Heritage, inherit, leave_room
 from proxy.context.outline import Parse
-from proxy.context.policy import BuilderPolicy
+from proxy.context.policy import REAL_GROUPS, BuilderPolicy
 from proxy.context.pruning import measure_gain, prune
 from proxy.context.survey import Survey, find_fresh, find_tail, survey
 from proxy.context.user_words import Older, Shown, show_older
@@ -48,9 +48,9 @@ class _Rank(msgspec.Struct, frozen=True, gc=False):
 
 
 _RANKS = (
-    _Rank(3, 1.0, True, has_reports=True),
-    _Rank(3, 1.0),
-    _Rank(3, 0.5),
+    _Rank(REAL_GROUPS, 1.0, True, has_reports=True),
+    _Rank(REAL_GROUPS, 1.0),
+    _Rank(REAL_GROUPS, 0.5),
     _Rank(1, 0.5),
     _Rank(0, 0.5),
     _Rank(0, 0.15),

@@ -15,7 +15,7 @@ from proxy.wire.headers import find
 # Short dummy keys ("lm-studio") are words that answers may well contain, so only error texts are searched for those.
 _SHORTEST = 20
 _SHORTEST_IN_ERRORS = 8
-# Decoded where the answer ends, before the client has its last byte: 3 ms at most.
+# Decoded where the answer ends, before the client has its last byte: 4 ms for so much.
 _MOST_SEARCHED = 1024 * 1024
 _REFUSALS = (401, 403)
 

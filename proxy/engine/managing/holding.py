@@ -8,13 +8,14 @@ is what a plan would leave. In doubt it holds: another beginning costs the provi
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from proxy.context.policy import REAL_GROUPS, BuilderPolicy
 from proxy.engine.managing.opening import read_plan
 from proxy.engine.managing.subject import Subject
 from proxy.model.epoch import Epoch
 from proxy.model.plan import Kept
 from proxy.wire.identity import Item
 
-_GROUPS, _USERS = 3, 2
+_USERS = BuilderPolicy().protect_turns
 _LEAST_GROUPS = 1
 
 
@@ -71,7 +72,7 @@ def holds(epoch: Epoch, reach: int | None, subject: Subject) -> bool:
     return not is_retry and keeps_tail(epoch, items)
 
 
-def keeps_tail(epoch: Epoch, items: Sequence[Item], groups: int = _GROUPS, users: int = _USERS) -> bool:
+def keeps_tail(epoch: Epoch, items: Sequence[Item], groups: int = REAL_GROUPS, users: int = _USERS) -> bool:
     """Whether the newest message is sent as it is, and all from the newest groups with calls on, and the user's words.
 
     There may be fewer groups, or turns of the user, than that.

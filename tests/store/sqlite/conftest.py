@@ -1,5 +1,6 @@
 import asyncio
-from collections.abc import AsyncIterator
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,12 +8,22 @@ import pytest
 
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
+from proxy.store.sqlite.schema import migrate
 from tests.store.sqlite.disk import Disk
 
 
 @pytest.fixture
 def policy(tmp_path: Path) -> StorePolicy:
     return StorePolicy(tmp_path / "log.db", durability="full", busy_ms=1, lock_ms=0, close_ms=2000)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    """A log as another program sees it: no pragma set."""
+    connection = sqlite3.connect(tmp_path / "log.db", isolation_level=None)
+    migrate(connection)
+    yield connection
+    connection.close()
 
 
 @pytest.fixture

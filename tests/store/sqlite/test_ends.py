@@ -1,20 +1,7 @@
 import sqlite3
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from proxy.store.sqlite.ends import Ends, read_end
 from proxy.store.sqlite.known import Head
-from proxy.store.sqlite.schema import migrate
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    connection = sqlite3.connect(tmp_path / "log.db", isolation_level=None)
-    migrate(connection)
-    yield connection
-    connection.close()
 
 
 def test_an_end_is_what_was_noted_last(log: sqlite3.Connection) -> None:

@@ -1,6 +1,5 @@
 import hashlib
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,15 +50,6 @@ RIVALS = {
     "summary": (2, b"", 1, 1, 2, "s", "w", 0, 1, b"n", "leaf", 1, 0, 1, 2, 0, None, "m", "[]", "[]", b"d"),
     "decision": (2, b"", 1, 1, 0, "m", "plan", None, "soft", "", None, None, 0, 0.0, None),
 }
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    """A log as another program sees it: no pragma set."""
-    connection = sqlite3.connect(tmp_path / "log.db", isolation_level=None)
-    migrate(connection)
-    yield connection
-    connection.close()
 
 
 def insert(log: sqlite3.Connection, table: str, row: tuple[object, ...], verb: str = "INSERT") -> None:

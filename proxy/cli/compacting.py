@@ -16,7 +16,7 @@ class Refused(ProxyError):
     """The server would not do it, and said why."""
 
 
-def compact(  # noqa: PLR0913 - each parameter is an option of the command line
+def compact(
     context: typer.Context,
     session: SessionArgument,
     model: Annotated[str, typer.Option(help="Who is to write the summary. [default: as the settings say]")] = "",

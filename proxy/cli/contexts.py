@@ -28,7 +28,7 @@ def expand(
     typer.echo(make_plain(found.content.decode()), nl=False)
 
 
-def diff(  # noqa: PLR0913 - each parameter is an option of the command line
+def diff(
     context: typer.Context,
     session: SessionArgument,
     n: Annotated[int, typer.Argument(metavar="N", min=1, max=MOST, help="An exchange of it, counted from 1.")],

@@ -17,7 +17,7 @@ from proxy.model.log import ExchangeRow
 _FILES: dict[Form, str] = {"json": "session.json", "jsonl": "exchanges.jsonl", "openai": "messages.json"}
 
 
-def export(  # noqa: PLR0913 - each parameter is an option of the command line
+def export(
     context: typer.Context,
     session: SessionArgument,
     as_json: Annotated[bool, typer.Option("--json", help="One document with all exchanges. [default]")] = False,

@@ -15,7 +15,7 @@ from proxy.engine.reports.overview import load_overview
 from proxy.model.log import Selection
 
 
-def sessions(  # noqa: PLR0913 - each parameter is an option of the command line
+def sessions(
     context: typer.Context,
     limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
     family: Annotated[str, typer.Option(metavar="NAME", help="Only those whose client's name begins so.")] = "",
@@ -38,7 +38,7 @@ def sessions(  # noqa: PLR0913 - each parameter is an option of the command line
         typer.echo(list_sessions(rows))
 
 
-def show(  # noqa: PLR0913 - each parameter is an option of the command line
+def show(
     context: typer.Context,
     session: SessionArgument,
     n: Annotated[

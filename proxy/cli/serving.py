@@ -11,7 +11,7 @@ from proxy.config import load_settings
 from proxy.model.exchange import Mode
 
 
-def serve(  # noqa: PLR0913 - each parameter is an option of the command line
+def serve(
     context: typer.Context,
     upstream: Annotated[
         str | None,

@@ -102,7 +102,7 @@ class Session:
     def _open(self, size: int) -> list[Message]:
         began = time.process_time()
         head = self._measure(self._system)
-        view = View(self._seen, head, self._budget, name_reference, frozenset(), self._plan)
+        view = View(self._seen, head, self._budget, name_reference, frozenset(), self._plan, depth=self._futile // 2)
         plan = self._builder.build(view)
         spent = time.process_time() - began
         if plan.through or plan.edits:
@@ -113,7 +113,8 @@ class Session:
         after = self._measure(sent)
         self.epochs.append((size, after, spent))
         self._low, self._owed = float(after), 0.0
-        self._futile = self._futile + 1 if after > self._budget.find_low(head + plan.protected) else 0
+        is_futile = size - after < 0.1 * self._budget.usable or after > self._budget.find_low(after) * 1.03
+        self._futile = self._futile + 1 if is_futile else 0
         return sent
 
     def _render(self) -> list[Message]:
@@ -181,7 +182,7 @@ def run(replay: Replay, sessions: Sequence[Message], ceiling: int, policy: str, 
         epochs += session.epochs
         print(f"{number + 1}/{len(sessions)}", end="\r", file=sys.stderr)
     r, f = replay.base.agg(results), sum_full(fulls)
-    return {**summarize(r, f, stricts), **tell_epochs(epochs)}
+    return {**summarize(r, f, stricts), **tell_epochs(epochs, r["steps"])}
 
 
 def measure_full(c: Any, full: Any, messages: Sequence[Message]) -> None:
@@ -225,12 +226,13 @@ def summarize(r: Message, full: Message, strict: Sequence[Any]) -> Message:
     return out | {"over": r["over"], "faults": r["viol_steps"], "assistant first": r.get("soft", 0)}
 
 
-def tell_epochs(epochs: Sequence[tuple[int, int, float]]) -> Message:
+def tell_epochs(epochs: Sequence[tuple[int, int, float]], calls: int) -> Message:
     if not epochs:
         return {"epochs": 0}
     spent = sorted(each[2] for each in epochs)
     return {
         "epochs": len(epochs),
+        "calls an epoch": round(calls / len(epochs), 1),
         "size before": round(sum(each[0] for each in epochs) / len(epochs)),
         "after": round(sum(each[1] for each in epochs) / len(epochs)),
         "build ms, median": round(1000 * spent[len(spent) // 2], 1),

@@ -31,6 +31,7 @@ from proxy.heap import HeapTrimmer, find_slack, find_trim
 from proxy.model.errors import ProxyError
 from proxy.model.events import (
     AuxiliaryEnded,
+    CeilingExceeded,
     CeilingUnreachable,
     EpochOpened,
     ExchangeRecorded,
@@ -145,6 +146,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     engine.bus.subscribe(EpochOpened, metrics.count_epoch)
     engine.bus.subscribe(RungFailed, metrics.count_failed_rung)
     engine.bus.subscribe(CeilingUnreachable, metrics.count_unreachable)
+    engine.bus.subscribe(CeilingExceeded, metrics.count_excess)
     engine.bus.subscribe(AuxiliaryEnded, metrics.count_auxiliary)
     engine.bus.subscribe(SummaryAdded, metrics.count_summary)
     engine.bus.subscribe(SummaryWasted, metrics.count_waste)

@@ -150,7 +150,7 @@ async def build_engine(settings: Settings) -> Engine:
         later=asyncio.get_running_loop().call_later,
     )
     watch = build_watch(settings.compaction_policy(), policy, premises, ingredients)
-    holdout, longest = Holdout(settings.compaction.holdout_fraction, archive.salt), policy.planning_ms / 1000
+    holdout, longest = Holdout(settings.compaction.holdout_fraction, archive.salt), policy.hard_wait_seconds
     around = Surroundings(archive, models, builder, bus, clock, settings.providers(), memory, watch, holdout, longest)
     steward = build_steward(around, archive.salt)
     exchanges = Exchanges(policy, formats, reception, relay, tasks, steward)

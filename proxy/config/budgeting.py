@@ -43,12 +43,6 @@ class BudgetSettings(Section):
         _BUDGET.compaction_reserve,
         description="Tokens of the window kept free besides, at most an eighth of it.",
     )
-    planning_ms: int = Field(
-        _ENGINE.planning_ms,
-        ge=1,
-        le=60_000,
-        description="Longest time a call waits for its plan; milliseconds. A late plan serves the next call.",
-    )
 
     @model_validator(mode="after")
     def _check_marks(self) -> Self:

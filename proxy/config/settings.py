@@ -319,7 +319,7 @@ class Settings(BaseSettings):
         return EnginePolicy(
             mode=self.mode,
             commit_wait_ms=self.store.commit_wait_ms,
-            planning_ms=self.budget.planning_ms,
+            hard_wait_seconds=self.compaction.hard_wait_seconds,
             record_cap_bytes=self.store.record_cap_bytes,
             on_failure=self.store.on_failure,
             session_headers=self.sessions.headers,
@@ -348,7 +348,7 @@ class Settings(BaseSettings):
 
     def budget_policy(self) -> BudgetPolicy:
         """How much may be sent."""
-        return BudgetPolicy(**self.budget.model_dump(exclude={"planning_ms"}))
+        return BudgetPolicy(**self.budget.model_dump())
 
     def builder_policy(self) -> BuilderPolicy:
         """What may be taken out of a context."""

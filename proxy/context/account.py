@@ -16,15 +16,17 @@ from proxy.model.epoch import Epoch
 MOST_FUTILE = 2
 # An epoch that misses its mark by what a budget leaves its estimator has not missed it.
 _MARGIN_PERCENT = 3
+# The part of what is usable that an epoch frees at least, or it was in vain.
+_LEAST_FREED = 0.1
 
 
 class Account(msgspec.Struct, frozen=True, gc=False):
     """`base`: tokens right after the last epoch, 0 before the first. `owed`: the excess reads since.
 
-    `futile` counts the epochs in a row that did not get below the low mark. `stuck` is the low mark of the last epoch
-    where it missed it or the ceiling was out of reach, else 0. `is_held`: a revert holds until the high mark. `sent`:
-    the tokens of the last request, 0 where none is known that the next one goes on from; `sent_at` is when it was sent,
-    in monotonic seconds, None where unknown.
+    `futile` counts the epochs in a row that did not get below the low mark, or freed hardly anything. `stuck` is the
+    low mark of the last epoch where it was so or the ceiling was out of reach, else 0. `is_held`: a revert holds until
+    the high mark. `sent`: the tokens of the last request, 0 where none is known that the next one goes on from;
+    `sent_at` is when it was sent, in monotonic seconds, None where unknown.
     """
 
     base: int = 0
@@ -34,6 +36,11 @@ class Account(msgspec.Struct, frozen=True, gc=False):
     is_held: bool = False
     sent: int = 0
     sent_at: float | None = None
+
+    @property
+    def depth(self) -> int:
+        """How much deeper the next epoch has to go: how often two in a row did not help (B12)."""
+        return self.futile // MOST_FUTILE
 
     def find_target(self, low: int) -> int:
         """What the next epoch will probably leave: as much as the last one, or the low mark before the first."""
@@ -77,13 +84,14 @@ def note_use(account: Account, at: float) -> Account:
     return replace(account, sent_at=at)
 
 
-def note_epoch(account: Account, after: int, protected: int, budget: Budget) -> Account:
-    """After an epoch that left `after` tokens, `protected` of which had to stay: a new account.
+def note_epoch(account: Account, before: int, after: int, protected: int, budget: Budget) -> Account:
+    """After an epoch that left `after` of `before` tokens, `protected` of which had to stay: a new account.
 
     The ledger is part of what an epoch leaves for a reason, so it is judged by the highest low mark there is (0.85 of
     what is usable): below it there is room to go on, and the next epoch is worth opening.
     """
-    settled = _settle(account, after, budget.find_low(after), budget.find_low(protected))
+    mark = min(budget.find_low(after), before - int(_LEAST_FREED * budget.usable))
+    settled = _settle(account, after, mark, budget.find_low(protected))
     return replace(settled, stuck=budget.find_low(protected)) if budget.is_out_of_reach(protected) else settled
 
 
@@ -102,7 +110,8 @@ def restore_account(epochs: Iterable[Epoch], owed: float, budget: Budget) -> Acc
     low = budget.find_low(budget.usable)
     for epoch in epochs:
         after = epoch.tokens_after
-        account = note_revert(account, after) if epoch.why == "revert" else _settle(account, after, low, low)
+        mark = min(low, epoch.tokens_before - int(_LEAST_FREED * budget.usable))
+        account = note_revert(account, after) if epoch.why == "revert" else _settle(account, after, mark, low)
     return replace(account, owed=owed, sent=account.base)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from proxy.context.generations import Heritage
-from proxy.context.ledger import Entry, group_words, tell_step, write_ledger
+from proxy.context.ledger import Entry, group_words, tell_step, tell_turns, write_ledger
 from proxy.context.original import PAGE, write_original
 from proxy.context.pages import Page, cut_pages, merge_oldest
 from proxy.context.quotes import Quote, order_quotes
@@ -24,17 +24,23 @@ _REFERENCES_SHARE = 0.5
 _REFERENCE_TOKENS = 8.0
 _FRAME_TOKENS, _NEXT_FRAME_TOKENS = 160.0, 40.0
 _ASKED = 60
+# Characters of a user's turn on a line of the ledger, where there is room for so many.
+_HEAD, _LONG_HEAD = 120, 400
 _MOST_TRIED = 6000
 _FULL = 0.97
 _MOST_STRETCHED = 1.3
 
 
 class Bounds(msgspec.Struct, frozen=True, gc=False):
-    """The step at which the tail begins, those before it that stay in any case, and what is told already."""
+    """The step at which the tail begins, those before it that stay in any case, and what is told already.
+
+    `has_words`: lines and words of outputs are told, too, which takes most of the time.
+    """
 
     tail: int
     staying: frozenset[int]
     heritage: Heritage
+    has_words: bool = True
 
 
 class Archive(msgspec.Struct, frozen=True, gc=False):
@@ -51,6 +57,7 @@ def make_archive(view: View, survey: Survey, bounds: Bounds, count: Callable[[st
     if not gone:
         return Archive((), "", 0)
     index = make_index(survey)
+    is_first = not bounds.heritage.ledgers
     # Rules have room of their own: they are of those words that are not given up for others.
     rules = tell_rules(survey, gone, view.budget.usable, count)
     ruled = count(rules) if rules else 0
@@ -60,8 +67,8 @@ def make_archive(view: View, survey: Survey, bounds: Bounds, count: Callable[[st
     material = _gather(survey, index, pages, gone, bounds.heritage)
     names = [view.name(page.start, page.stop, page.offset) for page in pages]
     # What is chosen is weighed by its length; a second choice makes good what that was wrong by.
-    quotes = _choose_quotes(order_quotes(survey, gone, index.ages), _QUOTED_SHARE * left)
-    is_first = not bounds.heritage.ledgers
+    ordered = order_quotes(survey, gone, index.ages) if bounds.has_words else ()
+    quotes = _choose_quotes(ordered, _QUOTED_SHARE * left)
     frame = _FRAME_TOKENS if is_first else _NEXT_FRAME_TOKENS
     entries = _fill(material, names, (1 - _QUOTED_SHARE) * left - frame)
     text = write_ledger(entries, quotes, rules, is_first=is_first)
@@ -123,15 +130,15 @@ def _find_page(word: str, first: int, pages: Sequence[Page], cut: Mapping[int, s
 
 
 def _fill(material: _Material, names: Sequence[str], room: float) -> list[Entry]:
-    """Lines of the newest steps, then words, as long as there is room."""
+    """The user's turns, lines of the newest steps, then words, as long as there is room; for turns there is always."""
     room -= _REFERENCE_TOKENS * len(names)
-    lines = dict(_tell_steps(material, of_user=True, room=_USERS_SHARE * room))
-    lines.update(_tell_steps(material, of_user=False, room=_LINES_SHARE * room))
-    room -= sum(guess_tokens(line) + 1 for line in lines.values())
-    said = {word for line in lines.values() for word in list_words(line)}
+    turns = _tell_turns(material, _USERS_SHARE * room)
+    lines = dict(_tell_steps(material, _LINES_SHARE * room))
+    room -= sum(guess_tokens(line) + 1 for line in (*turns.values(), *lines.values()))
+    said = {word for line in (*turns.values(), *lines.values()) for word in list_words(line)}
     chosen = list(_choose_words((word for word in material.words if word not in said), room))
     words = group_words(chosen, material.page_of_word)
-    told: dict[int, list[str]] = {}
+    told = {n: [line] for n, line in turns.items()}
     for i in sorted(lines):
         told.setdefault(material.page_of_step[i], []).append(lines[i])
     return [
@@ -139,11 +146,29 @@ def _fill(material: _Material, names: Sequence[str], room: float) -> list[Entry]
     ]
 
 
-def _tell_steps(material: _Material, *, of_user: bool, room: float) -> Iterator[tuple[int, str]]:
-    """A line each of the newest steps of the user, or of the others, while there is room."""
+def _tell_turns(material: _Material, room: float) -> dict[int, str]:
+    """A line by page for the user's turns in it (BEHAVIOUR B13), with words of theirs where there is room."""
+    turns: dict[int, list[int]] = {}
+    for i in sorted(material.steps):
+        if material.survey.steps[i].kind == "user":
+            turns.setdefault(material.page_of_step[i], []).append(i)
+    told = {n: tell_turns(material.survey, steps, 0) for n, steps in turns.items()}
+    room -= sum(guess_tokens(line) + 1 for line in told.values())
+    for most in (_HEAD, _LONG_HEAD):
+        for n in sorted(turns, reverse=True):
+            line = tell_turns(material.survey, turns[n], most)
+            cost = guess_tokens(line) - guess_tokens(told[n])
+            if cost <= room:
+                room -= cost
+                told[n] = line
+    return told
+
+
+def _tell_steps(material: _Material, room: float) -> Iterator[tuple[int, str]]:
+    """A line each of the newest steps that are not the user's, while there is room."""
     for i in material.steps:
         step = material.survey.steps[i]
-        if (step.kind == "user") == of_user:
+        if step.kind != "user":
             line = tell_step(material.survey, step, _ASKED)
             room -= guess_tokens(line) + 1
             if room < 0:

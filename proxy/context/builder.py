@@ -1,61 +1,87 @@
 """What is sent in place of a conversation that has become too long: a ledger, what must stay, and the newest of it.
 
-Rule: pure and deterministic; the same view gives the same plan. Steps stay whole or go whole; what the user said last,
+Pure and deterministic: the same view gives the same plan. Steps stay whole or go whole; what the user said last,
 what is pinned and what no model has seen yet stays word for word, unless it cannot (BEHAVIOUR B9 to B16).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 
 import msgspec
 
 from proxy.context.archive import Archive, Bounds, make_archive
-from proxy.context.eviction import Marked, bury, cut_words, order_outputs, outline_output
-from proxy.context.findings import Study, study
+from proxy.context.eviction import Marked, bury, cut_words, order_outputs, outline_output, trim
+from proxy.context.findings import Study, glance, study
 from proxy.context.generations import NOTHING, Heritage, inherit, leave_room
 from proxy.context.outline import Parse
 from proxy.context.policy import REAL_GROUPS, BuilderPolicy
 from proxy.context.pruning import measure_gain, prune
 from proxy.context.survey import Survey, find_fresh, find_tail, survey
-from proxy.context.user_words import Older, Shown, show_older
+from proxy.context.user_words import Forms, Shown, shorten_newest, show_older, spell_older
 from proxy.context.view import View
 from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Rung, Written
 
 _ARCHIVE_SHARE, _ARCHIVE_MOST = 0.28, 16_000
-_USERS_SHARE = 0.25
 # Of what older words leave free, for ledgers tell of those that have gone.
 _SPARE_SHARE = 0.25
 _INLINE_SHARE = 0.25
 # The part of what is usable that summaries may have together, and what one has room for at least: the shortest that is
 # asked for has 300 tokens.
 _REPORTS_SHARE, _REPORTS_LEAST = 0.04, 350
+# The most an epoch leaves: the highest low mark (B12), and what it leaves where protection has to give way for that, by
+# how often epochs of late left too little room to go on.
 _FULL = 0.85
+_FREED = (0.7, 0.5, 0.3)
+# What the ledger has at least, and what it should have where protection gives way for it.
+_ARCHIVE_LEAST, _ARCHIVE_NEXT = 0.04, 0.1
+# From so many tokens on words and values are long: they are trimmed when protection gives way.
+_LONG_SHARE, _LONG_LEAST = 0.03, 120
 _FRAME = 4
 
 
 _Way = Callable[[View, Survey, int], Marked]
 
 
-class _Rank(msgspec.Struct, frozen=True, gc=False):
-    """How much is given up: groups that stay, the archive's part of its size, old users, more groups, summaries."""
+class _Level(msgspec.Struct, frozen=True, gc=False):
+    """How much is given up: groups that stay, the part of their room that older users have, summaries, more groups.
+
+    `second` is what becomes of the second newest turn of the user: 0 whole, 1 without pasted blocks, 2 its beginning.
+    """
 
     groups: int
-    archive: float
-    has_users: bool = False
+    users: float = 1.0
+    second: int = 0
     has_more: bool = True
     has_reports: bool = False
 
 
-_RANKS = (
-    _Rank(REAL_GROUPS, 1.0, True, has_reports=True),
-    _Rank(REAL_GROUPS, 1.0),
-    _Rank(REAL_GROUPS, 0.5),
-    _Rank(1, 0.5),
-    _Rank(0, 0.5),
-    _Rank(0, 0.15),
+# In the order of BEHAVIOUR B12: from the second on protection gives way.
+_LEVELS = (
+    _Level(REAL_GROUPS, has_reports=True),
+    _Level(1),
+    _Level(1, second=1),
+    _Level(1, second=2),
+    _Level(1, 0.5, second=2),
+    _Level(1, 0.25, second=2, has_more=False),
 )
-_LEAST, _NOTHING = _Rank(0, 0.15, has_more=False), _Rank(-1, 0.15, has_more=False)
+_NO_GROUPS = _Level(0, 0.25, second=2, has_more=False)
+
+
+class _Words(msgspec.Struct, frozen=True, gc=False):
+    """The forms of older turns of the user, and of the second newest."""
+
+    older: Forms
+    second: Forms
+
+
+class _Kept(msgspec.Struct, frozen=True, gc=False):
+    """What a level keeps: the first step of the tail, older steps that stay, messages that give way among these."""
+
+    least: int
+    staying: frozenset[int]
+    marked: Mapping[int, Marked]
+    spare: float
+    tokens: int
 
 
 class _Draft(msgspec.Struct, frozen=True, gc=False):
@@ -85,17 +111,18 @@ class ContextBuilder:
         self._outline = partial(outline_output, has_outline=policy.has_outlines, parse=parse)
 
     def build(self, view: View) -> ContextPlan:
-        """The plan of an epoch that begins with this request."""
+        """Plan an epoch that begins with this request."""
         seen = survey(view, self._policy, self._find)
-        if plan := self._show_all_new(view, seen):
-            return plan
-        for rank in _RANKS:
-            draft = self._draft(view, seen, rank)
-            if view.head + draft.tokens <= view.budget.high:
-                return _write_plan(view, seen, draft, "plan")
-        return _write_plan(view, seen, shrink(view, seen, draft, self._count, self._outline), "plan")
+        words = _Words(spell_older(view, seen, self._count), shorten_newest(view, seen, self._count))
+        return self._show_all_new(view, seen, words) or self._fit(view, seen, words, "plan")
 
-    def _show_all_new(self, view: View, seen: Survey) -> ContextPlan | None:
+    def minimal(self, view: View) -> ContextPlan:
+        """Plan the same in time linear in the messages' text: the ledger says what was done, but no words of it."""
+        seen = survey(view, self._policy, glance)
+        words = _Words(spell_older(view, seen, self._count), shorten_newest(view, seen, self._count))
+        return self._fit(view, seen, words, "minimal")
+
+    def _show_all_new(self, view: View, seen: Survey, words: _Words) -> ContextPlan | None:
         """The plan in which all that was never sent stays (B9), where that is more than what no model has answered.
 
         None where it leaves too little room to go on.
@@ -104,47 +131,72 @@ class ContextBuilder:
         if fresh == seen.fresh:
             return None
         seen = msgspec.structs.replace(seen, fresh=fresh)
-        draft = self._draft(view, seen, _RANKS[0])
-        is_much = view.budget.is_out_of_reach(view.head + draft.protected)
-        if is_much or view.head + draft.tokens > _FULL * view.budget.high:
+        kept = self._keep(view, seen, words, _LEVELS[0])
+        if view.budget.is_out_of_reach(view.head + kept.tokens):
             return None
+        draft = self._draft(view, seen, _LEVELS[0], kept, "plan", _FULL * view.budget.usable)
         return _write_plan(view, seen, draft, "plan")
 
-    def minimal(self, view: View) -> ContextPlan:
-        """The least that can be sent: a short ledger and the last turn."""
-        policy = replace(self._policy, protect_turns=0, protected_tools=())
-        view = msgspec.structs.replace(view, pinned=frozenset())
-        seen = survey(view, policy, self._find)
-        shrunk = shrink(view, seen, self._draft(view, seen, _LEAST), self._count, self._outline)
-        if view.head + shrunk.tokens > view.budget.high:
-            shrunk = self._draft(view, seen, _NOTHING)
-        return _write_plan(view, seen, shrunk, "minimal")
-
-    def _draft(self, view: View, seen: Survey, rank: _Rank) -> _Draft:
-        least = find_tail(seen, rank.groups)
+    def _fit(self, view: View, seen: Survey, words: _Words, rung: Rung) -> ContextPlan:
+        """The plan of the first level that leaves enough room to go on, and for a ledger."""
         usable = view.budget.usable
-        older = show_older(view, seen, least, _USERS_SHARE * usable, self._count) if rank.has_users else Older()
+        freed = _FREED[min(view.depth, len(_FREED) - 1)] * usable
+        wished = 0
+        for number, level in enumerate(_LEVELS):
+            kept = self._keep(view, seen, words, level)
+            wished = wished or view.head + kept.tokens
+            is_whole = not number and not view.depth
+            if view.head + kept.tokens > (freed if is_whole else freed - _ARCHIVE_NEXT * usable):
+                continue
+            draft = self._draft(view, seen, level, kept, rung, _FULL * usable if is_whole else freed)
+            return _write_plan(view, seen, draft, rung, wished)
+        return _write_plan(view, seen, self._give_up(view, seen, words, freed, rung), rung, wished)
+
+    def _give_up(self, view: View, seen: Survey, words: _Words, most: float, rung: Rung) -> _Draft:
+        """The draft in which, beside all that levels give up, messages give way until so many tokens are left."""
+        for level in (_LEVELS[-1], _NO_GROUPS):
+            draft = self._draft(view, seen, level, self._keep(view, seen, words, level), rung, most)
+            draft = shrink(view, seen, draft, self._list_ways(seen, draft, self._find_long(view)), most, self._count)
+            if view.head + draft.tokens <= view.budget.high:
+                return draft
+        ways = self._list_last_ways(seen, draft)
+        return shrink(view, seen, draft, ways, view.budget.high, self._count)
+
+    def _find_long(self, view: View) -> int:
+        return max(_LONG_LEAST, int(_LONG_SHARE * view.budget.usable))
+
+    def _keep(self, view: View, seen: Survey, words: _Words, level: _Level) -> _Kept:
+        """What stays at a level, whatever else there is room for."""
+        least = find_tail(seen, level.groups)
+        older = show_older(view, seen, words.older, least, level.users)
+        second = [forms[min(level.second, len(forms)) - 1] for forms in words.second.values()] if level.second else ()
         staying = seen.newest | seen.fixed | {each.step for each in older.shown}
-        marked = self._outline_large(view, seen, least) | _mark_shortened(older.shown)
-        draft = _Draft(least, staying, Archive((), "", 0), marked)
-        protected = _measure(seen, draft, self._count)
+        marked = self._outline_large(view, seen, least) | _mark_shortened((*older.shown, *second))
+        tokens = _measure(seen, _Draft(least, staying, Archive((), "", 0), marked), self._count)
+        return _Kept(least, staying, marked, older.spare, tokens)
+
+    def _draft(self, view: View, seen: Survey, level: _Level, kept: _Kept, rung: Rung, most: float) -> _Draft:
+        """What stays at a level, with the ledger of the rest and as many more steps as `most` tokens have room for."""
+        least, staying, marked = kept.least, kept.staying, dict(kept.marked)
         goal = view.goal or view.budget
-        low = goal.find_low(view.head + protected)
-        room = min(_ARCHIVE_SHARE * goal.usable + _SPARE_SHARE * older.spare, _ARCHIVE_MOST) * rank.archive
+        low = min(goal.find_low(view.head + kept.tokens), most)
+        room = min(_ARCHIVE_SHARE * goal.usable + _SPARE_SHARE * kept.spare, _ARCHIVE_MOST)
+        room = max(_ARCHIVE_LEAST * goal.usable, min(room, most - view.head - kept.tokens))
         heritage = inherit(seen, view.frozen, least, room, self._count)
-        reports = choose_reports(view, heritage) if rank.has_reports else ()
+        reports = choose_reports(view, heritage) if level.has_reports else ()
         told = sum(self._count(each.text) + _FRAME for each in reports)
         heritage = leave_room(heritage, told)
-        free = low - view.head - protected - room - heritage.reported - told
-        tail = extend_tail(seen, least, staying, heritage.told, free) if rank.has_more else least
+        free = low - view.head - kept.tokens - room - heritage.reported - told
+        tail = extend_tail(seen, least, staying, heritage.told, free) if level.has_more else least
         pruned = prune(view, seen, self._policy, range(tail, least), self._count)
         if pruned:
             free += measure_gain(seen, pruned, self._count)
             tail = extend_tail(seen, least, staying, heritage.told, free)
             pruned = prune(view, seen, self._policy, range(tail, least), self._count)
             marked |= pruned
-        archive = make_archive(view, seen, Bounds(tail, staying, heritage), self._count)
-        draft = _Draft(tail, staying, archive, marked, heritage, reports if archive.text else (), 0, protected)
+        bounds = Bounds(tail, staying, heritage, has_words=rung == "plan")
+        archive = make_archive(view, seen, bounds, self._count)
+        draft = _Draft(tail, staying, archive, marked, heritage, reports if archive.text else (), 0, kept.tokens)
         return msgspec.structs.replace(draft, tokens=_measure(seen, draft, self._count))
 
     def _outline_large(self, view: View, seen: Survey, least: int) -> dict[int, Marked]:
@@ -157,6 +209,25 @@ class ContextBuilder:
             for place in range(seen.steps[i].start, seen.steps[i].stop)
             if seen.messages[place].shape.role == "tool" and seen.messages[place].tokens > most
         }
+
+    def _list_ways(self, seen: Survey, draft: _Draft, most: int) -> Iterator[tuple[int, _Way]]:
+        """What gives way where that is not enough: long words and values, then outputs that were seen.
+
+        `most` are the tokens from which on words are long.
+        """
+        loose = _list_loose(seen, draft)
+        fresh = _find_fresh_place(seen)
+        by_size = sorted(loose, key=lambda place: (-seen.messages[place].tokens, place))
+        said = [place for place in by_size if seen.messages[place].shape.role == "assistant"]
+        yield from ((place, partial(trim, most=most)) for place in said if seen.messages[place].tokens > most)
+        yield from ((place, bury) for place in order_outputs(seen, (place for place in loose if place < fresh)))
+
+    def _list_last_ways(self, seen: Survey, draft: _Draft) -> Iterator[tuple[int, _Way]]:
+        """What gives way where the rest is more than may be sent: outputs that nobody has seen, then other words."""
+        loose = _list_loose(seen, draft)
+        by_size = sorted(loose, key=lambda place: (-seen.messages[place].tokens, place))
+        yield from ((place, self._outline) for place in by_size if seen.messages[place].shape.role == "tool")
+        yield from ((place, cut_words) for place in by_size if _is_plain(seen, place))
 
 
 def _mark_shortened(shown: Iterable[Shown]) -> dict[int, Marked]:
@@ -174,30 +245,40 @@ def extend_tail(seen: Survey, least: int, staying: frozenset[int], told: frozens
     return tail
 
 
-def shrink(view: View, seen: Survey, draft: _Draft, count: Callable[[str], int], outline: _Way) -> _Draft:
-    """The same draft with so many messages given way that it fits, as far as that can be."""
+def shrink(
+    view: View,
+    seen: Survey,
+    draft: _Draft,
+    ways: Iterable[tuple[int, _Way]],
+    most: float,
+    count: Callable[[str], int],
+) -> _Draft:
+    """The same draft with so many messages given way that it has so many tokens, as far as that can be."""
     tokens = draft.tokens
     marked = dict(draft.marked)
-    for place, mark in _list_ways(seen, draft, outline):
-        if view.head + tokens <= _FULL * view.budget.high:
+    for place, mark in ways:
+        if view.head + tokens <= most:
             break
+        if place in marked:
+            continue
         made = mark(view, seen, place)
         gained = measure_gain(seen, {place: made}, count)
-        if gained > 0 and place not in marked:
+        if gained > 0:
             tokens -= gained
             marked[place] = made
     return msgspec.structs.replace(draft, marked=marked, tokens=tokens)
 
 
-def _list_ways(seen: Survey, draft: _Draft, outline: _Way) -> Iterator[tuple[int, _Way]]:
-    """What may give way, in order: outputs that were seen, those that were not, the largest words of others."""
-    kept = [i for i in range(len(seen.steps)) if (i >= draft.tail or i in draft.staying) and i not in seen.users[-1:]]
-    loose = [place for i in kept for place in _list_places(seen, i) if place not in seen.bound]
-    fresh = seen.steps[seen.fresh].start if seen.fresh < len(seen.steps) else len(seen.messages)
-    yield from ((place, bury) for place in order_outputs(seen, (place for place in loose if place < fresh)))
-    by_size = sorted(loose, key=lambda place: (-seen.messages[place].tokens, place))
-    yield from ((place, outline) for place in by_size if seen.messages[place].shape.role == "tool")
-    yield from ((place, cut_words) for place in by_size if _is_plain(seen, place))
+def _list_loose(seen: Survey, draft: _Draft) -> list[int]:
+    """The places of messages that are sent and may give way; those of the user's newest turn may not."""
+    last = seen.steps[seen.users[-1]].turn if seen.users else 0
+    bound = {i for i in seen.users if seen.steps[i].turn == last}
+    kept = [i for i in range(len(seen.steps)) if (i >= draft.tail or i in draft.staying) and i not in bound]
+    return [place for i in kept for place in _list_places(seen, i) if place not in seen.bound]
+
+
+def _find_fresh_place(seen: Survey) -> int:
+    return seen.steps[seen.fresh].start if seen.fresh < len(seen.steps) else len(seen.messages)
 
 
 def _is_plain(seen: Survey, place: int) -> bool:
@@ -218,14 +299,15 @@ def _measure(seen: Survey, draft: _Draft, count: Callable[[str], int]) -> int:
     return tokens + draft.heritage.tokens + (draft.archive.tokens + _FRAME if draft.archive.text else 0)
 
 
-def _write_plan(view: View, seen: Survey, draft: _Draft, rung: Rung) -> ContextPlan:
+def _write_plan(view: View, seen: Survey, draft: _Draft, rung: Rung, wished: int = 0) -> ContextPlan:
+    beyond = wished if view.budget.is_out_of_reach(wished) else 0
     if not draft.archive.text and not draft.marked and not draft.heritage.ledgers:
-        return ContextPlan(0, (), (), sum(each.tokens for each in seen.messages), draft.protected, rung)
+        return ContextPlan(0, (), (), sum(each.tokens for each in seen.messages), draft.protected, rung, beyond)
     tail = max([draft.tail, *(i + 1 for i in range(draft.tail, len(seen.steps)) if _gives_way(seen, draft, i))])
     through = seen.steps[tail].start if tail < len(seen.steps) else len(seen.messages)
     references = {each.id: each for each in _list_references(draft)}
     edits = tuple(_list_edits(seen, draft, tail))
-    return ContextPlan(through, edits, tuple(references.values()), draft.tokens, draft.protected, rung)
+    return ContextPlan(through, edits, tuple(references.values()), draft.tokens, draft.protected, rung, beyond)
 
 
 def find_reports_room(usable: int) -> int:

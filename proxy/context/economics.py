@@ -81,20 +81,19 @@ def _tell_none(facts: Facts) -> str:
 
 
 def _find_objection(account: Account, facts: Facts, pressure: Pressure) -> str:
-    """Why none opens whatever it would save.
+    """Why none opens whatever it would save. Above the ceiling one opens always (B12): what did not help goes deeper.
 
-    What did not help twice is not done again, unless the request is above its budget and the last epoch brought it
-    below: a ceiling that somebody has set is kept as long as it can be.
+    Below it, what did not help twice is not done again.
     """
     if facts.is_side:
         return SIDE
-    if pressure == "hard" and account.base < facts.budget.high:
+    if pressure == "hard":
         return ""
     if account.futile >= MOST_FUTILE and facts.low > account.stuck - _RELIEF * facts.budget.usable:
         return FUTILE
     if account.stuck and facts.budget.is_out_of_reach(facts.protected):
         return OUT_OF_REACH
-    return HELD if account.is_held and pressure == "soft" else ""
+    return HELD if account.is_held else ""
 
 
 def _weigh(account: Account, facts: Facts, pressure: Pressure) -> Decision:

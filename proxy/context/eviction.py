@@ -23,6 +23,7 @@ _MOST_PARTS = 24
 LEAST = 100
 """Tokens of an output that is not worth a marker."""
 _MOST_WORDS = 400
+_MOST_DEPTH = 32
 _WAY = "run it once more if it only reads, or ask the user for `palimpsest expand ID`"
 _WAY_TO_RESULT = "ask the user for `palimpsest expand ID`"
 
@@ -115,6 +116,52 @@ def cut_words(view: View, survey: Survey, place: int) -> Marked:
     text = "\n".join(clean(line, _MOST_WORDS) for line in lines)
     note = f"[cut by the proxy palimpsest; the original is intact: ref:{references[0].id}]"
     return Marked(Replaced(place, _add_parts(f"{text}…\n{note}", references), "shortened"), references)
+
+
+def trim(view: View, survey: Survey, place: int, most: int) -> Marked:
+    """The head and the tail of long words and of long values in calls; from about so many tokens on they are long."""
+    told = survey.messages[place].told
+    references = name_parts(view, place, 0, survey.found[place].characters)
+    cutter = _Cutter(3 * most, f"[… cut by the proxy palimpsest; the original is intact: ref:{references[0].id} …]")
+    text = cutter.cut(told.text)
+    called = ((call, _trim_arguments(call.arguments, cutter)) for call in told.calls)
+    arguments = tuple([(call.id, spelled) for call, spelled in called if spelled != call.arguments])
+    return Marked(Replaced(place, "" if text == told.text else text, "shortened", arguments), references)
+
+
+class _Cutter(msgspec.Struct, frozen=True, gc=False):
+    """Cuts texts of more than so many characters to half of that, with a note where words are missing."""
+
+    most: int
+    note: str
+
+    def cut(self, text: str) -> str:
+        if len(text) <= self.most + len(self.note):
+            return text
+        head, tail = self.most // 3, self.most // 6
+        return f"{text[:head]}\n{self.note}\n{text[-tail:]}"
+
+    def cut_within(self, value: object, depth: int = 0) -> object:
+        """The same of each text in a JSON value."""
+        if isinstance(value, str):
+            return self.cut(value)
+        if depth < _MOST_DEPTH and isinstance(value, dict):
+            return {key: self.cut_within(each, depth + 1) for key, each in value.items()}
+        if depth < _MOST_DEPTH and isinstance(value, list):
+            return [self.cut_within(each, depth + 1) for each in value]
+        return value
+
+
+def _trim_arguments(arguments: str, cutter: _Cutter) -> str:
+    """Arguments with their long values cut; what is not JSON stays as it is."""
+    if len(arguments) <= cutter.most:
+        return arguments
+    try:
+        value = msgspec.json.decode(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    cut = cutter.cut_within(value) if isinstance(value, dict) else value
+    return arguments if cut == value else msgspec.json.encode(cut).decode()
 
 
 def outline_output(

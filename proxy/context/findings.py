@@ -53,11 +53,20 @@ Study = Callable[[Told], Findings]
 def study(told: Told) -> Findings:
     """What there is to know of a message."""
     typed = ["\n".join(read_arguments(call.arguments)) for call in told.calls]
+    imports = "\n".join(_IMPORT.findall(told.text)) if _is_output(told) else ""
+    return msgspec.structs.replace(
+        glance(told), words=list_words("\n".join((told.text, *typed))), imported=list_words(imports)
+    )
+
+
+def glance(told: Told) -> Findings:
+    """The same without its words, which take most of the time."""
+    typed = ["\n".join(read_arguments(call.arguments)) for call in told.calls]
     written = [word for text in typed for word in _find_written(text)]
-    is_output = bool(told.answers) or told.role == "tool"
+    is_output = _is_output(told)
     return Findings(
-        list_words("\n".join((told.text, *typed))),
-        list_words("\n".join(_IMPORT.findall(told.text))) if is_output else (),
+        (),
+        (),
         list_words("\n".join(written)),
         tuple(_tell_asked(call, text) for call, text in zip(told.calls, typed, strict=True)),
         bool(written) or any(_WRITING_TOOL.search(call.name) for call in told.calls),
@@ -66,6 +75,10 @@ def study(told: Told) -> Findings:
         len(write_message(told)),
         sha256(told.text.encode("utf-8", "surrogatepass")).digest(),
     )
+
+
+def _is_output(told: Told) -> bool:
+    return bool(told.answers) or told.role == "tool"
 
 
 def find_outcome(text: str) -> str:

@@ -73,12 +73,20 @@ def _number(first: int, last: int) -> str:
     return f"{first + 1}" if first == last else f"{first + 1}-{last + 1}"
 
 
+def tell_turns(survey: Survey, steps: Sequence[int], most: int) -> str:
+    """Turns of the user in so many characters of each, or of the first and the last; how many there are, for none."""
+    if not most:
+        return f"{len(steps)} messages of the user" if len(steps) > 1 else "the user said something"
+    texts = [clean(survey.messages[survey.steps[i].start].told.text, most) for i in steps]
+    if sum(map(len, texts)) <= most or len(texts) == 1:
+        return f"the user said: {' / '.join(texts)}"
+    return f"{len(steps)} messages of the user, from: {texts[0]} to: {texts[-1]}"
+
+
 def tell_step(survey: Survey, step: Step, most: int) -> str:
     """A step in a few words: what was asked, how it ended, how much there was to see."""
     places = range(step.start, step.stop)
     found = [survey.found[place] for place in places]
-    if step.kind == "user":
-        return f"the user said: {clean(survey.messages[step.start].told.text, 400)}"
     asked = [
         f"{clean(call.name, _LONGEST_TOOL)} {clean(words, most)}"
         for place, each in zip(places, found, strict=True)

@@ -30,17 +30,20 @@ def prune(
 
 def measure_gain(survey: Survey, marked: Mapping[int, Marked], count: Callable[[str], int]) -> int:
     """The tokens that markers save."""
-    return sum(
-        _count_replaced(survey.messages[place], made, count) - count(made.edit.text) - _FRAME
-        for place, made in marked.items()
-    )
+    return sum(_measure_saved(survey.messages[place], made, count) for place, made in marked.items())
 
 
-def _count_replaced(seen: Seen, made: Marked, count: Callable[[str], int]) -> int:
-    """The tokens that go: where words are shortened, pictures beside them stay."""
-    if made.edit.kind != "shortened":
-        return seen.tokens
-    return min(seen.tokens, count(seen.told.text) + _FRAME)
+def _measure_saved(seen: Seen, made: Marked, count: Callable[[str], int]) -> int:
+    edit = made.edit
+    if edit.arguments:
+        known = {call.id: call.arguments for call in seen.told.calls}
+        cut = sum(count(known[id]) - count(arguments) for id, arguments in edit.arguments)
+        return cut + (count(seen.told.text) - count(edit.text) if edit.text else 0)
+    if edit.kind != "shortened":
+        return seen.tokens - count(edit.text) - _FRAME
+    # Where words are shortened, pictures and calls beside them stay.
+    said = min(seen.tokens, count(seen.told.text) + _FRAME)
+    return said - count(edit.text) - _FRAME if edit.text else 0
 
 
 def _list_overtaken(survey: Survey, steps: range, protected: float) -> list[int]:

@@ -1,11 +1,11 @@
-"""Older words of the user: which stay, and how those that repeat themselves are said once (BEHAVIOUR B13).
+"""The form in which each of the user's older turns is sent (BEHAVIOUR B13).
 
-Rule: nothing the user wrote is lost as long as it fits: what is left out of an older message stands word for word in a
-newer one that stays, or is a large block that was pasted and has a reference; the message says so.
+A turn is sent whole while older turns take no more than their share, then by its first 400 characters, then by its
+first 120, and at last as a line of the ledger. Blocks that stand in a newer turn, and large pasted blocks, go before
+the user's own prose does. Whatever is left out has a reference, or stands word for word in a newer turn that is sent.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -17,17 +17,26 @@ from proxy.context.view import View
 from proxy.model.plan import Reference, Replaced, Written
 from proxy.model.told import Told
 
-_LEAST_REPEATED = 400
-# Tokens of a block from which on it may give way; no block has fewer characters than tokens.
-_MOST_PASTED = 2000
-# The part of their room that words have when some had to go: of 0.4, 0.35, 0.3 and 0.25 the cheapest where the user
-# says much, and no dearer elsewhere.
-_CUT = 0.25
+WHOLE_SHARE, HEADS_SHARE = 0.25, 0.15
+"""Parts of what is usable: for older turns that stay whole, and for the first characters of others."""
+
+_HEADS = (400, 120)
+_LEAST_REPEATED = 100
+"""Tokens of a block from which on it gives way where a newer turn has it."""
+_MOST_COMPARED = 3
+"""Next newer turns, beside the newest, in which its blocks are looked for: what a client repeats stands in these."""
+_MOST_PASTED, _PASTED_SHARE = 2000, 0.05
+# A share that is exceeded is filled up to this part only: each turn that is shortened breaks the provider's cache for
+# all that stands behind it, so that several are shortened at once.
+_CUT = 0.6
 _FRAME = 4
+_ON_A_LINE = 1 + len(_HEADS)
+
+Count = Callable[[str], int]
 
 
 class Shown(msgspec.Struct, frozen=True, gc=False):
-    """How older words of the user stay: as they are, or with what repeats itself left out."""
+    """A user turn in one of its forms: as it is, or with words of it left out."""
 
     step: int
     tokens: int
@@ -35,77 +44,161 @@ class Shown(msgspec.Struct, frozen=True, gc=False):
     references: tuple[Reference, ...] = ()
 
 
+Forms = Mapping[int, tuple[Shown, ...]]
+"""The forms of user turns by their steps, each from the longest on."""
+
+
 class Older(msgspec.Struct, frozen=True, gc=False):
-    """What stays of older words. `spare`: tokens of their room that nobody has, where some had to go."""
+    """The older turns that are sent as messages. `spare`: tokens of their shares left, where some are not."""
 
     shown: tuple[Shown, ...] = ()
     spare: float = 0.0
 
 
-def show_older(view: View, survey: Survey, least: int, room: float, count: Callable[[str], int]) -> Older:
-    """Older words of the user that stay: all while they fit together, else the first and the newest.
+def spell_older(view: View, survey: Survey, count: Count) -> Forms:
+    """Spell the forms of each user turn, but for the newest turns and those that must stay."""
+    older = [i for i in survey.users if i not in survey.newest and i not in survey.fixed]
+    return _spell_forms(view, survey, older, [_read(survey, i) for i in sorted(survey.newest)], count)
 
-    What has gone does not come back before all fit, and when more must go it is much at once: each that goes stood near
-    the beginning, where it breaks the provider's cache for all behind it.
+
+def show_older(view: View, survey: Survey, forms: Forms, least: int, share: float) -> Older:
+    """Choose the form of each turn before the step `least`; `share` is the part of their rooms that they may have.
+
+    A turn that was shortened before does not become longer again, unless all of them fit whole.
     """
-    older = [i for i in survey.users if i < least and i not in survey.newest and i not in survey.fixed]
-    newest = [survey.messages[survey.steps[i].start].told.text for i in sorted(survey.newest)]
-    gone = {i for i in older if _has_gone(view, survey, i)}
-    shown = tuple([_show(view, survey, i, newest, count) for i in older if i not in gone])
-    together = sum(each.tokens for each in shown)
-    if gone and together + sum(survey.steps[i].tokens for i in gone) <= room:
-        return Older(tuple([_show(view, survey, i, newest, count) for i in older]))
-    if together > room:
-        shown = _let_go(shown, room)
+    older = {i: each for i, each in forms.items() if i < least}
+    rooms = tuple(share * part * view.budget.usable for part in (WHOLE_SHARE, HEADS_SHARE))
+    levels = _choose_levels(older, {i: _find_level(view, survey, i, older[i]) for i in older}, rooms)
+    shown = tuple([older[i][level] for i, level in levels.items() if level < len(older[i])])
     if len(shown) == len(older):
         return Older(shown)
-    return Older(shown, room - sum(each.tokens for each in shown))
+    return Older(shown, max(0.0, sum(rooms) - sum(each.tokens for each in shown)))
 
 
-def _has_gone(view: View, survey: Survey, i: int) -> bool:
-    """Whether the plan in force has left out these words."""
-    start = survey.steps[i].start
-    if view.frozen is None or start >= view.frozen.through:
-        return False
-    return not any(edit.place == start for edit in view.frozen.edits if not isinstance(edit, Written))
+def shorten_newest(view: View, survey: Survey, count: Count) -> Forms:
+    """Spell the forms of the newest turns but for the very newest."""
+    last = survey.steps[survey.users[-1]].turn if survey.users else 0
+    newer = [_read(survey, i) for i in survey.users if survey.steps[i].turn == last]
+    second = [i for i in survey.newest if survey.steps[i].turn != last and i not in survey.fixed]
+    return _spell_forms(view, survey, second, newer, count)
 
 
-def _let_go(shown: Sequence[Shown], room: float) -> tuple[Shown, ...]:
-    """The first if it fits, and the newest beside it in a part of the room."""
-    first, *others = shown
-    if first.tokens > room:
-        return ()
-    newest = others[::-1]
-    sums = accumulate((each.tokens for each in newest), initial=first.tokens)
-    next(sums)
-    return (first, *[each for each, tokens in zip(newest, sums, strict=True) if tokens <= _CUT * room])
+def _spell_forms(view: View, survey: Survey, steps: Iterable[int], newer: Iterable[str], count: Count) -> Forms:
+    """The forms of each turn from the longest on, by its step in order; one only of what is not plain words."""
+    newest = [text for text in newer if len(text) >= _LEAST_REPEATED]
+    near: list[str] = []
+    forms: dict[int, tuple[Shown, ...]] = {}
+    for i in sorted(steps, reverse=True):
+        step, told = survey.steps[i], survey.messages[survey.steps[i].start].told
+        if step.stop - step.start > 1 or told.media:
+            forms[i] = (Shown(i, step.tokens),)
+            continue
+        text, parts = _leave_out_pasted(view, step.start, told, count)
+        text = leave_out_repeated(text, (*newest, *near), count)
+        heads = [_cut(text, most) for most in _HEADS]
+        forms[i] = tuple([_spell(view, survey, i, each, parts, count) for each in (text, *heads)])
+        if len(told.text) >= _LEAST_REPEATED:
+            near = [told.text, *near][:_MOST_COMPARED]
+    return dict(sorted(forms.items()))
 
 
-def _show(view: View, survey: Survey, i: int, newest: Sequence[str], count: Callable[[str], int]) -> Shown:
+def _cut(text: str, most: int) -> str:
+    """The first characters of a text, and no part of a note of ours at their end."""
+    if len(text) <= most:
+        return text
+    head = text[:most]
+    note = head.rfind("[… ")
+    return f"{head[: note if note > head.rfind(' …]') else most].rstrip()}…"
+
+
+def _spell(view: View, survey: Survey, i: int, text: str, parts: Sequence[Reference], count: Count) -> Shown:
     step = survey.steps[i]
-    told = survey.messages[step.start].told
-    if step.stop - step.start > 1 or told.media:
-        return Shown(i, step.tokens)
-    text, parts = _leave_out_pasted(view, step.start, told, count)
-    text = leave_out_repeated(text, newest)
-    if text == told.text:
+    if text == _read(survey, i):
         return Shown(i, step.tokens)
     reference = Reference(view.name(step.start, step.stop, 0), step.start, step.stop)
     text = f"{text}\n[shortened by palimpsest, not by the user; the original is intact: ref:{reference.id}]"
     tokens = count(text) + _FRAME
     if tokens >= step.tokens:
         return Shown(i, step.tokens)
-    return Shown(i, tokens, (Replaced(step.start, text, "shortened"),), (reference, *parts))
+    named = [part for part in parts if f"ref:{part.id}" in text]
+    return Shown(i, tokens, (Replaced(step.start, text, "shortened"),), (reference, *named))
 
 
-def _leave_out_pasted(view: View, place: int, told: Told, count: Callable[[str], int]) -> tuple[str, list[Reference]]:
+def _find_level(view: View, survey: Survey, i: int, forms: Sequence[Shown]) -> int:
+    """The form of a turn in the plan in force; the longest where that plan is not about it."""
+    start = survey.steps[i].start
+    if view.frozen is None or start >= view.frozen.through:
+        return 0
+    edit = next((each for each in view.frozen.edits if not isinstance(each, Written) and each.place == start), None)
+    if edit is None:
+        return _ON_A_LINE
+    sent = (edit,) if isinstance(edit, Replaced) else ()
+    return next((level for level, form in enumerate(forms) if form.edits == sent), 0)
+
+
+def _choose_levels(forms: Forms, before: Mapping[int, int], rooms: Sequence[float]) -> Mapping[int, int]:
+    """The level of each turn: all whole if they fit, else as before if that fits, else shorter ones."""
+    for levels in (dict.fromkeys(forms, 0), before):
+        whole, heads = _measure(forms, levels)
+        if whole <= rooms[0] and heads <= rooms[1]:
+            return levels
+    return _shorten(forms, before, rooms)
+
+
+def _measure(forms: Forms, levels: Mapping[int, int]) -> tuple[int, int]:
+    """Tokens of the turns that are whole, and of those that are not."""
+    sizes = [(level, forms[i][level].tokens) for i, level in levels.items() if level < len(forms[i])]
+    return sum(size for level, size in sizes if not level), sum(size for level, size in sizes if level)
+
+
+def _shorten(forms: Forms, before: Mapping[int, int], rooms: Sequence[float]) -> dict[int, int]:
+    """Whole are the first turn and the newest; of the others the newest have the most characters."""
+    levels = dict(before)
+    if _measure(forms, levels)[0] > rooms[0]:
+        first, *others = [i for i in forms if not before[i]]
+        room, newest = _CUT * rooms[0], [forms[i][0] for i in reversed(others)]
+        is_long = forms[first][0].tokens > rooms[0]
+        whole = _take(newest, room) if is_long else {first, *_take(newest, room - forms[first][0].tokens)}
+        levels = {i: level if level or i in whole else 1 for i, level in levels.items()}
+    if _measure(forms, levels)[1] > rooms[1]:
+        room = _CUT * rooms[1]
+        heads = [i for i, level in levels.items() if level and len(forms[i]) > 1]
+        kept = [i for i in reversed(heads) if levels[i] < _ON_A_LINE]
+        short = _take([forms[i][-1] for i in kept], room)
+        levels |= {i: len(_HEADS) if i in short else _ON_A_LINE for i in kept}
+        room -= sum(forms[i][-1].tokens for i in short)
+        for i in [i for i in kept if i in short and before[i] < len(_HEADS)]:
+            room -= forms[i][1].tokens - forms[i][-1].tokens
+            if room < 0:
+                break
+            levels[i] = 1
+    return levels
+
+
+def _take(shown: Sequence[Shown], room: float) -> set[int]:
+    """The steps of the first of them that fit together."""
+    taken: set[int] = set()
+    for each in shown:
+        room -= each.tokens
+        if room < 0:
+            break
+        taken.add(each.step)
+    return taken
+
+
+def _read(survey: Survey, i: int) -> str:
+    return survey.messages[survey.steps[i].start].told.text
+
+
+def _leave_out_pasted(view: View, place: int, told: Told, count: Count) -> tuple[str, list[Reference]]:
     """The text without its large blocks, and the references of these."""
+    most = int(min(_MOST_PASTED, _PASTED_SHARE * view.budget.usable))
     texts: list[str] = []
     references: list[Reference] = []
     at = 0
-    for start, stop in find_pasted(told.text, _MOST_PASTED):
+    for start, stop in find_pasted(told.text, max(1, most)):
         block = told.text[start:stop]
-        if (tokens := count(block)) <= _MOST_PASTED:
+        if (tokens := count(block)) <= most:
             continue
         head = write_message(told).index(told.text)
         parts = name_parts(view, place, head + start, head + stop)
@@ -120,14 +213,14 @@ def _leave_out_pasted(view: View, place: int, told: Told, count: Callable[[str],
     return "".join((*texts, told.text[at:])), references
 
 
-def leave_out_repeated(text: str, newer: Sequence[str]) -> str:
+def leave_out_repeated(text: str, newer: Sequence[str], count: Count) -> str:
     """A text without the long passages, of whole lines, that stand in one of the newer texts too."""
     for each in newer:
-        text = "\n".join(_join_unlike(text.split("\n"), each))
+        text = "\n".join(_join_unlike(text.split("\n"), each, count))
     return text
 
 
-def _join_unlike(lines: Sequence[str], newer: str) -> Iterator[str]:
+def _join_unlike(lines: Sequence[str], newer: str, count: Count) -> Iterator[str]:
     known = set(newer.split("\n"))
     bounded = f"\n{newer}\n"
     run: list[str] = []
@@ -135,20 +228,20 @@ def _join_unlike(lines: Sequence[str], newer: str) -> Iterator[str]:
         if line in known and f"\n{_join([*run, line])}\n" in bounded:
             run.append(line)
             continue
-        yield from _close(run)
+        yield from _close(run, count)
         run = [line] if line in known else []
         if not run:
             yield line
-    yield from _close(run)
+    yield from _close(run, count)
 
 
 def _join(lines: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _close(run: Sequence[str]) -> Iterator[str]:
-    size = sum(map(len, run))
-    if size < _LEAST_REPEATED:
+def _close(run: Sequence[str], count: Count) -> Iterator[str]:
+    block = _join(run)
+    if len(block) < _LEAST_REPEATED or count(block) < _LEAST_REPEATED:
         yield from run
     else:
         yield f"[… {len(run)} lines left out: they stand word for word in a newer message of the user …]"

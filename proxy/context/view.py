@@ -36,7 +36,8 @@ class View(msgspec.Struct, frozen=True, gc=False):
     are places that must stay. `frozen` is the plan of the epoch that holds now, None where there is none. `reports` are
     the summaries that hold, oldest first, none over another. `goal`, where there is one, is the budget that what is
     told of old steps, and how many of them stay, is measured by; all else is measured by `budget`. `sent` is how
-    many of the messages went out before, None where that tells nothing of what a model has seen.
+    many of the messages went out before, None where that tells nothing of what a model has seen. `depth` counts pairs
+    of epochs in a row that left too little room: the more, the more a plan has to free.
     """
 
     messages: Sequence[Seen]
@@ -48,3 +49,4 @@ class View(msgspec.Struct, frozen=True, gc=False):
     reports: Sequence[Report] = ()
     goal: Budget | None = None
     sent: int | None = None
+    depth: int = 0

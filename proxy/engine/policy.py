@@ -43,7 +43,7 @@ class EnginePolicy:
     `cache_bytes` bounds what is remembered of conversations: half of it bodies, by which repeated histories are
     recognised, an eighth nodes, an eighth findings, a quarter all else that managing knows; what messages count takes
     a sixth of it on top. `principals` are tenants by name. `own_keys` are the upstreams' keys, which are never
-    recorded. No call waits longer for a plan than `planning_ms`.
+    recorded. A call waits `hard_wait_seconds` at most for its plan and a summary that is being made.
     """
 
     mode: Mode = "manage"
@@ -55,4 +55,4 @@ class EnginePolicy:
     cache_bytes: int = 64 * 1024 * 1024
     principals: Mapping[str, Principal] = field(default_factory=dict)
     own_keys: tuple[bytes, ...] = field(default=(), repr=False)
-    planning_ms: int = 250
+    hard_wait_seconds: float = 2.0

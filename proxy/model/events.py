@@ -86,6 +86,17 @@ class CeilingUnreachable(msgspec.Struct, frozen=True, gc=False):
     usable: int
 
 
+class CeilingExceeded(msgspec.Struct, frozen=True, gc=False):
+    """A managed request goes out above its ceiling: with so many tokens where so many are usable, and why."""
+
+    exchange: str
+    session: str
+    view: str
+    tokens: int
+    usable: int
+    reason: str
+
+
 class RungFailed(msgspec.Struct, frozen=True, gc=False):
     """A request could not be sent as it should have been; it went out by the next rung of the ladder (B8)."""
 
@@ -154,6 +165,7 @@ Event = (
     | Planned
     | EpochOpened
     | CeilingUnreachable
+    | CeilingExceeded
     | RungFailed
     | LimitsTold
     | AuxiliaryEnded

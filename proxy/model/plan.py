@@ -24,11 +24,16 @@ class Kept(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
 
 
 class Replaced(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
-    """A message with other words in place of its own: a tombstone, the block of a file, the beginning of a text."""
+    """A message with other words in place of its own: a tombstone, the block of a file, the beginning of a text.
+
+    `arguments` are the new arguments of calls in it, as JSON by the calls' ids; with these an empty `text` leaves the
+    words as they are.
+    """
 
     place: int
     text: str
     kind: Literal["tombstone", "file", "shortened"]
+    arguments: tuple[tuple[str, str], ...] = ()
 
 
 class Written(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
@@ -62,7 +67,8 @@ class ContextPlan(msgspec.Struct, frozen=True, gc=False):
     """The edits that stand for the first `through` messages, in the order in which they are sent; the rest is verbatim.
 
     `tokens` are those of the edits and of the verbatim rest as they were counted, without the preamble; `protected`
-    those among them that had to stay. `references` are all that the edits name.
+    those among them that had to stay. `references` are all that the edits name. `beyond`: where more should have stayed
+    than leaves room for anything else (BEHAVIOUR B12), the tokens of that with the preamble; else 0.
     """
 
     through: int
@@ -71,6 +77,7 @@ class ContextPlan(msgspec.Struct, frozen=True, gc=False):
     tokens: int
     protected: int = 0
     rung: Rung = "plan"
+    beyond: int = 0
 
 
 class Plan(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from proxy.model.events import (
     AuxiliaryEnded,
+    CeilingExceeded,
     CeilingUnreachable,
     EpochOpened,
     ExchangeRecorded,
@@ -62,6 +63,8 @@ class Metrics(Collector):
         self._tokens: Counter[str] = Counter(client=0, upstream=0)
         self._saved = 0.0
         self._unreachable = 0
+        self._exceeded = 0
+        self._exceeded_tokens = 0
         self._auxiliary: Counter[tuple[str, str]] = Counter()
         self._auxiliary_cost = 0.0
         self._wasted = 0.0
@@ -109,6 +112,11 @@ class Metrics(Collector):
     def count_unreachable(self, event: CeilingUnreachable) -> None:
         """A subscriber of the bus."""
         self._unreachable += 1
+
+    def count_excess(self, event: CeilingExceeded) -> None:
+        """A subscriber of the bus."""
+        self._exceeded += 1
+        self._exceeded_tokens += event.tokens - event.usable
 
     def count_auxiliary(self, event: AuxiliaryEnded) -> None:
         """A subscriber of the bus."""
@@ -166,6 +174,12 @@ class Metrics(Collector):
             yield family
         yield CounterMetricFamily(
             "palimpsest_ceilings_unreachable", "Sessions found to have more than can be cut.", value=self._unreachable
+        )
+        yield CounterMetricFamily(
+            "palimpsest_calls_above_ceiling", "Managed calls sent above their ceiling.", value=self._exceeded
+        )
+        yield CounterMetricFamily(
+            "palimpsest_tokens_above_ceiling", "By how many tokens, together.", value=self._exceeded_tokens
         )
         yield GaugeMetricFamily(
             "palimpsest_saved_tokens", "Estimated saving so far, in tokens of uncached input.", value=self._saved

@@ -7,7 +7,7 @@ are never more than the client sent.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from proxy.model.plan import Edit, Kept, Replaced, Written
@@ -134,6 +134,10 @@ def _replace(wire: str, raw: bytes, edit: Replaced) -> bytes:
     if value is None:
         return raw
     kind = read_item_kind(value) if wire == "responses" else "message"
+    if edit.arguments:
+        raw = _replace_arguments(raw, dict(edit.arguments))
+    if not edit.text:
+        return raw
     if kind == "message":
         return _replace_content(wire, raw, read_text(value.get("role")), edit.text)
     return _replace_output(raw, kind, value.get("output"), edit.text) if is_answer(kind) else raw
@@ -152,6 +156,31 @@ def _replace_content(wire: str, raw: bytes, role: str, text: str) -> bytes:
     else:
         written = _replace_texts(parts, kinds, _spell_part(wire, role, spell_text(text)))
     return set_member(raw, "content", join_array(written))
+
+
+def _replace_arguments(raw: bytes, arguments: Mapping[str, str]) -> bytes:
+    """A message, or an item, with other arguments in its calls."""
+
+    def change(name: str, value: bytes) -> bytes | None:
+        if name in _MARKED_LISTS and value[:1] == b"[":
+            return join_array(_replace_call(element, arguments) for element in list_elements(value))
+        return value
+
+    return change_members(_replace_call(raw, arguments), change)
+
+
+def _replace_call(raw: bytes, arguments: Mapping[str, str]) -> bytes:
+    """A call, or what may be one, with its new arguments: a string in `function` or beside it, or an `input`."""
+    value = read_object(raw.decode(errors="replace")) or {}
+    new = arguments.get(read_text(value.get("call_id")) or read_text(value.get("id")))
+    if new is None:
+        return raw
+    if isinstance(value.get("function"), dict):
+        called = set_member(read_member(raw, "function"), "arguments", spell_text(new))
+        return set_member(raw, "function", called)
+    if isinstance(value.get("arguments"), str):
+        return set_member(raw, "arguments", spell_text(new))
+    return set_member(raw, "input", new.encode()) if isinstance(value.get("input"), dict) else raw
 
 
 def _read_kind(part: bytes) -> str:

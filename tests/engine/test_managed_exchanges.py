@@ -249,7 +249,7 @@ async def test_a_builder_that_hangs_is_not_waited_for_and_the_next_request_has_i
         return plan
 
     builder = OwnBuilder(hang)
-    engine = ManagedEngine(builder=builder, planning_seconds=0.25)
+    engine = ManagedEngine(builder=builder, hard_wait_seconds=0.25)
     try:
         turn = await open_epoch(engine)
         assert (turn.client.status, turn.sent) == (200, turn.body)
@@ -271,7 +271,7 @@ async def test_a_plan_that_hangs_does_not_stand_in_the_way_of_a_minimal_one() ->
         plan: ContextPlan = build(view)
         return plan
 
-    engine = ManagedEngine(builder=OwnBuilder(hang), window=16_000, planning_seconds=0.25)
+    engine = ManagedEngine(builder=OwnBuilder(hang), window=16_000, hard_wait_seconds=0.25)
     try:
         turn = await engine.send(until(40))
     finally:

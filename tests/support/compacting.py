@@ -148,7 +148,7 @@ class Workshop(Engine):
         self.worker = self.watch._worker
         self.drafter = self.worker._drafter
         around = (log, models, builder, self.bus, self.clock, providers, self.memory, self.watch, Holdout())
-        self.steward = build_steward(Surroundings(*around, planning_seconds=30.0), b"secret")
+        self.steward = build_steward(Surroundings(*around, hard_wait_seconds=30.0), b"secret")
         formats = {form.name: form}
         self.exchanges = Exchanges(engine_policy, formats, self.reception, self.relay, self.tasks, self.steward)
 

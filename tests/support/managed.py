@@ -100,7 +100,7 @@ class ManagedEngine(Engine):
         held_out: float = 0.0,
         policy: EnginePolicy | None = None,
         after: "ManagedEngine | None" = None,
-        planning_seconds: float = 30.0,
+        hard_wait_seconds: float = 30.0,
     ) -> None:
         own = archive or ContextLog()
         self.log: ContextLog = after.log if after is not None else own
@@ -114,7 +114,7 @@ class ManagedEngine(Engine):
             provider=provider,
             builder=builder,
             held_out=held_out,
-            planning_seconds=planning_seconds,
+            hard_wait_seconds=hard_wait_seconds,
         )
         formats = {"chat_completions": ChatCompletions()}
         self.exchanges = Exchanges(policy, formats, self.reception, self.relay, self.tasks, self.steward)
@@ -238,7 +238,7 @@ class Desk:
         window: int | None = 1_000_000,
         ceiling: int = 8_000,
         held_out: float = 0.0,
-        planning_seconds: float = 30.0,
+        hard_wait_seconds: float = 30.0,
     ) -> None:
         tasks = TaskRunner()
         bus = EventBus(tasks)
@@ -251,7 +251,7 @@ class Desk:
             window=window,
             builder=self.builder,
             held_out=held_out,
-            planning_seconds=planning_seconds,
+            hard_wait_seconds=hard_wait_seconds,
         )
         self.ladder = self.steward._ladder
         self.committed: list[Epoch] = []

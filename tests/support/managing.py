@@ -92,7 +92,7 @@ def make_steward(
     builder: ContextBuilder | None = None,
     watcher: Watcher | None = None,
     held_out: float = 0.0,
-    planning_seconds: float = 30.0,
+    hard_wait_seconds: float = 30.0,
 ) -> Steward:
     """Whoever decides what is sent, with a ceiling in tokens of four characters."""
     tokenizer = QuarterTokens()
@@ -101,7 +101,7 @@ def make_steward(
     providers = {"main": provider, "scripted": provider} if provider is not None else {}
     memory, holdout = Memory(archive, models.count, 1 << 26), Holdout(held_out, b"secret")
     known = (archive, models, builder, bus, clock, providers, memory)
-    return build_steward(Surroundings(*known, watcher or Unwatched(), holdout, planning_seconds), b"secret")
+    return build_steward(Surroundings(*known, watcher or Unwatched(), holdout, hard_wait_seconds), b"secret")
 
 
 def make_builder() -> ContextBuilder:

@@ -46,6 +46,8 @@ LEAST = 600
 # In so many spans a conversation is reported at a time, where all of it does not go in one.
 _MOST_BY_HAND = 8
 # By how much of what is usable a conversation must grow before what was in vain is tried again.
+# The part of the time that a request waits at most which it may wait for a summary.
+_SUMMARY_SHARE = 0.75
 _GROWN = 0.15
 # A lease is renewed for each question, and so outlasts it: whoever was killed holds it no longer than two would take.
 _TIMES = 2
@@ -126,9 +128,12 @@ class Worker:
             making.task.cancel()
 
     async def wait(self, subject: Subject) -> None:
-        """Return when nothing is being made for a request's branch, or it has waited for long enough."""
+        """Return when nothing is being made for a request's branch, or it has waited for long enough.
+
+        The request's plan, which is made afterwards, has the rest of the time (BEHAVIOUR B8b).
+        """
         if self._policy.hard_wait_seconds:
-            await self.wait_out(subject, self._policy.hard_wait_seconds)
+            await self.wait_out(subject, _SUMMARY_SHARE * self._policy.hard_wait_seconds)
 
     async def wait_out(self, subject: Subject, seconds: float) -> bool:
         """Wait for what is being made for a request's branch, so long at most; whether there was anything."""

@@ -54,10 +54,10 @@ class Context:
     """What holds in one session. `is_known`: the log has said all it knows of it.
 
     `reaches` tell how far the requests went that epochs were opened for. `sizes` are the tokens of epochs' rendered
-    messages by id, as we count them; `protected` those that the last plan of a view had to leave; `told` those of which
-    it was said that the ceiling is out of reach with them; `fruitless` the tokens of a request that no plan made
-    shorter; `unsent` those epochs that were opened beside the calls, and that none has gone out under yet. Summaries
-    are those that may still be of use. One epoch opens at a time: whoever waited for `opening` looks first whether
+    messages by id, as we count them; `protected` those that the last plan of a view had to leave; `told` the views
+    of which it was said that more should stay than there is room for; `fruitless` the tokens and the last node of a
+    request that no plan made shorter; `unsent` those epochs that were opened beside the calls, and that none has gone
+    out under yet. Summaries are those that may still be of use. One epoch opens at a time: whoever waited for `opening` looks first whether
     there is a new one.
     """
 
@@ -95,8 +95,8 @@ class Context:
         self.reaches = Reaches()
         self.sizes: dict[str, int] = {}
         self.protected: dict[str, int] = {}
-        self.told: dict[str, int] = {}
-        self.fruitless: dict[str, int] = {}
+        self.told: set[str] = set()
+        self.fruitless: dict[str, tuple[int, bytes]] = {}
         self.unsent: set[str] = set()
         self.is_known = False
 
@@ -125,6 +125,11 @@ class Context:
     def is_drafting(self) -> bool:
         """Whether a plan that came too late for its request is still being made."""
         return self._late is not None and not self._late[1].done()
+
+    @property
+    def late(self) -> "asyncio.Future[Draft] | None":
+        """The plan that came too late for its request, if it was not used since."""
+        return self._late[1] if self._late is not None else None
 
     def note_late(self, subject: Subject, drafting: "asyncio.Future[Draft]") -> None:
         """A plan is still being made: the next request may have it."""
@@ -237,7 +242,7 @@ class Context:
             (view, _), _ = self._standings.popitem(last=False)
             if not any(named == view for named, _ in self._standings):
                 self.protected.pop(view, None)
-                self.told.pop(view, None)
+                self.told.discard(view)
                 self.fruitless.pop(view, None)
 
     def get_epoch(self, epoch: str) -> Epoch | None:

@@ -7,6 +7,7 @@ own bytes. An epoch is in the log before anything is sent under it, and one that
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import msgspec
@@ -31,7 +32,8 @@ Commit = Callable[[Epoch], Awaitable[bool]]
 _OF_OUR_OWN_ACCORD: tuple[Why, ...] = ("soft", "hard", "cold", "client")
 # By how much a request must have grown before what was in vain is tried again.
 _GROWN = 1.05
-_NEW_RUNGS: tuple[Rung, ...] = ("plan", "minimal")
+_NEEDED: tuple[Why, ...] = ("hard", "overflow")
+_PLANNERS = 2
 
 _log = logging.getLogger("palimpsest.managing")
 
@@ -49,11 +51,20 @@ class Footing(msgspec.Struct, frozen=True, gc=False):
     is_opened: bool = False
 
 
+class _Wish(msgspec.Struct, frozen=True, gc=False):
+    """An epoch that is to open: why, who keeps it, its id, and how many seconds its plan may take."""
+
+    why: Why
+    commit: Commit
+    name: str
+    seconds: float
+
+
 class Ladder:
     """Climbs down. Nothing here raises what a rung did wrong."""
 
     def __init__(
-        self, memory: Memory, opener: Opener, rewriter: Rewriter, bus: EventBus, clock: Clock, planning_seconds: float
+        self, memory: Memory, opener: Opener, rewriter: Rewriter, bus: EventBus, clock: Clock, hard_wait_seconds: float
     ) -> None:
         self._contexts = memory.contexts
         self._paths = memory.paths
@@ -62,13 +73,26 @@ class Ladder:
         self._rewriter = rewriter
         self._bus = bus
         self._clock = clock
-        self._seconds = planning_seconds
+        self._seconds = hard_wait_seconds
+        # Apart from the loop's own threads: a plan that hangs must not keep others from counting and from cutting.
+        self._planners = ThreadPoolExecutor(_PLANNERS, "planning")
 
-    async def climb(self, case: Case, why: Why | None, commit: Commit, name: str = "") -> Footing:
-        """The first rung that bears; `why` an epoch should open, None where none should, and `name` its id."""
+    @property
+    def seconds(self) -> float:
+        """How long a request waits at most for its plan, and for a summary before that."""
+        return self._seconds
+
+    async def climb(
+        self, case: Case, why: Why | None, commit: Commit, name: str = "", *, seconds: float | None = None
+    ) -> Footing:
+        """The first rung that bears; `why` an epoch should open, None where none should, and `name` its id.
+
+        `seconds` is how long its plan may take, where that is less than usual.
+        """
         opened = None
         if why is not None and not is_fruitless(case, why):
-            opened = await self._open(case, why, commit, name or case.subject.exchange)
+            wish = _Wish(why, commit, name or case.subject.exchange, self._seconds if seconds is None else seconds)
+            opened = await self._open(case, wish)
         if opened is not None:
             return opened
         return self.keep(case) or Footing("original", case.subject.split.content, case.client_tokens)
@@ -96,7 +120,8 @@ class Ladder:
         async with context.opening:
             if context.find(case.view, case.subject, is_next=True) is not case.epoch:
                 raise Conflict("another epoch was opened meanwhile; GET /-/api/sessions/SESSION/epochs shows it")
-            footing = await self._begin(case, draft, "manual", commit, name, "plan") if _goes_on(case, draft) else None
+            wish = _Wish("manual", commit, name, self._seconds)
+            footing = await self._begin(case, draft, wish, "plan") if _goes_on(case, draft) else None
             if footing is None or footing.epoch is None:
                 return None
             if not context.was_sent(case.view, case.subject):  # what went out at a glance goes out so again, too (B5)
@@ -104,26 +129,30 @@ class Ladder:
             context.unsent.add(footing.epoch.id)
             return footing.epoch
 
-    async def _open(self, case: Case, why: Why, commit: Commit, name: str) -> Footing | None:
-        """A new epoch, or the one that another request has opened meanwhile."""
+    async def _open(self, case: Case, wish: "_Wish") -> Footing | None:
+        """A new epoch, or the one that another request has opened meanwhile; None where what stands is good enough."""
         async with case.context.opening:
             found = case.context.find(case.view, case.subject)
             if found is not None and found is not case.epoch:
                 frozen = await self._paths.count_messages(case.subject, found.rendered)
-                return self.keep(case.stand_under(found, frozen))
-            if taken := await self._take_over(case, why, commit, name):
+                case = case.stand_under(found, frozen)
+                if case.tokens < case.budget.high:
+                    return self.keep(case)
+            if taken := await self._take_over(case, wish):
                 return taken
-            for rung in _NEW_RUNGS:
+            # What is above the ceiling, or does not fit, is cut even where its plan is late or faulty (B8b).
+            is_needed = wish.why in _NEEDED or case.tokens >= case.budget.high or not _fits(case)
+            rungs: tuple[Rung, ...] = ("plan", "minimal") if is_needed else ("plan",)
+            for rung in rungs:
                 problems: list[Exception] = []
-                opened = await attempt(self._draft_and_begin(case, why, commit, name, rung), problems.append)
+                opened = await attempt(self._draft_and_begin(case, wish, rung), problems.append)
                 for problem in problems:
                     self._tell(case, rung, problem)
-                is_log_late = any(isinstance(problem, StoreUnavailable) for problem in problems)
-                if opened is not None or is_log_late or (why != "overflow" and _fits(case)):
+                if opened is not None or any(isinstance(problem, StoreUnavailable) for problem in problems):
                     return opened
             return None
 
-    async def _take_over(self, case: Case, why: Why, commit: Commit, name: str) -> Footing | None:
+    async def _take_over(self, case: Case, wish: "_Wish") -> Footing | None:
         """What stands for the same messages in a session that nobody names; None where it is not short enough."""
         twin = self._find_twin(case)
         if twin is None:
@@ -132,80 +161,90 @@ class Ladder:
         frozen = await self._paths.count_messages(case.subject, draft.rendered)
         if msgspec.structs.replace(case, epoch=twin, frozen=frozen).tokens >= case.budget.high:
             return None
-        begin, tell = self._begin(case, draft, why, commit, name, "plan"), partial(self._tell, case, "epoch")
+        begin, tell = self._begin(case, draft, wish, "plan"), partial(self._tell, case, "epoch")
         begun = await attempt(begin, tell)
         return None if begun is None else msgspec.structs.replace(begun, rung="epoch", is_opened=False)
 
-    async def _draft_and_begin(self, case: Case, why: Why, commit: Commit, name: str, rung: Rung) -> Footing | None:
-        draft = await self._draft(case, is_minimal=rung == "minimal")
-        if draft is None:
-            return None
+    async def _draft_and_begin(self, case: Case, wish: "_Wish", rung: Rung) -> Footing | None:
+        if rung == "minimal":
+            draft = await asyncio.to_thread(
+                self._opener.draft, case.subject, case.path, self._find_ground(case), is_minimal=True
+            )
+        else:
+            draft = await self._draft(case, wish.seconds)
         if not draft.plan.through:
-            case.context.fruitless[case.view] = case.tokens
+            self._note_fruitless(case)
             return None
-        return await self._begin(case, draft, why, commit, name, rung)
+        return await self._begin(case, draft, wish, rung)
 
-    async def _draft(self, case: Case, *, is_minimal: bool) -> Draft | None:
+    async def _draft(self, case: Case, seconds: float) -> Draft:
         """A draft, in time; a plan that comes too late is there for the next request."""
         context, subject = case.context, case.subject
-        if not is_minimal:
-            late = context.take_late(subject)
-            if context.is_drafting or (late is not None and _is_enough(case, late)):
-                return late
-        ground = self._find_ground(case)
-        draft = partial(self._opener.draft, subject, case.path, ground, is_minimal=is_minimal)
-        drafting = asyncio.get_running_loop().run_in_executor(None, draft)
-        done, _ = await asyncio.wait((drafting,), timeout=self._seconds)
-        if done:
+        deadline = asyncio.get_running_loop().time() + seconds
+        if context.late is not None:
+            await asyncio.wait((context.late,), timeout=seconds)
+        if context.is_drafting:
+            raise TimeoutError(f"the plan of an earlier request takes more than {seconds:g} s")
+        late = context.take_late(subject)
+        if late is not None and _is_enough(case, late):
+            return late
+        draft = partial(self._opener.draft, subject, case.path, self._find_ground(case))
+        drafting = asyncio.get_running_loop().run_in_executor(self._planners, draft)
+        await asyncio.wait((drafting,), timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
+        if drafting.done():
             return drafting.result()
-        if not is_minimal:
-            context.note_late(subject, drafting)
-        raise TimeoutError(f"planning took more than {self._seconds:g} s")
+        context.note_late(subject, drafting)
+        raise TimeoutError(f"planning took more than {seconds:g} s")
+
+    def _note_fruitless(self, case: Case) -> None:
+        case.context.fruitless[case.view] = case.tokens, case.subject.tip
 
     def _find_ground(self, case: Case) -> Ground:
         context, nodes, frozen = case.context, case.subject.nodes, case.epoch or self._find_twin(case)
         epochs = context.epochs if frozen is None else (*context.epochs, frozen)
         known = {original.id: original for epoch in epochs for original in epoch.originals}
-        return Ground(case.budget, frozen, context.list_pinned(nodes), context.list_reports(nodes), known=known)
+        pinned, reports = context.list_pinned(nodes), context.list_reports(nodes)
+        return Ground(case.budget, frozen, pinned, reports, known=known, depth=case.account.depth)
 
     def _find_twin(self, case: Case) -> Epoch | None:
         return self._twins.find(case.subject) if case.epoch is None else None
 
-    async def _begin(self, case: Case, draft: Draft, why: Why, commit: Commit, name: str, rung: Rung) -> Footing | None:
+    async def _begin(self, case: Case, draft: Draft, wish: "_Wish", rung: Rung) -> Footing | None:
         """Have a draft hold from now on."""
         plan, path = draft.plan, case.path
         frozen = await self._paths.count_messages(case.subject, draft.rendered)
         tokens = path.tokens - path.count_to(plan.through) + frozen
         protected = path.head.tokens + plan.protected
         case.context.protected[case.view] = protected
-        if case.budget.is_out_of_reach(protected):
-            self._say_unreachable(case, protected)
+        self._say_unreachable(case, plan.beyond)
         if tokens >= case.tokens:
-            case.context.fruitless[case.view] = case.tokens
+            self._note_fruitless(case)
             return None
-        epoch = _make_epoch(case, draft, why, name, tokens, self._clock.now_ms())
-        pinned = () if rung == "minimal" else case.context.list_pinned(case.subject.nodes)
-        body = self._rewriter.rewrite(case.subject, path, epoch, pinned)
-        if not await commit(epoch):
+        epoch = _make_epoch(case, draft, wish.why, wish.name, tokens, self._clock.now_ms())
+        body = self._rewriter.rewrite(case.subject, path, epoch, case.context.list_pinned(case.subject.nodes))
+        if not await wish.commit(epoch):
             raise StoreUnavailable("the log did not take the epoch in time")
         self._contexts.add(epoch.session, epoch, len(case.subject.nodes))
         if rung == "plan":
             self._twins.note(case.subject, epoch)
         case.context.sizes[epoch.id] = frozen
-        case.find_standing(epoch).account = note_epoch(case.account, tokens, protected, case.budget)
+        account = note_epoch(case.account, case.tokens, tokens, protected, case.budget)
+        case.find_standing(epoch).account = account
         self._bus.publish(
-            EpochOpened(epoch.id, epoch.session, epoch.exchange, why, epoch.tokens_before, epoch.tokens_after)
+            EpochOpened(epoch.id, epoch.session, epoch.exchange, wish.why, epoch.tokens_before, epoch.tokens_after)
         )
         return Footing(rung, body, tokens, epoch, is_opened=True)
 
     def _say_unreachable(self, case: Case, protected: int) -> None:
-        """Once for each amount of protected content."""
-        if case.context.told.get(case.view) == protected:
+        """Once, until an epoch has room for all that should stay."""
+        if not protected:
+            case.context.told.discard(case.view)
+        if not protected or case.view in case.context.told:
             return
-        case.context.told[case.view] = protected
+        case.context.told.add(case.view)
         told, named = case.tell(protected), (case.subject.exchange, case.subject.session.id)
         _log.warning(
-            "session %s: %d tokens must stay as they are, of %d usable: the ceiling cannot be held for long",
+            "session %s: %d of %d usable tokens should stay as they are; some of it is shortened to keep the ceiling",
             case.subject.session.id,
             told,
             case.tell(case.budget.usable),
@@ -219,9 +258,11 @@ class Ladder:
 
 
 def is_fruitless(case: Case, why: Why) -> bool:
-    """Whether a plan made nothing shorter of late, and the request has hardly grown since."""
-    tried = case.context.fruitless.get(case.view, 0)
-    return why in _OF_OUR_OWN_ACCORD and tried <= case.tokens < tried * _GROWN
+    """Whether a plan made nothing shorter of late, and the request has hardly grown since, or not at all."""
+    tokens, tip = case.context.fruitless.get(case.view, (0, b""))
+    if why == "hard":
+        return tip == case.subject.tip and tokens == case.tokens
+    return why in _OF_OUR_OWN_ACCORD and tokens <= case.tokens < tokens * _GROWN
 
 
 def _fits(case: Case) -> bool:

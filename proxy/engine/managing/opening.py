@@ -40,8 +40,8 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
 class Ground(msgspec.Struct, frozen=True, gc=False):
     """What a draft stands on beside the conversation: the epoch that holds, the places that are pinned, summaries.
 
-    `goal` is as a view has it. `known` are references that have their originals, by id: what one stands for stays the
-    same though the client may spell its messages otherwise by now.
+    `goal` and `depth` are as a view has them. `known` are references that have their originals, by id: what one stands
+    for stays the same though the client may spell its messages otherwise by now.
     """
 
     budget: Budget
@@ -50,6 +50,7 @@ class Ground(msgspec.Struct, frozen=True, gc=False):
     reports: Sequence[Report] = ()
     goal: Budget | None = None
     known: Mapping[str, Original] = {}
+    depth: int = 0
 
 
 class Opener:
@@ -91,6 +92,7 @@ class Opener:
             frozen=None if ground.frozen is None else read_plan(ground.frozen),
             reports=ground.reports,
             goal=ground.goal,
+            depth=ground.depth,
         )
 
     def _name(self, subject: Subject, start: int, stop: int, offset: int) -> str:

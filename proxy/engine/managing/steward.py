@@ -27,7 +27,7 @@ from proxy.engine.managing.sending import Sending, list_labels
 from proxy.engine.managing.subject import Subject
 from proxy.engine.rescue import Rescuer
 from proxy.model.epoch import Epoch
-from proxy.model.events import Planned, RungFailed
+from proxy.model.events import CeilingExceeded, Planned, RungFailed
 from proxy.model.exchange import Headers, Mode
 from proxy.model.plan import Plan
 from proxy.wire.standing import find_management
@@ -35,6 +35,10 @@ from proxy.wire.standing import find_management
 _MANAGED_WIRES = frozenset({"chat_completions"})
 _UNPROVEN = "the upstream has not accepted this credential yet"
 _SENT_BEFORE = "the same history goes out as it did before"
+# How long a call below its ceiling waits for a plan; one that comes later serves the next call.
+_SOFT_WAIT = 0.25
+MUST_STAY = "the rest must stay as it is"
+NOT_CUT = "it could not be cut; the server's log says why"
 _UNREAD = "what the log knows of this session could not be read"
 
 _log = logging.getLogger("palimpsest.managing")
@@ -172,11 +176,31 @@ class Steward:
             return replace(sending, ceiling=ceiling)
         case = await self._lookout.look_at(subject, context, epoch, budget)
         decision = _decide(case)
-        if decision.why == "hard" and not is_fruitless(case, decision.why):
-            await self._watcher.wait(subject)
-        footing = await self._ladder.climb(case, decision.why, commit)
+        footing = await self._climb(case, decision, commit)
         _choose(case, footing)
-        return replace(self._books.enter(case, footing, decision), ceiling=ceiling)
+        sending = replace(self._books.enter(case, footing, decision), ceiling=ceiling)
+        return sending.add(self._tell_excess(case, footing, decision))
+
+    async def _climb(self, case: Case, decision: Decision, commit: Commit) -> Footing:
+        """What the request is sent as; above the ceiling it waits for a running summary and its plan together (B8b)."""
+        if decision.why != "hard":
+            return await self._ladder.climb(case, decision.why, commit, seconds=min(_SOFT_WAIT, self._ladder.seconds))
+        began = self._clock.monotonic()
+        if not is_fruitless(case, decision.why):
+            await self._watcher.wait(case.subject)
+        left = self._ladder.seconds - (self._clock.monotonic() - began)
+        return await self._ladder.climb(case, decision.why, commit, seconds=max(0.0, left))
+
+    def _tell_excess(self, case: Case, footing: Footing, decision: Decision) -> Headers:
+        """What the client is told of a request that goes out above its ceiling; it is an event, too."""
+        if not case.budget.usable or footing.tokens <= case.budget.usable:
+            return ()
+        reason = decision.reason or (MUST_STAY if footing.is_opened or _is_tried(case) else NOT_CUT)
+        tokens, usable = case.tell(footing.tokens), case.tell(case.budget.usable)
+        subject = case.subject
+        self._bus.publish(CeilingExceeded(subject.exchange, subject.session.id, case.view, tokens, usable, reason))
+        told = f"above the ceiling: {tokens} tokens of {usable}; {reason}"
+        return ((b"x-palimpsest-notice", told.encode("ascii", "replace")),)
 
     def _keep(self, subject: Subject, context: Context, epoch: Epoch, budget: Budget) -> Sending | None:
         """What goes on under its epoch whatever its new messages count: that is done once it is on its way.
@@ -260,6 +284,11 @@ def _is_kept(case: Case) -> bool:
     if case.account.futile or case.budget.is_out_of_reach(case.protected):
         return False
     return decide(case.account, case.facts).why is None
+
+
+def _is_tried(case: Case) -> bool:
+    """Whether a plan was made for this very request that makes it no shorter."""
+    return case.context.fruitless.get(case.view) == (case.tokens, case.subject.tip)
 
 
 def _choose(case: Case, footing: Footing) -> None:

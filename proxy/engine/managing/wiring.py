@@ -25,7 +25,7 @@ from proxy.model.events import AnswerRead
 class Surroundings:
     """What managing stands among; `providers` are by the upstream's name, `holdout` the sessions only observed.
 
-    No call waits longer for a plan than `planning_seconds`.
+    No call waits longer for its plan, and for a summary that is being made, than `hard_wait_seconds` together.
     """
 
     archive: Archive
@@ -37,7 +37,7 @@ class Surroundings:
     memory: Memory
     watcher: Watcher
     holdout: Holdout
-    planning_seconds: float
+    hard_wait_seconds: float
 
 
 def build_steward(around: Surroundings, secret: bytes) -> Steward:
@@ -47,6 +47,6 @@ def build_steward(around: Surroundings, secret: bytes) -> Steward:
     around.bus.subscribe(AnswerRead, lessons.note_answer)
     lookout = Lookout(memory, around.models, lessons, around.clock, around.holdout)
     opener = Opener(around.builder, secret, around.providers)
-    ladder = Ladder(memory, opener, Rewriter(around.providers), around.bus, around.clock, around.planning_seconds)
+    ladder = Ladder(memory, opener, Rewriter(around.providers), around.bus, around.clock, around.hard_wait_seconds)
     books = Books(memory.sent, lessons, around.watcher)
     return Steward(lookout, ladder, Rescues(lookout, ladder), books, around.bus, around.watcher)

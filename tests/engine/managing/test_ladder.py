@@ -146,7 +146,7 @@ class Late:
 
     def __init__(self) -> None:
         self.released = threading.Event()
-        self.desk = Desk(self._hang, planning_seconds=0.25)
+        self.desk = Desk(self._hang, hard_wait_seconds=0.25)
 
     def _hang(self, view: Any, build: Any) -> ContextPlan:
         assert self.released.wait(LIMIT)
@@ -191,7 +191,7 @@ async def test_a_minimal_plan_that_comes_too_late_does_not_take_the_place_of_the
         plan: ContextPlan = build(view)
         return plan
 
-    desk = Desk(hang, hang, window=12_000, planning_seconds=0.25)
+    desk = Desk(hang, hang, window=12_000, hard_wait_seconds=0.25)
     case = await desk.look_at(LONG)
     try:
         assert (await desk.climb(case)).rung == "original"

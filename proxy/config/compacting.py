@@ -56,8 +56,7 @@ class CompactionSettings(Section):
         _POLICY.hard_wait_seconds,
         ge=0,
         allow_inf_nan=False,
-        description="How long a call above its budget waits for its plan and for a summary that is being made, together;"
-        " seconds.",
+        description="How long a call above its budget waits for its plan and a summary that is being made; seconds.",
     )
     protect_turns: int = Field(
         _POLICY.protect_turns, ge=2, description="So many of the user's newest turns are never part of a summary."

@@ -56,9 +56,9 @@ class Context:
     `reaches` tell how far the requests went that epochs were opened for. `sizes` are the tokens of epochs' rendered
     messages by id, as we count them; `protected` those that the last plan of a view had to leave; `told` the views
     of which it was said that more should stay than there is room for; `fruitless` the tokens and the last node of a
-    request that no plan made shorter; `unsent` those epochs that were opened beside the calls, and that none has gone
-    out under yet. Summaries are those that may still be of use. One epoch opens at a time: whoever waited for `opening` looks first whether
-    there is a new one.
+    request that no plan made shorter; `unsent` those epochs that were opened beside the calls, and that none has
+    gone out under yet. Summaries are those that may still be of use. One epoch opens at a time: whoever waited for
+    `opening` looks first whether there is a new one.
     """
 
     __slots__ = (

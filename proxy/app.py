@@ -34,6 +34,7 @@ from proxy.model.events import (
     CeilingExceeded,
     CeilingUnreachable,
     EpochOpened,
+    EpochRefused,
     ExchangeRecorded,
     Planned,
     ReadingFailed,
@@ -147,6 +148,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     engine.bus.subscribe(RungFailed, metrics.count_failed_rung)
     engine.bus.subscribe(CeilingUnreachable, metrics.count_unreachable)
     engine.bus.subscribe(CeilingExceeded, metrics.count_excess)
+    engine.bus.subscribe(EpochRefused, metrics.count_refusal)
     engine.bus.subscribe(AuxiliaryEnded, metrics.count_auxiliary)
     engine.bus.subscribe(SummaryAdded, metrics.count_summary)
     engine.bus.subscribe(SummaryWasted, metrics.count_waste)

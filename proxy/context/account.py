@@ -111,7 +111,7 @@ def restore_account(epochs: Iterable[Epoch], owed: float, budget: Budget) -> Acc
     for epoch in epochs:
         after = epoch.tokens_after
         mark = min(low, epoch.tokens_before - int(_LEAST_FREED * budget.usable))
-        account = note_revert(account, after) if epoch.why == "revert" else _settle(account, after, mark, low)
+        account = note_revert(account, after) if epoch.is_reversion else _settle(account, after, mark, low)
     return replace(account, owed=owed, sent=account.base)
 
 

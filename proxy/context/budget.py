@@ -56,6 +56,10 @@ class Budget(msgspec.Struct, frozen=True, gc=False):
         """From here on an epoch is opened whatever it costs."""
         return self.usable
 
+    def find_room(self) -> int | None:
+        """The tokens that a request may have so that its answer fits behind it; None where the window is unknown."""
+        return None if self.window is None else self.window - self.output
+
     def find_low(self, protected: int) -> int:
         """What an epoch cuts down to (the target), where so many tokens must stay as they are."""
         wished = max(self._low_fraction * self.usable, protected + 0.2 * self.usable)

@@ -159,8 +159,13 @@ class ContextBuilder:
             draft = shrink(view, seen, draft, self._list_ways(seen, draft, self._find_long(view)), most, self._count)
             if view.head + draft.tokens <= view.budget.high:
                 return draft
-        ways = self._list_last_ways(seen, draft)
-        return shrink(view, seen, draft, ways, view.budget.high, self._count)
+        # What no model has seen yet goes only where it would be refused: who asked again would get it no sooner.
+        fitting = view.budget.high if view.must_fit else view.budget.find_room()
+        return (
+            draft
+            if fitting is None
+            else shrink(view, seen, draft, self._list_last_ways(seen, draft), fitting, self._count)
+        )
 
     def _find_long(self, view: View) -> int:
         return max(_LONG_LEAST, int(_LONG_SHARE * view.budget.usable))

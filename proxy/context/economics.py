@@ -15,6 +15,7 @@ from proxy.model.plan import Pressure
 # By how much of the budget the low mark must have fallen below the one that was missed, before it is tried again.
 _RELIEF = 0.1
 
+BOUND = "the model signs its reasoning over what goes before it"
 SIDE = "a side request opens no epoch"
 FUTILE = f"{MOST_FUTILE} epochs in a row did not get below the low mark"
 HELD = "a revert holds until the high mark"
@@ -29,7 +30,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
     `tokens` are those it has without a new epoch, `protected` those that no epoch may take. `kept` are the tokens at
     its beginning that were sent before, None where it goes on from the last request; `stable` those at its beginning
     that an epoch would leave as they are. `idle` are the seconds since anything kept this prompt's cache warm, None
-    where that is not known.
+    where that is not known. `is_bound`: it has signed reasoning that a new beginning would make invalid (B37).
     """
 
     tokens: int
@@ -40,6 +41,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
     stable: int = 0
     idle: float | None = None
     is_side: bool = False
+    is_bound: bool = False
 
     @property
     def low(self) -> int:
@@ -85,8 +87,8 @@ def _find_objection(account: Account, facts: Facts, pressure: Pressure) -> str:
 
     Below it, what did not help twice is not done again.
     """
-    if facts.is_side:
-        return SIDE
+    if facts.is_side or facts.is_bound:
+        return SIDE if facts.is_side else BOUND
     if pressure == "hard":
         return ""
     if account.futile >= MOST_FUTILE and facts.low > account.stuck - _RELIEF * facts.budget.usable:

@@ -19,6 +19,14 @@ _OLD_OPENAI = re.compile(r"gpt-(?:4(?![o.\d])|3\.5|35)|text-embedding-(?:3|ada)"
 _OPENAI = re.compile(r"(?:chat)?gpt|o\d|codex|davinci|text-embedding-")
 
 
+# Models whose providers are not known to refuse reasoning that stands behind another beginning (WIRES 1 and 8): others
+# than Anthropic's, and Anthropic's up to Opus 5, Sonnet 5, Fable 5 and Haiku 4.5.
+_UNBOUND = re.compile(
+    r"gemini|gemma|(?:chat)?gpt|o\d|codex|grok|deepseek|qwen|kimi|glm|minimax|mistral|magistral|devstral|llama"
+    r"|claude-(?:instant|[1-4](?![\d])|v\d|(?:opus|sonnet|fable|haiku)-(?:[1-4](?!\d)|5(?![-.]?\d)))"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """Whose rules a model's tokens are counted by. `is_exact`: the encoding is the model's own."""
@@ -61,6 +69,12 @@ def find_family(model: str) -> Family:
     if name.startswith(("gemini", "gemma")):
         return Family("gemini", "o200k_base", is_exact=False)
     return Family("other", "o200k_base", is_exact=False)
+
+
+@lru_cache(maxsize=1024)
+def may_bind_reasoning(model: str) -> bool:
+    """Whether signed reasoning of this model may be refused behind another beginning (BEHAVIOUR B37); unknown: yes."""
+    return not any(_UNBOUND.match(name) for name in (_bare(model), *list_names(model)))
 
 
 def _bare(model: str) -> str:

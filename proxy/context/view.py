@@ -37,7 +37,8 @@ class View(msgspec.Struct, frozen=True, gc=False):
     the summaries that hold, oldest first, none over another. `goal`, where there is one, is the budget that what is
     told of old steps, and how many of them stay, is measured by; all else is measured by `budget`. `sent` is how
     many of the messages went out before, None where that tells nothing of what a model has seen. `depth` counts pairs
-    of epochs in a row that left too little room: the more, the more a plan has to free.
+    of epochs in a row that left too little room: the more, the more a plan has to free. `must_fit`: more than the
+    budget has room for would be refused.
     """
 
     messages: Sequence[Seen]
@@ -50,3 +51,4 @@ class View(msgspec.Struct, frozen=True, gc=False):
     goal: Budget | None = None
     sent: int | None = None
     depth: int = 0
+    must_fit: bool = False

@@ -109,6 +109,6 @@ class Flight:
         self.tape.add(piece)
 
     def go_again(self, k: int) -> "Flight":
-        """The next round of the same call, which nobody rescues any more."""
+        """The next round of the same call."""
         fresh = Tape(self.tape.cap)
-        return replace(self, k=k, tape=fresh, rescuer=None, head_at=0.0, first_at=0.0, ended_at=0.0, is_final=True)
+        return replace(self, k=k, tape=fresh, head_at=0.0, first_at=0.0, ended_at=0.0, is_final=True)

@@ -30,6 +30,7 @@ Send = Callable[[bytes | RequestBody], Awaitable[UpstreamResponse]]
 
 _COMPANY_SECONDS = 0.003
 _TOO_MANY = 429
+_REFUSED = 400
 
 
 class Relay:
@@ -67,22 +68,24 @@ class Relay:
         self._record(flight, 0, (), "aborted", "")
 
     async def carry(self, flight: Flight, send: Send, body: bytes | RequestBody) -> None:
-        """Send the body, await the answer and pass it on; where it is refused as too long and a rescuer has something
-        to send in its place, that answer.
+        """Send the body, await the answer and pass it on; where it is refused and a rescuer has something else to send,
+        the answer to that.
 
         Raises ProxyError where none came; a cancelled call is recorded as aborted.
         """
         retry = await self._fly(flight, send(body))
-        if retry is not None:
+        while retry is not None:
             flight = flight.go_again(retry.round.k)
             flight.entry.extend(*[record for record in (retry.round, retry.plan) if record is not None])
-            await self._fly(flight, send(retry.body))
+            retry = await self._fly(flight, send(retry.body))
 
     async def _fly(self, flight: Flight, sending: Awaitable[UpstreamResponse]) -> Retry | None:
         """One round; a retry in place of all that was not passed on yet."""
         response = await self._await_head(flight, sending)
         try:
             begun = b""
+            if flight.k and flight.rescuer is not None and response.status < _REFUSED:
+                await flight.rescuer.accept()
             if flight.rescuer is not None and (guard := find_guard(flight, response, self._clock)) is not None:
                 if (retry := await self._rescue(flight, response, guard)) is not None:
                     return retry

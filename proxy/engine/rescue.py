@@ -1,7 +1,7 @@
-"""What relay and managing owe each other when an upstream refuses a request as too long (BEHAVIOUR B8, B20a).
+"""What relay and managing owe each other when an upstream refuses a request (BEHAVIOUR B8, B8a, B20a).
 
-Rule: the relay knows answers, the rescuer knows what they mean. At most one retry comes of a call, and where there is
-none, the upstream's own answer goes on byte for byte.
+The relay knows answers, the rescuer knows what they mean. Where there is nothing else to send, the upstream's own
+answer goes on byte for byte.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ REFUSAL_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An answer that may say that the request was too long: as it came, any content-encoding included.
+    """An answer that may refuse what was sent as too long, or because it was rewritten: as it came, encoded or not.
 
     Of at most `REFUSAL_BYTES`: what is longer is none.
     """
@@ -55,8 +55,12 @@ class Rescuer(Protocol):
         ...
 
     async def rescue(self, refusal: Refusal) -> Retry | None:
-        """What to send in place of the request; None where this is another answer, or where nothing shorter can be had.
+        """What to send in place of what was sent last; None where the answer is to go on as it came.
 
-        Called once at most. Cancelled when the client has left.
+        Cancelled when the client has left.
         """
+        ...
+
+    async def accept(self) -> None:
+        """What was sent in place of a refused request is accepted: its answer begins. It must not take long."""
         ...

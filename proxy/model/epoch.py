@@ -10,9 +10,10 @@ import msgspec
 
 from proxy.model.summary import Summary
 
-Why = Literal["soft", "hard", "cold", "client", "overflow", "manual", "revert"]
+Why = Literal["soft", "hard", "cold", "client", "overflow", "manual", "revert", "refused"]
 """Why an epoch was opened: above the soft mark where it pays, at the high mark, because the cache was known to be cold,
-because the client had broken the prefix itself, after a refusal as too long, or because a person asked for it."""
+because the client had broken the prefix itself, after a refusal as too long, or because a person asked for it. A
+`revert` by a person, and one because the upstream `refused` what was rewritten, go back to what stood before."""
 
 
 class Original(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -52,6 +53,11 @@ class Epoch(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     edits: bytes
     rendered: tuple[bytes, ...]
     originals: tuple[Original, ...] = ()
+
+    @property
+    def is_reversion(self) -> bool:
+        """Whether it takes back the epoch that it follows."""
+        return self.why in ("revert", "refused")
 
 
 class Pin(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):

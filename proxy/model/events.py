@@ -97,6 +97,15 @@ class CeilingExceeded(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
+class EpochRefused(msgspec.Struct, frozen=True, gc=False):
+    """An upstream refused what an epoch made of a request, and took the client's own; its view is left alone now."""
+
+    epoch: str
+    session: str
+    exchange: str
+    view: str
+
+
 class RungFailed(msgspec.Struct, frozen=True, gc=False):
     """A request could not be sent as it should have been; it went out by the next rung of the ladder (B8)."""
 
@@ -166,6 +175,7 @@ Event = (
     | EpochOpened
     | CeilingUnreachable
     | CeilingExceeded
+    | EpochRefused
     | RungFailed
     | LimitsTold
     | AuxiliaryEnded

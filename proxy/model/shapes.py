@@ -13,8 +13,9 @@ class Shape(msgspec.Struct, frozen=True, gc=False):
     """One message, or one item of a wire that counts calls and reasoning as items.
 
     `role` is system, user, assistant or tool (whatever holds a result is a tool's), or what the client sent instead.
-    `reasoning` is a digest of what must stay attached to the calls beside it, empty where there is none. `markers` are
-    the retentions of its cache markers in order. `flaws` are what is wrong with the message by itself.
+    `reasoning` is a digest of what must stay attached to the calls beside it, empty where there is none; `is_signed`:
+    its provider has signed some of that. `markers` are the retentions of its cache markers in order. `flaws` are what
+    is wrong with the message by itself.
     """
 
     role: str
@@ -24,6 +25,7 @@ class Shape(msgspec.Struct, frozen=True, gc=False):
     markers: tuple[str, ...] = ()
     says_json: bool = False
     flaws: tuple[str, ...] = ()
+    is_signed: bool = False
 
 
 def joins(before: Shape, shape: Shape) -> bool:

@@ -16,6 +16,7 @@ from proxy.model.events import (
     CeilingExceeded,
     CeilingUnreachable,
     EpochOpened,
+    EpochRefused,
     ExchangeRecorded,
     Planned,
     ReadingFailed,
@@ -64,6 +65,7 @@ class Metrics(Collector):
         self._saved = 0.0
         self._unreachable = 0
         self._exceeded = 0
+        self._refused = 0
         self._exceeded_tokens = 0
         self._auxiliary: Counter[tuple[str, str]] = Counter()
         self._auxiliary_cost = 0.0
@@ -117,6 +119,10 @@ class Metrics(Collector):
         """A subscriber of the bus."""
         self._exceeded += 1
         self._exceeded_tokens += event.tokens - event.usable
+
+    def count_refusal(self, event: EpochRefused) -> None:
+        """A subscriber of the bus."""
+        self._refused += 1
 
     def count_auxiliary(self, event: AuxiliaryEnded) -> None:
         """A subscriber of the bus."""
@@ -174,6 +180,9 @@ class Metrics(Collector):
             yield family
         yield CounterMetricFamily(
             "palimpsest_ceilings_unreachable", "Sessions found to have more than can be cut.", value=self._unreachable
+        )
+        yield CounterMetricFamily(
+            "palimpsest_refused_epochs", "Epochs whose requests an upstream refused.", value=self._refused
         )
         yield CounterMetricFamily(
             "palimpsest_calls_above_ceiling", "Managed calls sent above their ceiling.", value=self._exceeded

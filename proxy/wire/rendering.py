@@ -25,6 +25,8 @@ _MARKED_LISTS = ("content", "tool_calls")
 _MOST_BESIDE = 8_000
 _BESIDE = "[output pruned: see the first result of this message]"
 _OUTPUT_LISTS = ("function_call_output", "custom_tool_call_output")
+_SIGNED_MEMBERS = ("reasoning_details", "thinking_blocks")
+_SIGNED_NAMES = (*(name.encode() for name in _SIGNED_MEMBERS), b"thinking")
 _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _BEFORE = re.compile(rb"[ \t\r\n]*,?[ \t\r\n]*")
 _BEHIND = re.compile(rb"[ \t\r\n]*[,\]]")
@@ -91,6 +93,33 @@ def apply(body: SplitBody, preamble: int, through: int, rendered: Sequence[bytes
         raise ValueError("the items are not between separators")
     view = memoryview(content)
     return b"".join((view[:start], b",".join(rendered), view[end:]))
+
+
+def strip_reasoning(body: SplitBody) -> bytes:
+    """The body without reasoning that a provider may have signed; a message that is nothing else stays as it is."""
+    pieces: list[bytes] = []
+    at = 0
+    for span in body.items:
+        raw = body.content[span.start : span.end]
+        stripped = _strip(raw) if any(name in raw for name in _SIGNED_NAMES) else raw
+        pieces += [body.content[at : span.start], stripped]
+        at = span.end
+    return b"".join([*pieces, body.content[at:]])
+
+
+def _strip(raw: bytes) -> bytes:
+    value = read_object(raw.decode(errors="replace"))
+    if value is None or value.get("role") != "assistant":
+        return raw
+
+    def change(name: str, member: bytes) -> bytes | None:
+        if name in _SIGNED_MEMBERS:
+            return None
+        parts = list_elements(member) if name == "content" and member[:1] == b"[" else []
+        kept = [part for part in parts if _read_kind(part) not in THINKING]
+        return join_array(kept) if kept and len(kept) < len(parts) else member
+
+    return change_members(raw, change)
 
 
 def lower_output(body: SplitBody, tokens: int) -> bytes:

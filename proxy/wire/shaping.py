@@ -63,7 +63,16 @@ def _read_chat(message: _Fields, markers: tuple[str, ...], says_json: bool) -> S
     if _are_odd_ids([*ids, answered] if role == "tool" else ids, LONGEST_CHAT_ID):
         flaws.append("id")
     results = (answered,) if answered else ()
-    return Shape(role, tuple(filter(None, ids)), results, _digest(bound), markers, says_json, tuple(flaws))
+    is_signed = bool(bound) and _is_signed(message, bound)
+    return Shape(role, tuple(filter(None, ids)), results, _digest(bound), markers, says_json, tuple(flaws), is_signed)
+
+
+def _is_signed(message: _Fields, bound: Sequence[object]) -> bool:
+    """Whether reasoning is signed or encrypted, as LiteLLM, OpenRouter and Anthropic's own parts have it."""
+    if message.get("thinking_blocks"):
+        return True
+    details = [*read_objects(message.get("reasoning_details")), *(part for part in bound if isinstance(part, dict))]
+    return any(part.get("signature") or part.get("data") for part in details)
 
 
 def _read_anthropic(message: _Fields, markers: tuple[str, ...], says_json: bool) -> Shape:

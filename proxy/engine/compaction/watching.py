@@ -71,7 +71,8 @@ class Watch:
         read = case.tariff.expect_read(find_matching(case, footing))
         expected = Usage(case.tell(footing.tokens), 0, case.tell(read))
         self._purse.note_estimate(case.subject.exchange, expected)
-        if self._policy.auto and decision.pressure != "none" and not case.subject.is_side:
+        may_open = not (case.is_bound or (case.epoch is not None and case.epoch.why == "refused"))
+        if self._policy.auto and decision.pressure != "none" and not case.subject.is_side and may_open:
             opened = footing.epoch if footing.epoch is not case.epoch else None
             interval = None if case.kept is not None else case.account.find_idle(case.now)
             latest = Latest(case, footing.body, opened, interval)

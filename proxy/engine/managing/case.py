@@ -8,14 +8,17 @@ from proxy.context.account import Account
 from proxy.context.budget import Budget
 from proxy.context.economics import Facts
 from proxy.context.estimate import Ratio
+from proxy.context.model_names import may_bind_reasoning
 from proxy.context.tariff import Tariff
 from proxy.engine.managing.context import Context, Standing
 from proxy.engine.managing.paths import Path, count_shared
 from proxy.engine.managing.subject import Subject
-from proxy.model.epoch import Epoch
+from proxy.model.epoch import Epoch, Why
 
 # BEHAVIOUR B13 and B14
 _GROUPS, _USERS = 3, 2
+# Epochs that open though there is signed reasoning: a person, or the window, asks for them.
+_OVER_SIGNED: tuple[Why, ...] = ("overflow", "manual")
 
 
 class Case(msgspec.Struct, frozen=True, gc=False):
@@ -73,7 +76,22 @@ class Case(msgspec.Struct, frozen=True, gc=False):
             stable=self.path.head.tokens,
             idle=self.account.find_idle(self.now),
             is_side=self.subject.is_side,
+            is_bound=self.is_bound,
         )
+
+    def is_unsigned(self, epoch: Epoch) -> bool:
+        """Whether signed reasoning is taken out of what is sent under an epoch (B37).
+
+        It was made behind the client's own beginning, or the upstream has refused it behind ours.
+        """
+        if self.view in self.context.unsigned:
+            return bool(self.path.signed)
+        return epoch.why in _OVER_SIGNED and self.is_bound
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether its messages have signed reasoning that holds only behind the beginning it was made behind."""
+        return bool(self.path.signed) and may_bind_reasoning(self.view)
 
     def find_standing(self, epoch: Epoch | None) -> Standing:
         """How the view stands under an epoch, or under none."""

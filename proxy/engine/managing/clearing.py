@@ -35,7 +35,7 @@ class Covers:
 
     def note(self, epoch: Epoch, items: Sequence[Item]) -> None:
         """Remember what an epoch stands for; `items` begin with that."""
-        if epoch.id in self._items or not epoch.depth or epoch.why == "revert":
+        if epoch.id in self._items or not epoch.depth or epoch.is_reversion:
             return
         self._items[epoch.id] = tuple(items[: epoch.depth])
         if len(self._items) > _MOST_COVERED:

@@ -57,7 +57,8 @@ class Context:
     messages by id, as we count them; `protected` those that the last plan of a view had to leave; `told` the views
     of which it was said that more should stay than there is room for; `fruitless` the tokens and the last node of a
     request that no plan made shorter; `unsent` those epochs that were opened beside the calls, and that none has
-    gone out under yet. Summaries are those that may still be of use. One epoch opens at a time: whoever waited for
+    gone out under yet; `unsigned` the views whose rewritten requests go out without signed reasoning, for the upstream
+    has refused it. Summaries are those that may still be of use. One epoch opens at a time: whoever waited for
     `opening` looks first whether there is a new one.
     """
 
@@ -79,6 +80,7 @@ class Context:
         "sizes",
         "told",
         "unsent",
+        "unsigned",
     )
 
     def __init__(self) -> None:
@@ -98,6 +100,7 @@ class Context:
         self.told: set[str] = set()
         self.fruitless: dict[str, tuple[int, bytes]] = {}
         self.unsent: set[str] = set()
+        self.unsigned: set[str] = set()
         self.is_known = False
 
     @property
@@ -177,7 +180,7 @@ class Context:
         self._epochs.append(epoch)
         self.reaches.note(epoch.id, reach)
         self._epochs_weight += weigh_epoch(epoch)
-        if epoch.why == "revert":
+        if epoch.is_reversion:
             undone = {each.id for each in self.trace(epoch.parent)}
             for key in [key for key, chosen in self._chosen.items() if chosen in undone]:
                 del self._chosen[key]
@@ -243,6 +246,7 @@ class Context:
             if not any(named == view for named, _ in self._standings):
                 self.protected.pop(view, None)
                 self.told.discard(view)
+                self.unsigned.discard(view)
                 self.fruitless.pop(view, None)
 
     def get_epoch(self, epoch: str) -> Epoch | None:
@@ -301,7 +305,7 @@ class Context:
 
     def _is_on_path(self, epoch: Epoch, nodes: Sequence[bytes]) -> bool:
         """Whether an epoch is one of a chain's; a revert is wherever what it takes back is, and nowhere else."""
-        while epoch.why == "revert" and (reverted := self.get_epoch(epoch.parent)) is not None:
+        while epoch.is_reversion and (reverted := self.get_epoch(epoch.parent)) is not None:
             epoch = reverted
         return not epoch.depth or (epoch.depth <= len(nodes) and nodes[epoch.depth - 1] == epoch.through)
 

@@ -51,7 +51,7 @@ class Reaches:
 
     def _find(self, epoch: Epoch, known: Sequence[Epoch]) -> int | None:
         """That of an epoch; a revert has that of the one which it goes back to."""
-        if epoch.why != "revert":
+        if not epoch.is_reversion:
             return self._known.get(epoch.id)
         same = (each.id for each in known if (each.through, each.edits) == (epoch.through, epoch.edits))
         return next((self._known[id] for id in same if id in self._known), None)

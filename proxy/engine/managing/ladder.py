@@ -105,7 +105,9 @@ class Ladder:
         if not epoch.depth:
             return Footing("original", case.subject.split.content, case.client_tokens, epoch)
         is_opened = epoch.id in case.context.unsent
-        rewrite = partial(self._rewriter.rewrite, case.subject, case.path, epoch)  # a later pin is for the next epoch
+        # A later pin is for the next epoch.
+        is_unsigned = case.is_unsigned(epoch)
+        rewrite = partial(self._rewriter.rewrite, case.subject, case.path, epoch, is_unsigned=is_unsigned)
         body = attempt_now(rewrite, partial(self._tell, case, "epoch"))
         return None if body is None else Footing("epoch", body, case.tokens, epoch, is_opened=is_opened)
 
@@ -115,7 +117,7 @@ class Ladder:
         None where nothing gets shorter by it. Raises Conflict where another was opened meanwhile, StoreUnavailable, and
         ValueError where what comes of it is not valid.
         """
-        context, ground = case.context, msgspec.structs.replace(self._find_ground(case), goal=goal)
+        context, ground = case.context, msgspec.structs.replace(self._find_ground(case, "manual"), goal=goal)
         draft = await asyncio.to_thread(self._opener.draft, case.subject, case.path, ground)
         async with context.opening:
             if context.find(case.view, case.subject, is_next=True) is not case.epoch:
@@ -168,18 +170,18 @@ class Ladder:
     async def _draft_and_begin(self, case: Case, wish: "_Wish", rung: Rung) -> Footing | None:
         if rung == "minimal":
             draft = await asyncio.to_thread(
-                self._opener.draft, case.subject, case.path, self._find_ground(case), is_minimal=True
+                self._opener.draft, case.subject, case.path, self._find_ground(case, wish.why), is_minimal=True
             )
         else:
-            draft = await self._draft(case, wish.seconds)
+            draft = await self._draft(case, wish)
         if not draft.plan.through:
             self._note_fruitless(case)
             return None
         return await self._begin(case, draft, wish, rung)
 
-    async def _draft(self, case: Case, seconds: float) -> Draft:
+    async def _draft(self, case: Case, wish: "_Wish") -> Draft:
         """A draft, in time; a plan that comes too late is there for the next request."""
-        context, subject = case.context, case.subject
+        context, subject, seconds = case.context, case.subject, wish.seconds
         deadline = asyncio.get_running_loop().time() + seconds
         if context.late is not None:
             await asyncio.wait((context.late,), timeout=seconds)
@@ -188,7 +190,7 @@ class Ladder:
         late = context.take_late(subject)
         if late is not None and _is_enough(case, late):
             return late
-        draft = partial(self._opener.draft, subject, case.path, self._find_ground(case))
+        draft = partial(self._opener.draft, subject, case.path, self._find_ground(case, wish.why))
         drafting = asyncio.get_running_loop().run_in_executor(self._planners, draft)
         await asyncio.wait((drafting,), timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
         if drafting.done():
@@ -199,12 +201,20 @@ class Ladder:
     def _note_fruitless(self, case: Case) -> None:
         case.context.fruitless[case.view] = case.tokens, case.subject.tip
 
-    def _find_ground(self, case: Case) -> Ground:
+    def _find_ground(self, case: Case, why: Why) -> Ground:
         context, nodes, frozen = case.context, case.subject.nodes, case.epoch or self._find_twin(case)
         epochs = context.epochs if frozen is None else (*context.epochs, frozen)
         known = {original.id: original for epoch in epochs for original in epoch.originals}
         pinned, reports = context.list_pinned(nodes), context.list_reports(nodes)
-        return Ground(case.budget, frozen, pinned, reports, known=known, depth=case.account.depth)
+        return Ground(
+            case.budget,
+            frozen,
+            pinned,
+            reports,
+            known=known,
+            depth=case.account.depth,
+            must_fit=why == "overflow",
+        )
 
     def _find_twin(self, case: Case) -> Epoch | None:
         return self._twins.find(case.subject) if case.epoch is None else None
@@ -221,7 +231,8 @@ class Ladder:
             self._note_fruitless(case)
             return None
         epoch = _make_epoch(case, draft, wish.why, wish.name, tokens, self._clock.now_ms())
-        body = self._rewriter.rewrite(case.subject, path, epoch, case.context.list_pinned(case.subject.nodes))
+        pinned, is_unsigned = case.context.list_pinned(case.subject.nodes), case.is_unsigned(epoch)
+        body = self._rewriter.rewrite(case.subject, path, epoch, pinned, is_unsigned=is_unsigned)
         if not await wish.commit(epoch):
             raise StoreUnavailable("the log did not take the epoch in time")
         self._contexts.add(epoch.session, epoch, len(case.subject.nodes))
@@ -267,8 +278,8 @@ def is_fruitless(case: Case, why: Why) -> bool:
 
 def _fits(case: Case) -> bool:
     """Whether what stands is as short as it must be; where the window is unknown, the upstream will tell."""
-    window = case.budget.window
-    return window is None or case.tokens <= window - case.budget.output
+    room = case.budget.find_room()
+    return room is None or case.tokens <= room
 
 
 def _is_enough(case: Case, draft: Draft) -> bool:

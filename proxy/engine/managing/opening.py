@@ -40,8 +40,8 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
 class Ground(msgspec.Struct, frozen=True, gc=False):
     """What a draft stands on beside the conversation: the epoch that holds, the places that are pinned, summaries.
 
-    `goal` and `depth` are as a view has them. `known` are references that have their originals, by id: what one stands
-    for stays the same though the client may spell its messages otherwise by now.
+    `goal`, `depth` and `must_fit` are as a view has them. `known` are references that have their originals, by id: what
+    one stands for stays the same though the client may spell its messages otherwise by now.
     """
 
     budget: Budget
@@ -51,6 +51,7 @@ class Ground(msgspec.Struct, frozen=True, gc=False):
     goal: Budget | None = None
     known: Mapping[str, Original] = {}
     depth: int = 0
+    must_fit: bool = False
 
 
 class Opener:
@@ -93,6 +94,7 @@ class Opener:
             reports=ground.reports,
             goal=ground.goal,
             depth=ground.depth,
+            must_fit=ground.must_fit,
         )
 
     def _name(self, subject: Subject, start: int, stop: int, offset: int) -> str:

@@ -45,8 +45,8 @@ class Head(msgspec.Struct, frozen=True, gc=False):
 class Path(msgspec.Struct, frozen=True, gc=False, eq=False):
     """The messages up to a node, behind the preamble. `sums` are tokens up to the end of each, without the head's.
 
-    `marked` are the places of messages with cache markers. `items` is where they stood in the body that they were read
-    of, from place `first` on.
+    `marked` are the places of messages with cache markers, `signed` those of messages with signed reasoning. `items`
+    is where they stood in the body that they were read of, from place `first` on.
     """
 
     nodes: Sequence[bytes]
@@ -57,6 +57,7 @@ class Path(msgspec.Struct, frozen=True, gc=False, eq=False):
     items: Sequence[Span]
     first: int
     marked: tuple[int, ...] = ()
+    signed: tuple[int, ...] = ()
 
     def count(self, start: int, stop: int) -> int:
         """Tokens of the messages from `start` up to `stop`."""
@@ -273,9 +274,10 @@ def _go_on(
     items, first = subject.split.items, subject.chain.preamble.count
     sums = _add_up(known.count_to(shared) if known is not None else 0, tokens)
     fresh = tuple(place for place, shape in enumerate(shapes, shared) if shape.markers)
+    signed = tuple(place for place, shape in enumerate(shapes, shared) if shape.is_signed)
     if known is None or not shared:
         history = judge_history(shapes, is_itemised=subject.wire == "responses")
-        return Path(subject.nodes, shapes, sums, history, head, items, first, fresh)
+        return Path(subject.nodes, shapes, sums, history, head, items, first, fresh, signed)
     return Path(
         subject.nodes,
         extend(known.shapes, shared, shapes),
@@ -285,4 +287,5 @@ def _go_on(
         items,
         first,
         (*(place for place in known.marked if place < shared), *fresh),
+        (*(place for place in known.signed if place < shared), *signed),
     )

@@ -14,9 +14,10 @@ from proxy.engine.policy import Provider
 from proxy.model.epoch import Epoch
 from proxy.model.plan import Edit
 from proxy.model.shapes import Shape
+from proxy.wire.body import split_body
 from proxy.wire.frame import read_rules
 from proxy.wire.lasting import Verdict, extend_verdict, list_replaced, make_verdict
-from proxy.wire.rendering import apply, place_marker
+from proxy.wire.rendering import apply, place_marker, strip_reasoning
 from proxy.wire.validity import Splice
 
 _MOST_REMEMBERED = 1024
@@ -46,8 +47,11 @@ class Rewriter:
         self._providers = providers
         self._judged: dict[tuple[str, int], _Judged] = {}
 
-    def rewrite(self, subject: Subject, path: Path, epoch: Epoch, pinned: Collection[int] = ()) -> bytes:
-        """The body under an epoch, in which the pinned messages must stand as they are.
+    def rewrite(
+        self, subject: Subject, path: Path, epoch: Epoch, pinned: Collection[int] = (), *, is_unsigned: bool = False
+    ) -> bytes:
+        """The body under an epoch, in which the pinned messages must stand as they are; `is_unsigned`: without
+        signed reasoning.
 
         Raises Invalid, and ValueError where the epoch is none of this request.
         """
@@ -63,7 +67,13 @@ class Rewriter:
                 raise Invalid(problem)
             lasting = make_verdict(path.history, judged.splices, rules, judged.ids)
         judged.verdict = lasting
-        return apply(subject.split, leading, epoch.depth, rendered)
+        body = apply(subject.split, leading, epoch.depth, rendered)
+        if not is_unsigned:
+            return body
+        split = split_body(body, subject.items_key)
+        if split is None:
+            raise Invalid("signed reasoning cannot be taken out")
+        return strip_reasoning(split)
 
     def _find_judged(self, subject: Subject, path: Path, epoch: Epoch) -> _Judged:
         key = epoch.id, hash(epoch.edits)  # a plan that does not bear leaves its epoch's id to a minimal one

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from proxy.context.account import note_use
 from proxy.context.budget import Budget, has_room_for
-from proxy.context.economics import Decision, decide
+from proxy.context.economics import BOUND, NO_ROOM, SIDE, Decision, decide
 from proxy.context.holdout import HELD_OUT
 from proxy.engine.boundary import attempt, attempt_now
 from proxy.engine.bus import EventBus
@@ -37,9 +37,16 @@ _UNPROVEN = "the upstream has not accepted this credential yet"
 _SENT_BEFORE = "the same history goes out as it did before"
 # How long a call below its ceiling waits for a plan; one that comes later serves the next call.
 _SOFT_WAIT = 0.25
+_RECORDED_ONLY = "calls of this wire are recorded, not managed"
+# Text and JSON have about as many in every language that uses Latin letters; a header needs no better estimate.
+_BYTES_OF_A_TOKEN = 4
+# So long after a refusal no epoch opens in a view.
+_REFUSED_MS = 24 * 60 * 60 * 1000
+REFUSED = "the upstream refused the last epoch"
 MUST_STAY = "the rest must stay as it is"
 NOT_CUT = "it could not be cut; the server's log says why"
 _UNREAD = "what the log knows of this session could not be read"
+_STOOD_DOWN = frozenset({BOUND, NO_ROOM, REFUSED, SIDE, _UNREAD})
 
 _log = logging.getLogger("palimpsest.managing")
 
@@ -83,7 +90,7 @@ class Steward:
         if is_pinning(subject):
             return None
         if subject.wire not in _MANAGED_WIRES:
-            return Sending(content)
+            return Sending(content, labels=self._tell_unmanaged(subject, mode))
         if mode != "manage" or ceiling is not None or subject.step is None:
             return None
         if not self._memory.contexts.is_blank(subject):
@@ -109,7 +116,8 @@ class Steward:
 
     async def _prepare(self, subject: Subject, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:
         if subject.wire not in _MANAGED_WIRES:
-            return Sending(subject.split.content).add(refuse_pin(subject, "calls of this wire are not managed"))
+            labels = self._tell_unmanaged(subject, mode)
+            return Sending(subject.split.content, labels=labels).add(refuse_pin(subject, _RECORDED_ONLY))
         if exemption := _find_exemption(subject, mode):
             return self._stand_aside(subject, mode, exemption).add(refuse_pin(subject, exemption))
         if await self._is_held_out(subject):
@@ -156,7 +164,8 @@ class Steward:
             return self._stand_aside(subject, "manage", exemption)
         usable = self._lookout.find_ratio(subject).apply(budget.usable)
         plan = Plan(subject.exchange, 0, subject.model, "original", reason=HELD_OUT, usable=usable)
-        return Sending(subject.split.content, plan=plan, labels=_label_observed(HELD_OUT))
+        labels = () if self._lookout.is_below(subject, budget) else _label_observed(HELD_OUT)
+        return Sending(subject.split.content, plan=plan, labels=labels)
 
     async def _manage(self, subject: Subject, ceiling: int | None, commit: Commit) -> Sending:
         self._memory.forget_lost()
@@ -175,11 +184,11 @@ class Steward:
         if epoch is not None and (sending := self._keep(subject, context, epoch, budget)) is not None:
             return replace(sending, ceiling=ceiling)
         case = await self._lookout.look_at(subject, context, epoch, budget)
-        decision = _decide(case)
+        decision = self._decide(case)
         footing = await self._climb(case, decision, commit)
         _choose(case, footing)
         sending = replace(self._books.enter(case, footing, decision), ceiling=ceiling)
-        return sending.add(self._tell_excess(case, footing, decision))
+        return sending.add(_tell_own(case, footing, decision)).add(self._tell_excess(case, footing, decision))
 
     async def _climb(self, case: Case, decision: Decision, commit: Commit) -> Footing:
         """What the request is sent as; above the ceiling it waits for a running summary and its plan together (B8b)."""
@@ -234,7 +243,31 @@ class Steward:
 
     def _note(self, ahead: Ahead, footing: Footing) -> Sending:
         case = self._lookout.count(ahead)
-        return self._books.note(case, replace(footing, tokens=case.tokens), _decide(case))
+        return self._books.note(case, replace(footing, tokens=case.tokens), self._decide(case))
+
+    def _decide(self, case: Case) -> Decision:
+        """Whether an epoch opens; none where the log may know of another (B10), for what was sent before (B5), or
+        where the upstream has refused the last one (B8a).
+        """
+        decision = decide(case.account, case.facts)
+        if not case.context.is_known:
+            return Decision(None, decision.pressure, _UNREAD)
+        if decision.why is not None and case.context.was_sent(case.view, case.subject):
+            return Decision(None, decision.pressure, _SENT_BEFORE)
+        if decision.why is not None and self._is_refused(case.epoch):
+            return Decision(None, decision.pressure, REFUSED)
+        return decision
+
+    def _is_refused(self, epoch: Epoch | None) -> bool:
+        return epoch is not None and epoch.why == "refused" and self._clock.now_ms() - epoch.opened_ms < _REFUSED_MS
+
+    def _tell_unmanaged(self, subject: Subject, mode: Mode) -> Headers:
+        """What the client is told of a large request on a wire that is not managed; its size is told by its bytes."""
+        if mode != "manage":
+            return ()
+        budget = self._lookout.find_budget(subject)
+        is_large = len(subject.split.content) >= _BYTES_OF_A_TOKEN * budget.soft
+        return ((b"x-palimpsest-mode", b"observe; recorded-only"),) if is_large else ()
 
     def _find_sign(self, subject: Subject) -> str:
         """What in the messages says that they are managed already; those that were managed before are not looked at.
@@ -248,7 +281,8 @@ class Steward:
     def _stand_aside(self, subject: Subject, mode: Mode, reason: str) -> Sending:
         """A request that is not managed though its session may be; what that costs is told."""
         content = subject.split.content
-        labels = _label_observed(reason) if mode == "manage" else ()
+        is_told = mode == "manage" and not self._lookout.is_below(subject, self._lookout.find_budget(subject))
+        labels = _label_observed(reason) if is_told else ()
         context = self._memory.contexts.get(subject.session.id)
         epoch = context.find(subject.model, subject) if context is not None else None
         known, _ = self._memory.paths.find(subject)
@@ -264,16 +298,6 @@ class Steward:
             subject.exchange, 0, subject.model, "original", "", "none", reason, told, told, 0, account.owed, saving
         )
         return Sending(content, plan=plan, labels=labels)
-
-
-def _decide(case: Case) -> Decision:
-    """Whether an epoch opens; none does where the log may know of another (B10), or for what was sent before (B5)."""
-    decision = decide(case.account, case.facts)
-    if not case.context.is_known:
-        return Decision(None, decision.pressure, _UNREAD)
-    if decision.why is not None and case.context.was_sent(case.view, case.subject):
-        return Decision(None, decision.pressure, _SENT_BEFORE)
-    return decision
 
 
 def _is_kept(case: Case) -> bool:
@@ -299,8 +323,18 @@ def _choose(case: Case, footing: Footing) -> None:
 
 
 def _label_observed(reason: str) -> Headers:
-    """What the client is told of a request that stood aside."""
-    return ((b"x-palimpsest-mode", f"observe; {reason}".encode("ascii", "replace")),)
+    """What the client is told of a request that is not managed though it otherwise could be."""
+    told = reason if reason == HELD_OUT else f"stood-down:{reason}"
+    return ((b"x-palimpsest-mode", f"observe; {told}".encode("ascii", "replace")),)
+
+
+def _tell_own(case: Case, footing: Footing, decision: Decision) -> Headers:
+    """The same of one that goes as its client sent it though it is above the soft mark, and not for its price."""
+    if footing.rung != "original" or decision.pressure == "none":
+        return ()
+    if decision.why is None:
+        return _label_observed(decision.reason) if decision.reason in _STOOD_DOWN else ()
+    return () if _is_tried(case) else _label_observed(NOT_CUT)
 
 
 def _name(epoch: Epoch | None) -> str:

@@ -49,4 +49,4 @@ def build_steward(around: Surroundings, secret: bytes) -> Steward:
     opener = Opener(around.builder, secret, around.providers)
     ladder = Ladder(memory, opener, Rewriter(around.providers), around.bus, around.clock, around.hard_wait_seconds)
     books = Books(memory.sent, lessons, around.watcher)
-    return Steward(lookout, ladder, Rescues(lookout, ladder), books, around.bus, around.watcher)
+    return Steward(lookout, ladder, Rescues(lookout, ladder, around.bus), books, around.bus, around.watcher)

@@ -89,7 +89,7 @@ async def test_the_next_round_is_of_the_same_call_and_has_nothing_of_the_last_on
     flight.head_at, flight.ended_at, flight.is_head_out, flight.is_final = 1.0, 2.0, True, False
     again = flight.go_again(1)
     assert (again.exchange, again.entry, again.client, again.secrets) == ("x1", flight.entry, flight.client, (b"key",))
-    assert (again.k, again.rescuer, again.is_head_out, again.is_final) == (1, None, True, True)
+    assert (again.k, again.rescuer, again.is_head_out, again.is_final) == (1, flight.rescuer, True, True)
     assert (again.head_at, again.first_at, again.ended_at) == (0, 0, 0)
     assert (again.tape.size, again.tape.cap, flight.tape.size) == (0, 7, 8)
 

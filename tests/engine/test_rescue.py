@@ -107,6 +107,7 @@ async def test_the_client_gets_the_second_answer_alone(is_guarded: bool, make: A
         (REQUEST.method, REQUEST.target, REQUEST.headers)
     }
     assert first.is_closed
+    assert call.rescuer.accepted == 1
     assert (refused.k, refused.status, refused.received, refused.completeness) == (0, first.status, sent, "complete")
     assert (answered.k, answered.received, answered.completeness) == (1, call.client.body, "complete")
 
@@ -114,8 +115,9 @@ async def test_the_client_gets_the_second_answer_alone(is_guarded: bool, make: A
 async def test_the_rescuer_is_told_what_came() -> None:
     call = Call(refuse(413), refuse())
     await call.finish()
-    (refusal,) = call.rescuer.refusals
+    refusal, second = call.rescuer.refusals
     assert (refusal.status, refusal.headers, refusal.content) == (413, JSON, TOO_LONG)
+    assert (second.status, call.rescuer.accepted) == (400, 0)
     call = Call(stream(TOO_LONG_EVENT), refuse(), is_guarded=True)
     await call.finish()
     (refusal,) = call.rescuer.refusals
@@ -166,7 +168,7 @@ async def test_a_second_refusal_reaches_the_client_byte_for_byte() -> None:
     outcomes = await call.finish()
     assert (call.client.status, call.client.headers, call.client.body) == (413, last, other)
     assert call.client.is_whole
-    assert (len(call.upstream.calls), len(call.rescuer.refusals)) == (2, 1)
+    assert (len(call.upstream.calls), len(call.rescuer.refusals)) == (2, 2)
     assert [outcome.status for outcome in outcomes] == [400, 413]
 
 

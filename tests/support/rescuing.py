@@ -34,7 +34,7 @@ class ScriptedRescuer:
         self.exchange = ""
         self.upstream = ""
         self.refusals: list[Refusal] = []
-        self.read = 0
+        self.read = self.accepted = 0
         self.looked, self.asked, self.may_answer = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.may_answer.set()
 
@@ -48,9 +48,13 @@ class ScriptedRescuer:
         self.refusals.append(refusal)
         self.asked.set()
         await self.may_answer.wait()
-        if self.retry is None or b"too long" not in refusal.content:
+        retry, self.retry = self.retry, None
+        if retry is None or b"too long" not in refusal.content:
             return None
-        return Retry(self.retry, Round(self.exchange, 1, self.upstream, keep_whole(self.retry)), self.plan)
+        return Retry(retry, Round(self.exchange, 1, self.upstream, keep_whole(retry)), self.plan)
+
+    async def accept(self) -> None:
+        self.accepted += 1
 
     async def wait_until_asked(self) -> None:
         async with asyncio.timeout(LIMIT):

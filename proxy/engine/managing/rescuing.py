@@ -24,8 +24,9 @@ from proxy.engine.managing.subject import Subject
 from proxy.engine.rescue import Refusal, Retry, Start
 from proxy.model.epoch import Epoch
 from proxy.model.errors import StoreUnavailable
-from proxy.model.events import EpochRefused
+from proxy.model.events import CeilingExceeded, EpochRefused
 from proxy.model.exchange import Headers, Round
+from proxy.model.manifest import digest_of
 from proxy.model.plan import Plan, Rung
 from proxy.wire import rendering
 from proxy.wire.body import split_body
@@ -88,6 +89,7 @@ class Rescue:
         self._is_cut = False
         self._level: _Level | None = None
         self._refused = ""
+        self._sent = {digest_of(sending.body)}
 
     @property
     def is_guarded(self) -> bool:
@@ -110,8 +112,10 @@ class Rescue:
             return None
         self._reach.settle()
         retry = await attempt(work, self._note)
-        if retry is not None:
-            self._body, self._plan = retry.body, retry.plan
+        if retry is None or digest_of(retry.body) in self._sent:
+            return None
+        self._sent.add(digest_of(retry.body))
+        self._body, self._plan = retry.body, retry.plan
         return retry
 
     async def accept(self) -> None:
@@ -185,12 +189,20 @@ class Rescue:
         subject = self._subject
         context = await self._rescues.lookout.memory.contexts.open(subject)
         if level == "original":
+            self._tell_excess()
             await self._stand_down(context)
             told = b"the upstream refused the shortened request; it went as the client sent it"
         else:
             context.unsigned.add(subject.model)
             told = b"the upstream refused the shortened request; it went without signed reasoning"
         self._reach.tell(((b"x-palimpsest-notice", told),))
+
+    def _tell_excess(self) -> None:
+        """That the client's own request is above the ceiling, if so."""
+        subject, plan = self._subject, self._plan
+        if plan is not None and plan.tokens_upstream is not None and plan.tokens_upstream > plan.usable:
+            named = subject.exchange, subject.session.id, subject.model
+            self._rescues.bus.publish(CeilingExceeded(*named, plan.tokens_upstream, plan.usable, plan.reason))
 
     async def _stand_down(self, context: Context) -> None:
         """Send the view as its client does from now on; an epoch that takes back the refused one says so."""

@@ -136,7 +136,7 @@ class Steward:
         problem = f"{type(error).__name__}: {error}"
         self._bus.publish(RungFailed(subject.exchange, subject.session.id, "plan", problem))
         plan = Plan(subject.exchange, 0, subject.model, "original", reason=problem)
-        return Sending(subject.split.content, plan=plan)
+        return Sending(subject.split.content, plan=plan, labels=_label_observed(NOT_CUT))
 
     def _inquire(self, subject: Subject) -> None:
         """Have the upstream asked for its models, for nobody knows how much this one takes; beside the calls."""

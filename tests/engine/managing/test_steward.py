@@ -62,7 +62,14 @@ async def test_the_head_of_an_answer_waits_where_the_window_is_unknown_or_near()
 async def test_a_wire_that_is_not_managed_goes_as_it_came() -> None:
     desk = Desk()
     subject = msgspec.structs.replace(make_subject(until(22)), wire="responses")
-    assert await desk.steward.prepare(subject, "manage", None, desk.commit) == Sending(subject.split.content)
+    said = ((b"x-palimpsest-mode", b"observe; recorded-only"),)
+    assert await desk.steward.prepare(subject, "manage", None, desk.commit) == Sending(
+        subject.split.content, labels=said
+    )
+    assert desk.steward.glance(subject, "manage", None) == Sending(subject.split.content, labels=said)
+    assert await desk.steward.prepare(subject, "observe", None, desk.commit) == Sending(subject.split.content)
+    short = msgspec.structs.replace(make_subject(until(2)), wire="responses")
+    assert await desk.steward.prepare(short, "manage", None, desk.commit) == Sending(short.split.content)
 
 
 async def test_whatever_goes_wrong_the_request_goes_on_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +81,10 @@ async def test_whatever_goes_wrong_the_request_goes_on_as_it_came(monkeypatch: p
     subject = make_subject(until(22))
     problem = "RuntimeError: the lookout is blind"
     plan = Plan("x1", 0, "gpt-4o", "original", reason=problem)
-    assert await desk.steward.prepare(subject, "manage", None, desk.commit) == Sending(subject.split.content, plan=plan)
+    labels = ((b"x-palimpsest-mode", b"observe; stood-down:it could not be cut; the server's log says why"),)
+    assert await desk.steward.prepare(subject, "manage", None, desk.commit) == Sending(
+        subject.split.content, plan=plan, labels=labels
+    )
     assert desk.list_events(RungFailed) == [RungFailed("x1", "s1", "plan", problem)]
 
 
@@ -97,7 +107,7 @@ async def test_a_rescuer_stands_by_who_is_managed() -> None:
 async def test_who_manages_by_other_means_is_left_alone_and_told_so(members: Any, reason: str) -> None:
     desk = Desk()
     sending = await prepare(desk, until(22), **members)
-    assert sending.labels == ((b"x-palimpsest-mode", f"observe; {reason}".encode()),)
+    assert sending.labels == ((b"x-palimpsest-mode", f"observe; stood-down:{reason}".encode()),)
     assert sending.plan == Plan("x1", 0, "gpt-4o", "original", reason=reason)
     assert not sending.is_managed
 

@@ -1,0 +1,183 @@
+"""An upstream that refuses what was rewritten (BEHAVIOUR B8a), and models that sign their reasoning (B37)."""
+
+import json
+from typing import Any
+
+import pytest
+
+from proxy.model.epoch import Epoch
+from proxy.model.events import CeilingExceeded, EpochRefused
+from proxy.model.exchange import Outcome, Round
+from tests.support.managed import ManagedEngine, Turn, answer, cut_end, refuse
+from tests.support.managing import MODEL, make_history
+
+HISTORY = make_history(90, 1600)
+BOUND = "claude-fable-5-2"
+DAY = 24 * 60 * 60
+REFUSAL = json.dumps({"error": {"message": "messages.3: Invalid `signature`"}}).encode()
+TOO_LONG = "maximum context length is 8192 tokens. However, your messages resulted in 9400 tokens"
+
+
+def until(steps: int) -> list[Any]:
+    return list(HISTORY[: 2 + 2 * steps])
+
+
+def sign(messages: list[Any], first: int = 0) -> list[Any]:
+    """The same with signed reasoning in each of the assistant's messages from one on."""
+    details = [{"type": "reasoning.text", "text": "hm", "signature": "c2ln"}]
+    return [
+        {**message, "reasoning_details": details} if message["role"] == "assistant" and place >= first else message
+        for place, message in enumerate(messages)
+    ]
+
+
+async def open_epoch(engine: ManagedEngine, *answers: Any, signed: int = 1000) -> Turn:
+    """A history below the high mark, then one above it, which is answered so."""
+    await engine.send(sign(until(14), signed))
+    for each in answers:
+        engine.upstream.prepare(each)
+    return await engine.send(sign(until(22), signed))
+
+
+@pytest.mark.parametrize("status", [400, 404, 415, 422])
+async def test_what_is_refused_goes_as_the_client_sent_it_and_the_view_is_left_alone(status: int) -> None:
+    engine = ManagedEngine()
+    turn = await open_epoch(engine, answer(REFUSAL, status), answer())
+    rewritten, own = turn.all_sent
+    assert (own, turn.client.status) == (turn.body, 200)
+    assert rewritten != own
+    refused, stands = engine.epochs
+    assert (stands.why, stands.parent, stands.depth, stands.exchange) == ("refused", refused.id, 0, turn.exchange)
+    assert [plan.rung for plan in turn.plans] == ["plan", "original"]
+    assert "refused the rewritten request" in turn.plans[1].reason
+    assert "as the client sent it" in turn.labels["x-palimpsest-notice"]
+    assert [event for event in engine.events if isinstance(event, EpochRefused)] == [
+        EpochRefused(refused.id, stands.session, turn.exchange, MODEL)
+    ]
+    assert [(each.k, each.status) for each in engine.log.of(Outcome) if each.exchange == turn.exchange] == [
+        (0, status),
+        (1, 200),
+    ]
+    assert [each.body is None for each in engine.log.of(Round) if each.exchange == turn.exchange] == [False, True]
+    later = await engine.send(until(30))
+    assert (later.sent, later.plan.rung, later.plan.epoch) == (later.body, "original", stands.id)
+    assert later.labels["x-palimpsest-mode"] == "observe; stood-down:the upstream refused the last epoch"
+    assert later.labels["x-palimpsest-notice"].startswith("above the ceiling: ")
+    excess = [event for event in engine.events if isinstance(event, CeilingExceeded)]
+    assert [event.exchange for event in excess] == [turn.exchange, later.exchange]
+    assert all(event.tokens > event.usable for event in excess)
+
+
+async def test_a_refusal_holds_for_a_day_and_over_a_restart() -> None:
+    engine = ManagedEngine()
+    await open_epoch(engine, answer(REFUSAL, 400), answer())
+    again = ManagedEngine(after=engine)
+    held = await again.send(until(30))
+    assert (held.sent, held.plan.reason) == (held.body, "the upstream refused the last epoch")
+    again.clock.advance(DAY - 60)
+    assert (await again.send(until(34))).plan.rung == "original"
+    again.clock.advance(120)
+    opened = await again.send(until(38))
+    assert (opened.plan.rung, again.epochs[-1].parent) == ("plan", again.epochs[1].id)
+
+
+@pytest.mark.parametrize("status", [401, 402, 403, 408, 429, 500, 503])
+async def test_refusals_that_are_not_about_the_form_go_on_as_they_came(status: int) -> None:
+    engine = ManagedEngine()
+    turn = await open_epoch(engine, answer(REFUSAL, status))
+    assert (turn.client.status, len(turn.all_sent), len(engine.epochs)) == (status, 1, 1)
+
+
+async def test_the_clients_own_refusal_is_the_answer_to_its_own_request() -> None:
+    engine = ManagedEngine()
+    own = json.dumps({"error": {"message": "no such model"}}).encode()
+    turn = await open_epoch(engine, answer(REFUSAL, 400), answer(own, 404))
+    assert (turn.client.status, turn.client.body) == (404, own)
+    assert turn.all_sent[1] == turn.body
+    assert [epoch.why for epoch in engine.epochs] == ["hard"]
+
+
+async def test_a_request_that_was_not_rewritten_is_sent_once() -> None:
+    engine = ManagedEngine()
+    engine.upstream.prepare(answer(REFUSAL, 400))
+    turn = await engine.send(until(14))
+    assert (turn.client.status, turn.all_sent) == (400, [turn.body])
+
+
+async def test_signed_reasoning_goes_first_and_stays_away() -> None:
+    engine = ManagedEngine()
+    turn = await open_epoch(engine, answer(REFUSAL, 400), answer(), signed=0)
+    signed, unsigned = turn.all_sent
+    assert b"signature" in signed
+    assert b"reasoning_details" not in unsigned
+    assert json.loads(unsigned)["messages"][-1] == HISTORY[45]
+    assert "without signed reasoning" in turn.labels["x-palimpsest-notice"]
+    assert [epoch.why for epoch in engine.epochs] == ["hard"]
+    later = await engine.send(sign(until(24)))
+    assert later.plan.rung == "epoch"
+    assert b"reasoning_details" not in later.sent
+    assert later.sent.startswith(cut_end(unsigned))
+
+
+async def test_what_is_refused_without_signed_reasoning_too_goes_as_the_client_sent_it() -> None:
+    engine = ManagedEngine()
+    turn = await open_epoch(engine, answer(REFUSAL, 400), answer(REFUSAL, 400), answer(), signed=0)
+    assert turn.all_sent[2] == turn.body
+    assert len(turn.all_sent) == 3
+    assert [epoch.why for epoch in engine.epochs] == ["hard", "refused"]
+    assert [plan.k for plan in turn.plans] == [0, 1, 2]
+
+
+async def test_where_the_clients_own_does_not_fit_a_minimal_plan_goes_out() -> None:
+    engine = ManagedEngine(window=10_500)
+    turn = await open_epoch(engine, answer(REFUSAL, 400), answer())
+    rewritten, minimal = turn.all_sent
+    assert len(minimal) < len(rewritten)
+    assert (turn.client.status, [epoch.why for epoch in engine.epochs]) == (200, ["hard", "overflow"])
+
+
+async def test_an_overflow_of_the_clients_own_is_cut_and_no_form_is_tried_twice() -> None:
+    engine = ManagedEngine()
+    long = refuse(TOO_LONG)
+    turn = await open_epoch(engine, answer(REFUSAL, 400), long, answer(REFUSAL, 400), answer(REFUSAL, 400))
+    assert len(turn.all_sent) <= 4
+    assert len(set(turn.all_sent)) == len(turn.all_sent)
+    assert turn.client.status == 400
+
+
+async def test_a_model_that_binds_its_reasoning_gets_no_epoch_of_our_own_accord() -> None:
+    engine = ManagedEngine()
+    for steps in (14, 22, 30):
+        turn = await engine.send(sign(until(steps)), model=BOUND)
+        assert turn.sent == turn.body
+    assert engine.epochs == []
+    assert turn.labels["x-palimpsest-mode"].startswith("observe; stood-down:the model signs its reasoning")
+    assert "above the ceiling" in turn.labels["x-palimpsest-notice"]
+    free = await engine.send(sign(until(30)), (), base=((b"x-session-id", b"t"), (b"authorization", b"Bearer k")))
+    assert free.plan.rung == "plan"
+
+
+async def test_an_epoch_that_stands_when_reasoning_comes_is_kept_until_it_is_refused() -> None:
+    engine = ManagedEngine()
+    await engine.send(until(14), model=BOUND)
+    await engine.send(until(22), model=BOUND)
+    (epoch,) = engine.epochs
+    turn = await engine.send(sign(until(24), 46), model=BOUND)
+    assert (turn.plan.epoch, b"signature" in turn.sent) == (epoch.id, True)
+    engine.upstream.prepare(answer(REFUSAL, 400))
+    engine.upstream.prepare(answer())
+    turn = await engine.send(sign(until(25), 46), model=BOUND)
+    assert [b"signature" in sent for sent in turn.all_sent] == [True, False]
+
+
+async def test_the_rescue_of_an_overflow_takes_all_signed_reasoning() -> None:
+    engine = ManagedEngine()
+    engine.upstream.prepare(refuse(TOO_LONG))
+    engine.upstream.prepare(answer())
+    turn = await engine.send(sign(until(22)), model=BOUND)
+    own, cut = turn.all_sent
+    assert own == turn.body
+    assert b"reasoning_details" not in cut
+    (epoch,) = engine.log.of(Epoch)
+    later = await engine.send(sign(until(24)), model=BOUND)
+    assert (later.plan.epoch, b"reasoning_details" in later.sent) == (epoch.id, False)

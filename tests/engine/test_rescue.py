@@ -120,7 +120,7 @@ async def test_the_rescuer_is_told_what_came() -> None:
     assert (second.status, call.rescuer.accepted) == (400, 0)
     call = Call(stream(TOO_LONG_EVENT), refuse(), is_guarded=True)
     await call.finish()
-    (refusal,) = call.rescuer.refusals
+    refusal, _ = call.rescuer.refusals
     assert (refusal.status, refusal.content) == (200, TOO_LONG_EVENT)
 
 

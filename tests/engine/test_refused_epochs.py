@@ -73,7 +73,8 @@ async def test_a_refusal_holds_for_a_day_and_over_a_restart() -> None:
     await open_epoch(engine, answer(REFUSAL, 400), answer())
     again = ManagedEngine(after=engine)
     held = await again.send(until(30))
-    assert (held.sent, held.plan.reason) == (held.body, "the upstream refused the last epoch")
+    assert held.sent == held.body
+    assert held.plan.reason.endswith("; the upstream refused the last epoch")
     again.clock.advance(DAY - 60)
     assert (await again.send(until(34))).plan.rung == "original"
     again.clock.advance(120)

@@ -188,7 +188,7 @@ class Steward:
         footing = await self._climb(case, decision, commit)
         _choose(case, footing)
         sending = replace(self._books.enter(case, footing, decision), ceiling=ceiling)
-        return sending.add(_tell_own(case, footing, decision)).add(self._tell_excess(case, footing, decision))
+        return self._tell_excess(case, footing, decision, sending.add(_tell_own(case, footing, decision)))
 
     async def _climb(self, case: Case, decision: Decision, commit: Commit) -> Footing:
         """What the request is sent as; above the ceiling it waits for a running summary and its plan together (B8b)."""
@@ -200,16 +200,17 @@ class Steward:
         left = self._ladder.seconds - (self._clock.monotonic() - began)
         return await self._ladder.climb(case, decision.why, commit, seconds=max(0.0, left))
 
-    def _tell_excess(self, case: Case, footing: Footing, decision: Decision) -> Headers:
-        """What the client is told of a request that goes out above its ceiling; it is an event, too."""
-        if not case.budget.usable or footing.tokens <= case.budget.usable:
-            return ()
+    def _tell_excess(self, case: Case, footing: Footing, decision: Decision, sending: Sending) -> Sending:
+        """The same, with what is to be said of a request that goes out above its ceiling: by header, event and plan."""
+        if not case.budget.usable or footing.tokens <= case.budget.usable or sending.plan is None:
+            return sending
         reason = decision.reason or (MUST_STAY if footing.is_opened or _is_tried(case) else NOT_CUT)
         tokens, usable = case.tell(footing.tokens), case.tell(case.budget.usable)
         subject = case.subject
         self._bus.publish(CeilingExceeded(subject.exchange, subject.session.id, case.view, tokens, usable, reason))
         told = f"above the ceiling: {tokens} tokens of {usable}; {reason}"
-        return ((b"x-palimpsest-notice", told.encode("ascii", "replace")),)
+        labels = ((b"x-palimpsest-notice", told.encode("ascii", "replace")),)
+        return replace(sending, plan=replace(sending.plan, reason=told)).add(labels)
 
     def _keep(self, subject: Subject, context: Context, epoch: Epoch, budget: Budget) -> Sending | None:
         """What goes on under its epoch whatever its new messages count: that is done once it is on its way.

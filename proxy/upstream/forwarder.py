@@ -1,10 +1,13 @@
 """The hot path's HTTP client: one upstream, its connections, its rules of what is sent.
 
-Rule: one client call is at most one call upstream; a pooled connection that has died is replaced before the request
-goes out, never after. Redirects are passed on, proxies of the environment are not used.
+Rule: one client call is at most one call upstream. A pooled connection that has died is replaced before the request
+goes out; after that only where the upstream cannot have taken the request (`Connection.may_send_again`), and once.
+Pooled connections are not used any more when the upstream is about to close them. Redirects are passed on, proxies of
+the environment are not used.
 """
 
 import asyncio
+import math
 import ssl
 import time
 from collections.abc import Callable, Coroutine
@@ -25,6 +28,10 @@ Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 _KEEP_SECONDS = 55.0
 _KEEP_MOST = 256
+# How much earlier than the upstream closes idle connections they are used for the last time: a request takes some time
+# to get there, too. Of short times a quarter.
+_MARGIN_SECONDS = 1.0
+_MARGIN_FRACTION = 0.25
 
 
 class Response:
@@ -75,7 +82,7 @@ class Response:
             self._upload.cancel()
             self._connection.close()
         connection, self._connection = self._connection, None
-        connection.keep_for = _keep_for(self.headers)
+        connection.keep_for = _read_keep_alive(self.headers)
         if connection.finish():
             self._give_back(connection)
 
@@ -83,15 +90,24 @@ class Response:
 class Forwarder:
     """One upstream behind its port; its `name` is as in the settings.
 
-    `spawn` runs the task that streams an upload while the answer is awaited. `writes` is where many calls write.
+    `spawn` runs the task that streams an upload while the answer is awaited. `writes` is where many calls write. `now`
+    is in seconds and never goes back.
     """
 
-    def __init__(self, policy: UpstreamPolicy, spawn: Spawn, writes: Writes | None = None) -> None:
+    def __init__(
+        self,
+        policy: UpstreamPolicy,
+        spawn: Spawn,
+        writes: Writes | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.name = policy.name
         self._policy = policy
         self._spawn = spawn
         self._origin, self._base_path = parse_base(policy.base_url)
-        self._idle: list[Connection] = []
+        self._idle: list[Connection] = []  # the one that has been idle longest comes first
+        self._closed_at = math.inf  # the idle age at which the upstream was seen to close connections
+        self._now = now
         self._writes = writes if writes is not None else Writes(lambda: 1)
         self._tls: ssl.SSLContext | None = None
         self._own_field = _own_field(policy)
@@ -106,7 +122,23 @@ class Forwarder:
         if body or method in ("POST", "PUT", "PATCH"):
             head += b"content-length: %d\r\n" % len(body)
         head += b"\r\n"
-        connection = self._take_idle() or await self._connect()
+        pooled = self._take_idle()
+        if pooled is not None:
+            age = self._now() - pooled.idle_since
+            try:
+                return await self._ask(pooled, method, head, body)
+            except UpstreamUnreachable:
+                if not pooled.may_send_again:
+                    raise
+                self._closed_at = min(self._closed_at, age)
+        return await self._ask(await self._connect(), method, head, body)
+
+    def close(self) -> None:
+        """Close the connections that wait for use."""
+        while self._idle:
+            self._idle.pop().close()
+
+    async def _ask(self, connection: Connection, method: str, head: bytes, body: bytes) -> Response:
         try:
             connection.begin(method, head, body, self._policy.idle_timeout)
             await connection.wait_for_head()
@@ -114,11 +146,6 @@ class Forwarder:
             _discard(connection)
             raise
         return Response(connection, self._give_back, None)
-
-    def close(self) -> None:
-        """Close the connections that wait for use."""
-        while self._idle:
-            self._idle.pop().close()
 
     async def _send_stream(self, method: str, head: bytes, headers: Headers, body: RequestBody) -> Response:
         length = find(headers, b"content-length")
@@ -144,7 +171,7 @@ class Forwarder:
         try:
             async with asyncio.timeout(self._policy.connect_timeout):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(loop, self._writes),
+                    lambda: Connection(loop, self._writes, self._note_idle_close),
                     origin.host,
                     origin.port,
                     ssl=self._tls if origin.is_tls else None,
@@ -159,19 +186,37 @@ class Forwarder:
         return connection
 
     def _take_idle(self) -> Connection | None:
-        now = time.monotonic()
+        now = self._now()
+        self._unlearn(now)
+        margin = min(_MARGIN_SECONDS, self._closed_at * _MARGIN_FRACTION)
         while self._idle:
             connection = self._idle.pop()
-            if now - connection.idle_since < connection.keep_for and connection.is_fresh():
+            age = now - connection.idle_since
+            if not connection.is_fresh():
+                self._closed_at = min(self._closed_at, age)
+            elif age < connection.keep_for and age < self._closed_at - margin:
                 return connection
             connection.close()
         return None
+
+    def _unlearn(self, now: float) -> None:
+        """A connection that is open at an age at which others were closed shows that it was not for their age: the
+        upstream was started anew, or had too many.
+        """
+        if self._idle and (age := now - self._idle[0].idle_since) > self._closed_at and self._idle[0].is_fresh():
+            self._closed_at = age
+
+    def _note_idle_close(self, connection: Connection) -> None:
+        """The upstream has closed a connection between two requests."""
+        if connection in self._idle:
+            self._idle.remove(connection)
+            self._closed_at = min(self._closed_at, self._now() - connection.idle_since)
 
     def _give_back(self, connection: Connection) -> None:
         if len(self._idle) >= _KEEP_MOST:
             connection.close()
             return
-        connection.idle_since = time.monotonic()
+        connection.idle_since = self._now()
         self._idle.append(connection)
 
     def _fields(self, headers: Headers, *, has_key: bool) -> bytes:
@@ -208,12 +253,12 @@ def _own_field(policy: UpstreamPolicy) -> bytes:
     return b"authorization: Bearer %s\r\n" % key if policy.auth == "bearer" else b"x-api-key: %s\r\n" % key
 
 
-def _keep_for(headers: Headers) -> float:
+def _read_keep_alive(headers: Headers) -> float:
     """Seconds an idle connection may be used again: a second less than the server says it keeps it."""
     for part in find(headers, b"keep-alive").split(b","):
         name, _, value = part.strip().partition(b"=")
         if name.lower() == b"timeout" and value.isdigit():
-            return max(0.0, min(_KEEP_SECONDS, float(value) - 1.0))
+            return max(0.0, min(_KEEP_SECONDS, float(value) - _MARGIN_SECONDS))
     return _KEEP_SECONDS
 
 

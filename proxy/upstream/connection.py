@@ -170,7 +170,6 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close at once, throwing away what was not read."""
-        self._on_idle_close = None
         self._stop_watching()
         if self._transport is not None and not self._is_lost:
             self._transport.abort()
@@ -277,12 +276,11 @@ class Connection(asyncio.Protocol):
         if self._error is not None:
             return
         if self._incoming is _IDLE:
-            on_idle_close, self._on_idle_close = self._on_idle_close, None
-            if on_idle_close is not None:
-                on_idle_close(self)
+            if self._on_idle_close is not None:
+                self._on_idle_close(self)
         elif not self._incoming.has_bytes and self._transport is not None:
             is_unsent = self._turn == self._writes.turn or self._transport.get_write_buffer_size() > 0
-            self.may_send_again = is_reset or is_unsent
+            self.may_send_again = self.may_send_again or is_reset or is_unsent
 
     def _fail(self, message: str, *, was_silent: bool = False) -> None:
         if self._error is None:

@@ -339,29 +339,6 @@ async def test_a_close_that_came_before_the_request_went_out_is_replaced_even_if
         assert await read_all(await follow) == b"fresh"
 
 
-@pytest.mark.parametrize("is_reset", [False, True])
-async def test_an_upstream_that_read_the_request_is_never_asked_a_second_time(
-    forwarder: Forwarder, upstream: ScriptedUpstream, *, is_reset: bool
-) -> None:
-    """Even where the connection was made in a busy moment, which says nothing about how fast the upstream is."""
-    asyncio.get_running_loop().call_soon(asyncio.get_running_loop().call_soon, time.sleep, 0.2)
-    sending = asyncio.ensure_future(ask(forwarder))
-    wire, _ = await upstream.accept_request()
-    wire.send(answer(b"ok"))
-    await sending
-    upstream.answer_with(answer(b"billed again"))
-    follow = asyncio.ensure_future(send(forwarder))
-    upstream.requests.append(await wire.read_request())
-    if is_reset:
-        wire.reset()
-    else:
-        await wire.close()
-    with pytest.raises(UpstreamUnreachable, match="before it answered") as caught:
-        await follow
-    assert caught.value.status == 502
-    assert len(upstream.requests) == 2
-
-
 async def test_a_first_connection_that_breaks_is_not_tried_again(
     forwarder: Forwarder, upstream: ScriptedUpstream
 ) -> None:

@@ -79,6 +79,11 @@ class GuardedProtocol(HttpToolsProtocol):
         """The opposite of `watch`."""
         self._watching.remove(notify)
 
+    def pause(self) -> None:
+        """Read no more for now, but notice a client that leaves."""
+        self.flow.pause_reading()
+        self._look.start()
+
     def break_off(self, cycle: Cycle) -> None:
         """End the connection after what was written, without ending this answer."""
         cycle.break_off()
@@ -183,7 +188,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Part of httptools' protocol. Reads further ahead than uvicorn, whose reader wakes up for every 64 KB."""
         self._has_moved = True
         if not self.cycle.response_complete and self.cycle.put(body) > _READ_AHEAD:
-            self._pause()
+            self.pause()
 
     def on_message_complete(self) -> None:
         """Part of httptools' protocol."""
@@ -250,13 +255,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if before is None or before.response_complete:
             self._start_asgi_task(cycle, self.app)
         else:
-            self._pause()
+            self.pause()
             self.pipeline.appendleft((cycle, self.app))
-
-    def _pause(self) -> None:
-        """Read no more for now, but notice a client that leaves."""
-        self.flow.pause_reading()
-        self._look.start()
 
     def _heed(self, name: bytes, value: bytes) -> None:
         if name == b"host":

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.engine.exchange import Exchanges
 from proxy.server.access import AccessRules, Entrance, Management
+from proxy.server.body_budget import BodyBudget
 from proxy.server.contexts import ContextApi
 from proxy.server.errors import render_body
 from proxy.server.health import Health
@@ -56,13 +57,14 @@ class FrontDoor:
 def build_routes(endpoints: Endpoints, policy: ServerPolicy, *, has_own_key: bool) -> ASGIApp:
     """The server's ASGI application."""
     rules = AccessRules(policy)
-    passthrough = Passthrough(endpoints.exchanges, policy)
+    passthrough, bodies = Passthrough(endpoints.exchanges, policy), BodyBudget(policy.max_buffered_bytes)
 
     def proxied(app: ASGIApp) -> ASGIApp:
         return Entrance(app, rules, policy, has_own_key=has_own_key)
 
     managed = {
-        path: proxied(Managed(wire, endpoints.exchanges, policy, passthrough)) for path, wire in MANAGED_PATHS.items()
+        path: proxied(Managed(wire, endpoints.exchanges, policy, passthrough, bodies))
+        for path, wire in MANAGED_PATHS.items()
     }
     management = Router(
         [

@@ -59,6 +59,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_size = self._unparsed = self._hosts = 0
         self._is_in_head = True
         self._is_read_anew = self._offers_upgrade = self._has_moved = False
+        self._takes_no_more = False
         self._data = b""
         self._refusal = (400, "bad_request", "this is not a valid HTTP/1.1 request")
         self._head_timer: asyncio.TimerHandle | None = None
@@ -110,6 +111,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Part of asyncio's Protocol."""
+        if self._takes_no_more:
+            return
         self._data = data
         super().data_received(data)
         self._data = b""  # an idle connection holds nothing
@@ -205,6 +208,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what never became a request; uvicorn's hook for it."""
+        if self._takes_no_more:
+            return
         self._writes.flush()
         if self._pipeline.can_refuse:
             self.transport.write(render_plain(*self._refusal))
@@ -249,9 +254,12 @@ class GuardedProtocol(HttpToolsProtocol):
         scope["query_string"] = query
         scope["headers"] = tuple(self.headers)
         scope["extensions"] = {CONNECTION: ref(self), CYCLE: ref(cycle), TARGET: self.url}
-        before, self.cycle = self.cycle, cycle
         if not self._pipeline.add(cycle):
-            self._refuse("too many requests ahead of their answers")
+            # What comes is read and thrown away: left in the kernel, it would have the close reset the last answers.
+            self._takes_no_more = True
+            self.flow.resume_reading()
+            raise ValueError("too many requests ahead of their answers")
+        before, self.cycle = self.cycle, cycle
         if before is None or before.response_complete:
             self._start_asgi_task(cycle, self.app)
         else:

@@ -5,6 +5,7 @@ Rule: no logic beyond wiring; everything is passed in, nothing is looked up.
 
 import asyncio
 import importlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from urllib.parse import quote
@@ -98,9 +99,9 @@ class Engine:
     caretaker: Caretaker
     compactor: Compactor
 
-    async def close(self) -> None:
-        """End what runs, record it, and write everything down."""
-        await self.tasks.finish(_FINISH_SECONDS)
+    async def close(self, seconds: float = math.inf) -> None:
+        """End what runs, within so many seconds what can be done after the next start, and write everything down."""
+        await self.tasks.finish(min(_FINISH_SECONDS, seconds))
         self.outliner.close()
         for forwarder in self.forwarders:
             forwarder.close()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy.app import find_cut_seconds
 from proxy.assembly import open_log
 from proxy.config import Settings, load_settings
 from tests.support.scripted import LAST_CHUNK, ScriptedUpstream, Wire, answer, chunk, dial, request, stream_head
@@ -128,6 +129,13 @@ async def open_stream(server: Process, upstream: ScriptedUpstream) -> tuple[Wire
     return client, wire
 
 
+async def wait_for_connection(server: Process) -> None:
+    """Return when what was sent so far has come to the server: it takes connections one after another."""
+    async with await dial(server.port) as other:
+        other.send(request("GET", "/-/live"))
+        assert (await other.read_answer()).status == 200
+
+
 async def wait_until_closed(port: int) -> None:
     """Return when nobody takes connections any more."""
     async with asyncio.timeout(ENDING):
@@ -211,6 +219,35 @@ async def test_a_call_still_waiting_at_the_end_gets_no_text_of_somebody_elses(
         got = await client.read_to_end()
         assert code == 0
         assert got == b"" or b"x-palimpsest-error: true" in got
+
+
+@pytest.mark.parametrize(
+    ("calls", "drain", "seconds"),
+    [(0, 30.0, 0.25), (100, 30.0, 0.4), (9000, 30.0, 13.75), (9000, 15.0, 10.0), (9, 0, 0)],
+)
+def test_the_more_calls_are_left_the_earlier_they_are_ended(calls: int, drain: float, seconds: float) -> None:
+    assert find_cut_seconds(calls, drain) == pytest.approx(seconds)
+
+
+async def test_an_upload_that_never_ends_cannot_prevent_the_end(upstream: ScriptedUpstream, tmp_path: Path) -> None:
+    async with running(upstream, tmp_path, server__drain_seconds=1) as server:
+        client = await server.connect()
+        client.send(ASK[:-1])
+        await wait_for_connection(server)
+        server.tell()
+        got = await client.read_answer(method="POST")
+        assert (got.status, b"shutting_down" in got.body) == (503, True)
+        assert await server.end() == (0, "")
+
+
+async def test_a_client_that_takes_nothing_cannot_prevent_the_end(upstream: ScriptedUpstream, tmp_path: Path) -> None:
+    async with running(upstream, tmp_path, server__drain_seconds=1) as server:
+        client, wire = await open_stream(server, upstream)
+        client.stop_reading()
+        wire.send(chunk(bytes(16 * 1024 * 1024)) + LAST_CHUNK)
+        server.tell()
+        code, said = await server.end()
+        assert (code, "timeout graceful shutdown exceeded" in said) == (0, False), said
 
 
 async def test_a_second_signal_ends_at_once(upstream: ScriptedUpstream, tmp_path: Path) -> None:

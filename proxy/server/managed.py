@@ -3,6 +3,8 @@
 Rule: read the body, hand the call to the engine, watch for the client leaving.
 """
 
+import asyncio
+
 from starlette.types import Receive, Scope, Send
 
 from proxy.engine.exchange import Exchanges
@@ -35,5 +37,7 @@ class Managed:
             await client.see_through(self._exchanges.carry(read_request(scope, body), self._wire, client))
         except ProxyError as error:
             client.fail(error)
+        except asyncio.CancelledError:  # the server stops before the request is whole; this task ends with it
+            client.dismiss()
         finally:
             share.close()

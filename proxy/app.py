@@ -46,7 +46,7 @@ from proxy.server.inspector import Inspector
 from proxy.server.management import ManagementApi
 from proxy.server.metrics import Metrics
 from proxy.server.policy import ServerPolicy
-from proxy.server.protocol import GuardedProtocol
+from proxy.server.protocol import GuardedProtocol, close_idle
 from proxy.server.routes import Endpoints, build_routes
 
 _KEEP_ALIVE_SECONDS = 75
@@ -167,7 +167,8 @@ async def _run(settings: Settings) -> None:
             gc.set_threshold(_GC_THRESHOLD)
             gc.freeze()  # what the start has made stays: the collector need not look at it again
             opening = asyncio.get_running_loop().call_later(_SETTLE_SECONDS, engine.models.open)
-            server = DrainingServer(_configure(app, policy, engine.tasks), health, engine.tasks, policy.drain_seconds)
+            server = DrainingServer(_configure(app, policy, engine), health, engine.tasks, policy.drain_seconds)
+            engine.descriptors.add_holder(lambda: close_idle(server.server_state.connections))
             await server.serve([listener])
             seconds_left = server.seconds_left
             trimmer.stop()
@@ -178,7 +179,7 @@ async def _run(settings: Settings) -> None:
 
 def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple[ASGIApp, Health]:
     """The ASGI application over an engine, and its health."""
-    metrics = Metrics(lambda: engine.archive.health, lambda: len(engine.tasks))
+    metrics = Metrics(lambda: engine.archive.health, lambda: len(engine.tasks), lambda: engine.descriptors.shortages)
     engine.bus.subscribe(ExchangeRecorded, metrics.count_exchange)
     engine.bus.subscribe(ReadingFailed, metrics.count_unread)
     engine.bus.subscribe(Planned, metrics.count_plan)
@@ -198,10 +199,10 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     return build_routes(endpoints, policy, has_own_key=has_own_key), health
 
 
-def _configure(app: ASGIApp, policy: ServerPolicy, tasks: TaskRunner) -> uvicorn.Config:
+def _configure(app: ASGIApp, policy: ServerPolicy, engine: Engine) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=functools.partial(GuardedProtocol, policy, Writes(tasks.__len__)),  # type: ignore[arg-type]
+        http=functools.partial(GuardedProtocol, policy, Writes(engine.tasks.__len__), engine.descriptors),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,

@@ -21,6 +21,7 @@ from proxy.engine.compaction.office import Premises
 from proxy.engine.compaction.policy import PromptHook
 from proxy.engine.compaction.wiring import Ingredients, build_watch
 from proxy.engine.counting import Counting
+from proxy.engine.descriptors import Descriptors, read_descriptor_limit
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import Exchanges
 from proxy.engine.leftovers import Leftovers
@@ -93,6 +94,7 @@ class Engine:
     relay: Relay
     bus: EventBus
     tasks: TaskRunner
+    descriptors: Descriptors
     forwarders: tuple[Forwarder, ...]
     models: Models
     outliner: Outliner
@@ -114,7 +116,8 @@ async def build_engine(settings: Settings) -> Engine:
     policy, clock, tasks = settings.engine_policy(), SystemClock(), TaskRunner()
     bus, policies = EventBus(tasks), settings.upstream_policies()
     policy = replace(policy, own_keys=tuple(p.api_key.encode("latin-1") for p in policies if p.api_key))
-    forwarders = tuple(Forwarder(upstream, tasks.spawn, Writes(tasks.__len__)) for upstream in policies)
+    descriptors = Descriptors(read_descriptor_limit())
+    forwarders = tuple(Forwarder(upstream, tasks.spawn, Writes(tasks.__len__), descriptors) for upstream in policies)
     routes = tuple(Route(forwarder, p.models) for forwarder, p in zip(forwarders, policies, strict=True))
     gate, is_fresh = CommitGate(archive, policy.commit_wait_ms), not await archive.has_sessions()
     tenants = Tenants(archive.salt, clock, policy.principals)
@@ -157,7 +160,10 @@ async def build_engine(settings: Settings) -> Engine:
     exchanges = Exchanges(policy, formats, reception, relay, tasks, steward)
     caretaker = Caretaker(steward.lookout, archive, gate, bus, SystemIds(), clock)
     tools = Tools(archive, gate, watch.worker, steward.lookout, steward.ladder, routes, clock, SystemIds())
-    return Engine(exchanges, archive, relay, bus, tasks, forwarders, models, outliner, caretaker, Compactor(tools))
+    compactor = Compactor(tools)
+    return Engine(
+        exchanges, archive, relay, bus, tasks, descriptors, forwarders, models, outliner, caretaker, compactor
+    )
 
 
 def build_models(settings: Settings, tokenizer: Tokenizer, tasks: TaskRunner) -> Models:

@@ -19,6 +19,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from proxy.engine.descriptors import Descriptors
 from proxy.engine.writes import Writes
 from proxy.server.cycle import Cycle
 from proxy.server.ending import Ending, Look
@@ -47,6 +48,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self,
         policy: ServerPolicy,
         writes: Writes,
+        descriptors: Descriptors,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
@@ -55,6 +57,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._policy = policy
         self._writes = writes
+        self._descriptors = descriptors
         self._most_head = policy.max_header_bytes
         self._head_size = self._unparsed = self._hosts = 0
         self._is_in_head = True
@@ -65,6 +68,11 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._watching: list[Callable[[], object]] = []
         self._pipeline = Pipeline()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was asked is answered, and nothing of another request has come."""
+        return self.cycle is not None and self.cycle.response_complete and not self._is_in_head
 
     # --- for the application -----------------------------------------------------------------------------------------
 
@@ -98,6 +106,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._look = Look(self.loop, transport, self.flow)
         self.ending = Ending(self.loop, transport, self._policy.stall_timeout)
         self._watch_head()
+        if self._descriptors.is_scarce(transport.get_extra_info("socket").fileno()) and not self._descriptors.relieve():
+            self._takes_no_more = True
+            transport.write(render_plain(503, "too_many_connections", "no file descriptor is free; try again"))
+            self.ending.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Part of asyncio's Protocol. uvicorn tells only the newest request; the ones before it are told here."""
@@ -294,6 +306,14 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         self._refusal = (408, "head_timeout", "the head of the request took too long (server.header_timeout)")
         self.send_400_response("")
+
+
+def close_idle(connections: Iterable[object]) -> int:
+    """Close client connections that carry no request; how many there were."""
+    idle = [one for one in connections if isinstance(one, GuardedProtocol) and one.is_idle]
+    for one in idle:
+        one.ending.close()
+    return len(idle)
 
 
 def _describe_too_large(limit: int) -> tuple[int, str, str]:

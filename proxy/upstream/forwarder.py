@@ -7,6 +7,7 @@ the environment are not used.
 """
 
 import asyncio
+import errno
 import math
 import ssl
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 import certifi
 
+from proxy.engine.descriptors import Descriptors
 from proxy.engine.ports import RequestBody, UpstreamResponse
 from proxy.engine.writes import Writes
 from proxy.model.errors import UpstreamUnreachable
@@ -26,6 +28,8 @@ from proxy.wire.headers import find, forward_request, is_credential
 
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+_RELIEF_SECONDS = 0.05
 _KEEP_SECONDS = 55.0
 _KEEP_MOST = 256
 # How much earlier than the upstream closes idle connections they are used for the last time: a request takes some time
@@ -90,8 +94,8 @@ class Response:
 class Forwarder:
     """One upstream behind its port; its `name` is as in the settings.
 
-    `spawn` runs the task that streams an upload while the answer is awaited. `writes` is where many calls write. `now`
-    is in seconds and never goes back.
+    `spawn` runs the task that streams an upload while the answer is awaited. `writes` is where many calls write,
+    `descriptors` who is asked for one where none is free. `now` is in seconds and never goes back.
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class Forwarder:
         policy: UpstreamPolicy,
         spawn: Spawn,
         writes: Writes | None = None,
+        descriptors: Descriptors | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = policy.name
@@ -108,6 +113,9 @@ class Forwarder:
         self._idle: list[Connection] = []  # the one that has been idle longest comes first
         self._closed_at = math.inf  # the idle age at which the upstream was seen to close connections
         self._now = now
+        self._descriptors = descriptors
+        if descriptors is not None:
+            descriptors.add_holder(self.close)
         self._writes = writes if writes is not None else Writes(lambda: 1)
         self._tls: ssl.SSLContext | None = None
         self._own_field = _own_field(policy)
@@ -133,10 +141,12 @@ class Forwarder:
                 self._closed_at = min(self._closed_at, age)
         return await self._ask(await self._connect(), method, head, body)
 
-    def close(self) -> None:
-        """Close the connections that wait for use."""
-        while self._idle:
-            self._idle.pop().close()
+    def close(self) -> int:
+        """Close the connections that wait for use; how many there were."""
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+        return len(idle)
 
     async def _ask(self, connection: Connection, method: str, head: bytes, body: bytes) -> Response:
         try:
@@ -164,18 +174,17 @@ class Forwarder:
         return Response(connection, self._give_back, upload)
 
     async def _connect(self) -> Connection:
-        loop = asyncio.get_running_loop()
-        origin = self._origin
-        if origin.is_tls and self._tls is None:
+        if self._origin.is_tls and self._tls is None:
             self._tls = _make_tls()
         try:
             async with asyncio.timeout(self._policy.connect_timeout):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(loop, self._writes, self._note_idle_close),
-                    origin.host,
-                    origin.port,
-                    ssl=self._tls if origin.is_tls else None,
-                )
+                try:
+                    return await self._open()
+                except OSError as error:
+                    if error.errno not in _NO_DESCRIPTOR or not (self._descriptors and self._descriptors.relieve()):
+                        raise
+                await asyncio.sleep(_RELIEF_SECONDS)  # connections are closed by the loop
+                return await self._open()
         except TimeoutError:
             raise UpstreamUnreachable(
                 f"no connection to the upstream {self.name!r} within {self._policy.connect_timeout:g} s",
@@ -183,6 +192,15 @@ class Forwarder:
             ) from None
         except OSError as error:
             raise UpstreamUnreachable(f"no connection to the upstream {self.name!r}: {error}") from error
+
+    async def _open(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(
+            lambda: Connection(loop, self._writes, self._note_idle_close),
+            self._origin.host,
+            self._origin.port,
+            ssl=self._tls if self._origin.is_tls else None,
+        )
         return connection
 
     def _take_idle(self) -> Connection | None:

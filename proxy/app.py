@@ -13,8 +13,11 @@ import math
 import signal
 import socket
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TextIO
 
 import uvicorn
 import uvloop
@@ -61,7 +64,71 @@ _SETTLE_SECONDS = 1.0  # the map of models costs 50 ms of a processor, which wou
 # way again and again: 3 % of a call at 64 at once.
 _GC_THRESHOLD = 20_000
 
+_REPEATS_SECONDS = 60.0
+
 _log = logging.getLogger("palimpsest")
+
+
+class CountedLines(logging.StreamHandler[TextIO]):
+    """Writes the first of equal lines; how often it came again is said in one line, after a minute or at the end."""
+
+    def __init__(self, stream: TextIO, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(stream)
+        self._now = now
+        self._written: dict[tuple[str, int, str, str], _Line] = {}  # the oldest first
+        self._timer: threading.Timer | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Part of logging's Handler; called with its lock held."""
+        now = self._now()
+        self._tell_before(now - _REPEATS_SECONDS)
+        problem = repr(record.exc_info[1]) if record.exc_info else ""
+        key = (record.name, record.levelno, record.getMessage(), problem)
+        line = self._written.get(key)
+        if line is None:
+            self._written[key] = _Line(record, now)
+            super().emit(record)
+            return
+        line.count, line.last = line.count + 1, now
+        if self._timer is None:
+            self._timer = threading.Timer(_REPEATS_SECONDS, self._tell_due)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def close(self) -> None:
+        """Part of logging's Handler; logging closes it when the process ends."""
+        with self.lock or contextlib.nullcontext():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._tell_before(math.inf)
+        super().close()
+
+    def _tell_due(self) -> None:
+        with self.lock or contextlib.nullcontext():
+            self._timer = None
+            self._tell_before(math.inf)
+
+    def _tell_before(self, time: float) -> None:
+        """Be done with lines that were first written before a time."""
+        while self._written and (line := next(iter(self._written.values()))).first <= time:
+            del self._written[next(iter(self._written))]
+            if line.count:
+                super().emit(line.sum_up())
+
+
+@dataclass
+class _Line:
+    """A line that was written, and how often it would have been again."""
+
+    record: logging.LogRecord
+    first: float
+    last: float = 0.0
+    count: int = 0
+
+    def sum_up(self) -> logging.LogRecord:
+        record, took = self.record, self.last - self.first
+        text = f"{record.getMessage()} (repeated {self.count} times in {took:.0f} s)"
+        return logging.LogRecord(record.name, record.levelno, record.pathname, record.lineno, text, (), None)
 
 
 class CannotListen(ProxyError):
@@ -141,9 +208,12 @@ class DrainingServer(uvicorn.Server):
 def serve(settings: Settings) -> int:
     """Run the server until it is told to stop; the exit code: 0, or 1 if it could not start."""
     logging.basicConfig(
-        stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+        handlers=[CountedLines(sys.stderr)],
+        level=logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
     _log.setLevel(logging.INFO)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # of bad requests our protocol says more
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(settings))
@@ -254,6 +324,5 @@ def _announce(settings: Settings, policy: ServerPolicy, port: int) -> None:
 def _log_failure(event: ExchangeRecorded) -> None:
     """One line for a call that did not end well; neither bodies nor query values nor credentials are in it."""
     if event.completeness not in ("complete", "aborted"):
-        _log.warning(
-            "exchange %s (%s): %s, status %d", event.exchange, event.upstream, event.completeness, event.status
-        )
+        what = (event.exchange, event.upstream, event.completeness, event.status, event.problem or "no reason is known")
+        _log.warning("exchange %s (%s): %s, status %d: %s", *what)

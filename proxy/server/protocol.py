@@ -6,6 +6,7 @@ nothing of its answer are ours.
 """
 
 import asyncio
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -26,6 +27,8 @@ from proxy.server.ending import Ending, Look
 from proxy.server.errors import render_plain
 from proxy.server.pipeline import Pipeline
 from proxy.server.policy import ServerPolicy
+
+_log = logging.getLogger("palimpsest.server")
 
 # Weak references, these two: what its own scope holds would wait for the garbage collector.
 CONNECTION = "palimpsest.connection"
@@ -223,6 +226,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._takes_no_more:
             return
         self._writes.flush()
+        self._log_refusal(self._refusal[2])
         if self._pipeline.can_refuse:
             self.transport.write(render_plain(*self._refusal))
         self.ending.close()
@@ -270,7 +274,8 @@ class GuardedProtocol(HttpToolsProtocol):
             # What comes is read and thrown away: left in the kernel, it would have the close reset the last answers.
             self._takes_no_more = True
             self.flow.resume_reading()
-            raise ValueError("too many requests ahead of their answers")
+            self._log_refusal("too many requests ahead of their answers")
+            raise ValueError("what comes now is not parsed")
         before, self.cycle = self.cycle, cycle
         if before is None or before.response_complete:
             self._start_asgi_task(cycle, self.app)
@@ -287,6 +292,14 @@ class GuardedProtocol(HttpToolsProtocol):
             self._offers_upgrade = True
         elif value.strip().lower() != b"chunked":
             self._refuse("the only transfer coding understood here is chunked")
+
+    def _log_refusal(self, reason: str) -> None:
+        if self.cycle is None and not (self._data or self._head_size or self._unparsed):
+            return  # nothing came
+        cause = sys.exc_info()[1]
+        if isinstance(cause, httptools.HttpParserError) and not isinstance(cause, httptools.HttpParserCallbackError):
+            reason = f"{reason}: {cause}"
+        _log.warning("a request from %s was refused: %s", self.client[0] if self.client else "somebody", reason)
 
     def _refuse_head(self) -> None:
         self._refusal = _describe_too_large(self._most_head)

@@ -100,7 +100,7 @@ class Writer:
         try:
             self._checkpoint.finish()
         except sqlite3.Error as error:
-            _log.warning("the write-ahead log was left beside the log, and is read in at the next start: %s", error)
+            _log.warning("the write-ahead log was left beside the log; it is read in at the next start: %s", error)
         self._connection.close()
 
     def _gather(self) -> None:

@@ -343,6 +343,13 @@ def test_equal_lines_are_counted_and_not_repeated(lines: Lines) -> None:
     assert lines.read()[3:] == ["no room: disk full"]
 
 
+def test_a_line_that_came_once_is_not_told_again(lines: Lines) -> None:
+    lines.log("once")
+    lines.log("later", after=61.0)
+    lines.handler.close()
+    assert lines.read() == ["once", "later"]
+
+
 def test_lines_that_differ_are_all_written(lines: Lines) -> None:
     lines.log("no room: %s", "disk full")
     lines.log("no room: %s", "quota")

@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 
 SMALL_BYTES = 1024 * 1024
-_LARGE_FRACTION = 0.75
+_SMALL_FRACTION = 0.25
 
 
 class Share:
@@ -33,21 +33,18 @@ class Share:
 
 
 class BodyBudget:
-    """Bytes that are held, and who waits for some. `most` is their number; one body always has room, however large."""
+    """Bytes that are `held`, and who waits for some. `most` is their number; one body always has room, if alone."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._held = {False: 0, True: 0}  # by whether the body is large
+        self.held = 0
+        self._held_large = 0
+        self._small_part = int(most * _SMALL_FRACTION)
         self._waiting: dict[bool, deque[tuple[Share, int, asyncio.Future[bool]]]] = {False: deque(), True: deque()}
-
-    @property
-    def held(self) -> int:
-        """Bytes that are held by all."""
-        return sum(self._held.values())
 
     def resize(self, share: Share, size: int) -> bool:
         """Have a share hold so many bytes, if there is room and nobody of its kind waits."""
-        if self._waiting[_is_large(size)] or not self._has_room(share, size):
+        if self._waiting[size > SMALL_BYTES] or not self._has_room(share, size):
             return False
         self._set(share, size)
         return True
@@ -77,16 +74,15 @@ class BodyBudget:
                     granted.set_result(True)
 
     def _has_room(self, share: Share, size: int) -> bool:
-        others = {kind: held - share.size * (_is_large(share.size) == kind) for kind, held in self._held.items()}
-        if not others[_is_large(size)]:
-            return True
-        if _is_large(size) and others[True] + size > self._most * _LARGE_FRACTION:
-            return False
-        return sum(others.values()) + size <= self._most
+        others = self.held - share.size
+        others_large = self._held_large - (share.size if _is_large(share.size) else 0)
+        if not _is_large(size):
+            return others + size <= self._most or others == others_large
+        return not others_large or max(others, others_large + self._small_part) + size <= self._most
 
     def _set(self, share: Share, size: int) -> None:
-        self._held[_is_large(share.size)] -= share.size
-        self._held[_is_large(size)] += size
+        self.held += size - share.size
+        self._held_large += (size if _is_large(size) else 0) - (share.size if _is_large(share.size) else 0)
         share.size = size
 
 

@@ -53,9 +53,10 @@ def find_wire(path: str) -> str:
 
     Below `/threads/` the same words name something else, and below `/-/` are our own pages.
     """
-    if "/threads/" in path or path.lstrip("/").startswith("-/"):
-        return ""
-    return next((wire for ending, wire in _ENDINGS.items() if path.endswith(ending)), "")
+    for ending, wire in _ENDINGS.items():
+        if path.endswith(ending):
+            return "" if "/threads/" in path or path.lstrip("/").startswith("-/") else wire
+    return ""
 
 
 class FrontDoor:

@@ -1,7 +1,7 @@
 """The server as a whole: engine, routes, uvicorn, signals.
 
-Rule: it stops when told to. The first signal drains for at most `server.drain_seconds`, then what is left is recorded
-as aborted; a second one ends at once. Either way the exit code is 0 and the log is closed properly.
+Rule: it stops when told to. The first signal drains for at most `server.drain_seconds`; what is left shortly before is
+ended and recorded as aborted. A second one ends at once. Either way the exit code is 0 and the log is closed properly.
 """
 
 import asyncio
@@ -13,8 +13,11 @@ import math
 import signal
 import socket
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TextIO
 
 import uvicorn
 import uvloop
@@ -48,22 +51,95 @@ from proxy.server.inspector import Inspector
 from proxy.server.management import ManagementApi
 from proxy.server.metrics import Metrics
 from proxy.server.policy import ServerPolicy
-from proxy.server.protocol import GuardedProtocol
+from proxy.server.protocol import GuardedProtocol, close_idle
 from proxy.server.routes import Endpoints, build_routes
 
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
-_CUT_SECONDS = 3
+# What it takes to end a call that is left, to record it and to close its connections: 0.6 ms on a busy machine.
+_CUT_SECONDS_PER_CALL = 0.0015
+_CUT_SECONDS = 0.25
+_CUT_FRACTION = 2 / 3
+_UVICORN_SECONDS = 3  # after the limit uvicorn would end things its own way; it never comes to that
 _SETTLE_SECONDS = 1.0  # the map of models costs 50 ms of a processor, which would be missed while the server starts
 # Nearly all that a call makes is freed by its count. With the collector's usual 700 objects it looks at the calls under
 # way again and again: 3 % of a call at 64 at once.
 _GC_THRESHOLD = 20_000
 
+_REPEATS_SECONDS = 60.0
+
 _log = logging.getLogger("palimpsest")
+
+
+class CountedLines(logging.StreamHandler[TextIO]):
+    """Writes the first of equal lines; how often it came again is said in one line, after a minute or at the end."""
+
+    def __init__(self, stream: TextIO, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(stream)
+        self._now = now
+        self._written: dict[tuple[str, int, str, str], _Line] = {}  # the oldest first
+        self._timer: threading.Timer | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Part of logging's Handler; called with its lock held."""
+        now = self._now()
+        self._tell_before(now - _REPEATS_SECONDS)
+        problem = repr(record.exc_info[1]) if record.exc_info else ""
+        key = (record.name, record.levelno, record.getMessage(), problem)
+        line = self._written.get(key)
+        if line is None:
+            self._written[key] = _Line(record, now)
+            super().emit(record)
+            return
+        line.count, line.last = line.count + 1, now
+        if self._timer is None:
+            self._timer = threading.Timer(_REPEATS_SECONDS, self._tell_due)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def close(self) -> None:
+        """Part of logging's Handler; logging closes it when the process ends."""
+        with self.lock or contextlib.nullcontext():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._tell_before(math.inf)
+        super().close()
+
+    def _tell_due(self) -> None:
+        with self.lock or contextlib.nullcontext():
+            self._timer = None
+            self._tell_before(math.inf)
+
+    def _tell_before(self, time: float) -> None:
+        """Be done with lines that were first written before a time."""
+        while self._written and (line := next(iter(self._written.values()))).first <= time:
+            del self._written[next(iter(self._written))]
+            if line.count:
+                super().emit(line.sum_up())
+
+
+@dataclass
+class _Line:
+    """A line that was written, and how often it would have been again."""
+
+    record: logging.LogRecord
+    first: float
+    last: float = 0.0
+    count: int = 0
+
+    def sum_up(self) -> logging.LogRecord:
+        record, took = self.record, self.last - self.first
+        text = f"{record.getMessage()} (repeated {self.count} times in {took:.0f} s)"
+        return logging.LogRecord(record.name, record.levelno, record.pathname, record.lineno, text, (), None)
 
 
 class CannotListen(ProxyError):
     """The address is taken, or none of this machine's."""
+
+
+def find_cut_seconds(calls: int, drain_seconds: float) -> float:
+    """How long before the limit so many calls that are left must be ended, to be done with at the limit."""
+    return min(_CUT_SECONDS + calls * _CUT_SECONDS_PER_CALL, drain_seconds * _CUT_FRACTION)
 
 
 class DrainingServer(uvicorn.Server):
@@ -74,14 +150,43 @@ class DrainingServer(uvicorn.Server):
         self._health = health
         self._tasks = tasks
         self._drain_seconds = drain_seconds
+        self._ends_at = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def seconds_left(self) -> float:
+        """What is left of the time that stopping may take."""
+        return self._ends_at - asyncio.get_running_loop().time()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Part of uvicorn's Server. What is left when the time is up ends our way, before uvicorn would cut it."""
-        cutting = asyncio.get_running_loop().call_later(self._drain_seconds, self._tasks.cancel)
+        self._ends_at = asyncio.get_running_loop().time() + self._drain_seconds
+        self._cut_in_time()
         try:
             await super().shutdown(sockets)
         finally:
-            cutting.cancel()
+            assert self._timer is not None, "it was set"
+            self._timer.cancel()
+
+    def _cut_in_time(self) -> None:
+        """End what is left as late as the limit allows. No call is added meanwhile, so that it never gets earlier."""
+        wait = self.seconds_left - find_cut_seconds(len(self.server_state.tasks), self._drain_seconds)
+        if wait > 0:
+            self._timer = asyncio.get_running_loop().call_later(wait, self._cut_in_time)
+            return
+        self._cut()
+        self._timer = asyncio.get_running_loop().call_later(max(self.seconds_left, _CUT_SECONDS), self._disconnect)
+
+    def _cut(self) -> None:
+        self._tasks.cancel()
+        for task in self.server_state.tasks:
+            if task not in self._tasks:  # its request is not whole yet
+                task.cancel()
+
+    def _disconnect(self) -> None:
+        """Let go of clients that take nothing of what they are still to get."""
+        for connection in tuple(self.server_state.connections):
+            connection.transport.abort()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -98,16 +203,19 @@ class DrainingServer(uvicorn.Server):
     def _stop(self) -> None:
         if self.should_exit:
             self.force_exit = True
-            self._tasks.cancel()
+            self._cut()
         self.should_exit = self._health.is_draining = True
 
 
 def serve(settings: Settings) -> int:
     """Run the server until it is told to stop; the exit code: 0, or 1 if it could not start."""
     logging.basicConfig(
-        stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+        handlers=[CountedLines(sys.stderr)],
+        level=logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
     _log.setLevel(logging.INFO)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # of bad requests our protocol says more
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(settings))
@@ -122,6 +230,7 @@ async def _run(settings: Settings) -> None:
     listener = _listen(policy)
     with listener:
         engine = await build_engine(settings)
+        seconds_left = math.inf
         try:
             app, health = build_app(engine, settings, policy)
             _announce(settings, policy, listener.getsockname()[1])
@@ -130,17 +239,19 @@ async def _run(settings: Settings) -> None:
             gc.set_threshold(_GC_THRESHOLD)
             gc.freeze()  # what the start has made stays: the collector need not look at it again
             opening = asyncio.get_running_loop().call_later(_SETTLE_SECONDS, engine.models.open)
-            server = DrainingServer(_configure(app, policy, engine.tasks), health, engine.tasks, policy.drain_seconds)
+            server = DrainingServer(_configure(app, policy, engine), health, engine.tasks, policy.drain_seconds)
+            engine.descriptors.add_holder(lambda: close_idle(server.server_state.connections))
             await server.serve([listener])
+            seconds_left = server.seconds_left
             trimmer.stop()
             opening.cancel()
         finally:
-            await engine.close()
+            await engine.close(seconds_left)
 
 
 def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple[ASGIApp, Health]:
     """The ASGI application over an engine, and its health."""
-    metrics = Metrics(lambda: engine.archive.health, lambda: len(engine.tasks))
+    metrics = Metrics(lambda: engine.archive.health, lambda: len(engine.tasks), lambda: engine.descriptors.shortages)
     engine.bus.subscribe(ExchangeRecorded, metrics.count_exchange)
     engine.bus.subscribe(ReadingFailed, metrics.count_unread)
     engine.bus.subscribe(Planned, metrics.count_plan)
@@ -162,10 +273,10 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     return build_routes(endpoints, policy, has_own_key=has_own_key), health
 
 
-def _configure(app: ASGIApp, policy: ServerPolicy, tasks: TaskRunner) -> uvicorn.Config:
+def _configure(app: ASGIApp, policy: ServerPolicy, engine: Engine) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=functools.partial(GuardedProtocol, policy, Writes(tasks.__len__)),  # type: ignore[arg-type]
+        http=functools.partial(GuardedProtocol, policy, Writes(engine.tasks.__len__), engine.descriptors),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,
@@ -174,7 +285,7 @@ def _configure(app: ASGIApp, policy: ServerPolicy, tasks: TaskRunner) -> uvicorn
         server_header=False,
         date_header=False,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=math.ceil(policy.drain_seconds) + _CUT_SECONDS,
+        timeout_graceful_shutdown=math.ceil(policy.drain_seconds) + _UVICORN_SECONDS,
     )
 
 
@@ -217,6 +328,5 @@ def _announce(settings: Settings, policy: ServerPolicy, port: int) -> None:
 def _log_failure(event: ExchangeRecorded) -> None:
     """One line for a call that did not end well; neither bodies nor query values nor credentials are in it."""
     if event.completeness not in ("complete", "aborted"):
-        _log.warning(
-            "exchange %s (%s): %s, status %d", event.exchange, event.upstream, event.completeness, event.status
-        )
+        what = (event.exchange, event.upstream, event.completeness, event.status, event.problem or "no reason is known")
+        _log.warning("exchange %s (%s): %s, status %d: %s", *what)

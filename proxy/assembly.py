@@ -5,6 +5,7 @@ Rule: no logic beyond wiring; everything is passed in, nothing is looked up.
 
 import asyncio
 import importlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from urllib.parse import quote
@@ -20,6 +21,7 @@ from proxy.engine.compaction.office import Premises
 from proxy.engine.compaction.policy import PromptHook
 from proxy.engine.compaction.wiring import Ingredients, build_watch
 from proxy.engine.counting import Counting
+from proxy.engine.descriptors import Descriptors, read_descriptor_limit
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import Exchanges
 from proxy.engine.leftovers import Leftovers
@@ -92,15 +94,16 @@ class Engine:
     relay: Relay
     bus: EventBus
     tasks: TaskRunner
+    descriptors: Descriptors
     forwarders: tuple[Forwarder, ...]
     models: Models
     outliner: Outliner
     caretaker: Caretaker
     compactor: Compactor
 
-    async def close(self) -> None:
-        """End what runs, record it, and write everything down."""
-        await self.tasks.finish(_FINISH_SECONDS)
+    async def close(self, seconds: float = math.inf) -> None:
+        """End what runs, within so many seconds what can be done after the next start, and write everything down."""
+        await self.tasks.finish(min(_FINISH_SECONDS, seconds))
         self.outliner.close()
         for forwarder in self.forwarders:
             forwarder.close()
@@ -113,7 +116,8 @@ async def build_engine(settings: Settings) -> Engine:
     policy, clock, tasks = settings.engine_policy(), SystemClock(), TaskRunner()
     bus, policies = EventBus(tasks), settings.upstream_policies()
     policy = replace(policy, own_keys=tuple(p.api_key.encode("latin-1") for p in policies if p.api_key))
-    forwarders = tuple(Forwarder(upstream, tasks.spawn, Writes(tasks.__len__)) for upstream in policies)
+    descriptors = Descriptors(read_descriptor_limit())
+    forwarders = tuple(Forwarder(upstream, tasks.spawn, Writes(tasks.__len__), descriptors) for upstream in policies)
     routes = tuple(Route(forwarder, p.models) for forwarder, p in zip(forwarders, policies, strict=True))
     gate, is_fresh = CommitGate(archive, policy.commit_wait_ms), not await archive.has_sessions()
     tenants = Tenants(archive.salt, clock, policy.principals)
@@ -156,7 +160,10 @@ async def build_engine(settings: Settings) -> Engine:
     exchanges = Exchanges(policy, formats, reception, relay, tasks, steward)
     caretaker = Caretaker(steward.lookout, archive, gate, bus, SystemIds(), clock)
     tools = Tools(archive, gate, watch.worker, steward.lookout, steward.ladder, routes, clock, SystemIds())
-    return Engine(exchanges, archive, relay, bus, tasks, forwarders, models, outliner, caretaker, Compactor(tools))
+    compactor = Compactor(tools)
+    return Engine(
+        exchanges, archive, relay, bus, tasks, descriptors, forwarders, models, outliner, caretaker, compactor
+    )
 
 
 def build_models(settings: Settings, tokenizer: Tokenizer, tasks: TaskRunner) -> Models:

@@ -2,17 +2,20 @@
 
 import asyncio
 import contextlib
+import io
 import json
+import logging
 import re
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from proxy.app import CountedLines, find_cut_seconds
 from proxy.assembly import open_log
 from proxy.config import Settings, load_settings
 from tests.support.scripted import LAST_CHUNK, ScriptedUpstream, Wire, answer, chunk, dial, request, stream_head
@@ -128,6 +131,13 @@ async def open_stream(server: Process, upstream: ScriptedUpstream) -> tuple[Wire
     return client, wire
 
 
+async def wait_for_connection(server: Process) -> None:
+    """Return when what was sent so far has come to the server: it takes connections one after another."""
+    async with await dial(server.port) as other:
+        other.send(request("GET", "/-/live"))
+        assert (await other.read_answer()).status == 200
+
+
 async def wait_until_closed(port: int) -> None:
     """Return when nobody takes connections any more."""
     async with asyncio.timeout(ENDING):
@@ -213,6 +223,35 @@ async def test_a_call_still_waiting_at_the_end_gets_no_text_of_somebody_elses(
         assert got == b"" or b"x-palimpsest-error: true" in got
 
 
+@pytest.mark.parametrize(
+    ("calls", "drain", "seconds"),
+    [(0, 30.0, 0.25), (100, 30.0, 0.4), (9000, 30.0, 13.75), (9000, 15.0, 10.0), (9, 0, 0)],
+)
+def test_the_more_calls_are_left_the_earlier_they_are_ended(calls: int, drain: float, seconds: float) -> None:
+    assert find_cut_seconds(calls, drain) == pytest.approx(seconds)
+
+
+async def test_an_upload_that_never_ends_cannot_prevent_the_end(upstream: ScriptedUpstream, tmp_path: Path) -> None:
+    async with running(upstream, tmp_path, server__drain_seconds=1) as server:
+        client = await server.connect()
+        client.send(ASK[:-1])
+        await wait_for_connection(server)
+        server.tell()
+        got = await client.read_answer(method="POST")
+        assert (got.status, b"shutting_down" in got.body) == (503, True)
+        assert await server.end() == (0, "")
+
+
+async def test_a_client_that_takes_nothing_cannot_prevent_the_end(upstream: ScriptedUpstream, tmp_path: Path) -> None:
+    async with running(upstream, tmp_path, server__drain_seconds=1) as server:
+        client, wire = await open_stream(server, upstream)
+        client.stop_reading()
+        wire.send(chunk(bytes(16 * 1024 * 1024)) + LAST_CHUNK)
+        server.tell()
+        code, said = await server.end()
+        assert (code, "timeout graceful shutdown exceeded" in said) == (0, False), said
+
+
 async def test_a_second_signal_ends_at_once(upstream: ScriptedUpstream, tmp_path: Path) -> None:
     async with running(upstream, tmp_path, server__drain_seconds=60) as server:
         _client, _ = await open_stream(server, upstream)
@@ -260,3 +299,127 @@ async def test_a_directory_that_cannot_be_used_is_told_with_the_way_out(tmp_path
     assert process.returncode == 1
     assert b"--data" in said
     assert b"Traceback" not in said
+
+
+# --- log lines -------------------------------------------------------------------------------------------------------
+
+
+class Lines:
+    """What is written of what is logged, on a clock of the test's."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._stream = io.StringIO()
+        self.handler = CountedLines(self._stream, lambda: self.now)
+
+    def log(self, text: str, *values: object, after: float = 0.0, error: Exception | None = None) -> None:
+        """Log a line when some time has passed."""
+        self.now += after
+        kind = (type(error), error, None) if error is not None else None
+        self.handler.handle(logging.LogRecord("palimpsest", logging.WARNING, "app.py", 1, text, values, kind))
+
+    def read(self) -> list[str]:
+        """The lines."""
+        return self._stream.getvalue().splitlines()
+
+
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    """A log of its own."""
+    made = Lines()
+    yield made
+    made.handler.close()
+
+
+def test_equal_lines_are_counted_and_not_repeated(lines: Lines) -> None:
+    for _ in range(14):
+        lines.log("no room: %s", "disk full", after=0.5)
+    assert lines.read() == ["no room: disk full"]
+    lines.log("another", after=52.0)
+    assert lines.read() == ["no room: disk full", "another"]
+    lines.log("another", after=2.0)
+    assert lines.read()[2:] == ["no room: disk full (repeated 13 times in 6 s)"]
+    lines.log("no room: %s", "disk full")
+    assert lines.read()[3:] == ["no room: disk full"]
+
+
+def test_a_line_that_came_once_is_not_told_again(lines: Lines) -> None:
+    lines.log("once")
+    lines.log("later", after=61.0)
+    lines.handler.close()
+    assert lines.read() == ["once", "later"]
+
+
+def test_lines_that_differ_are_all_written(lines: Lines) -> None:
+    lines.log("no room: %s", "disk full")
+    lines.log("no room: %s", "quota")
+    lines.log("failed", error=ValueError("a"))
+    lines.log("failed", error=ValueError("b"))
+    assert lines.read() == [
+        "no room: disk full",
+        "no room: quota",
+        "failed",
+        "ValueError: a",
+        "failed",
+        "ValueError: b",
+    ]
+
+
+def test_what_was_counted_is_told_at_the_end(lines: Lines) -> None:
+    lines.log("failed", error=ValueError("a"))
+    lines.log("failed", after=3.0, error=ValueError("a"))
+    lines.handler.close()
+    assert lines.read() == ["failed", "ValueError: a", "failed (repeated 1 times in 3 s)"]
+
+
+def test_what_was_counted_is_told_though_nothing_else_is_logged(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Callable[[], None]] = []
+
+    class Timer:
+        """A timer that the test lets go off."""
+
+        daemon = False
+
+        def __init__(self, seconds: float, call: Callable[[], None]) -> None:
+            assert seconds == 60.0
+            self._call = call
+
+        def start(self) -> None:
+            started.append(self._call)
+
+        def cancel(self) -> None:
+            started.clear()
+
+    monkeypatch.setattr("threading.Timer", Timer)
+    for _ in range(3):
+        lines.log("again", after=1.0)
+    (go_off,) = started
+    go_off()
+    assert lines.read() == ["again", "again (repeated 2 times in 2 s)"]
+    lines.log("again")
+    lines.log("again")
+    assert len(started) == 2
+    lines.handler.close()
+    assert not started
+
+
+async def test_why_a_call_failed_and_why_a_request_was_refused_is_said(
+    upstream: ScriptedUpstream, tmp_path: Path
+) -> None:
+    async with running(upstream, tmp_path) as server:
+        client = await server.connect()
+        client.send(ASK)
+        wire, _ = await upstream.accept_request()
+        await wire.close()
+        assert (await client.read_answer(method="POST")).status == 502
+        for _ in range(3):
+            async with await server.connect() as other:
+                other.send(b"GARBAGE\r\n\r\n")
+                assert (await other.read_answer()).status == 400
+        server.tell()
+        code, said = await server.end()
+    assert code == 0
+    failed, refused, repeated = said.splitlines()
+    assert failed.endswith("failed, status 0: the upstream closed the connection before it answered")
+    assert "a request from 127.0.0.1 was refused: this is not a valid HTTP/1.1 request: Invalid method" in refused
+    assert "(repeated 2 times in " in repeated

@@ -68,6 +68,14 @@ class ServerSettings(Section):
     max_body_bytes: Size = Field(
         _SERVER.max_body_bytes, ge=1024, description="Largest request body on recorded paths; bytes. Others stream."
     )
+    max_buffered_bytes: Size = Field(
+        _SERVER.max_buffered_bytes,
+        ge=1024,
+        description=(
+            "Memory for the request bodies of all calls under way on recorded paths; bytes. A body that finds no room "
+            "waits for body_timeout, then gets 503. Bodies above 1 MiB may take three quarters of it."
+        ),
+    )
     max_header_bytes: Size = Field(
         _SERVER.max_header_bytes, ge=1024, description="Largest request line and header fields together; bytes."
     )
@@ -75,6 +83,14 @@ class ServerSettings(Section):
         _SERVER.header_timeout, description="How long the head of a request may take; seconds."
     )
     body_timeout: Seconds = Field(_SERVER.body_timeout, description="How long a request body may be silent; seconds.")
+    body_min_rate: int = Field(
+        _SERVER.body_min_rate,
+        ge=0,
+        description=(
+            "Slowest that a request body may come, once it has taken body_timeout; bytes a second on average. "
+            "0: however slow."
+        ),
+    )
     stall_timeout: Seconds = Field(
         _SERVER.stall_timeout, description="How long a client may take nothing of its answer; seconds."
     )
@@ -307,9 +323,11 @@ class Settings(BaseSettings):
             admin_token=_reveal(server.admin_token, server.admin_token_file),
             allowed_hosts=server.allowed_hosts,
             max_body_bytes=server.max_body_bytes,
+            max_buffered_bytes=server.max_buffered_bytes,
             max_header_bytes=server.max_header_bytes,
             header_timeout=server.header_timeout,
             body_timeout=server.body_timeout,
+            body_min_rate=server.body_min_rate,
             stall_timeout=server.stall_timeout,
             drain_seconds=server.drain_seconds,
         )

@@ -69,5 +69,6 @@ class Leftovers:
             return
         finally:
             self._bus.unsubscribe(failures.append)
-        if count := sum(failure.exchange in taken for failure in failures):
-            _log.info("%d answers from before the start cannot be read, and stay as they are", count)
+        if failed := [failure for failure in failures if failure.exchange in taken]:
+            told = (len(failed), failed[0].error)
+            _log.info("%d answers from before the start cannot be read, and stay as they are; the first: %s", *told)

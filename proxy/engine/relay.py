@@ -303,6 +303,7 @@ def _sum_up(flight: Flight, opening: Opening, outcome: Outcome) -> ExchangeRecor
         is_readable=flight.format is not None and outcome.size > 0,
         is_final=flight.is_final,
         model=opening.model,
+        problem=outcome.error,
     )
 
 

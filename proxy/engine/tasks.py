@@ -20,6 +20,9 @@ class TaskRunner:
     def __len__(self) -> int:
         return len(self._tasks)
 
+    def __contains__(self, task: object) -> bool:
+        return task in self._tasks
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Start a task and hold it until it is done."""
         task = asyncio.get_running_loop().create_task(work)

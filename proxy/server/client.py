@@ -12,11 +12,14 @@ from uvicorn._types import HTTPRequestEvent
 
 from proxy.model.errors import ProxyError, TooLarge
 from proxy.model.exchange import ClientRequest, Headers
+from proxy.server.body_budget import Share
 from proxy.server.cycle import Cycle
 from proxy.server.errors import Refused, render_error
 from proxy.server.policy import ServerPolicy
 from proxy.server.protocol import CONNECTION, CYCLE, TARGET, GuardedProtocol
 from proxy.wire.headers import find
+
+_RETRY_SECONDS = 2
 
 
 def read_request(scope: Scope, body: bytes = b"") -> ClientRequest:
@@ -25,6 +28,16 @@ def read_request(scope: Scope, body: bytes = b"") -> ClientRequest:
     if not target.startswith(b"/"):  # absolute form, as sent to a proxy: whose host it names does not matter here
         target = scope["raw_path"] + b"?" * bool(scope["query_string"]) + scope["query_string"]
     return ClientRequest(scope["method"], target, scope["headers"], body)
+
+
+def find_patience(policy: ServerPolicy, received: int, waited: float) -> float:
+    """How long to wait for more of a body of which so much has come in so much waiting.
+
+    It may be silent for `body_timeout`, and be behind `body_min_rate` by that much in all.
+    """
+    if not policy.body_min_rate:
+        return policy.body_timeout
+    return min(policy.body_timeout, policy.body_timeout + received / policy.body_min_rate - waited)
 
 
 class ServedClient:
@@ -42,6 +55,8 @@ class ServedClient:
         self._labels: Headers = ()
         self._is_started = False
         self._is_body_ended = False
+        self._received = 0
+        self._waited = 0.0  # for the client to send more
         self.is_finished = False
 
     @property
@@ -50,24 +65,27 @@ class ServedClient:
         headers = self._headers
         return find(headers, b"content-length") not in (b"", b"0") or bool(find(headers, b"transfer-encoding"))
 
-    async def read_whole(self) -> bytes:
-        """The whole body. Raises TooLarge above the cap, early where the length is announced, and Refused."""
+    async def read_whole(self, share: Share) -> bytes:
+        """The whole body, for which `share` takes room of the budget: before it is read where its length is announced.
+
+        Raises TooLarge above the cap, early where the length is announced, and Refused.
+        """
         cap = self._policy.max_body_bytes
         announced = find(self._headers, b"content-length")
-        if announced.isdigit() and int(announced) > cap:
+        length = int(announced) if announced.isdigit() else 0
+        if length > cap:
             raise _too_large(cap)
+        if not share.grow(length):
+            await self._wait_for_room(share, length)
         pieces: list[bytes] = []
         size = 0
         while self._cycle.more_body:
-            message = await self._next_message()
-            pieces.append(message["body"])
-            size += len(message["body"])
-            if size > cap:
-                raise _too_large(cap)
+            pieces.append((await self._next_message())["body"])
+            size += len(pieces[-1])
+            self._check_size(share, size)
         pieces.append(self._cycle.take())
         self._is_body_ended = True
-        if size + len(pieces[-1]) > cap:
-            raise _too_large(cap)
+        self._check_size(share, size + len(pieces[-1]))
         return b"".join(pieces)
 
     async def read(self) -> bytes:
@@ -143,21 +161,68 @@ class ServedClient:
             self.is_finished = True
             self._connection.break_off(self._cycle)
 
-    async def _next_message(self) -> HTTPRequestEvent:
+    def _check_size(self, share: Share, size: int) -> None:
+        if size > self._policy.max_body_bytes:
+            raise _too_large(self._policy.max_body_bytes)
+        if size > share.size and not share.grow(size):  # what was read cannot wait, or all could wait for one another
+            raise _no_room(self._policy)
+
+    async def _wait_for_room(self, share: Share, size: int) -> None:
+        granted = share.wait(size)
+
+        def give_up() -> None:
+            if not granted.done():
+                granted.set_result(False)
+
+        self._connection.pause()
+        self._connection.watch(give_up)
         try:
             async with asyncio.timeout(self._policy.body_timeout):
+                has_room = await granted
+        except TimeoutError:
+            raise _no_room(self._policy) from None
+        finally:
+            give_up()
+            self._connection.unwatch(give_up)
+        if not has_room:
+            self.abort()
+            raise _client_left()
+
+    async def _next_message(self) -> HTTPRequestEvent:
+        policy, loop = self._policy, asyncio.get_running_loop()
+        asked_at, seconds = loop.time(), find_patience(policy, self._received, self._waited)
+        try:
+            async with asyncio.timeout(seconds):
                 message = await self._cycle.receive()
         except TimeoutError:
-            message_text = f"no byte of the request body for {self._policy.body_timeout:g} s (server.body_timeout)"
-            raise Refused(408, "body_timeout", message_text) from None
+            raise _too_slow(policy, is_silent=seconds == policy.body_timeout) from None
         if message["type"] == "http.disconnect":
             self.abort()
-            raise Refused(400, "client_left", "the client left before its request was whole")
+            raise _client_left()
+        self._waited += loop.time() - asked_at
+        self._received += len(message["body"])
         return message
 
 
 def _too_large(cap: int) -> TooLarge:
     return TooLarge(f"the request body exceeds server.max_body_bytes ({cap}); raise it, or use an upload endpoint")
+
+
+def _too_slow(policy: ServerPolicy, *, is_silent: bool) -> Refused:
+    if is_silent:
+        text = f"no byte of the request body for {policy.body_timeout:g} s (server.body_timeout)"
+    else:
+        text = f"the request body comes in slower than {policy.body_min_rate} bytes a second (server.body_min_rate)"
+    return Refused(408, "body_timeout", text)
+
+
+def _no_room(policy: ServerPolicy) -> Refused:
+    text = f"request bodies under way take all of server.max_buffered_bytes ({policy.max_buffered_bytes}); try again"
+    return Refused(503, "no_room", text, retry_after=_RETRY_SECONDS)
+
+
+def _client_left() -> Refused:
+    return Refused(400, "client_left", "the client left before its request was whole")
 
 
 async def _never() -> NoReturn:

@@ -11,18 +11,25 @@ _ORIGIN = (b"x-palimpsest-error", b"true")
 
 
 class Refused(ProxyError):
-    """What the way in refuses before the engine sees it: access (401, 403), time (408), protocol (426)."""
+    """What the way in refuses before the engine sees it: access (401, 403), time (408), protocol (426), room (503).
 
-    def __init__(self, status: int, code: str, message: str) -> None:
+    `retry_after`, in seconds, is told to the client where it is not 0.
+    """
+
+    def __init__(self, status: int, code: str, message: str, *, retry_after: int = 0) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
+        self.retry_after = retry_after
 
 
 def render_error(error: ProxyError) -> tuple[int, Headers, bytes]:
     """Status, headers and body of an answer that is ours and not the upstream's."""
     body = render_body(error.code, str(error))
-    return error.status, _fields(body), body
+    fields = _fields(body)
+    if isinstance(error, Refused) and error.retry_after:
+        fields = (*fields, (b"retry-after", b"%d" % error.retry_after))
+    return error.status, fields, body
 
 
 def render_body(code: str, message: str) -> bytes:

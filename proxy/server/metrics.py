@@ -53,9 +53,15 @@ class _Seconds:
 class Metrics(Collector):
     """Counts what the bus tells; reads the state of log and tasks when asked."""
 
-    def __init__(self, health: Callable[[], ArchiveHealth], in_flight: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        health: Callable[[], ArchiveHealth],
+        in_flight: Callable[[], int],
+        shortages: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._health = health
         self._in_flight = in_flight
+        self._shortages = shortages
         self._exchanges: Counter[tuple[str, str, str, str, str]] = Counter()
         self._unread = 0
         self._epochs: Counter[str] = Counter()
@@ -157,6 +163,11 @@ class Metrics(Collector):
         yield self._first_byte.render("palimpsest_first_byte_seconds", "From the whole request to the first byte.")
         yield self._total.render("palimpsest_exchange_seconds", "From the whole request to the end of the answer.")
         yield GaugeMetricFamily("palimpsest_tasks", "Tasks under way.", value=self._in_flight())
+        yield CounterMetricFamily(
+            "palimpsest_descriptor_shortages",
+            "How often idle connections were closed because hardly a file descriptor was free.",
+            value=self._shortages(),
+        )
         yield from self._collect_contexts()
         yield from self._collect_auxiliary()
         yield from self._collect_log()

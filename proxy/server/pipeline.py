@@ -19,12 +19,17 @@ class Pipeline:
         self._cycles: deque[Cycle] = deque()
 
     def add(self, cycle: Cycle) -> bool:
-        """Take a request behind those before it; False where these are too many."""
+        """Take a request behind those before it. False where these are too many: the last of them then closes the
+        connection when it is answered.
+        """
         cycles = self._cycles
         while cycles and cycles[0].response_complete:
             cycles.popleft()
+        if len(cycles) >= _MOST:
+            cycles[-1].keep_alive = False
+            return False
         cycles.append(cycle)
-        return len(cycles) <= _MOST
+        return True
 
     @property
     def can_refuse(self) -> bool:

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 class ServerPolicy:
     """Address, caps and limits of the way in.
 
-    `max_body_bytes` caps bodies of managed paths (others stream), `max_header_bytes` request line and header fields
-    together. `header_timeout` bounds the time a request's head may take, `body_timeout` the silence inside a request's
-    body, `stall_timeout` how long a client may take none of an answer; seconds. `allowed_hosts` are names, besides
-    loopback, addresses and `host` itself, under which a browser may reach the management pages; `*` allows all.
+    `max_body_bytes` caps bodies of managed paths (others stream), `max_buffered_bytes` those of all calls under way
+    together, `max_header_bytes` request line and header fields together. `header_timeout` bounds the time a request's
+    head may take, `body_timeout` the silence inside a request's body, `body_min_rate` its bytes a second after that
+    time (0: however slow), `stall_timeout` how long a client may take none of an answer; seconds. `allowed_hosts` are
+    names, besides loopback, addresses and `host` itself, under which a browser may reach the management pages; `*`
+    allows all.
     """
 
     host: str = "127.0.0.1"
@@ -18,8 +20,10 @@ class ServerPolicy:
     admin_token: str = field(default="", repr=False)
     allowed_hosts: tuple[str, ...] = ()
     max_body_bytes: int = 64 * 1024 * 1024
+    max_buffered_bytes: int = 256 * 1024 * 1024
     max_header_bytes: int = 64 * 1024
     header_timeout: float = 30.0
     body_timeout: float = 60.0
+    body_min_rate: int = 1024
     stall_timeout: float = 600.0
     drain_seconds: float = 30.0

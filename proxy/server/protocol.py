@@ -6,6 +6,7 @@ nothing of its answer are ours.
 """
 
 import asyncio
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -19,12 +20,15 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from proxy.engine.descriptors import Descriptors
 from proxy.engine.writes import Writes
 from proxy.server.cycle import Cycle
 from proxy.server.ending import Ending, Look
 from proxy.server.errors import render_plain
 from proxy.server.pipeline import Pipeline
 from proxy.server.policy import ServerPolicy
+
+_log = logging.getLogger("palimpsest.server")
 
 # Weak references, these two: what its own scope holds would wait for the garbage collector.
 CONNECTION = "palimpsest.connection"
@@ -47,6 +51,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self,
         policy: ServerPolicy,
         writes: Writes,
+        descriptors: Descriptors,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
@@ -55,15 +60,22 @@ class GuardedProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._policy = policy
         self._writes = writes
+        self._descriptors = descriptors
         self._most_head = policy.max_header_bytes
         self._head_size = self._unparsed = self._hosts = 0
         self._is_in_head = True
         self._is_read_anew = self._offers_upgrade = self._has_moved = False
+        self._takes_no_more = False
         self._data = b""
         self._refusal = (400, "bad_request", "this is not a valid HTTP/1.1 request")
         self._head_timer: asyncio.TimerHandle | None = None
         self._watching: list[Callable[[], object]] = []
         self._pipeline = Pipeline()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was asked is answered, and nothing of another request has come."""
+        return self.cycle is not None and self.cycle.response_complete and not self._is_in_head
 
     # --- for the application -----------------------------------------------------------------------------------------
 
@@ -79,6 +91,11 @@ class GuardedProtocol(HttpToolsProtocol):
         """The opposite of `watch`."""
         self._watching.remove(notify)
 
+    def pause(self) -> None:
+        """Read no more for now, but notice a client that leaves."""
+        self.flow.pause_reading()
+        self._look.start()
+
     def break_off(self, cycle: Cycle) -> None:
         """End the connection after what was written, without ending this answer."""
         cycle.break_off()
@@ -92,6 +109,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._look = Look(self.loop, transport, self.flow)
         self.ending = Ending(self.loop, transport, self._policy.stall_timeout)
         self._watch_head()
+        if self._descriptors.is_scarce(transport.get_extra_info("socket").fileno()) and not self._descriptors.relieve():
+            self._takes_no_more = True
+            transport.write(render_plain(503, "too_many_connections", "no file descriptor is free; try again"))
+            self.ending.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Part of asyncio's Protocol. uvicorn tells only the newest request; the ones before it are told here."""
@@ -105,6 +126,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Part of asyncio's Protocol."""
+        if self._takes_no_more:
+            return
         self._data = data
         super().data_received(data)
         self._data = b""  # an idle connection holds nothing
@@ -183,7 +206,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Part of httptools' protocol. Reads further ahead than uvicorn, whose reader wakes up for every 64 KB."""
         self._has_moved = True
         if not self.cycle.response_complete and self.cycle.put(body) > _READ_AHEAD:
-            self._pause()
+            self.pause()
 
     def on_message_complete(self) -> None:
         """Part of httptools' protocol."""
@@ -200,7 +223,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what never became a request; uvicorn's hook for it."""
+        if self._takes_no_more:
+            return
         self._writes.flush()
+        self._log_refusal(self._refusal[2])
         if self._pipeline.can_refuse:
             self.transport.write(render_plain(*self._refusal))
         self.ending.close()
@@ -244,19 +270,18 @@ class GuardedProtocol(HttpToolsProtocol):
         scope["query_string"] = query
         scope["headers"] = tuple(self.headers)
         scope["extensions"] = {CONNECTION: ref(self), CYCLE: ref(cycle), TARGET: self.url}
-        before, self.cycle = self.cycle, cycle
         if not self._pipeline.add(cycle):
-            self._refuse("too many requests ahead of their answers")
+            # What comes is read and thrown away: left in the kernel, it would have the close reset the last answers.
+            self._takes_no_more = True
+            self.flow.resume_reading()
+            self._log_refusal("too many requests ahead of their answers")
+            raise ValueError("what comes now is not parsed")
+        before, self.cycle = self.cycle, cycle
         if before is None or before.response_complete:
             self._start_asgi_task(cycle, self.app)
         else:
-            self._pause()
+            self.pause()
             self.pipeline.appendleft((cycle, self.app))
-
-    def _pause(self) -> None:
-        """Read no more for now, but notice a client that leaves."""
-        self.flow.pause_reading()
-        self._look.start()
 
     def _heed(self, name: bytes, value: bytes) -> None:
         if name == b"host":
@@ -267,6 +292,14 @@ class GuardedProtocol(HttpToolsProtocol):
             self._offers_upgrade = True
         elif value.strip().lower() != b"chunked":
             self._refuse("the only transfer coding understood here is chunked")
+
+    def _log_refusal(self, reason: str) -> None:
+        if self.cycle is None and not (self._data or self._head_size or self._unparsed):
+            return  # nothing came
+        cause = sys.exc_info()[1]
+        if isinstance(cause, httptools.HttpParserError) and not isinstance(cause, httptools.HttpParserCallbackError):
+            reason = f"{reason}: {cause}"
+        _log.warning("a request from %s was refused: %s", self.client[0] if self.client else "somebody", reason)
 
     def _refuse_head(self) -> None:
         self._refusal = _describe_too_large(self._most_head)
@@ -286,6 +319,14 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         self._refusal = (408, "head_timeout", "the head of the request took too long (server.header_timeout)")
         self.send_400_response("")
+
+
+def close_idle(connections: Iterable[object]) -> int:
+    """Close client connections that carry no request; how many there were."""
+    idle = [one for one in connections if isinstance(one, GuardedProtocol) and one.is_idle]
+    for one in idle:
+        one.ending.close()
+    return len(idle)
 
 
 def _describe_too_large(limit: int) -> tuple[int, str, str]:

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.engine.exchange import Exchanges
 from proxy.server.access import AccessRules, Entrance, Management
+from proxy.server.body_budget import BodyBudget
 from proxy.server.contexts import ContextApi
 from proxy.server.errors import render_body
 from proxy.server.health import Health
@@ -28,6 +29,13 @@ MANAGED_PATHS = {
     "/v1/messages": "anthropic_messages",
 }
 
+# Clients put other prefixes before them, or none: Azure's `/openai/deployments/NAME`, `/api/v1`, `/v1beta/openai`.
+_ENDINGS = {
+    "/chat/completions": "chat_completions",
+    "/responses": "responses",
+    "/v1/messages": "anthropic_messages",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
@@ -40,8 +48,19 @@ class Endpoints:
     contexts: ContextApi
 
 
+def find_wire(path: str) -> str:
+    """The wire format that a POST to a path is in, by how the path ends; empty where it is none of them.
+
+    Below `/threads/` the same words name something else, and below `/-/` are our own pages.
+    """
+    for ending, wire in _ENDINGS.items():
+        if path.endswith(ending):
+            return "" if "/threads/" in path or path.lstrip("/").startswith("-/") else wire
+    return ""
+
+
 class FrontDoor:
-    """Lets calls of managed paths in at once; matching the table one by one would cost each of them 10 µs."""
+    """Lets calls of managed paths in at once, by their wire; matching the table one by one would cost each 10 µs."""
 
     def __init__(self, managed: Mapping[str, ASGIApp], others: ASGIApp) -> None:
         self._managed = managed
@@ -49,20 +68,20 @@ class FrontDoor:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
-        app = self._managed.get(scope["path"]) if scope["method"] == "POST" else None
+        app = self._managed.get(find_wire(scope["path"])) if scope["method"] == "POST" else None
         await (app or self._others)(scope, receive, send)
 
 
 def build_routes(endpoints: Endpoints, policy: ServerPolicy, *, has_own_key: bool) -> ASGIApp:
     """The server's ASGI application."""
     rules = AccessRules(policy)
-    passthrough = Passthrough(endpoints.exchanges, policy)
+    passthrough, bodies = Passthrough(endpoints.exchanges, policy), BodyBudget(policy.max_buffered_bytes)
 
     def proxied(app: ASGIApp) -> ASGIApp:
         return Entrance(app, rules, policy, has_own_key=has_own_key)
 
     managed = {
-        path: proxied(Managed(wire, endpoints.exchanges, policy, passthrough)) for path, wire in MANAGED_PATHS.items()
+        wire: proxied(Managed(wire, endpoints.exchanges, policy, passthrough, bodies)) for wire in _ENDINGS.values()
     }
     management = Router(
         [

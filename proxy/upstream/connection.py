@@ -18,14 +18,26 @@ from proxy.upstream.incoming import BadAnswer, Incoming
 _HIGH_WATER = 256 * 1024
 _JOINED_BYTES = 64 * 1024
 _IDLE = Incoming("")
+_RESET = select.POLLHUP | select.POLLERR
 
 
 class Connection(asyncio.Protocol):
-    """A connection that carries one request at a time: `begin`, `wait_for_head`, `read` until it is empty, `finish`."""
+    """A connection that carries one request at a time: `begin`, `wait_for_head`, `read` until it is empty, `finish`.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, writes: Writes) -> None:
+    `on_idle_close` is told when the upstream ends it between two requests. `may_send_again`, once the request has
+    failed: not a byte of an answer came, and the connection was reset or the request had not left whole, so that it may
+    go out once more on another connection. An orderly close after the whole request may follow on its being billed.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        writes: Writes,
+        on_idle_close: "Callable[[Connection], None] | None" = None,
+    ) -> None:
         self._loop = loop
         self._writes = writes
+        self._on_idle_close = on_idle_close
         self._turn = -1  # the request is on its way once the turn is another
         self._transport: asyncio.Transport | None = None
         self._incoming = _IDLE
@@ -42,6 +54,7 @@ class Connection(asyncio.Protocol):
         self.idle_since = 0.0
         self.keep_for = 0.0
         self.waits_for_client = False
+        self.may_send_again = False
 
     @property
     def status(self) -> int:
@@ -70,12 +83,7 @@ class Connection(asyncio.Protocol):
         may have been read is never sent twice.
         """
         transport = self._transport
-        if self._is_lost or transport is None or transport.is_closing():
-            return False
-        if self._poll is None:
-            self._poll = select.poll()
-            self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
-        return not self._poll.poll(0)
+        return not (self._is_lost or transport is None or transport.is_closing() or self._ask_kernel(transport))
 
     def begin(self, method: str, head: bytes, body: bytes, idle_timeout: float) -> None:
         """Send a request's head, and its body where that is at hand."""
@@ -83,8 +91,9 @@ class Connection(asyncio.Protocol):
         self._error = None
         self._idle_timeout = idle_timeout
         self._active = self._loop.time()
-        self.waits_for_client = False
+        self.waits_for_client = self.may_send_again = False
         if self._is_lost or self._transport is None:
+            self.may_send_again = True
             self._fail("the upstream closed the connection before it was asked")
             return
         if self._timer is None:
@@ -176,6 +185,7 @@ class Connection(asyncio.Protocol):
         incoming = self._incoming
         if incoming is _IDLE or incoming.is_complete or self._turn == self._writes.turn:  # nobody asked for it
             incoming.can_keep = False
+            self._note_end(is_reset=False)
             self.close()
             return
         self._active = self._loop.time()
@@ -196,15 +206,25 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def eof_received(self) -> None:
-        """Part of asyncio's Protocol."""
-        self._incoming.end()
-        self._incoming.can_keep = False
+        """Part of asyncio's Protocol.
+
+        An end that is followed by a reset came from an upstream that had closed before the request arrived, or left it
+        unread in its kernel.
+        """
+        incoming = self._incoming
+        if not incoming.end() and not incoming.has_bytes and self._transport is not None:
+            self._note_end(is_reset=bool(self._ask_kernel(self._transport) & _RESET))
+            self._fail("the upstream closed the connection before it answered")
+            self.close()  # at once, or what of the request is unsent would be waited for
+            self._wake()
+        incoming.can_keep = False
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Part of asyncio's Protocol."""
         self._is_lost = True
         self._stop_watching()
         if not self._incoming.is_complete:
+            self._note_end(is_reset=isinstance(exc, ConnectionError))
             what = "in the middle of its answer" if self._incoming.has_head else "before it answered"
             self._fail(f"the upstream closed the connection {what}")
         self.resume_writing()
@@ -243,6 +263,24 @@ class Connection(asyncio.Protocol):
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def _ask_kernel(self, transport: asyncio.Transport) -> int:
+        """What has happened to the socket that the loop may not have come round to, as poll(2) says it."""
+        if self._poll is None:
+            self._poll = select.poll()
+            self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return sum(events for _, events in self._poll.poll(0))
+
+    def _note_end(self, *, is_reset: bool) -> None:
+        """The upstream has ended the connection, unless that was us for another reason."""
+        if self._error is not None:
+            return
+        if self._incoming is _IDLE:
+            if self._on_idle_close is not None:
+                self._on_idle_close(self)
+        elif not self._incoming.has_bytes and self._transport is not None:
+            is_unsent = self._turn == self._writes.turn or self._transport.get_write_buffer_size() > 0
+            self.may_send_again = self.may_send_again or is_reset or is_unsent
 
     def _fail(self, message: str, *, was_silent: bool = False) -> None:
         if self._error is None:

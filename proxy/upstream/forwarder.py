@@ -1,10 +1,14 @@
 """The hot path's HTTP client: one upstream, its connections, its rules of what is sent.
 
-Rule: one client call is at most one call upstream; a pooled connection that has died is replaced before the request
-goes out, never after. Redirects are passed on, proxies of the environment are not used.
+Rule: one client call is at most one call upstream. A pooled connection that has died is replaced before the request
+goes out; after that only where the upstream cannot have taken the request (`Connection.may_send_again`), and once.
+Pooled connections are not used any more when the upstream is about to close them. Redirects are passed on, proxies of
+the environment are not used.
 """
 
 import asyncio
+import errno
+import math
 import ssl
 import time
 from collections.abc import Callable, Coroutine
@@ -12,6 +16,7 @@ from typing import Any
 
 import certifi
 
+from proxy.engine.descriptors import Descriptors
 from proxy.engine.ports import RequestBody, UpstreamResponse
 from proxy.engine.writes import Writes
 from proxy.model.errors import UpstreamUnreachable
@@ -23,8 +28,14 @@ from proxy.wire.headers import find, forward_request, is_credential
 
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+_RELIEF_SECONDS = 0.05
 _KEEP_SECONDS = 55.0
 _KEEP_MOST = 256
+# How much earlier than the upstream closes idle connections they are used for the last time: a request takes some time
+# to get there, too. Of short times a quarter.
+_MARGIN_SECONDS = 1.0
+_MARGIN_FRACTION = 0.25
 
 
 class Response:
@@ -75,7 +86,7 @@ class Response:
             self._upload.cancel()
             self._connection.close()
         connection, self._connection = self._connection, None
-        connection.keep_for = _keep_for(self.headers)
+        connection.keep_for = _read_keep_alive(self.headers)
         if connection.finish():
             self._give_back(connection)
 
@@ -83,15 +94,28 @@ class Response:
 class Forwarder:
     """One upstream behind its port; its `name` is as in the settings.
 
-    `spawn` runs the task that streams an upload while the answer is awaited. `writes` is where many calls write.
+    `spawn` runs the task that streams an upload while the answer is awaited. `writes` is where many calls write,
+    `descriptors` who is asked for one where none is free. `now` is in seconds and never goes back.
     """
 
-    def __init__(self, policy: UpstreamPolicy, spawn: Spawn, writes: Writes | None = None) -> None:
+    def __init__(
+        self,
+        policy: UpstreamPolicy,
+        spawn: Spawn,
+        writes: Writes | None = None,
+        descriptors: Descriptors | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.name = policy.name
         self._policy = policy
         self._spawn = spawn
         self._origin, self._base_path = parse_base(policy.base_url)
-        self._idle: list[Connection] = []
+        self._idle: list[Connection] = []  # the one that has been idle longest comes first
+        self._closed_at = math.inf  # the idle age at which the upstream was seen to close connections
+        self._now = now
+        self._descriptors = descriptors
+        if descriptors is not None:
+            descriptors.add_holder(self.close)
         self._writes = writes if writes is not None else Writes(lambda: 1)
         self._tls: ssl.SSLContext | None = None
         self._own_field = _own_field(policy)
@@ -106,7 +130,25 @@ class Forwarder:
         if body or method in ("POST", "PUT", "PATCH"):
             head += b"content-length: %d\r\n" % len(body)
         head += b"\r\n"
-        connection = self._take_idle() or await self._connect()
+        pooled = self._take_idle()
+        if pooled is not None:
+            age = self._now() - pooled.idle_since
+            try:
+                return await self._ask(pooled, method, head, body)
+            except UpstreamUnreachable:
+                if not pooled.may_send_again:
+                    raise
+                self._closed_at = min(self._closed_at, age)
+        return await self._ask(await self._connect(), method, head, body)
+
+    def close(self) -> int:
+        """Close the connections that wait for use; how many there were."""
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+        return len(idle)
+
+    async def _ask(self, connection: Connection, method: str, head: bytes, body: bytes) -> Response:
         try:
             connection.begin(method, head, body, self._policy.idle_timeout)
             await connection.wait_for_head()
@@ -114,11 +156,6 @@ class Forwarder:
             _discard(connection)
             raise
         return Response(connection, self._give_back, None)
-
-    def close(self) -> None:
-        """Close the connections that wait for use."""
-        while self._idle:
-            self._idle.pop().close()
 
     async def _send_stream(self, method: str, head: bytes, headers: Headers, body: RequestBody) -> Response:
         length = find(headers, b"content-length")
@@ -137,18 +174,17 @@ class Forwarder:
         return Response(connection, self._give_back, upload)
 
     async def _connect(self) -> Connection:
-        loop = asyncio.get_running_loop()
-        origin = self._origin
-        if origin.is_tls and self._tls is None:
+        if self._origin.is_tls and self._tls is None:
             self._tls = _make_tls()
         try:
             async with asyncio.timeout(self._policy.connect_timeout):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(loop, self._writes),
-                    origin.host,
-                    origin.port,
-                    ssl=self._tls if origin.is_tls else None,
-                )
+                try:
+                    return await self._open()
+                except OSError as error:
+                    if error.errno not in _NO_DESCRIPTOR or not (self._descriptors and self._descriptors.relieve()):
+                        raise
+                await asyncio.sleep(_RELIEF_SECONDS)  # connections are closed by the loop
+                return await self._open()
         except TimeoutError:
             raise UpstreamUnreachable(
                 f"no connection to the upstream {self.name!r} within {self._policy.connect_timeout:g} s",
@@ -156,22 +192,49 @@ class Forwarder:
             ) from None
         except OSError as error:
             raise UpstreamUnreachable(f"no connection to the upstream {self.name!r}: {error}") from error
+
+    async def _open(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(
+            lambda: Connection(loop, self._writes, self._note_idle_close),
+            self._origin.host,
+            self._origin.port,
+            ssl=self._tls if self._origin.is_tls else None,
+        )
         return connection
 
     def _take_idle(self) -> Connection | None:
-        now = time.monotonic()
+        now = self._now()
+        self._unlearn(now)
+        margin = min(_MARGIN_SECONDS, self._closed_at * _MARGIN_FRACTION)
         while self._idle:
             connection = self._idle.pop()
-            if now - connection.idle_since < connection.keep_for and connection.is_fresh():
+            age = now - connection.idle_since
+            if not connection.is_fresh():
+                self._closed_at = min(self._closed_at, age)
+            elif age < connection.keep_for and age < self._closed_at - margin:
                 return connection
             connection.close()
         return None
+
+    def _unlearn(self, now: float) -> None:
+        """A connection that is open at an age at which others were closed shows that it was not for their age: the
+        upstream was started anew, or had too many.
+        """
+        if self._idle and (age := now - self._idle[0].idle_since) > self._closed_at and self._idle[0].is_fresh():
+            self._closed_at = age
+
+    def _note_idle_close(self, connection: Connection) -> None:
+        """The upstream has closed a connection between two requests."""
+        if connection in self._idle:
+            self._idle.remove(connection)
+            self._closed_at = min(self._closed_at, self._now() - connection.idle_since)
 
     def _give_back(self, connection: Connection) -> None:
         if len(self._idle) >= _KEEP_MOST:
             connection.close()
             return
-        connection.idle_since = time.monotonic()
+        connection.idle_since = self._now()
         self._idle.append(connection)
 
     def _fields(self, headers: Headers, *, has_key: bool) -> bytes:
@@ -208,12 +271,12 @@ def _own_field(policy: UpstreamPolicy) -> bytes:
     return b"authorization: Bearer %s\r\n" % key if policy.auth == "bearer" else b"x-api-key: %s\r\n" % key
 
 
-def _keep_for(headers: Headers) -> float:
+def _read_keep_alive(headers: Headers) -> float:
     """Seconds an idle connection may be used again: a second less than the server says it keeps it."""
     for part in find(headers, b"keep-alive").split(b","):
         name, _, value = part.strip().partition(b"=")
         if name.lower() == b"timeout" and value.isdigit():
-            return max(0.0, min(_KEEP_SECONDS, float(value) - 1.0))
+            return max(0.0, min(_KEEP_SECONDS, float(value) - _MARGIN_SECONDS))
     return _KEEP_SECONDS
 
 

@@ -29,6 +29,7 @@ class Incoming:
         self._ends_with_connection = self._has_moved = False
         self.buffered = 0
         self.status = 0
+        self.has_bytes = False
         self.has_head = False
         self.is_complete = False
         self.can_keep = False
@@ -40,6 +41,7 @@ class Incoming:
 
     def feed(self, data: bytes) -> None:
         """Take bytes from the wire. Raises BadAnswer; the body bytes before the fault can still be taken."""
+        self.has_bytes = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:

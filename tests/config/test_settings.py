@@ -39,9 +39,11 @@ def test_every_key_reaches_a_policy() -> None:
             "admin_token": "t",
             "allowed_hosts": ["Proxy.Example"],
             "max_body_bytes": "1MiB",
+            "max_buffered_bytes": "3MiB",
             "max_header_bytes": "2KiB",
             "header_timeout": 1,
             "body_timeout": 2,
+            "body_min_rate": 8,
             "stall_timeout": 3,
             "drain_seconds": 0,
         },
@@ -71,7 +73,9 @@ def test_every_key_reaches_a_policy() -> None:
             "max_bytes": "1GiB",
         },
     )
-    assert settings.server_policy() == ServerPolicy("::1", 1, "t", ("proxy.example",), 2**20, 2048, 1, 2, 3, 0)
+    assert settings.server_policy() == ServerPolicy(
+        "::1", 1, "t", ("proxy.example",), 2**20, 3 * 2**20, 2048, 1, 2, 8, 3, 0
+    )
     assert settings.engine_policy() == EnginePolicy(
         "observe",
         7,

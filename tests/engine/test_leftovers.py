@@ -114,7 +114,10 @@ async def test_what_cannot_be_read_stays_unread_and_its_number_is_said_once(capl
     assert str(desk.engine.bus._by_type) == listening
     assert [reading.exchange for reading in desk.engine.archive.of(Reading)] == ["x4"]
     assert tell_failures(desk) == ["x3", "x2", "x1"]
-    assert caplog.messages == ["3 answers from before the start cannot be read, and stay as they are"]
+    assert caplog.messages == [
+        "3 answers from before the start cannot be read, and stay as they are; the first: ValueError: the answer is not"
+        " a JSON object"
+    ]
     desk.assert_nothing_in_mind()
     caplog.clear()
     await fetch(desk, b"<html>", status=502)

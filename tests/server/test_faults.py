@@ -9,6 +9,7 @@ import json
 import pytest
 
 from proxy.engine.policy import EnginePolicy
+from proxy.model.exchange import Outcome
 from tests.support.scripted import LAST_CHUNK, LIMIT, ScriptedUpstream, answer, chunk, request, stream_head
 from tests.support.serving import Plan, Served, serving
 
@@ -288,6 +289,25 @@ async def test_fields_of_one_hop_stay_there(served: Served, upstream: ScriptedUp
     upstream.answer_with(answer(b"ok", *fields, "Upgrade: h2", "X-Kept: 1"))
     got = await served.ask(ASK)
     assert got.headers[:-2] == ((b"x-kept", b"1"), (b"content-length", b"2"))
+
+
+async def test_a_pooled_connection_that_is_reset_is_not_seen_by_the_client(
+    served: Served, upstream: ScriptedUpstream
+) -> None:
+    asking = asyncio.ensure_future(served.ask(ASK))
+    wire, _ = await upstream.accept_request()
+    wire.send(answer(b"first"))
+    assert (await asking).body == b"first"
+    asking = asyncio.ensure_future(served.ask(ASK))
+    lost = await wire.read_request()
+    wire.reset()
+    fresh, again = await upstream.accept_request()
+    assert again == lost
+    fresh.send(answer(b"second"))
+    got = await asking
+    assert (got.status, got.body, got.find(b"x-palimpsest-error")) == (200, b"second", b"")
+    await served.archive.wait_for(Outcome, 2)
+    assert [outcome.completeness for outcome in served.archive.of(Outcome)] == ["complete", "complete"]
 
 
 # --- many at once ----------------------------------------------------------------------------------------------------

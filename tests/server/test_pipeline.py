@@ -136,12 +136,34 @@ async def test_half_a_head_behind_a_request_is_not_its_answer(plan: Plan, upstre
         assert_refused(await client.read_answer(), 408, "head_timeout")
 
 
-async def test_who_asks_far_ahead_is_let_go(served: Served, upstream: ScriptedUpstream) -> None:
+async def test_who_asks_far_ahead_is_answered_what_was_taken_and_let_go(
+    served: Served, upstream: ScriptedUpstream
+) -> None:
     async with await served.connect() as client:
         client.send(request("POST", CHAT, body=BODY))
         wire, _ = await upstream.accept_request()
         client.send(request("GET", "/-/live") * 100)
-        assert await client.read_to_end() == b""
+        client.send(b"GARBAGE" * 1000)
+        wire.send(stream_head() + chunk(b"data: 1\n\n"))
+        await client.read_until(b"data: 1\n\n")
+        client.send(request("GET", "/-/live") * 100)
+        wire.send(LAST_CHUNK)
+        await client.read_until(LAST_CHUNK)
+        for i in range(63):
+            got = await client.read_answer()
+            assert got.status == 200
+            assert got.find(b"connection") == (b"close" if i == 62 else b"")
+        assert await client.read_some() == b""  # no reset either
+    assert (await served.outcome()).completeness == "complete"
+
+
+async def test_who_asked_far_ahead_and_leaves_is_noticed(served: Served, upstream: ScriptedUpstream) -> None:
+    async with await served.connect() as client:
+        client.send(request("POST", CHAT, body=BODY))
+        wire, _ = await upstream.accept_request()
+        client.send(request("GET", "/-/live") * 100)
+        await served.ask(request("GET", "/-/live"))
+        client.reset()
         assert await wire.read_to_end(GONE_WITHIN) == b""
     assert (await served.outcome()).completeness == "aborted"
 

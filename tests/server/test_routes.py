@@ -17,7 +17,18 @@ def test_the_managed_paths_are_the_three_wires() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/-/unknown", "/-/api", "/-/api/sessions/", "/-/api/unknown", "/-/mcp", "/-/live/x", "/%2d/unknown", "/-//x"],
+    [
+        "/-/unknown",
+        "/-/chat/completions",
+        "/-/api/v1/messages",
+        "/-/api",
+        "/-/api/sessions/",
+        "/-/api/unknown",
+        "/-/mcp",
+        "/-/live/x",
+        "/%2d/unknown",
+        "/-//x",
+    ],
 )
 async def test_an_unknown_page_of_ours_is_not_found_and_not_forwarded(
     served: Served, upstream: ScriptedUpstream, path: str
@@ -28,7 +39,7 @@ async def test_an_unknown_page_of_ours_is_not_found_and_not_forwarded(
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-@pytest.mark.parametrize("path", ["/-/", "/-/live", "/-/ready", "/-/metrics", "/-/unknown"])
+@pytest.mark.parametrize("path", ["/-/", "/-/live", "/-/ready", "/-/metrics", "/-/unknown", "/-/chat/completions"])
 async def test_another_method_on_our_pages_is_not_forwarded_either(
     served: Served, upstream: ScriptedUpstream, method: str, path: str
 ) -> None:
@@ -47,8 +58,25 @@ async def test_another_method_on_our_pages_is_not_forwarded_either(
         ("POST", "/v1/responses/resp_1/cancel", "passthrough"),
         ("POST", "/v1/messages/count_tokens", "passthrough"),
         ("POST", "/v1/chat/completions/", "passthrough"),
-        ("POST", "/V1/chat/completions", "passthrough"),
-        ("POST", "//v1/messages", "passthrough"),
+        ("POST", "/V1/chat/completions", "managed"),
+        ("POST", "//v1/messages", "managed"),
+        ("POST", "/chat/completions", "managed"),
+        ("POST", "/responses", "managed"),
+        ("POST", "/messages", "passthrough"),
+        ("POST", "/v2/messages", "passthrough"),
+        ("POST", "/anthropic/v1/messages", "managed"),
+        ("POST", "/api/v1/chat/completions", "managed"),
+        ("POST", "/v1beta/openai/chat/completions", "managed"),
+        ("POST", "/openai/deployments/gpt-x/chat/completions?api-version=2026-01-01", "managed"),
+        ("POST", "/openai/responses?api-version=2026-01-01", "managed"),
+        ("GET", "/api/v1/chat/completions", "passthrough"),
+        ("POST", "/v1/threads/t/messages", "passthrough"),
+        ("POST", "/v1/threads/t/v1/messages", "passthrough"),
+        ("POST", "/v1/threads/t/responses", "passthrough"),
+        ("POST", "/%76%31/threads/t/chat/completions", "passthrough"),
+        ("POST", "/v1/mychat/completions", "passthrough"),
+        ("POST", "/v1/myresponses", "passthrough"),
+        ("POST", "/v1/completions", "passthrough"),
         ("GET", "/", "passthrough"),
         ("GET", "/live", "passthrough"),
         ("GET", "/metrics", "passthrough"),
@@ -64,3 +92,21 @@ async def test_every_other_path_goes_upstream(
     assert (got.status, got.body) == (200, b"ok")
     assert upstream.requests[0].line == f"{method} {path} HTTP/1.1".encode()
     assert (await served.opening()).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("path", "wire"),
+    [
+        ("/chat/completions", "chat_completions"),
+        ("/api/v1/responses", "responses"),
+        ("/anthropic/v1/messages", "anthropic_messages"),
+    ],
+)
+async def test_a_call_is_read_by_how_its_path_ends(
+    served: Served, upstream: ScriptedUpstream, path: str, wire: str
+) -> None:
+    upstream.answer_with(answer(b"{}"))
+    body = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"input":"hi","max_tokens":9}'
+    assert (await served.ask(request("POST", path, body=body))).status == 200
+    opening = await served.opening()
+    assert (opening.wire, opening.model, upstream.requests[0].target) == (wire, "m", path.encode())

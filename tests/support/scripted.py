@@ -142,10 +142,12 @@ class Wire:
         """Send FIN, go on reading."""
         self._writer.write_eof()
 
-    def shut(self) -> None:
-        """Send FIN within this call, not when the loop comes round to it."""
+    def shut(self, how: int = socket.SHUT_WR) -> None:
+        """Send FIN within this call, not when the loop comes round to it. After SHUT_RDWR what comes is answered by a
+        reset, as after a close.
+        """
         with socket.socket(fileno=os.dup(self._socket.fileno())) as copy:
-            copy.shutdown(socket.SHUT_WR)
+            copy.shutdown(how)
 
     def reset(self) -> None:
         """Send RST."""

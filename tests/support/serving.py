@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 
 from proxy.context.budget import BudgetPolicy
 from proxy.engine.bus import EventBus
+from proxy.engine.descriptors import Descriptors
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import Exchanges
 from proxy.engine.managing.caring import Caretaker
@@ -36,7 +37,7 @@ from proxy.server.inspector import Inspector
 from proxy.server.management import ManagementApi
 from proxy.server.metrics import Metrics
 from proxy.server.policy import ServerPolicy
-from proxy.server.protocol import GuardedProtocol
+from proxy.server.protocol import GuardedProtocol, close_idle
 from proxy.server.routes import Endpoints, build_routes
 from proxy.upstream.forwarder import Forwarder
 from proxy.upstream.policy import UpstreamPolicy
@@ -111,6 +112,7 @@ class Plan:
     ceiling: int | None = None
     compacting: Any = None
     writes: Writes = field(default_factory=lambda: Writes(lambda: 1))
+    descriptors: Descriptors = field(default_factory=lambda: Descriptors(1_000_000))
 
 
 @contextlib.asynccontextmanager
@@ -126,10 +128,11 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
         idle_timeout=plan.idle_timeout,
         connect_timeout=plan.connect_timeout,
     )
-    forwarder = Forwarder(upstream, tasks.spawn)
+    descriptors = plan.descriptors
+    forwarder = Forwarder(upstream, tasks.spawn, descriptors=descriptors)
     steward = make_steward(archive, bus, SystemClock(), tasks, ceiling=plan.ceiling)
     exchanges, readings = _build_exchanges(plan, archive, forwarder, bus, tasks, steward)
-    metrics = Metrics(lambda: archive.health, lambda: len(tasks))
+    metrics = Metrics(lambda: archive.health, lambda: len(tasks), lambda: descriptors.shortages)
     bus.subscribe(ExchangeRecorded, metrics.count_exchange)
     health = Health(lambda: archive.health.problem, metrics, refuses=plan.engine.on_failure == "refuse")
     inspector = Inspector((("mode", plan.engine.mode),))
@@ -144,7 +147,8 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     )
     config.load()
     state = ServerState()
-    make = functools.partial(GuardedProtocol, plan.server, plan.writes, config, state, {}, loop)
+    descriptors.add_holder(lambda: close_idle(state.connections))
+    make = functools.partial(GuardedProtocol, plan.server, plan.writes, descriptors, config, state, {}, loop)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = await loop.create_server(make, sock=listener)
         served = Served(listener.getsockname()[1], archive, health, tasks, state, forwarder, bus, readings)

@@ -2,14 +2,21 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import cast
 
 import pytest
 import uvloop
 
 from proxy.engine.tasks import TaskRunner
+from proxy.engine.writes import Writes
+from proxy.model.errors import UpstreamUnreachable
+from proxy.upstream.connection import Connection
 from proxy.upstream.forwarder import Forwarder
 from proxy.upstream.policy import UpstreamPolicy
-from tests.support.scripted import LIMIT, ScriptedUpstream
+from tests.support.scripted import LIMIT, ScriptedUpstream, Wire
+
+REQUEST = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
 
 
 def pytest_asyncio_loop_factories(
@@ -40,3 +47,101 @@ async def forwarder(upstream: ScriptedUpstream, tasks: TaskRunner) -> AsyncItera
     made = Forwarder(UpstreamPolicy("scripted", upstream.url, idle_timeout=LIMIT), tasks.spawn)
     yield made
     made.close()
+
+
+@dataclass(eq=False)
+class Timer:
+    """A call that is due at a time."""
+
+    when: float
+    call: Callable[[], None]
+    is_cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class Watch:
+    """What a connection asks of its loop. Time passes when the test says so, however busy the machine is."""
+
+    def __init__(self) -> None:
+        self.create_future = asyncio.get_running_loop().create_future
+        self._now = 0.0
+        self._timers: list[Timer] = []
+
+    def time(self) -> float:
+        return self._now
+
+    def call_later(self, delay: float, call: Callable[[], None]) -> Timer:
+        self._timers.append(Timer(self._now + delay, call))
+        return self._timers[-1]
+
+    def count_timers(self) -> int:
+        """How many calls are still due."""
+        return sum(not timer.is_cancelled for timer in self._timers)
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, and call what falls due in it."""
+        end = self._now + seconds
+        while due := [timer for timer in self._timers if timer.when <= end and not timer.is_cancelled]:
+            first = min(due, key=lambda timer: timer.when)
+            self._timers.remove(first)
+            self._now = first.when
+            first.call()
+        self._now = end
+
+
+class Pair:
+    """A connection and the upstream's end of it."""
+
+    def __init__(self, connection: Connection, wire: Wire, watch: Watch) -> None:
+        self.connection = connection
+        self.wire = wire
+        self.watch = watch
+
+    async def begin(self, method: str = "GET", idle_timeout: float = LIMIT) -> None:
+        """Send a request and have the upstream read it."""
+        self.connection.begin(method, REQUEST, b"", idle_timeout)
+        await self.wire.read_head()
+
+    async def head(self) -> int:
+        """The status, once it is there."""
+        async with asyncio.timeout(LIMIT):
+            await self.connection.wait_for_head()
+        return self.connection.status
+
+    async def rest(self) -> bytes:
+        """The body up to a clean end."""
+        content = b""
+        async with asyncio.timeout(LIMIT):
+            while piece := await self.connection.read():
+                content += piece
+        assert self.connection.is_ended
+        return content
+
+    async def rest_and_break(self) -> tuple[bytes, str]:
+        """The body up to where it breaks, and what the error says."""
+        content = b""
+        with pytest.raises(UpstreamUnreachable) as caught:
+            async with asyncio.timeout(LIMIT):
+                while piece := await self.connection.read():
+                    content += piece
+        assert not self.connection.finish()
+        return content, str(caught.value)
+
+
+@pytest.fixture
+def writes() -> Writes:
+    """Where the connection writes."""
+    return Writes(lambda: 1)
+
+
+@pytest.fixture
+async def pair(upstream: ScriptedUpstream, writes: Writes) -> AsyncIterator[Pair]:
+    """A connection that was just made."""
+    loop, watch = asyncio.get_running_loop(), Watch()
+    made = Connection(cast(asyncio.AbstractEventLoop, watch), writes)
+    _, connection = await loop.create_connection(lambda: made, "127.0.0.1", upstream.port)
+    yield Pair(connection, await upstream.accept(), watch)
+    connection.finish()
+    connection.close()

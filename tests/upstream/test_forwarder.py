@@ -1,10 +1,15 @@
 """The client of one upstream: what it sends, which connections it uses again, and how often it calls."""
 
 import asyncio
+import contextlib
+import os
+import resource
 import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from proxy.engine.descriptors import Descriptors
 from proxy.engine.ports import RequestBody, UpstreamResponse
 from proxy.engine.tasks import TaskRunner
 from proxy.model.errors import BadRequest, UpstreamUnreachable
@@ -339,29 +344,6 @@ async def test_a_close_that_came_before_the_request_went_out_is_replaced_even_if
         assert await read_all(await follow) == b"fresh"
 
 
-@pytest.mark.parametrize("is_reset", [False, True])
-async def test_an_upstream_that_read_the_request_is_never_asked_a_second_time(
-    forwarder: Forwarder, upstream: ScriptedUpstream, *, is_reset: bool
-) -> None:
-    """Even where the connection was made in a busy moment, which says nothing about how fast the upstream is."""
-    asyncio.get_running_loop().call_soon(asyncio.get_running_loop().call_soon, time.sleep, 0.2)
-    sending = asyncio.ensure_future(ask(forwarder))
-    wire, _ = await upstream.accept_request()
-    wire.send(answer(b"ok"))
-    await sending
-    upstream.answer_with(answer(b"billed again"))
-    follow = asyncio.ensure_future(send(forwarder))
-    upstream.requests.append(await wire.read_request())
-    if is_reset:
-        wire.reset()
-    else:
-        await wire.close()
-    with pytest.raises(UpstreamUnreachable, match="before it answered") as caught:
-        await follow
-    assert caught.value.status == 502
-    assert len(upstream.requests) == 2
-
-
 async def test_a_first_connection_that_breaks_is_not_tried_again(
     forwarder: Forwarder, upstream: ScriptedUpstream
 ) -> None:
@@ -376,6 +358,46 @@ async def test_nobody_listening_is_an_error_that_names_the_upstream(tasks: TaskR
         url = gone.url
     with pytest.raises(UpstreamUnreachable, match="no connection to the upstream 'u'") as caught:
         await send(Forwarder(UpstreamPolicy("u", url), tasks.spawn))
+    assert caught.value.status == 502
+
+
+@contextlib.contextmanager
+def exhausted() -> Iterator[Callable[[], int]]:
+    """No descriptor is free until this is called, or the block ends."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    first_free = os.dup(0)
+    os.close(first_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, hard))
+
+    def relieve() -> int:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return 1
+
+    try:
+        yield relieve
+    finally:
+        relieve()
+
+
+async def test_where_no_descriptor_is_free_others_let_go_of_theirs_for_a_connection(
+    upstream: ScriptedUpstream, tasks: TaskRunner
+) -> None:
+    upstream.answer_with(answer(b"ok"))
+    descriptors = Descriptors(1024)
+    forwarder = Forwarder(UpstreamPolicy("u", upstream.url), tasks.spawn, descriptors=descriptors)
+    with exhausted() as relieve:
+        descriptors.add_holder(relieve)
+        assert await ask(forwarder) == b"ok"
+    assert descriptors.shortages == 1
+    assert forwarder.close() == 1
+
+
+async def test_where_nobody_can_let_go_of_a_descriptor_the_call_fails_of_that(
+    upstream: ScriptedUpstream, tasks: TaskRunner
+) -> None:
+    forwarder = Forwarder(UpstreamPolicy("u", upstream.url), tasks.spawn, descriptors=Descriptors(1024))
+    with exhausted(), pytest.raises(UpstreamUnreachable, match="oo many open files") as caught:
+        await send(forwarder)
     assert caught.value.status == 502
 
 

@@ -99,8 +99,8 @@ class Writer:
                 self._errands.popleft()(self._connection)
         try:
             self._checkpoint.finish()
-        except sqlite3.Error:
-            _log.warning("the write-ahead log was left beside the log; it is read in at the next start")
+        except sqlite3.Error as error:
+            _log.warning("the write-ahead log was left beside the log; it is read in at the next start: %s", error)
         self._connection.close()
 
     def _gather(self) -> None:
@@ -190,7 +190,8 @@ class Writer:
         refused = len(entry.records) - len(kept) if kept else 0
         # no text of the error: it may quote what was to be stored
         names = ", ".join(type(record).__name__ for record in entry.records)
-        _log.error("the log could not take %s: %s", names, type(error).__name__)
+        code = getattr(error, "sqlite_errorname", "")
+        _log.error("the log could not take %s: %s %s", names, type(error).__name__, code)
         if not refused:
             self._finish(entries, False)
             return

@@ -221,8 +221,8 @@ class Forwarder:
         """A connection that is open at an age at which others were closed shows that it was not for their age: the
         upstream was started anew, or had too many.
         """
-        if self._idle and (age := now - self._idle[0].idle_since) > self._closed_at and self._idle[0].is_fresh():
-            self._closed_at = age
+        if self._idle and now - self._idle[0].idle_since > self._closed_at and self._idle[0].is_fresh():
+            self._closed_at = math.inf
 
     def _note_idle_close(self, connection: Connection) -> None:
         """The upstream has closed a connection between two requests."""

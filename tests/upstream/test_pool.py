@@ -84,10 +84,9 @@ async def test_a_connection_that_outlives_that_age_shows_that_it_was_no_limit(ke
     kept.now += 0.1
     await kept.close_newest()
     await kept.ask()
-    kept.now += 30.0
-    assert await kept.ask()
-    kept.now += 28.0
-    assert not await kept.ask()
+    for _ in range(3):
+        kept.now += 30.0
+        assert not await kept.ask()
 
 
 async def test_connections_that_the_forwarder_closes_say_nothing_of_the_upstream(kept: Kept) -> None:

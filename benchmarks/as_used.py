@@ -159,7 +159,9 @@ def main() -> None:
         with Nursery(folder) as nursery:
             os.sched_setaffinity(0, {HARNESS_CORE})
             mock, port = start_mock(nursery, HARNESS_CORE)
-            setting = replace(Setting(nursery, folder, mock, port, arguments.command), serve_options=tuple(arguments.serve_options))
+            setting = replace(
+                Setting(nursery, folder, mock, port, arguments.command), serve_options=tuple(arguments.serve_options)
+            )
             if arguments.only != "cold":
                 measure_equal(setting, differs=False)
                 measure_equal(setting, differs=True)

@@ -94,9 +94,19 @@ class Engine:
     tasks: TaskRunner
     forwarders: tuple[Forwarder, ...]
     models: Models
+    tokenizer: Tokenizer
     outliner: Outliner
     caretaker: Caretaker
     compactor: Compactor
+
+    def prepare(self) -> None:
+        """Load what would hold others up: nobody waits for an answer yet. Blocks for 50 ms."""
+        self.tokenizer.prepare(_COUNTED_IN)
+
+    async def warm(self) -> None:
+        """Load beside the first calls what they need. What cannot be loaded is done without."""
+        await self.models.open()
+        await asyncio.to_thread(self.tokenizer.warm, _COUNTED_IN)
 
     async def close(self) -> None:
         """End what runs, record it, and write everything down."""
@@ -156,7 +166,8 @@ async def build_engine(settings: Settings) -> Engine:
     exchanges = Exchanges(policy, formats, reception, relay, tasks, steward)
     caretaker = Caretaker(steward.lookout, archive, gate, bus, SystemIds(), clock)
     tools = Tools(archive, gate, watch.worker, steward.lookout, steward.ladder, routes, clock, SystemIds())
-    return Engine(exchanges, archive, relay, bus, tasks, forwarders, models, outliner, caretaker, Compactor(tools))
+    compactor = Compactor(tools)
+    return Engine(exchanges, archive, relay, bus, tasks, forwarders, models, tokenizer, outliner, caretaker, compactor)
 
 
 def build_models(settings: Settings, tokenizer: Tokenizer, tasks: TaskRunner) -> Models:
@@ -200,7 +211,7 @@ async def measure(settings: Settings) -> Yardstick:
 
 
 def load_encoder(encoding: Encoding) -> Encoder | None:
-    """An encoding's encoder, None where its ranks are missing. Blocks for 0.3 to 0.5 s.
+    """An encoding's encoder, None where its ranks are missing. Blocks for 50 ms; without splintr for 0.5 s.
 
     Neither library is imported before: many runs count nothing.
     """

@@ -35,7 +35,7 @@ class _Estate:
 class Forest:
     """What is known of sessions. `is_complete`: the log has no session that is not here, with all its nodes.
 
-    `losses` counts how often something was dropped: what was found out by asking before may no longer hold.
+    `losses` counts how often everything was forgotten: nothing that was found out by asking before holds any more.
     """
 
     def __init__(self, most_bytes: int, *, is_complete: bool) -> None:
@@ -83,7 +83,6 @@ class Forest:
         """Take what a session has gained; nodes parents first. Of one that was dropped meanwhile the log has it all."""
         known = self._sessions.get(session)
         if known is None:
-            self._lose()
             return
         before = known.weight
         proving = [row.node for row in nodes if known.add_node(row)]
@@ -106,14 +105,15 @@ class Forest:
         self._by_node.clear()
         self._estates.clear()
         self.weight = 0
-        self._lose()
+        self.losses += 1
+        self.is_complete = False
 
     def shrink(self) -> None:
         """Drop what was used least recently, as far as it is too much; the last one used stays."""
         while self.weight > self._most_bytes and len(self._sessions) > 1:
             _, known = self._sessions.popitem(last=False)
             self.weight -= known.weight
-            self._lose()
+            self.is_complete = False
             self._forget_ways_to(known)
 
     def _lead_to(self, known: Known, proving: Iterable[bytes], marks: Iterable[Mark]) -> None:
@@ -137,10 +137,6 @@ class Forest:
             _leave(estate.by_mark, name, known)
         if not estate.by_node and not estate.by_mark:
             del self._estates[known.key.tenant]
-
-    def _lose(self) -> None:
-        self.losses += 1
-        self.is_complete = False
 
 
 def _find(index: _Index[K], key: K) -> Sequence[Known]:

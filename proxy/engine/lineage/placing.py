@@ -87,7 +87,8 @@ class Placing:
     def __init__(self, forest: Forest) -> None:
         self._forest = forest
         self._unanswered: OrderedDict[Likeness, str] = OrderedDict()
-        self._recalled: OrderedDict[bytes, None] = OrderedDict()
+        # What the log was asked about already, and the sessions on which it rests where such a request belongs.
+        self._recalled: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
         self._losses = 0
 
     def lacks(self, asked: Asked) -> bool:
@@ -101,8 +102,7 @@ class Placing:
         # One with a name may have gone the way of one without, which is to be preferred.
         is_settled = known is not None and not known.key.family
         foreign = _find_foreign(asked, known.measure(asked.nodes) if known is not None and is_settled else 0)
-        is_recalled = asked.session.tenant + foreign in self._recalled and self._losses == self._forest.losses
-        return bool(foreign) and not is_recalled
+        return bool(foreign) and not self._is_recalled(asked.session.tenant + foreign)
 
     def is_unproven(self, asked: Asked) -> bool:
         """Whether the request shows answers, none of which is known to be one in its own chain."""
@@ -126,20 +126,28 @@ class Placing:
 
     def note_recalled(self, asked: Asked) -> None:
         """The log has been asked, and has said all it knows."""
-        if self._losses != self._forest.losses:  # what was recalled before may have been dropped since
+        if self._losses != self._forest.losses:
             self._losses = self._forest.losses
             self._recalled.clear()
         if named := self._forest.get(asked.session.id):
             named.is_partial = False
-        if foreign := _find_foreign(asked, 0):
-            self._recalled[asked.session.tenant + foreign] = None  # the log speaks of what is the asking tenant's
+        foreign = b"" if asked.session.family else _find_foreign(asked, 0)  # of one with a name its name is asked
+        if foreign:
+            self._recalled[asked.session.tenant + foreign] = ()  # the log speaks of what is the asking tenant's
         if len(self._recalled) > _MOST_REMEMBERED:
             self._recalled.popitem(last=False)
+
+    def note_answer(self, tenant: bytes, nodes: Sequence[NodeRow]) -> None:
+        """An answer was recorded: the log knows more now of what shows it."""
+        for row in nodes:
+            self._recalled.pop(tenant + row.node, None)
 
     def place(self, asked: Asked, *, is_certain: bool = True) -> Place:
         """Decide. Not `is_certain`: the log may know of another session to choose."""
         known, source = self._find(asked, is_certain=is_certain)
         is_new = not known.tips and not known.is_partial
+        if self._recalled and not asked.session.family:
+            self._note_reliance(asked, () if is_new else (known.key.id,), source)
         return Place(known.key, self.enter(asked, known) if asked.is_trusted else None, source, is_new)
 
     def enter(self, asked: Asked, known: Known) -> Step:
@@ -191,6 +199,17 @@ class Placing:
                 source = (others[-1].key.id, node) if is_enough else None
             depth -= 1
         return None, source
+
+    def _is_recalled(self, name: bytes) -> bool:
+        """Whether the log was asked, and nothing that it told and that counted was dropped since."""
+        reliance = self._recalled.get(name) if self._losses == self._forest.losses else None
+        return reliance is not None and all(self._forest.get(session) is not None for session in reliance)
+
+    def _note_reliance(self, asked: Asked, found: tuple[str, ...], source: tuple[str, bytes] | None) -> None:
+        """On what it rests where a request belongs: not on the many that merely show the same."""
+        name = asked.session.tenant + _find_foreign(asked, 0)
+        if name in self._recalled:
+            self._recalled[name] = found if source is None else (*found, source[0])
 
     def _join(self, asked: Asked) -> Known | None:
         if not self._unanswered:

@@ -256,9 +256,10 @@ class Ancestry(Protocol):
         nodes that is a recorded answer of the tenant's stands as an answer. Where the tenant has no such answer: those
         that bear one of the marks (named by `name_mark`), of each the newest `MOST_BEARING`; and those of the others in
         which the deepest answer of anyone stands as one. Where there are too many, what is named first here counts, and
-        then the newest; of too many marks the last `MOST_MARKS`, each of which is a look-up of its own. The first two are there whatever their size;
-        another is left out where it does not fit into `MOST_RECALLED_ROWS` nodes, marks and requests beside those
-        before it. A store may give up a look-up that others' sessions make long: what it would find is then missing.
+        then the newest; of too many marks the last `MOST_MARKS`, each of which is a look-up of its own. The first two
+        are there whatever their size; another is left out where it does not fit into `MOST_RECALLED_ROWS` nodes, marks
+        and requests beside those before it. A store may give up a look-up that others' sessions make long: what it
+        would find is then missing.
         A session alone, without nodes and marks, is asked for with every call that names a new one: a store that can
         tell without looking that it has none should.
         """

@@ -35,7 +35,8 @@ class _Estate:
 class Forest:
     """What is known of sessions. `is_complete`: the log has no session that is not here, with all its nodes.
 
-    `losses` counts how often everything was forgotten: nothing that was found out by asking before holds any more.
+    `losses` counts how often something was dropped: what was found out by asking before may no longer hold. `resets`
+    counts how often everything was.
     """
 
     def __init__(self, most_bytes: int, *, is_complete: bool) -> None:
@@ -44,7 +45,7 @@ class Forest:
         self._by_node: _Index[bytes] = {}
         self._estates: dict[bytes, _Estate] = {}
         self.weight = 0
-        self.losses = 0
+        self.losses = self.resets = 0
         self.is_complete = is_complete
 
     def __len__(self) -> int:
@@ -83,6 +84,7 @@ class Forest:
         """Take what a session has gained; nodes parents first. Of one that was dropped meanwhile the log has it all."""
         known = self._sessions.get(session)
         if known is None:
+            self._lose()
             return
         before = known.weight
         proving = [row.node for row in nodes if known.add_node(row)]
@@ -105,15 +107,15 @@ class Forest:
         self._by_node.clear()
         self._estates.clear()
         self.weight = 0
-        self.losses += 1
-        self.is_complete = False
+        self.resets += 1
+        self._lose()
 
     def shrink(self) -> None:
         """Drop what was used least recently, as far as it is too much; the last one used stays."""
         while self.weight > self._most_bytes and len(self._sessions) > 1:
             _, known = self._sessions.popitem(last=False)
             self.weight -= known.weight
-            self.is_complete = False
+            self._lose()
             self._forget_ways_to(known)
 
     def _lead_to(self, known: Known, proving: Iterable[bytes], marks: Iterable[Mark]) -> None:
@@ -137,6 +139,10 @@ class Forest:
             _leave(estate.by_mark, name, known)
         if not estate.by_node and not estate.by_mark:
             del self._estates[known.key.tenant]
+
+    def _lose(self) -> None:
+        self.losses += 1
+        self.is_complete = False
 
 
 def _find(index: _Index[K], key: K) -> Sequence[Known]:

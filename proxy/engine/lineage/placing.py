@@ -394,25 +394,26 @@ def _is_compacted(asked: Asked, known: Known, base: int) -> bool:
 
 
 def _is_side(asked: Asked, known: Known, base: int) -> bool:
-    """PROTOCOL §2: no tools where the conversation has them, or a tiny answer, or two lesser signs.
+    """PROTOCOL §2: no tools where the conversation has them, or two lesser signs, of which a tiny answer is one.
 
     What goes on from the conversation may lack tools (its client was told so this time); beside it is what also asks
-    another model or under other orders. A session's first call is the conversation, as far as anybody can tell then: if
-    it was a title, the first call with tools takes its place. Where a client goes on from the answer to a call beside
-    the conversation, that has become one.
+    another model or under other orders. A session's first call is the conversation, as far as anybody can tell then,
+    unless all signs that there can be say otherwise: its client names a conversation, of which this has no tools, a
+    message or two, and a tiny answer. If it was a title all the same, the first call with tools takes its place. Where
+    a client goes on from the answer to a call beside the conversation, that has become one.
     """
     before, now = _find_traits(asked, known, base), asked.traits
-    has_small_answer = 0 < asked.most_output <= _SMALL_ANSWER
+    is_tiny, is_short = 0 < asked.most_output <= _SMALL_ANSWER, len(asked.nodes) <= _FEW_MESSAGES
     if before is None:
-        return has_small_answer
+        return is_tiny and is_short and not (base or now.has_tools) and bool(asked.session.family)
     if now.has_tools and not before.has_tools:
         return False
     lacks_tools = before.has_tools and not now.has_tools
     is_other = [now.model != before.model, now.system != before.system]
     if base:
         return lacks_tools and any(is_other)
-    lesser = [*is_other, before.is_stream and not now.is_stream, len(asked.nodes) <= _FEW_MESSAGES]
-    return lacks_tools or has_small_answer or sum(lesser) >= 2
+    lesser = [*is_other, before.is_stream and not now.is_stream, is_short, is_tiny]
+    return lacks_tools or sum(lesser) >= 2
 
 
 def _find_traits(asked: Asked, known: Known, base: int) -> Traits | None:

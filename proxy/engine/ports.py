@@ -147,7 +147,11 @@ class LogReader(Protocol):
     """What can be read back from the log."""
 
     async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
-        """Newest activity first; `limit` bounds what is in memory at once."""
+        """Newest activity first; `limit` bounds what is in memory at once.
+
+        Unless a family is named, of those that hold a call: what an upstream turned away (401, 403, 404, 405), or what
+        was passed on without a name or a body, is in the log and found by its id, and is no conversation.
+        """
         ...
 
     async def find_session(self, session: str) -> SessionRow:

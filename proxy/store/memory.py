@@ -39,7 +39,7 @@ from proxy.model.record import Record, leave_derived
 from proxy.model.summary import Summary
 from proxy.store.checks import verify_tables
 from proxy.store.contexts import list_epochs, list_summaries, load_context, load_epoch, load_original
-from proxy.store.listing import find_last, list_bills, make_session, sum_auxiliary
+from proxy.store.listing import find_last, is_called, list_bills, make_session, sum_auxiliary
 from proxy.store.recalled import choose_recalled
 from proxy.store.storable import fit_text, fit_usage
 from proxy.store.tables import Exchange, Tables
@@ -84,6 +84,7 @@ class MemoryArchive:
     async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
         """Newest activity first."""
         chosen = [key for key in self._tables.sessions if self._is_chosen(key, selection)]
+        chosen = [key for key in chosen if selection.family or is_called(self._tables, key)]
         latest = sorted(chosen, key=lambda key: find_last(self._tables, key).seq, reverse=True)
         return [make_session(self._tables, key) for key in latest[:limit]]
 

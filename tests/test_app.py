@@ -170,7 +170,7 @@ async def test_a_stream_is_finished_while_nobody_else_is_let_in(upstream: Script
         assert await server.completeness() == ["complete"]
 
 
-async def wait_until_ready(asking: Client) -> list[str]:
+async def wait_until_ready(asking: Wire) -> list[str]:
     """Ask until the server is ready; what it said it was before."""
     said: list[str] = []
     async with asyncio.timeout(STARTING):

@@ -224,7 +224,7 @@ def _check_reserved(headers: Headers) -> None:
             continue
         asked = value.decode("latin-1").strip().lower()
         if asked and asked not in served:
-            what = f"may be {', '.join(served)} or absent" if served else "is not served, whatever its value"
+            what = f"is {', '.join(served)} or absent" if served else "is to be absent"
             raise BadRequest(f"{name.decode()} {what} in this version, not {asked[:40]!r}")
 
 

@@ -233,7 +233,11 @@ def test_the_first_call_is_not_beside_for_a_tiny_answer_alone(desk: Desk) -> Non
     assert [desk.place(HI, traits=bare, output=n).step.is_side for n in (0, 64, 65)] == [False, False, False]
     assert not desk.place(HI, name="with tools", output=64).step.is_side
     assert not desk.place(HI, THERE, MORE, SO, name="long", traits=bare, output=64).step.is_side
-    assert [desk.place(HI, name=f"{n}", traits=bare, output=n).step.is_side for n in (0, 64, 65)] == [False, True, False]
+    assert [desk.place(HI, name=f"{n}", traits=bare, output=n).step.is_side for n in (0, 64, 65)] == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_a_conversation_of_tiny_answers_is_none_beside_another(desk: Desk) -> None:

@@ -78,14 +78,24 @@ def _render_head(job: Job, session: bytes, nonce: bytes, length: int) -> bytes:
     return b"\r\n".join(lines)
 
 
+def name_session() -> bytes:
+    """The six digits of a session that no other source has."""
+    return b"%06d" % next(_session_numbers)
+
+
+def build_body(job: Job, session: bytes) -> bytes:
+    """The body of a history as the job describes it."""
+    base = _build_base(job.size, job.messages, job.chunks, False)
+    tail = corpus.suffix(job.chunks, is_short=_is_short(job.size, job.messages))
+    return b'{"messages":[' + base.messages.replace(_SESSION, session) + tail
+
+
 class RepeatSource:
     """The same bytes on every call: what a client's retry looks like, and what most comparisons measure."""
 
     def __init__(self, job: Job) -> None:
-        session = b"%06d" % next(_session_numbers)
-        base = _build_base(job.size, job.messages, job.chunks, False)
-        tail = corpus.suffix(job.chunks, is_short=_is_short(job.size, job.messages))
-        body = b'{"messages":[' + base.messages.replace(_SESSION, session) + tail
+        session = name_session()
+        body = build_body(job, session)
         self._request = _render_head(job, session, b"", len(body)) + body
         self.new_bytes = 0
 
@@ -115,7 +125,7 @@ class GrowSource:
 
     def __init__(self, job: Job, spellings: tuple[bool, ...] = (False,)) -> None:
         self._job = job
-        self._session = b"%06d" % next(_session_numbers)
+        self._session = name_session()
         self._spellings = spellings
         self._histories: list[bytearray] = []
         self._tails: list[bytes] = []

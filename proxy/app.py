@@ -61,7 +61,6 @@ _CUT_SECONDS_PER_CALL = 0.0015
 _CUT_SECONDS = 0.25
 _CUT_FRACTION = 2 / 3
 _UVICORN_SECONDS = 3  # after the limit uvicorn would end things its own way; it never comes to that
-_SETTLE_SECONDS = 1.0  # the map of models costs 50 ms of a processor, which would be missed while the server starts
 # Nearly all that a call makes is freed by its count. With the collector's usual 700 objects it looks at the calls under
 # way again and again: 3 % of a call at 64 at once.
 _GC_THRESHOLD = 20_000
@@ -238,15 +237,24 @@ async def _run(settings: Settings) -> None:
             trimmer.start(asyncio.get_running_loop())
             gc.set_threshold(_GC_THRESHOLD)
             gc.freeze()  # what the start has made stays: the collector need not look at it again
-            opening = asyncio.get_running_loop().call_later(_SETTLE_SECONDS, engine.models.open)
+            engine.prepare()
+            health.is_starting = True
+            engine.tasks.spawn(_warm(engine, health))
             server = DrainingServer(_configure(app, policy, engine), health, engine.tasks, policy.drain_seconds)
             engine.descriptors.add_holder(lambda: close_idle(server.server_state.connections))
             await server.serve([listener])
             seconds_left = server.seconds_left
             trimmer.stop()
-            opening.cancel()
         finally:
             await engine.close(seconds_left)
+
+
+async def _warm(engine: Engine, health: Health) -> None:
+    """The server is ready once it is warm, or cannot become it."""
+    try:
+        await engine.warm()
+    finally:
+        health.is_starting = False
 
 
 def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple[ASGIApp, Health]:

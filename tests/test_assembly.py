@@ -39,6 +39,9 @@ class Noted:
     def __init__(self) -> None:
         self.texts: list[str] = []
 
+    def warm(self) -> None:
+        pass
+
     def count(self, text: str) -> int:
         self.texts.append(text)
         return 1
@@ -176,8 +179,7 @@ async def test_what_is_known_of_models_comes_from_the_settings_first(tmp_path: P
     engine = await build_engine(settings_in(tmp_path, pricing=prices, **{"budget.ceiling_tokens": 50_000}))
     card = engine.models.card("first", "gpt-4o")
     assert (card.window, card.prices.rates.input) == (None, 3e-6)
-    engine.models.open()
-    assert await engine.tasks.finish(LIMIT)
+    await engine.models.open()
     assert engine.models.card("first", "gpt-4o").window == 128_000
     assert engine.models.budget(LimitKey("first", "gpt-4o")).usable == 48_500
     await engine.close()
@@ -189,6 +191,15 @@ async def test_sessions_are_measured_by_what_is_known_where_nothing_is_served(tm
     assert yardstick.find_card("first", "gpt-4o").prices.rates.input == 3e-6
     assert yardstick.find_card("first", "gpt-4o").window == 128_000
     assert yardstick.policy.soft_fraction == 0.5
+
+
+async def test_an_engine_that_is_warm_has_its_map_of_models_and_its_usual_encoder(tmp_path: Path) -> None:
+    engine = await build_engine(settings_in(tmp_path))
+    engine.prepare()
+    assert (engine.tokenizer.is_ready("o200k_base"), engine.models.card("first", "gpt-4o").window) == (False, None)
+    await engine.warm()
+    assert (engine.tokenizer.is_ready("o200k_base"), engine.models.card("first", "gpt-4o").window) == (True, 128_000)
+    await engine.close()
 
 
 async def test_tokens_are_counted_by_encoders_that_are_loaded_at_the_first_count(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ from proxy.wire.headers import ask_plainly, find, list_credentials
 
 _MODES = ("manage", "observe", "bypass")
 _LONGEST_NUMBER = 9
+# What a request may ask for by names that are reserved: what is done anyway (BEHAVIOUR B38).
+_SERVED = {b"x-palimpsest-strategy": ("epochs",), b"x-palimpsest-history": (), b"x-palimpsest-source": ("direct",)}
 
 
 class Exchanges:
@@ -54,7 +56,11 @@ class Exchanges:
         self._steward = steward
 
     def read_mode(self, headers: Headers) -> Mode:
-        """The mode a request asks for, else the configured one. Raises BadRequest."""
+        """The mode a request asks for, else the configured one.
+
+        Raises BadRequest, also where it asks for what is not served: to do something else would be no answer to it.
+        """
+        _check_reserved(headers)
         asked = find(headers, b"x-palimpsest-mode").decode("latin-1").strip().lower()
         if not asked:
             return self._policy.mode
@@ -209,6 +215,17 @@ class TapedBody:
         else:
             self._entry.append()
         return content
+
+
+def _check_reserved(headers: Headers) -> None:
+    for name, value in headers:
+        served = _SERVED.get(name)
+        if served is None:
+            continue
+        asked = value.decode("latin-1").strip().lower()
+        if asked and asked not in served:
+            what = f"is {', '.join(served)} or absent" if served else "is to be absent"
+            raise BadRequest(f"{name.decode()} {what} in this version, not {asked[:40]!r}")
 
 
 def read_ceiling(headers: Headers) -> int | None:

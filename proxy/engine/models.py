@@ -48,9 +48,10 @@ class Models:
         self._cards: dict[LimitKey, tuple[Card, float]] = {}
         self._budgets: dict[tuple[LimitKey, int | None, int | None], tuple[Budget, float]] = {}
 
-    def open(self) -> None:
-        """Have read, beside the calls, what comes with the installation."""
-        self._spawn(self._open())
+    async def open(self) -> None:
+        """Read what comes with the installation."""
+        await self._catalog.open()
+        self._forget()
 
     def card(self, upstream: str, model: str, *, beta: str = "", tenant: bytes = b"") -> Card:
         """What is known of a model now; limits as they were learned for these beta headers and this tenant."""
@@ -97,10 +98,6 @@ class Models:
         """Something new is known."""
         self._cards.clear()
         self._budgets.clear()
-
-    async def _open(self) -> None:
-        await self._catalog.open()
-        self._forget()
 
     async def _ask(self, upstream: Upstream, headers: Headers) -> None:
         try:

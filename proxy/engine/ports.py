@@ -30,6 +30,7 @@ from proxy.model.summary import Summary
 MOST_RECALLED = 64
 MOST_RECALLED_ROWS = 8192
 MOST_MARKS = 32
+MOST_BEARING = 8
 MOST_UNREAD = 1024
 MOST_EPOCHS = 64
 NEWEST_EPOCHS = 4
@@ -146,7 +147,11 @@ class LogReader(Protocol):
     """What can be read back from the log."""
 
     async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
-        """Newest activity first; `limit` bounds what is in memory at once."""
+        """Newest activity first; `limit` bounds what is in memory at once.
+
+        Unless a family is named, of those that hold a call: what an upstream turned away (401, 403, 404, 405), or what
+        was passed on without a name or a body, is in the log and found by its id, and is no conversation.
+        """
         ...
 
     async def find_session(self, session: str) -> SessionRow:
@@ -252,12 +257,13 @@ class Ancestry(Protocol):
 
         `nodes` are those of the request's chain, the first message's first; `session` is the one that the request is
         taken to belong to, and whose it is. They are, of this tenant: that session; those in which the deepest of the
-        nodes that is a recorded answer of the tenant's stands as an answer; those that bear one of the marks (named by
-        `name_mark`). Where the tenant has no such answer, those of the others in which the deepest answer of anyone
-        stands as one. Where there are too many, what is named first here counts, and then the newest; of too many marks
-        the last `MOST_MARKS`, each of which is a look-up of its own. The first two are there whatever their size;
-        another is left out where it does not fit into `MOST_RECALLED_ROWS` nodes, marks and requests beside those
-        before it. A store may give up a look-up that others' sessions make long: what it would find is then missing.
+        nodes that is a recorded answer of the tenant's stands as an answer. Where the tenant has no such answer: those
+        that bear one of the marks (named by `name_mark`), of each the newest `MOST_BEARING`; and those of the others in
+        which the deepest answer of anyone stands as one. Where there are too many, what is named first here counts, and
+        then the newest; of too many marks the last `MOST_MARKS`, each of which is a look-up of its own. The first two
+        are there whatever their size; another is left out where it does not fit into `MOST_RECALLED_ROWS` nodes, marks
+        and requests beside those before it. A store may give up a look-up that others' sessions make long: what it
+        would find is then missing.
         A session alone, without nodes and marks, is asked for with every call that names a new one: a store that can
         tell without looking that it has none should.
         """

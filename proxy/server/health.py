@@ -17,7 +17,8 @@ class Health:
     """The endpoints `/-/live`, `/-/ready` and `/-/metrics`.
 
     `problem` says why recording is not as promised (empty: it is). Degraded is still ready, since calls go on;
-    `refuses` says that they do not. Draining is not ready.
+    `refuses` says that they do not. Draining is not ready, nor is a server that `is_starting`: it takes calls, of which
+    the first would wait for what is still being loaded.
     """
 
     def __init__(self, problem: Callable[[], str], metrics: Metrics, *, refuses: bool) -> None:
@@ -25,6 +26,7 @@ class Health:
         self._metrics = metrics
         self._refuses = refuses
         self.is_draining = False
+        self.is_starting = False
 
     async def live(self, request: Request) -> Response:
         """The process answers."""
@@ -35,6 +37,8 @@ class Health:
         reasons = [text for text in (self._problem(),) if text]
         if self.is_draining:
             return JSONResponse({"status": "draining", "reasons": ["shutting down", *reasons]}, 503)
+        if self.is_starting:
+            return JSONResponse({"status": "starting", "reasons": ["loading what counts tokens", *reasons]}, 503)
         if reasons:
             reasons.append("while this lasts, answers are not held back until they are durable")
             return JSONResponse({"status": "degraded", "reasons": reasons}, 503 if self._refuses else 200)

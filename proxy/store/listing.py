@@ -11,6 +11,9 @@ from proxy.store.storable import fit_text, fit_usage
 from proxy.store.tables import Exchange, Tables
 
 _COUNTS = Usage.__struct_fields__
+# Statuses by which an upstream turns away what it does not take for a call: nobody it knows, nothing it has.
+TURNED_AWAY = frozenset({401, 403, 404, 405})
+_SUCCESS = range(200, 300)
 
 
 def find_last(tables: Tables, session: str) -> Exchange:
@@ -49,6 +52,27 @@ def make_session(tables: Tables, session: str) -> SessionRow:
         auxiliary_output=aside.output or 0,
         **_sum_plans(plan for plan in tables.plans.values() if plan.exchange in names),
     )
+
+
+def is_called(tables: Tables, session: str) -> bool:
+    """Whether an exchange of a session became a call: else it is in the log, and no session in a listing.
+
+    Of what is passed on unread a call is what was answered well, and bears a session's name or has a body to post.
+    """
+    is_named = bool(tables.keys[session].family)
+    for name in tables.sessions[session].values():
+        opening = tables.exchanges[name].opening
+        statuses = {
+            tables.outcomes[name, k].status for k in tables.rounds.get(name, ()) if (name, k) in tables.outcomes
+        }
+        is_answered = any(status in _SUCCESS for status in statuses)
+        if opening.kind != "passthrough":
+            is_call = opening.kind == "auxiliary" or not statuses & TURNED_AWAY
+        else:
+            is_call = is_answered and (is_named or opening.method == "POST")
+        if is_call:
+            return True
+    return False
 
 
 def sum_auxiliary(tables: Tables, since_ms: int) -> list[Spent]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from proxy.engine.ports import ALL_SESSIONS, MOST_MARKS, MOST_UNREAD, MOST_UNREAD_BYTES
+from proxy.engine.ports import ALL_SESSIONS, MOST_BEARING, MOST_MARKS, MOST_UNREAD, MOST_UNREAD_BYTES
 from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Opening, Round, SessionKey, Trailer
@@ -39,7 +39,7 @@ from proxy.model.record import Record, leave_derived
 from proxy.model.summary import Summary
 from proxy.store.checks import verify_tables
 from proxy.store.contexts import list_epochs, list_summaries, load_context, load_epoch, load_original
-from proxy.store.listing import find_last, list_bills, make_session, sum_auxiliary
+from proxy.store.listing import find_last, is_called, list_bills, make_session, sum_auxiliary
 from proxy.store.recalled import choose_recalled
 from proxy.store.storable import fit_text, fit_usage
 from proxy.store.tables import Exchange, Tables
@@ -84,6 +84,7 @@ class MemoryArchive:
     async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
         """Newest activity first."""
         chosen = [key for key in self._tables.sessions if self._is_chosen(key, selection)]
+        chosen = [key for key in chosen if selection.family or is_called(self._tables, key)]
         latest = sorted(chosen, key=lambda key: find_last(self._tables, key).seq, reverse=True)
         return [make_session(self._tables, key) for key in latest[:limit]]
 
@@ -113,11 +114,12 @@ class MemoryArchive:
         self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
     ) -> Sequence[StoredSession]:
         """Sessions that may hold what a request continues; newest last (see `Ancestry`)."""
-        trees, keys, names = self._tables.trees, self._tables.keys, set(map(name_mark, marks[-MOST_MARKS:]))
+        trees, keys, names = self._tables.trees, self._tables.keys, list(map(name_mark, marks[-MOST_MARKS:]))
         own = [key for key in trees if keys[key].tenant == session.tenant]
         named = [key for key in own if key == session.id]
-        bearing = [key for key in own if not names.isdisjoint(trees[key].marks)]
         answered = _find_answered({key: trees[key] for key in own}, nodes)
+        each = [[key for key in own if name in trees[key].marks][-MOST_BEARING:] for name in names]
+        bearing = [] if answered else [key for key in own if any(key in bearers for bearers in each)]
         others = [] if answered else _find_answered(trees, nodes)
         found = (key for group in (named, answered, bearing, others) for key in reversed(group))
         kept = set(choose_recalled(found, lambda key: trees[key].weight))

@@ -19,6 +19,9 @@ class TiktokenEncoder:
     def __init__(self, encoding: tiktoken.Encoding) -> None:
         self.encoding = encoding
 
+    def warm(self) -> None:
+        """There is nothing left to do."""
+
     def count(self, text: str) -> int:
         """The tokens of a text."""
         return len(self.encoding.encode_ordinary(text))

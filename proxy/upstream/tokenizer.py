@@ -15,6 +15,10 @@ from proxy.context.model_names import Encoding
 class Encoder(Protocol):
     """Knows the tokens of one encoding."""
 
+    def warm(self) -> None:
+        """Do what the first count would do beside counting; other threads run meanwhile."""
+        ...
+
     def count(self, text: str) -> int:
         """How many a text has; what looks like a special token is text."""
         ...
@@ -25,8 +29,19 @@ class Tokenizer:
 
     def __init__(self, load: Callable[[Encoding], Encoder | None]) -> None:
         self._load = load
+        self._prepared: dict[Encoding, Encoder | None] = {}
         self._encoders: dict[Encoding, Encoder | None] = {}
         self._loading = threading.Lock()
+
+    def prepare(self, encoding: Encoding) -> None:
+        """Load an encoding as far as no other thread could run meanwhile: before there is any that must not wait."""
+        with self._loading:
+            if encoding not in self._encoders:
+                self._prepared[encoding] = self._load(encoding)
+
+    def warm(self, encoding: Encoding) -> None:
+        """Have an encoding ready. Blocks."""
+        self._find(encoding)
 
     def is_ready(self, encoding: Encoding) -> bool:
         """Whether an encoding is loaded, or known to be missing."""
@@ -42,5 +57,9 @@ class Tokenizer:
     def _find(self, encoding: Encoding) -> Encoder | None:
         with self._loading:
             if encoding not in self._encoders:
-                self._encoders[encoding] = self._load(encoding)
+                is_prepared = encoding in self._prepared
+                encoder = self._prepared.pop(encoding) if is_prepared else self._load(encoding)
+                if encoder is not None:
+                    encoder.warm()
+                self._encoders[encoding] = encoder
             return self._encoders[encoding]

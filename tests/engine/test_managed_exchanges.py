@@ -199,6 +199,39 @@ async def test_a_ceiling_that_is_no_number_of_tokens_is_a_bad_request(asked: byt
     assert (engine.upstream.calls, engine.log.appended) == ([], [])
 
 
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        (b"x-palimpsest-strategy", b"turns"),
+        (b"x-palimpsest-strategy", b"\xffsnapshot"),
+        (b"x-palimpsest-history", b"new"),
+        (b"x-palimpsest-history", b"server"),
+        (b"x-palimpsest-source", b"broadcast:all"),
+        (b"x-palimpsest-source", b"tick"),
+    ],
+)
+async def test_what_is_not_served_is_refused_and_nothing_else_done(name: bytes, asked: bytes) -> None:
+    engine = ManagedEngine()
+    turn = await engine.send(LONG, ((name, asked),))
+    assert isinstance(turn.client.error, BadRequest)
+    assert name.decode() in str(turn.client.error)
+    assert (engine.upstream.calls, engine.log.appended) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        (b"x-palimpsest-strategy", b"epochs"),
+        (b"x-palimpsest-strategy", b" Epochs "),
+        (b"x-palimpsest-history", b""),
+        (b"x-palimpsest-source", b"direct"),
+    ],
+)
+async def test_what_is_done_anyway_may_be_asked_for(name: bytes, asked: bytes) -> None:
+    turn = await ManagedEngine().send(LONG, ((name, asked),))
+    assert (turn.client.error, turn.plan.rung) == (None, "plan")
+
+
 def fail(*_: object) -> ContextPlan:
     raise RuntimeError("the builder is out of order")
 

@@ -97,10 +97,8 @@ async def test_limits_hold_for_whom_they_were_learned(world: World) -> None:
     assert world.models.budget(key).window == 5
 
 
-async def test_what_comes_with_the_installation_is_read_beside_the_calls(world: World) -> None:
-    world.models.open()
-    assert not world.catalog.is_open
-    assert await world.tasks.finish(LIMIT)
+async def test_what_comes_with_the_installation_is_read(world: World) -> None:
+    await world.models.open()
     assert world.catalog.is_open
 
 

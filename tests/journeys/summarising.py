@@ -141,7 +141,8 @@ async def working(
     async with ScriptedUpstream() as server, _patience():
         provider = Provider(play)
         server.script = provider.serve
-        upstreams = [{"name": "main", "base_url": server.url}]
+        # no engine of one's own, which is not asked while anybody waits
+        upstreams = [{"name": "main", "base_url": server.url, "cache": "prefix"}]
         given = {"data": str(data), "upstreams": upstreams, "compaction.spend_fraction": 1.0, **settings}
         given["compaction.auto"] = is_making
         engine = await build_engine(load_settings(None, given))

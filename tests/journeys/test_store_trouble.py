@@ -50,7 +50,7 @@ def list_families(data: Path) -> dict[str, int]:
 
 async def test_calls_flow_while_the_log_is_locked_and_are_in_it_afterwards(provider: Provider, tmp_path: Path) -> None:
     with run_proxy(tmp_path, provider.base_url) as proxy:
-        assert read_state(proxy) == (200, "ready")
+        await wait_for_state(proxy, "ready")
         lock = sqlite3.connect(tmp_path / "log.db", isolation_level=None)
         lock.execute("BEGIN IMMEDIATE")
         assert [call(proxy, "locked").status_code for _ in range(3)] == [200, 200, 200]

@@ -32,6 +32,14 @@ async def test_a_server_that_serves_is_ready(served: Served) -> None:
     assert json.loads((await served.ask(request("GET", "/-/live"))).body) == {"status": "live"}
 
 
+async def test_a_server_that_still_loads_lives_and_is_not_ready(served: Served) -> None:
+    served.health.is_starting = True
+    assert told(await served.ask(request("GET", "/-/ready"))) == (503, "starting", ["loading what counts tokens"])
+    assert (await served.ask(request("GET", "/-/live"))).status == 200
+    served.health.is_starting = False
+    assert told(await served.ask(request("GET", "/-/ready")))[0] == 200
+
+
 async def test_a_degraded_log_is_told_and_calls_go_on(served: Served) -> None:
     served.archive.health = FULL
     status, state, reasons = told(await served.ask(request("GET", "/-/ready")))

@@ -46,6 +46,38 @@ class ListingContract:
         for i, row in enumerate(rows):
             assert list(await archive.list_sessions(2, Selection(before=row.seq))) == rows[i + 1 : i + 3]
 
+    async def test_what_never_became_a_call_is_in_the_log_and_no_session_in_a_listing(self, archive: Archive) -> None:
+        async def add(name: str, status: int, *, family: str = "", **changes: Any) -> None:
+            key = replace(make_key(name), family=family)
+            opening = replace(make_opening(f"x-{name}", key=key), **changes)
+            outcome = replace(make_outcome(f"x-{name}"), status=status)
+            assert await archive.append(opening, make_round(f"x-{name}"), outcome)
+
+        stray: dict[str, Any] = {"kind": "passthrough", "wire": "", "model": ""}
+        await add("unauthorised", 401)
+        await add("forbidden", 403)
+        await add("root", 200, method="GET", target="/", **stray)
+        await add("stray", 404, method="POST", target="/nowhere", **stray)
+        await add("named stray", 404, method="GET", family="stray", **stray)
+        await add("bad", 400)
+        await add("broken", 502)
+        await add("passed on", 200, **stray)
+        await add("named", 200, method="GET", family="named", **stray)
+        await archive.append(make_opening("x-open", key=replace(make_key("under way"), family="")))
+        listed = [make_key(name).id for name in ("under way", "named", "passed on", "broken", "bad")]
+        assert [row.id for row in await archive.list_sessions()] == listed
+        assert [row.id for row in await archive.list_sessions(2)] == listed[:2]
+        assert [row.id for row in await archive.list_sessions(1, Selection(family="stray"))] == [
+            make_key("named stray").id
+        ]
+        for name in ("unauthorised", "root", "stray"):
+            assert (await archive.find_session(make_key(name).id)).exchanges == 1
+            assert await archive.list_ids(make_key(name).id, 1) == [make_key(name).id]
+            assert [row.id for row in await archive.list_exchanges(make_key(name).id)] == [f"x-{name}"]
+        again = replace(make_opening("x-2", key=replace(make_key("unauthorised"), family="")))
+        assert await archive.append(again, make_round("x-2"), make_outcome("x-2"))
+        assert [row.id for row in await archive.list_sessions()] == [make_key("unauthorised").id, *listed]
+
     async def test_sessions_are_chosen_by_how_family_and_parent_begin(self, archive: Archive) -> None:
         names = (("team/a", ""), ("team/b", "p1"), ("tea%", "p2"), ("te\udcff", "p12"), ("", "p1"), ("é", "\x00"))
         for number, (family, parent) in enumerate(names):

@@ -5,7 +5,7 @@ from typing import Protocol
 import pytest
 from msgspec.structs import replace
 
-from proxy.engine.ports import MOST_MARKS, MOST_RECALLED, MOST_RECALLED_ROWS, Ancestry, Archive
+from proxy.engine.ports import MOST_BEARING, MOST_MARKS, MOST_RECALLED, MOST_RECALLED_ROWS, Ancestry, Archive
 from proxy.model.errors import NotFound
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import Adoption, Mark, StoredSession, name_mark, root_of_chain
@@ -155,12 +155,13 @@ class TreeContract:
             step = make_step(x, [A], marks=[make_mark("call:9", A)])
             archive.append(make_opening(x, key=make_key(f"n{i}")), step)
         bearing = [make_key(f"n{i}").id for i in range(MOST_RECALLED)]
-        assert await recall_ids(archive, *NODES, marks=("call:9",)) == [proven, *bearing[1:]]
+        assert await recall_ids(archive, *NODES, marks=("call:9",)) == [proven]
         other = await add_turns(archive, "b", OTHER_TENANT)
         assert await recall_ids(archive, *NODES, marks=("call:9",), session=NEW_OF_OTHER) == [other]
         unseen = make_chain("x", "!y")
         await archive.append(make_opening("e99", key=make_key("c", OTHER_TENANT)), make_step("e99", unseen))
-        assert await recall_ids(archive, unseen[0].node, unseen[1].node, marks=("call:9",)) == bearing
+        shown, expected = (unseen[0].node, unseen[1].node), [*bearing[-MOST_BEARING:], make_key("c", OTHER_TENANT).id]
+        assert await recall_ids(archive, *shown, marks=("call:9",)) == expected
 
     async def test_of_large_ones_there_are_two_and_what_fits_beside_them(self, archive: TreeArchive) -> None:
         node = make_chain("a", "!b", *map(str, range(MOST_RECALLED_ROWS - 3)))

@@ -13,6 +13,10 @@ class Letters:
 
     def __init__(self) -> None:
         self.seen: list[str] = []
+        self.is_warm = False
+
+    def warm(self) -> None:
+        self.is_warm = True
 
     def count(self, text: str) -> int:
         self.seen.append(text)
@@ -34,6 +38,31 @@ def test_an_encoding_is_loaded_once_when_it_is_first_needed() -> None:
     assert not tokenizer.is_ready("cl100k_base")
     tokenizer.count("a", "cl100k_base")
     assert loaded == ["o200k_base", "cl100k_base"]
+
+
+def test_an_encoding_that_was_prepared_is_ready_once_it_is_warm() -> None:
+    loaded: list[Letters] = []
+
+    def load(encoding: Encoding) -> Encoder:
+        loaded.append(Letters())
+        return loaded[-1]
+
+    tokenizer = Tokenizer(load)
+    tokenizer.prepare("o200k_base")
+    assert ([each.is_warm for each in loaded], tokenizer.is_ready("o200k_base")) == ([False], False)
+    tokenizer.warm("o200k_base")
+    assert ([each.is_warm for each in loaded], tokenizer.is_ready("o200k_base")) == ([True], True)
+    tokenizer.prepare("o200k_base")
+    assert tokenizer.count("abc", "o200k_base") == (3, False)
+    assert len(loaded) == 1
+
+
+def test_an_encoding_that_cannot_be_prepared_is_estimated() -> None:
+    tokenizer = Tokenizer(lambda encoding: None)
+    tokenizer.prepare("o200k_base")
+    tokenizer.warm("o200k_base")
+    assert tokenizer.is_ready("o200k_base")
+    assert tokenizer.count("x" * 300, "o200k_base") == (100, True)
 
 
 def test_threads_that_come_together_load_once() -> None:

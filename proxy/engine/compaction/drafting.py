@@ -34,6 +34,8 @@ from proxy.wire.headers import keep_for_log
 _MODEL_LEVELS: tuple[Level, ...] = (1, 2)
 _DETERMINISTIC = 3
 _ANY = Provider()
+# What an upstream may say because of what it was asked, and not because of how it is doing.
+_FOR_WHAT_IS_ASKED = frozenset({200, 400, 413, 422})
 _NO_KEY = "no model was asked: no call of this session was accepted in the last half hour, or since the start"
 
 MayGoOn = Callable[[], Awaitable[bool]]
@@ -79,7 +81,7 @@ class Attempts:
 class _Try(msgspec.Struct, frozen=True, gc=False):
     """A report that is wanted, on one level and from one model; `attempts` is what was tried for it so far.
 
-    `may_go_on` is asked before each question.
+    `may_go_on` is asked before each question. `is_custom`: the instruction is a person's own.
     """
 
     work: Work
@@ -88,6 +90,7 @@ class _Try(msgspec.Struct, frozen=True, gc=False):
     level: Level
     attempts: Attempts
     may_go_on: MayGoOn
+    is_custom: bool
 
     @property
     def names(self) -> tuple[str, str]:
@@ -96,9 +99,13 @@ class _Try(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def skill(self) -> tuple[str, str]:
-        """What the model is trusted with or not: one that merges badly may report well all the same."""
+        """What the model is trusted with or not: one that merges badly may report well all the same.
+
+        What comes of a person's own instruction says something of that, and of the session it is used in, at most.
+        """
         upstream, model = self.names
-        return (upstream, f"{model}, merging") if self.work.parents else self.names
+        skill = f"{model}, merging" if self.work.parents else model
+        return upstream, f"{skill}, as asked in {self.work.latest.session}" if self.is_custom else skill
 
     def note(self, problem: str) -> None:
         """Something is wrong with what the model gave, or with asking it."""
@@ -137,18 +144,19 @@ class Drafter:
         policy, levels = self._desk.policy, self._list_levels(work)
         if work.wish is not None and work.wish.model:
             policy = replace(policy, model=work.wish.model)
-        asked_with = key or _make_keyless(work)
+        asked_with, is_custom = key or _make_keyless(work), _is_custom(policy, work)
         for level in levels:
             if attempts.is_speechless or (level > levels[0] and not attempts.calls):
                 return  # a shorter form is for what was no good, not for what was not to be asked
             for candidate in list_candidates(policy, asked_with.upstream, work.latest.case.view, self._desk.routes):
-                asking = _Try(work, asked_with, candidate, level, attempts, may_go_on)
+                asking = _Try(work, asked_with, candidate, level, attempts, may_go_on, is_custom)
                 if key is None and not self._desk.providers.get(candidate.upstream.name, _ANY).has_own_key:
                     attempts.problems.append(_NO_KEY)
                 elif asking.skill == asking.names or self._is_able(asking):
                     yield asking
                 else:
-                    asking.note("it merged badly of late, and is left alone with that for a while")
+                    how = "merged" if work.parents else "answered this instruction"
+                    asking.note(f"it {how} badly of late, and is left alone with that for a while")
 
     def _is_able(self, asking: _Try) -> bool:
         return self._desk.office.breakers.allows(*asking.skill, self._desk.clock.monotonic())
@@ -210,16 +218,18 @@ class Drafter:
 
     def _note_failure(self, asking: _Try, answer: Answered | Unanswered | None) -> None:
         if isinstance(answer, Unanswered):
-            self._blame(asking, answer.reason)
+            self._blame(asking, answer.reason, is_skill=answer.status in _FOR_WHAT_IS_ASKED)
         elif answer is not None and answer.is_tool_call:
-            self._blame(asking, "it called a tool")
+            self._blame(asking, "it called a tool", is_skill=True)
         elif answer is not None and answer.wants_more_room:
             asking.attempts.is_speechless = True
-            self._blame(asking, "all its tokens went into thoughts")
+            self._blame(asking, "all its tokens went into thoughts", is_skill=True)
 
-    def _blame(self, asking: _Try, problem: str) -> None:
+    def _blame(self, asking: _Try, problem: str, *, is_skill: bool) -> None:
+        """Nothing came of a call. `is_skill`: that may be because of what was asked."""
         asking.note(problem)
-        self._desk.office.breakers.note_failure(*asking.names, self._desk.clock.monotonic())
+        blamed = asking.skill if is_skill and asking.is_custom else asking.names
+        self._desk.office.breakers.note_failure(*blamed, self._desk.clock.monotonic())
 
     async def _judge(self, asking: _Try, question: Question, answer: Answered) -> Summary | None:
         """The report that an answer is; None where it is none."""
@@ -268,6 +278,11 @@ class _Made(msgspec.Struct, frozen=True, gc=False):
     files: tuple[str, ...]
     model: str
     is_provisional: bool
+
+
+def _is_custom(policy: CompactionPolicy, work: Work) -> bool:
+    """Whether a person wrote, or may have changed, the instruction."""
+    return bool(policy.prompt or policy.prompt_hook or (work.wish is not None and work.wish.prompt))
 
 
 def _make_keyless(work: Work) -> Key:

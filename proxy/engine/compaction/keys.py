@@ -1,4 +1,6 @@
-"""With what a session's upstream may be asked: as its newest accepted request asked it (BEHAVIOUR B2).
+"""With what a branch's upstream may be asked: as its newest accepted request asked it (BEHAVIOUR B2).
+
+A session may hold several conversations, which began alike: what one of them bears in its header is not another's.
 
 Rule: in memory only, and gone after half an hour without a request; never in a log or a record, nor in what an object
 says of itself.
@@ -15,7 +17,7 @@ from proxy.engine.ports import Clock, Upstream
 from proxy.model.exchange import Headers
 
 _IDLE_SECONDS = 1800.0
-_MOST_SESSIONS = 4096
+_MOST_BRANCHES = 4096
 
 Later = Callable[[float, Callable[[], None]], object]
 
@@ -25,7 +27,7 @@ _unpack = msgspec.msgpack.Decoder(tuple[bytes, Headers]).decode
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Where the newest request of a session went, and with which header."""
+    """Where the newest request of a branch went, and with which header."""
 
     upstream: Upstream
     target: bytes = field(repr=False)
@@ -45,26 +47,26 @@ class _Kept:
 
 
 class Keys:
-    """The newest key of each session. `later` calls something after so many seconds (`loop.call_later`)."""
+    """The newest key of each branch, by its session and its tip. `later` is as a loop's `call_later`."""
 
     def __init__(self, clock: Clock, later: Later) -> None:
         self._clock = clock
         self._later = later
-        self._known: OrderedDict[str, _Kept] = OrderedDict()
+        self._known: OrderedDict[tuple[str, bytes], _Kept] = OrderedDict()
         self._is_sweeping = False
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def note(self, session: str, key: Key) -> None:
-        """A request of a session was accepted."""
+    def note(self, session: str, tip: bytes, key: Key) -> None:
+        """A request that ends at this node was accepted."""
         kept = _Kept(key.upstream, _pack((key.target, key.headers)), self._clock.monotonic() + _IDLE_SECONDS)
-        keep_newest(self._known, session, kept, _MOST_SESSIONS)
+        keep_newest(self._known, (session, tip), kept, _MOST_BRANCHES)
         self._sweep_later()
 
-    def find(self, session: str) -> Key | None:
-        """The key of a session; None where it has been idle for too long."""
-        kept = self._known.get(session)
+    def find(self, session: str, tip: bytes) -> Key | None:
+        """The key of the branch that ends at this node; None where that was too long ago."""
+        kept = self._known.get((session, tip))
         if kept is None or self._clock.monotonic() >= kept.until:
             return None
         return Key(kept.upstream, *_unpack(kept.packed))

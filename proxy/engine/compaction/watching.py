@@ -3,6 +3,7 @@
 Rule: nothing here waits, and nothing is decided twice; of calls under way no more is kept than one each.
 """
 
+import ipaddress
 from collections import OrderedDict
 from collections.abc import Mapping
 
@@ -17,6 +18,7 @@ from proxy.engine.managing.booking import find_matching
 from proxy.engine.managing.case import Case
 from proxy.engine.managing.ladder import Footing
 from proxy.engine.managing.subject import Subject
+from proxy.engine.models import Models
 from proxy.engine.policy import Provider
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import Usage
@@ -25,10 +27,15 @@ _MOST_CALLS = 1024
 _IDLE_SECONDS = 5.0
 _ACCEPTED = range(200, 300)
 _ANY = Provider()
+# What machines of one's own network are called, where it is no address: `ollama`, `host.docker.internal`.
+_NEAR = (".localhost", ".local", ".internal", ".lan")
 
 
 class Watch:
-    """Watches calls. `later` calls something after so many seconds; `providers` are by the upstream's name."""
+    """Watches calls. `later` calls something after so many seconds; `providers` are by the upstream's name.
+
+    `models` knows which of an upstream's have a price: a server of one's own without one does one thing at a time.
+    """
 
     def __init__(
         self,
@@ -37,7 +44,9 @@ class Watch:
         keys: Keys,
         purse: Purse,
         providers: Mapping[str, Provider],
+        *,
         later: Later,
+        models: Models,
     ) -> None:
         self._policy = policy
         self._purse = purse
@@ -45,7 +54,8 @@ class Watch:
         self._keys = keys
         self._providers = providers
         self._later = later
-        self._asked: OrderedDict[str, Key] = OrderedDict()
+        self._models = models
+        self._asked: OrderedDict[str, tuple[bytes, Key]] = OrderedDict()
         self._sent: OrderedDict[str, Latest] = OrderedDict()
         self._newest: OrderedDict[str, str] = OrderedDict()
 
@@ -57,14 +67,14 @@ class Watch:
     def note_arrival(self, subject: Subject) -> None:
         """A call has come, managed or not."""
         upstream = subject.upstream.name
-        if self._is_local(upstream):
+        if self._is_local(upstream, subject.model):
             keep_newest(self._newest, upstream, subject.exchange, _MOST_CALLS)
             self._worker.stop_at(upstream)
 
     def note_asked(self, subject: Subject) -> None:
         """A call is managed."""
         key = Key(subject.upstream, subject.target, subject.headers)
-        keep_newest(self._asked, subject.exchange, key, _MOST_CALLS)
+        keep_newest(self._asked, subject.exchange, (subject.tip, key), _MOST_CALLS)
 
     def note_sent(self, case: Case, footing: Footing, decision: Decision) -> None:
         """What was sent for a call, and how it stood."""
@@ -87,13 +97,13 @@ class Watch:
         if not event.is_final:
             self._sent.pop(event.exchange, None)
             return
-        key, latest = self._asked.pop(event.exchange, None), self._sent.pop(event.exchange, None)
-        if key is None or event.status not in _ACCEPTED:
+        asked, latest = self._asked.pop(event.exchange, None), self._sent.pop(event.exchange, None)
+        if asked is None or event.status not in _ACCEPTED:
             return
-        self._keys.note(event.session, key)
+        self._keys.note(event.session, *asked)
         if latest is None or event.completeness != "complete":
             return
-        if not self._is_local(event.upstream):
+        if not self._is_local(event.upstream, latest.case.subject.model):
             self._worker.start(latest)
         elif self._policy.model:  # a server that does one thing at a time thinks for nobody else of its own accord
             self._later(_IDLE_SECONDS, lambda: self._start_if_idle(event, latest))
@@ -102,5 +112,18 @@ class Watch:
         if self._newest.get(event.upstream) == event.exchange:
             self._worker.start(latest)
 
-    def _is_local(self, upstream: str) -> bool:
-        return self._providers.get(upstream, _ANY).cache == "local"
+    def _is_local(self, upstream: str, model: str) -> bool:
+        """Whether one engine serves one request at a time there: declared, or to be expected (BEHAVIOUR B30)."""
+        provider = self._providers.get(upstream, _ANY)
+        if provider.cache is not None or not is_near(provider.host):
+            return provider.cache == "local"
+        return not self._models.card(upstream, model).prices_source
+
+
+def is_near(host: str) -> bool:
+    """Whether a host is this machine, or one of its own network."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return bool(host) and ("." not in host or host.endswith(_NEAR))
+    return address.is_private or address.is_loopback or address.is_link_local

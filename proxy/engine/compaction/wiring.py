@@ -75,7 +75,8 @@ def build_watch(policy: CompactionPolicy, engine: EnginePolicy, on: Premises, ma
     )
     if policy.spend_per_day:
         on.tasks.spawn(_open(office.purse, made.archive))
-    watch = Watch(policy, Worker(policy, shop, Drafter(desk)), office.keys, office.purse, on.providers, made.later)
+    worker = Worker(policy, shop, Drafter(desk))
+    watch = Watch(policy, worker, office.keys, office.purse, on.providers, later=made.later, models=on.models)
     on.bus.subscribe(ExchangeRecorded, watch.note_exchange)
     return watch
 

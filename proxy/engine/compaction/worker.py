@@ -269,7 +269,8 @@ class Worker:
         if making is None or not self._branches.claim(latest.session, making, piece):
             return None
         renew = partial(shop.leases.renew, making.lease, shop.owner, self._lease_seconds)
-        return await self._drafter.draft(work, shop.keys.find(latest.session), renew, is_needed=is_needed)
+        key = shop.keys.find(latest.session, latest.case.subject.tip)
+        return await self._drafter.draft(work, key, renew, is_needed=is_needed)
 
     async def _keep(self, work: Work, made: Summary) -> bool:
         """Have the log take a summary, and use it from then on."""

@@ -35,7 +35,8 @@ class _Estate:
 class Forest:
     """What is known of sessions. `is_complete`: the log has no session that is not here, with all its nodes.
 
-    `losses` counts how often something was dropped: what was found out by asking before may no longer hold.
+    `losses` counts how often something was dropped: what was found out by asking before may no longer hold. `resets`
+    counts how often everything was.
     """
 
     def __init__(self, most_bytes: int, *, is_complete: bool) -> None:
@@ -44,7 +45,7 @@ class Forest:
         self._by_node: _Index[bytes] = {}
         self._estates: dict[bytes, _Estate] = {}
         self.weight = 0
-        self.losses = 0
+        self.losses = self.resets = 0
         self.is_complete = is_complete
 
     def __len__(self) -> int:
@@ -106,6 +107,7 @@ class Forest:
         self._by_node.clear()
         self._estates.clear()
         self.weight = 0
+        self.resets += 1
         self._lose()
 
     def shrink(self) -> None:

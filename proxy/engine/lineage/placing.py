@@ -7,7 +7,7 @@ conversation that is found twice does no harm, one that is given to another does
 
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, islice, pairwise
 
 import msgspec
@@ -29,6 +29,8 @@ _FEW_MESSAGES = 3
 _ADOPTABLE_NODES = 3
 _MOST_REMEMBERED = 4096
 _MOST_BROUGHT = 2048
+# 2 MB: the histories of two hundred tasks of an evaluation.
+_MOST_SHOWN = 16_384
 
 
 Likeness = tuple[bytes, bytes, bytes, str]
@@ -81,6 +83,53 @@ class Place(msgspec.Struct, frozen=True, gc=False):
     is_new: bool = False
 
 
+class Strangers:
+    """Histories of which the log has said that it knows nothing, so that it need not be asked again.
+
+    That stays so until an answer is recorded that one of them shows: what is merely sent again proves nothing.
+    """
+
+    def __init__(self) -> None:
+        self._shown: OrderedDict[bytes, tuple[bytes | str, ...]] = OrderedDict()
+        self._showing: dict[bytes | str, set[bytes]] = {}
+        self._weight = 0
+
+    def __contains__(self, history: bytes) -> bool:
+        return history in self._shown
+
+    def add(self, history: bytes, shown: tuple[bytes | str, ...]) -> None:
+        """Nothing is known of a history, nor of what it shows: the nodes and names of answers."""
+        self.discard(history)
+        self._shown[history] = shown
+        self._weight += len(shown)
+        for each in shown:
+            self._showing.setdefault(each, set()).add(history)
+        while self._weight > _MOST_SHOWN:
+            self.discard(next(iter(self._shown)))
+
+    def note_answer(self, told: Iterable[bytes | str]) -> None:
+        """An answer was recorded: these are its nodes and names."""
+        for each in told:
+            for history in tuple(self._showing.get(each, ())):
+                self.discard(history)
+
+    def discard(self, history: bytes) -> None:
+        """The log has to be asked again."""
+        shown = self._shown.pop(history, ())
+        self._weight -= len(shown)
+        for each in shown:
+            showing = self._showing.get(each, set())
+            showing.discard(history)
+            if not showing:
+                self._showing.pop(each, None)
+
+    def clear(self) -> None:
+        """The same of all of them."""
+        self._shown.clear()
+        self._showing.clear()
+        self._weight = 0
+
+
 class Placing:
     """Decides from what is in memory; `lacks` tells whether the log should be asked first."""
 
@@ -88,7 +137,8 @@ class Placing:
         self._forest = forest
         self._unanswered: OrderedDict[Likeness, str] = OrderedDict()
         self._recalled: OrderedDict[bytes, None] = OrderedDict()
-        self._losses = 0
+        self._strangers = Strangers()
+        self._losses = self._resets = 0
 
     def lacks(self, asked: Asked) -> bool:
         """Whether memory does not have the session that is named, or a message of an assistant is from nowhere."""
@@ -101,8 +151,9 @@ class Placing:
         # One with a name may have gone the way of one without, which is to be preferred.
         is_settled = known is not None and not known.key.family
         foreign = _find_foreign(asked, known.measure(asked.nodes) if known is not None and is_settled else 0)
-        is_recalled = asked.session.tenant + foreign in self._recalled and self._losses == self._forest.losses
-        return bool(foreign) and not is_recalled
+        if not foreign or self._is_strange(asked):
+            return False
+        return asked.session.tenant + foreign not in self._recalled or self._losses != self._forest.losses
 
     def is_unproven(self, asked: Asked) -> bool:
         """Whether the request shows answers, none of which is known to be one in its own chain."""
@@ -132,9 +183,16 @@ class Placing:
         if named := self._forest.get(asked.session.id):
             named.is_partial = False
         if foreign := _find_foreign(asked, 0):
-            self._recalled[asked.session.tenant + foreign] = None  # the log speaks of what is the asking tenant's
+            name = asked.session.tenant + foreign  # the log speaks of what is the asking tenant's
+            self._recalled[name] = None
+            if self._prove(asked) == (None, None) and not self._find_witnesses(asked):
+                self._strangers.add(name, _list_shown(asked))
         if len(self._recalled) > _MOST_REMEMBERED:
             self._recalled.popitem(last=False)
+
+    def note_answer(self, nodes: Iterable[NodeRow], marks: Iterable[Mark]) -> None:
+        """An answer was recorded: somebody may show it."""
+        self._strangers.note_answer([*(row.node for row in nodes), *(mark.name for mark in marks)])
 
     def place(self, asked: Asked, *, is_certain: bool = True) -> Place:
         """Decide. Not `is_certain`: the log may know of another session to choose."""
@@ -198,8 +256,22 @@ class Placing:
         known = self._forest.get(self._unanswered.pop(asked.likeness, ""))
         return known if known is not None and known.tips == {asked.tip} else None
 
+    def _is_strange(self, asked: Asked) -> bool:
+        """Whether the log has said that it knows nothing of a request."""
+        if self._resets != self._forest.resets:
+            self._resets = self._forest.resets
+            self._strangers.clear()
+        return asked.session.tenant + _find_foreign(asked, 0) in self._strangers
+
     def _recognise(self, asked: Asked) -> Known | None:
         """The one session that made the calls or gave the answers which this request shows elsewhere in its chain."""
+        if self._is_strange(asked):
+            return None  # some that showed the same may have been dropped
+        found = self._find_witnesses(asked)
+        return next(iter(found.values())) if len(found) == 1 else None
+
+    def _find_witnesses(self, asked: Asked) -> dict[str, Known]:
+        """Sessions that gave, each alone, something of what a request shows."""
         found: dict[str, Known] = {}
         for item in asked.items:
             for name in _name_item(item):
@@ -207,7 +279,7 @@ class Placing:
                 alike = [known for known in bearers if known.marks[name].form == item.form]
                 if len(alike) == 1 and alike[0].is_answer(alike[0].marks[name].node):
                     found[alike[0].key.id] = alike[0]
-        return next(iter(found.values())) if len(found) == 1 else None
+        return found
 
     def _remember(self, asked: Asked, known: Known, step: Step) -> None:
         self._forest.add(known.key.id, step.nodes, step.marks)
@@ -258,6 +330,13 @@ def _find_foreign(asked: Asked, base: int) -> bytes:
         if item.role == "assistant" and item.form:
             return node
     return b""
+
+
+def _list_shown(asked: Asked) -> tuple[bytes | str, ...]:
+    """The nodes and names of all answers that a request shows; the root, too, may be one."""
+    pairs = [(item, node) for item, node in zip(asked.items, asked.nodes, strict=True) if item.role == "assistant"]
+    names = [name for item, _ in pairs for name in _name_item(item)]
+    return tuple(dict.fromkeys([asked.root, *(node for _, node in pairs), *names]))
 
 
 def _name_item(item: Item) -> Sequence[str]:
@@ -315,25 +394,26 @@ def _is_compacted(asked: Asked, known: Known, base: int) -> bool:
 
 
 def _is_side(asked: Asked, known: Known, base: int) -> bool:
-    """PROTOCOL §2: no tools where the conversation has them, or a tiny answer, or two lesser signs.
+    """PROTOCOL §2: no tools where the conversation has them, or two lesser signs, of which a tiny answer is one.
 
     What goes on from the conversation may lack tools (its client was told so this time); beside it is what also asks
-    another model or under other orders. A session's first call is the conversation, as far as anybody can tell then: if
-    it was a title, the first call with tools takes its place. Where a client goes on from the answer to a call beside
-    the conversation, that has become one.
+    another model or under other orders. A session's first call is the conversation, as far as anybody can tell then,
+    unless all signs that there can be say otherwise: its client names a conversation, of which this has no tools, a
+    message or two, and a tiny answer. If it was a title all the same, the first call with tools takes its place. Where
+    a client goes on from the answer to a call beside the conversation, that has become one.
     """
     before, now = _find_traits(asked, known, base), asked.traits
-    has_small_answer = 0 < asked.most_output <= _SMALL_ANSWER
+    is_tiny, is_short = 0 < asked.most_output <= _SMALL_ANSWER, len(asked.nodes) <= _FEW_MESSAGES
     if before is None:
-        return has_small_answer
+        return is_tiny and is_short and not (base or now.has_tools) and bool(asked.session.family)
     if now.has_tools and not before.has_tools:
         return False
     lacks_tools = before.has_tools and not now.has_tools
     is_other = [now.model != before.model, now.system != before.system]
     if base:
         return lacks_tools and any(is_other)
-    lesser = [*is_other, before.is_stream and not now.is_stream, len(asked.nodes) <= _FEW_MESSAGES]
-    return lacks_tools or has_small_answer or sum(lesser) >= 2
+    lesser = [*is_other, before.is_stream and not now.is_stream, is_short, is_tiny]
+    return lacks_tools or sum(lesser) >= 2
 
 
 def _find_traits(asked: Asked, known: Known, base: int) -> Traits | None:

@@ -155,6 +155,7 @@ class Lineage:
         if not place.known.has(place.tip):  # a root bears none
             marks = [mark for mark in marks if mark.node != place.tip]
         self._forest.add(place.known.key.id, nodes, marks)
+        self._placing.note_answer(nodes, marks)
         self._forest.shrink()
         return Reply(exchange, k, _keep_once(nodes), _keep_once(marks))
 

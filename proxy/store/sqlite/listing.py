@@ -5,6 +5,7 @@ import sqlite3
 from proxy.engine.ports import ALL_SESSIONS
 from proxy.model.exchange import Usage
 from proxy.model.log import Bill, Selection, Spent
+from proxy.store.listing import TURNED_AWAY
 from proxy.store.sqlite.contents import Row
 from proxy.store.storable import fit_text
 
@@ -13,12 +14,21 @@ from proxy.store.storable import fit_text
 # one with every call), the newest exchanges that have no successor in their session are soon as many as are asked for.
 FEW_SESSIONS = 1000
 COUNT_SESSIONS = "SELECT ifnull(max(id), 0) FROM session"
+_TURNED_AWAY = ", ".join(map(str, sorted(TURNED_AWAY)))
+# What is listed has an exchange that became a call (see `store/listing`).
+_CALLED = f"""
+    EXISTS (SELECT 1 FROM exchange x JOIN session y ON y.id = x.session WHERE x.session = {{session}} AND (
+        x.kind = 'auxiliary'
+        OR x.kind = 'managed' AND NOT EXISTS (
+            SELECT 1 FROM outcome o WHERE o.exchange = x.seq AND o.status IN ({_TURNED_AWAY}))
+        OR x.kind = 'passthrough' AND (y.family <> '' OR x.method = 'POST') AND EXISTS (
+            SELECT 1 FROM outcome o WHERE o.exchange = x.seq AND o.status BETWEEN 200 AND 299)))"""
 _LATEST_OF_FEW = """
     SELECT s.id, (SELECT e.seq FROM exchange e WHERE e.session = s.id ORDER BY e.n DESC LIMIT 1) AS seq
     FROM session s WHERE {chosen} AND seq < :before ORDER BY 2 DESC LIMIT :limit"""
 _LATEST_OF_MANY = """
     SELECT e.session AS id, e.seq FROM exchange e
-    WHERE e.seq < :before
+    WHERE e.seq < :before AND {chosen}
         AND NOT EXISTS (SELECT 1 FROM exchange later WHERE later.session = e.session AND later.n = e.n + 1)
     ORDER BY e.seq DESC LIMIT :limit"""
 _ONE = _LATEST_OF_FEW.format(chosen="s.key = :key")
@@ -102,7 +112,11 @@ Query = tuple[str, dict[str, object]]
 def select_sessions(selection: Selection, limit: int, *, is_many: bool) -> Query:
     """The query for sessions, newest activity first; `is_many`: the log has more than `FEW_SESSIONS`."""
     chosen, key = _choose(selection)
-    latest = _LATEST_OF_MANY if is_many and not chosen else _LATEST_OF_FEW.format(chosen=chosen or "true")
+    if is_many and not chosen:
+        latest = _LATEST_OF_MANY.format(chosen=_CALLED.format(session="e.session"))
+    else:
+        called = "true" if selection.family else _CALLED.format(session="s.id")
+        latest = _LATEST_OF_FEW.format(chosen=f"{chosen or 'true'} AND {called}")
     return _SESSIONS.format(latest=latest), {**key, "before": selection.before, "limit": limit}
 
 

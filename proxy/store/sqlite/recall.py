@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from operator import length_hint
 
-from proxy.engine.ports import MOST_MARKS, MOST_RECALLED
+from proxy.engine.ports import MOST_BEARING, MOST_MARKS, MOST_RECALLED
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import Mark, NodeRow, StoredSession, name_mark
 from proxy.store.recalled import choose_recalled
@@ -63,7 +63,7 @@ def recall_sessions(
     own = _Own(connection, session.tenant)
     stored = nodes[: _count_known(nodes, lambda node: _has_node(connection, node))]
     answered = own.find_answered(stored)
-    bearing = own.find_bearing(list(map(name_mark, marks[-MOST_MARKS:])))
+    bearing = [] if answered else own.find_bearing(list(map(name_mark, marks[-MOST_MARKS:])))
     late = stored[-_STEPS_TO_OTHERS:]
     others = [] if answered else _find_answered(late, lambda node: _list_answered(connection, node))
     found = (*own.list_named(session.id), *answered, *bearing, *others)
@@ -99,7 +99,8 @@ class _Own:
         steps = iter(range(_STEPS_TO_MARKS))
         found: set[int] = set()
         for i, name in enumerate(names):
-            found.update(self._meet(_share(steps, len(names) - i), _NEXT_WITH_MARK, key_of(name), name))
+            part = _share(steps, len(names) - i)
+            found.update(self._meet(part, _NEXT_WITH_MARK, key_of(name), name, most=MOST_BEARING))
         return sorted(found, reverse=True)
 
     def _has_node(self, node: bytes, steps: Iterator[int]) -> bool:

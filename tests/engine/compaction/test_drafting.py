@@ -20,7 +20,7 @@ from proxy.model.exchange import Opening, Usage
 from proxy.model.summary import Summary
 from tests.support.compacting import FREE, REPORT, Reply, Workshop, fail, give_report, in_time, say
 from tests.support.engine import FakeArchive, ScriptedUpstream
-from tests.support.managing import make_history, make_subject
+from tests.support.managing import SESSION, make_history, make_subject
 from tests.support.summaries import make_summary
 
 HISTORY = make_history(22, 1600)
@@ -293,6 +293,43 @@ async def test_a_model_that_merges_badly_is_asked_for_reports_all_the_same() -> 
     assert "merged badly of late" in made.reason
     draft.shop.model.summarise = give_report
     assert (await draft.get()).level == 1
+
+
+NO_REPORT = [say("Sorry, what?"), say("", finish="length"), say(None, tool_calls=TOOL), say("far too long " * 20_000)]
+
+
+@pytest.mark.parametrize("reply", NO_REPORT)
+async def test_an_instruction_that_leads_to_nothing_is_held_against_its_session_and_no_model(reply: Reply) -> None:
+    policy = replace(FREE, prompt="Write a poem.")
+    draft = Draft(*[reply] * 8, policy=policy)
+    for _ in range(3):
+        made = await draft.get(is_needed=True)
+        assert made.level == 3
+    assert "answered this instruction badly of late" in made.reason
+    asked, breakers = len(draft.asked), draft.shop.drafter._desk.office.breakers
+    assert breakers.allows("main", "gpt-4o", draft.shop.clock.monotonic())
+    assert (breakers._find("main", "gpt-4o").failures, asked <= 4) == (0, True)
+    draft.shop.model.summarise = give_report
+    purse = draft.shop.drafter._desk.office.purse
+    purse._find_balance("s2").main = purse.price("main", "gpt-4o", _PLENTY)
+    elsewhere = await draft.shop.look_at(HISTORY, session=msgspec.structs.replace(SESSION, id="s2"))
+    assert (await draft.get(latest=elsewhere)).level == 1
+
+
+async def test_a_prompt_that_a_hook_may_have_changed_is_held_against_its_session_too() -> None:
+    policy = replace(FREE, prompt_hook="mine.change")
+    draft = Draft(*[say("Sorry, what?")] * 4, policy=policy, hook=lambda instruction, level: "Write a poem.")
+    for _ in range(2):
+        await draft.get(is_needed=True)
+    assert draft.shop.drafter._desk.office.breakers._find("main", "gpt-4o").failures == 0
+
+
+async def test_a_model_that_is_broken_is_left_alone_whatever_it_was_asked() -> None:
+    draft = Draft(*[fail(b"")] * 4, policy=replace(FREE, prompt="Write a poem."))
+    for _ in range(3):
+        made = await draft.get(is_needed=True)
+    assert "failed of late" in made.reason
+    assert draft.shop.drafter._desk.office.breakers._find("main", "gpt-4o").failures == 2
 
 
 async def test_a_fault_of_ours_is_no_failed_report(monkeypatch: pytest.MonkeyPatch) -> None:

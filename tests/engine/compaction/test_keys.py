@@ -6,6 +6,8 @@ from collections.abc import Callable
 from proxy.engine.compaction.keys import Key, Keys
 from tests.support.engine import FixedClock, ScriptedUpstream
 
+TIP = b"t" * 16
+
 
 class World:
     """Keys, a clock, and what is to be done later."""
@@ -17,7 +19,7 @@ class World:
 
     def note(self, session: str, secret: bytes = b"sk-1") -> Key:
         key = Key(ScriptedUpstream(), b"/v1/x", ((b"authorization", secret),))
-        self.keys.note(session, key)
+        self.keys.note(session, TIP, key)
         return key
 
 
@@ -25,17 +27,25 @@ def test_the_newest_is_used() -> None:
     world = World()
     world.note("s")
     newest = world.note("s", b"sk-2")
-    assert world.keys.find("s") == newest
-    assert world.keys.find("other") is None
+    assert world.keys.find("s", TIP) == newest
+    assert world.keys.find("other", TIP) is None
+
+
+def test_a_branch_is_not_asked_with_the_key_of_another() -> None:
+    world = World()
+    first = world.note("s")
+    world.keys.note("s", b"u" * 16, Key(ScriptedUpstream(), b"/v1/x", ((b"authorization", b"sk-2"),)))
+    assert world.keys.find("s", TIP) == first
+    assert world.keys.find("s", b"v" * 16) is None
 
 
 def test_after_half_an_hour_there_is_none() -> None:
     world = World()
     key = world.note("s")
     world.clock.advance(1799)
-    assert world.keys.find("s") == key
+    assert world.keys.find("s", TIP) == key
     world.clock.advance(1)
-    assert world.keys.find("s") is None
+    assert world.keys.find("s", TIP) is None
 
 
 def test_it_is_not_even_in_memory_then() -> None:
@@ -65,7 +75,7 @@ def test_a_session_that_goes_on_keeps_its_key() -> None:
     key = world.note("s")
     world.clock.advance(1)
     world.timers[0][1]()
-    assert world.keys.find("s") == key
+    assert world.keys.find("s", TIP) == key
 
 
 def test_it_says_nothing_of_itself() -> None:
@@ -76,7 +86,7 @@ def test_what_is_kept_has_no_object_of_the_request() -> None:
     """Some of a request in every session would keep the memory of all that was made for these requests."""
     world, name, value = World(), bytes(bytearray(b"authorization")), bytes(bytearray(b"sk-1"))
     before = sys.getrefcount(name), sys.getrefcount(value)
-    world.keys.note("s", Key(ScriptedUpstream(), b"/v1/x", ((name, value),)))
+    world.keys.note("s", TIP, Key(ScriptedUpstream(), b"/v1/x", ((name, value),)))
     assert (sys.getrefcount(name), sys.getrefcount(value)) == before
     assert "sk-1" not in repr(vars(world.keys))
 
@@ -85,5 +95,5 @@ def test_only_so_many_are_kept() -> None:
     world = World()
     for number in range(4097):
         world.note(f"s{number}")
-    assert world.keys.find("s0") is None
-    assert world.keys.find("s1") is not None
+    assert world.keys.find("s0", TIP) is None
+    assert world.keys.find("s1", TIP) is not None

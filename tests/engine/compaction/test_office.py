@@ -18,5 +18,5 @@ def test_limits_come_by_the_bus_and_are_shared_where_the_key_is() -> None:
 
 def test_keys_are_swept_by_whoever_was_given() -> None:
     desk = Desk()
-    desk.office.keys.note("s1", Key(desk.upstream, b"/", KEY))
+    desk.office.keys.note("s1", b"t" * 16, Key(desk.upstream, b"/", KEY))
     assert [seconds for seconds, _ in desk.later] == [1800.0]

@@ -13,9 +13,10 @@ from proxy.engine.managing.booking import Unwatched
 from proxy.engine.managing.ladder import Footing
 from proxy.engine.managing.subject import Subject
 from proxy.engine.policy import Provider
+from proxy.model.card import Card
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import Headers
-from tests.support.compacting import FREE, Workshop, fail, in_time
+from tests.support.compacting import FREE, Workshop, fail, in_time, is_own
 from tests.support.managing import Message, make_history
 
 HISTORY = make_history(22, 1600)
@@ -137,11 +138,16 @@ async def test_a_round_that_another_follows_is_not_the_one_that_was_sent_last() 
     shop = Workshop()
     worker = record(shop)
     await shop.ask(until(1))
-    exchange = _sent(shop, await shop.look_at(until(ABOVE), exchange="x9"))
+    latest = await shop.look_at(until(ABOVE), exchange="x9")
+    exchange = _sent(shop, latest)
     shop.bus.publish(_recorded(exchange, is_final=False))
     shop.bus.publish(_recorded(exchange))
     assert worker.started == []
-    assert shop.watch._keys.find("s1") is not None
+    assert is_keyed(shop, latest)
+
+
+def is_keyed(shop: Workshop, latest: Latest) -> bool:
+    return shop.watch._keys.find("s1", latest.case.subject.tip) is not None
 
 
 def _sent(shop: Workshop, latest: Latest) -> str:
@@ -160,10 +166,11 @@ def _recorded(exchange: str, *, is_final: bool = True, status: int = 200, end: A
 async def test_what_broke_off_or_was_refused_starts_nothing(status: int, end: str, is_key: bool) -> None:
     shop = Workshop()
     worker = record(shop)
-    exchange = _sent(shop, await shop.look_at(until(ABOVE)))
+    latest = await shop.look_at(until(ABOVE))
+    exchange = _sent(shop, latest)
     shop.bus.publish(_recorded(exchange, status=status, end=end))
     assert worker.started == []
-    assert (shop.watch._keys.find("s1") is not None) == is_key
+    assert is_keyed(shop, latest) == is_key
 
 
 async def test_a_local_server_thinks_for_us_when_it_is_idle_and_a_model_was_named() -> None:
@@ -187,6 +194,65 @@ async def test_a_local_server_that_is_busy_again_does_not() -> None:
         later()
     assert worker.started == []
     assert worker.stopped == ["main"] * 3
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "10.1.2.3", "192.168.0.9", "localhost", "ollama", "gpu.local"])
+async def test_a_server_of_ones_own_without_a_price_is_not_asked_while_the_user_waits(host: str) -> None:
+    shop = Workshop(provider=Provider(host))
+    for steps in (1, ABOVE, ABOVE + 1):
+        await shop.ask(until(steps))
+    for later in tuple(shop.later):
+        later()
+    await shop.settle()
+    assert (shop.model.asked, shop.summaries) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("provider", "source"),
+    [
+        (Provider("127.0.0.1", cache="prefix"), ""),
+        (Provider("127.0.0.1"), "bundled"),
+        (Provider("api.example.com"), ""),
+        (Provider("8.8.8.8"), ""),
+    ],
+)
+async def test_a_server_that_is_declared_otherwise_or_has_a_price_or_is_far_is(provider: Provider, source: Any) -> None:
+    shop = Workshop(provider=provider)
+    catalog: Any = shop.steward.lookout.models._catalog
+    catalog.card = Card(window=1_000_000, prices_source=source)
+    for steps in (1, ABOVE):
+        await shop.ask(until(steps))
+    assert len(shop.model.asked) == 1
+
+
+async def test_a_call_at_a_server_of_ones_own_stops_what_is_made_there() -> None:
+    shop = Workshop(lambda body: None, replace(FREE, model="small"), provider=Provider("127.0.0.1"))
+    await shop.ask(until(1))
+    await shop.ask(until(ABOVE))
+    [later] = shop.later[-1:]
+    later()
+    await in_time(shop.model.was_asked.wait())
+    await shop.call(until(ABOVE + 1))
+    assert shop.worker._branches.list_at("main") == []
+    await shop.settle()
+    assert shop.summaries == []
+
+
+async def test_of_two_conversations_that_began_alike_each_is_reported_with_its_own_header_fields() -> None:
+    shop = Workshop()
+    other = [*until(1), {"role": "user", "content": "Go on in another way."}, *until(ABOVE)[4:]]
+    one, two = (b"openai-organization", b"org-one"), (b"openai-organization", b"org-two")
+    worker = record(shop)
+    await shop.call(until(1), (one,))
+    await shop.call(until(ABOVE), (one,))
+    await shop.call(until(1), (two,))
+    await shop.call(other, (two,))
+    first, second = worker.started
+    assert first.session == second.session
+    shop.worker.start(first)  # once the other conversation is the newest
+    await shop.settle()
+    [asked] = [call for call in shop.model.calls if isinstance(call.body, bytes) and is_own(call.body)]
+    assert [field for field in asked.headers if field in (one, two)] == [one]
 
 
 async def test_a_local_server_without_a_model_for_it_is_left_alone() -> None:

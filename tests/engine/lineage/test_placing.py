@@ -228,9 +228,30 @@ def test_signs_of_a_call_beside_the_conversation(
     assert desk.place(HI, THERE, MORE, name="n").step.is_side is False  # it does not count for what comes
 
 
-def test_the_first_call_is_beside_only_if_its_answer_is_tiny(desk: Desk) -> None:
+def test_the_first_call_is_not_beside_for_a_tiny_answer_alone(desk: Desk) -> None:
     bare = Traits("m", has_tools=False, system=b"", is_stream=False)
-    assert [desk.place(HI, traits=bare, output=n).step.is_side for n in (0, 64, 65)] == [False, True, False]
+    assert [desk.place(HI, traits=bare, output=n).step.is_side for n in (0, 64, 65)] == [False, False, False]
+    assert not desk.place(HI, name="with tools", output=64).step.is_side
+    assert not desk.place(HI, THERE, MORE, SO, name="long", traits=bare, output=64).step.is_side
+    assert [desk.place(HI, name=f"{n}", traits=bare, output=n).step.is_side for n in (0, 64, 65)] == [
+        False,
+        True,
+        False,
+    ]
+
+
+def test_a_conversation_of_tiny_answers_is_none_beside_another(desk: Desk) -> None:
+    bare = Traits("m", has_tools=False, system=b"", is_stream=False)
+    for name in ("", "n"):
+        desk.place(HI, name=name, traits=bare, output=64, answer=THERE)
+        assert not desk.place(HI, THERE, MORE, name=name, traits=bare, output=64, answer=SO).step.is_side
+
+
+def test_in_a_known_conversation_a_tiny_answer_is_one_sign_of_two(desk: Desk) -> None:
+    desk.place(HI, THERE, MORE, SO, THEN, name="n")
+    other, another = (MORE, SO, HI, THERE), (THEN, SO, HI, THERE)
+    assert not desk.place(*other, name="n", output=64).step.is_side
+    assert desk.place(*another, name="n", output=64, traits=replace(MAIN, system=b"t")).step.is_side
 
 
 def test_a_title_that_is_asked_for_first_does_not_put_the_conversation_beside_it(desk: Desk) -> None:

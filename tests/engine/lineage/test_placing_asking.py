@@ -2,6 +2,8 @@
 
 from msgspec.structs import replace
 
+from proxy.engine.lineage.placing import Strangers
+from proxy.model.lineage import NodeRow
 from tests.engine.lineage.desk import HI, MORE, ROOT, SO, THEN, THERE, TWO, Desk, bot
 
 
@@ -96,6 +98,32 @@ def test_where_nothing_is_known_everything_may_decide(desk: Desk) -> None:
     asked = desk.ask(HI, THERE, MORE)
     assert desk.placing.list_undecided(asked) == [asked.nodes[1], asked.nodes[0], ROOT]
     assert desk.placing.list_undecided(desk.ask()) == [ROOT]
+
+
+def test_of_a_history_that_the_log_does_not_know_it_is_asked_again_once_an_answer_shows_in_it(desk: Desk) -> None:
+    desk.forest.clear()
+    asked, other = desk.ask(HI, THERE, MORE, SO, THEN), desk.ask(HI, SO, MORE)
+    for each in (asked, other):
+        desk.placing.place(each)
+        desk.placing.note_recalled(each)
+    desk.forest._lose()  # what else was dropped changes nothing
+    assert not desk.placing.lacks(asked)
+    assert not desk.placing.lacks(other)
+    desk.placing.note_answer([NodeRow(asked.nodes[1], asked.nodes[0], True)], [])
+    assert desk.placing.lacks(asked)
+    assert not desk.placing.lacks(other)
+
+
+def test_what_the_log_does_not_know_is_kept_in_mind_within_bounds() -> None:
+    strangers = Strangers()
+    for number in range(20):
+        strangers.add(b"%d" % number, tuple(b"%d %d" % (number, i) for i in range(1024)))
+    assert [b"%d" % number in strangers for number in (0, 3, 4, 19)] == [False, False, True, True]
+    strangers.note_answer([b"4 7"])
+    strangers.note_answer([b"4 7"])
+    assert b"4" not in strangers
+    strangers.clear()
+    assert b"19" not in strangers
 
 
 def test_only_the_newest_of_many_questions_to_the_log_are_kept_in_mind(desk: Desk) -> None:

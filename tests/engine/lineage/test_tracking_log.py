@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from proxy.model.exchange import Opening, SessionKey
 from proxy.model.lineage import StoredSession
-from tests.engine.lineage.talk import CHAIN, SHORT, Desk, bot, user
+from tests.engine.lineage.talk import CHAIN, KEEP, SHORT, Desk, Message, bot, user
 from tests.support.engine import wait_out
 
 
@@ -179,3 +179,50 @@ async def test_two_requests_that_wait_for_the_log_are_placed_alike() -> None:
     stalling.told.set()
     await asyncio.gather(*tasks)
     assert {opening.session.id for opening in desk.engine.archive.of(Opening)} == {first}
+
+
+def act(i: int) -> Message:
+    return {**KEEP, "tool_calls": [{**KEEP["tool_calls"][0], "id": f"call_Zk93fQpX{i}"}]}
+
+
+TALK = [each for i in range(20) for each in (user(f"u{i}"), act(i))]
+
+
+async def test_a_history_that_is_sent_again_and_again_is_asked_for_once_however_many_were_dropped() -> None:
+    desk = Desk(cache_bytes=8 * 200_000)  # room for some eight of them
+    seen: set[str] = set()
+    for i in range(40):
+        await desk.send(*TALK, user("go"), answer=bot(f"answer {i}"))
+        seen.add(desk.session)
+        await desk.settle()
+    forest = desk.engine.lineage._forest
+    assert (len(seen), len(forest) < 12, forest.is_complete) == (40, True, False)
+    assert len(desk.engine.archive.recalled) == 1
+
+
+async def test_what_goes_on_from_one_of_equal_histories_is_put_there() -> None:
+    desk = Desk(cache_bytes=8 * 200_000)
+    sessions: list[str] = []
+    for i in range(40):
+        await desk.send(*TALK, user("go"), answer=bot(f"answer {i}"))
+        sessions.append(desk.session)
+        await desk.settle()
+    forest = desk.engine.lineage._forest
+    for i in (1, 39, 20, 1):
+        before = len(desk.engine.archive.recalled)
+        is_dropped = forest.get(sessions[i]) is None
+        step = await desk.send(*TALK, user("go"), bot(f"answer {i}"), user("on"), answer=bot("done"))
+        assert (desk.session, step.relation == "root") == (sessions[i], False)
+        assert len(desk.engine.archive.recalled) - before == is_dropped
+        await desk.settle()
+
+
+async def test_what_was_found_before_is_asked_for_again_once_it_was_dropped() -> None:
+    desk = Desk(cache_bytes=400)
+    await desk.send(user("a"))
+    first = desk.session
+    for i in range(3):
+        await desk.send(*CHAIN, answer=bot("yes"))
+        assert desk.session == first
+        await desk.send(user(f"other {i}"))
+        assert len(desk.engine.lineage._forest) == 1

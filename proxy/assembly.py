@@ -5,6 +5,7 @@ Rule: no logic beyond wiring; everything is passed in, nothing is looked up.
 
 import asyncio
 import importlib
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from urllib.parse import quote
@@ -85,7 +86,7 @@ def find_admin_token(settings: Settings) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A running engine and what a shell needs of it."""
+    """A running engine and what a shell needs of it. `hop_id` names it to itself (BEHAVIOUR B40)."""
 
     exchanges: Exchanges
     archive: Archive
@@ -97,6 +98,7 @@ class Engine:
     outliner: Outliner
     caretaker: Caretaker
     compactor: Compactor
+    hop_id: str
 
     async def close(self) -> None:
         """End what runs, record it, and write everything down."""
@@ -113,7 +115,8 @@ async def build_engine(settings: Settings) -> Engine:
     policy, clock, tasks = settings.engine_policy(), SystemClock(), TaskRunner()
     bus, policies = EventBus(tasks), settings.upstream_policies()
     policy = replace(policy, own_keys=tuple(p.api_key.encode("latin-1") for p in policies if p.api_key))
-    forwarders = tuple(Forwarder(upstream, tasks.spawn, Writes(tasks.__len__)) for upstream in policies)
+    hop_id = secrets.token_hex(8)
+    forwarders = tuple(Forwarder(each, tasks.spawn, Writes(tasks.__len__), hop_id=hop_id) for each in policies)
     routes = tuple(Route(forwarder, p.models) for forwarder, p in zip(forwarders, policies, strict=True))
     gate, is_fresh = CommitGate(archive, policy.commit_wait_ms), not await archive.has_sessions()
     tenants = Tenants(archive.salt, clock, policy.principals)
@@ -156,7 +159,8 @@ async def build_engine(settings: Settings) -> Engine:
     exchanges = Exchanges(policy, formats, reception, relay, tasks, steward)
     caretaker = Caretaker(steward.lookout, archive, gate, bus, SystemIds(), clock)
     tools = Tools(archive, gate, watch.worker, steward.lookout, steward.ladder, routes, clock, SystemIds())
-    return Engine(exchanges, archive, relay, bus, tasks, forwarders, models, outliner, caretaker, Compactor(tools))
+    compactor = Compactor(tools)
+    return Engine(exchanges, archive, relay, bus, tasks, forwarders, models, outliner, caretaker, compactor, hop_id)
 
 
 def build_models(settings: Settings, tokenizer: Tokenizer, tasks: TaskRunner) -> Models:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import compress
 from operator import itemgetter
+from urllib.parse import unquote_to_bytes
 
 from proxy.model.exchange import Headers
 
@@ -32,6 +33,10 @@ _HOP_BY_HOP = frozenset(
 _STAY_OF_REQUEST = _HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 _ALLOW_ORIGIN = b"access-control-allow-origin"
 _CREDENTIALS = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key")
+_QUERY_CREDENTIALS = frozenset(
+    {b"access_token", b"api-key", b"api_key", b"apikey", b"auth", b"key", b"sig", b"signature", b"subscription-key"}
+    | {b"token", b"x-amz-credential", b"x-amz-security-token", b"x-amz-signature"}
+)
 _OF_PROVIDERS = (b"anthropic-version", b"anthropic-beta", b"openai-", b"user-agent")
 _OF_ONE_BODY = frozenset(
     {b"accept-encoding", b"content-encoding", b"content-length", b"content-type", b"idempotency-key"}
@@ -198,9 +203,21 @@ def keep_for_call(headers: Headers, *, is_same_upstream: bool = True) -> Headers
     return (*kept, *_PLAIN_JSON)
 
 
-def list_credentials(headers: Headers) -> tuple[bytes, ...]:
-    """The credentials a request presents, without their schemes: an upstream may echo them."""
-    return tuple([bare_credential(value) for _, value in _secret.pick(headers)])
+def list_credentials(headers: Headers, target: bytes = b"", fields: Iterable[bytes] = ()) -> tuple[bytes, ...]:
+    """The credentials a request presents, without their schemes: an upstream may echo them.
+
+    Those in the query and in cookies, too, and in the fields named, by which callers are told apart.
+    """
+    found = [bare_credential(value) for _, value in _secret.pick(headers)]
+    found += [value for field in fields for name, value in headers if name == field]
+    if b"cookie" in map(_name_of, headers):
+        cookies = b";".join([value for name, value in headers if name == b"cookie"])
+        found += [cookie.partition(b"=")[2].strip(b' "') for cookie in cookies.split(b";")]
+    for part in target.partition(b"?")[2].split(b"&") if b"?" in target else ():
+        name, _, value = part.partition(b"=")
+        if name.lower() in _QUERY_CREDENTIALS:
+            found += [value, unquote_to_bytes(value)]
+    return tuple(dict.fromkeys(filter(None, found)))
 
 
 def is_credential(name: bytes) -> bool:

@@ -174,6 +174,20 @@ def test_all_credentials_of_a_request_are_found_without_their_schemes() -> None:
     assert list_credentials((*ASKED_WITH, (b"x-api-key", b"l"))) == (b"k", b"l")
 
 
+def test_credentials_are_in_cookies_queries_and_named_fields_too() -> None:
+    headers: Headers = (
+        (b"x-api-key", b"a"),
+        (b"cookie", b'one=b; two="c"; flag'),
+        (b"x-team", b"d"),
+        (b"x-other", b"z"),
+        (b"cookie", b"three=e=f"),
+    )
+    target = b"/v1/x?after=z&KEY=g%2Bh&token&sig=&api-key=i"
+    found = list_credentials(headers, target, (b"x-team",))
+    assert found == (b"a", b"d", b"b", b"c", b"e=f", b"g%2Bh", b"g+h", b"i")
+    assert list_credentials((), b"/v1/x") == ()
+
+
 def test_names_that_nobody_uses_twice_are_judged_all_the_same_and_not_kept_in_mind() -> None:
     for i in range(3000):
         kept = ((b"openai-invented-%d" % i, b"a"), (b"user-agent", b"b"))

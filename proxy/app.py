@@ -26,6 +26,7 @@ from starlette.types import ASGIApp
 from proxy import __version__
 from proxy.assembly import Engine, build_engine, find_admin_token
 from proxy.config import ConfigError, Settings
+from proxy.config.problems import Problem
 from proxy.context.budget import AUTO_CEILING
 from proxy.engine.reports.savings import Yardstick
 from proxy.engine.tasks import TaskRunner
@@ -53,6 +54,7 @@ from proxy.server.metrics import Metrics
 from proxy.server.policy import ServerPolicy
 from proxy.server.protocol import GuardedProtocol, close_idle
 from proxy.server.routes import Endpoints, build_routes
+from proxy.upstream.own_server import leads_back
 
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
@@ -228,9 +230,11 @@ async def _run(settings: Settings) -> None:
     policy = replace(settings.server_policy(), admin_token=find_admin_token(settings))
     listener = _listen(policy)
     with listener:
+        _check_place(settings, *listener.getsockname()[:2])
         engine = await build_engine(settings)
         seconds_left = math.inf
         try:
+            policy = replace(policy, hop_id=engine.hop_id)
             app, health = build_app(engine, settings, policy)
             _announce(settings, policy, listener.getsockname()[1])
             trimmer = HeapTrimmer(lambda: not engine.tasks, find_trim(), find_slack())
@@ -274,11 +278,10 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     engine.bus.subscribe(ExchangeRecorded, _log_failure)
     health = Health(lambda: engine.relay.problem, metrics, refuses=settings.store.on_failure == "refuse")
     inspector = Inspector(_list_facts(settings))
-    has_own_key = any(upstream.api_key for upstream in settings.upstream_policies())
     contexts = ContextApi(engine.archive, engine.caretaker, engine.compactor, engine.models.count.tally)
     management = ManagementApi(engine.archive, Yardstick(engine.models.card, settings.budget_policy()))
     endpoints = Endpoints(engine.exchanges, health, inspector, management, contexts)
-    return build_routes(endpoints, policy, has_own_key=has_own_key), health
+    return build_routes(endpoints, policy), health
 
 
 def _configure(app: ASGIApp, policy: ServerPolicy, engine: Engine) -> uvicorn.Config:
@@ -304,6 +307,19 @@ def _listen(policy: ServerPolicy) -> socket.socket:
     except OSError as error:
         address = f"{policy.host}:{policy.port}"
         raise CannotListen(f"cannot listen on {address}: {error.strerror}; choose --host or --port") from error
+
+
+def _check_place(settings: Settings, address: str, port: int) -> None:
+    """Raises ConfigError where serving here would give a key away, or calls would come back for ever."""
+    settings.check_network(address)
+    what = "is where this server itself listens; name the provider's address, or choose another --port"
+    problems = [
+        Problem(f"upstreams[{i}].base_url", what)
+        for i, upstream in enumerate(settings.upstreams)
+        if leads_back(upstream.base_url, address, port)
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def _list_facts(settings: Settings) -> tuple[tuple[str, str], ...]:

@@ -6,6 +6,7 @@ Rule: no logic beyond wiring; everything is passed in, nothing is looked up.
 import asyncio
 import importlib
 import math
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from urllib.parse import quote
@@ -87,7 +88,7 @@ def find_admin_token(settings: Settings) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A running engine and what a shell needs of it."""
+    """A running engine and what a shell needs of it. `hop_id` names it to itself (BEHAVIOUR B40)."""
 
     exchanges: Exchanges
     archive: Archive
@@ -101,6 +102,7 @@ class Engine:
     outliner: Outliner
     caretaker: Caretaker
     compactor: Compactor
+    hop_id: str
 
     def prepare(self) -> None:
         """Load what would hold others up: nobody waits for an answer yet. Blocks for 50 ms."""
@@ -126,8 +128,10 @@ async def build_engine(settings: Settings) -> Engine:
     policy, clock, tasks = settings.engine_policy(), SystemClock(), TaskRunner()
     bus, policies = EventBus(tasks), settings.upstream_policies()
     policy = replace(policy, own_keys=tuple(p.api_key.encode("latin-1") for p in policies if p.api_key))
-    descriptors = Descriptors(read_descriptor_limit())
-    forwarders = tuple(Forwarder(upstream, tasks.spawn, Writes(tasks.__len__), descriptors) for upstream in policies)
+    descriptors, hop_id = Descriptors(read_descriptor_limit()), secrets.token_hex(8)
+    forwarders = tuple(
+        Forwarder(each, tasks.spawn, Writes(tasks.__len__), descriptors, hop_id=hop_id) for each in policies
+    )
     routes = tuple(Route(forwarder, p.models) for forwarder, p in zip(forwarders, policies, strict=True))
     gate, is_fresh = CommitGate(archive, policy.commit_wait_ms), not await archive.has_sessions()
     tenants = Tenants(archive.salt, clock, policy.principals)
@@ -184,6 +188,7 @@ async def build_engine(settings: Settings) -> Engine:
         outliner,
         caretaker,
         compactor,
+        hop_id,
     )
 
 

@@ -434,3 +434,56 @@ async def test_why_a_call_failed_and_why_a_request_was_refused_is_said(
     assert failed.endswith("failed, status 0: the upstream closed the connection before it answered")
     assert "a request from 127.0.0.1 was refused: this is not a valid HTTP/1.1 request: Invalid method" in refused
     assert "(repeated 2 times in " in repeated
+
+
+async def refuse_to_start(flags: dict[str, object]) -> bytes:
+    """What a server says that does not start."""
+    process = await launch(flags)
+    async with asyncio.timeout(STARTING):
+        _, said = await process.communicate()
+    assert process.returncode == 1
+    assert b"Traceback" not in said
+    assert b"/-/?token=" not in said
+    return said
+
+
+async def test_a_key_is_not_offered_to_the_network_without_a_word(tmp_path: Path) -> None:
+    keyed = [{"name": "a", "base_url": "http://127.0.0.1:1/v1", "api_key": "sk-own"}]
+    said = await refuse_to_start(
+        {"data": str(tmp_path), "server.port": 0, "server.host": "0.0.0.0", "upstreams": keyed}
+    )
+    assert b"server.require_tenant: true" in said
+    assert b"server.open_to_network: true" in said
+    assert b"sk-own" not in said
+
+
+async def test_an_upstream_that_is_the_server_itself_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    itself = [{"name": "a", "base_url": "http://127.0.0.2:1/v1"}, {"name": "b", "base_url": f"http://localhost:{port}"}]
+    said = await refuse_to_start({"data": str(tmp_path), "server.port": port, "upstreams": itself})
+    assert b"upstreams[1].base_url" in said
+    assert b"--port" in said
+
+
+async def test_a_server_that_comes_back_to_itself_records_a_call_once(
+    upstream: ScriptedUpstream, tmp_path: Path
+) -> None:
+    async with running(upstream, tmp_path) as server:
+
+        async def lead_back(wire: Wire) -> None:
+            asked = await wire.read_request()
+            async with await dial(server.port) as onward:
+                hops = asked.find(b"x-palimpsest-hop").decode()
+                onward.send(request("POST", CHAT, f"X-Palimpsest-Hop: {hops}", body=asked.body))
+                back = await onward.read_answer()
+            wire.send(answer(back.body, status=back.line.decode().partition(" ")[2]))
+
+        upstream.script = lead_back
+        client = await server.connect()
+        client.send(ASK)
+        got = await client.read_answer()
+        assert (got.status, json.loads(got.body)["error"]["code"]) == (508, "loop_detected")
+        server.tell()
+        assert (await server.end())[0] == 0
+    assert await server.completeness() == ["complete"]

@@ -15,7 +15,8 @@ def check(
 ) -> None:
     """Check a settings file together with the environment; exit code 1 and a list of everything wrong."""
     try:
-        load_settings(file)
+        settings = load_settings(file)
+        settings.check_network(settings.server.host.lower())
     except ConfigError as error:
         for problem in error.problems:
             typer.echo(str(problem), err=True)

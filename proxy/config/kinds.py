@@ -14,6 +14,7 @@ AUTO = "auto"
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"(\d+)\s*([A-Za-z]*)")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
@@ -86,6 +87,12 @@ def _check_base_url(value: str) -> str:
     return value.rstrip("/")
 
 
+def _check_origin(value: str) -> str:
+    if value != "*" and not _ORIGIN.fullmatch(value.lower()):
+        raise PydanticCustomError("origin", 'must be an origin such as https://app.example, without a path, or "*"')
+    return value.lower()
+
+
 def _check_header_name(value: str) -> str:
     if not _HEADER_NAME.fullmatch(value):
         raise PydanticCustomError("header_name", "must be the name of a request header, such as x-conversation-id")
@@ -115,4 +122,5 @@ SecretFile = Annotated[Secret, BeforeValidator(_read_secret_file), WithJsonSchem
 BaseUrl = Annotated[str, AfterValidator(_check_base_url)]
 HeaderName = Annotated[str, AfterValidator(_check_header_name)]
 HostName = Annotated[str, AfterValidator(str.lower)]
+WebOrigin = Annotated[str, AfterValidator(_check_origin)]
 TenantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]

@@ -22,7 +22,9 @@ from proxy.config.kinds import (
     Section,
     Size,
     TenantName,
+    WebOrigin,
 )
+from proxy.config.problems import ConfigError, Problem
 from proxy.context.budget import BudgetPolicy
 from proxy.context.policy import BuilderPolicy
 from proxy.engine.compaction.policy import CompactionPolicy
@@ -32,6 +34,7 @@ from proxy.model.exchange import Mode
 from proxy.server.policy import ServerPolicy
 from proxy.store.policy import Durability, StorePolicy
 from proxy.upstream.policy import Auth, UpstreamPolicy
+from proxy.wire.headers import is_loopback
 
 _SERVER = ServerPolicy()
 _ENGINE = EnginePolicy()
@@ -64,6 +67,20 @@ class ServerSettings(Section):
     allowed_hosts: tuple[HostName, ...] = Field(
         _SERVER.allowed_hosts,
         description='Names, besides loopback and host, under which a browser may reach the pages below /-/. "*": any.',
+    )
+    allowed_origins: tuple[WebOrigin, ...] = Field(
+        _SERVER.allowed_origins,
+        description=(
+            "Origins, besides loopback, of web pages that may call where a key of the settings is spent or the call "
+            'carries none, such as ["https://app.example"]. "*": any.'
+        ),
+    )
+    require_tenant: bool = Field(
+        default=False, description="Whether only keys that tenants lists may call; anybody else gets 401."
+    )
+    open_to_network: bool = Field(
+        default=False,
+        description="Listen beyond loopback even where whoever reaches the port spends an upstream's api_key.",
     )
     max_body_bytes: Size = Field(
         _SERVER.max_body_bytes, ge=1024, description="Largest request body on recorded paths; bytes. Others stream."
@@ -314,6 +331,34 @@ class Settings(BaseSettings):
                     )
         return tenants
 
+    @model_validator(mode="after")
+    def _check_required_tenant(self) -> Self:
+        if self.server.require_tenant and not self._list_tenant_keys():
+            what = "server.require_tenant lets nobody in, for tenants has no keys; list them there"
+            raise PydanticCustomError("require_tenant", what)
+        return self
+
+    @property
+    def _has_own_key(self) -> bool:
+        return any(provider.has_own_key for provider in self.providers().values())
+
+    def _list_tenant_keys(self) -> tuple[str, ...]:
+        """The keys of all tenants; a header by which some are told apart is no key, for anybody can send it."""
+        named = (known_by for known_by in self.tenants.values() if not isinstance(known_by, str))
+        return tuple(key.get_secret_value() for keys in named for key in keys)
+
+    def check_network(self, address: str) -> None:
+        """Raises ConfigError where serving at an address would give whoever reaches it an upstream's key to spend."""
+        server = self.server
+        if not self._has_own_key or is_loopback(address) or server.require_tenant or server.open_to_network:
+            return
+        what = (
+            f"at {address} everybody on that network could spend the api_key of an upstream. Listen on 127.0.0.1; "
+            "or list the callers' keys in tenants and set server.require_tenant: true; or set no api_key and have each "
+            "client send its own; or, where nobody else reaches the port, set server.open_to_network: true"
+        )
+        raise ConfigError([Problem("server.host", what)])
+
     def server_policy(self) -> ServerPolicy:
         """What the server room is given."""
         server = self.server
@@ -330,6 +375,9 @@ class Settings(BaseSettings):
             body_min_rate=server.body_min_rate,
             stall_timeout=server.stall_timeout,
             drain_seconds=server.drain_seconds,
+            allowed_origins=server.allowed_origins,
+            has_own_key=self._has_own_key,
+            tenant_keys=self._list_tenant_keys() if server.require_tenant else None,
         )
 
     def engine_policy(self) -> EnginePolicy:

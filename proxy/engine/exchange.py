@@ -54,6 +54,8 @@ class Exchanges:
         self._relay = relay
         self._tasks = tasks
         self._steward = steward
+        named = (principal.header for principal in policy.principals.values() if principal.header)
+        self._tenant_fields = tuple(name.lower().encode("latin-1") for name in named)
 
     def read_mode(self, headers: Headers) -> Mode:
         """The mode a request asks for, else the configured one.
@@ -195,7 +197,7 @@ class Exchanges:
             received.upstream.name,
             client,
             Tape(self._policy.record_cap_bytes),
-            (*self._policy.own_keys, *list_credentials(request.headers)),
+            (*self._policy.own_keys, *list_credentials(request.headers, request.target, self._tenant_fields)),
         )
 
 

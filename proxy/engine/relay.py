@@ -24,13 +24,12 @@ from proxy.model.manifest import digest_of
 from proxy.model.record import Record
 from proxy.wire.headers import forward_response, keep_for_log
 from proxy.wire.rate_limits import tells_limits
-from proxy.wire.redaction import redact, redact_answer
+from proxy.wire.redaction import redact, redact_answer, redact_headers, redact_quickly
 
 Send = Callable[[bytes | RequestBody], Awaitable[UpstreamResponse]]
 
 _COMPANY_SECONDS = 0.003
-_TOO_MANY = 429
-_REFUSED = 400
+_ERROR, _TOO_MANY = 400, 429
 
 
 class Relay:
@@ -65,7 +64,7 @@ class Relay:
     def abandon(self, flight: Flight) -> None:
         """Record a round that was given up before anything was sent."""
         flight.began = self._clock.monotonic()
-        self._record(flight, 0, (), "aborted", "")
+        self._record(flight, 0, (), "aborted", "", b"")
 
     async def carry(self, flight: Flight, send: Send, body: bytes | RequestBody) -> None:
         """Send the body, await the answer and pass it on; where it is refused and a rescuer has something else to send,
@@ -84,7 +83,7 @@ class Relay:
         response = await self._await_head(flight, sending)
         try:
             begun = b""
-            if flight.k and flight.rescuer is not None and response.status < _REFUSED:
+            if flight.k and flight.rescuer is not None and response.status < _ERROR:
                 await flight.rescuer.accept()
             if flight.rescuer is not None and (guard := find_guard(flight, response, self._clock)) is not None:
                 if (retry := await self._rescue(flight, response, guard)) is not None:
@@ -108,10 +107,10 @@ class Relay:
         try:
             response = await Behind(sending, enter)
         except ProxyError as error:
-            self._record(flight, 0, (), "failed", str(error))
+            self._record(flight, 0, (), "failed", str(error), b"")
             raise
         except BaseException:
-            self._record(flight, 0, (), "aborted", "")
+            self._record(flight, 0, (), "aborted", "", b"")
             raise
         finally:
             if flushing is not None:
@@ -144,12 +143,14 @@ class Relay:
                 return None
             completeness, ended_at = "complete", self._clock.monotonic()
             retry = await flight.rescuer.rescue(refusal)
+            kept = await self._search(flight, response) if retry is not None else b""
         except BaseException:
-            self._record(flight, response.status, response.headers, completeness, "")
+            kept = await self._search_anyhow(flight, response)
+            self._record(flight, response.status, response.headers, completeness, "", kept)
             raise
         if retry is not None:
             flight.ended_at, flight.is_final = ended_at, False
-            self._record(flight, response.status, response.headers, completeness, "")
+            self._record(flight, response.status, response.headers, completeness, "", kept)
         return retry
 
     async def _make_durable(self, flight: Flight) -> None:
@@ -163,16 +164,21 @@ class Relay:
     async def _pump(self, flight: Flight, response: UpstreamResponse, begun: bytes) -> None:
         """Pass an answer on, of which `begun` was read and held back."""
         status, headers = response.status, response.headers
+        held, is_ended, break_off = b"", False, None
         try:
-            held, is_ended = await self._pass_on(flight, response, begun)
-        except UpstreamUnreachable as error:
-            self._record(flight, status, headers, "truncated", str(error))
+            try:
+                held, is_ended = await self._pass_on(flight, response, begun)
+            except UpstreamUnreachable as error:
+                break_off = str(error)
+            kept = await self._search(flight, response)
+        except BaseException:
+            self._record(flight, status, headers, "aborted", "", await self._search_anyhow(flight, response))
+            raise
+        if break_off is not None:
+            self._record(flight, status, headers, "truncated", break_off, kept)
             flight.client.abort()
             return
-        except BaseException:
-            self._record(flight, status, headers, "aborted", "")
-            raise
-        outcome, recorded = self._keep(flight, status, headers, "complete", "")
+        outcome, recorded = self._keep(flight, status, headers, "complete", "", kept)
         try:
             await self._gate.wait(recorded)
             _start(flight, response)
@@ -228,12 +234,29 @@ class Relay:
         except UpstreamUnreachable:
             flight.client.abort()
 
-    def _record(self, flight: Flight, status: int, headers: Headers, completeness: Completeness, problem: str) -> None:
-        outcome, _ = self._keep(flight, status, headers, completeness, problem)
+    async def _search(self, flight: Flight, response: UpstreamResponse) -> bytes:
+        """What of an answer may rest in the log; what takes long to search is searched in a thread."""
+        content, headers, status = flight.tape.content, response.headers, response.status
+        kept = redact_quickly(content, headers, status, flight.secrets)
+        if kept is None:
+            kept = await asyncio.to_thread(redact_answer, content, headers, status, flight.secrets, flight.tape.cap)
+        return kept
+
+    async def _search_anyhow(self, flight: Flight, response: UpstreamResponse) -> bytes:
+        """The same of a call that was cancelled; nothing where it is cancelled once more, which is in a hurry."""
+        try:
+            return await self._search(flight, response)
+        except asyncio.CancelledError:
+            return b""
+
+    def _record(
+        self, flight: Flight, status: int, headers: Headers, completeness: Completeness, problem: str, kept: bytes
+    ) -> None:
+        outcome, _ = self._keep(flight, status, headers, completeness, problem, kept)
         self._tell(flight, outcome)
 
     def _keep(
-        self, flight: Flight, status: int, headers: Headers, completeness: Completeness, problem: str
+        self, flight: Flight, status: int, headers: Headers, completeness: Completeness, problem: str, kept: bytes
     ) -> tuple[Outcome, "asyncio.Future[bool]"]:
         """How a round ended goes to the log; the future is done when it is there."""
         flight.entry.append()
@@ -243,9 +266,9 @@ class Relay:
             flight.exchange,
             flight.k,
             status,
-            keep_for_log(headers),
+            redact_headers(keep_for_log(headers), flight.secrets, is_error=status >= _ERROR),
             completeness,
-            *_keep_answer(flight, status, headers),
+            *_measure(flight, kept),
             timings,
             problem,
         )
@@ -274,10 +297,9 @@ class Relay:
             self._bus.publish(LimitsTold(flight.exchange, flight.upstream, *told))
 
 
-def _keep_answer(flight: Flight, status: int, headers: Headers) -> tuple[bytes, int, bytes]:
-    """What of an answer may rest in the log, how much it counts, and the digest of all of it where not all is kept."""
+def _measure(flight: Flight, kept: bytes) -> tuple[bytes, int, bytes]:
+    """What is kept of an answer, how much it counts, and the digest of all of it where not all is kept."""
     tape = flight.tape
-    kept = redact_answer(tape.content, headers, status, flight.secrets, tape.cap)
     if tape.is_capped:
         return kept, tape.size, tape.whole_digest
     return (kept, len(kept), b"") if kept else (b"", tape.size, digest_of(tape.content) if tape.size else b"")

@@ -1,24 +1,33 @@
-"""Who may see our own pages. Rule: everything under `/-/` but `live` and `ready` needs the admin token, a Host that is
-ours and an Origin that is the same; so does a proxied path's Host where a key of the settings is spent.
+"""Who may see our own pages, and who may have calls carried. Rule: everything under `/-/` but `live` and `ready` needs
+the admin token, a Host that is ours and an Origin that is the same; a proxied path refuses what a foreign page asks
+(BEHAVIOUR B39) and what has been here before (B40).
 
 A web page in the user's browser can reach loopback addresses. The token keeps it from reading, the Host check from
-rebinding a name of its own to us, the Origin check from riding on the cookie.
+rebinding a name of its own to us, the Origin check from riding on the cookie or on a key it does not know.
 """
 
+import hashlib
 import hmac
 import ipaddress
+import re
+from operator import itemgetter
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import Headers
 from proxy.server.client import ServedClient
-from proxy.server.errors import Refused
+from proxy.server.errors import PAGE_GUARDS, Refused
 from proxy.server.policy import ServerPolicy
-from proxy.wire.headers import find
+from proxy.wire.headers import HOP, OWN_COOKIE, bare_credential, find, find_credential, is_loopback, list_hops
 
-COOKIE = "palimpsest_admin"
+START_PAGE = "/-/"
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
+_OWN_SITE = (b"", b"none", b"same-origin")
+_SIGNS = frozenset({b"origin", b"sec-fetch-site", HOP})
+_name_of = itemgetter(0)
 
 
 class AccessRules:
@@ -27,6 +36,11 @@ class AccessRules:
     def __init__(self, policy: ServerPolicy) -> None:
         self._token = policy.admin_token.encode()
         self._hosts = frozenset({"localhost", policy.host.lower(), *(name.lower() for name in policy.allowed_hosts)})
+        self._origins = frozenset(policy.allowed_origins)
+        self._has_own_key = policy.has_own_key
+        keys = policy.tenant_keys
+        self._tenants = None if keys is None else frozenset(_digest(key.encode()) for key in keys)
+        self._hop_id = policy.hop_id.encode()
 
     def check_host(self, headers: Headers) -> None:
         """Raises Refused for a Host that is no address, not ours and not allowed."""
@@ -35,12 +49,26 @@ class AccessRules:
             return
         raise Refused(403, "forbidden", f"Host {name[:100]!r} is not known here; add it to server.allowed_hosts")
 
+    def check_call(self, headers: Headers) -> None:
+        """Raises Refused unless a request may have a call carried."""
+        if find(headers, b"upgrade").lower() == b"websocket":
+            raise Refused(426, "upgrade_required", "websockets are not spoken here; use HTTP streaming")
+        if self._has_own_key:
+            self.check_host(headers)
+        if not _SIGNS.isdisjoint(map(_name_of, headers)):
+            self._check_page(headers)
+            self._check_hops(headers)
+        if self._tenants is not None and _digest(bare_credential(find_credential(headers))) not in self._tenants:
+            raise Refused(401, "unauthorized", "only the keys of `tenants` are let in here (server.require_tenant)")
+
     def check_management(self, headers: Headers, query: bytes = b"") -> None:
-        """Raises Refused unless the request may see our pages."""
+        """Raises Refused unless the request may see our pages; `query` is that of the start-up link, else empty."""
         self.check_host(headers)
         origin = find(headers, b"origin").decode("latin-1")
         if origin and origin.partition("://")[2] != find(headers, b"host").decode("latin-1"):
             raise Refused(403, "forbidden", "requests from other origins are refused")
+        if find(headers, b"sec-fetch-site").strip().lower() not in _OWN_SITE:
+            raise Refused(403, "forbidden", "requests from other sites are refused; open the page by its own address")
         if not any(hmac.compare_digest(token, self._token) for token in _tokens(headers, query) if self._token):
             raise Refused(
                 401,
@@ -48,9 +76,63 @@ class AccessRules:
                 "send the admin token as 'Authorization: Bearer TOKEN'; see the link printed at start",
             )
 
+    def _check_page(self, headers: Headers) -> None:
+        """Refuse a foreign page, unless it knows a credential that is the caller's own.
+
+        Neither cookies nor the query are one: a page may send both without asking first (a preflight, which has no
+        credential and is refused here, too).
+        """
+        if not self._has_own_key and find_credential(headers):
+            return
+        origins = [value for name, value in headers if name == b"origin"]
+        for origin in origins:
+            if not self._knows_origin(origin.decode("latin-1").lower()):
+                what = f"pages of {origin[:100].decode('latin-1')!r} may not call; add it to server.allowed_origins"
+                raise Refused(403, "foreign_origin", what)
+        if not origins and find(headers, b"sec-fetch-site").strip().lower() == b"cross-site":
+            raise Refused(403, "foreign_origin", "pages of other sites may not call (server.allowed_origins)")
+
+    def _knows_origin(self, origin: str) -> bool:
+        if origin in self._origins or "*" in self._origins:
+            return True
+        found = _ORIGIN.fullmatch(origin)
+        return found is not None and is_loopback(found[1].strip("[]"))
+
+    def _check_hops(self, headers: Headers) -> None:
+        if self._hop_id and self._hop_id in list_hops(headers):
+            what = "this call has been here before: an upstream is this server, or leads back to it; see upstreams"
+            raise Refused(508, "loop_detected", what)
+
 
 class Management:
-    """Wraps an application that only the administrator may reach."""
+    """Wraps an application that only the administrator may reach; its answers are shown in no frame."""
+
+    def __init__(self, app: ASGIApp, rules: AccessRules, policy: ServerPolicy) -> None:
+        self._app = app
+        self._rules = rules
+        self._policy = policy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        is_link = scope["raw_path"] == START_PAGE.encode() and scope["method"] == "GET"
+        try:
+            self._rules.check_management(scope["headers"], scope["query_string"] if is_link else b"")
+        except ProxyError as error:
+            client = ServedClient(scope, self._policy)
+            client.expect_nothing()
+            client.label(PAGE_GUARDS)
+            return client.fail(error)
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *PAGE_GUARDS]
+            await send(message)
+
+        await self._app(scope, receive, send_guarded)
+
+
+class Entrance:
+    """Wraps the proxied paths: who may not call is refused before anything is read or recorded."""
 
     def __init__(self, app: ASGIApp, rules: AccessRules, policy: ServerPolicy) -> None:
         self._app = app
@@ -60,31 +142,7 @@ class Management:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         try:
-            self._rules.check_management(scope["headers"], scope["query_string"])
-        except ProxyError as error:
-            client = ServedClient(scope, self._policy)
-            client.expect_nothing()
-            return client.fail(error)
-        await self._app(scope, receive, send)
-
-
-class Entrance:
-    """Wraps the proxied paths: no protocol switches, and no foreign Host where our own key would be spent."""
-
-    def __init__(self, app: ASGIApp, rules: AccessRules, policy: ServerPolicy, *, has_own_key: bool) -> None:
-        self._app = app
-        self._rules = rules
-        self._policy = policy
-        self._has_own_key = has_own_key
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """An ASGI application."""
-        headers: Headers = scope["headers"]
-        try:
-            if find(headers, b"upgrade").lower() == b"websocket":
-                raise Refused(426, "upgrade_required", "websockets are not spoken here; use HTTP streaming")
-            if self._has_own_key:
-                self._rules.check_host(headers)
+            self._rules.check_call(scope["headers"])
         except ProxyError as error:
             client = ServedClient(scope, self._policy)
             client.expect_nothing()
@@ -100,11 +158,16 @@ def _tokens(headers: Headers, query: bytes) -> list[bytes]:
         found.append(token.strip())
     for part in find(headers, b"cookie").split(b";"):
         name, _, value = part.strip().partition(b"=")
-        if name == COOKIE.encode():
+        if name == OWN_COOKIE:
             found.append(unquote(value.decode("latin-1")).encode())
     if query:
         found.extend(value.encode() for value in parse_qs(query.decode("latin-1")).get("token", ()))
     return found
+
+
+def _digest(key: bytes) -> bytes:
+    """What a key is looked up by, so that how long that takes says nothing of the keys."""
+    return hashlib.sha256(key).digest()
 
 
 def _host_name(host: bytes) -> str:

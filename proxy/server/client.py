@@ -17,7 +17,7 @@ from proxy.server.cycle import Cycle
 from proxy.server.errors import Refused, render_error
 from proxy.server.policy import ServerPolicy
 from proxy.server.protocol import CONNECTION, CYCLE, TARGET, GuardedProtocol
-from proxy.wire.headers import find
+from proxy.wire.headers import find, find_credential, is_shared, narrow_sharing
 
 _RETRY_SECONDS = 2
 
@@ -127,6 +127,8 @@ class ServedClient:
         """The answer's head; nothing if it has been sent."""
         if not self._is_started:
             self._is_started = True
+            if is_shared(headers) and (self._policy.has_own_key or not find_credential(self._headers)):
+                headers = narrow_sharing(self._headers, headers)
             self._cycle.start_answer(status, (*headers, *self._labels))
 
     def write(self, content: bytes, *, is_last: bool = False) -> bool:

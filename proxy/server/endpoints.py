@@ -36,7 +36,7 @@ class Endpoint:
 
     def on(self, method: str, answer: Answering, *parameters: str) -> Self:
         """What makes the answer to another method."""
-        self._actions[method] = answer, frozenset({"token", *parameters})  # the token is looked at before
+        self._actions[method] = answer, frozenset(parameters)
         return self
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,7 +57,7 @@ class Endpoint:
         answer, parameters = self._actions[request.method]
         for name in request.query_params:
             if name not in parameters:
-                known = ", ".join(sorted(parameters - {"token"})) or "none"
+                known = ", ".join(sorted(parameters)) or "none"
                 raise BadRequest(f"the parameter {name[:40]!r} is not known here; this path takes: {known}")
         return await answer(request)
 

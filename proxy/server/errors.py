@@ -7,6 +7,8 @@ import orjson
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import Headers
 
+# What every page and document of ours bears: it is shown in no frame, and its address is told to nobody.
+PAGE_GUARDS: Headers = ((b"referrer-policy", b"no-referrer"), (b"x-frame-options", b"DENY"))
 _ORIGIN = (b"x-palimpsest-error", b"true")
 
 

@@ -6,8 +6,10 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from proxy.server.access import COOKIE
+from proxy.server.access import START_PAGE
+from proxy.wire.headers import OWN_COOKIE
 
+_CONTENT = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>palimpsest</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>
@@ -38,9 +40,8 @@ class Inspector:
         """The page, or, from the start-up link, the way to it with the token as a cookie."""
         token = request.query_params.get("token")
         if token is None:
-            return HTMLResponse(
-                self._page, headers={"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
-            )
-        answer = RedirectResponse("/-/", 303)
-        answer.set_cookie(COOKIE, quote(token, safe=""), httponly=True, samesite="strict", path="/-/")
+            return HTMLResponse(self._page, headers={"content-security-policy": _CONTENT})
+        answer = RedirectResponse(START_PAGE, 303)
+        cookie = OWN_COOKIE.decode()
+        answer.set_cookie(cookie, quote(token, safe=""), httponly=True, samesite="strict", path=START_PAGE)
         return answer

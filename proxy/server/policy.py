@@ -13,6 +13,9 @@ class ServerPolicy:
     time (0: however slow), `stall_timeout` how long a client may take none of an answer; seconds. `allowed_hosts` are
     names, besides loopback, addresses and `host` itself, under which a browser may reach the management pages; `*`
     allows all.
+    `allowed_origins` are those, besides loopback, of pages that may have calls carried, in lower case; `*` allows all.
+    `has_own_key`: calls are made with a key of ours. `tenant_keys`: who may call; None: anybody. `hop_id` names this
+    server to itself (BEHAVIOUR B40).
     """
 
     host: str = "127.0.0.1"
@@ -27,3 +30,7 @@ class ServerPolicy:
     body_min_rate: int = 1024
     stall_timeout: float = 600.0
     drain_seconds: float = 30.0
+    allowed_origins: tuple[str, ...] = ()
+    has_own_key: bool = False
+    tenant_keys: tuple[str, ...] | None = field(default=None, repr=False)
+    hop_id: str = ""

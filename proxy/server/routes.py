@@ -3,16 +3,17 @@
 Our own paths are under `/-/` and open only where they are named so here; every path that is not ours goes upstream.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.engine.exchange import Exchanges
-from proxy.server.access import AccessRules, Entrance, Management
+from proxy.server.access import START_PAGE, AccessRules, Entrance, Management
 from proxy.server.body_budget import BodyBudget
 from proxy.server.contexts import ContextApi
 from proxy.server.errors import render_body
@@ -59,26 +60,34 @@ def find_wire(path: str) -> str:
     return ""
 
 
+# Ours, too, for whoever sends them has our token with them; there is nothing below them.
+_STRAY = re.compile(r"/-$|//+-(?:/|$)")
+
+
 class FrontDoor:
     """Lets calls of managed paths in at once, by their wire; matching the table one by one would cost each 10 µs."""
 
-    def __init__(self, managed: Mapping[str, ASGIApp], others: ASGIApp) -> None:
+    def __init__(self, managed: Mapping[str, ASGIApp], strays: ASGIApp, others: ASGIApp) -> None:
         self._managed = managed
+        self._strays = strays
         self._others = others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
-        app = self._managed.get(find_wire(scope["path"])) if scope["method"] == "POST" else None
-        await (app or self._others)(scope, receive, send)
+        path: str = scope["path"]
+        app = self._managed.get(find_wire(path)) if scope["method"] == "POST" else None
+        if app is None:
+            app = self._strays if _STRAY.match(path) else self._others
+        await app(scope, receive, send)
 
 
-def build_routes(endpoints: Endpoints, policy: ServerPolicy, *, has_own_key: bool) -> ASGIApp:
+def build_routes(endpoints: Endpoints, policy: ServerPolicy) -> ASGIApp:
     """The server's ASGI application."""
     rules = AccessRules(policy)
     passthrough, bodies = Passthrough(endpoints.exchanges, policy), BodyBudget(policy.max_buffered_bytes)
 
     def proxied(app: ASGIApp) -> ASGIApp:
-        return Entrance(app, rules, policy, has_own_key=has_own_key)
+        return Entrance(app, rules, policy)
 
     managed = {
         wire: proxied(Managed(wire, endpoints.exchanges, policy, passthrough, bodies)) for wire in _ENDINGS.values()
@@ -101,7 +110,13 @@ def build_routes(endpoints: Endpoints, policy: ServerPolicy, *, has_own_key: boo
         ],
         redirect_slashes=False,
     )
-    return FrontDoor(managed, others)
+    nothing = Management(Router([Route("/{path:path}", _not_found)]), rules, policy)
+    strays = Router([Route("/-", _lead_to_page), Mount("/", nothing)])
+    return FrontDoor(managed, strays, others)
+
+
+async def _lead_to_page(request: Request) -> Response:
+    return RedirectResponse(START_PAGE, 307)
 
 
 async def _not_found(request: Request) -> Response:

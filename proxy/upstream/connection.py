@@ -6,6 +6,7 @@ supplies TLS and sockets, so what is ours is this file, `incoming` and the pool 
 """
 
 import asyncio
+import ipaddress
 import select
 from collections.abc import Callable
 from typing import cast
@@ -50,6 +51,7 @@ class Connection(asyncio.Protocol):
         self._active = 0.0
         self._is_reading_paused = False
         self._is_lost = False
+        self.is_near = False
         self._poll: select.poll | None = None
         self.idle_since = 0.0
         self.keep_for = 0.0
@@ -179,6 +181,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Part of asyncio's Protocol."""
         self._transport = cast(asyncio.Transport, transport)
+        self.is_near = _is_near(transport)
 
     def data_received(self, data: bytes) -> None:
         """Part of asyncio's Protocol."""
@@ -305,3 +308,11 @@ class Connection(asyncio.Protocol):
         self._fail(f"the upstream was silent for {self._idle_timeout:g} s", was_silent=True)
         self.close()
         self._wake()
+
+
+def _is_near(transport: asyncio.BaseTransport) -> bool:
+    """Whether the other end is this machine, or at an address that is not of the public network."""
+    peer, own = (transport.get_extra_info(name) for name in ("peername", "sockname"))
+    if not peer or not own:  # the other end has gone already
+        return False
+    return peer[0] == own[0] or not ipaddress.ip_address(peer[0]).is_global

@@ -24,7 +24,7 @@ from proxy.model.exchange import Headers
 from proxy.upstream.connection import Connection
 from proxy.upstream.policy import UpstreamPolicy
 from proxy.upstream.targets import map_target, parse_base
-from proxy.wire.headers import find, forward_request, is_credential
+from proxy.wire.headers import HOP, find, forward_request, is_credential, list_hops
 
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
@@ -95,7 +95,8 @@ class Forwarder:
     """One upstream behind its port; its `name` is as in the settings.
 
     `spawn` runs the task that streams an upload while the answer is awaited. `writes` is where many calls write,
-    `descriptors` who is asked for one where none is free. `now` is in seconds and never goes back.
+    `descriptors` who is asked for one where none is free. `now` is in seconds and never goes back. `hop_id` names this
+    server to servers of its kind (BEHAVIOUR B40), at addresses that are near only.
     """
 
     def __init__(
@@ -105,6 +106,8 @@ class Forwarder:
         writes: Writes | None = None,
         descriptors: Descriptors | None = None,
         now: Callable[[], float] = time.monotonic,
+        *,
+        hop_id: str = "",
     ) -> None:
         self.name = policy.name
         self._policy = policy
@@ -119,6 +122,7 @@ class Forwarder:
         self._writes = writes if writes is not None else Writes(lambda: 1)
         self._tls: ssl.SSLContext | None = None
         self._own_field = _own_field(policy)
+        self._hop_id = hop_id.encode()
 
     async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> UpstreamResponse:
         """See the port. A streamed body always gets a connection of its own, for it could not be sent twice."""
@@ -129,17 +133,17 @@ class Forwarder:
             return await self._send_stream(method, head, headers, body)
         if body or method in ("POST", "PUT", "PATCH"):
             head += b"content-length: %d\r\n" % len(body)
-        head += b"\r\n"
         pooled = self._take_idle()
         if pooled is not None:
             age = self._now() - pooled.idle_since
             try:
-                return await self._ask(pooled, method, head, body)
+                return await self._ask(pooled, method, head + self._hop_field(headers, pooled), body)
             except UpstreamUnreachable:
                 if not pooled.may_send_again:
                     raise
                 self._closed_at = min(self._closed_at, age)
-        return await self._ask(await self._connect(), method, head, body)
+        connection = await self._connect()
+        return await self._ask(connection, method, head + self._hop_field(headers, connection), body)
 
     def close(self) -> int:
         """Close the connections that wait for use; how many there were."""
@@ -149,6 +153,7 @@ class Forwarder:
         return len(idle)
 
     async def _ask(self, connection: Connection, method: str, head: bytes, body: bytes) -> Response:
+        head += b"\r\n"
         try:
             connection.begin(method, head, body, self._policy.idle_timeout)
             await connection.wait_for_head()
@@ -159,8 +164,9 @@ class Forwarder:
 
     async def _send_stream(self, method: str, head: bytes, headers: Headers, body: RequestBody) -> Response:
         length = find(headers, b"content-length")
-        head += b"content-length: %s\r\n\r\n" % length if length else b"transfer-encoding: chunked\r\n\r\n"
+        head += b"content-length: %s\r\n" % length if length else b"transfer-encoding: chunked\r\n"
         connection = await self._connect()
+        head += self._hop_field(headers, connection) + b"\r\n"
         upload: asyncio.Task[None] | None = None
         try:
             connection.begin(method, head, b"", self._policy.idle_timeout)
@@ -243,6 +249,12 @@ class Forwarder:
         if own:
             fields = [(name, value) for name, value in fields if not is_credential(name)]
         return b"".join([b"%s: %s\r\n" % field for field in fields]) + own
+
+    def _hop_field(self, headers: Headers, connection: Connection) -> bytes:
+        """What tells a server of our kind that a call came through here; nobody else is told."""
+        if not self._hop_id or not connection.is_near:
+            return b""
+        return b"%s: %s\r\n" % (HOP, b", ".join([*list_hops(headers), self._hop_id]))
 
 
 async def _upload(connection: Connection, body: RequestBody, *, is_chunked: bool) -> None:

@@ -6,13 +6,16 @@ since the upstream, or a server before it, may normalise them differently from u
 
 import re
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 import msgspec
 
 from proxy.model.errors import BadRequest
 
 _TRICK = re.compile(rb"(?i)(?:^|/)\.{1,2}(?:/|$)|%2e|%2f|%5c|\\|;|[\x00-\x20\x7f]")
+# What comes of decoding a path, once or again: other characters are there for what a name holds.
+_HIDDEN_TRICK = re.compile(rb"(?i)(?:^|/)\.{1,2}(?:/|$)|%2e|%2f|%5c")
+_MOST_DECODED = 4
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -50,6 +53,18 @@ def parse_base(base_url: str) -> tuple[Origin, bytes]:
     return origin, parts.path.rstrip("/").encode("ascii")
 
 
+def _hides_trick(path: bytes) -> bool:
+    """Whether a path means another once it is decoded as often as the servers behind each other may do it."""
+    for _ in range(_MOST_DECODED):
+        decoded = unquote_to_bytes(path)
+        if decoded == path:
+            return False
+        if _HIDDEN_TRICK.search(decoded):
+            return True
+        path = decoded
+    return True
+
+
 def map_target(base_path: bytes, target: bytes) -> Target:
     """The upstream's path and query for the client's.
 
@@ -57,7 +72,7 @@ def map_target(base_path: bytes, target: bytes) -> Target:
     path goes to the origin as it stands. Raises BadRequest for a trick path.
     """
     path, mark, query = target.partition(b"?")
-    if not path.startswith(b"/") or _TRICK.search(path):
+    if not path.startswith(b"/") or _TRICK.search(path) or (b"%" in path and _hides_trick(path)):
         raise BadRequest("this path has dot segments, encoded slashes or the like; send it in its plain form")
     if base_path and path.startswith(b"/v1/"):
         return Target(base_path + path[3:] + mark + query, True)

@@ -4,14 +4,18 @@ Rule: forward everything that is not hop-by-hop or ours; store only what is list
 nobody thought of is never at rest. Names are lower case throughout.
 """
 
+import ipaddress
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import compress
 from operator import itemgetter
+from urllib.parse import unquote_to_bytes
 
 from proxy.model.exchange import Headers
 
 OWN_PREFIX = b"x-palimpsest-"
+HOP = b"x-palimpsest-hop"
+OWN_COOKIE = b"palimpsest_admin"
 
 _HOP_BY_HOP = frozenset(
     {
@@ -27,7 +31,12 @@ _HOP_BY_HOP = frozenset(
     }
 )
 _STAY_OF_REQUEST = _HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+_ALLOW_ORIGIN = b"access-control-allow-origin"
 _CREDENTIALS = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key")
+_QUERY_CREDENTIALS = frozenset(
+    {b"access_token", b"api-key", b"api_key", b"apikey", b"auth", b"key", b"sig", b"signature", b"subscription-key"}
+    | {b"token", b"x-amz-credential", b"x-amz-security-token", b"x-amz-signature"}
+)
 _OF_PROVIDERS = (b"anthropic-version", b"anthropic-beta", b"openai-", b"user-agent")
 _OF_ONE_BODY = frozenset(
     {b"accept-encoding", b"content-encoding", b"content-length", b"content-type", b"idempotency-key"}
@@ -114,9 +123,57 @@ def forward_request(headers: Headers) -> list[tuple[bytes, bytes]]:
 def forward_response(headers: Headers) -> Headers:
     """The upstream's fields that go to the client; Content-Length goes on, for the body does so unchanged.
 
-    Ours do not: an upstream that is a palimpsest names its own sessions, which are none of this one's.
+    Ours do not: an upstream that is a palimpsest names its own sessions, which are none of this one's, and no upstream
+    may set the cookie that opens our pages.
     """
-    return tuple(_leave(_named_by_connection(headers), _sent_down.pick(headers)))
+    fields = _leave(_named_by_connection(headers), _sent_down.pick(headers))
+    if b"set-cookie" in map(_name_of, fields):
+        return tuple([field for field in fields if not (field[0] == b"set-cookie" and _sets_ours(field[1]))])
+    return tuple(fields)
+
+
+def _sets_ours(value: bytes) -> bool:
+    """Whether a cookie would be taken for ours; one without a name comes back as its value stands."""
+    return value.lstrip(b" \t=").startswith(OWN_COOKIE)
+
+
+def is_shared(answered: Headers) -> bool:
+    """Whether an answer says which pages of other origins may read it."""
+    return _ALLOW_ORIGIN in map(_name_of, answered)
+
+
+def narrow_sharing(asked: Headers, answered: Headers) -> Headers:
+    """An answer's fields where whoever reaches us gets one: it is for the page that asked, if one did, not for all.
+
+    An upstream that lets every page read its answers (`*`) knows that none of them brings a credential to it; here they
+    need not, and a page of another origin may find the answer in the browser's cache.
+    """
+    origin = find(asked, b"origin")
+    if find(answered, _ALLOW_ORIGIN).strip() != b"*" and origin:
+        return answered
+    left = (_ALLOW_ORIGIN, b"access-control-allow-credentials")  # with `*` it is void, and must not come into force
+    fields = [field for field in answered if field[0] not in left]
+    if origin:
+        fields += [(_ALLOW_ORIGIN, origin), (b"vary", b"origin")]
+    return tuple(fields)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address, in lower case and without brackets, is this machine's own and nobody else's."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def list_hops(headers: Headers) -> list[bytes]:
+    """The ids of the servers of our kind that a request came through, the first one first."""
+    if HOP not in map(_name_of, headers):
+        return []
+    values = b",".join([value for name, value in headers if name == HOP])
+    return [hop for part in values.split(b",") if (hop := part.strip())]
 
 
 def ask_plainly(headers: Headers) -> Headers:
@@ -146,9 +203,21 @@ def keep_for_call(headers: Headers, *, is_same_upstream: bool = True) -> Headers
     return (*kept, *_PLAIN_JSON)
 
 
-def list_credentials(headers: Headers) -> tuple[bytes, ...]:
-    """The credentials a request presents, without their schemes: an upstream may echo them."""
-    return tuple([bare_credential(value) for _, value in _secret.pick(headers)])
+def list_credentials(headers: Headers, target: bytes = b"", fields: Iterable[bytes] = ()) -> tuple[bytes, ...]:
+    """The credentials a request presents, without their schemes: an upstream may echo them.
+
+    Those in the query and in cookies, too, and in the fields named, by which callers are told apart.
+    """
+    found = [bare_credential(value) for _, value in _secret.pick(headers)]
+    found += [value for field in fields for name, value in headers if name == field]
+    if b"cookie" in map(_name_of, headers):
+        cookies = b";".join([value for name, value in headers if name == b"cookie"])
+        found += [cookie.partition(b"=")[2].strip(b' "') for cookie in cookies.split(b";")]
+    for part in target.partition(b"?")[2].split(b"&") if b"?" in target else ():
+        name, _, value = part.partition(b"=")
+        if name.lower() in _QUERY_CREDENTIALS:
+            found += [value, unquote_to_bytes(value)]
+    return tuple(dict.fromkeys(filter(None, found)))
 
 
 def is_credential(name: bytes) -> bool:

@@ -42,3 +42,10 @@ def test_init_writes_the_example_and_overwrites_nothing(tmp_path: Path, capsys: 
     assert call(FakeLog(), "config", "init", str(file)) == 1
     assert file.read_text() == "mine"
     assert capsys.readouterr().err == f"palimpsest: {file}: File exists\n"
+
+
+def test_a_check_tells_what_a_start_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "conf.yaml"
+    file.write_text("server: {host: 0.0.0.0}\nupstreams: [{name: a, api_key: sk-own}]")
+    assert call(FakeLog(), "config", "check", str(file)) == 1
+    assert "server.open_to_network" in capsys.readouterr().err

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from proxy.config.kinds import BaseUrl, DirectoryPath, HeaderName, Secret, SecretFile, Size
+from proxy.config.kinds import BaseUrl, DirectoryPath, HeaderName, Secret, SecretFile, Size, WebOrigin
 
 
 def refuse(kind: Any, value: object) -> str:
@@ -105,3 +105,13 @@ def test_a_secret_file_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe")
     assert "UTF-8" in refuse(SecretFile, str(file))
     assert "path" in refuse(SecretFile, 5)
+
+
+@pytest.mark.parametrize("given", ["https://App.example", "http://[::1]:3000", "vscode-webview://1a-2b", "*"])
+def test_an_origin_is_compared_in_lower_case(given: str) -> None:
+    assert TypeAdapter(WebOrigin).validate_python(given) == given.lower()
+
+
+@pytest.mark.parametrize("given", ["", "app.example", "https://app.example/", "https://", "null", "https://*.example"])
+def test_what_no_page_can_come_from_is_refused(given: str) -> None:
+    assert "https://app.example" in refuse(WebOrigin, given)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from proxy.config.problems import ConfigError
 from proxy.config.settings import Settings
 from proxy.engine.policy import EnginePolicy, Principal, Provider
 from proxy.model.card import Offer
@@ -38,6 +39,8 @@ def test_every_key_reaches_a_policy() -> None:
             "port": 1,
             "admin_token": "t",
             "allowed_hosts": ["Proxy.Example"],
+            "allowed_origins": ["https://App.Example"],
+            "require_tenant": True,
             "max_body_bytes": "1MiB",
             "max_buffered_bytes": "3MiB",
             "max_header_bytes": "2KiB",
@@ -74,7 +77,9 @@ def test_every_key_reaches_a_policy() -> None:
         },
     )
     assert settings.server_policy() == ServerPolicy(
-        "::1", 1, "t", ("proxy.example",), 2**20, 3 * 2**20, 2048, 1, 2, 8, 3, 0
+        *("::1", 1, "t", ("proxy.example",), 2**20, 3 * 2**20, 2048, 1, 2, 8, 3, 0, ("https://app.example",)),
+        has_own_key=True,
+        tenant_keys=("sk-1", "sk-2"),
     )
     assert settings.engine_policy() == EnginePolicy(
         "observe",
@@ -182,3 +187,46 @@ def test_a_key_belongs_to_one_tenant() -> None:
 @pytest.mark.parametrize("tenants", [{"a b": ["sk"]}, {"a": ["s k"]}, {"a": "no header"}, {"a": 7}])
 def test_what_cannot_be_a_tenant_is_refused(tenants: object) -> None:
     assert problems_of(tenants=tenants)
+
+
+KEYED = [{"name": "a", "api_key": "sk-1"}]
+
+
+def test_a_key_is_not_offered_to_a_network_without_a_word() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Settings(server={"host": "0.0.0.0"}, upstreams=KEYED).check_network("0.0.0.0")
+    told = str(caught.value)
+    for way in ("127.0.0.1", "server.require_tenant: true", "tenants", "api_key", "server.open_to_network: true"):
+        assert way in told
+    assert "sk-1" not in told
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_nobody_else_reaches_loopback(address: str) -> None:
+    Settings(upstreams=KEYED).check_network(address)
+
+
+@pytest.mark.parametrize("address", ["::", "", "192.168.1.5", "fd00::1", "box"])
+def test_what_is_no_loopback_address_is_a_network(address: str) -> None:
+    with pytest.raises(ConfigError):
+        Settings(upstreams=KEYED).check_network(address)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"upstreams": [{"name": "a", "api_key": "sk-1", "auth": "none"}]},
+        {"upstreams": KEYED, "server": {"open_to_network": True}},
+        {"upstreams": KEYED, "server": {"require_tenant": True}, "tenants": {"team": ["k"]}},
+    ],
+)
+def test_a_network_is_served_where_there_is_no_key_or_it_was_meant(values: dict[str, Any]) -> None:
+    Settings(**values).check_network("0.0.0.0")
+
+
+@pytest.mark.parametrize("tenants", [{}, {"user": "X-User"}])
+def test_a_tenant_is_required_only_where_there_are_keys_to_know_one_by(tenants: dict[str, Any]) -> None:
+    [(_, what)] = problems_of(server={"require_tenant": True}, tenants=tenants)
+    assert "tenants has no keys" in what
+    assert Settings(tenants={"team": ["k"]}).server_policy().tenant_keys is None

@@ -6,17 +6,20 @@ Here stand also the secrets that an upstream may echo, on each way into the log.
 import asyncio
 import gzip
 import json
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from proxy.engine.policy import EnginePolicy, Principal
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, Trailer
 from proxy.model.manifest import digest_of
 from tests.support.engine import (
     JSON,
+    LIMIT,
     STREAM,
     Ending,
     Engine,
@@ -141,7 +144,7 @@ async def test_a_credential_echoed_in_an_encoded_answer_stays_out_of_the_log() -
 
 
 async def test_a_refused_credential_in_an_encoding_that_is_not_read_leaves_a_digest() -> None:
-    headers: Headers = (*JSON, (b"content-encoding", b"br"))
+    headers: Headers = (*JSON, (b"content-encoding", b"compress"))
     response = ScriptedResponse(b"packed", headers=headers, ending="whole", status=401)
     engine, body = await record(response, ((b"x-api-key", KEY),))
     outcome = engine.archive.outcome
@@ -156,6 +159,93 @@ async def test_a_credential_echoed_in_the_pieces_of_a_stream_is_not_put_together
     assert body == stream
     (reading,) = engine.archive.of(Reading)
     assert b'"' + b"*" * len(KEY) + b'"' in reading.answer
+    kept = engine.archive.outcome.received
+    assert kept == stream.replace(KEY[:9], b"*" * 9).replace(KEY[9:], b"*" * (len(KEY) - 9))
+
+
+@pytest.mark.parametrize("status", [200, 401])
+async def test_a_credential_echoed_in_a_field_of_the_answer_stays_out_of_the_log(status: int) -> None:
+    fields: Headers = (
+        *JSON,
+        (b"x-request-id", b"req-" + KEY),
+        (b"openai-organization", KEY),
+        (b"anthropic-organization-id", KEY),
+        (b"x-ratelimit-limit-requests", KEY),
+        (b"request-id", b"req-1"),
+    )
+    engine, _ = await record(
+        ScriptedResponse(b"{}", headers=fields, ending="whole", status=status), ((b"x-api-key", KEY),)
+    )
+    kept = dict(engine.archive.outcome.headers)
+    assert kept[b"x-request-id"] == b"req-" + b"*" * len(KEY)
+    assert kept[b"request-id"] == b"req-1"
+    assert kept.keys() == dict(fields).keys()
+    assert not any(KEY in value for value in kept.values())
+
+
+@pytest.mark.parametrize(
+    ("target", "headers"),
+    [
+        (b"/?a=1&key=" + KEY, ()),
+        (b"/?Access_Token=" + KEY.replace(b"-", b"%2D"), ()),
+        (b"/", ((b"cookie", b"a=b; session=" + KEY + b"; c"),)),
+        (b"/", ((b"x-team", KEY),)),
+    ],
+)
+async def test_whatever_else_a_caller_is_known_by_stays_out_of_the_log(target: bytes, headers: Headers) -> None:
+    response = ScriptedResponse(b'{"error":"' + KEY + b'"}', headers=JSON, ending="whole")
+    policy = EnginePolicy(principals={"team": Principal(header="X-Team")})
+    engine = Engine(ScriptedUpstream(answer=response), policy, is_instant=True)
+    client = RecordingClient()
+    await wait_out(engine.begin(ClientRequest("POST", target, headers, BODY), "chat_completions", client))
+    await engine.tasks.finish(5)
+    assert KEY in client.body
+    assert engine.archive.outcome.received == b'{"error":"' + b"*" * len(KEY) + b'"}'
+
+
+LONG = b'{"error":"' + b"x" * 1_500_000 + b" bad key " + KEY + b'"}'
+ZIPPED: Headers = (*JSON, (b"content-encoding", b"gzip"))
+
+
+@pytest.mark.parametrize("ending", ["whole", "eof", "cut"])
+async def test_a_long_encoded_answer_is_searched_to_its_end(ending: Ending) -> None:
+    answer = gzip.compress(LONG)
+    engine, body = await record(ScriptedResponse(answer, headers=ZIPPED, ending=ending), ((b"x-api-key", KEY),))
+    outcome = engine.archive.outcome
+    assert body == answer
+    assert outcome.completeness == ("truncated" if ending == "cut" else "complete")
+    assert gzip.decompress(outcome.received) == LONG.replace(KEY, b"*" * len(KEY))
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_client_that_leaves_while_a_long_answer_is_searched_leaves_one_record(
+    monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    begun, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def search(function: Callable[..., bytes], *given: object) -> bytes:
+        begun.set()
+        await may_go_on.wait()
+        return function(*given)
+
+    monkeypatch.setattr(asyncio, "to_thread", search)
+    answer = gzip.compress(LONG)
+    engine = Engine(ScriptedUpstream(answer=ScriptedResponse(answer, headers=ZIPPED, ending="whole")), is_instant=True)
+    request = ClientRequest("POST", b"/", ((b"x-api-key", KEY),), BODY)
+    task = engine.begin(request, "chat_completions", RecordingClient())
+    for _ in range(times):
+        async with asyncio.timeout(LIMIT):
+            await begun.wait()
+        begun.clear()
+        task.cancel()
+    may_go_on.set()
+    await wait_out(task)
+    outcome = engine.archive.outcome
+    assert (outcome.completeness, outcome.status) == ("aborted", 200)
+    if times == 1:
+        assert gzip.decompress(outcome.received) == LONG.replace(KEY, b"*" * len(KEY))
+    else:
+        assert (outcome.received, outcome.size, outcome.whole_digest) == (b"", len(answer), digest_of(answer))
 
 
 async def test_every_credential_of_a_request_stays_out_of_the_log_not_only_the_first() -> None:

@@ -97,8 +97,9 @@ CALLS = (
 
 
 def shape(seen: Seen) -> Any:
-    """A request without what differs between any two: its Host, connection and multipart boundary."""
-    headers = [(name, value) for name, value in seen.headers if name not in ("host", "connection", "content-type")]
+    """A request without what differs between any two: its Host, connection, way and multipart boundary."""
+    differing = ("host", "connection", "content-type", "x-palimpsest-hop")
+    headers = [(name, value) for name, value in seen.headers if name not in differing]
     body = b"" if b"multipart" in dict(seen.headers).get("content-type", "").encode() else seen.body
     return seen.method, seen.target, sorted(headers), body
 

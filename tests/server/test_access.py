@@ -122,3 +122,194 @@ async def test_without_a_key_of_ours_any_host_will_do(served: Served, upstream: 
 def test_the_name_that_is_not_known_is_told_with_the_setting_that_allows_it() -> None:
     with pytest.raises(Refused, match=r"'evil\.example' .*server\.allowed_hosts"):
         AccessRules(ServerPolicy()).check_host(((b"host", b"Evil.example:1"),))
+
+
+# --- whose page may have calls carried (BEHAVIOUR B39) ---------------------------------------------------------------
+
+CHAT = "/v1/chat/completions"
+FOREIGN = pytest.mark.parametrize(
+    "fields",
+    [
+        ("Origin: https://evil.example",),
+        ("Origin: null",),
+        ("Origin: http://localhost.evil.example",),
+        ("Origin: http://localhost@evil.example",),
+        ("Origin: http://127.0.0.1:8484.evil.example",),
+        ("Origin: http://localhost", "Origin: http://evil.example"),
+        ("Origin: http://10.1.2.3:8484",),
+        ("Sec-Fetch-Site: cross-site",),
+        ("Sec-Fetch-Site: Cross-Site", "Sec-Fetch-Mode: no-cors"),
+    ],
+)
+KNOWN = pytest.mark.parametrize(
+    "fields",
+    [
+        (),
+        ("Origin: http://localhost:3000",),
+        ("Origin: https://LOCALHOST",),
+        ("Origin: http://app.localhost",),
+        ("Origin: http://127.0.0.1:1", "Sec-Fetch-Site: cross-site"),
+        ("Origin: http://[::1]:3000",),
+        ("Origin: https://App.Example", "Sec-Fetch-Site: cross-site"),
+        ("Sec-Fetch-Site: none",),
+        ("Sec-Fetch-Site: same-site",),
+    ],
+)
+CALLS = pytest.mark.parametrize(
+    ("method", "path"), [("POST", CHAT), ("GET", "/v1/models"), ("OPTIONS", CHAT), ("GET", "/"), ("POST", "/x?key=a")]
+)
+
+
+@CALLS
+@FOREIGN
+@pytest.mark.parametrize("api_key", ["own-key", ""])
+async def test_a_foreign_page_has_no_call_carried(
+    upstream: ScriptedUpstream, api_key: str, fields: tuple[str, ...], method: str, path: str
+) -> None:
+    upstream.answer_with(answer(b"ok", "Access-Control-Allow-Origin: *"))
+    ambient = ("Cookie: session=abc; palimpsest_admin=x",)
+    async with serving(with_server(Plan(upstream.url, api_key=api_key), allowed_origins=("https://a.example",))) as own:
+        got = await own.ask(request(method, path, *fields, *ambient))
+        assert (got.status, json.loads(got.body)["error"]["code"]) == (403, "foreign_origin")
+        assert got.all(b"access-control-allow-origin") == []
+        assert (upstream.accepted, own.archive.appended) == (0, [])
+
+
+@KNOWN
+@CALLS
+@pytest.mark.parametrize("api_key", ["own-key", ""])
+async def test_every_other_client_has(
+    upstream: ScriptedUpstream, api_key: str, fields: tuple[str, ...], method: str, path: str
+) -> None:
+    upstream.answer_with(answer(b"ok"))
+    plan = with_server(Plan(upstream.url, api_key=api_key), allowed_origins=("https://app.example",))
+    async with serving(plan) as own:
+        assert (await own.ask(request(method, path, *fields))).status == 200
+
+
+@FOREIGN
+async def test_a_page_that_has_a_key_of_its_own_spends_that_and_not_ours(
+    upstream: ScriptedUpstream, fields: tuple[str, ...]
+) -> None:
+    upstream.answer_with(answer(b"ok", "Access-Control-Allow-Origin: *"))
+    for field in ("Authorization: Bearer k", "X-Api-Key: k"):
+        async with serving(Plan(upstream.url)) as served:
+            got = await served.ask(request("POST", CHAT, *fields, field, body=b"{}"))
+            assert (got.status, got.find(b"access-control-allow-origin")) == (200, b"*")
+        async with serving(Plan(upstream.url, api_key="own-key")) as served:
+            assert (await served.ask(request("POST", CHAT, *fields, field, body=b"{}"))).status == 403
+
+
+async def test_every_origin_may_be_allowed(plan: Plan) -> None:
+    async with serving(with_server(plan, allowed_origins=("*",))) as served:
+        assert (await served.ask(request("GET", "/-/live"))).status == 200
+    rules = AccessRules(ServerPolicy(allowed_origins=("*",), has_own_key=True))
+    rules.check_call(((b"host", b"localhost"), (b"origin", b"null")))
+
+
+async def test_an_answer_for_all_pages_is_for_the_page_that_asked(upstream: ScriptedUpstream) -> None:
+    shared = ("Access-Control-Allow-Origin: *", "Access-Control-Allow-Credentials: true", "X-Other: 1")
+    upstream.answer_with(answer(b"ok", *shared))
+    async with serving(Plan(upstream.url, api_key="own-key")) as served:
+        got = await served.ask(request("GET", "/v1/models", "Origin: http://localhost:3000"))
+        assert got.find(b"access-control-allow-origin") == b"http://localhost:3000"
+        assert (got.find(b"vary"), got.find(b"x-other")) == (b"origin", b"1")
+        assert got.all(b"access-control-allow-credentials") == []
+        got = await served.ask(request("GET", "/v1/models"))
+        assert (got.all(b"access-control-allow-origin"), got.find(b"x-other")) == ([], b"1")
+
+
+async def test_an_upstream_cannot_set_the_cookie_of_our_pages(served: Served, upstream: ScriptedUpstream) -> None:
+    ours = ("Set-Cookie: palimpsest_admin=evil; Path=/-/", "Set-Cookie:  =palimpsest_admin=evil", "Set-Cookie: a=b")
+    upstream.answer_with(answer(b"ok", *ours))
+    for method in ("GET", "POST"):
+        got = await served.ask(request(method, CHAT, body=b"{}"))
+        assert (got.status, got.all(b"set-cookie")) == (200, [b"a=b"])
+
+
+# --- who is let in where callers are told apart ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ((), 401),
+        (("Authorization: Bearer other",), 401),
+        (("Authorization: Bearer team-key2",), 401),
+        (("X-User: team",), 401),
+        (("Authorization: Bearer team-key",), 200),
+        (("X-Api-Key: second-key",), 200),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, "/v1/files"])
+async def test_only_tenants_call_where_one_is_required(
+    upstream: ScriptedUpstream, fields: tuple[str, ...], status: int, path: str
+) -> None:
+    upstream.answer_with(answer(b"ok"))
+    plan = with_server(Plan(upstream.url, api_key="own-key"), tenant_keys=("team-key", "second-key"))
+    async with serving(plan) as served:
+        got = await served.ask(request("POST", path, *fields, body=b"{}"))
+        assert (got.status, upstream.accepted) == (status, int(status == 200))
+        if status == 401:
+            assert json.loads(got.body)["error"]["code"] == "unauthorized"
+            assert served.archive.appended == []
+
+
+# --- loops (BEHAVIOUR B40) -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/files"])
+async def test_a_call_that_comes_back_is_refused_and_not_recorded(
+    plan: Plan, upstream: ScriptedUpstream, path: str
+) -> None:
+    upstream.answer_with(answer(b"ok"))
+    async with serving(with_server(plan, hop_id="own-id")) as served:
+        first = await served.ask(
+            request("POST", path, "X-Palimpsest-Hop: a,own-id2", "X-Palimpsest-Hop: b", body=b"{}")
+        )
+        assert (first.status, upstream.requests[0].find(b"x-palimpsest-hop")) == (200, b"a, own-id2, b, own-id")
+        recorded = len(served.archive.appended)
+        hop = upstream.requests[0].find(b"x-palimpsest-hop").decode()
+        again = await served.ask(
+            request("POST", path, f"X-Palimpsest-Hop: {hop}", "Authorization: Bearer k", body=b"{}")
+        )
+        assert (again.status, json.loads(again.body)["error"]["code"]) == (508, "loop_detected")
+        assert (len(upstream.requests), len(served.archive.appended)) == (1, recorded)
+
+
+# --- what a browser may do with our pages ----------------------------------------------------------------------------
+
+
+@PAGES
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "Cross-Site", "else"])
+async def test_a_page_of_another_site_does_not_reach_ours(served: Served, path: str, site: str) -> None:
+    got = await served.ask(request("GET", path, BEARER, f"Sec-Fetch-Site: {site}"))
+    assert (got.status, json.loads(got.body)["error"]["code"]) == (403, "forbidden")
+
+
+@pytest.mark.parametrize("site", ["none", "same-origin"])
+async def test_an_address_that_is_typed_and_our_own_links_do(served: Served, site: str) -> None:
+    assert (await served.ask(request("GET", "/-/api/sessions", BEARER, f"Sec-Fetch-Site: {site}"))).status == 200
+
+
+@pytest.mark.parametrize("field", ["X: 1", BEARER])
+@PAGES
+async def test_our_answers_are_shown_in_no_frame_and_tell_no_address(served: Served, path: str, field: str) -> None:
+    got = await served.ask(request("GET", path, field))
+    assert (got.find(b"referrer-policy"), got.find(b"x-frame-options")) == (b"no-referrer", b"DENY")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/-/metrics"),
+        ("GET", "/-/api/sessions"),
+        ("GET", "/-//"),
+        ("GET", "/%2d/"),
+        ("POST", "/-/"),
+        ("HEAD", "/-/"),
+        ("GET", "//-/"),
+    ],
+)
+async def test_the_token_in_an_address_opens_the_page_and_nothing_else(served: Served, method: str, path: str) -> None:
+    assert (await served.ask(request(method, f"{path}?token={TOKEN}"))).status == 401

@@ -18,16 +18,19 @@ def test_the_managed_paths_are_the_three_wires() -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "/-/unknown",
-        "/-/chat/completions",
-        "/-/api/v1/messages",
-        "/-/api",
-        "/-/api/sessions/",
-        "/-/api/unknown",
-        "/-/mcp",
-        "/-/live/x",
-        "/%2d/unknown",
-        "/-//x",
+        *(
+            "/-/unknown",
+            "/-/chat/completions",
+            "/-/api/v1/messages",
+            "/-/api",
+            "/-/api/sessions/",
+            "/-/api/unknown",
+            "/-/mcp",
+            "/-/live/x",
+            "/%2d/unknown",
+            "/-//x",
+        ),
+        *("//-/", "//-/api/sessions", "//-", "///-/live", "/%2f-/api", "//%2D/x", "/-%2funknown"),
     ],
 )
 async def test_an_unknown_page_of_ours_is_not_found_and_not_forwarded(
@@ -35,6 +38,23 @@ async def test_an_unknown_page_of_ours_is_not_found_and_not_forwarded(
 ) -> None:
     got = await served.ask(request("GET", path, BEARER))
     assert (got.status, json.loads(got.body)["error"]["code"]) == (404, "not_found")
+    assert upstream.accepted == 0
+
+
+@pytest.mark.parametrize("path", ["/-", "/-?token=x", "/%2d"])
+async def test_our_page_without_its_slash_is_ours_too(served: Served, upstream: ScriptedUpstream, path: str) -> None:
+    got = await served.ask(request("GET", path, BEARER))
+    assert (got.status, got.find(b"location")) == (307, b"/-/")
+    assert (await served.ask(request("POST", path, BEARER, body=b"{}"))).status == 405
+    assert (await served.ask(request("POST", path, body=b"{}"))).status == 401
+    assert upstream.accepted == 0
+
+
+@pytest.mark.parametrize("path", ["/./-/", "/x/../-/", "/%2e/-/", "/%252e/-/", "/\\-/", "/-;a/"])
+async def test_a_path_that_may_come_to_mean_ours_goes_nowhere(
+    served: Served, upstream: ScriptedUpstream, path: str
+) -> None:
+    assert (await served.ask(request("GET", path, BEARER))).status == 400
     assert upstream.accepted == 0
 
 

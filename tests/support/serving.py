@@ -129,7 +129,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
         connect_timeout=plan.connect_timeout,
     )
     descriptors = plan.descriptors
-    forwarder = Forwarder(upstream, tasks.spawn, descriptors=descriptors)
+    forwarder = Forwarder(upstream, tasks.spawn, descriptors=descriptors, hop_id=plan.server.hop_id)
     steward = make_steward(archive, bus, SystemClock(), tasks, ceiling=plan.ceiling)
     exchanges, readings = _build_exchanges(plan, archive, forwarder, bus, tasks, steward)
     metrics = Metrics(lambda: archive.health, lambda: len(tasks), lambda: descriptors.shortages)
@@ -141,7 +141,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     contexts = ContextApi(archive, care, plan.compacting, steward.lookout.models.count.tally)
     management = ManagementApi(archive, Yardstick(steward.lookout.models.card, BudgetPolicy(plan.ceiling)))
     endpoints = Endpoints(exchanges, health, inspector, management, contexts)
-    app = build_routes(endpoints, plan.server, has_own_key=bool(plan.api_key))
+    app = build_routes(endpoints, replace(plan.server, has_own_key=bool(plan.api_key)))
     config = uvicorn.Config(
         app, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False, date_header=False
     )

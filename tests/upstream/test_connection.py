@@ -4,7 +4,9 @@ import asyncio
 
 import pytest
 
+from proxy.engine.writes import Writes
 from proxy.model.errors import UpstreamUnreachable
+from proxy.upstream.connection import Connection
 from tests.support.scripted import LAST_CHUNK, LIMIT, answer, chunk, stream_head
 from tests.support.writes import BusyWrites
 from tests.upstream.conftest import REQUEST, Pair
@@ -379,3 +381,31 @@ async def test_an_answer_from_before_its_request_was_sent_is_nobodys(pair: Pair)
     with pytest.raises(UpstreamUnreachable):
         await pair.head()
     assert not pair.connection.finish()
+
+
+@pytest.mark.parametrize(
+    ("peer", "own", "is_near"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("::1", "::1", True),
+        ("10.1.2.3", "192.168.1.2", True),
+        ("172.17.0.1", "172.17.0.2", True),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+        ("fd00::1", "fd00::2", True),
+        ("100.64.0.1", "10.0.0.1", True),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.2", True),
+        ("8.8.8.8", "8.8.8.8", True),
+        ("8.8.8.8", "192.168.1.2", False),
+        ("2606:4700::1", "fd00::2", False),
+        ("::ffff:8.8.8.8", "::ffff:10.0.0.2", False),
+    ],
+)
+async def test_what_is_near_is_this_machine_or_no_public_address(peer: str, own: str, *, is_near: bool) -> None:
+    class Transport(asyncio.Transport):
+        def get_extra_info(self, name: str, default: object = None) -> object:
+            return {"peername": (peer, 1), "sockname": (own, 2)}.get(name, default)
+
+    connection = Connection(asyncio.get_running_loop(), Writes(lambda: 1))
+    assert not connection.is_near
+    connection.connection_made(Transport())
+    assert connection.is_near == is_near

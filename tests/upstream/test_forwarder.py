@@ -408,3 +408,29 @@ async def test_a_connection_that_takes_too_long_is_an_error(upstream: ScriptedUp
     with pytest.raises(UpstreamUnreachable, match=r"within 0\.2 s") as caught:
         await send(forwarder)
     assert caught.value.status == 504
+
+
+# --- loops (BEHAVIOUR B40) -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_server_that_is_near_is_told_through_whom_a_call_came(
+    upstream: ScriptedUpstream, tasks: TaskRunner, *, is_streamed: bool
+) -> None:
+    upstream.answer_with(answer())
+    forwarder = Forwarder(UpstreamPolicy("u", upstream.url), tasks.spawn, hop_id="own")
+    came: Headers = ((b"x-palimpsest-hop", b"a, b"), (b"x-palimpsest-hop", b",c"), (b"x-palimpsest-mode", b"observe"))
+    for headers, hops in (((), b"own"), (came, b"a, b, c, own")):
+        upload = Upload()
+        upload.add(b"")
+        await read_all(await send(forwarder, headers=headers, body=upload if is_streamed else b"{}"))
+        asked = upstream.requests.pop()
+        assert asked.find(b"x-palimpsest-hop") == hops
+        assert [name for name, _ in asked.headers if name.startswith(b"x-palimpsest-")] == [b"x-palimpsest-hop"]
+    forwarder.close()
+
+
+async def test_a_server_without_an_id_names_nobody(forwarder: Forwarder, upstream: ScriptedUpstream) -> None:
+    upstream.answer_with(answer())
+    await read_all(await send(forwarder, headers=((b"x-palimpsest-hop", b"a"),)))
+    assert upstream.requests[0].all(b"x-palimpsest-hop") == []

@@ -7,7 +7,7 @@ import pytest
 
 from proxy.engine.tasks import TaskRunner
 from proxy.model.errors import TooLarge, UpstreamUnreachable
-from proxy.upstream.own_server import ask_own_server, name_address
+from proxy.upstream.own_server import ask_own_server, leads_back, name_address
 from tests.support.scripted import ScriptedUpstream, Wire, answer
 
 
@@ -63,3 +63,26 @@ async def test_an_answer_without_end_is_not_read_to_it() -> None:
         server.script = play
         with pytest.raises(TooLarge):
             await ask_own_server(f"http://127.0.0.1:{server.port}", "t", "/", b"", TaskRunner().spawn, 10)
+
+
+@pytest.mark.parametrize(
+    ("base_url", "address", "is_own"),
+    [
+        ("http://127.0.0.1:8484/v1", "127.0.0.1", True),
+        ("https://127.0.0.1:8484", "127.0.0.1", True),
+        ("http://localhost:8484/v1", "127.0.0.1", True),
+        ("http://[::1]:8484/v1", "::1", True),
+        ("http://0.0.0.0:8484/v1", "127.0.0.1", True),
+        ("http://127.0.0.1:8484/v1", "0.0.0.0", True),
+        ("http://127.9.9.9:8484/v1", "0.0.0.0", True),
+        ("http://0.0.0.0:8484/v1", "0.0.0.0", True),
+        ("http://127.0.0.1:8485/v1", "127.0.0.1", False),
+        ("http://127.0.0.2:8484/v1", "127.0.0.1", False),
+        ("http://[::1]:8484/v1", "127.0.0.1", False),
+        ("http://192.0.2.1:8484/v1", "0.0.0.0", False),
+        ("http://nobody.invalid:8484/v1", "127.0.0.1", False),
+        ("https://api.openai.com/v1", "127.0.0.1", False),
+    ],
+)
+def test_an_upstream_that_is_this_server_is_seen(base_url: str, address: str, *, is_own: bool) -> None:
+    assert leads_back(base_url, address, 8484) == is_own

@@ -63,6 +63,7 @@ def test_the_host_field_names_the_port_where_it_is_not_the_usual_one(origin: Ori
         (b"/v1", b"//v1/x", b"//v1/x", False),
         (b"/v1", b"/v1/a?next=/../x;y%2f", b"/v1/a?next=/../x;y%2f", True),
         (b"/v1", b"/v1/a..b/.hidden/...", b"/v1/a..b/.hidden/...", True),
+        (b"/v1", b"/v1/files/100%25%20a%3Bb%253Bc%zz%C3%A4", b"/v1/files/100%25%20a%3Bb%253Bc%zz%C3%A4", True),
     ],
 )
 def test_a_path_goes_where_an_sdk_would_send_it(base: bytes, target: bytes, mapped: bytes, is_under_base: bool) -> None:
@@ -80,6 +81,13 @@ def test_a_path_goes_where_an_sdk_would_send_it(base: bytes, target: bytes, mapp
         b"/v1/%2e%2e/admin",
         b"/v1/%2E./admin",
         b"/v1/.%2e/admin",
+        b"/v1/%252e%252e/admin",
+        b"/v1/%252E./admin",
+        b"/v1/%25252e%25252e/admin",
+        b"/v1/%25%32%65%25%32%65/admin",
+        b"/v1%252fadmin",
+        b"/v1/%255Cadmin",
+        b"/v1/%2525252525252525",
         b"/v1%2fadmin",
         b"/v1/%2Fadmin",
         b"/v1/..%5cadmin",

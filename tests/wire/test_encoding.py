@@ -4,16 +4,21 @@ import gzip
 import zlib
 from collections.abc import Callable
 
+import brotli
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.wire.encoding import decode_content
+from proxy.wire.encoding import decode_content, decode_pieces, encode_content
 
 ENCODERS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
     "x-gzip": gzip.compress,
     "deflate": zlib.compress,
+    "br": brotli.compress,
+    "zstd": zstandard.compress,
+    "gzip, br": lambda content: brotli.compress(gzip.compress(content)),
 }
 
 
@@ -44,13 +49,37 @@ def test_a_cut_stream_gives_the_beginning_of_the_content(content: bytes, data: s
     assert content.startswith(decode_content(cut, "deflate", 1000))
 
 
-def test_a_bomb_is_decoded_to_the_cap_only() -> None:
-    bomb = gzip.compress(b"\0" * 50_000_000)
+@pytest.mark.parametrize("encoding", sorted(ENCODERS))
+def test_a_bomb_is_decoded_to_the_cap_only(encoding: str) -> None:
+    bomb = ENCODERS[encoding](b"\0" * 50_000_000)
     assert len(bomb) < 60_000
-    assert decode_content(bomb, "gzip", 1000) == b"\0" * 1000
+    assert decode_content(bomb, encoding, 1000) == b"\0" * 1000
+    assert len(next(decode_pieces(bomb, encoding))) < 1_000_000
 
 
-@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "none"])
+@pytest.mark.parametrize("encoding", sorted(ENCODERS))
+def test_long_content_comes_back_whole_in_pieces(encoding: str) -> None:
+    content = b"".join(b"%d " % i for i in range(400_000))
+    pieces = list(decode_pieces(ENCODERS[encoding](content), encoding))
+    assert b"".join(pieces) == content
+    assert len(pieces) > 2
+
+
+@given(st.binary(), st.sampled_from(["", "identity", *sorted(ENCODERS)]))
+def test_what_is_encoded_here_is_decoded_here(content: bytes, encoding: str) -> None:
+    assert decode_content(encode_content(content, encoding), encoding, 10_000) == content
+    assert b"".join(decode_pieces(encode_content(content, encoding), encoding)) == content
+
+
+def test_every_member_of_a_file_is_read_and_what_else_comes_is_not() -> None:
+    assert decode_content(gzip.compress(b"a") + gzip.compress(b"b") + b"\0\0", "gzip", 10) == b"ab"
+
+
+def test_deflate_is_read_without_its_frame_too() -> None:
+    assert decode_content(zlib.compress(b"abc" * 100)[2:-4], "deflate", 1000) == b"abc" * 100
+
+
+@pytest.mark.parametrize("encoding", ["compress", "gzip, none", "none"])
 def test_an_encoding_that_is_not_read_here_is_named_in_the_error(encoding: str) -> None:
     with pytest.raises(ValueError, match=encoding):
         decode_content(b"x", encoding, 10)

@@ -5,6 +5,7 @@ import pytest
 from proxy.model.exchange import Headers
 from proxy.wire import headers
 from proxy.wire.headers import (
+    OWN_COOKIE,
     ask_plainly,
     bare_credential,
     find,
@@ -12,11 +13,15 @@ from proxy.wire.headers import (
     forward_request,
     forward_response,
     is_credential,
+    is_loopback,
+    is_shared,
     keep_for_asking,
     keep_for_call,
     keep_for_log,
     keep_target,
     list_credentials,
+    list_hops,
+    narrow_sharing,
 )
 
 HOP_BY_HOP = [
@@ -169,9 +174,70 @@ def test_all_credentials_of_a_request_are_found_without_their_schemes() -> None:
     assert list_credentials((*ASKED_WITH, (b"x-api-key", b"l"))) == (b"k", b"l")
 
 
+def test_credentials_are_in_cookies_queries_and_named_fields_too() -> None:
+    headers: Headers = (
+        (b"x-api-key", b"a"),
+        (b"cookie", b'one=b; two="c"; flag'),
+        (b"x-team", b"d"),
+        (b"x-other", b"z"),
+        (b"cookie", b"three=e=f"),
+    )
+    target = b"/v1/x?after=z&KEY=g%2Bh&token&sig=&api-key=i"
+    found = list_credentials(headers, target, (b"x-team",))
+    assert found == (b"a", b"d", b"b", b"c", b"e=f", b"g%2Bh", b"g+h", b"i")
+    assert list_credentials((), b"/v1/x") == ()
+
+
 def test_names_that_nobody_uses_twice_are_judged_all_the_same_and_not_kept_in_mind() -> None:
     for i in range(3000):
         kept = ((b"openai-invented-%d" % i, b"a"), (b"user-agent", b"b"))
         dropped = (b"x-invented-%d" % i, b"c")
         assert keep_for_log((*kept, dropped)) == kept
     assert len(headers._stored) <= 1024
+
+
+@pytest.mark.parametrize("value", [b"palimpsest_admin=x", b" palimpsest_admin =x; Path=/", b"=palimpsest_admin=x"])
+def test_no_upstream_sets_our_cookie(value: bytes) -> None:
+    kept = ((b"set-cookie", b"__cf_bm=palimpsest_admin; Path=/"), (b"x-one", OWN_COOKIE))
+    assert forward_response((kept[0], (b"set-cookie", value), kept[1])) == kept
+
+
+@pytest.mark.parametrize(
+    ("origin", "answered", "fields"),
+    [
+        (b"", b"*", ((b"vary", b"x"),)),
+        (b"", b"https://a", ((b"vary", b"x"),)),
+        (b"https://a", b" * ", ((b"vary", b"x"), (b"access-control-allow-origin", b"https://a"), (b"vary", b"origin"))),
+    ],
+)
+def test_an_answer_is_shared_with_whoever_asked_only(origin: bytes, answered: bytes, fields: Headers) -> None:
+    given = (
+        (b"access-control-allow-credentials", b"true"),
+        (b"access-control-allow-origin", answered),
+        (b"vary", b"x"),
+    )
+    assert is_shared(given)
+    assert narrow_sharing(((b"origin", origin),) if origin else (), given) == fields
+
+
+def test_an_answer_that_names_a_page_goes_to_pages_as_it_is() -> None:
+    given = ((b"access-control-allow-origin", b"https://a"), (b"access-control-allow-credentials", b"true"))
+    assert narrow_sharing(((b"origin", b"https://b"),), given) == given
+    assert not is_shared(given[1:])
+
+
+def test_hops_are_listed_in_order_from_all_their_fields() -> None:
+    hop = b"x-palimpsest-hop"
+    assert list_hops(((hop, b" a,,b "), (b"x-other", b"z"), (hop, b""), (hop, b"c"))) == [b"a", b"b", b"c"]
+    assert list_hops(((b"x-other", b"z"),)) == []
+
+
+@pytest.mark.parametrize(
+    ("host", "is_own"),
+    [
+        *(("localhost", True), ("a.localhost", True), ("127.0.0.1", True), ("127.9.9.9", True), ("::1", True)),
+        *(("0.0.0.0", False), ("10.0.0.1", False), ("localhost.a", False), ("alocalhost", False), ("", False)),
+    ],
+)
+def test_loopback_is_this_machines_alone(host: str, *, is_own: bool) -> None:
+    assert is_loopback(host) == is_own

@@ -167,7 +167,7 @@ class Caller:
         entry = means.relay.enter(lambda: (opening, sent))
         entry.append()
         call.tape = Tape(policy.record_cap_bytes)
-        secrets = (*policy.own_keys, *list_credentials(errand.headers))
+        secrets = (*policy.own_keys, *list_credentials(errand.headers, errand.target))
         return Flight(call.exchange, entry, self._form, errand.upstream.name, call.correspondent, call.tape, secrets)
 
     def _open(self, call: "_Call") -> Opening:

@@ -133,7 +133,7 @@ async def build_engine(settings: Settings) -> Engine:
         return tokenizer.count(text, _COUNTED_IN)[0]
 
     builder = ContextBuilder(settings.builder_policy(), count, studies.find, outliner.outline)
-    memory = Memory(archive, models.count, policy.cache_bytes // 4)
+    memory = Memory(archive, models.count, policy.cache_bytes // 4, policy.record_cap_bytes)
     premises = Premises(relay, memory, models, tasks, bus, clock, SystemIds(), formats[_ASKED_IN], settings.providers())
     ingredients = Ingredients(
         archive=archive,

@@ -6,6 +6,8 @@ from typing import Literal
 
 from proxy.model.exchange import Mode
 
+RECORD_CAP_BYTES = 8 * 1024 * 1024
+
 CacheKind = Literal["prefix", "breakpoints", "units", "local"]
 
 
@@ -37,7 +39,8 @@ class Provider:
 class EnginePolicy:
     """Defaults of every exchange.
 
-    `commit_wait_ms` bounds both waits for durability (BEHAVIOUR B32b). `record_cap_bytes` is what is kept of one body.
+    `commit_wait_ms` bounds both waits for durability (BEHAVIOUR B32b). `record_cap_bytes` is what one body may bring to
+    the log; it decides nothing else.
     `on_failure`: what happens to calls while the log takes no writes. `session_headers` are request headers, besides
     the known ones, that name a conversation; `infer`: whether those without a name are recognised by their content.
     `cache_bytes` bounds what is remembered of conversations: half of it bodies, by which repeated histories are
@@ -48,7 +51,7 @@ class EnginePolicy:
 
     mode: Mode = "manage"
     commit_wait_ms: int = 250
-    record_cap_bytes: int = 8 * 1024 * 1024
+    record_cap_bytes: int = RECORD_CAP_BYTES
     on_failure: Literal["forward", "refuse"] = "forward"
     session_headers: tuple[str, ...] = ()
     infer: bool = True

@@ -1,6 +1,7 @@
 """A managed call, end to end: what goes upstream in place of a long history, and what the log and the client know."""
 
 import asyncio
+import base64
 import json
 import threading
 from itertools import pairwise
@@ -9,7 +10,6 @@ from typing import Any
 import pytest
 
 from proxy.engine.managing.steward import Steward
-from proxy.engine.policy import EnginePolicy
 from proxy.model.epoch import Epoch, Pin
 from proxy.model.errors import BadRequest
 from proxy.model.events import EpochOpened
@@ -298,10 +298,63 @@ async def test_what_the_first_byte_of_a_stream_waits_for_does_not_wait_for_compa
     assert rounds == [is_stream]
 
 
-async def test_what_is_not_kept_whole_is_not_managed() -> None:
-    engine = ManagedEngine(policy=EnginePolicy(commit_wait_ms=100, record_cap_bytes=40_000))
-    turn = await engine.send(LONG)
-    assert (turn.sent, turn.plans) == (turn.body, [])
+def picture(size: int, seed: int = 0) -> dict[str, Any]:
+    """A screenshot of a user, so many bytes long on the wire; another one for each seed."""
+    head = b"\x89PNG\r\n\x1a\n" + b"\0\0\0\rIHDR" + (1024).to_bytes(4, "big") + (768).to_bytes(4, "big")
+    content = base64.b64encode(head + seed.to_bytes(2, "big") + b"p" * (size * 3 // 4)).decode()
+    url = {"url": f"data:image/png;base64,{content}"}
+    return {"role": "user", "content": [{"type": "image_url", "image_url": url}]}
+
+
+def is_kept(engine: ManagedEngine, turn: Turn) -> tuple[bool, bool]:
+    """Whether the log has all of what the client sent, and of what was sent for it."""
+    openings = [opening for opening in engine.log.of(Opening) if opening.exchange == turn.exchange]
+    rounds = [each for each in engine.log.of(Round) if each.exchange == turn.exchange]
+    bodies = [opening.body for opening in openings], [each.body for each in rounds if each.body is not None]
+    return not any(body.whole_digest for body in bodies[0]), not any(body.whole_digest for body in bodies[1])
+
+
+async def test_a_session_that_repeats_twelve_megabytes_of_pictures_stays_under_its_ceiling() -> None:
+    engine, messages = ManagedEngine(), list(HISTORY[:2])
+    turns = []
+    for steps in range(50):
+        messages += [picture(1_500_000, steps)] if steps < 8 else []
+        messages += HISTORY[2 + 2 * steps : 4 + 2 * steps]
+        if steps >= 7:
+            turns.append(await engine.send(messages))
+    assert min(len(turn.body) for turn in turns) > 12_000_000
+    assert len(engine.epochs) >= 2
+    for turn in turns:
+        assert turn.plan.tokens_upstream is None or turn.plan.tokens_upstream <= turn.plan.usable
+        assert len(turn.sent) < len(turn.body) or turn.plan.rung == "original"
+    assert [is_kept(engine, turn) for turn in turns[2:]] == [(True, True)] * len(turns[2:])
+    brought = [opening.body.weight for opening in engine.log.of(Opening)]
+    assert max(brought) <= 9 * 1024 * 1024
+    again = ManagedEngine(after=engine)
+    later = await again.send([*messages, *HISTORY[102:104]])
+    assert later.plan.epoch == turns[-1].plan.epoch
+    assert is_kept(again, later) == (True, True)
+
+
+async def test_a_message_larger_than_the_record_takes_stays_while_all_around_it_goes() -> None:
+    engine, messages = ManagedEngine(), list(HISTORY[:22])
+    large = picture(10 * 1024 * 1024)
+    messages += [large, *HISTORY[22:24]]
+    for steps in range(12, 60):
+        messages += HISTORY[2 * steps : 2 * steps + 2]
+        turn = await engine.send(messages)
+        assert large in turn.messages
+        assert turn.plan.tokens_upstream is None or turn.plan.tokens_upstream <= turn.plan.usable
+    assert len(engine.epochs) >= 2
+    assert engine.epochs[-1].depth > 23
+    assert engine.failures == []
+    assert is_kept(engine, turn) == (False, False)
+    kept = {piece.digest for opening in engine.log.of(Opening) for piece in opening.body.slices}
+    for epoch in engine.epochs:
+        assert kept.issuperset(digest for original in epoch.originals for digest in original.digests)
+    brought = [opening.body.weight for opening in engine.log.of(Opening)]
+    brought += [each.body.weight for each in engine.log.of(Round) if each.body is not None]
+    assert max(brought) <= 9 * 1024 * 1024
 
 
 async def test_after_a_restart_the_prefix_is_the_same_to_the_byte() -> None:

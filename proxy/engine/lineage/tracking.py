@@ -81,6 +81,14 @@ class Lineage:
         await self._learn(session, names)
         return replace(messages, fresh=[self._resolve(session, item) for item in messages.fresh])
 
+    async def count_links(self, links: Sequence[bytes]) -> int:
+        """How many of the links of a body are in the log, as far as that can be told in time."""
+        try:
+            async with asyncio.timeout(_RECALL_SECONDS):
+                return await self._archive.count_links(links)
+        except (StoreUnavailable, TimeoutError):
+            return 0
+
     def list_unread(self, asked: Asked) -> Iterator[str]:
         """The exchanges whose answers this request may show, and which have not been read yet.
 

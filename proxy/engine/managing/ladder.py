@@ -184,8 +184,8 @@ class Ladder:
             case.context.fruitless[case.view] = case.tokens
             return None
         epoch = _make_epoch(case, draft, why, name, tokens, self._clock.now_ms())
-        pinned = () if rung == "minimal" else case.context.list_pinned(case.subject.nodes)
-        body = self._rewriter.rewrite(case.subject, path, epoch, pinned)
+        pinned = frozenset() if rung == "minimal" else case.context.list_pinned(case.subject.nodes)
+        body = self._rewriter.rewrite(case.subject, path, epoch, pinned | case.subject.list_unkept())
         if not await commit(epoch):
             raise StoreUnavailable("the log did not take the epoch in time")
         self._contexts.add(epoch.session, epoch, len(case.subject.nodes))

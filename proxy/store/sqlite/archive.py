@@ -144,6 +144,11 @@ class SqliteArchive:
         await self._catch_up(_MOST_LAG_OF_A_CALL_SECONDS)
         return await self._reader.recall(nodes, marks, session)
 
+    async def count_links(self, links: Sequence[bytes]) -> int:
+        """How many of the links of a chain, in its order, are in the log."""
+        await self._catch_up(_MOST_LAG_OF_A_CALL_SECONDS)
+        return await self._reader.count_links(links)
+
     async def find_key(self, session: str) -> SessionKey:
         """Whose the session with this id is, and what names it. Raises NotFound."""
         await self._catch_up()

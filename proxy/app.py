@@ -28,7 +28,7 @@ from proxy.engine.reports.savings import Yardstick
 from proxy.engine.tasks import TaskRunner
 from proxy.engine.writes import Writes
 from proxy.heap import HeapTrimmer, find_slack, find_trim
-from proxy.model.errors import ProxyError
+from proxy.model.errors import ProxyError, StoreUnavailable
 from proxy.model.events import (
     AuxiliaryEnded,
     CeilingUnreachable,
@@ -101,7 +101,7 @@ class DrainingServer(uvicorn.Server):
 
 
 def serve(settings: Settings) -> int:
-    """Run the server until it is told to stop; the exit code: 0, or 1 if it could not start."""
+    """Run the server until it is told to stop; the exit code: 0, or 1 if it could not start or has lost records."""
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
@@ -134,6 +134,8 @@ async def _run(settings: Settings) -> None:
             opening.cancel()
         finally:
             await engine.close()
+        if lost := engine.archive.health.lost_at_stop:
+            raise StoreUnavailable(f"{lost} records were lost with this stop, for the log took no writes")
 
 
 def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple[ASGIApp, Health]:

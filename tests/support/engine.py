@@ -461,7 +461,7 @@ class Engine:
         self.bus = EventBus(self.tasks)
         self.events: list[Event] = []
         self.bus.subscribe_all(self.events.append)
-        self.gate = CommitGate(self.archive, policy.commit_wait_ms)
+        self.gate = CommitGate(self.archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")
         self.lineage = make_lineage(self.archive, self.clock, policy, is_fresh=is_fresh and after is None)
         self.bus.subscribe(ExchangeRecorded, self.lineage.note_outcome)
         self.bus.subscribe(ReadingFailed, self.lineage.note_unread)

@@ -32,6 +32,7 @@ def prepare_file(path: Path) -> None:
 
     Only for the writer, and before SQLite opens the file in this process: see `lock`.
     """
+    refuse_emptied(path)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(file).st_mode & 0o177:
@@ -44,6 +45,22 @@ def prepare_file(path: Path) -> None:
         raise StoreUnavailable(
             f"{path} is not a SQLite database; move it away, or choose another data directory (--data)"
         )
+
+
+def refuse_emptied(path: Path) -> None:
+    """Keep a new log from taking the place of one that lost its content. Raises StoreUnavailable, OSError.
+
+    A log has a journal or a write-ahead log only once there is something in it.
+    """
+    log = path.resolve()
+    if not log.exists() or log.stat().st_size:
+        return
+    for other in (log.with_name(log.name + ".journal"), log.with_name(log.name + "-wal")):
+        if other.exists() and other.stat().st_size:
+            raise StoreUnavailable(
+                f"{path} is damaged: it is empty, and {other.name} beside it is not, so that there was a log; {RESTORE}"
+                f"; without a backup move {path.name} and the files of its name aside, and a new log begins"
+            )
 
 
 def refuse_foreign_wal(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -289,6 +290,9 @@ def open_sqlite(
     """
     try:
         policy.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder, is_exact = policy.path.resolve().parent, os.access in os.supports_effective_ids
+        if not os.access(folder, os.W_OK | os.X_OK, effective_ids=is_exact):
+            raise PermissionError(f"nothing can be made in {folder}")
         lock = WriterLock(policy.path.resolve(), policy.lock_ms)  # one log may have several names
     except OSError as error:
         raise StoreUnavailable(

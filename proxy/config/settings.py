@@ -320,6 +320,7 @@ class Settings(BaseSettings):
             mode=self.mode,
             commit_wait_ms=self.store.commit_wait_ms,
             planning_ms=self.budget.planning_ms,
+            recall_seconds=self.compaction.hard_wait_seconds,
             record_cap_bytes=self.store.record_cap_bytes,
             on_failure=self.store.on_failure,
             session_headers=self.sessions.headers,

@@ -46,7 +46,8 @@ class EnginePolicy:
     `cache_bytes` bounds what is remembered of conversations: half of it bodies, by which repeated histories are
     recognised, an eighth nodes, an eighth findings, a quarter all else that managing knows; what messages count takes
     a sixth of it on top. `principals` are tenants by name. `own_keys` are the upstreams' keys, which are never
-    recorded. No call waits longer for a plan than `planning_ms`.
+    recorded. No call waits longer for a plan than `planning_ms`, nor for what only the log knows of its session than
+    `recall_seconds`.
     """
 
     mode: Mode = "manage"
@@ -59,3 +60,4 @@ class EnginePolicy:
     principals: Mapping[str, Principal] = field(default_factory=dict)
     own_keys: tuple[bytes, ...] = field(default=(), repr=False)
     planning_ms: int = 250
+    recall_seconds: float = 2.0

@@ -192,7 +192,7 @@ class Reception:
         )
 
     async def _recognise(self, request: ClientRequest, form: Format, caller: Caller, exchange: str) -> _Recognised:
-        content = request.body
+        content, until = request.body, self._clock.monotonic() + self._policy.recall_seconds
         named = self._naming.read(request.headers)
         key = (caller.tenant, form.name, named.family)
         self._forget_lost()
@@ -205,9 +205,9 @@ class Reception:
         upstream = self._choose(model)
         session = make_session(caller.tenant, upstream.name, read_body(named, split), exchange)
         previous = read_text(split.member(form.previous_key)) if form.previous_key else ""
-        root = await self._find_root(form, session, previous)
+        root = await self._find_root(form, session, previous, until)
         before = known.chain if known is not None else None
-        messages = await self._lineage.resolve(session, read_messages(form, split, before, shared, root))
+        messages = await self._lineage.resolve(session, read_messages(form, split, before, shared, root), until)
         chain = make_chain(messages, before, root, is_plain=_is_plain(content, known, shared))
         traits = Traits(
             model, split.member("tools") not in _NONE, messages.preamble.system, split.member("stream") == b"true"
@@ -223,8 +223,9 @@ class Reception:
             most_output=read_output_limit(split),
             previous=previous,
             is_trusted=self._lineage.tenants.trusts(caller),
+            until=until,
         )
-        holding = await self._hold(caller.tenant, split, known, shared)
+        holding = await self._hold(caller.tenant, split, remembered, until)
         place = await self._place(asked) if session.family or self._policy.infer else None
         # From here on nothing waits: what is remembered is in the log with the opening, before any later request's.
         body = partial(self._take_stock, key, split, chain, remembered, holding)
@@ -234,29 +235,30 @@ class Reception:
             return _Recognised(place.session, upstream, model, body, traits.is_stream, place.step, subject)
         return _Recognised(session, upstream, model, body, traits.is_stream)
 
-    async def _find_root(self, form: Format, session: SessionKey, previous: str) -> bytes:
+    async def _find_root(self, form: Format, session: SessionKey, previous: str, until: float) -> bytes:
         """Where the chain of a request begins: at the stored answer it goes on from, else at the upstream's root."""
         root = root_of_chain(session.upstream)
         if form.previous_key:
             for exchange in self._lineage.list_unread_of(session.tenant):
                 await self._readings.hurry(exchange)  # a request may refer to any of them by an id
-        return await self._lineage.find_response(session, previous) or root if previous else root
+        return await self._lineage.find_response(session, previous, until) or root if previous else root
 
     async def _place(self, asked: Asked) -> Place:
         for exchange in self._lineage.list_unread(asked):
             await self._readings.hurry(exchange)
         return await self._lineage.place(asked)
 
-    async def _hold(self, tenant: bytes, split: SplitBody, known: History | None, shared: int) -> Holding | None:
+    async def _hold(self, tenant: bytes, split: SplitBody, remembered: "_Remembered", until: float) -> Holding | None:
         """How much of a body goes to the log; None for all of it. Asks what of it is there where much is not known."""
         cap = self._policy.record_cap_bytes
         if len(split.content) <= cap:
             return None
-        links = list_links(known, shared)
+        known = remembered.known
+        links = list_links(known, remembered.shared)
         holding = hold(split, cap, links, known)
         if holding.stop < len(split.items):
             made = await asyncio.to_thread(link_items, tenant, split, cap, links)
-            count = await self._lineage.count_links(made)
+            count = await self._lineage.count_links(made, until)
             holding = hold(split, cap, made[:count], known) if count > len(links) else holding
         return holding
 
@@ -333,6 +335,8 @@ def _make_subject(
         upstream,
         is_new=place.is_new and place.source is None,
         holding=holding,
+        until=asked.until,
+        is_certain=place.is_certain,
     )
 
 

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from proxy.engine.lineage import tracking
+from proxy.engine.managing import contexts
 from proxy.engine.managing.steward import Steward
+from proxy.engine.policy import EnginePolicy
 from proxy.model.epoch import Epoch, Pin
 from proxy.model.errors import BadRequest
 from proxy.model.events import EpochOpened
@@ -18,7 +21,7 @@ from proxy.model.lineage import Step
 from proxy.model.plan import ContextPlan, Kept, Plan, Written
 from proxy.wire.headers import find
 from tests.support.engine import LIMIT, wait_out
-from tests.support.managed import ContextLog, ManagedEngine, OwnBuilder, Turn, answer, cut_end
+from tests.support.managed import NAMED, ContextLog, ManagedEngine, OwnBuilder, Turn, answer, cut_end
 from tests.support.managing import make_history
 
 HISTORY = make_history(60, 1600)
@@ -364,6 +367,47 @@ async def test_after_a_restart_the_prefix_is_the_same_to_the_byte() -> None:
     later = await again.send(LONGER)
     assert (later.plan.rung, later.plan.epoch) == ("epoch", turn.exchange)
     assert later.sent.startswith(cut_end(turn.sent))
+
+
+@pytest.fixture
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log is waited for as long as the policy says, and no longer."""
+    monkeypatch.setattr(tracking, "_RECALL_SECONDS", 0)
+    monkeypatch.setattr(contexts, "_LOAD_SECONDS", 0)
+
+
+@pytest.mark.usefixtures("no_grace")
+async def test_after_a_restart_a_session_is_waited_for_that_a_busy_log_finds_late() -> None:
+    engine = ManagedEngine()
+    turn = await open_epoch(engine)
+    again = ManagedEngine(answer(), after=engine, policy=EnginePolicy(recall_seconds=LIMIT))
+    again.log.asked.clear()
+    again.log.is_free.clear()
+    later = again.start(LONGER)
+    async with asyncio.timeout(LIMIT):
+        await again.log.asked.wait()
+    assert not later.task.done()
+    again.log.is_free.set()
+    await later.finish()
+    assert (later.plan.rung, later.plan.epoch) == ("epoch", turn.plan.epoch)
+    assert later.labels["x-palimpsest-session"] == turn.labels["x-palimpsest-session"]
+    assert "x-palimpsest-mode" not in later.labels
+
+
+@pytest.mark.usefixtures("no_grace")
+@pytest.mark.parametrize("base", [NAMED, NAMED[1:]], ids=["named", "unnamed"])
+async def test_a_session_that_is_not_found_in_time_is_said_to_be_sent_whole_for_that(
+    base: Headers, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = ManagedEngine()
+    await open_epoch(engine)
+    again = ManagedEngine(answer(), answer(), after=engine, policy=EnginePolicy(recall_seconds=0))
+    again.log.is_free.clear()
+    blind = again.start(LONGER, base=base)
+    await blind.finish()
+    assert (blind.sent, len(again.epochs)) == (blind.body, 1)
+    assert "observe; stood-down: " in blind.labels["x-palimpsest-mode"]
+    assert f"exchange {blind.exchange}: the log did not say in time which session" in caplog.text
 
 
 async def test_while_the_log_cannot_be_read_no_epoch_is_opened_beside_the_one_it_may_have() -> None:

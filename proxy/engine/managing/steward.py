@@ -36,6 +36,7 @@ _MANAGED_WIRES = frozenset({"chat_completions"})
 _UNPROVEN = "the upstream has not accepted this credential yet"
 _SENT_BEFORE = "the same history goes out as it did before"
 _UNREAD = "what the log knows of this session could not be read"
+_LATE = "stood-down: what the log knows of this session could not be read in time"
 
 _log = logging.getLogger("palimpsest.managing")
 
@@ -139,7 +140,7 @@ class Steward:
         if not self._lookout.holdout.has(subject.session.id):
             return False
         self._memory.forget_lost()
-        context = await self._memory.contexts.open(subject)
+        context = await self._memory.contexts.open(subject, subject.until - self._clock.monotonic())
         return context.is_known and not context.epochs
 
     def _hold_out(self, subject: Subject, ceiling: int | None) -> Sending:
@@ -156,7 +157,7 @@ class Steward:
 
     async def _manage(self, subject: Subject, ceiling: int | None, commit: Commit) -> Sending:
         self._memory.forget_lost()
-        context = await self._memory.contexts.open(subject)
+        context = await self._memory.contexts.open(subject, subject.until - self._clock.monotonic())
         model, budget = subject.model, self._lookout.find_budget(subject, ceiling)
         if budget.window is None:
             self._inquire(subject)
@@ -176,7 +177,9 @@ class Steward:
             await self._watcher.wait(subject)
         footing = await self._ladder.climb(case, decision.why, commit)
         _choose(case, footing)
-        return replace(self._books.enter(case, footing, decision), ceiling=ceiling)
+        sending = replace(self._books.enter(case, footing, decision), ceiling=ceiling)
+        is_unread = not (context.is_known and subject.is_certain)
+        return sending.add(_label_observed(_LATE)) if footing.rung == "original" and is_unread else sending
 
     def _keep(self, subject: Subject, context: Context, epoch: Epoch, budget: Budget) -> Sending | None:
         """What goes on under its epoch whatever its new messages count: that is done once it is on its way.

@@ -19,7 +19,8 @@ class Subject(msgspec.Struct, frozen=True, gc=False):
     `step` is None while the upstream has not accepted its credential: what is known of the session may not be used
     then (BEHAVIOUR B2). `target` is the path and query that it asks `upstream` for. `is_new`: it is the first of its
     session, and goes on from no other. `most_output` is what it asks for, 0 where it does not say. `holding` tells how
-    much of its body the log has, None where that is all of it.
+    much of its body the log has, None where that is all of it. `until` is
+    when, on the monotonic clock, it has waited for the log for long enough. `is_certain` is as a place has it.
     """
 
     exchange: str
@@ -36,6 +37,8 @@ class Subject(msgspec.Struct, frozen=True, gc=False):
     upstream: Upstream
     is_new: bool = False
     holding: Holding | None = None
+    until: float = 0.0
+    is_certain: bool = True
 
     @property
     def nodes(self) -> Sequence[bytes]:

@@ -225,7 +225,8 @@ class Reception:
             is_trusted=self._lineage.tenants.trusts(caller),
             until=until,
         )
-        holding = await self._hold(caller.tenant, split, remembered, until)
+        is_large = len(content) > self._policy.record_cap_bytes
+        holding = await self._hold(caller.tenant, split, remembered, until) if is_large else None
         place = await self._place(asked) if session.family or self._policy.infer else None
         # From here on nothing waits: what is remembered is in the log with the opening, before any later request's.
         body = partial(self._take_stock, key, split, chain, remembered, holding)
@@ -248,12 +249,9 @@ class Reception:
             await self._readings.hurry(exchange)
         return await self._lineage.place(asked)
 
-    async def _hold(self, tenant: bytes, split: SplitBody, remembered: "_Remembered", until: float) -> Holding | None:
-        """How much of a body goes to the log; None for all of it. Asks what of it is there where much is not known."""
-        cap = self._policy.record_cap_bytes
-        if len(split.content) <= cap:
-            return None
-        known = remembered.known
+    async def _hold(self, tenant: bytes, split: SplitBody, remembered: "_Remembered", until: float) -> Holding:
+        """How much goes to the log of a body above the cap. Asks what of it is there where much is not known."""
+        cap, known = self._policy.record_cap_bytes, remembered.known
         links = list_links(known, remembered.shared)
         holding = hold(split, cap, links, known)
         if holding.stop < len(split.items):

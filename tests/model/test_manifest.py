@@ -20,6 +20,7 @@ from proxy.model.manifest import (
     digest_of,
     encode_recipe,
     keep_head,
+    keep_to,
     keep_whole,
     link_after,
     root_of,
@@ -88,6 +89,17 @@ def test_a_capped_body_says_how_large_it_was_and_what_its_whole_digest_is() -> N
     assert decode_recipe(manifest.recipe) == (BlobPiece(digest_of(b"head")),)
     assert [blob.content for blob in manifest.blobs] == [b"head"]
     assert (manifest.size, manifest.whole_digest) == (len(whole), digest_of(whole))
+
+
+def test_a_body_that_is_not_split_is_kept_to_the_cap() -> None:
+    assert keep_to(b"0123", 4) == keep_whole(b"0123")
+    assert keep_to(b"01234", 4) == keep_head(b"0123", 5, digest_of(b"01234"))
+
+
+def test_content_that_is_in_the_log_already_has_no_weight() -> None:
+    (piece,) = chain_slices(ROOT, [(b"", b"x" * 1000)])
+    lent = Slice(piece.link, piece.parent, piece.gap, piece.digest, None)
+    assert Manifest(b"", (piece,), (), 0).weight == Manifest(b"", (lent,), (), 0).weight + 1000
 
 
 @given(elements)

@@ -32,7 +32,7 @@ from proxy.engine.reports.savings import Yardstick
 from proxy.engine.tasks import TaskRunner
 from proxy.engine.writes import Writes
 from proxy.heap import HeapTrimmer, find_slack, find_trim
-from proxy.model.errors import ProxyError
+from proxy.model.errors import ProxyError, StoreUnavailable
 from proxy.model.events import (
     AuxiliaryEnded,
     CeilingExceeded,
@@ -209,7 +209,7 @@ class DrainingServer(uvicorn.Server):
 
 
 def serve(settings: Settings) -> int:
-    """Run the server until it is told to stop; the exit code: 0, or 1 if it could not start."""
+    """Run the server until it is told to stop; the exit code: 0, or 1 if it could not start or has lost records."""
     logging.basicConfig(
         handlers=[CountedLines(sys.stderr)],
         level=logging.WARNING,
@@ -251,6 +251,8 @@ async def _run(settings: Settings) -> None:
             trimmer.stop()
         finally:
             await engine.close(seconds_left)
+        if lost := engine.archive.health.lost_at_stop:
+            raise StoreUnavailable(f"{lost} records were lost with this stop, for the log took no writes")
 
 
 async def _warm(engine: Engine, health: Health) -> None:

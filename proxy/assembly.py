@@ -133,7 +133,8 @@ async def build_engine(settings: Settings) -> Engine:
         Forwarder(each, tasks.spawn, Writes(tasks.__len__), descriptors, hop_id=hop_id) for each in policies
     )
     routes = tuple(Route(forwarder, p.models) for forwarder, p in zip(forwarders, policies, strict=True))
-    gate, is_fresh = CommitGate(archive, policy.commit_wait_ms), not await archive.has_sessions()
+    gate = CommitGate(archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")
+    is_fresh = not await archive.has_sessions()
     tenants = Tenants(archive.salt, clock, policy.principals)
     lineage = Lineage(archive, tenants, clock, policy.cache_bytes // 8, is_fresh=is_fresh)
     bus.subscribe(ExchangeRecorded, lineage.note_outcome)
@@ -151,7 +152,7 @@ async def build_engine(settings: Settings) -> Engine:
         return tokenizer.count(text, _COUNTED_IN)[0]
 
     builder = ContextBuilder(settings.builder_policy(), count, studies.find, outliner.outline)
-    memory = Memory(archive, models.count, policy.cache_bytes // 4)
+    memory = Memory(archive, models.count, policy.cache_bytes // 4, policy.record_cap_bytes)
     premises = Premises(relay, memory, models, tasks, bus, clock, SystemIds(), formats[_ASKED_IN], settings.providers())
     ingredients = Ingredients(
         archive=archive,

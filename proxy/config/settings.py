@@ -242,7 +242,7 @@ class StoreSettings(Section):
     record_cap_bytes: Size = Field(
         _ENGINE.record_cap_bytes,
         ge=0,
-        description="How much of one body is kept; bytes. Above it: its head and digest.",
+        description="How much one body may add to the log; bytes. Above it: its head and digest.",
     )
     max_bytes: Size = Field(
         _STORE.max_bytes, ge=0, description="Size of the log at which it takes no more writes; bytes. 0: no cap."

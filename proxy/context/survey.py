@@ -68,7 +68,7 @@ def survey(view: View, policy: BuilderPolicy, study: Study) -> Survey:
     users = tuple(i for i, step in enumerate(steps) if step.kind == "user")
     turns = sorted({steps[i].turn for i in users})[-policy.protect_turns :] if policy.protect_turns else []
     newest = frozenset({*(i for i in users if steps[i].turn in turns), *users[-1:]})
-    bound = view.pinned | frozenset(_find_protected(messages, policy.protected_tools))
+    bound = view.pinned | view.unkept | frozenset(_find_protected(messages, policy.protected_tools))
     fixed = frozenset(
         i
         for i, step in enumerate(steps)

@@ -33,8 +33,9 @@ class View(msgspec.Struct, frozen=True, gc=False):
 
     `head` are the tokens of what goes before (system messages, tools). `name` gives the id of a reference to the
     messages from one place up to another, from a character of their text on; equal arguments have equal ids. `pinned`
-    are places that must stay. `frozen` is the plan of the epoch that holds now, None where there is none. `reports` are
-    the summaries that hold, oldest first, none over another. `goal`, where there is one, is the budget that what is
+    are places that must stay, as must those of messages that the log has not whole, the `unkept`, even in the least
+    that can be sent. `frozen` is the plan of the epoch that holds now, None where there is none. `reports` are the
+    summaries that hold, oldest first, none over another. `goal`, where there is one, is the budget that what is
     told of old steps, and how many of them stay, is measured by; all else is measured by `budget`. `sent` is how
     many of the messages went out before, None where that tells nothing of what a model has seen. `depth` counts pairs
     of epochs in a row that left too little room: the more, the more a plan has to free. `must_fit`: more than the
@@ -52,3 +53,4 @@ class View(msgspec.Struct, frozen=True, gc=False):
     sent: int | None = None
     depth: int = 0
     must_fit: bool = False
+    unkept: frozenset[int] = frozenset()

@@ -21,6 +21,7 @@ from proxy.model.manifest import (
     chain_slices,
     digest_of,
     encode_recipe,
+    keep_to,
     root_of,
 )
 from proxy.wire.body import Span, SplitBody, count_shared, split_after, split_body
@@ -32,6 +33,8 @@ _TAIL = 64
 _NAMED_KEPT = 4
 _UNNAMED_KEPT = 32
 _WORTH_REMEMBERING = 4 * 1024
+# What of the cap the head of a message above it takes; the rest is for what else a call brings.
+_HEAD_SHARE = 0.75
 
 
 class Source(msgspec.Struct, frozen=True, gc=False, eq=False):
@@ -45,7 +48,8 @@ class Source(msgspec.Struct, frozen=True, gc=False, eq=False):
 class History(msgspec.Struct, frozen=True, gc=False, eq=False):
     """A body that was seen: its split, the link after each item, the digest of each large member, its messages.
 
-    `source` is None but for one that was made of a client's.
+    There are fewer links than items where the last ones did not fit under the record cap. `source` is None but for one
+    that was made of a client's.
     """
 
     split: SplitBody
@@ -64,6 +68,8 @@ class History(msgspec.Struct, frozen=True, gc=False, eq=False):
     def continues(self, other: "History") -> bool:
         """Whether this one has all the items of the other, and perhaps more."""
         end = len(other.links)
+        if not end:
+            return True
         return end <= len(self.links) and self.links[end - 1] == other.links[-1]  # a link names all before it
 
 
@@ -77,6 +83,7 @@ class Histories:
         self._cache_bytes = cache_bytes
         self._seen: OrderedDict[Key, list[History]] = OrderedDict()
         self._weight = 0
+        self.losses = 0  # how often all was forgotten: what was found before holds no more
 
     def find(self, key: Key, content: bytes) -> tuple[History | None, int]:
         """The remembered body that shares most items with `content`, and how many; (None, 0) if none does."""
@@ -113,12 +120,9 @@ class Histories:
         while self._weight > self._cache_bytes:
             self._drop_oldest()
 
-    def holds(self, key: Key, history: History) -> bool:
-        """Whether this very body is still remembered."""
-        return any(entry is history for entry in self._seen.get(key, ()))
-
     def clear(self) -> None:
         """Forget everything: the log lost a record that later manifests would lean on."""
+        self.losses += 1
         self._seen.clear()
         self._weight = 0
 
@@ -143,44 +147,137 @@ def split_known(content: bytes, items_key: str, known: History | None, shared: i
     return split if split is not None else split_body(content, items_key)
 
 
+class Holding(msgspec.Struct, frozen=True, gc=False):
+    """How much the log has and gets of a body that is larger than the record cap.
+
+    `links` are those of its first items, which it has. It gets those up to item `stop`, as many as fit under the cap;
+    an item that is larger by itself is kept as its head. `lent` are items whose content it has from another chain.
+    """
+
+    cap: int
+    links: Sequence[bytes]
+    stop: int
+    lent: range = range(0)
+
+    def list_unkept(self, items: Sequence[Span]) -> frozenset[int]:
+        """The items that are not kept whole."""
+        return frozenset(i for i, span in enumerate(items) if i >= self.stop or span.end - span.start > self.cap)
+
+    def cut(self, item: bytes) -> bytes:
+        """What is kept of an item that is among those that the log gets."""
+        return item[: weigh_item(len(item), self.cap)]
+
+
+def weigh_item(size: int, cap: int) -> int:
+    """How many bytes are kept of an item with so many: the same each time that it is sent."""
+    return size if size <= cap else int(cap * _HEAD_SHARE)
+
+
+def hold(
+    split: SplitBody, cap: int, links: Sequence[bytes], known: History | None = None, lent: range = range(0)
+) -> Holding:
+    """How much of a body is kept where the log has these links, and the members of the `known` body."""
+    stop, count = len(links), len(split.items)
+    room = cap - _weigh_new_members(split, known)
+    at = split.gap_before(stop) if stop < count else 0
+    while stop < count:
+        span = split.items[stop]
+        room -= span.start - at + (0 if stop in lent else weigh_item(span.end - span.start, cap))
+        if room < 0:
+            break
+        at, stop = span.end, stop + 1
+    return Holding(cap, links, stop, lent)
+
+
+def list_links(known: History | None, shared: int) -> Sequence[bytes]:
+    """The links of the items that a remembered body shares, as far as these are in the log."""
+    if known is None:
+        return ()
+    return known.links if len(known.links) <= shared else known.links[:shared]
+
+
+def link_items(tenant: bytes, split: SplitBody, cap: int, links: Sequence[bytes]) -> list[bytes]:
+    """The links of all items, of which these are the first. Blocks: all the others are hashed."""
+    parent = links[-1] if links else root_of(tenant)
+    elements = _elements(split, len(links), len(split.items), cap)
+    return [*links, *[each.link for each in chain_slices(parent, elements)]]
+
+
 def take_stock(
-    tenant: bytes, split: SplitBody, chain: Chain, known: History | None, shared: int, source: Source | None = None
+    tenant: bytes,
+    split: SplitBody,
+    chain: Chain,
+    known: History | None,
+    shared: int,
+    *,
+    source: Source | None = None,
+    holding: Holding | None = None,
 ) -> tuple[Manifest, History | None]:
-    """The manifest of a split body, with only what the remembered one did not bring; and what to remember of it."""
+    """The manifest of a split body, with only what the remembered one did not bring; and what to remember of it.
+
+    With a `holding` no more of it is kept than that says, without one all.
+    """
+    if holding is not None and _weigh_new_members(split, known) > holding.cap:
+        return keep_to(split.content, holding.cap), None
     if not split.items:
         return _keep_members(split, (), known)[0], None
-    before = known.links if known is not None else ()
-    parent = before[shared - 1] if shared else root_of(tenant)
-    slices = tuple(chain_slices(parent, _elements(split, shared)))
+    before = list_links(known, shared) if holding is None else holding.links
+    stop, cap = (len(split.items), len(split.content)) if holding is None else (holding.stop, holding.cap)
+    start, root = len(before), root_of(tenant)
+    slices = tuple(chain_slices(before[-1] if start else root, _elements(split, start, stop, cap)))
     fresh = [s.link for s in slices]
-    links = extend(before, shared, fresh) if shared else fresh
-    manifest, digests = _keep_members(split, slices, known, links[-1])
+    links = extend(before, start, fresh) if start else fresh
+    if holding is not None and holding.lent:
+        slices = tuple([_lend(each) if i in holding.lent else each for i, each in enumerate(slices, start)])
+    manifest, digests = _keep_members(split, slices, known, links[-1] if links else root, holding)
     return manifest, History(split, links, digests, chain, source)
 
 
-def _elements(split: SplitBody, start: int) -> list[tuple[bytes, bytes]]:
+def _lend(piece: Slice) -> Slice:
+    return msgspec.structs.replace(piece, content=None)
+
+
+def _elements(split: SplitBody, start: int, stop: int, cap: int) -> list[tuple[bytes, bytes]]:
     content = split.content
-    at = split.gap_before(start) if start < len(split.items) else 0
+    at = split.gap_before(start) if start < stop else 0
     pairs = []
-    for span in split.items[start:]:
-        pairs.append((content[at : span.start], content[span.start : span.end]))
+    for span in split.items[start:stop]:
+        end = span.end if span.end - span.start <= cap else span.start + weigh_item(span.end - span.start, cap)
+        pairs.append((content[at : span.start], content[span.start : end]))
         at = span.end
     return pairs
 
 
+def _weigh_new_members(split: SplitBody, known: History | None) -> int:
+    """The bytes of a body beside its items that the remembered one did not bring."""
+    items = split.items[-1].end - split.gap_before(0) if split.items else 0
+    names = known.digests if known is not None else ()
+    seen = [len(value) for name in names if _known_digest(known, name, value := split.member(name))]
+    return len(split.content) - items - sum(seen)
+
+
 def _keep_members(
-    split: SplitBody, slices: tuple[Slice, ...], known: History | None, link: bytes = b""
+    split: SplitBody,
+    slices: tuple[Slice, ...],
+    known: History | None,
+    link: bytes = b"",
+    holding: Holding | None = None,
 ) -> tuple[Manifest, dict[str, bytes]]:
-    """The manifest: literals, a blob per large member, the chain in place of the items."""
+    """The manifest: literals, a blob per large member, the chain in place of the items.
+
+    Where the last of these is not kept whole, neither is anything behind it: what is kept is the body's beginning.
+    """
     content = split.content
     marks: list[tuple[int, int, Piece]] = []
     digests: dict[str, bytes] = {}
     blobs: list[Blob] = []
     first = split.gap_before(0) if split.items else -1
+    unkept = holding.list_unkept(split.items) if holding is not None else ()
+    end = split.items[-1].end if len(split.items) - 1 in unkept else len(content)
     for name, span in split.members.items():
         if span.start <= first < span.end:
             marks.append((first, split.items[-1].end, ChainPiece(link)))
-        elif span.end - span.start >= _LARGE_MEMBER:
+        elif span.end - span.start >= _LARGE_MEMBER and span.end <= end:
             value = content[span.start : span.end]
             digest = _known_digest(known, name, value)
             if not digest:
@@ -188,8 +285,8 @@ def _keep_members(
                 blobs.append(Blob(digest, value))
             digests[name] = digest
             marks.append((span.start, span.end, BlobPiece(digest)))
-    recipe = encode_recipe(_fill_gaps(content, marks))
-    return Manifest(recipe, slices, tuple(blobs), len(content)), digests
+    recipe = encode_recipe(_fill_gaps(content, marks, end))
+    return Manifest(recipe, slices, tuple(blobs), len(content), digest_of(content) if unkept else b""), digests
 
 
 def _known_digest(known: History | None, name: str, value: bytes) -> bytes:
@@ -198,10 +295,10 @@ def _known_digest(known: History | None, name: str, value: bytes) -> bytes:
     return known.digests[name]
 
 
-def _fill_gaps(content: bytes, marks: list[tuple[int, int, Piece]]) -> list[Piece]:
+def _fill_gaps(content: bytes, marks: list[tuple[int, int, Piece]], stop: int) -> list[Piece]:
     pieces: list[Piece] = []
     at = 0
     for start, end, piece in sorted(marks, key=lambda mark: mark[0]):
         pieces += (content[at:start], piece)
         at = end
-    return [*pieces, content[at:]]
+    return [*pieces, content[at:stop]]

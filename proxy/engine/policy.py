@@ -6,6 +6,8 @@ from typing import Literal
 
 from proxy.model.exchange import Mode
 
+RECORD_CAP_BYTES = 8 * 1024 * 1024
+
 CacheKind = Literal["prefix", "breakpoints", "units", "local"]
 
 
@@ -37,18 +39,20 @@ class Provider:
 class EnginePolicy:
     """Defaults of every exchange.
 
-    `commit_wait_ms` bounds both waits for durability (BEHAVIOUR B32b). `record_cap_bytes` is what is kept of one body.
+    `commit_wait_ms` bounds both waits for durability (BEHAVIOUR B32b). `record_cap_bytes` is what one body may bring to
+    the log; it decides nothing else.
     `on_failure`: what happens to calls while the log takes no writes. `session_headers` are request headers, besides
     the known ones, that name a conversation; `infer`: whether those without a name are recognised by their content.
     `cache_bytes` bounds what is remembered of conversations: half of it bodies, by which repeated histories are
     recognised, an eighth nodes, an eighth findings, a quarter all else that managing knows; what messages count takes
     a sixth of it on top. `principals` are tenants by name. `own_keys` are the upstreams' keys, which are never
-    recorded. A call waits `hard_wait_seconds` at most for its plan and a summary that is being made.
+    recorded. A call waits `hard_wait_seconds` at most for what only the log knows of its session, and as long for its
+    plan and a summary that is being made.
     """
 
     mode: Mode = "manage"
     commit_wait_ms: int = 250
-    record_cap_bytes: int = 8 * 1024 * 1024
+    record_cap_bytes: int = RECORD_CAP_BYTES
     on_failure: Literal["forward", "refuse"] = "forward"
     session_headers: tuple[str, ...] = ()
     infer: bool = True

@@ -269,6 +269,10 @@ class Ancestry(Protocol):
         """
         ...
 
+    async def count_links(self, links: Sequence[bytes]) -> int:
+        """How many of the links of a chain, in its order, are in the log: where one is, all before it are."""
+        ...
+
     async def find_key(self, session: str) -> SessionKey:
         """Whose the session with this id is, and what names it. Raises NotFound."""
         ...

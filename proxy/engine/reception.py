@@ -3,17 +3,29 @@
 Rule: recognising never fails a call. A body that cannot be read in parts is kept whole and goes to the first upstream.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
 from proxy.context.budget import is_bounded
 from proxy.engine.boundary import attempt, attempt_now
-from proxy.engine.histories import Histories, History, Key, split_known, take_stock
+from proxy.engine.histories import (
+    Histories,
+    History,
+    Holding,
+    Key,
+    hold,
+    link_items,
+    list_links,
+    split_known,
+    take_stock,
+)
 from proxy.engine.lineage.chain import Chain, make_chain, read_messages
 from proxy.engine.lineage.known import Traits
 from proxy.engine.lineage.naming import Naming, make_session, read_body, read_text
@@ -26,7 +38,7 @@ from proxy.engine.ports import Clock, Ids, Upstream
 from proxy.engine.readings import Readings
 from proxy.model.exchange import ClientRequest, Kind, Mode, Opening, SessionKey
 from proxy.model.lineage import Step, root_of_chain
-from proxy.model.manifest import Manifest, digest_of, keep_head, keep_whole
+from proxy.model.manifest import Manifest, keep_to, keep_whole
 from proxy.wire.body import SplitBody
 from proxy.wire.format import Format
 from proxy.wire.headers import keep_for_log, keep_target
@@ -55,7 +67,7 @@ class Route:
 class Received:
     """A request as recognised. `is_stream`: a streamed answer is asked for. `step`: where it stands, if known.
 
-    `subject` is None where there is nothing to manage: what is not understood, has no place, or is not kept whole.
+    `subject` is None where there is nothing to manage: what is not understood, or has no place.
     """
 
     __slots__ = ("_make", "_opening", "exchange", "is_stream", "mode", "session", "step", "subject", "upstream")
@@ -100,6 +112,14 @@ class _Recognised(msgspec.Struct, frozen=True, gc=False):
     is_stream: bool = False
     step: Step | None = None
     subject: Subject | None = None
+
+
+class _Remembered(NamedTuple):
+    """The body seen before that a request shares most with, how many items, and how much had been lost by then."""
+
+    known: History | None
+    shared: int
+    losses: int
 
 
 class _Reading(msgspec.Struct, frozen=True, gc=False):
@@ -172,12 +192,12 @@ class Reception:
         )
 
     async def _recognise(self, request: ClientRequest, form: Format, caller: Caller, exchange: str) -> _Recognised:
-        content = request.body
+        content, until = request.body, self._clock.monotonic() + self._policy.hard_wait_seconds
         named = self._naming.read(request.headers)
         key = (caller.tenant, form.name, named.family)
         self._forget_lost()
-        is_kept = len(content) <= self._policy.record_cap_bytes
-        known, shared = self._histories.find(key, content) if is_kept else (None, 0)
+        known, shared = self._histories.find(key, content)
+        remembered = _Remembered(known, shared, self._histories.losses)
         split = split_known(content, form.items_key, known, shared)
         if split is None:
             return self._keep_apart(request, caller, exchange)
@@ -185,9 +205,9 @@ class Reception:
         upstream = self._choose(model)
         session = make_session(caller.tenant, upstream.name, read_body(named, split), exchange)
         previous = read_text(split.member(form.previous_key)) if form.previous_key else ""
-        root = await self._find_root(form, session, previous)
+        root = await self._find_root(form, session, previous, until)
         before = known.chain if known is not None else None
-        messages = await self._lineage.resolve(session, read_messages(form, split, before, shared, root))
+        messages = await self._lineage.resolve(session, read_messages(form, split, before, shared, root), until)
         chain = make_chain(messages, before, root, is_plain=_is_plain(content, known, shared))
         traits = Traits(
             model, split.member("tools") not in _NONE, messages.preamble.system, split.member("stream") == b"true"
@@ -203,41 +223,53 @@ class Reception:
             most_output=read_output_limit(split),
             previous=previous,
             is_trusted=self._lineage.tenants.trusts(caller),
+            until=until,
         )
+        is_large = len(content) > self._policy.record_cap_bytes
+        holding = await self._hold(caller.tenant, split, remembered, until) if is_large else None
         place = await self._place(asked) if session.family or self._policy.infer else None
         # From here on nothing waits: what is remembered is in the log with the opening, before any later request's.
-        if is_kept:
-            body = partial(self._take_stock, key, split, chain, known, shared)
-        else:
-            body = partial(self._keep_whole, content)
+        body = partial(self._take_stock, key, split, chain, remembered, holding)
         if place is not None:
-            subject = (
-                _make_subject(request, upstream, form, asked, (split, chain), place)
-                if is_kept and split.items
-                else None
-            )
+            parts = (split, chain, holding)
+            subject = _make_subject(request, upstream, form, asked, parts, place) if split.items else None
             return _Recognised(place.session, upstream, model, body, traits.is_stream, place.step, subject)
         return _Recognised(session, upstream, model, body, traits.is_stream)
 
-    async def _find_root(self, form: Format, session: SessionKey, previous: str) -> bytes:
+    async def _find_root(self, form: Format, session: SessionKey, previous: str, until: float) -> bytes:
         """Where the chain of a request begins: at the stored answer it goes on from, else at the upstream's root."""
         root = root_of_chain(session.upstream)
         if form.previous_key:
             for exchange in self._lineage.list_unread_of(session.tenant):
                 await self._readings.hurry(exchange)  # a request may refer to any of them by an id
-        return await self._lineage.find_response(session, previous) or root if previous else root
+        return await self._lineage.find_response(session, previous, until) or root if previous else root
 
     async def _place(self, asked: Asked) -> Place:
         for exchange in self._lineage.list_unread(asked):
             await self._readings.hurry(exchange)
         return await self._lineage.place(asked)
 
-    def _take_stock(self, key: Key, split: SplitBody, chain: Chain, known: History | None, shared: int) -> Manifest:
-        """The manifest of a body, which leans on a remembered one only if that is still remembered."""
+    async def _hold(self, tenant: bytes, split: SplitBody, remembered: "_Remembered", until: float) -> Holding:
+        """How much goes to the log of a body above the cap. Asks what of it is there where much is not known."""
+        cap, known = self._policy.record_cap_bytes, remembered.known
+        links = list_links(known, remembered.shared)
+        holding = hold(split, cap, links, known)
+        if holding.stop < len(split.items):
+            made = await asyncio.to_thread(link_items, tenant, split, cap, links)
+            count = await self._lineage.count_links(made, until)
+            holding = hold(split, cap, made[:count], known) if count > len(links) else holding
+        return holding
+
+    def _take_stock(
+        self, key: Key, split: SplitBody, chain: Chain, remembered: "_Remembered", holding: Holding | None
+    ) -> Manifest:
+        """The manifest of a body, which leans on a remembered one only if nothing was lost since."""
         self._forget_lost()
-        if known is None or not self._histories.holds(key, known):
+        known, shared, losses = remembered
+        if losses != self._histories.losses:
             known, shared = None, 0
-        body, history = take_stock(key[0], split, chain, known, shared)
+            holding = hold(split, holding.cap, ()) if holding is not None else None
+        body, history = take_stock(key[0], split, chain, known, shared, holding=holding)
         if history is not None:
             self._histories.remember(key, history, known)
         return body
@@ -253,10 +285,7 @@ class Reception:
         return _Recognised(session, upstream, "", partial(self._keep_whole, request.body))
 
     def _keep_whole(self, content: bytes) -> Manifest:
-        cap = self._policy.record_cap_bytes
-        if len(content) <= cap:
-            return keep_whole(content)
-        return keep_head(content[:cap], len(content), digest_of(content))
+        return keep_to(content, self._policy.record_cap_bytes)
 
     def _choose(self, model: str) -> Upstream:
         if model:
@@ -281,9 +310,14 @@ def _is_plain(content: bytes, known: History | None, shared: int) -> bool:
 
 
 def _make_subject(
-    request: ClientRequest, upstream: Upstream, form: Format, asked: Asked, body: tuple[SplitBody, Chain], place: Place
+    request: ClientRequest,
+    upstream: Upstream,
+    form: Format,
+    asked: Asked,
+    body: tuple[SplitBody, Chain, Holding | None],
+    place: Place,
 ) -> Subject:
-    split, chain = body
+    split, chain, holding = body
     return Subject(
         asked.exchange,
         place.session,
@@ -298,6 +332,9 @@ def _make_subject(
         request.target,
         upstream,
         is_new=place.is_new and place.source is None,
+        holding=holding,
+        until=asked.until,
+        is_certain=place.is_certain,
     )
 
 

@@ -159,7 +159,8 @@ class Relay:
         commit = flight.entry.commit
         if commit is not None and not commit.done():
             self._archive.flush()
-            await self._gate.wait(commit)
+        if commit is not None:
+            await self._gate.pass_on(commit)
 
     async def _pump(self, flight: Flight, response: UpstreamResponse, begun: bytes) -> None:
         """Pass an answer on, of which `begun` was read and held back."""
@@ -180,7 +181,7 @@ class Relay:
             return
         outcome, recorded = self._keep(flight, status, headers, "complete", "", kept)
         try:
-            await self._gate.wait(recorded)
+            await self._gate.pass_on(recorded)
             _start(flight, response)
             flight.client.write(held, is_last=is_ended)
         finally:

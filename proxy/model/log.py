@@ -221,6 +221,8 @@ class ArchiveHealth(msgspec.Struct, frozen=True, gc=False):
     """How the log is doing. `problem` is empty while it keeps its promise; `dropped` counts records lost for good.
 
     `generation` changes whenever a record was lost: whoever remembers what the log holds must forget it then.
+    `exposed` counts those that wait in memory alone, which a stop would lose if the log takes no more; `lost_at_stop`
+    those that were lost so.
     """
 
     problem: str
@@ -228,3 +230,5 @@ class ArchiveHealth(msgspec.Struct, frozen=True, gc=False):
     pending_bytes: int
     dropped: int
     generation: int
+    exposed: int = 0
+    lost_at_stop: int = 0

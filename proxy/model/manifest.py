@@ -19,13 +19,16 @@ _LITERAL, _BLOB, _CHAIN = 0, 1, 2
 
 
 class Slice(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One element of a chain: `gap` are the bytes between the element before (or the bracket) and `content`."""
+    """One element of a chain: `gap` are the bytes between the element before (or the bracket) and `content`.
+
+    `content` is None where the log has it already, under its digest, from another chain of the tenant's.
+    """
 
     link: bytes
     parent: bytes
     gap: bytes
     digest: bytes
-    content: bytes
+    content: bytes | None
 
 
 class Blob(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -53,8 +56,8 @@ Piece = bytes | BlobPiece | ChainPiece
 class Manifest(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One body as it goes to the store: the recipe, and the slices and blobs it may be the first to need.
 
-    `slices` are ordered parents first. `size` is that of the body in bytes. A body above the record cap is kept to the
-    cap only: `whole_digest` is then the SHA-256 of all of it, else empty.
+    `slices` are ordered parents first. `size` is that of the body in bytes. A body that brings more than the record cap
+    is not kept whole: `whole_digest` is then the SHA-256 of all of it, else empty.
     """
 
     recipe: bytes
@@ -71,7 +74,7 @@ class Manifest(msgspec.Struct, frozen=True, gc=False, array_like=True):
     @property
     def weight(self) -> int:
         """Bytes of content this manifest holds in memory."""
-        slices = sum([len(each.content) + 96 for each in self.slices])
+        slices = sum([len(each.content or b"") + 96 for each in self.slices])
         return len(self.recipe) + slices + sum([len(each.content) for each in self.blobs])
 
 
@@ -105,6 +108,13 @@ def keep_whole(content: bytes) -> Manifest:
         return Manifest(b"", (), (), 0)
     digest = digest_of(content)
     return Manifest(encode_recipe((BlobPiece(digest),)), (), (Blob(digest, content),), len(content))
+
+
+def keep_to(content: bytes, cap: int) -> Manifest:
+    """The manifest of a body that is not split: all of it, or its head where it has more bytes than the cap."""
+    if len(content) <= cap:
+        return keep_whole(content)
+    return keep_head(content[:cap], len(content), digest_of(content))
 
 
 def keep_head(head: bytes, size: int, whole_digest: bytes) -> Manifest:

@@ -12,6 +12,9 @@ from proxy.server.metrics import Metrics
 
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
+_RELEASING = "while this lasts, answers are not held back until they are durable"
+_REFUSING = "while this lasts, calls are refused, and no answer is completed that is not durable (store.on_failure)"
+
 
 class Health:
     """The endpoints `/-/live`, `/-/ready` and `/-/metrics`.
@@ -40,7 +43,7 @@ class Health:
         if self.is_starting:
             return JSONResponse({"status": "starting", "reasons": ["loading what counts tokens", *reasons]}, 503)
         if reasons:
-            reasons.append("while this lasts, answers are not held back until they are durable")
+            reasons.append(_REFUSING if self._refuses else _RELEASING)
             return JSONResponse({"status": "degraded", "reasons": reasons}, 503 if self._refuses else 200)
         return JSONResponse({"status": "ready", "reasons": []})
 

@@ -125,6 +125,10 @@ class MemoryArchive:
         kept = set(choose_recalled(found, lambda key: trees[key].weight))
         return [tree.store(keys[key]) for key, tree in trees.items() if key in kept]
 
+    async def count_links(self, links: Sequence[bytes]) -> int:
+        """How many of the links of a chain, in its order, are in the log."""
+        return sum(link in self._tables.slices for link in links)
+
     async def find_key(self, session: str) -> SessionKey:
         """Whose the session with this id is, and what names it. Raises NotFound."""
         return self._tables.keys[self._expect(session)]
@@ -236,7 +240,7 @@ class MemoryArchive:
         link, root = piece.link, root_of(tenant)
         while link != root:
             element = self._tables.slices[link]
-            parts += (element.content, element.gap)
+            parts += (self._tables.blobs[tenant, element.digest], element.gap)
             link = element.parent
         return parts[::-1]
 

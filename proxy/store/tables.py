@@ -220,7 +220,10 @@ class Tables:
         for blob in body.blobs:
             self._add_blob(tenant, blob.digest, blob.content)
         for piece in body.slices:
-            self._add_blob(tenant, piece.digest, piece.content)
+            if piece.content is None:
+                self._expect(self.blobs, (tenant, piece.digest))
+            else:
+                self._add_blob(tenant, piece.digest, piece.content)
             if piece.link not in self.slices:
                 self._expect_link(tenant, piece.parent)
                 self._insert(self.slices, piece.link, piece)

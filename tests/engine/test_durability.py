@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.engine.durability import CommitGate
+from proxy.model.errors import StoreUnavailable
 from proxy.model.exchange import Opening
 from tests.support.engine import HEALTHY, LIMIT, Commit, FakeArchive, make_opening
 
@@ -107,3 +108,38 @@ async def test_a_problem_of_the_log_is_told_first() -> None:
     archive = FakeArchive()
     archive.health = replace(HEALTHY, problem="disk full")
     assert CommitGate(archive, LONG).problem == "disk full"
+
+
+async def is_released(gate: CommitGate, commit: "asyncio.Future[bool]") -> bool:
+    """Whether what waits for a commit may go on, as the gate says in the end."""
+    try:
+        async with asyncio.timeout(LIMIT):
+            await gate.pass_on(commit)
+    except StoreUnavailable as error:
+        assert "not recorded (store.on_failure)" in str(error)
+        return False
+    return True
+
+
+async def test_a_strict_gate_releases_nothing_that_the_log_has_not_taken() -> None:
+    for is_strict in (False, True):
+        gate, lost = CommitGate(FakeArchive(), SHORT, is_strict=is_strict), Commit()
+        lost.set_result(False)
+        assert await is_released(gate, lost) is not is_strict
+        assert await is_released(gate, Commit()) is not is_strict
+
+
+async def test_a_strict_gate_waits_on_while_nothing_is_known_to_be_wrong() -> None:
+    gate, commit = CommitGate(FakeArchive(), 1000, is_strict=True), Commit()
+    waiting = asyncio.create_task(is_released(gate, commit))
+    await asyncio.wait((waiting,), timeout=1.5)
+    assert "1000 ms behind" in gate.problem  # so that others are refused meanwhile
+    await settle(commit, True)
+    assert await waiting
+
+
+async def test_a_strict_gate_gives_up_at_once_where_the_log_is_known_to_fail() -> None:
+    archive = FakeArchive()
+    archive.health = replace(HEALTHY, problem="disk full")
+    gate, commit = CommitGate(archive, SHORT, is_strict=True), Commit()
+    assert not await is_released(gate, commit)

@@ -38,7 +38,7 @@ def chat(*messages: object, system: str = "tools", model: str = "m") -> bytes:
 
 
 def contents(manifest: Manifest) -> list[object]:
-    return [json.loads(each.content) for each in manifest.slices]
+    return [json.loads(each.content or b"") for each in manifest.slices]
 
 
 def test_a_first_body_brings_everything() -> None:

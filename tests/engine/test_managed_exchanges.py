@@ -1,6 +1,7 @@
 """A managed call, end to end: what goes upstream in place of a long history, and what the log and the client know."""
 
 import asyncio
+import base64
 import json
 import threading
 from itertools import pairwise
@@ -8,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from proxy.engine.lineage import tracking
+from proxy.engine.managing import contexts
 from proxy.engine.managing.steward import Steward
 from proxy.engine.policy import EnginePolicy
 from proxy.model.epoch import Epoch, Pin
@@ -18,7 +21,7 @@ from proxy.model.lineage import Step
 from proxy.model.plan import ContextPlan, Kept, Plan, Written
 from proxy.wire.headers import find
 from tests.support.engine import LIMIT, wait_out
-from tests.support.managed import ContextLog, ManagedEngine, OwnBuilder, Turn, answer, cut_end
+from tests.support.managed import NAMED, ContextLog, ManagedEngine, OwnBuilder, Turn, answer, cut_end
 from tests.support.managing import make_history
 
 HISTORY = make_history(60, 1600)
@@ -331,10 +334,63 @@ async def test_what_the_first_byte_of_a_stream_waits_for_does_not_wait_for_compa
     assert rounds == [is_stream]
 
 
-async def test_what_is_not_kept_whole_is_not_managed() -> None:
-    engine = ManagedEngine(policy=EnginePolicy(commit_wait_ms=100, record_cap_bytes=40_000))
-    turn = await engine.send(LONG)
-    assert (turn.sent, turn.plans) == (turn.body, [])
+def picture(size: int, seed: int = 0) -> dict[str, Any]:
+    """A screenshot of a user, so many bytes long on the wire; another one for each seed."""
+    head = b"\x89PNG\r\n\x1a\n" + b"\0\0\0\rIHDR" + (1024).to_bytes(4, "big") + (768).to_bytes(4, "big")
+    content = base64.b64encode(head + seed.to_bytes(2, "big") + b"p" * (size * 3 // 4)).decode()
+    url = {"url": f"data:image/png;base64,{content}"}
+    return {"role": "user", "content": [{"type": "image_url", "image_url": url}]}
+
+
+def is_kept(engine: ManagedEngine, turn: Turn) -> tuple[bool, bool]:
+    """Whether the log has all of what the client sent, and of what was sent for it."""
+    openings = [opening for opening in engine.log.of(Opening) if opening.exchange == turn.exchange]
+    rounds = [each for each in engine.log.of(Round) if each.exchange == turn.exchange]
+    bodies = [opening.body for opening in openings], [each.body for each in rounds if each.body is not None]
+    return not any(body.whole_digest for body in bodies[0]), not any(body.whole_digest for body in bodies[1])
+
+
+async def test_a_session_that_repeats_twelve_megabytes_of_pictures_stays_under_its_ceiling() -> None:
+    engine, messages = ManagedEngine(), list(HISTORY[:2])
+    turns = []
+    for steps in range(50):
+        messages += [picture(1_500_000, steps)] if steps < 8 else []
+        messages += HISTORY[2 + 2 * steps : 4 + 2 * steps]
+        if steps >= 7:
+            turns.append(await engine.send(messages))
+    assert min(len(turn.body) for turn in turns) > 12_000_000
+    assert len(engine.epochs) >= 2
+    for turn in turns:
+        assert turn.plan.tokens_upstream is None or turn.plan.tokens_upstream <= turn.plan.usable
+        assert len(turn.sent) < len(turn.body) or turn.plan.rung == "original"
+    assert [is_kept(engine, turn) for turn in turns[2:]] == [(True, True)] * len(turns[2:])
+    brought = [opening.body.weight for opening in engine.log.of(Opening)]
+    assert max(brought) <= 9 * 1024 * 1024
+    again = ManagedEngine(after=engine)
+    later = await again.send([*messages, *HISTORY[102:104]])
+    assert later.plan.epoch == turns[-1].plan.epoch
+    assert is_kept(again, later) == (True, True)
+
+
+async def test_a_message_larger_than_the_record_takes_stays_while_all_around_it_goes() -> None:
+    engine, messages = ManagedEngine(), list(HISTORY[:22])
+    large = picture(10 * 1024 * 1024)
+    messages += [large, *HISTORY[22:24]]
+    for steps in range(12, 60):
+        messages += HISTORY[2 * steps : 2 * steps + 2]
+        turn = await engine.send(messages)
+        assert large in turn.messages
+        assert turn.plan.tokens_upstream is None or turn.plan.tokens_upstream <= turn.plan.usable
+    assert len(engine.epochs) >= 2
+    assert engine.epochs[-1].depth > 23
+    assert engine.failures == []
+    assert is_kept(engine, turn) == (False, False)
+    kept = {piece.digest for opening in engine.log.of(Opening) for piece in opening.body.slices}
+    for epoch in engine.epochs:
+        assert kept.issuperset(digest for original in epoch.originals for digest in original.digests)
+    brought = [opening.body.weight for opening in engine.log.of(Opening)]
+    brought += [each.body.weight for each in engine.log.of(Round) if each.body is not None]
+    assert max(brought) <= 9 * 1024 * 1024
 
 
 async def test_after_a_restart_the_prefix_is_the_same_to_the_byte() -> None:
@@ -346,17 +402,60 @@ async def test_after_a_restart_the_prefix_is_the_same_to_the_byte() -> None:
     assert later.sent.startswith(cut_end(turn.sent))
 
 
-async def test_while_the_log_cannot_be_read_no_epoch_is_opened_beside_the_one_it_may_have() -> None:
+@pytest.fixture
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log is waited for as long as the policy says, and no longer."""
+    monkeypatch.setattr(tracking, "_RECALL_SECONDS", 0)
+    monkeypatch.setattr(contexts, "_LOAD_SECONDS", 0)
+
+
+@pytest.mark.usefixtures("no_grace")
+async def test_after_a_restart_a_session_is_waited_for_that_a_busy_log_finds_late() -> None:
+    engine = ManagedEngine()
+    turn = await open_epoch(engine)
+    again = ManagedEngine(answer(), after=engine, policy=EnginePolicy(hard_wait_seconds=LIMIT))
+    again.log.asked.clear()
+    again.log.is_free.clear()
+    later = again.start(LONGER)
+    async with asyncio.timeout(LIMIT):
+        await again.log.asked.wait()
+    assert not later.task.done()
+    again.log.is_free.set()
+    await later.finish()
+    assert (later.plan.rung, later.plan.epoch) == ("epoch", turn.plan.epoch)
+    assert later.labels["x-palimpsest-session"] == turn.labels["x-palimpsest-session"]
+    assert "x-palimpsest-mode" not in later.labels
+
+
+@pytest.mark.usefixtures("no_grace")
+@pytest.mark.parametrize("base", [NAMED, NAMED[1:]], ids=["named", "unnamed"])
+async def test_a_session_that_is_not_found_in_time_keeps_its_ceiling_and_the_log_says_so(
+    base: Headers, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = ManagedEngine()
+    await open_epoch(engine)
+    again = ManagedEngine(answer(), answer(), after=engine, policy=EnginePolicy(hard_wait_seconds=0))
+    again.log.is_free.clear()
+    blind = again.start(LONGER, base=base)
+    await blind.finish()
+    assert (blind.plan.rung, len(again.epochs)) == ("plan", 2)
+    assert blind.plan.tokens_upstream is not None
+    assert blind.plan.tokens_upstream <= blind.plan.usable
+    assert f"exchange {blind.exchange}: the log did not say in time which session" in caplog.text
+
+
+async def test_while_the_log_cannot_be_read_the_ceiling_is_kept_and_below_it_nothing_is_opened() -> None:
     engine = ManagedEngine()
     turn = await open_epoch(engine)
     again = ManagedEngine(after=engine)
     again.log.is_unreadable = True
+    short = await again.send(until(12))
+    assert (short.sent, len(again.epochs)) == (short.body, 1)
     blind = await again.send(until(30))
-    assert (blind.sent, len(again.epochs)) == (blind.body, 1)
-    assert "could not be read" in blind.plan.reason
+    assert (blind.plan.rung, len(again.epochs)) == ("plan", 2)
     again.log.is_unreadable = False
     later = await again.send(until(31))
-    assert later.plan.epoch == turn.exchange
+    assert later.plan.epoch == blind.exchange != turn.exchange
 
 
 async def test_what_is_pinned_later_stays_from_the_next_epoch_on() -> None:

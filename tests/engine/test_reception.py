@@ -15,9 +15,10 @@ from proxy.engine.readings import Readings
 from proxy.engine.reception import Received, Reception, Route
 from proxy.engine.tasks import TaskRunner
 from proxy.model.exchange import ClientRequest, Headers
-from proxy.model.manifest import BlobPiece, decode_recipe, digest_of
+from proxy.model.manifest import digest_of
 from proxy.wire.chat_completions import ChatCompletions
 from tests.support.engine import CountingIds, FakeArchive, FixedClock, ScriptedUpstream, make_lineage
+from tests.support.rebuilding import Log
 
 FORM = ChatCompletions()
 
@@ -150,12 +151,92 @@ async def test_no_body_and_no_name_is_refused(body: bytes, name: bytes) -> None:
 
 
 async def test_a_body_above_the_cap_is_kept_to_the_cap_with_a_digest_of_all() -> None:
-    body = ask("m", "x" * 200)
-    manifest = (await Desk(cap=100).receive(body)).opening.body
-    assert decode_recipe(manifest.recipe) == (BlobPiece(digest_of(body[:100])),)
-    assert [blob.content for blob in manifest.blobs] == [body[:100]]
+    body = ask("m", "x" * 2000)
+    opening = (await Desk(cap=1000).receive(body)).opening
+    manifest, log = opening.body, Log()
+    log.take(manifest)
+    kept = log.rebuild(manifest.recipe, opening.session.tenant)
+    assert body.startswith(kept)
+    assert 750 == sum(len(each.content or b"") for each in manifest.slices) < len(kept) <= 1000
     assert (manifest.size, manifest.whole_digest) == (len(body), digest_of(body))
     assert (await Desk(cap=len(body)).receive(body)).opening.body.whole_digest == b""
+
+
+async def test_a_body_that_is_mostly_no_messages_is_kept_to_the_cap_as_it_begins() -> None:
+    for rest in (b'"messages":[1]', b'"messages":[]', b'"prompt":"why"'):
+        body = b'{"model":"m","tools":"%b",%b}' % (b"t" * 5000, rest)
+        manifest = (await Desk(cap=4000).receive(body)).opening.body
+        assert [blob.content for blob in manifest.blobs] == [body[:4000]]
+        assert (manifest.slices, manifest.size, manifest.whole_digest) == ((), len(body), digest_of(body))
+
+
+async def test_the_cap_counts_what_a_call_brings_not_what_it_repeats() -> None:
+    desk, log, texts = Desk(cap=10_000), Log(), []
+    for number in range(12):
+        texts.append(f"{number} " + "x" * 5000)
+        body = ask("m", *texts)
+        received = await desk.receive(body)
+        manifest = received.opening.body
+        log.take(manifest)
+        assert (len(manifest.slices), manifest.whole_digest) == (1, b"")
+        assert log.rebuild(manifest.recipe, received.session.tenant) == body
+        assert received.subject is not None
+        assert received.subject.list_unkept() == frozenset()
+
+
+async def test_what_did_not_fit_under_the_cap_is_kept_with_the_next_call() -> None:
+    desk, log, texts = Desk(cap=10_000), Log(), [f"{number} " + "x" * 3000 for number in range(5)]
+    unkept, whole = [], []
+    for _ in range(2):
+        received = await desk.receive(ask("m", *texts))
+        manifest = received.opening.body
+        log.take(manifest)
+        assert received.subject is not None
+        unkept.append(received.subject.list_unkept())
+        whole.append(log.rebuild(manifest.recipe, received.session.tenant))
+        assert sum(len(each.content or b"") for each in manifest.slices) <= 10_000
+    assert unkept == [frozenset({3, 4}), frozenset()]
+    assert ask("m", *texts).startswith(whole[0])
+    assert whole[1] == ask("m", *texts)
+
+
+async def test_what_the_log_has_is_not_counted_again_after_a_restart() -> None:
+    desk, texts = Desk(cap=10_000), [f"{number} " + "x" * 3000 for number in range(6)]
+    for count in range(1, 7):
+        desk.archive.append((await desk.receive(ask("m", *texts[:count]))).opening)
+    again = Desk(cap=10_000)
+    again.archive.appended = desk.archive.appended
+    manifest = (await again.receive(ask("m", *texts, "new"))).opening.body
+    assert (len(manifest.slices), manifest.whole_digest) == (1, b"")
+    assert len((await again.receive(ask("m", *texts, "new", "newer"))).opening.body.slices) == 1
+
+
+async def test_a_message_above_the_cap_is_kept_as_its_head_and_what_comes_behind_it_whole() -> None:
+    desk, log = Desk(cap=10_000), Log()
+    texts = ["first", "x" * 20_000]
+    for number in range(3):
+        body = ask("m", *texts)
+        received = await desk.receive(body)
+        manifest = received.opening.body
+        log.take(manifest)
+        kept = log.rebuild(manifest.recipe, received.session.tenant)
+        assert (len(manifest.slices), manifest.whole_digest) == (1 if number else 2, digest_of(body))
+        assert received.subject is not None
+        assert received.subject.list_unkept() == {1}
+        digests = received.subject.list_digests(0, len(texts))
+        assert set(digests) == {each.digest for each in log.slices.values()}
+        assert all(text.encode() in kept for i, text in enumerate(texts) if i != 1)
+        texts.append(f"number {number}")
+
+
+async def test_what_was_found_before_the_log_lost_a_record_is_not_leant_on() -> None:
+    desk = Desk(cap=10_000)
+    texts = [f"{number} " + "x" * 3000 for number in range(3)]
+    assert (await desk.receive(ask("m", *texts))).opening.body.slices
+    received = await desk.receive(ask("m", *texts, "y" * 3000))
+    desk.archive.health = replace(desk.archive.health, generation=1)
+    assert len(received.opening.body.slices) == 3
+    assert received.opening.body.whole_digest
 
 
 async def test_a_body_above_the_record_cap_goes_where_its_model_goes() -> None:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.journeys.provider import Provider, run_provider
-from tests.journeys.running import Running, run_command, run_proxy
+from tests.journeys.running import Running, run_command, run_proxy, start_proxy
 
 PATIENCE = 20.0
 
@@ -93,6 +93,44 @@ async def test_a_full_log_says_so_and_calls_go_on(provider: Provider, tmp_path: 
         assert "store.max_bytes" in read_reasons(proxy)[0]
         assert call(proxy, "full").status_code == 200
     assert (tmp_path / "log.db").stat().st_size <= 400_000
+
+
+def fill(proxy: Running) -> list[int]:
+    """Make calls of text that does not pack until the log is full; their status codes."""
+    codes = []
+    for n in range(40):
+        noise = "".join(chr(0x4E00 + (n * 7919 + i * i) % 20000) for i in range(10_000))
+        codes.append(call(proxy, f"call-{n}", noise).status_code)
+        if read_state(proxy)[1] == "degraded":
+            break
+    return codes
+
+
+def test_what_a_stop_loses_is_told_before_and_the_stop_is_no_success(provider: Provider, tmp_path: Path) -> None:
+    proxy = start_proxy(tmp_path, provider.base_url, STORE__MAX_BYTES="400000", STORE__DURABILITY="full")
+    codes = fill(proxy)
+    assert set(codes) == {200}
+    assert "a stop before the log takes them loses them" in read_reasons(proxy)[0]
+    assert proxy.stop() == 1
+    output = "".join(proxy.output)
+    assert "records are in memory only" in output
+    assert "records are lost with this stop" in output
+    assert len(list_families(tmp_path)) < len(codes)
+
+
+@pytest.mark.parametrize("durability", ["full", "normal"])
+def test_where_calls_are_refused_no_answer_that_was_given_whole_is_lost_at_a_stop(
+    provider: Provider, tmp_path: Path, durability: str
+) -> None:
+    settings = {"STORE__ON_FAILURE": "refuse", "STORE__DURABILITY": durability}
+    proxy = start_proxy(tmp_path, provider.base_url, STORE__MAX_BYTES="400000", **settings)
+    codes = fill(proxy)
+    codes += [call(proxy, f"call-{len(codes)}").status_code]
+    assert 503 in codes
+    proxy.stop()
+    with run_proxy(tmp_path, provider.base_url):  # what is in the journal comes in
+        kept = list_families(tmp_path)
+    assert {f"call-{n}" for n, code in enumerate(codes) if code == 200} <= kept.keys()
 
 
 def test_a_second_server_on_the_same_log_is_refused_and_told_why(provider: Provider, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from proxy.model.manifest import (
     digest_of,
     encode_recipe,
     keep_head,
+    keep_to,
     keep_whole,
     link_after,
     root_of,
@@ -90,12 +91,25 @@ def test_a_capped_body_says_how_large_it_was_and_what_its_whole_digest_is() -> N
     assert (manifest.size, manifest.whole_digest) == (len(whole), digest_of(whole))
 
 
+def test_a_body_that_is_not_split_is_kept_to_the_cap() -> None:
+    assert keep_to(b"0123", 4) == keep_whole(b"0123")
+    assert keep_to(b"01234", 4) == keep_head(b"0123", 5, digest_of(b"01234"))
+
+
+def test_content_that_is_in_the_log_already_has_no_weight() -> None:
+    (piece,) = chain_slices(ROOT, [(b"", b"x" * 1000)])
+    lent = Slice(piece.link, piece.parent, piece.gap, piece.digest, None)
+    assert Manifest(b"", (piece,), (), 0).weight == Manifest(b"", (lent,), (), 0).weight + 1000
+
+
 @given(elements)
 def test_each_slice_hangs_on_the_one_before_and_names_its_own_content(parts: list[tuple[bytes, bytes]]) -> None:
     slices = list(chain_slices(ROOT, parts))
     assert [(s.gap, s.content) for s in slices] == parts
     assert [s.parent for s in slices] == [ROOT, *(s.link for s in slices)][: len(slices)]
-    assert all(s.digest == digest_of(s.content) and s.link == link_after(s.parent, s.gap, s.digest) for s in slices)
+    assert all(
+        s.digest == digest_of(s.content or b"") and s.link == link_after(s.parent, s.gap, s.digest) for s in slices
+    )
     assert all(len(s.link) == LINK_SIZE for s in slices)
 
 

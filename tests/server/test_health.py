@@ -50,7 +50,9 @@ async def test_a_degraded_log_is_told_and_calls_go_on(served: Served) -> None:
 async def test_a_degraded_log_is_not_ready_where_calls_are_refused(upstream: ScriptedUpstream) -> None:
     async with serving(Plan(upstream.url, engine=EnginePolicy(on_failure="refuse"))) as served:
         served.archive.health = FULL
-        assert told(await served.ask(request("GET", "/-/ready")))[:2] == (503, "degraded")
+        status, state, reasons = told(await served.ask(request("GET", "/-/ready")))
+        assert (status, state) == (503, "degraded")
+        assert "no answer is completed that is not durable" in reasons[1]
 
 
 async def test_a_server_that_is_shutting_down_lives_and_is_not_ready(served: Served) -> None:

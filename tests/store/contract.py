@@ -130,6 +130,27 @@ class ArchiveContract:
         assert await archive.load_request("e1") == join_body(turns)
         assert await archive.load_request("e2") == join_body(branch)
 
+    async def test_how_much_of_a_chain_is_there_is_told_by_its_links(self, archive: Archive) -> None:
+        turns = make_turns(9)
+        links = [each.link for each in chain_body(turns).slices]
+        assert await archive.count_links(links) == 0
+        await archive.append(make_opening("e1", chain_body(turns[:5])))
+        assert [await archive.count_links(links[:count]) for count in (0, 3, 5, 9)] == [0, 3, 5, 5]
+        theirs = [each.link for each in chain_body(turns, tenant=OTHER_TENANT).slices]
+        assert await archive.count_links(theirs) == 0
+
+    async def test_a_chain_may_lean_on_content_that_came_with_another(self, archive: Archive) -> None:
+        turns = make_turns(6)
+        assert await archive.append(make_opening("e1", chain_body(turns)))
+        own = (b"", b'"in place of others"')
+        sent = chain_body([own, *turns[3:]])
+        lent = replace(sent, slices=(sent.slices[0], *[replace(each, content=None) for each in sent.slices[1:]]))
+        assert await archive.append(make_round("e1", 0, lent))
+        assert await archive.load_sent("e1", 0) == join_body([own, *turns[3:]])
+        assert (await archive.verify()).faults == ()
+        lost = replace(sent, slices=tuple([replace(each, content=None) for each in chain_body(make_turns(9)).slices]))
+        assert not await is_stored(archive, make_opening("e2", lost))
+
     async def test_a_round_without_a_body_sent_the_clients_own_bytes(self, archive: Archive) -> None:
         rewritten = keep_whole(b'{"messages":[]}')
         assert await archive.append(

@@ -161,6 +161,10 @@ class FakeArchive(UnmanagedLog):
             raise StoreUnavailable("the log cannot be read")
         return self.trees.recall(nodes, marks, session)
 
+    async def count_links(self, links: Sequence[bytes]) -> int:
+        stored = {piece.link for opening in self.of(Opening) for piece in opening.body.slices}
+        return sum(link in stored for link in links)
+
     async def has_sessions(self) -> bool:
         return bool(self.trees.by_id)
 
@@ -457,7 +461,7 @@ class Engine:
         self.bus = EventBus(self.tasks)
         self.events: list[Event] = []
         self.bus.subscribe_all(self.events.append)
-        self.gate = CommitGate(self.archive, policy.commit_wait_ms)
+        self.gate = CommitGate(self.archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")
         self.lineage = make_lineage(self.archive, self.clock, policy, is_fresh=is_fresh and after is None)
         self.bus.subscribe(ExchangeRecorded, self.lineage.note_outcome)
         self.bus.subscribe(ReadingFailed, self.lineage.note_unread)

@@ -20,8 +20,8 @@ from proxy.engine.tasks import TaskRunner
 from proxy.model.epoch import Epoch, Pin, StoredContext
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import Event, RungFailed
-from proxy.model.exchange import ClientRequest, Headers, Opening
-from proxy.model.lineage import Step
+from proxy.model.exchange import ClientRequest, Headers, Opening, SessionKey
+from proxy.model.lineage import Step, StoredSession
 from proxy.model.log import BranchRow, Call
 from proxy.model.plan import ContextPlan, Plan
 from proxy.model.record import Record
@@ -52,6 +52,8 @@ class ContextLog(FakeArchive):
         super().__init__(is_instant=not is_lazy)
         self.is_lazy = is_lazy
         self.loses_epochs = self.is_unreadable = False
+        self.asked, self.is_free = asyncio.Event(), asyncio.Event()  # while it is not free, nobody is answered
+        self.is_free.set()
         self.pins: list[Pin] = []
 
     def append(self, *records: Record, is_urgent: bool = True) -> "asyncio.Future[bool]":
@@ -70,7 +72,18 @@ class ContextLog(FakeArchive):
             if not each.commit.done():
                 each.commit.set_result(True)
 
+    async def recall(
+        self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
+    ) -> Sequence[StoredSession]:
+        await self._wait()
+        return await super().recall(nodes, marks, session)
+
+    async def _wait(self) -> None:
+        self.asked.set()
+        await self.is_free.wait()
+
     async def load_context(self, session: str) -> StoredContext:
+        await self._wait()
         if self.is_unreadable:
             raise StoreUnavailable("the log cannot be read")
         sessions = {opening.exchange: opening.session.id for opening in self.of(Opening)}

@@ -30,6 +30,8 @@ class Log:
     def _follow(self, link: bytes, root: bytes) -> bytes:
         chain = b""
         while link != root:
-            chain = self.slices[link].gap + self.slices[link].content + chain
+            content = self.slices[link].content
+            assert content is not None
+            chain = self.slices[link].gap + content + chain
             link = self.slices[link].parent
         return chain

@@ -29,7 +29,7 @@ from proxy.engine.tasks import TaskRunner
 from proxy.model.errors import ProxyError
 from proxy.model.events import AuxiliaryEnded
 from proxy.model.exchange import Answer, Headers, Opening, Round, SessionKey, Usage
-from proxy.model.manifest import Manifest, digest_of, keep_head, keep_whole
+from proxy.model.manifest import Manifest, keep_to
 from proxy.wire.asking import read_report
 from proxy.wire.format import Format
 from proxy.wire.headers import keep_for_call, keep_for_log, keep_target, list_credentials
@@ -187,11 +187,9 @@ class Caller:
         )
 
     def _keep(self, errand: Errand) -> Manifest:
-        content, cap = errand.body, self._policy.record_cap_bytes
-        if len(content) > cap:
-            return keep_head(content[:cap], len(content), digest_of(content))
+        content = errand.body
         if errand.warm_behind is None:
-            return keep_whole(content)
+            return keep_to(content, self._policy.record_cap_bytes)
         self._means.memory.forget_lost()
         return self._means.memory.sent.keep(errand.warm_behind, content)
 

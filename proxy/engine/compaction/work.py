@@ -12,7 +12,6 @@ from proxy.context.reference import make_reference
 from proxy.context.survey import Survey
 from proxy.engine.managing.case import Case
 from proxy.model.epoch import Epoch
-from proxy.model.manifest import digest_of
 from proxy.model.summary import Kind, Level, Summary
 
 _SHARE = 0.02
@@ -117,8 +116,7 @@ class Work(msgspec.Struct, frozen=True, gc=False):
         """The hashes of the raw messages that a leaf is of."""
         if self.parents:
             return ()
-        raws = self.latest.case.subject.list_raws()
-        return tuple(map(digest_of, raws[self.span.start : self.span.stop]))
+        return self.latest.case.subject.list_digests(self.span.start, self.span.stop)
 
 
 class Made:

@@ -39,7 +39,8 @@ Likeness = tuple[bytes, bytes, bytes, str]
 class Asked(msgspec.Struct, frozen=True, gc=False):
     """A request as lineage sees it. `session` is the one its id names, or its own where it has none;
     `token` is its very credential, hashed. `is_trusted`: it may use what is known of the tenant (BEHAVIOUR B2).
-    `previous` is the id of the stored answer that it goes on from, known or not.
+    `previous` is the id of the stored answer that it goes on from, known or not. `until` is when, on the
+    monotonic clock, it has waited for the log for long enough.
 
     `nodes` and `items` have one element for each message behind the preamble; `root` is the parent of the first node.
     """
@@ -54,6 +55,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     most_output: int = 0
     previous: str = ""
     is_trusted: bool = True
+    until: float = 0.0
 
     @property
     def tip(self) -> bytes:
@@ -74,13 +76,14 @@ class Place(msgspec.Struct, frozen=True, gc=False):
     """What was decided. `source`: the session of another credential that this one goes on from, and the node.
 
     `step` is None for a request that is not trusted: `Placing.enter` tells when the upstream has accepted it. `is_new`:
-    it is the first of its session.
+    it is the first of its session. `is_certain`: the log has said, or need not say, what it knows of it.
     """
 
     session: SessionKey
     step: Step | None
     source: tuple[str, bytes] | None = None
     is_new: bool = False
+    is_certain: bool = True
 
 
 class Strangers:
@@ -198,7 +201,8 @@ class Placing:
         """Decide. Not `is_certain`: the log may know of another session to choose."""
         known, source = self._find(asked, is_certain=is_certain)
         is_new = not known.tips and not known.is_partial
-        return Place(known.key, self.enter(asked, known) if asked.is_trusted else None, source, is_new)
+        step = self.enter(asked, known) if asked.is_trusted else None
+        return Place(known.key, step, source, is_new, is_certain)
 
     def enter(self, asked: Asked, known: Known) -> Step:
         """Where a request stands in its session, which has it from now on."""

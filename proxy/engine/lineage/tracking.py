@@ -1,10 +1,12 @@
 """Lineage as the engine uses it: requests are placed, answers become nodes, the log is asked for what memory lacks.
 
 Rule: on the event loop, and waits for nothing but the log, and for that only where a request shows an answer, or names
-a conversation or a stored item, that memory does not know. What is derived here may be missing; it never fails a call.
+a conversation or a stored item, that memory does not know: until the time that the request says. What is derived here
+may be missing; it never fails a call.
 """
 
 import asyncio
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -25,8 +27,11 @@ from proxy.wire.evidence import read_text
 from proxy.wire.format import Format
 from proxy.wire.identity import Item
 
+# For so long the log is waited for in any case, also behind a wait for something else of the same call.
 _RECALL_SECONDS = 0.25
 _SUCCESS = range(200, 300)
+
+_log = logging.getLogger("palimpsest.lineage")
 
 T = TypeVar("T")
 
@@ -66,20 +71,28 @@ class Lineage:
         self._forest.clear()
         return True
 
-    async def find_response(self, session: SessionKey, response: str) -> bytes:
+    async def find_response(self, session: SessionKey, response: str, until: float = 0.0) -> bytes:
         """The node of a stored Responses answer of this tenant and upstream, which a request goes on from; or empty."""
         name = name_mark(f"response:{response}")
-        await self._learn(session, [name])
+        await self._learn(session, [name], until)
         nodes = {mark.node for mark in self._list_marks(session, name)}
         return nodes.pop() if len(nodes) == 1 else b""
 
-    async def resolve(self, session: SessionKey, messages: Messages) -> Messages:
+    async def resolve(self, session: SessionKey, messages: Messages, until: float = 0.0) -> Messages:
         """References to items that are stored, in place of which their forms count."""
         names = [name_mark(f"item:{item.reference}") for item in messages.fresh if item.reference]
         if not names:
             return messages
-        await self._learn(session, names)
+        await self._learn(session, names, until)
         return replace(messages, fresh=[self._resolve(session, item) for item in messages.fresh])
+
+    async def count_links(self, links: Sequence[bytes], until: float = 0.0) -> int:
+        """How many of the links of a body are in the log, as far as that can be told in time."""
+        try:
+            async with self._limit(until):
+                return await self._archive.count_links(links)
+        except (StoreUnavailable, TimeoutError):
+            return 0
 
     def list_unread(self, asked: Asked) -> Iterator[str]:
         """The exchanges whose answers this request may show, and which have not been read yet.
@@ -199,22 +212,32 @@ class Lineage:
         forms = {mark.form for mark in marks}
         return replace(item, form=forms.pop()) if len(forms) == 1 else item
 
-    async def _learn(self, session: SessionKey, names: Sequence[str]) -> None:
+    async def _learn(self, session: SessionKey, names: Sequence[str], until: float) -> None:
         """Have the sessions in memory that bear these marks."""
         unknown = [name for name in names if not self._list_marks(session, name)]
         if unknown and not self._forest.is_complete:
-            await self._ask((), unknown, session)
+            await self._ask((), unknown, session, until)
+
+    def _limit(self, until: float) -> asyncio.Timeout:
+        """The end of a wait for the log: then, or a little later where that is near or over."""
+        return asyncio.timeout(max(until - self._clock.monotonic(), _RECALL_SECONDS))
 
     async def _recall(self, asked: Asked) -> bool:
-        is_answered = await self._ask(list_telling(asked), name_unknown(asked), asked.session)
+        is_answered = await self._ask(list_telling(asked), name_unknown(asked), asked.session, asked.until)
         if is_answered:
             self._placing.note_recalled(asked)
+        else:
+            _log.warning(
+                "exchange %s: the log did not say in time which session it belongs to; it is taken as one of %s alone",
+                asked.exchange,
+                asked.session.id,
+            )
         return is_answered
 
-    async def _ask(self, nodes: Sequence[bytes], names: Sequence[str], session: SessionKey) -> bool:
+    async def _ask(self, nodes: Sequence[bytes], names: Sequence[str], session: SessionKey, until: float = 0.0) -> bool:
         """Whether the log has answered."""
         try:
-            async with asyncio.timeout(_RECALL_SECONDS):
+            async with self._limit(until):
                 found = await self._archive.recall(nodes, names, session)
         except (StoreUnavailable, TimeoutError):
             return False  # a conversation that is found twice does no harm

@@ -20,7 +20,7 @@ from proxy.engine.managing.paths import count_shared
 from proxy.engine.managing.sending import Sending, list_labels
 from proxy.engine.managing.sent import SentBodies
 from proxy.engine.managing.subject import Subject
-from proxy.model.manifest import Manifest, keep_whole
+from proxy.model.manifest import Manifest
 from proxy.model.plan import Plan
 
 _log = logging.getLogger("palimpsest.managing")
@@ -77,11 +77,12 @@ class Books:
         return replace(self.note(case, footing, decision), manifest=self.keep(case.subject, footing))
 
     def keep(self, subject: Subject, footing: Footing) -> Manifest | None:
-        """What is sent, as the log has it; None for the client's own. Does not fail: at worst it is kept whole."""
+        """What is sent, as the log has it; None for the client's own. Does not fail: at worst it is kept by itself."""
         if footing.rung == "original":
             return None
         depth = footing.epoch.depth if footing.epoch is not None else 0
-        return attempt_now(partial(self._sent.keep, subject, footing.body, depth), _note) or keep_whole(footing.body)
+        keep = partial(self._sent.keep, subject, footing.body, depth)
+        return attempt_now(keep, _note) or self._sent.keep_apart(footing.body)
 
     def note(self, case: Case, footing: Footing, decision: Decision) -> Sending:
         """The same as `enter`, but for the manifest."""

@@ -10,6 +10,7 @@ from proxy.model.epoch import Epoch
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.summary import Summary
 
+# For so long the log is waited for in any case, also where a call has waited for something else before.
 _LOAD_SECONDS = 0.25
 
 # Stands for all sessions of which the log knows nothing to load; it is never written to.
@@ -54,15 +55,17 @@ class Contexts:
                 self._shrink()
         return context is _BLANK
 
-    async def open(self, subject: Subject) -> Context:
-        """The context of a request's session. Asks the log for one that memory does not know, for a bounded time."""
+    async def open(self, subject: Subject, seconds: float = 0.0) -> Context:
+        """The context of a request's session. Asks the log for one that memory does not know, for so long at most, or
+        a little longer.
+        """
         session = subject.session.id
         context = self._enter(session)
         if subject.is_new:
             context.is_known = True
         if not context.is_known:
             try:
-                async with asyncio.timeout(_LOAD_SECONDS):
+                async with asyncio.timeout(max(seconds, _LOAD_SECONDS)):
                     await self._load(session, context)
             except (StoreUnavailable, TimeoutError):
                 return context  # asked again with the next request; this one is sent as its own bytes tell

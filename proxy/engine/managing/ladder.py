@@ -231,7 +231,8 @@ class Ladder:
             self._note_fruitless(case)
             return None
         epoch = _make_epoch(case, draft, wish.why, wish.name, tokens, self._clock.now_ms())
-        pinned, is_unsigned = case.context.list_pinned(case.subject.nodes), case.is_unsigned(epoch)
+        pinned = case.context.list_pinned(case.subject.nodes) | case.subject.list_unkept()
+        is_unsigned = case.is_unsigned(epoch)
         body = self._rewriter.rewrite(case.subject, path, epoch, pinned, is_unsigned=is_unsigned)
         if not await wish.commit(epoch):
             raise StoreUnavailable("the log did not take the epoch in time")

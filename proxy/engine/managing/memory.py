@@ -5,18 +5,21 @@ from proxy.engine.managing.contexts import Contexts
 from proxy.engine.managing.paths import Paths
 from proxy.engine.managing.sent import SentBodies
 from proxy.engine.managing.twins import Twins
+from proxy.engine.policy import RECORD_CAP_BYTES
 from proxy.engine.ports import Archive
 
 
 class Memory:
     """Contexts, paths, sent bodies and twins; each takes its part of `most_bytes`."""
 
-    def __init__(self, archive: Archive, counting: Counting, most_bytes: int) -> None:
+    def __init__(
+        self, archive: Archive, counting: Counting, most_bytes: int, record_cap: int = RECORD_CAP_BYTES
+    ) -> None:
         self._archive = archive
         self._generation = archive.health.generation
         self.contexts = Contexts(archive, most_bytes // 4)
         self.paths = Paths(counting, most_bytes // 4)
-        self.sent = SentBodies(most_bytes // 2)
+        self.sent = SentBodies(most_bytes // 2, record_cap)
         self.twins = Twins(most_bytes // 16)
 
     def forget_lost(self) -> None:

@@ -17,7 +17,6 @@ from proxy.engine.managing.paths import Path
 from proxy.engine.managing.subject import Subject
 from proxy.engine.policy import Provider
 from proxy.model.epoch import Epoch, Original
-from proxy.model.manifest import digest_of
 from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Replaced, Written
 from proxy.model.shapes import Shape
 from proxy.wire.frame import read_rules
@@ -79,7 +78,7 @@ class Opener:
         # the words of users that stay can be joined with ours beside them, those of the assistant's own cannot
         role = "user" if is_alternating else provider.summary_role
         rendered = render(subject.wire, plan.edits, raws, role=role, is_alternating=is_alternating)
-        originals = [ground.known.get(each.id) or _keep_original(subject.wire, each, raws) for each in plan.references]
+        originals = [ground.known.get(each.id) or _keep_original(subject, each) for each in plan.references]
         return Draft(plan, rendered, tuple(originals))
 
     def see(self, subject: Subject, path: Path, ground: Ground) -> View:
@@ -90,6 +89,7 @@ class Opener:
             budget=ground.budget,
             name=lambda start, stop, offset: self._name(subject, start, stop, offset),
             pinned=ground.pinned,
+            unkept=subject.list_unkept(),
             frozen=None if ground.frozen is None else read_plan(ground.frozen),
             reports=ground.reports,
             goal=ground.goal,
@@ -151,6 +151,6 @@ def _says_json(plan: ContextPlan, shapes: Sequence[Shape]) -> bool:
     return any("json" in edit.text.lower() for edit in plan.edits if not isinstance(edit, Kept))
 
 
-def _keep_original(wire: str, reference: Reference, raws: Sequence[bytes]) -> Original:
-    digests = tuple(map(digest_of, raws[reference.start : reference.stop]))
-    return Original(reference.id, digests, wire, reference.start, reference.offset)
+def _keep_original(subject: Subject, reference: Reference) -> Original:
+    digests = subject.list_digests(reference.start, reference.stop)
+    return Original(reference.id, digests, subject.wire, reference.start, reference.offset)

@@ -50,7 +50,7 @@ class Pinning:
         if not subject.nodes:
             return None, refuse_pin(subject, "there is no message")
         self._lookout.memory.forget_lost()
-        context = await self._lookout.memory.contexts.open(subject)
+        context = await self._lookout.memory.contexts.open(subject, subject.until - self._clock.monotonic())
         newest, places = len(subject.nodes) - 1, context.list_pinned(subject.nodes)
         if newest in places:
             return None, ()

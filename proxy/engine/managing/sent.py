@@ -3,18 +3,23 @@
 Rule: memory only, as with the bodies of clients (`engine/histories`): forgetting costs bytes in the log, no more.
 """
 
-from proxy.engine.histories import Histories, History, Source, split_known, take_stock
+from proxy.engine.histories import Histories, History, Source, hold, list_links, split_known, take_stock
 from proxy.engine.managing.subject import Subject
+from proxy.engine.policy import RECORD_CAP_BYTES
 from proxy.model.growing import count_common, extend
-from proxy.model.manifest import Manifest, keep_whole
+from proxy.model.manifest import Manifest, keep_to
 from proxy.wire.body import Span, SplitBody
 
 
 class SentBodies:
-    """Manifests of rewritten bodies, each leaning on the one before it in its session and view."""
+    """Manifests of rewritten bodies, each leaning on the one before it in its session and view.
 
-    def __init__(self, cache_bytes: int) -> None:
+    A body of more than `record_cap` bytes brings no more than that.
+    """
+
+    def __init__(self, cache_bytes: int, record_cap: int = RECORD_CAP_BYTES) -> None:
         self._histories = Histories(cache_bytes)
+        self._cap = record_cap
 
     def keep(self, subject: Subject, content: bytes, depth: int = 0) -> Manifest:
         """The manifest of a body; of one in which others stand for the first `depth` messages, and the rest as it came.
@@ -31,12 +36,20 @@ class SentBodies:
             known, shared = self._histories.find(key, content)
             found = split_known(content, subject.items_key, known, shared)
             if found is None:
-                return keep_whole(content)
+                return self.keep_apart(content)
             split, source = found, _find_source(subject, found, depth) if depth else None
-        manifest, history = take_stock(subject.session.tenant, split, subject.chain, known, shared, source)
+        holding = None
+        if len(content) > self._cap:
+            holding = hold(split, self._cap, list_links(known, shared), known, _find_lent(subject, split))
+        tenant, chain = subject.session.tenant, subject.chain
+        manifest, history = take_stock(tenant, split, chain, known, shared, source=source, holding=holding)
         if history is not None:
             self._histories.remember(key, history, known)
         return manifest
+
+    def keep_apart(self, content: bytes) -> Manifest:
+        """The manifest of a body that leans on nothing, up to the cap."""
+        return keep_to(content, self._cap)
 
     def clear(self) -> None:
         """Forget everything: the log has lost a record that later manifests would lean on."""
@@ -71,6 +84,18 @@ def _find_source(subject: Subject, split: SplitBody, depth: int) -> Source | Non
     at = len(split.items) - (len(client.items) - start)
     is_so = split.content.endswith(client.content[client.items[start - 1].end :])
     return Source(client.items, start, at) if is_so else None
+
+
+def _find_lent(subject: Subject, split: SplitBody) -> range:
+    """The items at a body's end that are the client's own, word for word: as far as it is in the log they are, too."""
+    ours, theirs, client = split.items, subject.split.items, subject.split.content
+    same = 0
+    for own, other in zip(reversed(ours), reversed(theirs), strict=False):
+        if split.content[own.start : own.end] != client[other.start : other.end]:
+            break
+        same += 1
+    unkept = len(theirs) - subject.holding.stop if subject.holding is not None else 0
+    return range(len(ours) - same, len(ours) - unkept)
 
 
 def _move(span: Span, at: int, by: int) -> Span:

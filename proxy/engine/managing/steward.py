@@ -46,7 +46,8 @@ REFUSED = "the upstream refused the last epoch"
 MUST_STAY = "the rest must stay as it is"
 NOT_CUT = "it could not be cut; the server's log says why"
 _UNREAD = "what the log knows of this session could not be read"
-_STOOD_DOWN = frozenset({BOUND, NO_ROOM, REFUSED, SIDE, _UNREAD})
+_LATE = "what the log knows of this session could not be read in time"
+_STOOD_DOWN = frozenset({BOUND, NO_ROOM, REFUSED, SIDE, _UNREAD, _LATE})
 
 _log = logging.getLogger("palimpsest.managing")
 
@@ -151,7 +152,7 @@ class Steward:
         if not self._lookout.holdout.has(subject.session.id):
             return False
         self._memory.forget_lost()
-        context = await self._memory.contexts.open(subject)
+        context = await self._memory.contexts.open(subject, subject.until - self._clock.monotonic())
         return context.is_known and not context.epochs
 
     def _hold_out(self, subject: Subject, ceiling: int | None) -> Sending:
@@ -169,7 +170,7 @@ class Steward:
 
     async def _manage(self, subject: Subject, ceiling: int | None, commit: Commit) -> Sending:
         self._memory.forget_lost()
-        context = await self._memory.contexts.open(subject)
+        context = await self._memory.contexts.open(subject, subject.until - self._clock.monotonic())
         model, budget = subject.model, self._lookout.find_budget(subject, ceiling)
         if budget.window is None:
             self._inquire(subject)
@@ -247,12 +248,13 @@ class Steward:
         return self._books.note(case, replace(footing, tokens=case.tokens), self._decide(case))
 
     def _decide(self, case: Case) -> Decision:
-        """Whether an epoch opens; none where the log may know of another (B10), for what was sent before (B5), or
-        where the upstream has refused the last one (B8a).
+        """Whether an epoch opens; none where the log may know of another (B10) and the ceiling does not ask for one
+        (B8b), for what was sent before (B5), or where the upstream has refused the last one (B8a).
         """
         decision = decide(case.account, case.facts)
-        if not case.context.is_known:
-            return Decision(None, decision.pressure, _UNREAD)
+        is_known, is_certain = case.context.is_known, case.subject.is_certain
+        if decision.why is not None and decision.why != "hard" and not (is_known and is_certain):
+            return Decision(None, decision.pressure, _LATE if is_known else _UNREAD)
         if decision.why is not None and case.context.was_sent(case.view, case.subject):
             return Decision(None, decision.pressure, _SENT_BEFORE)
         if decision.why is not None and self._is_refused(case.epoch):

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 
 import msgspec
 
+from proxy.engine.histories import Holding
 from proxy.engine.lineage.chain import Chain
 from proxy.engine.ports import Upstream
 from proxy.model.exchange import Headers, SessionKey
 from proxy.model.lineage import Step
+from proxy.model.manifest import digest_of
 from proxy.wire.body import SplitBody
 
 
@@ -16,7 +18,9 @@ class Subject(msgspec.Struct, frozen=True, gc=False):
 
     `step` is None while the upstream has not accepted its credential: what is known of the session may not be used
     then (BEHAVIOUR B2). `target` is the path and query that it asks `upstream` for. `is_new`: it is the first of its
-    session, and goes on from no other. `most_output` is what it asks for, 0 where it does not say.
+    session, and goes on from no other. `most_output` is what it asks for, 0 where it does not say. `holding` tells how
+    much of its body the log has, None where that is all of it. `until` is
+    when, on the monotonic clock, it has waited for the log for long enough. `is_certain` is as a place has it.
     """
 
     exchange: str
@@ -32,6 +36,9 @@ class Subject(msgspec.Struct, frozen=True, gc=False):
     target: bytes
     upstream: Upstream
     is_new: bool = False
+    holding: Holding | None = None
+    until: float = 0.0
+    is_certain: bool = True
 
     @property
     def nodes(self) -> Sequence[bytes]:
@@ -52,6 +59,18 @@ class Subject(msgspec.Struct, frozen=True, gc=False):
         """The raw messages behind the preamble, from one place on."""
         content = self.split.content
         return [content[span.start : span.end] for span in self.split.items[self.chain.preamble.count + start :]]
+
+    def list_unkept(self) -> frozenset[int]:
+        """The places of messages that the log has not whole: nothing may stand in their place (BEHAVIOUR B32c)."""
+        if self.holding is None:
+            return frozenset()
+        first = self.chain.preamble.count
+        return frozenset(i - first for i in self.holding.list_unkept(self.split.items) if i >= first)
+
+    def list_digests(self, start: int, stop: int) -> tuple[bytes, ...]:
+        """The digests under which the log has the messages from one place up to another."""
+        raws = self.list_raws()[start:stop]
+        return tuple([digest_of(raw if self.holding is None else self.holding.cut(raw)) for raw in raws])
 
     def list_leading(self) -> list[bytes]:
         """The raw messages of the preamble."""

@@ -173,13 +173,14 @@ def find_format(row: ExchangeRow) -> Format:
 def read_request(row: ExchangeRow, request: bytes) -> bytes:
     """A request's body as it is read, decompressed. Raises NotFound where it cannot be."""
     encoding = find(row.headers, b"content-encoding").decode("latin-1")
+    if row.is_capped:
+        raise NotFound(f"the request of exchange {row.n} cannot be read: not all of it was kept")
     try:
         body = decode_content(request, encoding, _CAP)
     except ValueError as error:
         raise NotFound(f"the request of exchange {row.n} cannot be read: {error}") from error
     if split_body(body, _WIRES[row.wire][0].items_key) is None:
-        reason = "only its beginning was kept" if row.is_capped else "it is no JSON object"
-        raise NotFound(f"the request of exchange {row.n} cannot be read: {reason}")
+        raise NotFound(f"the request of exchange {row.n} cannot be read: it is no JSON object")
     return body
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,6 +65,8 @@ class SqliteArchive:
         self._writer = Writer(connection, policy, self._spool.settle_soon)
         self._reader = SqliteReader(policy.path)
         self._writer.start()
+        self._told_exposed = 1
+        self._lost_at_stop = 0
         self._read_before: set[str] = set()  # answers whose readings wait in the journal of the server before
         self._roll = Roll()
         self._reading_roll = loop.create_task(self._roll.read(self._reader.list_named))
@@ -79,7 +82,10 @@ class SqliteArchive:
         spool, problem = self._spool, self._writer.problem
         if problem:
             problem = f"{problem} Records wait in memory (store.spool_bytes)."
-        return ArchiveHealth(problem, spool.pending, spool.pending_bytes, spool.dropped, spool.generation)
+            if spool.exposed:
+                problem += f" {spool.exposed} of them are nowhere else: a stop before the log takes them loses them."
+        counts = (spool.pending, spool.pending_bytes, spool.dropped, spool.generation, spool.exposed)
+        return ArchiveHealth(problem, *counts, self._lost_at_stop)
 
     def make_leases(self, clock: Clock) -> SqliteLeases:
         """The leases that are kept in the log's file (see `Leases`)."""
@@ -91,7 +97,18 @@ class SqliteArchive:
         With a journal the future is True at once, as a rule; a record that the log then refuses is counted in `health`.
         """
         self._roll.note(records)
-        return self._spool.append(records, is_urgent)
+        stored = self._spool.append(records, is_urgent)
+        if self._writer.problem:
+            self._tell_exposed()
+        return stored
+
+    def _tell_exposed(self) -> None:
+        """Say how much a stop would lose, whenever that has doubled."""
+        exposed = self._spool.exposed
+        self._told_exposed = min(self._told_exposed, max(1, exposed))
+        if exposed >= 2 * self._told_exposed:
+            _log.error("%d records are in memory only, and lost if the server stops before the log takes them", exposed)
+            self._told_exposed = exposed
 
     def take_over(self, rest: Rest) -> None:
         """Write, before anything is appended, what the journal of the server before still holds."""
@@ -143,6 +160,11 @@ class SqliteArchive:
             return ()
         await self._catch_up(_MOST_LAG_OF_A_CALL_SECONDS)
         return await self._reader.recall(nodes, marks, session)
+
+    async def count_links(self, links: Sequence[bytes]) -> int:
+        """How many of the links of a chain, in its order, are in the log."""
+        await self._catch_up(_MOST_LAG_OF_A_CALL_SECONDS)
+        return await self._reader.count_links(links)
 
     async def find_key(self, session: str) -> SessionKey:
         """Whose the session with this id is, and what names it. Raises NotFound."""
@@ -226,7 +248,11 @@ class SqliteArchive:
         if not self._reading_roll.get_loop().is_closed():  # what a loop that is gone left unfinished, it cannot cancel
             self._reading_roll.cancel()
         await self._reader.close()
+        dropped = self._spool.dropped
         is_ended = await asyncio.to_thread(self._writer.stop, self._policy.close_ms / 1000)
+        if lost := self._spool.dropped - dropped + self._spool.exposed:
+            _log.error("%d records are lost with this stop: %s", lost, self._writer.problem)
+            self._lost_at_stop = lost
         if self._journal is not None:
             self._close_journal(self._journal)
             self._journal = None
@@ -241,6 +267,7 @@ class SqliteArchive:
         path = name_journal(self._policy.path)
         if not path.exists():
             _log.error("%d records are lost: %s was deleted under the server", self._spool.pending, path)
+            self._lost_at_stop = self._spool.pending
             return
         _log.warning("%d records are in %s only; the next start brings them into the log", self._spool.pending, path)
 
@@ -263,6 +290,9 @@ def open_sqlite(
     """
     try:
         policy.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder, is_exact = policy.path.resolve().parent, os.access in os.supports_effective_ids
+        if not os.access(folder, os.W_OK | os.X_OK, effective_ids=is_exact):
+            raise PermissionError(f"nothing can be made in {folder}")
         lock = WriterLock(policy.path.resolve(), policy.lock_ms)  # one log may have several names
     except OSError as error:
         raise StoreUnavailable(

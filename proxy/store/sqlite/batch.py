@@ -17,6 +17,7 @@ from proxy.model.summary import Summary
 from proxy.store.sqlite.codec import TINY, encode_changes, encode_headers
 from proxy.store.sqlite.epochs import INSERTS as EPOCH_INSERTS
 from proxy.store.sqlite.epochs import Epochs
+from proxy.store.sqlite.expected import expect_message
 from proxy.store.sqlite.growth import INSERTS as GROWTH_INSERTS
 from proxy.store.sqlite.growth import Growth
 from proxy.store.sqlite.known import Exchange, HeaderBase, Known, Reference, Session, Tenant
@@ -232,7 +233,10 @@ class Batch:
         for piece in slices[first:]:
             if piece.parent != tenant.root and not known.has_link(piece.parent):
                 raise Dangling("a slice of its body has a parent that is not in the log")
-            blob, _ = self._rows.share(tenant, piece.digest, piece.content)
+            if piece.content is None:
+                blob = expect_message(known, tenant, piece.digest)
+            else:
+                blob, _ = self._rows.share(tenant, piece.digest, piece.content)
             self._rows.add("raw", (piece.link, piece.parent, piece.gap, blob))
             known.put_link(piece.link)
 

@@ -4,7 +4,8 @@ SQLite walks the chain and unpacks the payloads in the reader's thread; the even
 """
 
 import sqlite3
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 
 import aiosqlite
 
@@ -30,7 +31,14 @@ _BLOB = """
     SELECT unpack(p.codec, p.bytes) FROM blob b LEFT JOIN payload p ON p.id = b.id
     WHERE b.tenant = ? AND b.digest = ?"""
 
+_HAS_LINK = "SELECT 1 FROM raw WHERE link = ?"
+
 _FINGERPRINT = "SELECT fingerprint FROM tenant WHERE id = ?"
+
+
+def count_links(connection: sqlite3.Connection, links: Sequence[bytes]) -> int:
+    """How many of the links of a chain, in its order, are stored: where one is, all before it are."""
+    return bisect_left(links, True, key=lambda link: connection.execute(_HAS_LINK, (link,)).fetchone() is None)
 
 
 async def load_payload(connection: aiosqlite.Connection, payload: int) -> bytes:

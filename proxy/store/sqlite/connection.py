@@ -9,6 +9,7 @@ from typing import Any
 from proxy.model.errors import StoreUnavailable
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.codec import unpack
+from proxy.store.sqlite.lock import hold_still
 from proxy.store.sqlite.problem import FILE_ERRORS, RESTORE, advise, describe_problem
 from proxy.store.sqlite.schema import MIGRATIONS, migrate, read_applied
 
@@ -32,6 +33,7 @@ def prepare_file(path: Path) -> None:
 
     Only for the writer, and before SQLite opens the file in this process: see `lock`.
     """
+    refuse_emptied(path)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(file).st_mode & 0o177:
@@ -44,6 +46,22 @@ def prepare_file(path: Path) -> None:
         raise StoreUnavailable(
             f"{path} is not a SQLite database; move it away, or choose another data directory (--data)"
         )
+
+
+def refuse_emptied(path: Path) -> None:
+    """Keep a new log from taking the place of one that lost its content. Raises StoreUnavailable, OSError.
+
+    A log has a journal or a write-ahead log only once there is something in it.
+    """
+    log = path.resolve()
+    if not log.exists() or log.stat().st_size:
+        return
+    for other in (log.with_name(log.name + ".journal"), log.with_name(log.name + "-wal")):
+        if other.exists() and other.stat().st_size:
+            raise StoreUnavailable(
+                f"{path} is damaged: it is empty, and {other.name} beside it is not, so that there was a log; {RESTORE}"
+                f"; without a backup move {path.name} and the files of its name aside, and a new log begins"
+            )
 
 
 def refuse_foreign_wal(path: Path) -> None:
@@ -91,13 +109,16 @@ def connect_writer(policy: StorePolicy, connect: Connect = sqlite3.connect) -> s
 def connect_reader(path: Path) -> sqlite3.Connection:
     """A connection that cannot write, with the SQL function `unpack(codec, bytes)`. Raises StoreUnavailable.
 
-    It needs no lock and may be handed to another thread.
+    It needs no lock and may be handed to another thread. To read a log that nobody has open SQLite makes two files
+    beside it; where it cannot, the log is read as one that nobody writes, which is made sure of.
     """
-    uri = f"{path.absolute().as_uri()}?mode=ro"
     try:
         if not path.is_file():
             raise StoreUnavailable(f"there is no log at {path}; check the data directory (--data)")
-        connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+        connection = _connect(path, "mode=ro")
+        if _needs_files(connection):
+            connection.close()
+            connection = _connect_still(path)
     except (OSError, sqlite3.Error) as error:
         raise StoreUnavailable(f"{path} cannot be opened: {advise(error)}") from error
     try:
@@ -108,6 +129,52 @@ def connect_reader(path: Path) -> sqlite3.Connection:
     except (*FILE_ERRORS, StoreUnavailable) as error:
         connection.close()
         raise StoreUnavailable(f"{path} cannot be read: {advise(error)}") from error
+    return connection
+
+
+class _StillConnection(sqlite3.Connection):
+    """A connection to a log that nobody may write as long as it is open."""
+
+    hold = -1
+
+    def close(self) -> None:
+        super().close()
+        if self.hold >= 0:
+            os.close(self.hold)
+            self.hold = -1
+
+
+def _connect(path: Path, how: str, factory: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?{how}"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, factory=factory)
+
+
+def _needs_files(connection: sqlite3.Connection) -> bool:
+    """Whether the log cannot be read because nothing can be written beside it."""
+    try:
+        connection.execute("PRAGMA schema_version").fetchone()
+    except sqlite3.Error as error:
+        return str(getattr(error, "sqlite_errorname", "")).startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY"))
+    return False
+
+
+def _connect_still(path: Path) -> sqlite3.Connection:
+    """A connection to a log as it lies there. Raises StoreUnavailable where it may change, or is not all there is."""
+    wal = path.resolve().with_name(path.resolve().name + "-wal")
+    hold = hold_still(path.resolve())
+    try:
+        if wal.exists() and wal.stat().st_size:
+            raise StoreUnavailable(
+                f"{path} cannot be read where it is: {wal.name} beside it has what is not in it yet, and the directory"
+                " cannot be written; copy both to one that can"
+            )
+        connection = _connect(path, "mode=ro&immutable=1", _StillConnection)
+    except BaseException:
+        if hold >= 0:
+            os.close(hold)
+        raise
+    assert isinstance(connection, _StillConnection)
+    connection.hold = hold
     return connection
 
 

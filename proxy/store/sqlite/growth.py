@@ -49,7 +49,7 @@ class Growth:
         if place is None:
             self._expect_outer(tree, step.tip)
         tip, outer = (place.n, None) if place else (0, step.tip)
-        row = (tree.session, exchange.n, tip, outer, step.depth, step.base, _NUMBERS[step.relation], step.is_side)
+        row = (tree.session, exchange.n, tip, outer, step.depth, step.base, _NUMBERS[step.relation], int(step.is_side))
         self._rows.add("step", row)
 
     def add_reply(self, reply: Reply) -> None:

@@ -12,6 +12,7 @@ from proxy.model.exchange import Headers
 from proxy.model.manifest import root_of
 from proxy.store.sqlite.envelope import Envelopes
 from proxy.store.sqlite.recent import Recent
+from proxy.store.sqlite.schema import TALLIED, note_tally, read_tally
 from proxy.store.sqlite.targets import Targets
 from proxy.store.sqlite.trees import Trees
 
@@ -114,6 +115,8 @@ class Known:
         self._is_loaded = False
         self._last: dict[str, int] = {}
         self.heads: dict[str, Head] = {}
+        self.tallies: dict[str, int] = {}  # of the tables in `TALLIED`, what their rows come to
+        self._noted: dict[str, int] = {}
 
     def load(self) -> None:
         """Read the counters and the last seals, unless they are known."""
@@ -124,7 +127,16 @@ class Known:
         for table in SEALED:
             row = self._connection.execute(f"SELECT seq, seal FROM {table} ORDER BY seq DESC LIMIT 1").fetchone()
             self.heads[table] = Head(*row) if row else Head(0, NO_SEAL)
+        self.tallies = {table: read_tally(self._connection, table) or 0 for table in TALLIED}
+        self._noted = dict(self.tallies)
         self._is_loaded = True
+
+    def note_tallies(self) -> None:
+        """Note the tallies of tables that have grown, in the transaction under way."""
+        for table, tally in self.tallies.items():
+            if tally != self._noted[table]:
+                note_tally(self._connection, table, tally)
+                self._noted[table] = tally
 
     def forget(self) -> None:
         """Trust nothing any more: what was put in may not have been committed."""

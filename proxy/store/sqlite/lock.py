@@ -42,6 +42,25 @@ class WriterLock:
             self._file = -1
 
 
+def hold_still(log: Path) -> int:
+    """Keep all others from writing a log as long as this descriptor is open; -1 where nobody ever wrote it here.
+
+    Raises StoreUnavailable where somebody does, or that cannot be told.
+    """
+    try:
+        file = os.open(log.with_name(log.name + ".lock"), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return -1
+    except OSError as error:
+        raise StoreUnavailable(f"whether {log} is being written cannot be told: {error}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(file)
+        raise StoreUnavailable(f"{log} is being written by another process, and cannot be read beside it") from error
+    return file
+
+
 def _take(file: int, pauses: int, pause: Callable[[float], None]) -> None:
     for _ in range(pauses):
         with suppress(BlockingIOError):

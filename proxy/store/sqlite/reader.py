@@ -31,7 +31,7 @@ from proxy.model.plan import Plan
 from proxy.model.summary import Summary
 from proxy.store.branches import find_branches
 from proxy.store.sqlite.backup import copy_log
-from proxy.store.sqlite.bodies import load_body, load_payload
+from proxy.store.sqlite.bodies import count_links, load_body, load_payload
 from proxy.store.sqlite.codec import decode_headers
 from proxy.store.sqlite.connection import connect_reader
 from proxy.store.sqlite.context import list_epochs, load_context, load_epoch, load_original
@@ -204,6 +204,10 @@ class SqliteReader:
     ) -> Sequence[StoredSession]:
         """Sessions that may hold what a request continues; newest last (see `Ancestry`)."""
         return await self._calls.ask(lambda connection: recall_sessions(connection, nodes, marks, session))
+
+    async def count_links(self, links: Sequence[bytes]) -> int:
+        """How many of the links of a chain, in its order, are in the log."""
+        return await self._calls.ask(lambda connection: count_links(connection, links))
 
     async def find_key(self, session: str) -> SessionKey:
         """Whose the session with this id is, and what names it. Raises NotFound."""

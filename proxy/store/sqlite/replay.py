@@ -15,7 +15,7 @@ from pathlib import Path
 from proxy.model.errors import StoreUnavailable
 from proxy.model.record import weigh_all
 from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.connection import connect_writer, refuse_foreign_wal
+from proxy.store.sqlite.connection import connect_writer, refuse_emptied, refuse_foreign_wal
 from proxy.store.sqlite.journal import Leftover, name_journal
 from proxy.store.sqlite.lock import WriterLock
 from proxy.store.sqlite.mark import Mark, read_mark
@@ -83,10 +83,11 @@ def recover_log(policy: StorePolicy) -> None:
     """Before a log is read without its server: bring in what a kill left in the journal.
 
     Does nothing beside a running server, and no more than a warning where it cannot be done. Raises StoreUnavailable
-    where reading would do harm (see `refuse_foreign_wal`).
+    where reading would do harm (see `refuse_foreign_wal`, `refuse_emptied`).
     """
     path = name_journal(policy.path)
     with suppress(OSError):  # reading tells what is wrong
+        refuse_emptied(policy.path)
         refuse_foreign_wal(policy.path)
     try:
         if not path.exists() or not policy.path.exists():

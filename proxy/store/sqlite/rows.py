@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from proxy.store.sqlite.codec import SMALL, pack, seal_after
 from proxy.store.sqlite.known import Known, Reference, Tenant
+from proxy.store.sqlite.schema import TALLIED, weigh_row
 
 Value = int | float | str | bytes | None
 
@@ -23,6 +24,8 @@ class Rows:
     def add(self, table: str, row: tuple[Value, ...]) -> None:
         """A row of a table without seals."""
         self._rows[table].append(row)
+        if table in TALLIED:
+            self._known.tallies[table] += weigh_row(row)
 
     def append(self, table: str, references: Sequence[Reference | tuple[None, None]], values: tuple[Value, ...]) -> int:
         """A row of a sealed table; its number. The seal commits to what the references name."""

@@ -17,6 +17,8 @@ and its digest commits to both. (`plan` and `round.plan` of the first migration 
 `node`, `step`, `mark` and `adoption` are lineage: derived from the record, numbered by `n` within each session. A
 node's `seal` commits to those before it in its session; of four bytes, for there is one with every message.
 
+The rows of `session`, `step`, `mark` and `adoption` have no seals of their own but a tally for each table, in `meta`.
+
 Triggers: UPDATE and DELETE abort. An INSERT whose key exists aborts too, for REPLACE deletes without firing delete
 triggers on connections that did not set `recursive_triggers`. Mutable are `meta`, `permit` and `lease`; a
 payload may be deleted while `permit` holds a row.
@@ -28,8 +30,10 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from proxy.model.errors import StoreUnavailable
+from proxy.store.sqlite.codec import seal_after
 
 APPLICATION_ID = 0x50414C49  # "PALI"
 
@@ -229,9 +233,50 @@ def m004_summaries(connection: sqlite3.Connection) -> None:
         _guard(connection, table, keys)
 
 
+# The tables whose rows have no seal each, and whose rows nothing else commits to: they are counted together.
+TALLIED = {
+    "session": "SELECT id, key, tenant, upstream, family, created_ms, parent FROM session",
+    "step": "SELECT session, n, tip, outer, depth, base, relation, is_side FROM step",
+    "mark": "SELECT session, n, node, key, name, form FROM mark",
+    "adoption": "SELECT session, n, source, node, at_ms FROM adoption",
+}
+_TALLY_SIZE = 16
+
+
+def m005_tallies(connection: sqlite3.Connection) -> None:
+    """What the rows of lineage and of sessions come to, so that one that was altered or removed is missed."""
+    for table in TALLIED:
+        note_tally(connection, table, tally_rows(connection, table))
+
+
+def weigh_row(row: Sequence[Any]) -> int:
+    """What a row adds to the tally of its table; the order of rows does not matter to their sum."""
+    return int.from_bytes(seal_after(b"", tuple(row)), "big")
+
+
+def tally_rows(connection: sqlite3.Connection, table: str) -> int:
+    """The tally of the rows that are in a table."""
+    return sum(map(weigh_row, connection.execute(TALLIED[table]))) % (1 << 8 * _TALLY_SIZE)
+
+
+def note_tally(connection: sqlite3.Connection, table: str, tally: int) -> None:
+    """Note what a table should come to, in the transaction under way."""
+    value = (tally % (1 << 8 * _TALLY_SIZE)).to_bytes(_TALLY_SIZE, "big")
+    connection.execute(
+        "INSERT INTO meta(key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+        (f"tally:{table}", value),
+    )
+
+
+def read_tally(connection: sqlite3.Connection, table: str) -> int | None:
+    """What a table should come to; None where that is not noted."""
+    row = connection.execute("SELECT value FROM meta WHERE key = ?", (f"tally:{table}",)).fetchone()
+    return int.from_bytes(row[0], "big") if row else None
+
+
 Migration = Callable[[sqlite3.Connection], None]
 
-MIGRATIONS: tuple[Migration, ...] = (m001_record, m002_lineage, m003_managed, m004_summaries)
+MIGRATIONS: tuple[Migration, ...] = (m001_record, m002_lineage, m003_managed, m004_summaries, m005_tallies)
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration] = MIGRATIONS) -> None:

@@ -61,6 +61,7 @@ class Spool:
         self._is_due_soon = False
         self._is_closed = False
         self._outside = 0  # entries under way that are not in the journal
+        self.exposed = 0  # their records
         self._safe: asyncio.Future[bool] = loop.create_future()
         self._safe.set_result(True)
         self._relief = self._safe
@@ -113,6 +114,7 @@ class Spool:
                 return self._safe if self.pending <= _MOST_AHEAD else self._fall_in()
         stored = self._make_future()
         self._outside += 1
+        self.exposed += len(records)
         self._last = Entry(records, weight, stored, journal.end if journal is not None else 0)
         self._held.append(self._last)
         # beside a journal this is what it could not take: nothing is journaled until it is written
@@ -158,6 +160,7 @@ class Spool:
             self.pending_bytes -= entry.weight
             if not entry.is_kept:
                 self._outside -= 1
+                self.exposed -= len(entry.records) + entry.refused
             lost = entry.refused if is_stored else len(entry.records) + entry.refused
             if lost:
                 self._drop(lost)

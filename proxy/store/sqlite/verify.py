@@ -7,6 +7,7 @@ The whole is read in one snapshot: a server may go on writing, and its write-ahe
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from proxy.model.log import Fault, Verification
@@ -17,6 +18,7 @@ from proxy.store.sqlite.ends import read_end
 from proxy.store.sqlite.envelope import join_recipe
 from proxy.store.sqlite.known import NO_SEAL
 from proxy.store.sqlite.problem import FILE_ERRORS
+from proxy.store.sqlite.schema import TALLIED, migrate, read_tally, tally_rows
 from proxy.store.sqlite.verify_context import check_context
 from proxy.store.sqlite.verify_summaries import check_summaries
 from proxy.store.sqlite.verify_trees import check_trees
@@ -99,6 +101,8 @@ _GAPS = """
     SELECT s.key FROM session s LEFT JOIN exchange e ON e.session = s.id
     GROUP BY s.id HAVING count(e.seq) = 0 OR count(e.seq) <> max(e.n) OR min(e.n) <> 1"""
 
+_SCHEMA = "SELECT type || ' ' || name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite~_%' ESCAPE '~'"
+
 _COUNTED = {"exchange": "exchanges", "round": "rounds", "blob": "blobs", "raw": "slices"}
 
 
@@ -123,6 +127,8 @@ class _Inspection:
     def run(self) -> Verification:
         checks = (
             self._check_file(),
+            self._check_schema(),
+            self._check_tallies(),
             self._check_contents(),
             self._check_links(),
             self._check_seals(),
@@ -161,6 +167,25 @@ class _Inspection:
         for (result,) in self._connection.execute("PRAGMA integrity_check(100)"):
             if result != "ok":
                 yield Fault("file", result)
+
+    def _check_schema(self) -> Iterator[Fault]:
+        """What holds the log append-only, and what finds things in it, is there as it was made."""
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as made:
+            migrate(made)
+            expected = dict(made.execute(_SCHEMA))
+        found = dict(self._connection.execute(_SCHEMA))
+        for name in sorted(expected.keys() | found.keys()):
+            if name not in found:
+                yield Fault(name, "is missing: what it kept from happening may have happened")
+            elif name not in expected:
+                yield Fault(name, "is no part of a log")
+            elif found[name] != expected[name]:
+                yield Fault(name, "is not as it was made")
+
+    def _check_tallies(self) -> Iterator[Fault]:
+        for table in TALLIED:
+            if tally_rows(self._connection, table) != read_tally(self._connection, table):
+                yield Fault(table, "its rows are not those that were written: one was altered, removed or put in")
 
     def _check_contents(self) -> Iterator[Fault]:
         for query in _CONTENTS:

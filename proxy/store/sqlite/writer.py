@@ -162,6 +162,7 @@ class Writer:
                     batch.add(record)
             rows = batch.write(connection)
             self._ends.note(connection, self._known.heads)
+            self._known.note_tallies()
             place = max((entry.place for entry in entries), default=0)
             if place:
                 move_mark(connection, place)

@@ -34,7 +34,7 @@ def test_a_second_body_brings_only_what_is_new() -> None:
     subject = make_subject(HISTORY)
     assert len(send(sent, subject, HISTORY[:20], log).slices) == 20
     more = send(sent, subject, HISTORY[:22], log)
-    assert [json.loads(each.content) for each in more.slices] == HISTORY[20:22]
+    assert [json.loads(each.content or b"") for each in more.slices] == HISTORY[20:22]
     assert more.blobs == ()
 
 

@@ -68,7 +68,7 @@ async def test_a_compressed_request_is_read() -> None:
     ("content", "changes", "reason"),
     [
         (b"x", {"headers": ((b"content-encoding", b"compress"),)}, "'compress' is not read here"),
-        (b'{"messages":[1', {"is_capped": True}, "only its beginning was kept"),
+        (b'{"messages":[1]}', {"is_capped": True}, "not all of it was kept"),
         (b"[1]", {}, "it is no JSON object"),
     ],
 )

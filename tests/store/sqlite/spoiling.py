@@ -5,12 +5,15 @@ from pathlib import Path
 
 
 def spoil(path: Path, *statements: str) -> None:
-    """Run statements on a log as somebody who wants to alter it."""
+    """Run statements on a log as somebody who wants to alter it, and puts the triggers back."""
     connection = sqlite3.connect(path, isolation_level=None)
-    for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+    triggers = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+    for name, _ in triggers:
         connection.execute(f"DROP TRIGGER {name}")
     for statement in statements:
         assert connection.execute(statement).rowcount != 0, f"{statement} touched nothing"
+    for _, trigger in triggers:
+        connection.execute(trigger)
     connection.close()
 
 

@@ -10,6 +10,7 @@ from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.backup import copy_log
 from proxy.store.sqlite.codec import pack
 from proxy.store.sqlite.connection import connect_reader, connect_writer, prepare_file, refuse_foreign_wal
+from proxy.store.sqlite.replay import recover_log
 from tests.store.sqlite.spoiling import garble_name, lose_index_entry
 
 
@@ -30,6 +31,24 @@ def test_a_file_that_begins_otherwise_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log.db").write_bytes(b"SQL")
     with pytest.raises(StoreUnavailable, match=r"move it away, or choose another data directory"):
         prepare_file(tmp_path / "log.db")
+
+
+@pytest.mark.parametrize("name", ["log.db.journal", "log.db-wal"])
+def test_a_log_that_lost_its_content_is_no_new_one(policy: StorePolicy, name: str) -> None:
+    policy.path.write_bytes(b"")
+    other = policy.path.with_name(name)
+    other.write_bytes(b"what a server left")
+    for open_it in (prepare_file, lambda path: recover_log(replace(policy, path=path))):
+        with pytest.raises(StoreUnavailable, match=r"log\.db is damaged: it is empty, .* put a backup in place"):
+            open_it(policy.path)
+    assert (policy.path.read_bytes(), other.read_bytes()) == (b"", b"what a server left")
+
+
+def test_an_empty_file_alone_may_become_a_log(policy: StorePolicy) -> None:
+    policy.path.write_bytes(b"")
+    prepare_file(policy.path)
+    connect_writer(policy).close()
+    assert policy.path.stat().st_size
 
 
 def restore(policy: StorePolicy, copy: Path) -> None:

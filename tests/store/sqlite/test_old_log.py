@@ -29,6 +29,7 @@ from tests.store.samples import (
     make_turns,
 )
 from tests.store.sqlite.conftest import Opener
+from tests.store.sqlite.spoiling import spoil
 
 CHAIN = make_chain("a", "!b", "c")
 TURNS = make_turns(3)
@@ -85,6 +86,26 @@ async def plain(open_archive: Opener, policy: StorePolicy, tmp_path: Path) -> Pa
     await archive.close()
     columns = "id, key, tenant, upstream, family, created_ms, parent"
     return put_back(policy, tmp_path, 3, columns, (*TABLES, *TREES, *MANAGED))
+
+
+async def test_what_a_log_without_tallies_holds_is_counted_once_and_missed_from_then_on(
+    plain: Path, open_archive: Opener, policy: StorePolicy, tmp_path: Path
+) -> None:
+    columns = "id, key, tenant, upstream, family, created_ms, parent"
+    connection = sqlite3.connect(plain, isolation_level=None)
+    migrate(connection, MIGRATIONS[:4])
+    connection.close()
+    put_back(policy, tmp_path, 4, columns, (*TABLES, *TREES, *MANAGED))
+    with pytest.raises(StoreUnavailable, match="start the server once"):
+        connect_reader(policy.path)
+    archive = open_archive()
+    assert (await archive.verify()).faults == ()
+    chain = make_chain("a", "!b", "c", "d")
+    assert await archive.append(make_opening("e2"), make_step("e2", chain[3:], base=3), make_round("e2"))
+    await archive.close()
+    assert verify_log(policy.path).faults == ()
+    spoil(policy.path, "UPDATE step SET is_side = 1 WHERE n = 1")
+    assert [fault.where for fault in verify_log(policy.path).faults] == ["step"]
 
 
 async def test_it_is_brought_up_to_date_and_grows_trees_from_then_on(old: Path, open_archive: Opener) -> None:

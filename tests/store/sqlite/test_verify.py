@@ -9,6 +9,7 @@ from proxy.model.lineage import Adoption
 from proxy.model.log import Fault
 from proxy.model.manifest import Blob, BlobPiece, Manifest, digest_of, encode_recipe, keep_head, keep_whole
 from proxy.store.policy import StorePolicy
+from proxy.store.sqlite.schema import TALLIED
 from proxy.store.sqlite.verify import verify_log
 from tests.store.samples import (
     OTHER_TENANT,
@@ -238,6 +239,52 @@ def test_a_hole_is_accepted_with_its_erasure_only(path: Path) -> None:
     assert find(path) == [f"blob {payload}: its content is missing, and no erasure names it"]
     spoil(path, f"INSERT INTO erasure VALUES (2, 0, 's', {payload}, x'{SLICE}')")
     assert find(path) == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE step SET base = 0 WHERE base > 0 AND n = 2",
+        "UPDATE step SET is_side = 1 WHERE n = 1",
+        "UPDATE step SET relation = 2 WHERE n = 2",
+        "DELETE FROM step WHERE n = (SELECT max(n) FROM step)",
+        "UPDATE mark SET form = x'00' WHERE n = 1",
+        "UPDATE mark SET node = 2 WHERE n = 1",
+        "DELETE FROM mark WHERE n = (SELECT max(n) FROM mark)",
+        "UPDATE session SET family = 'mine' WHERE id = 1",
+        "UPDATE session SET parent = 's' WHERE id = 1",
+        "UPDATE session SET created_ms = created_ms + 1 WHERE id = 2",
+        "DELETE FROM session WHERE id = 2",
+        "UPDATE adoption SET at_ms = 8",
+        "INSERT INTO step VALUES (1, 7, 1, NULL, 1, 0, 0, 0)",
+    ],
+)
+def test_a_row_of_lineage_or_of_a_session_that_was_altered_or_removed_is_missed(path: Path, damage: str) -> None:
+    spoil(path, damage)
+    table = next(word for word in damage.split() if word in TALLIED)
+    assert f"{table}: its rows are not those that were written: one was altered, removed or put in" in find(path)
+
+
+def test_a_tally_that_is_gone_is_a_fault(path: Path) -> None:
+    spoil(path, "DELETE FROM meta WHERE key = 'tally:mark'")
+    assert [fault.split(":")[0] for fault in find(path)] == ["mark"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        ("DROP TRIGGER payload_hold", "trigger payload_hold: is missing: what it kept"),
+        ("DROP INDEX mark_key", "index mark_key: is missing: what it kept"),
+        ("CREATE TRIGGER mine AFTER INSERT ON meta BEGIN SELECT 1; END", "trigger mine: is no part of a log"),
+        ("ALTER TABLE permit ADD COLUMN more TEXT", "table permit: is not as it was made"),
+    ],
+)
+def test_a_schema_that_was_altered_is_told(path: Path, damage: str, told: str) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute(damage)
+    connection.close()
+    (found,) = find(path)
+    assert found.startswith(told)
 
 
 def test_a_damaged_page_is_a_fault_and_the_rest_is_still_looked_at(path: Path) -> None:

@@ -122,7 +122,8 @@ def trim(view: View, survey: Survey, place: int, most: int) -> Marked:
     """The head and the tail of long words and of long values in calls; from about so many tokens on they are long."""
     told = survey.messages[place].told
     references = name_parts(view, place, 0, survey.found[place].characters)
-    cutter = _Cutter(3 * most, f"[… cut by the proxy palimpsest; the original is intact: ref:{references[0].id} …]")
+    parts = " ".join(f"ref:{each.id}" for each in references)
+    cutter = _Cutter(3 * most, f"[… cut by the proxy palimpsest; the original is intact: {parts} …]")
     text = cutter.cut(told.text)
     called = ((call, _trim_arguments(call.arguments, cutter)) for call in told.calls)
     arguments = tuple([(call.id, spelled) for call, spelled in called if spelled != call.arguments])

@@ -5,7 +5,7 @@ room the newest stay.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -89,8 +89,14 @@ def find_room(usable: float) -> float:
     return min(MOST, SHARE * usable)
 
 
-def tell_rules(survey: Survey, steps: Iterable[int], usable: float, count: Callable[[str], int]) -> str:
-    """The block of the rules that stand in these steps."""
-    places = {place for i in steps for place in range(survey.steps[i].start, survey.steps[i].stop)}
-    rules = find_rules(survey, places)
-    return write_rules(rules, find_room(usable), count) if rules else ""
+def find_unshown(
+    survey: Survey, steps: Iterable[int], shortened: Mapping[int, str], known: Sequence[str]
+) -> tuple[Rule, ...]:
+    """The rules that stand in these steps, or in messages that are sent in other words, and in none of our own."""
+    gone = {place for i in steps for place in range(survey.steps[i].start, survey.steps[i].stop)}
+    return tuple(
+        rule
+        for rule in (find_rules(survey) if gone or shortened else ())
+        if (rule.place in gone or rule.text not in shortened.get(rule.place, rule.text))
+        and not any(clean(rule.text, _LONGEST) in text for text in known)
+    )

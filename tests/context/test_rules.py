@@ -8,7 +8,7 @@ from proxy.context.findings import study
 from proxy.context.policy import BuilderPolicy
 from proxy.context.rules import Rule, find_room, find_rules, name_message, write_rules
 from proxy.context.survey import survey
-from proxy.model.plan import Written
+from proxy.model.plan import Kept, Replaced, Written
 from tests.support.views import Message, act, count, said, user, view
 
 BUILDER = ContextBuilder(BuilderPolicy(), count)
@@ -105,12 +105,13 @@ def list_ledgers(messages: list[Message]) -> list[str]:
 def test_rules_of_messages_that_are_not_shown_stand_at_the_top_of_the_ledger_to_the_letter() -> None:
     messages = write_day()
     plan = BUILDER.build(view(messages, 8000))
-    kept = {edit.place for edit in plan.edits if not isinstance(edit, Written)}
-    gone = [i for i in range(len(RULES)) if 1 + 3 * i not in kept]
+    whole = {edit.place for edit in plan.edits if isinstance(edit, Kept)}
+    gone = [i for i in range(len(RULES)) if 1 + 3 * i not in whole]
     (ledger,) = list_ledgers(messages)
     block = ledger.partition("Rules that the user stated")[2].split("\n")[1:]
     assert gone and block[: len(gone)] == [f"m{2 + 3 * i}: {RULES[i]}" for i in gone]
     assert ledger.count("whatever the tests say") == len(gone)
+    assert any(isinstance(edit, Replaced) for edit in plan.edits)  # shown by its beginning, without its rule
     assert plan.tokens < 0.75 * 8000
 
 

@@ -154,14 +154,14 @@ class _Cutter(msgspec.Struct, frozen=True, gc=False):
 
 
 def _trim_arguments(arguments: str, cutter: _Cutter) -> str:
-    """Arguments with their long values cut; what is not JSON stays as it is."""
+    """Arguments with their long values cut; what is not JSON, such as the text that a tool takes as it is, as one."""
     if len(arguments) <= cutter.most:
         return arguments
     try:
         value = msgspec.json.decode(arguments)
     except (ValueError, RecursionError):
-        return arguments
-    cut = cutter.cut_within(value) if isinstance(value, dict) else value
+        return cutter.cut(arguments)
+    cut = cutter.cut_within(value)
     return arguments if cut == value else msgspec.json.encode(cut).decode()
 
 

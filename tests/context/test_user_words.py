@@ -12,6 +12,7 @@ from proxy.context.user_words import (
     Forms,
     Older,
     Shown,
+    find_lines,
     leave_out_repeated,
     shorten_newest,
     show_older,
@@ -173,17 +174,25 @@ def test_words_beside_an_image_stay_and_so_do_those_that_would_only_grow() -> No
 
 
 def test_what_is_short_or_only_alike_stays() -> None:
-    assert leave_out_repeated("yes\nplease", ["yes\nplease"], count) == "yes\nplease"
+    assert leave_out_repeated("yes\nplease", [find_lines("yes\nplease")], count) == "yes\nplease"
     shuffled = "\n".join(reversed(RULES.split("\n")))
-    assert leave_out_repeated(RULES, [shuffled], count) == RULES
+    assert leave_out_repeated(RULES, [find_lines(shuffled)], count) == RULES
     (shown,) = show(write("Task one", "Task two", "third"), 1000)
     assert shown.edits == ()
 
 
 def test_a_block_gives_way_from_a_hundred_tokens_on() -> None:
     block = "\n".join(RULES.split("\n")[:9])
-    assert leave_out_repeated(block, [f"now\n{block}"], lambda text: 99) == block
-    assert leave_out_repeated(block, [f"now\n{block}"], lambda text: 100).startswith("[… 9 lines left out")
+    newer = [find_lines(f"now\n{block}")]
+    assert leave_out_repeated(block, newer, lambda text: 99) == block
+    assert leave_out_repeated(block, newer, lambda text: 100).startswith("[… 9 lines left out")
+
+
+def test_a_block_is_known_wherever_its_first_line_stands_before() -> None:
+    newer = find_lines("\n".join(["Rule 0: some words that are said in every task."] * 5 + [RULES, "end"]))
+    assert leave_out_repeated(f"begin\n{RULES}\nend\nmore", [newer], count).split("\n")[1].startswith("[… 13 lines")
+    behind_many = find_lines("\n".join([RULES.split("\n")[0]] * 20 + [RULES]))
+    assert leave_out_repeated(RULES, [behind_many], count).split("\n")[1].startswith("[… 11 lines")
 
 
 def test_what_is_left_out_stands_in_one_of_the_newest_or_of_the_next_newer_turns() -> None:

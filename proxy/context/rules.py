@@ -92,11 +92,16 @@ def find_room(usable: float) -> float:
 def find_unshown(
     survey: Survey, steps: Iterable[int], shortened: Mapping[int, str], known: Sequence[str]
 ) -> tuple[Rule, ...]:
-    """The rules that stand in these steps, or in messages that are sent in other words, and in none of our own."""
+    """The rules of these steps, and of messages that are sent in other words, that nothing sent has in its words.
+
+    `shortened` are those other words by their places, `known` are words of ours that are sent.
+    """
     gone = {place for i in steps for place in range(survey.steps[i].start, survey.steps[i].stop)}
+    newest = {survey.steps[i].start for i in survey.newest} - gone - shortened.keys()
+    said = [survey.messages[place].told.text for place in newest]
     return tuple(
         rule
-        for rule in (find_rules(survey) if gone or shortened else ())
-        if (rule.place in gone or rule.text not in shortened.get(rule.place, rule.text))
+        for rule in find_rules(survey, gone | shortened.keys())
+        if not any(rule.text in text for text in (shortened.get(rule.place, ""), *said))
         and not any(clean(rule.text, _LONGEST) in text for text in known)
     )

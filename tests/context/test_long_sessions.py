@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from itertools import groupby
 
 import msgspec
@@ -11,10 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.context.builder import ContextBuilder
+from proxy.context.findings import Findings, glance
 from proxy.context.policy import BuilderPolicy
+from proxy.context.rules import Rule, find_rules
+from proxy.context.survey import Survey
 from proxy.context.view import View
 from proxy.engine.managing.guard import list_splices
 from proxy.model.plan import ContextPlan, Kept, Replaced, Written
+from proxy.model.told import Told
 from proxy.wire import rendering
 from proxy.wire.validity import Rules, find_faults, judge_history
 from tests.support.views import Message, act, call, count, render, result, said, see, user, view
@@ -242,7 +247,9 @@ def check_rendered(messages: list[Message], plan: ContextPlan) -> None:
     sent = [json.loads(raw) for raw in rendered]
     assert sent == render(messages, plan)[: len(sent)]
     assert weigh([*sent, *messages[plan.through :]]) <= plan.tokens + len(plan.edits)  # parts are counted one by one
-    asked = {each["id"]: each["function"]["arguments"] for message in messages for each in message.get("tool_calls", ())}
+    asked = {
+        each["id"]: each["function"]["arguments"] for message in messages for each in message.get("tool_calls", ())
+    }
     for each in (each for message in sent for each in message.get("tool_calls", ())):
         arguments = each["function"]["arguments"]
         assert arguments == asked[each["id"]] or type(read(arguments)) is type(read(asked[each["id"]]))
@@ -275,3 +282,36 @@ def test_no_state_is_a_dead_end(
         is_short = head + weigh(render(messages, made)) <= seen.budget.usable
         assert is_short or is_out_of_reach(messages, head, seen.budget.usable)
         plan = made if made.through else plan
+
+
+def weigh_work(turns: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
+    """The characters that a minimal plan of so many turns reads: counted, studied, and searched for rules."""
+    read: Counter[str] = Counter()
+
+    def count_noted(text: str) -> int:
+        read["counted"] += len(text)
+        return count(text)
+
+    def glance_noted(told: Told) -> Findings:
+        read["studied"] += len(told.text)
+        return glance(told)
+
+    def find_rules_noted(survey: Survey, places: Collection[int]) -> tuple[Rule, ...]:
+        read["searched"] += sum(len(survey.messages[place].told.text) for place in places)
+        return find_rules(survey, places)
+
+    monkeypatch.setattr("proxy.context.builder.glance", glance_noted)
+    monkeypatch.setattr("proxy.context.rules.find_rules", find_rules_noted)
+    messages = [user("begin")]
+    for number in range(turns):
+        messages.append(user(ask(number, "ticket", 3, 300, is_repeated=True)))
+        messages += act(f"{number}", f"cat {number}", f"line {number} of the output\n" * 30)
+        messages.append(said(f"Done with {number}."))
+    plan = ContextBuilder(BuilderPolicy(), count_noted).minimal(view([*messages, user("And now?")], 6000))
+    assert plan.through
+    return read["counted"], read["studied"], read["searched"]
+
+
+def test_the_work_of_a_minimal_plan_grows_with_the_text_and_no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    fewest, few, many = (weigh_work(turns, monkeypatch) for turns in (40, 80, 160))
+    assert all(0 < c - b <= 2.2 * (b - a) for a, b, c in zip(fewest, few, many, strict=True))

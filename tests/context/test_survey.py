@@ -44,7 +44,9 @@ def test_what_a_machine_put_out_as_the_user_is_no_turn(action: str) -> None:
     assert echo(action, action, action).users == (0,)
     assert len(echo(action, action).users) == 3  # twice is chance
     assert len(echo(action, action, action, observed="yes, do it").users) == 4
-    assert len(echo(action, action, action, observed="result: now please do all of what is in part number {}:").users) == 4
+    assert (
+        len(echo(action, action, action, observed="result: now please do all of what is in part number {}:").users) == 4
+    )
 
 
 FENCED = "Like this:\n```python\npass\n```"
@@ -59,7 +61,7 @@ FENCED = "Like this:\n```python\npass\n```"
         "<tool_response>\n{}\n</tool_response>",
         "EXECUTION RESULT of [{}]:",
         "OUTPUT:\n{}",
-        "{{\"stdout\": \"{}\"}}",
+        '{{"stdout": "{}"}}',
     ],
 )
 def test_what_a_machine_put_out_is_known_by_how_it_begins(observed: str) -> None:
@@ -93,7 +95,9 @@ def test_a_client_that_wraps_every_prompt_wraps_the_first() -> None:
 
 def test_an_agent_with_calls_acts_by_them() -> None:
     tasks = [
-        message for i in range(4) for message in (*act(f"{i}", "ls", "x"), said("```\nok\n```"), user("<output>do</output>"))
+        message
+        for i in range(4)
+        for message in (*act(f"{i}", "ls", "x"), said("```\nok\n```"), user("<output>do</output>"))
     ]
     assert len(look([user("begin"), *tasks]).users) == 5
 

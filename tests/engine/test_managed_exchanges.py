@@ -292,6 +292,20 @@ async def test_a_plan_that_hangs_does_not_stand_in_the_way_of_a_minimal_one() ->
     assert turn.plan.rung == "minimal"
 
 
+async def test_what_a_user_said_beside_what_they_pasted_is_in_every_later_request() -> None:
+    engine = ManagedEngine(ceiling=9_000)
+    messages = [{"role": "system", "content": "You are an agent."}]
+    for number in range(12):
+        own = "The ticket is PAL-7731." if number == 3 else f"Here is what run {number} said."
+        pasted = "\n".join(f"2024-05-01 10:00:{line % 60:02} INFO run {number} took job {line}" for line in range(180))
+        messages.append({"role": "user", "content": f"{own}\n```\n{pasted}\n```"})
+        turn = await engine.send(messages)
+        assert number < 3 or any("The ticket is PAL-7731." in each["content"] for each in turn.messages)
+        assert all(plan.tokens_upstream < plan.usable for plan in turn.plans if plan.tokens_upstream and plan.usable)
+        messages.append({"role": "assistant", "content": "I have read it."})
+    assert len(engine.epochs) > 1
+
+
 async def test_two_requests_at_once_open_one_epoch() -> None:
     engine = ManagedEngine(answer(), answer(), answer())
     await engine.send(until(14))

@@ -2,7 +2,7 @@
 
 Rule: a step is a group (`context/turns`), never less. What follows an action of the agent, begins as a machine's words
 do and as its like did before is what a machine put out, though it has the user's role (BEHAVIOUR B13). Where that is in
-doubt it is the user's word: an agent that has calls acts by them, and clients that wrap every prompt wrap the first one, too.
+doubt it is the user's word: an agent that has calls acts by them, and clients that wrap every prompt wrap the first.
 """
 
 import re
@@ -28,7 +28,8 @@ _ACTION = re.compile(
 # How what a machine put out begins: people begin their prompts alike, too ("Ticket 12:", "## Task 5"), but not so.
 _OF_MACHINE = re.compile(
     r"\W*(?:(?:the|tool|command|execut(?:e|ion)|bash|shell|python|ipython|function|code|action|system)[ _-]){0,2}"
-    r"(?:observations?|outputs?|results?|returns?[ _-]?code|exit(?:ed)?|stdout|stderr|tools?|execution|command)(?![a-z])",
+    r"(?:observations?|outputs?|results?|returns?[ _-]?code|exit(?:ed)?|stdout|stderr|tools?|execution|command)"
+    r"(?![a-z])",
     re.IGNORECASE,
 )
 _HEAD = 40
@@ -85,8 +86,6 @@ def survey(view: View, policy: BuilderPolicy, study: Study) -> Survey:
 
 def find_tail(seen: Survey, groups: int) -> int:
     """The step from which on everything stays: so many groups with calls, and whatever is fresh."""
-    if groups < 0:
-        return len(seen.steps)
     calling = [i for i, step in enumerate(seen.steps) if step.has_calls]
     return min(seen.fresh, *calling[-groups:]) if groups and calling else seen.fresh
 

@@ -89,8 +89,8 @@ def list_turns(messages: list[Message]) -> list[list[int]]:
     return [list(places) for role, places in turns if role == "user"]
 
 
-def check_turns(messages: list[Message], plan: ContextPlan) -> None:
-    """Each of the user's turns is sent in a form of BEHAVIOUR B13."""
+def check_turns(messages: list[Message], plan: ContextPlan, depth: int = 0) -> None:
+    """Each of the user's turns is sent in a form of BEHAVIOUR B13; deeper plans may shorten the second newest."""
     kept = {edit.place: edit for edit in plan.edits if not isinstance(edit, Written)}
     turns = list_turns(messages)
     for places in turns:
@@ -98,7 +98,9 @@ def check_turns(messages: list[Message], plan: ContextPlan) -> None:
             edit = kept.get(place)
             is_whole = place >= plan.through or isinstance(edit, Kept)
             assert is_whole or places is not turns[-1], "the newest turn stays"
-            assert is_whole or places is not turns[-2] or plan.beyond, "the second newest stays where there is room"
+            assert is_whole or places is not turns[-2] or plan.beyond or depth, (
+                "the second newest stays where there is room"
+            )
             if isinstance(edit, Replaced):
                 check_shortened(messages[place]["content"], edit, plan)
             elif not is_whole:
@@ -279,6 +281,7 @@ def test_no_state_is_a_dead_end(
             continue
         made = BUILDER.minimal(seen) if is_minimal else BUILDER.build(seen)
         check_rendered(messages, made)
+        check_turns(messages, made, depth)
         is_short = head + weigh(render(messages, made)) <= seen.budget.usable
         assert is_short or is_out_of_reach(messages, head, seen.budget.usable)
         plan = made if made.through else plan

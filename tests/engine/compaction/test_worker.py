@@ -192,7 +192,8 @@ async def test_where_no_epoch_would_open_nobody_waits(monkeypatch: pytest.Monkey
         waited.append(subject.session.id)
 
     monkeypatch.setattr(shop.worker, "wait", wait)
-    shop.context.fruitless["gpt-4o"] = (await shop.look_at(until(HARD))).case.tokens
+    case = (await shop.look_at(until(HARD))).case
+    shop.context.fruitless["gpt-4o"] = case.tokens, case.subject.tip
     await shop.ask(until(HARD))
     assert waited == []
     shop.context.fruitless.clear()

@@ -13,7 +13,7 @@ from proxy.context.original import PAGE, write_original
 from proxy.context.pages import Page, cut_pages, merge_oldest
 from proxy.context.quotes import Quote, order_quotes
 from proxy.context.reuse import Index, guess_tokens, make_index, order_words
-from proxy.context.rules import tell_rules
+from proxy.context.rules import find_room, find_unshown, write_rules
 from proxy.context.survey import Survey
 from proxy.context.view import View
 from proxy.context.words import list_words
@@ -34,13 +34,15 @@ _MOST_STRETCHED = 1.3
 class Bounds(msgspec.Struct, frozen=True, gc=False):
     """The step at which the tail begins, those before it that stay in any case, and what is told already.
 
-    `has_words`: lines and words of outputs are told, too, which takes most of the time.
+    `has_words`: lines and words of outputs are told, too, which takes most of the time. `shortened` are the words that
+    are sent in place of a user's own, by their places.
     """
 
     tail: int
     staying: frozenset[int]
     heritage: Heritage
     has_words: bool = True
+    shortened: Mapping[int, str] = {}
 
 
 class Archive(msgspec.Struct, frozen=True, gc=False):
@@ -52,14 +54,15 @@ class Archive(msgspec.Struct, frozen=True, gc=False):
 
 
 def make_archive(view: View, survey: Survey, bounds: Bounds, count: Callable[[str], int]) -> Archive:
-    """The archive of all steps before the tail that do not stay otherwise."""
+    """The archive of all steps before the tail that do not stay otherwise, and of rules that would not be sent."""
     gone = frozenset(range(bounds.tail)) - bounds.staying - bounds.heritage.told
-    if not gone:
+    # Rules have room of their own: they are of those words that are not given up for others.
+    unshown = find_unshown(survey, gone, bounds.shortened, [each.text for each in bounds.heritage.ledgers])
+    rules = write_rules(unshown, find_room(view.budget.usable), count) if unshown else ""
+    if not gone and not rules:
         return Archive((), "", 0)
     index = make_index(survey)
     is_first = not bounds.heritage.ledgers
-    # Rules have room of their own: they are of those words that are not given up for others.
-    rules = tell_rules(survey, gone, view.budget.usable, count)
     ruled = count(rules) if rules else 0
     left = bounds.heritage.room
     most = int(_REFERENCES_SHARE * left / _REFERENCE_TOKENS)

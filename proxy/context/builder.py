@@ -199,7 +199,8 @@ class ContextBuilder:
             tail = extend_tail(seen, least, staying, heritage.told, free)
             pruned = prune(view, seen, self._policy, range(tail, least), self._count)
             marked |= pruned
-        bounds = Bounds(tail, staying, heritage, has_words=rung == "plan")
+        shortened = {place: made.edit.text for place, made in marked.items() if made.edit.kind == "shortened"}
+        bounds = Bounds(tail, staying, heritage, rung == "plan", shortened)
         archive = make_archive(view, seen, bounds, self._count)
         draft = _Draft(tail, staying, archive, marked, heritage, reports if archive.text else (), 0, kept.tokens)
         return msgspec.structs.replace(draft, tokens=_measure(seen, draft, self._count))

@@ -122,7 +122,8 @@ def trim(view: View, survey: Survey, place: int, most: int) -> Marked:
     """The head and the tail of long words and of long values in calls; from about so many tokens on they are long."""
     told = survey.messages[place].told
     references = name_parts(view, place, 0, survey.found[place].characters)
-    cutter = _Cutter(3 * most, f"[… cut by the proxy palimpsest; the original is intact: ref:{references[0].id} …]")
+    parts = " ".join(f"ref:{each.id}" for each in references)
+    cutter = _Cutter(3 * most, f"[… cut by the proxy palimpsest; the original is intact: {parts} …]")
     text = cutter.cut(told.text)
     called = ((call, _trim_arguments(call.arguments, cutter)) for call in told.calls)
     arguments = tuple([(call.id, spelled) for call, spelled in called if spelled != call.arguments])
@@ -153,14 +154,14 @@ class _Cutter(msgspec.Struct, frozen=True, gc=False):
 
 
 def _trim_arguments(arguments: str, cutter: _Cutter) -> str:
-    """Arguments with their long values cut; what is not JSON stays as it is."""
+    """Arguments with their long values cut; what is not JSON, such as the text that a tool takes as it is, as one."""
     if len(arguments) <= cutter.most:
         return arguments
     try:
         value = msgspec.json.decode(arguments)
     except (ValueError, RecursionError):
-        return arguments
-    cut = cutter.cut_within(value) if isinstance(value, dict) else value
+        return cutter.cut(arguments)
+    cut = cutter.cut_within(value)
     return arguments if cut == value else msgspec.json.encode(cut).decode()
 
 

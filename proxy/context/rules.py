@@ -5,7 +5,7 @@ room the newest stay.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -89,8 +89,19 @@ def find_room(usable: float) -> float:
     return min(MOST, SHARE * usable)
 
 
-def tell_rules(survey: Survey, steps: Iterable[int], usable: float, count: Callable[[str], int]) -> str:
-    """The block of the rules that stand in these steps."""
-    places = {place for i in steps for place in range(survey.steps[i].start, survey.steps[i].stop)}
-    rules = find_rules(survey, places)
-    return write_rules(rules, find_room(usable), count) if rules else ""
+def find_unshown(
+    survey: Survey, steps: Iterable[int], shortened: Mapping[int, str], known: Sequence[str]
+) -> tuple[Rule, ...]:
+    """The rules of these steps, and of messages that are sent in other words, that nothing sent has in its words.
+
+    `shortened` are those other words by their places, `known` are words of ours that are sent.
+    """
+    gone = {place for i in steps for place in range(survey.steps[i].start, survey.steps[i].stop)}
+    newest = {survey.steps[i].start for i in survey.newest} - gone - shortened.keys()
+    said = [survey.messages[place].told.text for place in newest]
+    return tuple(
+        rule
+        for rule in find_rules(survey, gone | shortened.keys())
+        if not any(rule.text in text for text in (shortened.get(rule.place, ""), *said))
+        and not any(clean(rule.text, _LONGEST) in text for text in known)
+    )

@@ -1,8 +1,8 @@
 """A conversation seen as steps and turns of its user: what may go, what has to stay, what each step says.
 
-Rule: a step is a group (`context/turns`), never less. What follows an action of the agent and looks as its like did
-before is what a machine put out, though it has the user's role (BEHAVIOUR B13). Where that is in doubt it is the user's
-word: an agent that has calls acts by them, and clients that wrap every prompt wrap the first one, too.
+Rule: a step is a group (`context/turns`), never less. What follows an action of the agent, begins as a machine's words
+do and as its like did before is what a machine put out, though it has the user's role (BEHAVIOUR B13). Where that is in
+doubt it is the user's word: an agent that has calls acts by them, and clients that wrap every prompt wrap the first.
 """
 
 import re
@@ -24,6 +24,13 @@ _MARKUP = re.compile(r"[<>\[\]{}#=|]")
 # How agents that have no calls write an action: a block of code, an element, an object, a line that says so.
 _ACTION = re.compile(
     r"```|<[A-Za-z_][^<>\n]*>|\{\s*\"|^\W*(?:action|command|tool)\b[^\n]*:", re.IGNORECASE | re.MULTILINE
+)
+# How what a machine put out begins: people begin their prompts alike, too ("Ticket 12:", "## Task 5"), but not so.
+_OF_MACHINE = re.compile(
+    r"\W*(?:(?:the|tool|command|execut(?:e|ion)|bash|shell|python|ipython|function|code|action|system)[ _-]){0,2}"
+    r"(?:observations?|outputs?|results?|returns?[ _-]?code|exit(?:ed)?|stdout|stderr|tools?|execution|command)"
+    r"(?![a-z])",
+    re.IGNORECASE,
 )
 _HEAD = 40
 _ALIKE = 3
@@ -79,8 +86,6 @@ def survey(view: View, policy: BuilderPolicy, study: Study) -> Survey:
 
 def find_tail(seen: Survey, groups: int) -> int:
     """The step from which on everything stays: so many groups with calls, and whatever is fresh."""
-    if groups < 0:
-        return len(seen.steps)
     calling = [i for i, step in enumerate(seen.steps) if step.has_calls]
     return min(seen.fresh, *calling[-groups:]) if groups and calling else seen.fresh
 
@@ -123,6 +128,8 @@ def _is_action(seen: Seen) -> bool:
 def _head(text: str) -> str:
     """How a text begins, without its numbers; empty where it begins as people write."""
     line = text.split("\n", 1)[0].rstrip()
+    if not _OF_MACHINE.match(line):
+        return ""
     is_label = line.endswith(":") and len(line) <= _HEAD
     return _DIGITS.sub("0", line[:_HEAD]) if is_label or _MARKUP.search(line[:_HEAD]) else ""
 

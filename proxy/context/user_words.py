@@ -25,6 +25,7 @@ _LEAST_REPEATED = 100
 """Tokens of a block from which on it gives way where a newer turn has it."""
 _MOST_COMPARED = 3
 """Next newer turns, beside the newest, in which its blocks are looked for: what a client repeats stands in these."""
+_MOST_PLACES = 8
 _MOST_PASTED, _PASTED_SHARE = 2000, 0.05
 # A share that is exceeded is filled up to this part only: each turn that is shortened breaks the provider's cache for
 # all that stands behind it, so that several are shortened at once.
@@ -46,6 +47,13 @@ class Shown(msgspec.Struct, frozen=True, gc=False):
 
 Forms = Mapping[int, tuple[Shown, ...]]
 """The forms of user turns by their steps, each from the longest on."""
+
+
+class Lines(msgspec.Struct, frozen=True, gc=False):
+    """A text in lines, and where each of them stands."""
+
+    lines: Sequence[str]
+    places: Mapping[str, Sequence[int]]
 
 
 class Older(msgspec.Struct, frozen=True, gc=False):
@@ -85,8 +93,8 @@ def shorten_newest(view: View, survey: Survey, count: Count) -> Forms:
 
 def _spell_forms(view: View, survey: Survey, steps: Iterable[int], newer: Iterable[str], count: Count) -> Forms:
     """The forms of each turn from the longest on, by its step in order; one only of what is not plain words."""
-    newest = [text for text in newer if len(text) >= _LEAST_REPEATED]
-    near: list[str] = []
+    newest = [find_lines(text) for text in newer if len(text) >= _LEAST_REPEATED]
+    near: list[Lines] = []
     forms: dict[int, tuple[Shown, ...]] = {}
     for i in sorted(steps, reverse=True):
         step, told = survey.steps[i], survey.messages[survey.steps[i].start].told
@@ -98,7 +106,7 @@ def _spell_forms(view: View, survey: Survey, steps: Iterable[int], newer: Iterab
         heads = [_cut(text, most) for most in _HEADS]
         forms[i] = tuple([_spell(view, survey, i, each, parts, count) for each in (text, *heads)])
         if len(told.text) >= _LEAST_REPEATED:
-            near = [told.text, *near][:_MOST_COMPARED]
+            near = [find_lines(told.text), *near][:_MOST_COMPARED]
     return dict(sorted(forms.items()))
 
 
@@ -213,34 +221,43 @@ def _leave_out_pasted(view: View, place: int, told: Told, count: Count) -> tuple
     return "".join((*texts, told.text[at:])), references
 
 
-def leave_out_repeated(text: str, newer: Sequence[str], count: Count) -> str:
+def find_lines(text: str) -> Lines:
+    """The lines of a text, and where each stands; of one that stands in many places, the first of these."""
+    lines = text.split("\n")
+    places: dict[str, list[int]] = {}
+    for place, line in enumerate(lines):
+        known = places.setdefault(line, [])
+        if len(known) < _MOST_PLACES:
+            known.append(place)
+    return Lines(lines, places)
+
+
+def leave_out_repeated(text: str, newer: Sequence[Lines], count: Count) -> str:
     """A text without the long passages, of whole lines, that stand in one of the newer texts too."""
     for each in newer:
         text = "\n".join(_join_unlike(text.split("\n"), each, count))
     return text
 
 
-def _join_unlike(lines: Sequence[str], newer: str, count: Count) -> Iterator[str]:
-    known = set(newer.split("\n"))
-    bounded = f"\n{newer}\n"
+def _join_unlike(lines: Sequence[str], newer: Lines, count: Count) -> Iterator[str]:
     run: list[str] = []
+    behind: list[int] = []
     for line in lines:
-        if line in known and f"\n{_join([*run, line])}\n" in bounded:
+        going_on = [place + 1 for place in behind if place < len(newer.lines) and newer.lines[place] == line]
+        if going_on:
             run.append(line)
+            behind = going_on
             continue
         yield from _close(run, count)
-        run = [line] if line in known else []
+        behind = [place + 1 for place in newer.places.get(line, ())]
+        run = [line] if behind else []
         if not run:
             yield line
     yield from _close(run, count)
 
 
-def _join(lines: Sequence[str]) -> str:
-    return "\n".join(lines)
-
-
 def _close(run: Sequence[str], count: Count) -> Iterator[str]:
-    block = _join(run)
+    block = "\n".join(run)
     if len(block) < _LEAST_REPEATED or count(block) < _LEAST_REPEATED:
         yield from run
     else:

@@ -27,6 +27,7 @@ _BESIDE = "[output pruned: see the first result of this message]"
 _OUTPUT_LISTS = ("function_call_output", "custom_tool_call_output")
 _SIGNED_MEMBERS = ("reasoning_details", "thinking_blocks")
 _SIGNED_NAMES = (*(name.encode() for name in _SIGNED_MEMBERS), b"thinking")
+_CALLED, _ARGUMENTS = ("function", "custom"), ("arguments", "input")
 _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _BEFORE = re.compile(rb"[ \t\r\n]*,?[ \t\r\n]*")
 _BEHIND = re.compile(rb"[ \t\r\n]*[,\]]")
@@ -199,17 +200,25 @@ def _replace_arguments(raw: bytes, arguments: Mapping[str, str]) -> bytes:
 
 
 def _replace_call(raw: bytes, arguments: Mapping[str, str]) -> bytes:
-    """A call, or what may be one, with its new arguments: a string in `function` or beside it, or an `input`."""
+    """A call, or what may be one, with its new arguments, which stand in it or in a member of its own."""
     value = read_object(raw.decode(errors="replace")) or {}
     new = arguments.get(read_text(value.get("call_id")) or read_text(value.get("id")))
     if new is None:
         return raw
-    if isinstance(value.get("function"), dict):
-        called = set_member(read_member(raw, "function"), "arguments", spell_text(new))
-        return set_member(raw, "function", called)
-    if isinstance(value.get("arguments"), str):
-        return set_member(raw, "arguments", spell_text(new))
-    return set_member(raw, "input", new.encode()) if isinstance(value.get("input"), dict) else raw
+    for name in _CALLED:
+        if isinstance(called := value.get(name), dict):
+            return set_member(raw, name, _set_arguments(read_member(raw, name), called, new))
+    return _set_arguments(raw, value, new)
+
+
+def _set_arguments(raw: bytes, value: Mapping[str, object], new: str) -> bytes:
+    """What is called with other arguments: JSON where they are an object, else a string."""
+    for name in _ARGUMENTS:
+        if isinstance(value.get(name), str):
+            return set_member(raw, name, spell_text(new))
+        if isinstance(value.get(name), dict):
+            return set_member(raw, name, new.encode())
+    return raw
 
 
 def _read_kind(part: bytes) -> str:

@@ -1,5 +1,6 @@
 """Accounts: what is owed for sending more than an epoch would have left."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -113,19 +114,19 @@ def test_an_epoch_will_leave_as_much_as_the_last_one() -> None:
 
 def test_an_epoch_settles_the_account() -> None:
     account = Account(base=5, owed=99.0, futile=1, stuck=9312, is_held=True, sent=30_000, sent_at=7.0)
-    assert note_epoch(account, 8000, 0, BUDGET) == Account(base=8000, sent_at=7.0)
+    assert note_epoch(account, 30_000, 8000, 0, BUDGET) == Account(base=8000, sent_at=7.0)
 
 
 # 0.85 of what is usable is 26,384; a margin of 3 % more is forgiven. The low mark is 9312.
 @pytest.mark.parametrize(("after", "futile", "stuck"), [(9313, 0, 0), (27_175, 0, 0), (27_176, 2, 9312)])
 def test_an_epoch_is_futile_that_leaves_no_room_to_go_on(after: int, futile: int, stuck: int) -> None:
-    account = note_epoch(Account(futile=1), after, 0, BUDGET)
+    account = note_epoch(Account(futile=1), 40_000, after, 0, BUDGET)
     assert (account.futile, account.stuck) == (futile, stuck)
 
 
 def test_an_epoch_under_a_ceiling_out_of_reach_is_remembered_as_such() -> None:
-    assert note_epoch(Account(), 26_000, 21_727, BUDGET) == Account(26_000)
-    assert note_epoch(Account(), 26_000, 21_729, BUDGET) == Account(26_000, stuck=26_384)
+    assert note_epoch(Account(), 31_000, 26_000, 21_727, BUDGET) == Account(26_000)
+    assert note_epoch(Account(), 31_000, 26_000, 21_729, BUDGET) == Account(26_000, stuck=26_384)
 
 
 def test_a_revert_holds_and_begins_anew() -> None:
@@ -147,6 +148,20 @@ def test_of_restored_epochs_those_are_futile_that_are_above_any_low_mark() -> No
     epochs = [make_epoch(highest + 2000), make_epoch(highest + 2000)]
     assert restore_account(epochs, 0.0, BUDGET).futile == 2
     assert restore_account([*epochs, make_epoch(highest)], 0.0, BUDGET).futile == 0
+
+
+def test_an_epoch_is_futile_that_frees_hardly_anything() -> None:
+    """Of 31,040 usable tokens a tenth; a margin of 3 % of what is left is forgiven."""
+    tenth = BUDGET.usable // 10
+    assert note_epoch(Account(), 20_000 + tenth, 20_000, 0, BUDGET).futile == 0
+    assert note_epoch(Account(), 20_000 + tenth, 20_602, 0, BUDGET).futile == 1
+    epochs = [msgspec.structs.replace(make_epoch(20_000), tokens_before=before) for before in (23_000, 22_000)]
+    assert restore_account(epochs, 0.0, BUDGET).futile == 1
+    assert restore_account(epochs[:1], 0.0, BUDGET).futile == 0
+
+
+def test_two_futile_epochs_make_the_next_go_deeper() -> None:
+    assert [Account(futile=futile).depth for futile in range(6)] == [0, 0, 1, 1, 2, 2]
 
 
 @given(sizes, st.integers(0, 50_000))

@@ -4,6 +4,8 @@ import hashlib
 import re
 import subprocess
 import sys
+from itertools import groupby
+from typing import TypeGuard
 
 import msgspec
 from hypothesis import given, settings
@@ -14,7 +16,7 @@ from proxy.context.builder import ContextBuilder
 from proxy.context.policy import BuilderPolicy
 from proxy.context.turns import split_groups
 from proxy.context.view import View
-from proxy.model.plan import Kept, Replaced, Written
+from proxy.model.plan import Edit, Kept, Replaced, Written
 from proxy.wire.validity import Rules, find_faults, judge_history
 from tests.support.views import (
     Message,
@@ -67,6 +69,16 @@ def is_skill(messages: list[Message], i: int) -> bool:
     return any(each["function"]["name"] == "skill" for each in calls)
 
 
+def _is_shortened(edit: Edit) -> TypeGuard[Replaced]:
+    return isinstance(edit, Replaced) and edit.kind == "shortened"
+
+
+def list_newest(messages: list[Message]) -> list[list[Message]]:
+    """The two newest turns of the user, the newest last."""
+    turns = [list(each) for role, each in groupby(messages, lambda message: message["role"]) if role == "user"]
+    return turns[-2:]
+
+
 def lower_to(fraction: float | None, seen: View, ceiling: int) -> View:
     """The same view of a budget that is cut down to such a share of it."""
     budget = make_budget(1_000_000, None, None, BudgetPolicy(ceiling_tokens=ceiling, low_fraction=fraction))
@@ -101,15 +113,19 @@ def test_a_plan_is_valid_fits_and_keeps_what_must_stay(
     )
     assert find_faults(judge_history(shapes), splice(plan, seen), Rules()) == ()
     named = {id for text in list_texts(plan) for id in REFERENCE.findall(text)}
-    assert named == {each.id for each in plan.references}
+    # Of what is only shortened the first words are as they were, and so may look like a reference.
+    first = {id for edit in plan.edits if _is_shortened(edit) for id in REFERENCE.findall(edit.text)} & {"abcdefghij"}
+    assert named - first == {each.id for each in plan.references}
     assert all(0 <= each.start < each.stop <= len(messages) for each in plan.references)
-    newest = [message for message in messages if message["role"] == "user"]
-    skills = [] if is_minimal else [message for i, message in enumerate(messages) if is_skill(messages, i)]
-    room = 0.3 * seen.budget.usable - head
-    assert newest[-1] in sent
-    assert is_minimal or all(message in sent for message in newest[-2:]) or weigh([*newest[-2:], *skills]) > room
+    newest = list_newest(messages)
+    skills = [message for i, message in enumerate(messages) if is_skill(messages, i)]
+    assert all(message in sent for message in newest[-1])
+    must = [message for turn in newest for message in turn] + skills + messages[-2:]
+    assert all(message in sent for turn in newest for message in turn) or head + weigh(must) > 0.5 * seen.budget.usable
     assert weigh(sent) <= plan.tokens
-    assert head + plan.tokens <= seen.budget.usable or weigh([newest[-1], *skills]) > room
+    assert head + plan.tokens <= seen.budget.usable or head + weigh([*newest[-1], *skills, *messages[-2:]]) > (
+        0.7 * seen.budget.usable
+    )
 
 
 OUTPUT = "\n".join(f"def word_{i}(): return other_{i}" for i in range(60))
@@ -255,30 +271,32 @@ def test_older_words_that_fit_nowhere_are_cut_and_the_user_s_newest_never() -> N
     assert render(messages, BUILDER.build(view(messages, 6000)))[-1] == messages[-1]
 
 
-def test_the_minimal_plan_is_a_short_ledger_and_the_last_turn() -> None:
-    plan = BUILDER.minimal(view(DAY, 6000))
-    assert plan.rung == "minimal"
-    assert [message["role"] for message in render(DAY, plan)] == ["user", "user", "assistant", "tool"]
-    assert plan.tokens < BUILDER.build(view(DAY, 6000)).tokens
+def test_the_minimal_plan_is_the_same_without_words_of_outputs() -> None:
+    plan, minimal = BUILDER.build(view(DAY, 6000)), BUILDER.minimal(view(DAY, 6000))
+    assert (plan.rung, minimal.rung) == ("plan", "minimal")
+    assert minimal.through == plan.through
+    assert [edit for edit in minimal.edits if isinstance(edit, Kept)] == [Kept(0)]
+    (words,), (bare,) = ([edit.text for edit in each.edits if isinstance(edit, Written)] for each in (plan, minimal))
+    assert "word_3" in words and "word_3" not in bare
+    assert "sed -n 28p src/file_28.py" in bare
 
 
 def test_where_even_the_last_turn_is_too_much_the_least_of_all_is_sent() -> None:
     seen = view([*DAY, user("word " * 20_000)], 6000)
-    plan = BUILDER.minimal(seen)
-    assert plan.rung == "minimal"
-    assert [edit for edit in plan.edits if isinstance(edit, Written)] != []
-    assert plan.through == len(seen.messages)
-    assert Kept(len(seen.messages) - 1) in plan.edits  # what the user said last is never anything else
+    for plan in (BUILDER.build(seen), BUILDER.minimal(seen)):
+        ledger, *others = plan.edits
+        assert isinstance(ledger, Written) and others == [Kept(0), Kept(len(DAY) - 6), Kept(len(DAY) - 3)]
+        assert (ledger.stop, plan.through) == (len(DAY) - 2, len(DAY) - 2)
+        assert plan.beyond > seen.budget.usable
 
 
 def test_a_question_beside_pictures_is_not_cut_for_what_stays() -> None:
     """Its picture counts for the message, but stays; what is cut instead is what brings it below."""
-    log = f"an old log: {'line of it, ' * 480}"
     messages = [
         user("go"),
         *act("1", "ls", "a"),
         user("What is wrong with this button?"),
-        user(log),
+        said(f"It looks so: {'a long word, ' * 480}"),
         user("Answer soon."),
     ]
     seen = view(messages, 4_000)

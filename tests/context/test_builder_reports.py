@@ -8,7 +8,7 @@ from proxy.context.policy import BuilderPolicy
 from proxy.context.view import Report, View
 from proxy.model.plan import ContextPlan, Written
 from tests.context.test_builder import DAY
-from tests.support.views import count, view
+from tests.support.views import act, count, view
 
 BUILDER = ContextBuilder(BuilderPolicy(), count)
 CEILING = 6000
@@ -88,8 +88,12 @@ def test_there_is_always_room_for_one() -> None:
     assert (find_reports_room(100_000), find_reports_room(5_000)) == (4_000, 350)
 
 
-def test_where_nothing_else_fits_there_are_none() -> None:
-    assert list_ids(BUILDER.minimal(see(report("a", 0, 9)))) == [""]
+def test_where_protection_gives_way_there_are_none() -> None:
+    large = act("l", "cat large", "a line of output\n" * 1100)
+    tight = msgspec.structs.replace(view([*DAY, *large], CEILING), reports=(report("a", 0, 9),))
+    for plan in (BUILDER.build(tight), BUILDER.minimal(tight)):
+        assert plan.beyond and list_ids(plan) == [""]
+    assert list_ids(BUILDER.minimal(see(report("a", 0, 9)))) == ["a", ""]
 
 
 def test_a_conversation_that_is_left_alone_gets_none() -> None:

@@ -132,30 +132,28 @@ def test_a_revert_holds_until_the_high_mark() -> None:
     assert decide(held, see(HIGH)).why == "hard"
 
 
-def test_two_futile_epochs_stop_it_until_less_must_stay() -> None:
-    once = note_epoch(RICH, HIGH, 20_000, BUDGET)
-    account = note_epoch(once, HIGH, 20_000, BUDGET)
-    for tokens in (HIGH - 1, HIGH):
-        assert decide(account, replace(see(tokens), protected=20_000)).reason == FUTILE
+def test_two_futile_epochs_stop_it_below_the_ceiling_until_less_must_stay() -> None:
+    once = note_epoch(RICH, HIGH, HIGH, 20_000, BUDGET)
+    account = note_epoch(once, HIGH, HIGH, 20_000, BUDGET)
+    stuck = replace(account, owed=1e9, base=9000)
+    assert decide(stuck, replace(see(HIGH - 1), protected=20_000)).reason == FUTILE
     fallen = int(20_000 - 0.1 * BUDGET.usable)
-    assert decide(account, replace(see(HIGH), protected=fallen + 2)).reason == FUTILE
-    assert decide(account, replace(see(HIGH), protected=fallen - 2)).why == "hard"
-    assert decide(once, replace(see(HIGH), protected=20_000)).why == "hard"
+    assert decide(stuck, replace(see(HIGH - 1), protected=fallen + 2)).reason == FUTILE
+    assert decide(stuck, replace(see(HIGH - 1), protected=fallen - 2)).why == "soft"
+    assert decide(replace(once, owed=1e9, base=9000), replace(see(HIGH - 1), protected=20_000)).why == "soft"
 
 
-def test_a_ceiling_is_kept_while_that_can_be_had() -> None:
-    account = note_epoch(note_epoch(RICH, 28_000, 20_000, BUDGET), 28_000, 20_000, BUDGET)
-    assert decide(account, replace(see(HIGH - 1), protected=20_000)).reason == FUTILE
-    assert decide(account, replace(see(HIGH), protected=20_000)).why == "hard"
-
-
-def test_under_a_ceiling_out_of_reach_one_is_tried_and_no_more_until_that_changes() -> None:
-    facts = replace(see(HIGH), protected=22_000)
-    assert decide(POOR, facts).why == "hard"
-    tried = note_epoch(POOR, HIGH, 22_000, BUDGET)
+def test_under_a_ceiling_out_of_reach_none_opens_below_it_until_that_changes() -> None:
+    facts = replace(see(HIGH - 1), protected=22_000)
+    tried = replace(note_epoch(POOR, HIGH, 22_000, 22_000, BUDGET), owed=1e9, base=9000)
     assert decide(tried, facts).reason == OUT_OF_REACH
-    assert decide(tried, replace(facts, protected=21_000)).why == "hard"
-    assert decide(note_epoch(POOR, 26_000, 22_000, BUDGET), facts).why == "hard"
+    assert decide(tried, replace(facts, protected=21_000)).why == "soft"
+    assert decide(replace(tried, stuck=0), facts).why == "soft"
+
+
+@given(accounts, st.integers(0, 100_000), st.integers(HIGH, 10**6))
+def test_at_the_high_mark_one_opens_whatever_was_in_vain(account: Account, protected: int, tokens: int) -> None:
+    assert decide(account, replace(see(tokens), protected=protected)) == Decision("hard", "hard")
 
 
 def test_a_request_whose_answer_fills_the_window_has_nothing_to_manage() -> None:

@@ -1,7 +1,7 @@
 """The ledger's words."""
 
 from proxy.context.findings import study
-from proxy.context.ledger import END, HEAD, NEXT, Entry, group_words, tell_step, write_ledger
+from proxy.context.ledger import END, HEAD, NEXT, Entry, group_words, tell_step, tell_turns, write_ledger
 from proxy.context.pages import Page
 from proxy.context.policy import BuilderPolicy
 from proxy.context.quotes import Quote
@@ -61,7 +61,20 @@ def test_what_changed_something_is_marked() -> None:
 
 def test_words_are_told_as_words() -> None:
     assert tell([said("I am done with [tool: this")], 0) == "said: I am done with (tool: this"
-    assert tell([user("Do\nthat")], 0) == "the user said: Do that"
+
+
+def tell_all(texts: list[str], most: int) -> str:
+    messages = [user(text) for text in texts]
+    found = survey(view(messages, 10_000), BuilderPolicy(), study)
+    return tell_turns(found, range(len(texts)), most)
+
+
+def test_turns_of_the_user_are_told_whole_by_the_first_and_the_last_or_by_their_number() -> None:
+    assert tell_all(["Do\nthat"], 120) == "the user said: Do that"
+    assert tell_all(["Do that", "and [tool: this", "now"], 120) == "the user said: Do that / and (tool: this / now"
+    assert tell_all(["one", "two", "three"], 10) == "3 messages of the user, from: one to: three"
+    assert tell_all(["a long one"], 6) == "the user said: a lon…"
+    assert (tell_all(["one"], 0), tell_all(["a", "b"], 0)) == ("the user said something", "2 messages of the user")
 
 
 def test_words_are_grouped_by_page() -> None:

@@ -6,9 +6,9 @@ import pytest
 from proxy.context.builder import ContextBuilder
 from proxy.context.findings import study
 from proxy.context.policy import BuilderPolicy
-from proxy.context.rules import Rule, find_room, find_rules, name_message, write_rules
+from proxy.context.rules import Rule, find_room, find_rules, find_unshown, name_message, write_rules
 from proxy.context.survey import survey
-from proxy.model.plan import Written
+from proxy.model.plan import Kept, Replaced, Written
 from tests.support.views import Message, act, count, said, user, view
 
 BUILDER = ContextBuilder(BuilderPolicy(), count)
@@ -105,12 +105,13 @@ def list_ledgers(messages: list[Message]) -> list[str]:
 def test_rules_of_messages_that_are_not_shown_stand_at_the_top_of_the_ledger_to_the_letter() -> None:
     messages = write_day()
     plan = BUILDER.build(view(messages, 8000))
-    kept = {edit.place for edit in plan.edits if not isinstance(edit, Written)}
-    gone = [i for i in range(len(RULES)) if 1 + 3 * i not in kept]
+    whole = {edit.place for edit in plan.edits if isinstance(edit, Kept)}
+    gone = [i for i in range(len(RULES)) if 1 + 3 * i not in whole]
     (ledger,) = list_ledgers(messages)
     block = ledger.partition("Rules that the user stated")[2].split("\n")[1:]
     assert gone and block[: len(gone)] == [f"m{2 + 3 * i}: {RULES[i]}" for i in gone]
     assert ledger.count("whatever the tests say") == len(gone)
+    assert any(isinstance(edit, Replaced) for edit in plan.edits)  # shown by its beginning, without its rule
     assert plan.tokens < 0.75 * 8000
 
 
@@ -129,3 +130,21 @@ def test_where_nothing_of_the_user_s_fell_out_nothing_is_added() -> None:
     messages = [user(RULES[0]), *tools, user("go on"), *act("x", "ls", "a"), user("and on"), *act("y", "ls", "b")]
     assert all("Rules that" not in text for text in list_ledgers(messages))
     assert list_ledgers(messages)
+
+
+def unshown(gone: list[int], shortened: dict[int, str], *known: str) -> list[int]:
+    """The places of rules that nothing sent has: of three messages of the user, and the two newest."""
+    messages = [user(f"Fix part {i}. Never touch file {i}. Always say {i}.") for i in range(3)]
+    pairs = [each for message in messages for each in (message, said("ok"))]
+    newest = [user("Go on. Always say 0."), said("ok"), user("And on.")]
+    seen = survey(view([*pairs, *newest], 10_000), BuilderPolicy(), study)
+    return [rule.place for rule in find_unshown(seen, gone, shortened, known)]
+
+
+def test_rules_that_nothing_shows_are_those_of_what_has_gone_or_was_cut_off() -> None:
+    assert unshown([], {}) == []
+    assert unshown([0], {}) == [0]  # the newest says one of them again
+    assert unshown([2], {}) == [2, 2]
+    assert unshown([0], {2: "Fix part 1. Never touch file 1. …", 4: ""}) == [0, 2, 4, 4]
+    assert unshown([2], {}, "m3: Always say 1.") == [2]
+    assert unshown([0], {6: "Go on."}) == [0, 6]  # but not where the newest is cut itself

@@ -44,28 +44,66 @@ def test_what_a_machine_put_out_as_the_user_is_no_turn(action: str) -> None:
     assert echo(action, action, action).users == (0,)
     assert len(echo(action, action).users) == 3  # twice is chance
     assert len(echo(action, action, action, observed="yes, do it").users) == 4
-    assert len(echo(action, action, action, observed="now please do all of what is in part number {}:").users) == 4
+    assert (
+        len(echo(action, action, action, observed="result: now please do all of what is in part number {}:").users) == 4
+    )
+
+
+FENCED = "Like this:\n```python\npass\n```"
+
+
+@pytest.mark.parametrize(
+    "observed",
+    [
+        "Observation: [exit {}]",
+        "<returncode>{}</returncode>",
+        "[The command completed with exit code {}.]",
+        "<tool_response>\n{}\n</tool_response>",
+        "EXECUTION RESULT of [{}]:",
+        "OUTPUT:\n{}",
+        '{{"stdout": "{}"}}',
+    ],
+)
+def test_what_a_machine_put_out_is_known_by_how_it_begins(observed: str) -> None:
+    assert echo(*[FENCED] * 3, observed=observed).users == (0,)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "Ticket {}:\nMend it.",
+        "## Task {}\nMend it.",
+        "[{}] the next one",
+        "<task>{}</task>",
+        "Please run the command {}:",
+        "Results of {} are wrong, so mend them.",
+    ],
+)
+def test_prompts_of_a_person_that_begin_alike_are_the_user_s(prompt: str) -> None:
+    assert len(echo(*[FENCED] * 6, observed=prompt).users) == 7
 
 
 def test_what_looks_alike_behind_an_answer_is_the_user_s() -> None:
-    assert len(echo("It is done.", "That is so.", "No, it is not.", observed="<task>do {}</task>").users) == 4
+    assert len(echo("It is done.", "That is so.", "No, it is not.", observed="<output>{}</output>").users) == 4
 
 
 def test_a_client_that_wraps_every_prompt_wraps_the_first() -> None:
     answer = "Like this:\n```python\npass\n```"
-    seen = echo(*[answer] * 4, first="<user_query>\nbegin\n</user_query>", observed="<user_query>\n{}\n</user_query>")
+    seen = echo(*[answer] * 4, first="<tool_query>\nbegin\n</tool_query>", observed="<tool_query>\n{}\n</tool_query>")
     assert len(seen.users) == 5
 
 
 def test_an_agent_with_calls_acts_by_them() -> None:
     tasks = [
-        message for i in range(4) for message in (*act(f"{i}", "ls", "x"), said("```\nok\n```"), user("<q>do</q>"))
+        message
+        for i in range(4)
+        for message in (*act(f"{i}", "ls", "x"), said("```\nok\n```"), user("<output>do</output>"))
     ]
     assert len(look([user("begin"), *tasks]).users) == 5
 
 
 def test_like_tasks_behind_results_are_the_user_s() -> None:
-    tasks = [message for i in range(4) for message in (*act(f"{i}", "ls", "x"), user("<task>\ndo"))]
+    tasks = [message for i in range(4) for message in (*act(f"{i}", "ls", "x"), user("<output>\ndo"))]
     assert len(look([user("begin"), *tasks]).users) == 5
 
 

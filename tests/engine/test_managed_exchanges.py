@@ -15,7 +15,7 @@ from proxy.engine.managing.steward import Steward
 from proxy.engine.policy import EnginePolicy
 from proxy.model.epoch import Epoch, Pin
 from proxy.model.errors import BadRequest
-from proxy.model.events import EpochOpened
+from proxy.model.events import CeilingExceeded, EpochOpened
 from proxy.model.exchange import Headers, Opening, Outcome, Round
 from proxy.model.lineage import Step
 from proxy.model.plan import ContextPlan, Kept, Plan, Written
@@ -249,34 +249,43 @@ def forget_user(view: Any, build: Any) -> ContextPlan:
 
 
 @pytest.mark.parametrize("act", [fail, orphan, forget_user])
-async def test_a_plan_that_does_not_bear_fails_no_call(act: Any) -> None:
-    engine = ManagedEngine(builder=OwnBuilder(act))
+async def test_plans_that_do_not_bear_fail_no_call_and_the_client_is_told_of_the_excess(act: Any) -> None:
+    engine = ManagedEngine(builder=OwnBuilder(act, act))
     turn = await open_epoch(engine)
     assert (turn.client.status, turn.sent, turn.plan.rung) == (200, turn.body, "original")
-    assert (engine.epochs, [rung for rung, _ in engine.failures]) == ([], ["plan"])
+    assert (engine.epochs, [rung for rung, _ in engine.failures]) == ([], ["plan", "minimal"])
+    (excess,) = [event for event in engine.events if isinstance(event, CeilingExceeded)]
+    assert (excess.exchange, excess.usable) == (turn.exchange, 7_760) and excess.tokens > 7_760
+    told = f"above the ceiling: {excess.tokens} tokens of 7760; it could not be cut; the server's log says why"
+    assert turn.labels["x-palimpsest-notice"] == told
     later = await engine.send(LONGER)
     assert later.plan.rung == "plan"
+    assert "above the ceiling" not in later.labels.get("x-palimpsest-notice", "")
+
+
+async def test_more_than_the_ceiling_goes_out_where_that_must_stay_and_the_client_is_told() -> None:
+    engine = ManagedEngine()
+    turn = await engine.send([*until(3), {"role": "user", "content": "These words all matter. " * 2_000}])
+    (excess,) = [event for event in engine.events if isinstance(event, CeilingExceeded)]
+    assert excess.reason == "the rest must stay as it is"
+    assert turn.labels["x-palimpsest-notice"].startswith(f"above the ceiling: {excess.tokens} tokens of 7760; the rest")
 
 
 @pytest.mark.parametrize("act", [fail, orphan])
-async def test_what_would_not_fit_otherwise_is_sent_as_a_minimal_plan(act: Any) -> None:
+@pytest.mark.parametrize("window", [16_000, 1_000_000, None])
+async def test_what_would_be_above_the_ceiling_is_sent_as_a_minimal_plan(act: Any, window: int | None) -> None:
     builder = OwnBuilder(act)
-    engine = ManagedEngine(builder=builder, window=16_000)
+    engine = ManagedEngine(builder=builder, window=window)
     turn = await engine.send(until(40))
     assert (turn.plan.rung, turn.labels["x-palimpsest-epoch"]) == ("minimal", turn.exchange)
+    assert turn.plan.tokens_upstream is not None and turn.plan.tokens_upstream < turn.plan.usable
     assert builder.asked == ["plan", "minimal"]
     later = await engine.send(until(41))
     assert later.sent.startswith(cut_end(turn.sent))
     assert (later.plan.rung, later.plan.epoch) == ("epoch", turn.exchange)
 
 
-async def test_where_the_window_is_unknown_nothing_minimal_is_sent() -> None:
-    engine = ManagedEngine(builder=OwnBuilder(fail), window=None)
-    turn = await engine.send(until(40))
-    assert (turn.plan.rung, turn.sent) == ("original", turn.body)
-
-
-async def test_a_builder_that_hangs_is_not_waited_for_and_the_next_request_has_its_plan() -> None:
+async def test_a_builder_that_hangs_is_not_waited_for_and_what_is_sent_is_below_the_ceiling() -> None:
     released = threading.Event()
 
     def hang(view: Any, build: Any) -> ContextPlan:
@@ -288,15 +297,19 @@ async def test_a_builder_that_hangs_is_not_waited_for_and_the_next_request_has_i
     engine = ManagedEngine(builder=builder, hard_wait_seconds=0.25)
     try:
         turn = await open_epoch(engine)
-        assert (turn.client.status, turn.sent) == (200, turn.body)
-        assert engine.failures == [("plan", "TimeoutError: planning took more than 0.25 s")]
+        assert (turn.client.status, turn.plan.rung) == (200, "minimal")
+        ((rung, problem),) = engine.failures
+        assert rung == "plan" and problem.startswith("TimeoutError: planning took more than 0.")
         during = await engine.send(until(23))
-        assert during.sent == during.body
+        assert (during.plan.rung, during.plan.epoch) == ("epoch", turn.exchange)
+        above = await engine.send(until(44))  # above the ceiling again while the first plan is still being made
+        assert (above.plan.rung, builder.asked) == ("minimal", ["plan", "minimal", "minimal"])
     finally:
         released.set()
     await engine.wait_for_late(turn)
-    later = await engine.send(LONGER)
-    assert (later.plan.rung, builder.asked) == ("plan", ["plan"])
+    assert all(plan.tokens_upstream < plan.usable for plan in (turn.plan, above.plan) if plan.tokens_upstream)
+    later = await engine.send(until(70))
+    assert (later.plan.rung, builder.asked[3:]) == ("plan", ["plan"])
 
 
 async def test_a_plan_that_hangs_does_not_stand_in_the_way_of_a_minimal_one() -> None:
@@ -313,6 +326,20 @@ async def test_a_plan_that_hangs_does_not_stand_in_the_way_of_a_minimal_one() ->
     finally:
         released.set()
     assert turn.plan.rung == "minimal"
+
+
+async def test_what_a_user_said_beside_what_they_pasted_is_in_every_later_request() -> None:
+    engine = ManagedEngine(ceiling=9_000)
+    messages = [{"role": "system", "content": "You are an agent."}]
+    for number in range(12):
+        own = "The ticket is PAL-7731." if number == 3 else f"Here is what run {number} said."
+        pasted = "\n".join(f"2024-05-01 10:00:{line % 60:02} INFO run {number} took job {line}" for line in range(180))
+        messages.append({"role": "user", "content": f"{own}\n```\n{pasted}\n```"})
+        turn = await engine.send(messages)
+        assert number < 3 or any("The ticket is PAL-7731." in each["content"] for each in turn.messages)
+        assert all(plan.tokens_upstream < plan.usable for plan in turn.plans if plan.tokens_upstream and plan.usable)
+        messages.append({"role": "assistant", "content": "I have read it."})
+    assert len(engine.epochs) > 1
 
 
 async def test_two_requests_at_once_open_one_epoch() -> None:

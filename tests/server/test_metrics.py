@@ -5,6 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.model.events import (
     AuxiliaryEnded,
+    CeilingExceeded,
     CeilingUnreachable,
     EpochOpened,
     ExchangeRecorded,
@@ -92,6 +93,7 @@ def test_managing_is_counted_by_few_labels() -> None:
             Planned("s", Plan(f"x{number}", 0, f"m{number}", "epoch", "e", "soft", "", 900, 300, 1000, 0.0, -2.5))
         )
         metrics.count_failed_rung(RungFailed(f"x{number}", "s", "plan", f"why {number}"))
+        metrics.count_excess(CeilingExceeded(f"x{number}", f"s{number}", "m", 1100 + number, 1000, "it is"))
         metrics.count_unreachable(CeilingUnreachable(f"x{number}", f"s{number}", "m", 900, 1000))
     metrics.count_epoch(EpochOpened("e", "s", "", "revert", 300, 900))
     metrics.count_plan(Planned("s", Plan("x", 0, "m", "original", tokens_client=50)))
@@ -105,6 +107,8 @@ def test_managing_is_counted_by_few_labels() -> None:
     assert told["palimpsest_context_tokens_total", (("side", "upstream"),)] == 900
     assert told["palimpsest_saved_tokens", ()] == -7.5
     assert told["palimpsest_ceilings_unreachable_total", ()] == 3
+    assert told["palimpsest_calls_above_ceiling_total", ()] == 3
+    assert told["palimpsest_tokens_above_ceiling_total", ()] == 303
 
 
 def test_seconds_fall_into_buckets_that_add_up() -> None:

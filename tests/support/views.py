@@ -79,8 +79,17 @@ def render(messages: Sequence[Message], plan: ContextPlan) -> list[Message]:
             sent.append(user(edit.text))
         else:
             message = messages[edit.place]
-            sent.append(message if isinstance(edit, Kept) else {**message, "content": edit.text})
+            sent.append(message if isinstance(edit, Kept) else _change(message, edit))
     return [*sent, *messages[plan.through :]]
+
+
+def _change(message: Message, edit: Replaced) -> Message:
+    calls = [dict(each) for each in message.get("tool_calls", ())]
+    for each in calls:
+        new = dict(edit.arguments).get(each["id"], each["function"]["arguments"])
+        each["function"] = {**each["function"], "arguments": new}
+    changed = {**message, "tool_calls": calls} if calls else message
+    return {**changed, "content": edit.text} if edit.text else changed
 
 
 def splice(plan: ContextPlan, seen: View) -> list[Splice]:

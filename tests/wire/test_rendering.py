@@ -113,6 +113,47 @@ def test_what_has_no_text_to_replace_stays(message: Any) -> None:
     assert replace(RESPONSES, message) == message
 
 
+NEW = '{"content":"a … \\"b\\""}'
+
+
+def change(wire: str, message: Any, text: str = "") -> Any:
+    edit = Replaced(0, text, "shortened", (("a", NEW),))
+    return json.loads(render(wire, [edit], [json.dumps(message).encode()])[0])
+
+
+@pytest.mark.parametrize(("name", "member"), [("function", "arguments"), ("custom", "input"), ("custom", "other")])
+def test_arguments_of_a_call_are_replaced_beside_others(name: str, member: str) -> None:
+    call, other = ({"id": id, "type": name, name: {"name": "write", member: "{}"}} for id in "ab")
+    said = {"role": "assistant", "content": "I write.", "tool_calls": [call, other], "x": 1}
+    changed = {**call, name: {"name": "write", member: NEW if member != "other" else "{}"}}
+    assert change(CHAT, said) == said | {"tool_calls": [changed, other]}
+    assert change(CHAT, said, "I w…") == said | {"tool_calls": [changed, other], "content": "I w…"}
+    silent = said | {"content": None, "tool_calls": None}
+    assert change(CHAT, silent) == silent
+
+
+def test_the_input_of_a_tool_stays_an_object() -> None:
+    use, other = ({"type": "tool_use", "id": id, "name": "write", "input": {"content": "old"}} for id in "ab")
+    said = {"role": "assistant", "content": [text("I write."), use, other]}
+    assert change(ANTHROPIC, said) == said | {"content": [text("I write."), {**use, "input": json.loads(NEW)}, other]}
+    shown = change(ANTHROPIC, said, "I w…")["content"]
+    assert shown == [text("I w…"), {**use, "input": json.loads(NEW)}, other]
+
+
+@pytest.mark.parametrize(
+    ("item", "member"),
+    [
+        ({"type": "function_call", "id": "fc", "call_id": "a", "name": "write", "arguments": "{}"}, "arguments"),
+        ({"type": "custom_tool_call", "id": "ct", "call_id": "a", "name": "patch", "input": "*** Begin"}, "input"),
+        ({"type": "function_call", "call_id": "b", "name": "write", "arguments": "{}"}, ""),
+        ({"type": "local_shell_call", "call_id": "a", "action": {"command": ["ls"]}}, ""),
+    ],
+)
+def test_arguments_of_an_item(item: Any, member: str) -> None:
+    assert change(RESPONSES, item) == item | ({member: NEW} if member else {})
+    assert change(RESPONSES, item, "words") == change(RESPONSES, item)
+
+
 def test_everything_else_of_a_replaced_message_keeps_its_bytes() -> None:
     raw = b'{ "x":1e2 , "content" : "o\\u006cd", "y":"\\u0065" }'
     assert render(CHAT, [Replaced(0, "né", "file")], [raw]) == (raw.replace(b'"o\\u006cd"', '"né"'.encode()),)

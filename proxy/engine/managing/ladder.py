@@ -142,15 +142,16 @@ class Ladder:
                     return self.keep(case)
             if taken := await self._take_over(case, wish):
                 return taken
-            # What is above the ceiling, or does not fit, is cut even where its plan is late or faulty (B8b).
-            is_needed = wish.why in _NEEDED or case.tokens >= case.budget.high or not _fits(case)
+            # What is above the ceiling, and so all that does not fit, is cut though its plan is late or faulty (B8b).
+            is_needed = wish.why in _NEEDED or case.tokens >= case.budget.high
             rungs: tuple[Rung, ...] = ("plan", "minimal") if is_needed else ("plan",)
             for rung in rungs:
                 problems: list[Exception] = []
                 opened = await attempt(self._draft_and_begin(case, wish, rung), problems.append)
                 for problem in problems:
                     self._tell(case, rung, problem)
-                if opened is not None or any(isinstance(problem, StoreUnavailable) for problem in problems):
+                # A plan that makes nothing shorter leaves nothing to a minimal one, and no log takes that either.
+                if not problems or isinstance(problems[0], StoreUnavailable):
                     return opened
             return None
 
@@ -174,6 +175,7 @@ class Ladder:
             )
         else:
             draft = await self._draft(case, wish)
+        self._say_unreachable(case, draft.plan.beyond)
         if not draft.plan.through:
             self._note_fruitless(case)
             return None
@@ -188,7 +190,7 @@ class Ladder:
         if context.is_drafting:
             raise TimeoutError(f"the plan of an earlier request takes more than {seconds:g} s")
         late = context.take_late(subject)
-        if late is not None and _is_enough(case, late):
+        if late is not None and await self._is_enough(case, late):
             return late
         draft = partial(self._opener.draft, subject, case.path, self._find_ground(case, wish.why))
         drafting = asyncio.get_running_loop().run_in_executor(self._planners, draft)
@@ -197,6 +199,12 @@ class Ladder:
             return drafting.result()
         context.note_late(subject, drafting)
         raise TimeoutError(f"planning took more than {seconds:g} s")
+
+    async def _is_enough(self, case: Case, draft: Draft) -> bool:
+        """Whether a draft that was made for an earlier request leaves this one below its ceiling, and shorter."""
+        frozen = await self._paths.count_messages(case.subject, draft.rendered)
+        tokens = case.path.tokens - case.path.count_to(draft.plan.through) + frozen
+        return tokens < min(case.budget.high, case.tokens)
 
     def _note_fruitless(self, case: Case) -> None:
         case.context.fruitless[case.view] = case.tokens, case.subject.tip
@@ -226,7 +234,6 @@ class Ladder:
         tokens = path.tokens - path.count_to(plan.through) + frozen
         protected = path.head.tokens + plan.protected
         case.context.protected[case.view] = protected
-        self._say_unreachable(case, plan.beyond)
         if tokens >= case.tokens:
             self._note_fruitless(case)
             return None
@@ -275,17 +282,6 @@ def is_fruitless(case: Case, why: Why) -> bool:
     if why == "hard":
         return tip == case.subject.tip and tokens == case.tokens
     return why in _OF_OUR_OWN_ACCORD and tokens <= case.tokens < tokens * _GROWN
-
-
-def _fits(case: Case) -> bool:
-    """Whether what stands is as short as it must be; where the window is unknown, the upstream will tell."""
-    room = case.budget.find_room()
-    return room is None or case.tokens <= room
-
-
-def _is_enough(case: Case, draft: Draft) -> bool:
-    """Whether a draft that was made for an earlier request leaves as little as this one may have."""
-    return case.path.head.tokens + draft.plan.tokens <= case.budget.high
 
 
 def _goes_on(case: Case, draft: Draft) -> bool:

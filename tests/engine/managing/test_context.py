@@ -204,9 +204,11 @@ def test_of_models_without_end_those_used_last_stand(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "_MOST_STANDINGS", 3)
     context = Context()
     for view in ("a", "b", "c", "a", "d"):
-        context.protected[view] = context.told[view] = 1
+        context.protected[view] = 1
+        context.told.add(view)
+        context.fruitless[view] = (1, b"")
         context.get_standing(view, "", BUDGET).before = ()
-    assert (set(context.protected), set(context.told)) == ({"a", "c", "d"}, {"a", "c", "d"})
+    assert set(context.protected) == context.told == set(context.fruitless) == {"a", "c", "d"}
     assert context.get_standing("a", "", BUDGET).before == ()
     assert context.get_standing("b", "", BUDGET).before is None
 

@@ -20,6 +20,7 @@ from tests.support.managing import make_history, make_subject
 
 HISTORY = make_history(40, 1600)
 LONG = HISTORY[: 2 + 2 * 22]
+BELOW = HISTORY[: 2 + 2 * 15]
 
 
 def fail(*_: Any) -> ContextPlan:
@@ -28,6 +29,15 @@ def fail(*_: Any) -> ContextPlan:
 
 def gain_nothing(view: Any, build: Any) -> ContextPlan:
     return ContextPlan(0, (), (), 9_000, 8_000)
+
+
+def stay(view: Any, build: Any) -> ContextPlan:
+    """More should stay than leaves room for anything else, and what is left is no less than it was."""
+    return ContextPlan(1, (Written("a ledger " * 9_000, 0, 0), Kept(0)), (), 9_000, 5_000, beyond=6_000)
+
+
+def reach_nothing(view: Any, build: Any) -> ContextPlan:
+    return ContextPlan(0, (), (), 9_000, 9_000, beyond=9_000)
 
 
 def grow(view: Any, build: Any) -> ContextPlan:
@@ -87,27 +97,22 @@ async def test_an_epoch_that_does_not_bear_leaves_the_clients_own_bytes() -> Non
 
 
 @pytest.mark.parametrize("act", [gain_nothing, grow])
-async def test_a_plan_that_leaves_no_less_is_not_opened_and_the_window_decides_about_more(act: Any) -> None:
-    desk = Desk(act)
+async def test_where_a_plan_leaves_no_less_a_minimal_one_is_made_for_what_is_above_the_ceiling(act: Any) -> None:
+    for why in ("hard", "overflow"):
+        desk = Desk(act)
+        footing = await desk.climb(await desk.look_at(LONG), why)
+        assert (footing.rung, footing.tokens < 7_760) == ("minimal", True)
+        assert desk.builder.asked == ["plan", "minimal"]
+    desk = Desk(act, act)
     footing = await desk.climb(await desk.look_at(LONG))
+    assert (footing.rung, desk.committed, desk.builder.asked) == ("original", [], ["plan", "minimal"])
+
+
+@pytest.mark.parametrize("act", [gain_nothing, grow, fail])
+async def test_below_the_ceiling_no_minimal_plan_is_made(act: Any) -> None:
+    desk = Desk(act)
+    footing = await desk.climb(await desk.look_at(BELOW), "soft")
     assert (footing.rung, desk.committed, desk.builder.asked) == ("original", [], ["plan"])
-    desk = Desk(act, window=12_000)
-    footing = await desk.climb(await desk.look_at(LONG))
-    assert (footing.rung, desk.builder.asked) == ("minimal", ["plan", "minimal"])
-    desk = Desk(act)
-    footing = await desk.climb(await desk.look_at(LONG), "overflow")
-    assert (footing.rung, desk.builder.asked) == ("minimal", ["plan", "minimal"])
-
-
-async def test_a_request_that_just_fits_needs_nothing_minimal() -> None:
-    case = await Desk().look_at(LONG)
-    for window, rung in ((case.tokens + 100, "original"), (case.tokens + 99, "minimal")):
-        desk = Desk(fail, window=window)
-        subject = make_subject(LONG, max_tokens=100)
-        context = await desk.steward._memory.contexts.open(subject)
-        budget = desk.steward._lookout.find_budget(subject)
-        looked = await desk.steward._lookout.look_at(subject, context, None, budget)
-        assert (await desk.climb(looked)).rung == rung
 
 
 async def test_what_the_log_does_not_take_is_not_tried_a_second_time_under_the_same_id() -> None:
@@ -121,14 +126,19 @@ async def test_what_the_log_does_not_take_is_not_tried_a_second_time_under_the_s
     assert (failed.rung, failed.problem) == ("plan", "StoreUnavailable: the log did not take the epoch in time")
 
 
-async def test_that_a_ceiling_is_out_of_reach_is_said_once_for_what_must_stay() -> None:
-    desk = Desk(grow, grow, gain_nothing)
+async def test_that_a_ceiling_is_out_of_reach_is_said_once_until_there_is_room_again() -> None:
+    desk = Desk(stay, stay, stay, stay, gain_nothing, gain_nothing, stay, reach_nothing)
     case = await desk.look_at(LONG)
     for _ in range(2):
-        await desk.climb(case)
+        await desk.climb(case, "overflow")
     (said,) = desk.list_events(CeilingUnreachable)
-    assert said == CeilingUnreachable("x1", "s1", "gpt-4o", case.path.head.tokens + 6_000, 7_760)
-    assert case.context.protected["gpt-4o"] == case.path.head.tokens + 6_000
+    assert said == CeilingUnreachable("x1", "s1", "gpt-4o", 6_000, 7_760)
+    assert case.context.protected["gpt-4o"] == case.path.head.tokens + 5_000
+    await desk.climb(case, "overflow")
+    assert desk.builder.asked == ["plan", "minimal"] * 3
+    shown = desk.list_events(CeilingUnreachable)
+    await desk.climb(case, "overflow")
+    assert (len(shown), len(desk.list_events(CeilingUnreachable))) == (1, 2)
 
 
 async def test_who_waits_for_another_requests_epoch_is_sent_under_it() -> None:
@@ -142,78 +152,121 @@ async def test_who_waits_for_another_requests_epoch_is_sent_under_it() -> None:
 
 
 class Late:
-    """A desk whose first plan came too late, for a request at 22 steps."""
+    """A desk whose first plan hangs until it is released."""
 
-    def __init__(self) -> None:
+    def __init__(self, *acts: Any) -> None:
         self.released = threading.Event()
-        self.desk = Desk(self._hang, hard_wait_seconds=0.25)
+        self.desk = Desk(self.hang, *acts, hard_wait_seconds=0.25)
 
-    def _hang(self, view: Any, build: Any) -> ContextPlan:
+    def hang(self, view: Any, build: Any) -> ContextPlan:
         assert self.released.wait(LIMIT)
         plan: ContextPlan = build(view)
         return plan
 
-    async def begin(self) -> Case:
-        case = await self.desk.look_at(LONG)
-        try:
-            assert (await self.desk.climb(case)).rung == "original"
-        finally:
-            self.released.set()
-        assert case.context._late is not None
-        await asyncio.wait((case.context._late[1],))
-        return case
+    async def release(self, case: Case) -> None:
+        self.released.set()
+        assert case.context.late is not None
+        async with asyncio.timeout(LIMIT):
+            await asyncio.wait((case.context.late,))
 
 
 async def test_a_plan_that_came_too_late_is_there_for_the_next_request() -> None:
     late = Late()
-    await late.begin()
-    case = await late.desk.look_at(HISTORY[: 2 + 2 * 23], "x2")
-    footing = await late.desk.climb(case)
+    case = await late.desk.look_at(BELOW)
+    try:
+        assert (await late.desk.climb(case, "soft")).rung == "original"
+    finally:
+        await late.release(case)
+    case = await late.desk.look_at(HISTORY[: 2 + 2 * 16], "x2")
+    footing = await late.desk.climb(case, "soft")
     assert (footing.rung, footing.is_opened, late.desk.builder.asked) == ("plan", True, ["plan"])
+
+
+async def test_above_the_ceiling_none_waits_for_a_plan_that_hangs_nor_for_one_of_an_earlier_request() -> None:
+    late = Late()
+    try:
+        case = await late.desk.look_at(LONG)
+        footing = await late.desk.climb(case)
+        assert (footing.rung, footing.tokens < case.budget.high) == ("minimal", True)
+        larger = await late.desk.look_at(HISTORY, "x2")
+        footing = await late.desk.climb(larger)
+        assert (footing.rung, footing.tokens < larger.tokens) == ("minimal", True)
+        assert late.desk.builder.asked == ["plan", "minimal", "minimal"]
+    finally:
+        await late.release(case)
+    assert [failed.problem for failed in late.desk.list_events(RungFailed)] == [
+        "TimeoutError: planning took more than 0.25 s",
+        "TimeoutError: the plan of an earlier request takes more than 0.25 s",
+    ]
+
+
+async def test_where_all_the_time_is_spent_the_minimal_plan_is_made_all_the_same() -> None:
+    late = Late()
+    case = await late.desk.look_at(LONG)
+    try:
+        footing = await late.desk.ladder.climb(case, "hard", late.desk.commit, seconds=0.0)
+    finally:
+        await late.release(case)
+    assert (footing.rung, footing.tokens < case.budget.high) == ("minimal", True)
+
+
+async def test_a_late_plan_that_leaves_no_less_than_what_stands_is_made_anew() -> None:
+    """What was sent meanwhile was shorter than it."""
+    late = Late()
+    case = await late.desk.look_at(LONG)
+    try:
+        assert (await late.desk.climb(case)).rung == "minimal"
+    finally:
+        await late.release(case)
+    footing = await late.desk.climb(await late.desk.look_at(make_history(60, 1600), "x2"))
+    assert (footing.rung, late.desk.builder.asked) == ("plan", ["plan", "minimal", "plan"])
 
 
 async def test_a_late_plan_that_leaves_too_much_for_this_request_is_made_anew() -> None:
     late = Late()
-    await late.begin()
-    case = await late.desk.look_at(HISTORY[: 2 + 2 * 23], "x2")
+    case = await late.desk.look_at(BELOW)
+    try:
+        assert (await late.desk.climb(case, "soft")).rung == "original"
+    finally:
+        await late.release(case)
+    case = await late.desk.look_at(HISTORY[: 2 + 2 * 16], "x2")
     tight = msgspec.structs.replace(case, budget=case.budget.limit(1_500))
     footing = await late.desk.climb(tight, "overflow")
-    assert late.desk.builder.asked[:2] == ["plan", "plan"]
-    assert footing.is_opened
-    assert footing.tokens <= 1_500
+    assert late.desk.builder.asked == ["plan", "plan"]
+    assert (footing.rung, footing.tokens <= 1_500) == ("plan", True)
 
 
-async def test_a_minimal_plan_that_comes_too_late_does_not_take_the_place_of_the_other() -> None:
-    released = threading.Event()
-
-    def hang(view: Any, build: Any) -> ContextPlan:
-        assert released.wait(LIMIT)
-        plan: ContextPlan = build(view)
-        return plan
-
-    desk = Desk(hang, hang, window=12_000, hard_wait_seconds=0.25)
-    case = await desk.look_at(LONG)
+async def test_a_late_plan_that_failed_is_told_with_the_next_request() -> None:
+    late = Late()
+    late.desk.builder._acts = [lambda view, build: late.hang(view, fail)]
+    case = await late.desk.look_at(BELOW)
     try:
-        assert (await desk.climb(case)).rung == "original"
+        await late.desk.climb(case, "soft")
     finally:
-        released.set()
-    assert [failed.rung for failed in desk.list_events(RungFailed)] == ["plan", "minimal"]
-    assert case.context._late is not None
-    await asyncio.wait((case.context._late[1],))
-    assert case.context._late[1].result().plan.rung == "plan"
-    assert (await desk.climb(case)).rung == "plan"
+        await late.release(case)
+    footing = await late.desk.climb(await late.desk.look_at(LONG, "x2"))
+    assert (footing.rung, late.desk.builder.asked) == ("minimal", ["plan", "minimal"])
+    assert "out of order" in late.desk.list_events(RungFailed)[-1].problem
 
 
 @pytest.mark.parametrize("act", [gain_nothing, grow])
-async def test_what_was_in_vain_is_tried_again_when_the_request_has_grown(act: Any) -> None:
-    desk = Desk(act, act)
+async def test_what_was_in_vain_is_tried_again_above_the_ceiling_for_any_other_request(act: Any) -> None:
+    desk = Desk(act, act, act, act)
     case = await desk.look_at(LONG)
     for _ in range(3):
         assert (await desk.climb(case)).rung == "original"
-    assert desk.builder.asked == ["plan"]
-    assert (await desk.climb(await desk.look_at(HISTORY[: 2 + 2 * 26]))).rung == "original"
+    assert desk.builder.asked == ["plan", "minimal"]
+    longer = await desk.look_at([*LONG, {"role": "user", "content": "."}])
+    assert (await desk.climb(longer)).rung == "original"
     assert (await desk.climb(await desk.look_at(HISTORY))).rung == "plan"
-    assert desk.builder.asked == ["plan", "plan", "plan"]
+    assert desk.builder.asked == ["plan", "minimal", "plan", "minimal", "plan"]
+
+
+async def test_below_the_ceiling_what_was_in_vain_is_tried_again_when_the_request_has_grown() -> None:
+    desk = Desk(gain_nothing)
+    for steps, asked in ((15, 1), (15, 1), (16, 2)):
+        await desk.climb(await desk.look_at(HISTORY[: 2 + 2 * steps]), "soft")
+        assert desk.builder.asked == ["plan"] * asked
 
 
 async def test_a_reference_stands_for_the_same_messages_when_the_client_spells_them_otherwise(

@@ -115,7 +115,7 @@ async def test_what_cannot_be_taken_over_is_planned(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(engine.steward.ladder._rewriter, "rewrite", lambda *_: fail(engine.epochs[0]))
     turn = await engine.send(until(steps), base=UNNAMED)
-    assert [rung for rung, _ in engine.failures] == ["epoch", "plan"]
+    assert [rung for rung, _ in engine.failures] == ["epoch", "plan", "minimal"]
     assert json.loads(turn.sent)["messages"] == until(steps)
     monkeypatch.undo()
     assert (await engine.send(until(steps + 1), base=UNNAMED)).plan.rung == "epoch"

@@ -1,0 +1,320 @@
+"""Sessions of many epochs: no turn of the user is ever lost, and no state is one in which a request stays too long."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from itertools import groupby
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.context.builder import ContextBuilder
+from proxy.context.findings import Findings, glance
+from proxy.context.policy import BuilderPolicy
+from proxy.context.rules import Rule, find_rules
+from proxy.context.survey import Survey
+from proxy.context.view import View
+from proxy.engine.managing.guard import list_splices
+from proxy.model.plan import ContextPlan, Kept, Replaced, Written
+from proxy.model.told import Told
+from proxy.wire import rendering
+from proxy.wire.validity import Rules, find_faults, judge_history
+from tests.support.views import Message, act, call, count, render, result, said, see, user, view
+
+BUILDER = ContextBuilder(BuilderPolicy(), count)
+INSTRUCTIONS = "\n".join(f"Instruction {i}: do the thing with the number {i} as it was always done." for i in range(14))
+MARGIN = 0.97
+LEAST_LEDGER = 300
+"""Tokens of a ledger that says the least, and of the calls of what was not answered."""
+
+
+def paste(tokens: int, number: int) -> str:
+    """A fenced block of so many tokens, near enough."""
+    line = f"value_{number} = compute(other_{number}, third)"
+    return "```\n" + "\n".join([line] * max(1, 4 * tokens // len(line))) + "\n```"
+
+
+def ask(number: int, beginning: str, prose: int, block: int, *, is_repeated: bool) -> str:
+    """A prompt of a person: words of their own, what they always say, what they pasted."""
+    words = f"the part {number} has to be mended. {'It fails when I run it again. ' * prose}"
+    parts = [f"Look at number {number}, {words}", *([INSTRUCTIONS] if is_repeated else ())]
+    parts += [paste(block, number), f"That was all of {number}."] if block else []
+    text = "\n".join(parts)
+    return {"ticket": f"Ticket {number}: {text}", "task": f"<task>\n{text}\n</task>", "bare": text}[beginning]
+
+
+class Session:
+    """A conversation that is sent whenever it is the assistant's turn, under an epoch where it would be too long."""
+
+    def __init__(self, usable: int, *, is_minimal: bool = False) -> None:
+        self.ceiling = int(usable / MARGIN) + 1
+        self.messages: list[Message] = []
+        self.plan: ContextPlan | None = None
+        self.sent: int | None = None
+        self.opened = 0
+        self._plan = BUILDER.minimal if is_minimal else BUILDER.build
+
+    def say(self, *messages: Message) -> None:
+        self.messages += messages
+
+    def see(self) -> View:
+        return msgspec.structs.replace(view(self.messages, self.ceiling), frozen=self.plan, sent=self.sent)
+
+    def send(self) -> list[Message]:
+        """What is sent now."""
+        seen = self.see()
+        if weigh(self._render()) >= seen.budget.usable:
+            plan = self._plan(seen)
+            if plan.through:
+                self.plan = plan
+                self.opened += 1
+                check_turns(self.messages, plan)
+        self.sent = len(self.messages)
+        return self._render()
+
+    def _render(self) -> list[Message]:
+        return render(self.messages, self.plan) if self.plan is not None else self.messages
+
+
+def weigh(messages: list[Message]) -> int:
+    return sum(see(message).tokens for message in messages)
+
+
+def list_turns(messages: list[Message]) -> list[list[int]]:
+    """The places of the user's messages, turn by turn."""
+    turns = groupby(range(len(messages)), lambda place: messages[place]["role"])
+    return [list(places) for role, places in turns if role == "user"]
+
+
+def check_turns(messages: list[Message], plan: ContextPlan, depth: int = 0) -> None:
+    """Each of the user's turns is sent in a form of BEHAVIOUR B13; deeper plans may shorten the second newest."""
+    kept = {edit.place: edit for edit in plan.edits if not isinstance(edit, Written)}
+    turns = list_turns(messages)
+    for places in turns:
+        for place in places:
+            edit = kept.get(place)
+            is_whole = place >= plan.through or isinstance(edit, Kept)
+            assert is_whole or places is not turns[-1], "the newest turn stays"
+            assert is_whole or places is not turns[-2] or plan.beyond or depth, (
+                "the second newest stays where there is room"
+            )
+            if isinstance(edit, Replaced):
+                check_shortened(messages[place]["content"], edit, plan)
+            elif not is_whole:
+                assert any(is_told(line, place, plan) for line in list_ledger_lines(plan)), messages[place]
+
+
+def list_ledger_lines(plan: ContextPlan) -> Iterator[str]:
+    return (line for edit in plan.edits if isinstance(edit, Written) for line in edit.text.split("\n"))
+
+
+def names(text: str, place: int, plan: ContextPlan) -> bool:
+    """Whether a text names a reference that has a message."""
+    return any(f"ref:{each.id}" in text for each in plan.references if each.start <= place < each.stop)
+
+
+def is_told(line: str, place: int, plan: ContextPlan) -> bool:
+    return names(line, place, plan) and ("the user said" in line or "messages of the user" in line)
+
+
+def check_shortened(original: str, edit: Replaced, plan: ContextPlan) -> None:
+    """Its beginning, or all of the prose; in the user's words but for what says what is missing."""
+    assert names(edit.text, edit.place, plan)
+    body, mark, _ = edit.text.partition("\n[shortened by palimpsest, not by the user")
+    assert mark and edit.kind == "shortened"
+    lines = [line for line in body.split("\n") if not re.fullmatch(r"\[… .* …\]…?", line)]
+    own = original.split("\n")
+    *whole, last = lines or [""]
+    assert all(line in own for line in whole)
+    assert last in own or any(line.startswith(last.removesuffix("…")) for line in own)
+    if not body.endswith("…"):
+        assert "That was all of" in body or "That was all of" not in original
+    elif len(body) < 90:  # what follows is a block that was left out
+        behind = original[len(body) - 1 :].lstrip()
+        assert original.startswith(body[:-1]) and behind.startswith((INSTRUCTIONS, "```"))
+
+
+_prompts = st.tuples(
+    st.sampled_from(["ticket", "task", "bare"]),
+    st.sampled_from([0, 0, 3, 30]),
+    st.sampled_from([0, 0, 200, 700, 3000]),
+    st.booleans(),
+)
+_turns = st.lists(
+    st.tuples(_prompts, st.lists(st.sampled_from([60, 300, 900]), max_size=4), st.sampled_from([5, 120, 700])),
+    min_size=3,
+    max_size=24,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(_turns, st.sampled_from([2000, 3000, 5000, 9000, 30_000]), st.booleans(), st.integers(1, 4))
+def test_every_turn_of_the_user_is_in_every_request_in_one_of_its_forms(
+    turns: list[tuple[tuple[str, int, int, bool], list[int], int]], usable: int, is_minimal: bool, times: int
+) -> None:
+    session = Session(usable, is_minimal=is_minimal)
+    for number, ((beginning, prose, block, is_repeated), outputs, words) in enumerate(turns * times):
+        session.say(user(ask(number, beginning, prose, block, is_repeated=is_repeated)))
+        session.send()
+        for step, tokens in enumerate(outputs):
+            session.say(*act(f"{number}-{step}", f"cat {number}/{step}.py", f"line {step} of it\n" * (tokens // 4)))
+            session.send()
+        session.say(said(f"Done with {number}. ```\nok\n``` {'So it is. ' * (words // 3)}"))
+
+
+@pytest.mark.parametrize("usable", [2000, 4000])
+@pytest.mark.parametrize("is_minimal", [False, True])
+def test_no_short_turn_of_very_many_is_lost(usable: int, *, is_minimal: bool) -> None:
+    session = Session(usable, is_minimal=is_minimal)
+    for number in range(300):
+        session.say(user(f"Ticket {number}: {'please, ' * (number % 9)}do the part {number}."))
+        assert weigh(session.send()) < session.see().budget.usable
+        session.say(said(f"I did the part {number}. ```\nok\n```"))
+    assert session.opened > 1
+
+
+def test_a_sentence_among_what_was_pasted_is_in_every_later_request() -> None:
+    """Twelve turns of a sentence and a pasted block each, under a ceiling of 9,000 tokens."""
+    session = Session(int(9000 * MARGIN))
+    said_in = 2
+    for number in range(12):
+        own = "The ticket is PAL-7731." if number == said_in else f"Here is the log of run {number}."
+        session.say(user(f"{own}\n{paste(1500, number)}"))
+        sent = session.send()
+        assert weigh(sent) < session.see().budget.usable
+        assert number < said_in or any("The ticket is PAL-7731." in message["content"] for message in sent)
+        session.say(said("I have read it."))
+    assert session.opened > 1
+
+
+# What no plan can do anything about, and so must be able to do with: huge words and values, several results, no JSON.
+VALUES = {
+    "lines": "x = y\n" * 3000,
+    "words": "word " * 9000,
+    "short": "short",
+    "braces": "{" * 4000,
+    "escapes": '\\"\n' * 2500,
+}
+SHAPES: dict[str, Callable[[str], str]] = {
+    "file": lambda text: json.dumps({"path": "a.py", "content": text}),
+    "edits": lambda text: json.dumps({"edits": [{"old": text, "new": [text]}], "n": 3}),
+    "list": lambda text: json.dumps([text]),
+    "bare": lambda text: text,
+}
+_arguments = st.tuples(st.sampled_from(sorted(SHAPES)), st.sampled_from(sorted(VALUES)))
+_hard = st.one_of(
+    st.tuples(st.just("said"), st.sampled_from([5, 700, 60_000])),
+    st.tuples(st.just("user"), st.sampled_from([5, 0.05, 0.4, 0.4])),
+    st.tuples(st.just("calls"), st.lists(st.tuples(_arguments, st.sampled_from([5, 900, 20_000])), max_size=3)),
+)
+
+
+def write_hard(number: int, kind: str, what: object, usable: int) -> list[Message]:
+    if kind == "said":
+        assert isinstance(what, int)
+        return [said(f"I think {number}. {'so it is ' * (what * 4 // 9)}")]
+    if kind == "user":
+        assert isinstance(what, int | float)
+        tokens = int(what if what > 1 else what * usable)
+        return [user(f"Do {number}. {'and so on ' * (tokens * 4 // 10)}")]
+    assert isinstance(what, list)
+    made = [(f"c{number}-{i}", SHAPES[shape](VALUES[value]), tokens) for i, ((shape, value), tokens) in enumerate(what)]
+    calls = call("", "")
+    calls["tool_calls"] = [
+        {"id": id, "type": "function", "function": {"name": "write", "arguments": arguments}}
+        for id, arguments, _ in made
+    ]
+    outputs = [result(id, id + "output line\n" * (tokens * 4 // 12)) for id, _, tokens in made]
+    return [calls, *outputs] if made else []
+
+
+def is_out_of_reach(messages: list[Message], head: int, usable: int) -> bool:
+    """Whether what may not be cut is more than there is room for beside a ledger that says the least."""
+    newest = list_turns(messages)[-1]
+    answered = max((place for place, each in enumerate(messages) if each["role"] == "assistant"), default=-1)
+    must = {*newest, *range(answered + 1, len(messages))}
+    return head + sum(see(messages[place]).tokens for place in must) + LEAST_LEDGER > usable
+
+
+def check_rendered(messages: list[Message], plan: ContextPlan) -> None:
+    """What goes out is as valid as what came, and has the tokens that the plan says."""
+    raws = [json.dumps(message).encode() for message in messages]
+    rendered = rendering.render("chat_completions", plan.edits, raws)
+    shapes = [see(message).shape for message in messages]
+    splices = list_splices("chat_completions", plan.edits, rendered, shapes, plan.through)
+    assert find_faults(judge_history(shapes), splices, Rules()) == ()
+    sent = [json.loads(raw) for raw in rendered]
+    assert sent == render(messages, plan)[: len(sent)]
+    assert weigh([*sent, *messages[plan.through :]]) <= plan.tokens + len(plan.edits)  # parts are counted one by one
+    asked = {
+        each["id"]: each["function"]["arguments"] for message in messages for each in message.get("tool_calls", ())
+    }
+    for each in (each for message in sent for each in message.get("tool_calls", ())):
+        arguments = each["function"]["arguments"]
+        assert arguments == asked[each["id"]] or type(read(arguments)) is type(read(asked[each["id"]]))
+
+
+def read(arguments: str) -> object:
+    """What a call's arguments say; none where they are no JSON."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return None
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(_hard, max_size=14), st.integers(4000, 8000), st.integers(0, 1500), st.booleans(), st.integers(0, 2))
+def test_no_state_is_a_dead_end(
+    steps: list[tuple[str, object]], usable: int, head: int, is_minimal: bool, depth: int
+) -> None:
+    messages: list[Message] = [user("begin")]
+    plan: ContextPlan | None = None
+    for number, (kind, what) in enumerate(steps):
+        messages += write_hard(number, kind, what, usable)
+        if messages[-1]["role"] == "assistant":
+            continue
+        seen = msgspec.structs.replace(view(messages, int(usable / MARGIN) + 1, head), frozen=plan, depth=depth)
+        if head + weigh(render(messages, plan) if plan is not None else messages) < seen.budget.usable:
+            continue
+        made = BUILDER.minimal(seen) if is_minimal else BUILDER.build(seen)
+        check_rendered(messages, made)
+        check_turns(messages, made, depth)
+        is_short = head + weigh(render(messages, made)) <= seen.budget.usable
+        assert is_short or is_out_of_reach(messages, head, seen.budget.usable)
+        plan = made if made.through else plan
+
+
+def weigh_work(turns: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
+    """The characters that a minimal plan of so many turns reads: counted, studied, and searched for rules."""
+    read: Counter[str] = Counter()
+
+    def count_noted(text: str) -> int:
+        read["counted"] += len(text)
+        return count(text)
+
+    def glance_noted(told: Told) -> Findings:
+        read["studied"] += len(told.text)
+        return glance(told)
+
+    def find_rules_noted(survey: Survey, places: Collection[int]) -> tuple[Rule, ...]:
+        read["searched"] += sum(len(survey.messages[place].told.text) for place in places)
+        return find_rules(survey, places)
+
+    monkeypatch.setattr("proxy.context.builder.glance", glance_noted)
+    monkeypatch.setattr("proxy.context.rules.find_rules", find_rules_noted)
+    messages = [user("begin")]
+    for number in range(turns):
+        messages.append(user(ask(number, "ticket", 3, 300, is_repeated=True)))
+        messages += act(f"{number}", f"cat {number}", f"line {number} of the output\n" * 30)
+        messages.append(said(f"Done with {number}."))
+    plan = ContextBuilder(BuilderPolicy(), count_noted).minimal(view([*messages, user("And now?")], 6000))
+    assert plan.through
+    return read["counted"], read["studied"], read["searched"]
+
+
+def test_the_work_of_a_minimal_plan_grows_with_the_text_and_no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    fewest, few, many = (weigh_work(turns, monkeypatch) for turns in (40, 80, 160))
+    assert all(0 < c - b <= 2.2 * (b - a) for a, b, c in zip(fewest, few, many, strict=True))

@@ -510,7 +510,7 @@ async def test_who_echoes_our_own_words_is_managed_as_before() -> None:
     elsewhere = await ManagedEngine().send([{"role": "user", "content": ledger}, *LONG[1:]])
     assert elsewhere.sent == elsewhere.body
     assert not elsewhere.labels.keys() & {"x-palimpsest-tokens"}
-    assert elsewhere.labels["x-palimpsest-mode"].startswith("observe; the messages have a ledger")
+    assert elsewhere.labels["x-palimpsest-mode"].startswith("observe; stood-down:the messages have a ledger")
 
 
 async def test_an_unproven_token_is_not_managed() -> None:

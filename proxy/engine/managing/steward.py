@@ -252,9 +252,11 @@ class Steward:
         (B8b), for what was sent before (B5), or where the upstream has refused the last one (B8a).
         """
         decision = decide(case.account, case.facts)
-        is_known, is_certain = case.context.is_known, case.subject.is_certain
-        if decision.why is not None and decision.why != "hard" and not (is_known and is_certain):
-            return Decision(None, decision.pressure, _LATE if is_known else _UNREAD)
+        is_known = case.context.is_known
+        if decision.why is not None and not (is_known and case.subject.is_certain):
+            # One that is only observed stays so: nobody can tell whether it is.
+            if decision.why != "hard" or self._lookout.holdout.has(case.subject.session.id):
+                return Decision(None, decision.pressure, _LATE if is_known else _UNREAD)
         if decision.why is not None and case.context.was_sent(case.view, case.subject):
             return Decision(None, decision.pressure, _SENT_BEFORE)
         if decision.why is not None and self._is_refused(case.epoch):

@@ -17,8 +17,8 @@ from proxy.assembly import open_log
 from proxy.config import Settings, load_settings
 from tests.support.scripted import LAST_CHUNK, ScriptedUpstream, Wire, answer, chunk, dial, request, stream_head
 
-STARTING = 15.0
-ENDING = 12.0
+STARTING = 120.0
+ENDING = 120.0
 CHAT = "/v1/chat/completions"
 ASK = request("POST", CHAT, "X-Session-Id: test", body=b'{"model":"m","messages":[]}')
 EVENT = b"data: {}\n\n"

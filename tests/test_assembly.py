@@ -30,7 +30,7 @@ from proxy.upstream.tiktoken_encoder import TiktokenEncoder
 from proxy.upstream.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[1]
-LIMIT = 5.0
+LIMIT = 60.0
 
 
 class Noted:

@@ -17,6 +17,7 @@ from proxy.model.exchange import Answer, Headers, Reading
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.sse import ServerEvent
 from tests.support.engine import JSON, STREAM, FakeArchive, FixedClock, make_lineage
+from tests.support.scripted import LIMIT
 
 ANSWER = b'{"choices":[{"message":{"content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":7}}'
 CHUNKS = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
@@ -39,7 +40,7 @@ class Desk:
         self.readings.submit(Received(exchange, 0, ChatCompletions(), headers, content))
 
     async def finish(self) -> list[Reading]:
-        assert await self.tasks.finish(5)
+        assert await self.tasks.finish(LIMIT)
         return self.archive.of(Reading)
 
 
@@ -68,7 +69,7 @@ class Stuck(ChatCompletions):
         self.release = threading.Event()
 
     def read_answer(self, value: Mapping[str, object]) -> Answer:
-        self.release.wait(5)
+        self.release.wait(LIMIT)
         return super().read_answer(value)
 
 

@@ -31,11 +31,12 @@ from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format
 from proxy.wire.responses import Responses
+from tests.support import scripted
 from tests.support.ancestry import Trees
 from tests.support.managing import make_steward
 from tests.support.unmanaged import UnmanagedLog
 
-LIMIT = 5.0
+LIMIT = scripted.LIMIT
 STREAM: Headers = ((b"content-type", b"text/event-stream"),)
 JSON: Headers = ((b"content-type", b"application/json"),)
 HEALTHY = ArchiveHealth(problem="", pending=0, pending_bytes=0, dropped=0, generation=0)

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
-import uvloop
 
 from proxy.engine.tasks import TaskRunner
 from proxy.upstream.forwarder import Forwarder
 from proxy.upstream.policy import UpstreamPolicy
+from tests.support.loops import MovableLoop, MovableUvloop
 from tests.support.scripted import LIMIT, ScriptedUpstream
 
 
@@ -16,7 +16,7 @@ def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Every asynchronous test here runs twice."""
-    return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
+    return {"uvloop": MovableUvloop, "asyncio": MovableLoop}
 
 
 @pytest.fixture

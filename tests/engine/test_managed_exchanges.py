@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +17,16 @@ from proxy.model.lineage import Step
 from proxy.model.plan import ContextPlan, Kept, Plan, Written
 from proxy.wire.headers import find
 from tests.support.engine import LIMIT, wait_out
-from tests.support.managed import ContextLog, ManagedEngine, OwnBuilder, Turn, answer, cut_end
+from tests.support.managed import (
+    PLANNING_SECONDS,
+    ContextLog,
+    Hanging,
+    ManagedEngine,
+    OwnBuilder,
+    Turn,
+    answer,
+    cut_end,
+)
 from tests.support.managing import make_history
 
 HISTORY = make_history(60, 1600)
@@ -241,41 +249,29 @@ async def test_where_the_window_is_unknown_nothing_minimal_is_sent() -> None:
 
 
 async def test_a_builder_that_hangs_is_not_waited_for_and_the_next_request_has_its_plan() -> None:
-    released = threading.Event()
-
-    def hang(view: Any, build: Any) -> ContextPlan:
-        assert released.wait(LIMIT)
-        plan: ContextPlan = build(view)
-        return plan
-
+    hang = Hanging()
     builder = OwnBuilder(hang)
-    engine = ManagedEngine(builder=builder, planning_seconds=0.25)
+    engine = ManagedEngine(builder=builder, planning_seconds=PLANNING_SECONDS)
     try:
         turn = await open_epoch(engine)
         assert (turn.client.status, turn.sent) == (200, turn.body)
-        assert engine.failures == [("plan", "TimeoutError: planning took more than 0.25 s")]
+        assert engine.failures == [("plan", "TimeoutError: planning took more than 10 s")]
         during = await engine.send(until(23))
         assert during.sent == during.body
     finally:
-        released.set()
+        hang.released.set()
     await engine.wait_for_late(turn)
     later = await engine.send(LONGER)
     assert (later.plan.rung, builder.asked) == ("plan", ["plan"])
 
 
 async def test_a_plan_that_hangs_does_not_stand_in_the_way_of_a_minimal_one() -> None:
-    released = threading.Event()
-
-    def hang(view: Any, build: Any) -> ContextPlan:
-        assert released.wait(LIMIT)
-        plan: ContextPlan = build(view)
-        return plan
-
-    engine = ManagedEngine(builder=OwnBuilder(hang), window=16_000, planning_seconds=0.25)
+    hang = Hanging()
+    engine = ManagedEngine(builder=OwnBuilder(hang), window=16_000, planning_seconds=PLANNING_SECONDS)
     try:
         turn = await engine.send(until(40))
     finally:
-        released.set()
+        hang.released.set()
     assert turn.plan.rung == "minimal"
 
 
@@ -299,7 +295,7 @@ async def test_what_the_first_byte_of_a_stream_waits_for_does_not_wait_for_compa
 
 
 async def test_what_is_not_kept_whole_is_not_managed() -> None:
-    engine = ManagedEngine(policy=EnginePolicy(commit_wait_ms=100, record_cap_bytes=40_000))
+    engine = ManagedEngine(policy=EnginePolicy(commit_wait_ms=60_000, record_cap_bytes=40_000))
     turn = await engine.send(LONG)
     assert (turn.sent, turn.plans) == (turn.body, [])
 

@@ -66,9 +66,10 @@ class Stuck(ChatCompletions):
     """Reads an answer for as long as the test likes."""
 
     def __init__(self) -> None:
-        self.release = threading.Event()
+        self.began, self.release = threading.Event(), threading.Event()
 
     def read_answer(self, value: Mapping[str, object]) -> Answer:
+        self.began.set()
         self.release.wait(LIMIT)
         return super().read_answer(value)
 
@@ -206,7 +207,8 @@ async def test_reading_goes_on_after_the_reader_was_cancelled() -> None:
     desk.submit("x1")
     assert len(await desk.finish()) == 1
     desk.readings.submit(Received("x2", 0, form, JSON, b'{"a":"' + b"x" * 100_000 + b'"}'))
-    assert not await desk.tasks.finish(0.3)
+    assert await asyncio.to_thread(form.began.wait, LIMIT)
+    assert not await desk.tasks.finish(0)
     form.release.set()
     desk.submit("x3")
     assert [reading.exchange for reading in await desk.finish()] == ["x1", "x2", "x3"]

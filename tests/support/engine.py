@@ -448,7 +448,7 @@ class Engine:
         tasks: TaskRunner | None = None,
     ) -> None:
         """`after` is an engine that was ended: this one goes on with its log. Else its log is `archive`, or an own."""
-        policy = policy or EnginePolicy(commit_wait_ms=5_000)
+        policy = policy or EnginePolicy(commit_wait_ms=60_000)
         self.upstream = upstream or ScriptedUpstream()
         own = archive or FakeArchive(is_instant=is_instant, is_soon=is_soon)
         self.archive: FakeArchive = after.archive if after else own

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 from typing import Any
 
 import msgspec
@@ -14,8 +13,8 @@ from proxy.model.epoch import Epoch
 from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
 from proxy.model.plan import ContextPlan, Kept, Written
 from tests.support import managed
-from tests.support.engine import LIMIT, FixedClock
-from tests.support.managed import Desk, ManagedEngine
+from tests.support.engine import FixedClock
+from tests.support.managed import PLANNING_SECONDS, Desk, Hanging, ManagedEngine
 from tests.support.managing import make_history, make_subject
 
 HISTORY = make_history(40, 1600)
@@ -145,20 +144,15 @@ class Late:
     """A desk whose first plan came too late, for a request at 22 steps."""
 
     def __init__(self) -> None:
-        self.released = threading.Event()
-        self.desk = Desk(self._hang, planning_seconds=0.25)
-
-    def _hang(self, view: Any, build: Any) -> ContextPlan:
-        assert self.released.wait(LIMIT)
-        plan: ContextPlan = build(view)
-        return plan
+        self._hang = Hanging()
+        self.desk = Desk(self._hang, planning_seconds=PLANNING_SECONDS)
 
     async def begin(self) -> Case:
         case = await self.desk.look_at(LONG)
         try:
             assert (await self.desk.climb(case)).rung == "original"
         finally:
-            self.released.set()
+            self._hang.released.set()
         assert case.context._late is not None
         await asyncio.wait((case.context._late[1],))
         return case
@@ -184,19 +178,13 @@ async def test_a_late_plan_that_leaves_too_much_for_this_request_is_made_anew() 
 
 
 async def test_a_minimal_plan_that_comes_too_late_does_not_take_the_place_of_the_other() -> None:
-    released = threading.Event()
-
-    def hang(view: Any, build: Any) -> ContextPlan:
-        assert released.wait(LIMIT)
-        plan: ContextPlan = build(view)
-        return plan
-
-    desk = Desk(hang, hang, window=12_000, planning_seconds=0.25)
+    hang = Hanging()
+    desk = Desk(hang, hang, window=12_000, planning_seconds=PLANNING_SECONDS)
     case = await desk.look_at(LONG)
     try:
         assert (await desk.climb(case)).rung == "original"
     finally:
-        released.set()
+        hang.released.set()
     assert [failed.rung for failed in desk.list_events(RungFailed)] == ["plan", "minimal"]
     assert case.context._late is not None
     await asyncio.wait((case.context._late[1],))

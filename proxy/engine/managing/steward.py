@@ -32,7 +32,7 @@ from proxy.model.exchange import Headers, Mode
 from proxy.model.plan import Plan
 from proxy.wire.standing import find_management
 
-_MANAGED_WIRES = frozenset({"chat_completions"})
+MANAGED_WIRES = frozenset({"chat_completions"})
 _UNPROVEN = "the upstream has not accepted this credential yet"
 _SENT_BEFORE = "the same history goes out as it did before"
 _UNREAD = "what the log knows of this session could not be read"
@@ -78,7 +78,7 @@ class Steward:
         content = subject.split.content
         if is_pinning(subject):
             return None
-        if subject.wire not in _MANAGED_WIRES:
+        if subject.wire not in MANAGED_WIRES:
             return Sending(content)
         if mode != "manage" or ceiling is not None or subject.step is None:
             return None
@@ -104,7 +104,7 @@ class Steward:
             self._bus.publish(Planned(subject.session.id, sending.plan))
 
     async def _prepare(self, subject: Subject, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:
-        if subject.wire not in _MANAGED_WIRES:
+        if subject.wire not in MANAGED_WIRES:
             return Sending(subject.split.content).add(refuse_pin(subject, "calls of this wire are not managed"))
         if exemption := _find_exemption(subject, mode):
             return self._stand_aside(subject, mode, exemption).add(refuse_pin(subject, exemption))

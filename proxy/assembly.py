@@ -240,7 +240,8 @@ def find_address(settings: Settings) -> str:
     """Return where the server is: at the port of the settings; if they name none, where the running server noted."""
     if not settings.server.port or "port" not in settings.server.model_fields_set:
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            return (settings.data / _ADDRESS_FILE).read_text("ascii").strip()
+            if noted := (settings.data / _ADDRESS_FILE).read_text("ascii").strip():
+                return noted
     return name_address(settings.server.host, settings.server.port)
 
 

@@ -6,6 +6,7 @@ for what that measures is the machine and who else is busy on it.
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -25,6 +26,27 @@ settings.load_profile("untimed")
 settings.register_profile("thorough", max_examples=2000, deadline=None)
 if profile := os.environ.get("HYPOTHESIS_PROFILE"):
     settings.load_profile(profile)
+
+
+class FailureNames:
+    """Names a failing test when it fails; pytest itself does so when all are done."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Part of pytest's hooks. With xdist this is the process that writes to the terminal."""
+        reporter: Any = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and reporter is not None:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            reason = f": {crash.message.splitlines()[0]}" if crash is not None and crash.message else ""
+            reporter.write(f"\nFAILED at {report.when}: {report.nodeid}{reason}\n", red=True, flush=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Part of pytest's hooks."""
+    if not hasattr(config, "workerinput"):  # a worker's reports are written by the process that started it
+        config.pluginmanager.register(FailureNames(config))
 
 
 @pytest.fixture(autouse=True, scope="session")

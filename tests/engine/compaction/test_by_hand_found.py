@@ -164,7 +164,7 @@ async def test_calls_of_other_wires_are_not_compacted() -> None:
     async def find(*asked: object) -> ExchangeRow:
         return row
 
-    compactor._find_newest = find  # type: ignore[method-assign, assignment]
+    compactor._find_newest = find  # type: ignore[method-assign]
     with pytest.raises(Conflict, match=r"only /v1/chat/completions can be compacted"):
         await compactor.compact(shop.session, Wish())
 
@@ -175,7 +175,7 @@ async def test_what_would_not_be_valid_is_not_kept(shop: Workshop) -> None:
     def rewrite(*asked: object, **_: object) -> bytes:
         raise Invalid("a result without its call")
 
-    shop.steward.ladder._rewriter.rewrite = rewrite  # type: ignore[method-assign, assignment]
+    shop.steward.ladder._rewriter.rewrite = rewrite  # type: ignore[method-assign]
     with pytest.raises(Conflict, match="not as valid as what the client sent: a result without its call"):
         await compact(shop)
     assert shop.epochs == []

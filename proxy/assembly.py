@@ -135,7 +135,7 @@ async def build_engine(settings: Settings) -> Engine:
     policy = replace(policy, own_keys=tuple(p.api_key.encode("latin-1") for p in policies if p.api_key))
     descriptors, hop_id = Descriptors(read_descriptor_limit()), secrets.token_hex(8)
     forwarders = tuple(
-        Forwarder(each, tasks.spawn, Writes(tasks.__len__), descriptors, hop_id=hop_id) for each in policies
+        [Forwarder(each, tasks.spawn, Writes(tasks.__len__), descriptors, hop_id=hop_id) for each in policies]
     )
     routes = tuple(Route(forwarder, p.models) for forwarder, p in zip(forwarders, policies, strict=True))
     gate = CommitGate(archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")
@@ -181,21 +181,8 @@ async def build_engine(settings: Settings) -> Engine:
     caretaker = Caretaker(steward.lookout, archive, gate, bus, SystemIds(), clock)
     tools = Tools(archive, gate, watch.worker, steward.lookout, steward.ladder, routes, clock, SystemIds())
     compactor = Compactor(tools)
-    return Engine(
-        exchanges,
-        archive,
-        relay,
-        bus,
-        tasks,
-        descriptors,
-        forwarders,
-        models,
-        tokenizer,
-        outliner,
-        caretaker,
-        compactor,
-        hop_id,
-    )
+    parts = (exchanges, archive, relay, bus, tasks, descriptors, forwarders, models, tokenizer, outliner)
+    return Engine(*parts, caretaker, compactor, hop_id)
 
 
 def build_models(settings: Settings, tokenizer: Tokenizer, tasks: TaskRunner) -> Models:

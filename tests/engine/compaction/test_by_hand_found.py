@@ -164,7 +164,7 @@ async def test_calls_of_other_wires_are_not_compacted() -> None:
     async def find(*asked: object) -> ExchangeRow:
         return row
 
-    compactor._find_newest = find  # type: ignore[method-assign]
+    compactor._find_newest = find  # type: ignore[method-assign, assignment]
     with pytest.raises(Conflict, match=r"only /v1/chat/completions can be compacted"):
         await compactor.compact(shop.session, Wish())
 

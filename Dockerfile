@@ -17,11 +17,15 @@ RUN groupadd --gid 10001 palimpsest \
     && useradd --uid 10001 --gid 10001 --home-dir /data --no-create-home --shell /usr/sbin/nologin palimpsest \
     && install --directory --owner 10001 --group 10001 --mode 0700 /data
 COPY --from=build /venv /venv
-# SQLite and Python put temporary files beside the log, the only place that can be written.
-ENV PATH=/venv/bin:$PATH PYTHONDONTWRITEBYTECODE=1 TMPDIR=/data
+# SQLite and Python put temporary files beside the log, the only place that can be written. Address and directory are
+# settings here and not options, so that they hold whatever options `docker run` adds, and for every other command.
+ENV PATH=/venv/bin:$PATH PYTHONDONTWRITEBYTECODE=1 TMPDIR=/data \
+    PALIMPSEST_SERVER__HOST=0.0.0.0 PALIMPSEST_DATA=/data
 USER 10001:10001
 VOLUME /data
 EXPOSE 8484
-HEALTHCHECK --interval=10s --timeout=3s --start-period=5s --retries=3 CMD ["python", "-c", "from urllib.request import ProxyHandler, build_opener; build_opener(ProxyHandler({})).open('http://127.0.0.1:8484/-/live', timeout=2)"]
-ENTRYPOINT ["palimpsest"]
-CMD ["serve", "--host", "0.0.0.0", "--data", "/data"]
+# The server notes in its data directory where it listens.
+HEALTHCHECK --interval=10s --timeout=3s --start-period=5s --retries=3 CMD ["python", "-c", "import os, pathlib, urllib.request as u; noted = pathlib.Path(os.environ['PALIMPSEST_DATA'], 'address'); address = noted.exists() and noted.read_text().strip() or 'http://127.0.0.1:' + os.environ.get('PALIMPSEST_SERVER__PORT', '8484'); u.build_opener(u.ProxyHandler({})).open(address + '/-/live', timeout=2)"]
+# Options alone are options of `serve`: `docker run palimpsest --port 9000`; any other command is named first.
+ENTRYPOINT ["sh", "-c", "case \"${1-}\" in --help|--version) ;; -*) set -- serve \"$@\" ;; esac; exec palimpsest \"$@\"", "palimpsest"]
+CMD ["serve"]

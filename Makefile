@@ -7,10 +7,11 @@ PIP := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check --qui
 LOCK := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --build-deps-for editable \
 	--no-header --no-emit-index-url --no-emit-trusted-host --no-emit-find-links
 CODE := proxy tests benchmarks
+PYTEST := $(BIN)/python -m pytest --numprocesses=auto --dist=worksteal
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test journeys bench format lock clean
+.PHONY: help run check test static journeys bench format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,14 +19,19 @@ help: ## list the targets
 run: $(VENV)/.run ## start the proxy; options in ARGS, such as ARGS="--port 9000"
 	@exec $(BIN)/palimpsest serve $(ARGS)
 
-test: $(VENV)/.dev ## format, lint, types, import contracts, tests with coverage gates
+check: static ## format, lint, types, import contracts, tests of the core: within a minute
+	$(PYTEST) tests/model tests/wire tests/context tests/test_house_rules.py tests/test_documentation.py
+
+test: static ## everything a change has to pass: the same, and all tests with coverage gates
+	$(PYTEST) --cov --cov-report=term --cov-fail-under=95
+	@printf 'branches covered in model, wire and context, percent: '
+	@$(BIN)/coverage report --include='proxy/model/*,proxy/wire/*,proxy/context/*' --format=total --fail-under=100
+
+static: $(VENV)/.dev
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest --numprocesses=auto --dist=worksteal --cov --cov-report=term --cov-fail-under=95
-	@printf 'branches covered in model, wire and context, percent: '
-	@$(BIN)/coverage report --include='proxy/model/*,proxy/wire/*,proxy/context/*' --format=total --fail-under=100
 
 journeys: $(VENV)/.dev ## real clients, direct and through the proxy; ALL=1: the agents too; names in ARGS
 	$(BIN)/python -m tests.clients $(if $(ALL),--all) $(ARGS)
@@ -48,14 +54,19 @@ clean: ## remove the virtual environments and all caches
 # The environment is made without a pip of its own, so that Pythons whose `venv` lacks ensurepip will do.
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
-	$(PYTHON) -m venv --without-pip $(VENV)
+	@echo "Making a virtual environment in $(VENV) ..."
+	@$(PYTHON) -m venv --without-pip $(VENV)
 
 $(VENV)/.run: requirements.lock pyproject.toml | $(BIN)/python
-	$(PIP) install --require-hashes --requirement requirements.lock
-	$(PIP) install --no-deps --no-build-isolation --editable .
+	@echo "Installing $$(grep -c == requirements.lock) packages from requirements.lock: a minute or two, once ..."
+	@$(PIP) install --require-hashes --requirement requirements.lock
+	@echo "Installing palimpsest itself ..."
+	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.dev: requirements-dev.lock requirements.lock pyproject.toml | $(BIN)/python
-	$(PIP) install --require-hashes --requirement requirements-dev.lock
-	$(PIP) install --no-deps --no-build-isolation --editable .
+	@echo "Installing $$(grep -c == requirements-dev.lock) packages from requirements-dev.lock: a few minutes, once ..."
+	@$(PIP) install --require-hashes --requirement requirements-dev.lock
+	@echo "Installing palimpsest itself ..."
+	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@ $(VENV)/.run

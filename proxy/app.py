@@ -18,16 +18,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TextIO
+from urllib.parse import quote
 
 import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
 from proxy import __version__
-from proxy.assembly import Engine, build_engine, find_admin_token
+from proxy.assembly import Engine, build_engine, find_admin_token, note_address
 from proxy.config import ConfigError, Settings
 from proxy.config.problems import Problem
-from proxy.context.budget import AUTO_CEILING
+from proxy.context.budget import AUTO_CEILING, make_budget
+from proxy.engine.managing.steward import MANAGED_WIRES
 from proxy.engine.reports.savings import Yardstick
 from proxy.engine.tasks import TaskRunner
 from proxy.engine.writes import Writes
@@ -63,6 +65,8 @@ _CUT_SECONDS_PER_CALL = 0.0015
 _CUT_SECONDS = 0.25
 _CUT_FRACTION = 2 / 3
 _UVICORN_SECONDS = 3  # after the limit uvicorn would end things its own way; it never comes to that
+# How the paths of the formats end that are read, for people.
+_PATHS = {"chat_completions": "/chat/completions", "responses": "/responses", "anthropic_messages": "/v1/messages"}
 # Nearly all that a call makes is freed by its count. With the collector's usual 700 objects it looks at the calls under
 # way again and again: 3 % of a call at 64 at once.
 _GC_THRESHOLD = 20_000
@@ -236,7 +240,8 @@ async def _run(settings: Settings) -> None:
         try:
             policy = replace(policy, hop_id=engine.hop_id)
             app, health = build_app(engine, settings, policy)
-            _announce(settings, policy, listener.getsockname()[1])
+            port = listener.getsockname()[1]
+            _announce(settings, policy, port)
             trimmer = HeapTrimmer(lambda: not engine.tasks, find_trim(), find_slack())
             trimmer.start(asyncio.get_running_loop())
             gc.set_threshold(_GC_THRESHOLD)
@@ -246,7 +251,8 @@ async def _run(settings: Settings) -> None:
             engine.tasks.spawn(_warm(engine, health))
             server = DrainingServer(_configure(app, policy, engine), health, engine.tasks, policy.drain_seconds)
             engine.descriptors.add_holder(lambda: close_idle(server.server_state.connections))
-            await server.serve([listener])
+            with note_address(settings, port):
+                await server.serve([listener])
             seconds_left = server.seconds_left
             trimmer.stop()
         finally:
@@ -330,9 +336,21 @@ def _list_facts(settings: Settings) -> tuple[tuple[str, str], ...]:
         ("version", __version__),
         ("mode", settings.mode),
         ("ceiling", _describe_ceiling(settings.budget.ceiling_tokens)),
+        *_describe_shortening(settings),
         *(("upstream", f"{upstream.name}: {upstream.base_url}") for upstream in settings.upstreams),
         ("log", f"{store.path} (durability: {store.durability})"),
     )
+
+
+def _describe_shortening(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield what is shortened of which formats and from where on, and which formats are only recorded."""
+    if settings.mode == "manage":
+        soft = make_budget(None, None, None, settings.budget_policy()).soft
+        paths = ", ".join(path for wire, path in _PATHS.items() if wire in MANAGED_WIRES)
+        yield "shortened", f"{paths}, from {soft:,} tokens on (fewer for models with a small window)"
+    others = [path for wire, path in _PATHS.items() if settings.mode != "manage" or wire not in MANAGED_WIRES]
+    if others and settings.mode != "bypass":
+        yield "recorded", f"{', '.join(others)}: kept in the log, not shortened"
 
 
 def _describe_ceiling(tokens: int | None) -> str:
@@ -342,10 +360,12 @@ def _describe_ceiling(tokens: int | None) -> str:
 def _announce(settings: Settings, policy: ServerPolicy, port: int) -> None:
     host = f"[{policy.host}]" if ":" in policy.host else policy.host
     address = f"http://{host}:{port}"
+    # What is no terminal is kept by somebody: a file, a container's log, a journal.
+    page = f"{address}/-/?token={quote(policy.admin_token, safe='')}" if sys.stderr.isatty() else f"{address}/-/"
     facts = [
         *_list_facts(settings),
         ("base URL", f"{address}/v1"),
-        ("page", f"{address}/-/?token={policy.admin_token}"),
+        ("page", page if sys.stderr.isatty() else f"{page} (`palimpsest open --print` writes the link with the token)"),
     ]
     sys.stderr.write("".join(f"{label:>10}  {text}\n" for label, text in facts))
     sys.stderr.flush()

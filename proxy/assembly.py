@@ -4,10 +4,12 @@ Rule: no logic beyond wiring; everything is passed in, nothing is looked up.
 """
 
 import asyncio
+import contextlib
 import importlib
+import logging
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from urllib.parse import quote
 
@@ -60,6 +62,7 @@ from proxy.wire.format import Format
 from proxy.wire.responses import Responses
 
 _TOKEN_FILE = "admin-token"
+_ADDRESS_FILE = "address"
 # What the builder writes itself is counted in the encoding of most models; it is counted again once it is sent.
 _COUNTED_IN: Encoding = "o200k_base"
 # One message is weighed for so much of the cache, beside it: 65,536 as it is by default, 11 MB.
@@ -67,6 +70,8 @@ _CACHE_FOR_A_WEIGHT = 1024
 _FINISH_SECONDS = 2.0
 # The wire of all calls of our own.
 _ASKED_IN = "chat_completions"
+
+_log = logging.getLogger("palimpsest")
 
 
 def build_formats() -> Mapping[str, Format]:
@@ -130,7 +135,7 @@ async def build_engine(settings: Settings) -> Engine:
     policy = replace(policy, own_keys=tuple(p.api_key.encode("latin-1") for p in policies if p.api_key))
     descriptors, hop_id = Descriptors(read_descriptor_limit()), secrets.token_hex(8)
     forwarders = tuple(
-        Forwarder(each, tasks.spawn, Writes(tasks.__len__), descriptors, hop_id=hop_id) for each in policies
+        [Forwarder(each, tasks.spawn, Writes(tasks.__len__), descriptors, hop_id=hop_id) for each in policies]
     )
     routes = tuple(Route(forwarder, p.models) for forwarder, p in zip(forwarders, policies, strict=True))
     gate = CommitGate(archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")
@@ -176,21 +181,8 @@ async def build_engine(settings: Settings) -> Engine:
     caretaker = Caretaker(steward.lookout, archive, gate, bus, SystemIds(), clock)
     tools = Tools(archive, gate, watch.worker, steward.lookout, steward.ladder, routes, clock, SystemIds())
     compactor = Compactor(tools)
-    return Engine(
-        exchanges,
-        archive,
-        relay,
-        bus,
-        tasks,
-        descriptors,
-        forwarders,
-        models,
-        tokenizer,
-        outliner,
-        caretaker,
-        compactor,
-        hop_id,
-    )
+    parts = (exchanges, archive, relay, bus, tasks, descriptors, forwarders, models, tokenizer, outliner)
+    return Engine(*parts, caretaker, compactor, hop_id)
 
 
 def build_models(settings: Settings, tokenizer: Tokenizer, tasks: TaskRunner) -> Models:
@@ -247,17 +239,52 @@ def load_encoder(encoding: Encoding) -> Encoder | None:
     return load_quick(encoding)
 
 
+@contextlib.contextmanager
+def note_address(settings: Settings, port: int) -> Iterator[None]:
+    """Keep the running server's address in the data directory, for commands and for the container's health check.
+
+    Where it cannot be kept the server runs all the same; commands then go by the settings.
+    """
+    path = settings.data / _ADDRESS_FILE
+    try:
+        path.write_text(name_address(settings.server.host, port) + "\n", "ascii")
+    except OSError as error:
+        _log.warning("the address cannot be kept in %s: %s", path, error.strerror)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def find_address(settings: Settings) -> str:
+    """Return where the server is: at the port of the settings; if they name none, where the running server noted."""
+    if not settings.server.port or "port" not in settings.server.model_fields_set:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if noted := (settings.data / _ADDRESS_FILE).read_text("ascii").strip():
+                return noted
+    return name_address(settings.server.host, settings.server.port)
+
+
+def find_link(settings: Settings) -> str:
+    """Return the link to the server's page, with the admin token. Raises NotFound where there is no token yet."""
+    return f"{find_address(settings)}/-/?token={quote(_read_token(settings), safe='')}"
+
+
 def ask_server(settings: Settings, path: str, body: bytes) -> tuple[int, bytes]:
     """Have the running server do something: status and body of what a path of its API answers.
 
     Raises NotFound where there is no token to ask it with, and UpstreamUnreachable where it does not answer.
     """
-    server = settings.server_policy()
-    token = server.admin_token or read_secret(settings.data / _TOKEN_FILE)
+    address, token = find_address(settings), _read_token(settings)
+    return asyncio.run(ask_own_server(address, token, f"/-/api{quote(path)}", body, TaskRunner().spawn))
+
+
+def _read_token(settings: Settings) -> str:
+    token = settings.server_policy().admin_token or read_secret(settings.data / _TOKEN_FILE)
     if not token:
         raise NotFound(f"no server has run with its data in {settings.data}; choose --data, or --admin-token")
-    address, target = name_address(server.host, server.port), f"/-/api{quote(path)}"
-    return asyncio.run(ask_own_server(address, token, target, body, TaskRunner().spawn))
+    return token
 
 
 def open_log(settings: Settings) -> SqliteReader:

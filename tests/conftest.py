@@ -1,14 +1,59 @@
-"""How long hypothesis looks: `HYPOTHESIS_PROFILE=thorough` has it try twenty times as many examples everywhere.
+"""What holds for every test: how long hypothesis looks, how long calls wait for the log, what is told of failures.
 
-Rule: no example has a time limit, for what that measures is the machine and who else is busy on it.
+`HYPOTHESIS_PROFILE=thorough` has hypothesis try twenty times as many examples everywhere. No example has a time limit,
+for what that measures is the machine and who else is busy on it.
 """
 
 import os
+from collections.abc import Iterator
+from typing import Any
 
+import pytest
 from hypothesis import settings
+
+from tests.support.scripted import LIMIT
+
+# How long a call waits for the log before it goes on without what that knows. A busy machine takes longer, and then
+# another request would be sent than the test is about; tests of these bounds set them themselves.
+_WAITS = (
+    "proxy.engine.lineage.tracking._RECALL_SECONDS",
+    "proxy.engine.managing.contexts._LOAD_SECONDS",
+    "proxy.store.sqlite.archive._MOST_LAG_OF_A_CALL_SECONDS",
+)
 
 settings.register_profile("untimed", settings(), deadline=None)
 settings.load_profile("untimed")
 settings.register_profile("thorough", max_examples=2000, deadline=None)
 if profile := os.environ.get("HYPOTHESIS_PROFILE"):
     settings.load_profile(profile)
+
+
+class FailureNames:
+    """Names a failing test when it fails; pytest itself does so when all are done."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Part of pytest's hooks. With xdist this is the process that writes to the terminal."""
+        reporter: Any = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and reporter is not None:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            reason = f": {crash.message.splitlines()[0]}" if crash is not None and crash.message else ""
+            reporter.write(f"\nFAILED at {report.when}: {report.nodeid}{reason}\n", red=True, flush=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Part of pytest's hooks."""
+    if not hasattr(config, "workerinput"):  # a worker's reports are written by the process that started it
+        config.pluginmanager.register(FailureNames(config))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patience() -> Iterator[None]:
+    """Have calls wait for the log as long as it takes, and answers be read without waiting for more of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in _WAITS:
+            patch.setattr(name, LIMIT)
+        patch.setattr("proxy.engine.readings._GATHER_SECONDS", 0.0)
+        yield

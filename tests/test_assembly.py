@@ -12,10 +12,13 @@ from proxy.assembly import (
     build_engine,
     build_formats,
     build_models,
+    find_address,
     find_admin_token,
+    find_link,
     find_prompt_hook,
     load_encoder,
     measure,
+    note_address,
     open_log,
 )
 from proxy.config import ConfigError, Settings, load_settings
@@ -30,7 +33,7 @@ from proxy.upstream.tiktoken_encoder import TiktokenEncoder
 from proxy.upstream.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[1]
-LIMIT = 5.0
+LIMIT = 60.0
 
 
 class Noted:
@@ -99,6 +102,32 @@ def test_a_server_is_asked_with_the_token_that_it_has_kept(tmp_path: Path) -> No
     find_admin_token(settings)
     with pytest.raises(UpstreamUnreachable, match=r"http://127\.0\.0\.1:9 does not answer"):
         ask_server(settings, "/sessions/a/compact", b"")
+
+
+def test_a_server_is_found_at_the_port_that_it_listens_on(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    with note_address(settings, 4321):
+        assert find_address(settings) == "http://127.0.0.1:4321"
+        assert find_address(settings_in(tmp_path, **{"server.port": 9})) == "http://127.0.0.1:9"
+    assert find_address(settings) == "http://127.0.0.1:8484"
+
+
+def test_an_address_that_cannot_be_kept_keeps_no_server_from_running(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settings_in(tmp_path / "nowhere")
+    with note_address(settings, 4321):
+        assert find_address(settings) == "http://127.0.0.1:8484"
+    assert "the address cannot be kept in" in caplog.text
+
+
+def test_the_link_has_the_token_as_an_address_spells_it(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    with pytest.raises(NotFound, match=r"choose --data, or --admin-token"):
+        find_link(settings)
+    token = find_admin_token(settings)
+    assert find_link(settings) == f"http://127.0.0.1:8484/-/?token={token}"
+    assert find_link(settings_in(tmp_path, **{"server.admin_token": "a;b&c"})).endswith("/-/?token=a%3Bb%26c")
 
 
 def adapt(prompt: str, level: int) -> str:

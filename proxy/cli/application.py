@@ -35,7 +35,7 @@ def _begin(
 
 
 def build() -> typer.Typer:
-    """The command line, each command under the name of its function."""
+    """The command line, each command under the name of its function, where that is no name of Python's own."""
     config = typer.Typer(rich_markup_mode=None, help="Check, describe or begin a settings file.")
     config.command()(configuring.check)
     config.command()(configuring.schema)
@@ -43,6 +43,7 @@ def build() -> typer.Typer:
     application = typer.Typer(rich_markup_mode=None, add_completion=False, epilog=_EXIT_CODES)
     application.callback(invoke_without_command=True)(_begin)
     application.command()(serving.serve)
+    application.command("open")(serving.open_page)
     application.command()(reading.sessions)
     application.command()(reading.show)
     application.command()(exporting.export)

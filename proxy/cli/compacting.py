@@ -6,9 +6,17 @@ import msgspec
 import typer
 
 from proxy.cli.doors import Doors
-from proxy.cli.options import ConfigOption, DataOption, JsonOption, SessionArgument
+from proxy.cli.options import (
+    ConfigOption,
+    DataOption,
+    HostOption,
+    JsonOption,
+    PortOption,
+    SessionArgument,
+    TokenOption,
+    load_server_settings,
+)
 from proxy.cli.text import make_plain
-from proxy.config import load_settings
 from proxy.model.errors import ProxyError
 
 
@@ -31,19 +39,17 @@ def compact(
         str, typer.Option(metavar="TIP", help="The branch, by its tip or how that begins. [default: the newest]")
     ] = "",
     as_json: JsonOption = False,
-    host: Annotated[str | None, typer.Option(help="Address of the server. [default: 127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(help="Its port. [default: 8484]")] = None,
-    admin_token: Annotated[
-        str | None, typer.Option(metavar="T", help="Its secret. [default: the one in the data directory]")
-    ] = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    admin_token: TokenOption = None,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
     """Have a session summarised now by the running server."""
-    flags = {"data": data, "server.host": host, "server.port": port, "server.admin_token": admin_token}
+    settings = load_server_settings(config, data, host, port, admin_token)
     doors: Doors = context.obj
     asked = msgspec.json.encode({"model": model, "prompt": prompt, "level": level, "view": view, "branch": branch})
-    status, content = doors.ask(load_settings(config, flags), f"/sessions/{session}/compact", asked)
+    status, content = doors.ask(settings, f"/sessions/{session}/compact", asked)
     answer = _read(content)
     if "session" not in answer:
         raise Refused(_find_reason(status, answer))

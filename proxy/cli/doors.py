@@ -28,7 +28,7 @@ class Doors:
 
     `tally` counts messages; `measure` gives what sessions are compared with. `ask` has the running server do something:
     given the settings, a path of its API and what is asked, the status and the body of the answer; it raises ProxyError
-    where there is no server to be asked.
+    where there is no server to be asked. `find_link` gives the link to the server's page, with the admin token.
     """
 
     serve: Callable[[Settings], int]
@@ -36,6 +36,7 @@ class Doors:
     tally: Tally
     measure: Callable[[Settings], Awaitable[Yardstick]]
     ask: Callable[[Settings, str, bytes], tuple[int, bytes]]
+    find_link: Callable[[Settings], str]
 
     def read(self, data: Path | None, config: Path | None, ask: Callable[[Log], Awaitable[T]]) -> T:
         """What `ask` finds in the log that the options and settings name."""

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from proxy.cli.differing import tell_plan, write_saving
 from proxy.cli.drawing import SIDE_MARK, draw_forks, order_children
 from proxy.cli.text import cut, lay_out, make_plain, write_time
+from proxy.context.budget import BudgetPolicy, find_soft, make_budget
+from proxy.engine.managing.steward import MANAGED_WIRES
 from proxy.engine.reports.overview import Overview
 from proxy.model.exchange import Usage
 from proxy.model.log import ExchangeRow, RoundRow, SessionRow
@@ -17,6 +19,7 @@ _MODEL_WIDTH = 14
 _FAMILY_WIDTH = 56
 _OPEN = "open, or cut by a crash"
 _NO_USAGE = Usage()
+_DEFAULT_BUDGET = BudgetPolicy()
 
 
 def list_sessions(rows: Sequence[SessionRow]) -> str:
@@ -32,7 +35,7 @@ def list_sessions(rows: Sequence[SessionRow]) -> str:
     return lay_out(_SESSION_HEADINGS, lines)
 
 
-def tell_session(overview: Overview, exchanges: Sequence[ExchangeRow]) -> str:
+def tell_session(overview: Overview, exchanges: Sequence[ExchangeRow], policy: BudgetPolicy = _DEFAULT_BUDGET) -> str:
     """A session: what it is called, whose it is, its tree, and the sessions it started."""
     row = overview.session
     lines = [
@@ -42,6 +45,7 @@ def tell_session(overview: Overview, exchanges: Sequence[ExchangeRow]) -> str:
         f"calls     {row.exchanges}, {_count(row.branches, 'branch', 'branches')}, {_count(row.side, 'side call')}",
         f"time      {write_time(row.created_ms)} to {write_time(row.last_ms)}",
         f"tokens    input {row.input_tokens}, output {row.output_tokens}",
+        *_tell_shortening(exchanges, policy),
         *_tell_savings(row),
         *_tell_auxiliary(row),
         *([f"parent    {row.parent}"] if row.parent else []),
@@ -51,10 +55,11 @@ def tell_session(overview: Overview, exchanges: Sequence[ExchangeRow]) -> str:
     return make_plain("\n".join(lines)) + f"\n\n{_list_calls(overview, exchanges)}\n"
 
 
-def tell_exchange(row: ExchangeRow, bound: int | None = None) -> str:
+def tell_exchange(row: ExchangeRow, bound: int | None = None, policy: BudgetPolicy = _DEFAULT_BUDGET) -> str:
     """One exchange: what was asked, how each round ended, the answer.
 
-    `bound` are more tokens than the request has, where nobody counted them.
+    `policy` are the settings of the command, which the server may have been given others of. `bound` are more tokens
+    than the request has, where nobody counted them.
     """
     lines = [
         f"exchange  {row.id}, number {row.n} of session {row.session}",
@@ -65,6 +70,7 @@ def tell_exchange(row: ExchangeRow, bound: int | None = None) -> str:
     ]
     if bound is not None:
         lines.append(f"context   at most {bound} tokens, by its bytes: nothing was counted")
+    lines += _tell_shortening([row], policy)
     if row.relation:
         lines.append(
             f"place     {_relate(row)}; {row.base} of {_count(row.depth, 'message')} known, tip {row.tip.hex()}"
@@ -72,6 +78,22 @@ def tell_exchange(row: ExchangeRow, bound: int | None = None) -> str:
     for round_ in row.rounds:
         lines += _tell_round(round_)
     return make_plain("\n".join(lines)) + "\n"
+
+
+def _tell_shortening(rows: Sequence[ExchangeRow], policy: BudgetPolicy) -> Iterator[str]:
+    """From where on calls are shortened, and how many of these are only recorded for their format."""
+    asked = [row for row in rows if row.kind == "managed" and row.mode == "manage"]
+    others = [row for row in asked if row.wire not in MANAGED_WIRES]
+    if len(others) < len(asked):
+        usable = [each.plan.usable for row in asked for each in row.rounds if each.plan is not None]
+        if usable:
+            yield f"shortened from {find_soft(usable[-1], policy)} tokens on"
+        else:
+            soft = make_budget(None, None, None, policy).soft
+            yield f"shortened from {soft} tokens on, or fewer where the model's window asks for it"
+    if others:
+        wires = ", ".join(sorted({row.wire for row in others}))
+        yield f"recorded  {_count(len(others), 'call')} of format {wires}, which is not shortened yet"
 
 
 def _tell_savings(row: SessionRow) -> Iterator[str]:

@@ -7,6 +7,7 @@ import typer
 from proxy.cli.doors import Doors
 from proxy.cli.listings import list_sessions, tell_exchange, tell_session
 from proxy.cli.options import MOST, ConfigOption, DataOption, JsonOption, SessionArgument
+from proxy.config import Settings
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.documents import describe_overview, describe_sessions, list_calls, write_json
 from proxy.engine.reports.exports import describe_whole
@@ -54,21 +55,23 @@ def show(
     if n is None and raw is not None:
         raise typer.BadParameter("needs the number of an exchange: show SESSION N --raw ...", param_hint="--raw")
 
-    async def ask(log: LogReader) -> bytes:
+    async def ask(log: LogReader, settings: Settings) -> bytes:
         if n is None:
-            return await _render_session(log, session, as_json=as_json)
+            return await _render_session(log, session, settings, as_json=as_json)
         row = await find_exchange(log, session, n)
         if raw is not None:
             return await load_part(log, row, raw)
         document = await describe_whole(log, row)
-        return write_json(document) if as_json else tell_exchange(row, document["bound"]).encode()
+        if as_json:
+            return write_json(document)
+        return tell_exchange(row, document["bound"], settings.budget_policy()).encode()
 
-    typer.echo(doors.read(data, config, ask), nl=False)
+    typer.echo(doors.read_by(data, config, ask), nl=False)
 
 
-async def _render_session(log: LogReader, session: str, *, as_json: bool) -> bytes:
+async def _render_session(log: LogReader, session: str, settings: Settings, *, as_json: bool) -> bytes:
     overview = await load_overview(log, session)
     exchanges = [row async for page in read_pages(log, overview.session.id) for row in page]
     if as_json:
         return write_json(describe_overview(overview) | {"exchanges": list_calls(exchanges)})
-    return tell_session(overview, exchanges).encode()
+    return tell_session(overview, exchanges, settings.budget_policy()).encode()

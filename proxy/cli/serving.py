@@ -1,12 +1,13 @@
-"""`palimpsest serve`. Rule: flags become settings; everything else is the application's."""
+"""`palimpsest serve` and `open`. Rule: flags become settings; everything else is the application's."""
 
+import webbrowser
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import typer
 
 from proxy.cli.doors import Doors
-from proxy.cli.options import ConfigOption, DataOption
+from proxy.cli.options import ConfigOption, DataOption, HostOption, PortOption, TokenOption, load_server_settings
 from proxy.config import load_settings
 from proxy.model.exchange import Mode
 
@@ -54,6 +55,30 @@ def serve(
         settings = settings.with_idle_timeout(idle_timeout)
     doors: Doors = context.obj
     raise typer.Exit(doors.serve(settings))
+
+
+def open_page(
+    context: typer.Context,
+    is_printed: Annotated[
+        bool, typer.Option("--print", help="Write the link, which holds the admin token; open nothing.")
+    ] = False,
+    host: HostOption = None,
+    port: PortOption = None,
+    admin_token: TokenOption = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Open the server's page in a browser."""
+    doors: Doors = context.obj
+    link = doors.find_link(load_server_settings(config, data, host, port, admin_token))
+    if is_printed:
+        typer.echo(link)
+    elif webbrowser.open(link):
+        typer.echo(f"opened {link.partition('?')[0]}")
+    else:
+        typer.echo("there is no browser here that can be opened; this is the link:", err=True)
+        typer.echo(link)
+        raise typer.Exit(1)
 
 
 def _name_after(url: str) -> str:

@@ -28,6 +28,12 @@ def refuse_to_ask(settings: Settings, path: str, body: bytes) -> tuple[int, byte
     raise AssertionError(f"{path} was asked for")
 
 
+def find_link(settings: Settings) -> str:
+    """A link that tells what was asked for."""
+    server = settings.server_policy()
+    return f"http://{server.host}:{server.port}/-/?token={server.admin_token or 'kept'}"
+
+
 def call(log: FakeLog, *arguments: str) -> int:
     """Run a command on the log; the exit code."""
 
@@ -40,7 +46,7 @@ def call(log: FakeLog, *arguments: str) -> int:
         return 0
 
     try:
-        run(Doors(serve, open_log, tally, measure, refuse_to_ask), arguments)
+        run(Doors(serve, open_log, tally, measure, refuse_to_ask, find_link), arguments)
     except SystemExit as stop:
         return int(stop.code or 0)
     raise AssertionError("a command always ends the process")
@@ -53,7 +59,7 @@ def call_without_log(*arguments: str) -> int:
         raise NotFound("there is no log; choose --data")
 
     try:
-        run(Doors(lambda settings: 3, open_log, tally, measure, refuse_to_ask), arguments)
+        run(Doors(lambda settings: 3, open_log, tally, measure, refuse_to_ask, find_link), arguments)
     except SystemExit as stop:
         return int(stop.code or 0)
     raise AssertionError("a command always ends the process")
@@ -62,7 +68,10 @@ def call_without_log(*arguments: str) -> int:
 def call_on_disk(data: Path, *arguments: str) -> int:
     """Run a command on the log in a directory; the exit code."""
     try:
-        run(Doors(lambda settings: 0, open_log, tally, measure, refuse_to_ask), [*arguments, "--data", str(data)])
+        run(
+            Doors(lambda settings: 0, open_log, tally, measure, refuse_to_ask, find_link),
+            [*arguments, "--data", str(data)],
+        )
     except SystemExit as stop:
         return int(stop.code or 0)
     raise AssertionError("a command always ends the process")

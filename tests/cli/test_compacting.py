@@ -10,7 +10,7 @@ from proxy.cli.compacting import tell_compaction
 from proxy.cli.doors import Doors
 from proxy.config import Settings
 from proxy.model.errors import UpstreamUnreachable
-from tests.cli.calling import measure, tally
+from tests.cli.calling import find_link, measure, tally
 from tests.support.fake_log import FakeLog
 
 FOUND: dict[str, Any] = {
@@ -43,7 +43,8 @@ class Server:
     def call(self, *arguments: str) -> int:
         with pytest.raises(SystemExit) as stop:
             run(
-                Doors(lambda settings: 0, lambda settings: FakeLog(), tally, measure, self.ask), ["compact", *arguments]
+                Doors(lambda settings: 0, lambda settings: FakeLog(), tally, measure, self.ask, find_link),
+                ["compact", *arguments],
             )
         return int(stop.value.code or 0)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from proxy.cli.listings import list_sessions, tell_exchange, tell_session
+from proxy.context.budget import BudgetPolicy
 from proxy.engine.reports.overview import Overview, load_overview
 from proxy.model.log import ExchangeRow, SessionRow
 from proxy.model.plan import Plan
@@ -158,3 +159,25 @@ def test_calls_of_our_own_are_told_apart() -> None:
     assert "2 auxiliary" in list_sessions([row])
     assert "auxiliary" not in tell_session(Overview(SESSION, (), ()), ()) + list_sessions([SESSION])
     assert "(chat_completions; auxiliary, mode manage)" in tell_exchange(exchange(2, kind="auxiliary"))
+
+
+def test_from_where_on_calls_are_shortened_is_told() -> None:
+    assert "shortened from 77600 tokens on, or fewer" in tell_exchange(exchange(1))
+    small = BudgetPolicy(ceiling_tokens=10_000)
+    assert "shortened from 5820 tokens on, or fewer" in tell_exchange(exchange(1), None, small)
+    plan = Plan("x1", 0, "m", "original", "", "none", "", 900, 900, 1000, 0.0, None)
+    planned = exchange(1, rounds=(replace(ROUND, plan=plan),))
+    assert "shortened from 600 tokens on\n" in tell_exchange(planned)
+    assert "shortened from 600 tokens on\n" in tell_session(Overview(SESSION, (), ()), [exchange(1), planned])
+
+
+def test_what_is_only_recorded_for_its_format_is_told() -> None:
+    other = exchange(1, wire="responses")
+    told = tell_exchange(other)
+    assert "recorded  1 call of format responses, which is not shortened yet\n" in told
+    assert "shortened from" not in told
+    both = tell_session(Overview(SESSION, (), ()), [exchange(1), other, replace(other, wire="anthropic_messages")])
+    assert "recorded  2 calls of format anthropic_messages, responses, which is not shortened yet\n" in both
+    assert "shortened from 77600" in both
+    for untouched in (exchange(1, mode="observe"), exchange(1, kind="auxiliary"), exchange(1, kind="passthrough")):
+        assert not {"shortened", "recorded"} & set(tell_exchange(untouched).split())

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy.cli.options import load_server_settings
 from tests.cli.calling import call, call_without_log
 from tests.support.fake_log import FakeLog
 
@@ -57,3 +58,39 @@ def test_a_ceiling_may_be_automatic_but_not_nonsense(capsys: pytest.CaptureFixtu
     assert log.opened[0].budget.ceiling_tokens is None
     assert call(log, "serve", "--ceiling", "lots") == 2
     assert "command line: budget.ceiling_tokens: must be" in capsys.readouterr().err
+
+
+def test_the_link_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "open", "--print", "--admin-token", "t") == 0
+    assert capsys.readouterr().out == "http://127.0.0.1:8484/-/?token=t\n"
+
+
+def test_the_link_is_of_the_server_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "open", "--print", "--host", "::1", "--port", "99") == 0
+    assert capsys.readouterr().out == "http://::1:99/-/?token=kept\n"
+
+
+def test_a_browser_is_given_the_link_and_the_token_is_not_written(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda link: not opened.append(link))  # type: ignore[func-returns-value]
+    assert call(FakeLog(), "open") == 0
+    assert opened == ["http://127.0.0.1:8484/-/?token=kept"]
+    assert capsys.readouterr().out == "opened http://127.0.0.1:8484/-/\n"
+
+
+def test_where_there_is_no_browser_the_link_is_written(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("webbrowser.open", lambda link: False)
+    assert call(FakeLog(), "open") == 1
+    told = capsys.readouterr()
+    assert told.out == "http://127.0.0.1:8484/-/?token=kept\n"
+    assert "no browser" in told.err
+
+
+def test_who_names_a_host_means_the_port_of_the_settings_there() -> None:
+    assert "port" not in load_server_settings(None, None, None, None, None).server.model_fields_set
+    there = load_server_settings(None, None, "192.0.2.1", None, None).server
+    assert (there.host, there.port, "port" in there.model_fields_set) == ("192.0.2.1", 8484, True)

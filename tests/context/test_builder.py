@@ -254,11 +254,17 @@ def test_where_blocks_alone_make_it_fit_there_is_no_ledger() -> None:
     assert [type(edit) for edit in BUILDER.build(view(messages, 6000)).edits] == [Kept, Kept, Replaced]
 
 
-def test_a_fresh_output_that_fits_nowhere_becomes_a_block() -> None:
+def test_a_fresh_output_becomes_a_block_only_where_it_would_be_refused() -> None:
     messages = [*DAY, *act("l", "cat large.py", OUTPUT * 40)]
-    plan = BUILDER.build(view(messages, 6000))
-    assert plan.tokens <= view(messages, 6000).budget.usable
-    assert any(isinstance(edit, Replaced) and edit.place == len(DAY) + 1 for edit in plan.edits)
+    seen = view(messages, 6000)
+    whole = BUILDER.build(seen)
+    assert whole.tokens > seen.budget.usable
+    assert render(messages, whole)[-1:] == messages[-1:]
+    window = msgspec.structs.replace(seen.budget, window=20_000)
+    for refused in (msgspec.structs.replace(seen, must_fit=True), msgspec.structs.replace(seen, budget=window)):
+        plan = BUILDER.build(refused)
+        assert plan.tokens <= (seen.budget.usable if refused.must_fit else 20_000 - seen.budget.output)
+        assert any(isinstance(edit, Replaced) and edit.place == len(DAY) + 1 for edit in plan.edits)
 
 
 def test_older_words_that_fit_nowhere_are_cut_and_the_user_s_newest_never() -> None:

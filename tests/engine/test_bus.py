@@ -8,6 +8,7 @@ import pytest
 from proxy.engine.bus import EventBus
 from proxy.engine.tasks import TaskRunner
 from proxy.model.events import Event, ExchangeRecorded, ReadingFailed
+from tests.support.scripted import LIMIT
 
 EVENT = ReadingFailed("x1", "why")
 
@@ -59,7 +60,7 @@ async def test_an_asynchronous_subscriber_gets_a_task_that_the_runner_holds() ->
     bus.publish(EVENT)
     assert (len(tasks), heard) == (1, [])
     release.set()
-    assert await tasks.finish(5)
+    assert await tasks.finish(LIMIT)
     assert heard == [EVENT]
 
 
@@ -69,7 +70,7 @@ async def test_an_asynchronous_failure_is_logged_and_reaches_nobody(caplog: pyte
     bus.subscribe_all(fail_later)
     with caplog.at_level(logging.ERROR):
         bus.publish(EVENT)
-        assert await tasks.finish(5)
+        assert await tasks.finish(LIMIT)
     assert "mine, later" in caplog.text
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-import threading
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +20,17 @@ from proxy.model.lineage import Step
 from proxy.model.plan import ContextPlan, Kept, Plan, Written
 from proxy.wire.headers import find
 from tests.support.engine import LIMIT, wait_out
-from tests.support.managed import NAMED, ContextLog, ManagedEngine, OwnBuilder, Turn, answer, cut_end
+from tests.support.managed import (
+    NAMED,
+    PLANNING_SECONDS,
+    ContextLog,
+    Hanging,
+    ManagedEngine,
+    OwnBuilder,
+    Turn,
+    answer,
+    cut_end,
+)
 from tests.support.managing import make_history
 
 HISTORY = make_history(60, 1600)
@@ -286,26 +295,20 @@ async def test_what_would_be_above_the_ceiling_is_sent_as_a_minimal_plan(act: An
 
 
 async def test_a_builder_that_hangs_is_not_waited_for_and_what_is_sent_is_below_the_ceiling() -> None:
-    released = threading.Event()
-
-    def hang(view: Any, build: Any) -> ContextPlan:
-        assert released.wait(LIMIT)
-        plan: ContextPlan = build(view)
-        return plan
-
+    hang = Hanging()
     builder = OwnBuilder(hang)
-    engine = ManagedEngine(builder=builder, hard_wait_seconds=0.25)
+    engine = ManagedEngine(builder=builder, hard_wait_seconds=PLANNING_SECONDS)
     try:
         turn = await open_epoch(engine)
         assert (turn.client.status, turn.plan.rung) == (200, "minimal")
         ((rung, problem),) = engine.failures
-        assert rung == "plan" and problem.startswith("TimeoutError: planning took more than 0.")
+        assert rung == "plan" and problem.startswith("TimeoutError: planning took more than ")
         during = await engine.send(until(23))
         assert (during.plan.rung, during.plan.epoch) == ("epoch", turn.exchange)
         above = await engine.send(until(44))  # above the ceiling again while the first plan is still being made
         assert (above.plan.rung, builder.asked) == ("minimal", ["plan", "minimal", "minimal"])
     finally:
-        released.set()
+        hang.released.set()
     await engine.wait_for_late(turn)
     assert all(plan.tokens_upstream < plan.usable for plan in (turn.plan, above.plan) if plan.tokens_upstream)
     later = await engine.send(until(70))
@@ -313,18 +316,12 @@ async def test_a_builder_that_hangs_is_not_waited_for_and_what_is_sent_is_below_
 
 
 async def test_a_plan_that_hangs_does_not_stand_in_the_way_of_a_minimal_one() -> None:
-    released = threading.Event()
-
-    def hang(view: Any, build: Any) -> ContextPlan:
-        assert released.wait(LIMIT)
-        plan: ContextPlan = build(view)
-        return plan
-
-    engine = ManagedEngine(builder=OwnBuilder(hang), window=16_000, hard_wait_seconds=0.25)
+    hang = Hanging()
+    engine = ManagedEngine(builder=OwnBuilder(hang), window=16_000, hard_wait_seconds=PLANNING_SECONDS)
     try:
         turn = await engine.send(until(40))
     finally:
-        released.set()
+        hang.released.set()
     assert turn.plan.rung == "minimal"
 
 
@@ -510,7 +507,7 @@ async def test_who_echoes_our_own_words_is_managed_as_before() -> None:
     elsewhere = await ManagedEngine().send([{"role": "user", "content": ledger}, *LONG[1:]])
     assert elsewhere.sent == elsewhere.body
     assert not elsewhere.labels.keys() & {"x-palimpsest-tokens"}
-    assert elsewhere.labels["x-palimpsest-mode"].startswith("observe; the messages have a ledger")
+    assert elsewhere.labels["x-palimpsest-mode"].startswith("observe; stood-down:the messages have a ledger")
 
 
 async def test_an_unproven_token_is_not_managed() -> None:

@@ -9,7 +9,8 @@ from proxy.engine.passage import EndFinder, is_plain_stream, linger
 from proxy.engine.tape import Tape
 from proxy.model.exchange import Headers
 from proxy.wire.chat_completions import ChatCompletions
-from tests.support.engine import JSON, STREAM, ScriptedResponse
+from tests.support.engine import JSON, LIMIT, STREAM, ScriptedResponse
+from tests.support.loops import put_forward
 
 
 def test_a_marker_longer_than_what_is_carried_over_begins_in_the_piece_that_shows_it() -> None:
@@ -37,10 +38,10 @@ async def test_what_comes_behind_the_end_does_not_keep_it_from_the_client() -> N
     async def talk() -> None:
         while True:
             response.feed(b": still here\n\n")
-            await asyncio.sleep(0.02)
+            await put_forward(0.02)
 
     talking = asyncio.ensure_future(talk())
-    async with asyncio.timeout(1.0):
+    async with asyncio.timeout(LIMIT):
         held, is_ended = await linger(response, tape, b"data: [DONE]\n\n")
     talking.cancel()
     assert held.startswith(b"data: [DONE]\n\n")

@@ -17,6 +17,7 @@ from proxy.model.exchange import Answer, Headers, Reading
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.sse import ServerEvent
 from tests.support.engine import JSON, STREAM, FakeArchive, FixedClock, make_lineage
+from tests.support.scripted import LIMIT
 
 ANSWER = b'{"choices":[{"message":{"content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":7}}'
 CHUNKS = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
@@ -39,7 +40,7 @@ class Desk:
         self.readings.submit(Received(exchange, 0, ChatCompletions(), headers, content))
 
     async def finish(self) -> list[Reading]:
-        assert await self.tasks.finish(5)
+        assert await self.tasks.finish(LIMIT)
         return self.archive.of(Reading)
 
 
@@ -65,10 +66,11 @@ class Stuck(ChatCompletions):
     """Reads an answer for as long as the test likes."""
 
     def __init__(self) -> None:
-        self.release = threading.Event()
+        self.began, self.release = threading.Event(), threading.Event()
 
     def read_answer(self, value: Mapping[str, object]) -> Answer:
-        self.release.wait(5)
+        self.began.set()
+        self.release.wait(LIMIT)
         return super().read_answer(value)
 
 
@@ -205,7 +207,8 @@ async def test_reading_goes_on_after_the_reader_was_cancelled() -> None:
     desk.submit("x1")
     assert len(await desk.finish()) == 1
     desk.readings.submit(Received("x2", 0, form, JSON, b'{"a":"' + b"x" * 100_000 + b'"}'))
-    assert not await desk.tasks.finish(0.3)
+    assert await asyncio.to_thread(form.began.wait, LIMIT)
+    assert not await desk.tasks.finish(0)
     form.release.set()
     desk.submit("x3")
     assert [reading.exchange for reading in await desk.finish()] == ["x1", "x2", "x3"]

@@ -19,7 +19,6 @@ from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Readi
 from proxy.model.manifest import digest_of
 from tests.support.engine import (
     JSON,
-    LIMIT,
     STREAM,
     Ending,
     Engine,
@@ -29,6 +28,7 @@ from tests.support.engine import (
     wait_out,
 )
 from tests.support.rescuing import TOO_LONG_EVENT, RescuedEngine, ScriptedRescuer
+from tests.support.scripted import LIMIT
 
 KEY = b"sk-0123456789abcdefghij"
 OTHER = b"key-abcdefghij0123456789"
@@ -74,7 +74,7 @@ async def carry(
     if leaves_after is not None:
         task.cancel()
     await wait_out(task)
-    await engine.tasks.finish(5)
+    await engine.tasks.finish(LIMIT)
     outcome, archive = engine.archive.outcome, engine.archive
     assert len(archive.of(Opening)) == 1
     assert sum(isinstance(event, ExchangeRecorded) for event in engine.events) == 1
@@ -103,7 +103,7 @@ async def record(
     engine = Engine(ScriptedUpstream(answer=response), is_instant=True, own_keys=own_keys)
     client = RecordingClient()
     await wait_out(engine.begin(ClientRequest("POST", b"/", headers, BODY), "chat_completions", client))
-    await engine.tasks.finish(5)
+    await engine.tasks.finish(LIMIT)
     return engine, client.body
 
 
@@ -275,7 +275,7 @@ async def test_an_answer_above_the_record_cap_passes_whole_and_is_kept_to_the_ca
     engine.upstream.answer(ScriptedResponse(*([piece] * 9), headers=JSON, ending="eof"))
     client = RecordingClient()
     await wait_out(engine.begin(ClientRequest("POST", b"/", (), BODY), "chat_completions", client))
-    await engine.tasks.finish(5)
+    await engine.tasks.finish(LIMIT)
     outcome: Outcome = engine.archive.outcome
     assert (len(client.body), client.is_whole) == (9 * len(piece), True)
     assert (len(outcome.received), outcome.size, len(outcome.whole_digest)) == (cap, 9 * len(piece), 32)

@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from proxy.engine.tasks import TaskRunner
+from tests.support.scripted import LIMIT
 
 
 async def test_a_task_is_held_until_it_is_done() -> None:
@@ -22,7 +23,7 @@ async def test_a_task_is_held_until_it_is_done() -> None:
     gc.collect()
     assert len(tasks) == 1
     release.set()
-    assert await tasks.finish(5)
+    assert await tasks.finish(LIMIT)
     assert (len(tasks), done) == (0, [True])
 
 
@@ -42,7 +43,7 @@ async def test_what_a_task_raises_is_logged_and_harms_no_other(caplog: pytest.Lo
     with caplog.at_level(logging.ERROR):
         tasks.spawn(fail())
         tasks.spawn(work())
-        assert await tasks.finish(5)
+        assert await tasks.finish(LIMIT)
     assert done == [True]
     assert "broken work" in caplog.text
 
@@ -51,7 +52,7 @@ async def test_a_cancelled_task_is_no_failure(caplog: pytest.LogCaptureFixture) 
     tasks = TaskRunner()
     task = tasks.spawn(asyncio.Event().wait())  # type: ignore[arg-type]
     task.cancel()
-    assert await tasks.finish(5)
+    assert await tasks.finish(LIMIT)
     assert task.cancelled()
     assert caplog.text == ""
 
@@ -90,5 +91,5 @@ async def test_finishing_also_waits_for_tasks_that_a_task_starts_at_its_end() ->
         tasks.spawn(follow())
 
     tasks.spawn(lead())
-    assert await tasks.finish(5)
+    assert await tasks.finish(LIMIT)
     assert done == ["followed"]

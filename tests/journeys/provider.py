@@ -19,6 +19,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from tests.support.scripted import LIMIT
+
 WORDS = ("Once", " upon", " a", " time", " there", " was", " a", " log", "." * 3, " é", "\U0001f600")
 
 
@@ -248,5 +250,5 @@ def run_application(application: Starlette) -> Iterator[int]:
         yield sock.getsockname()[1]
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(LIMIT)
         sock.close()

@@ -36,12 +36,12 @@ class Running:
     def kill(self) -> None:
         """End it as a crash would."""
         self.process.send_signal(signal.SIGKILL)
-        self._finish(10)
+        self._finish(60)
 
     def stop(self) -> int:
         """End it as an operator would; the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self._finish(30)
+        return self._finish(60)
 
     def _finish(self, seconds: float) -> int:
         code = self.process.wait(seconds)

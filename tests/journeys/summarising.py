@@ -9,16 +9,12 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from proxy.assembly import Engine, build_engine
 from proxy.config import load_settings
 from proxy.engine.compaction.worker import Worker
-from proxy.engine.lineage import tracking
-from proxy.engine.managing import contexts
 from proxy.model.exchange import ClientRequest, Headers
 from proxy.model.summary import Summary
-from proxy.store.sqlite import archive
 from tests.support.compacting import give_report, is_own, say
 from tests.support.engine import RecordingClient, wait_out
 from tests.support.managed import spell_as_client
@@ -121,24 +117,11 @@ class Agent:
 
 
 @contextlib.asynccontextmanager
-async def _patience() -> AsyncIterator[None]:
-    with (
-        patch.object(contexts, "_LOAD_SECONDS", LIMIT),
-        patch.object(tracking, "_RECALL_SECONDS", LIMIT),
-        patch.object(archive, "_MOST_LAG_OF_A_CALL_SECONDS", LIMIT),
-    ):
-        yield
-
-
-@contextlib.asynccontextmanager
 async def working(
     data: Path, play: Play = report, *, ceiling: int = CEILING, is_making: bool = True, **settings: Any
 ) -> AsyncIterator[Agent]:
-    """An agent whose calls go through the engine; its summaries may cost what they cost.
-
-    Calls wait for what the log knows as long as a busy machine takes: that there is a bound is another test's.
-    """
-    async with ScriptedUpstream() as server, _patience():
+    """An agent whose calls go through the engine; its summaries may cost what they cost."""
+    async with ScriptedUpstream() as server:
         provider = Provider(play)
         server.script = provider.serve
         # no engine of one's own, which is not asked while anybody waits

@@ -34,12 +34,12 @@ class Told:
     def load(self, path: str, *fields: tuple[str, str]) -> bytes:
         """An answer of the API."""
         headers = dict([("Authorization", f"Bearer {TOKEN}"), *fields])
-        with urlopen(Request(f"{self.proxy.origin}/-/api/sessions{path}", headers=headers), timeout=20) as answer:
+        with urlopen(Request(f"{self.proxy.origin}/-/api/sessions{path}", headers=headers), timeout=60) as answer:
             return answer.read()  # type: ignore[no-any-return]
 
     def wait_for_readings(self) -> None:
         """Ask until the last answer has been read; whoever asks the server has it write first, for others to see."""
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while not json.loads(self.load(f"/{self.session}/exchanges"))[-1]["rounds"][0]["usage"]:
             assert time.monotonic() < until, "the last answer has not been read"
 
@@ -54,7 +54,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Told, Talk]
             base_url=proxy.base_url,
             api_key="sk-journey-0123456789",
             max_retries=0,
-            timeout=20,
+            timeout=60,
             default_headers={"x-palimpsest-session": "talk"},
         ) as client,
     ):

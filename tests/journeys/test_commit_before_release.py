@@ -35,6 +35,7 @@ from tests.support.engine import (
     make_lineage,
 )
 from tests.support.managing import make_steward
+from tests.support.scripted import LIMIT
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
 
@@ -123,7 +124,7 @@ async def carry(archive: SqliteArchive, response: ScriptedResponse, client: Reco
     request = ClientRequest("POST", b"/v1/chat/completions", (), BODY)
     try:
         await exchanges.carry(request, form.name, client)
-        await tasks.finish(5)
+        await tasks.finish(LIMIT)
     finally:
         await archive.close()
 

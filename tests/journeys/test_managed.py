@@ -70,7 +70,7 @@ class Agent:
 
     def __init__(self, proxy: Running, provider: Dummy, fields: Mapping[str, str] = MappingProxyType({})) -> None:
         self._fields = {**FIELDS, **fields}
-        self._client = openai.OpenAI(base_url=proxy.base_url, api_key="sk-agent-0123456789", max_retries=0, timeout=20)
+        self._client = openai.OpenAI(base_url=proxy.base_url, api_key="sk-agent-0123456789", max_retries=0, timeout=60)
         self._provider = provider
         self.labels: list[dict[str, str]] = []
 
@@ -96,7 +96,7 @@ def call(proxy: Running, path: str, method: str = "GET") -> tuple[int, bytes]:
     headers = {"authorization": f"Bearer {TOKEN}"}
     asked = urllib.request.Request(f"{proxy.origin}/-/api{path}", method=method, headers=headers)
     try:
-        with urllib.request.urlopen(asked, timeout=20) as answer:
+        with urllib.request.urlopen(asked, timeout=60) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
@@ -199,5 +199,5 @@ def decide(agent: Agent, proxy: Running, session: str, history: list[Message]) -
     assert [each["node"] for each in load(proxy, f"/sessions/{session}/pins")] == [pinned["node"]]
     assert json.loads(agent.ask(history, **{"x-palimpsest-mode": "observe"}))["messages"] == history
     metrics = urllib.request.Request(f"{proxy.origin}/-/metrics", headers={"authorization": f"Bearer {TOKEN}"})
-    with urllib.request.urlopen(metrics, timeout=20) as answer:
+    with urllib.request.urlopen(metrics, timeout=60) as answer:
         assert b'palimpsest_epochs_total{why="revert"} 1.0' in answer.read()

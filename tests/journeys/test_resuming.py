@@ -18,7 +18,7 @@ Messages = Sequence[dict[str, Any]]
 
 def say(proxy: Running, history: Messages, text: str) -> tuple[str, Messages]:
     """One turn, of a client that is as new as its connection; the session it was given, and the history after it."""
-    with openai.OpenAI(base_url=proxy.base_url, api_key="sk-journey-0123456789", max_retries=0, timeout=20) as client:
+    with openai.OpenAI(base_url=proxy.base_url, api_key="sk-journey-0123456789", max_retries=0, timeout=60) as client:
         talk = Talk(client)
         asked = (*history, user(text))
         answer = talk.ask(*asked)

@@ -12,7 +12,7 @@ import pytest
 from tests.journeys.provider import Provider, run_provider
 from tests.journeys.running import Running, run_command, run_proxy, start_proxy
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
 import pytest
-import uvloop
 
+from tests.support.loops import MovableUvloop
 from tests.support.scripted import ScriptedUpstream
 from tests.support.serving import Plan, Served, serving
 
@@ -15,7 +15,7 @@ def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Every asynchronous test here runs on the loop that production runs on."""
-    return {"uvloop": uvloop.new_event_loop}
+    return {"uvloop": MovableUvloop}
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from proxy.model.exchange import Outcome
+from tests.support.loops import put_forward, wait_for_timer
 from tests.support.scripted import (
-    GONE_WITHIN,
     LAST_CHUNK,
     LIMIT,
     ScriptedUpstream,
@@ -47,7 +47,7 @@ async def test_a_client_that_leaves_a_stream_ends_it_upstream(
     wire.send(stream_head() + chunk(b"data: 1\n\n"))
     await client.read_until(b"data: 1\n\n")
     await leave(client, is_reset=is_reset)
-    assert await wire.read_to_end(GONE_WITHIN) == b""
+    assert await wire.read_to_end() == b""
     outcome = await served.outcome()
     assert (outcome.completeness, outcome.status, outcome.received) == ("aborted", 200, b"data: 1\n\n")
 
@@ -61,7 +61,7 @@ async def test_a_client_that_leaves_before_the_first_byte_ends_the_call(
     client.send(request(method, path, body=BODY if method == "POST" else b""))
     wire, _ = await upstream.accept_request()
     await leave(client, is_reset=is_reset)
-    assert await wire.read_to_end(GONE_WITHIN) == b""
+    assert await wire.read_to_end() == b""
     outcome = await served.outcome()
     assert (outcome.completeness, outcome.status, outcome.received) == ("aborted", 0, b"")
 
@@ -75,7 +75,7 @@ async def test_a_client_that_leaves_in_the_middle_of_a_plain_answer_ends_the_cal
     wire.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\npart")
     await client.read_until(b"part")
     client.reset()
-    assert await wire.read_to_end(GONE_WITHIN) == b""
+    assert await wire.read_to_end() == b""
     outcome = await served.outcome()
     assert (outcome.completeness, outcome.received) == ("aborted", b"part")
 
@@ -90,7 +90,7 @@ async def test_a_client_that_leaves_in_the_middle_of_an_upload_ends_it_upstream(
     await wire.read_head()
     await wire.read(500)
     await leave(client, is_reset=is_reset)
-    assert await wire.read_to_end(GONE_WITHIN) == b""
+    assert await wire.read_to_end() == b""
     assert (await served.outcome()).completeness == "aborted"
 
 
@@ -106,7 +106,7 @@ async def test_a_client_that_leaves_while_the_upstream_takes_nothing_of_its_uplo
         async with asyncio.timeout(0.3):
             await client.flush()
     client.reset()
-    assert (await asyncio.wait_for(served.outcome(), GONE_WITHIN)).completeness == "aborted"
+    assert (await served.outcome()).completeness == "aborted"
 
 
 async def test_a_client_that_leaves_a_later_upload_after_a_while_is_noticed_too(
@@ -118,18 +118,21 @@ async def test_a_client_that_leaves_a_later_upload_after_a_while_is_noticed_too(
     client.send(upload)
     wire = await upstream.accept()
     await wire.read_head()
-    await asyncio.sleep(0.3)  # nothing is taken meanwhile
+    await put_forward(0.3)
     await wire.read(16 * MIB)
     wire.send(answer(b"stored"))
     assert (await client.read_answer()).body == b"stored"
-    await asyncio.sleep(1.2)
+    await put_forward(1.2)
     client.send(upload)
     wire = await upstream.accept()
     await wire.read_head()
     wire.stop_reading()
-    await asyncio.sleep(1.5)
+    await served.paused()
+    await put_forward(1.5)
     client.reset()
-    await served.archive.wait_for(Outcome, 2)
+    async with asyncio.timeout(LIMIT):
+        while len(served.archive.of(Outcome)) < 2:
+            await put_forward(1.0)
     assert [outcome.completeness for outcome in served.archive.of(Outcome)] == ["complete", "aborted"]
 
 
@@ -202,8 +205,10 @@ async def test_a_body_of_exactly_the_cap_passes(plan: Plan, upstream: ScriptedUp
 
 
 async def test_a_managed_body_that_falls_silent_is_given_up(plan: Plan, upstream: ScriptedUpstream) -> None:
-    async with serving(with_server(plan, body_timeout=0.2)) as served, await served.connect() as client:
+    async with serving(with_server(plan, body_timeout=40)) as served, await served.connect() as client:
         client.send(request("POST", CHAT, body=BODY)[:-1])
+        await wait_for_timer(40)
+        await put_forward(40)
         got = await client.read_answer()
         assert (got.status, error_code(got.body)) == (408, "body_timeout")
         assert await client.read_to_end() == b""
@@ -211,11 +216,14 @@ async def test_a_managed_body_that_falls_silent_is_given_up(plan: Plan, upstream
 
 
 async def test_an_upload_that_falls_silent_is_given_up(plan: Plan, upstream: ScriptedUpstream) -> None:
-    async with serving(with_server(plan, body_timeout=0.2)) as served, await served.connect() as client:
+    async with serving(with_server(plan, body_timeout=40)) as served, await served.connect() as client:
         client.send(request("POST", FILES, body=BODY)[:-1])
         wire = await upstream.accept()
         await wire.read_head()
-        await wire.read_to_end(LIMIT)
+        await wire.read(len(BODY) - 1)
+        await wait_for_timer(40)
+        await put_forward(40)
+        await wire.read_to_end()
         await client.read_to_end()
         assert (await served.outcome()).completeness == "aborted"
 
@@ -279,7 +287,7 @@ async def test_a_client_that_leaves_a_stream_which_answers_an_unfinished_upload_
     wire.send(stream_head() + chunk(b"data: 1\n\n"))
     await client.read_until(b"data: 1\n\n")
     client.reset()
-    await wire.read_to_end(GONE_WITHIN)
+    await wire.read_to_end()
 
 
 # --- answers whose head says one thing and whose framing another -----------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 
 from proxy.engine.policy import EnginePolicy
 from proxy.model.exchange import Outcome
+from tests.support.loops import put_forward
 from tests.support.scripted import LAST_CHUNK, LIMIT, ScriptedUpstream, answer, chunk, request, stream_head
 from tests.support.serving import Plan, Served, serving
 
@@ -85,9 +86,10 @@ async def test_a_break_is_no_trouble_of_the_next_call(served: Served, upstream: 
 
 
 async def test_silence_before_the_answer_is_a_gateway_timeout(plan: Plan, upstream: ScriptedUpstream) -> None:
-    async with serving(Plan(upstream.url, idle_timeout=0.2)) as served, await served.connect() as client:
+    async with serving(Plan(upstream.url, idle_timeout=30)) as served, await served.connect() as client:
         client.send(ASK)
         wire, _ = await upstream.accept_request()
+        await put_forward(30)
         got = await client.read_answer()
         assert (got.status, error_code(got.body)) == (504, "upstream_silent")
         assert await wire.read_to_end() == b""
@@ -96,11 +98,12 @@ async def test_silence_before_the_answer_is_a_gateway_timeout(plan: Plan, upstre
 
 
 async def test_silence_inside_the_answer_breaks_it(plan: Plan, upstream: ScriptedUpstream) -> None:
-    async with serving(Plan(upstream.url, idle_timeout=0.2)) as served, await served.connect() as client:
+    async with serving(Plan(upstream.url, idle_timeout=30)) as served, await served.connect() as client:
         client.send(ASK)
         wire, _ = await upstream.accept_request()
         wire.send(stream_head() + chunk(EVENT))
         await client.read_until(chunk(EVENT))
+        await put_forward(30)
         assert await client.read_to_end() == b""
         assert await wire.read_to_end() == b""
         outcome = await served.outcome()
@@ -324,7 +327,7 @@ async def test_three_hundred_streams_that_say_nothing_do_not_keep_others_waiting
         wire.send(stream_head() + chunk(EVENT))
     for client in clients:
         await client.read_until(chunk(EVENT))
-    async with asyncio.timeout(1.0):
+    async with asyncio.timeout(LIMIT):
         assert (await served.ask(request("GET", "/-/live"))).status == 200
     for wire in wires:
         wire.send(chunk(b"data: [DONE]\n\n") + LAST_CHUNK)

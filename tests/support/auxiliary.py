@@ -35,7 +35,7 @@ class Desk:
         providers: dict[str, Provider] | None = None,
     ) -> None:
         self.upstream: Any = ScriptedUpstream() if upstream is None else upstream
-        engine_policy = engine_policy or EnginePolicy(commit_wait_ms=5_000)
+        engine_policy = engine_policy or EnginePolicy(commit_wait_ms=60_000)
         self.engine = Engine(policy=engine_policy, is_instant=True)
         self.later: list[tuple[float, Callable[[], None]]] = []
         engine, counting = self.engine, Counting(QuarterTokens())

@@ -123,7 +123,7 @@ class Workshop(Engine):
         archive: Any = None,
         after: "Workshop | None" = None,
     ) -> None:
-        engine_policy, self.model = EnginePolicy(commit_wait_ms=5_000), Model(summarise)
+        engine_policy, self.model = EnginePolicy(commit_wait_ms=60_000), Model(summarise)
         log: Any = archive or (after.archive if after is not None else MemoryArchive())
         super().__init__(self.model, engine_policy, archive=log, is_fresh=after is None, after=after)
         self.log = log

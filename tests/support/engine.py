@@ -31,11 +31,12 @@ from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format
 from proxy.wire.responses import Responses
+from tests.support import scripted
 from tests.support.ancestry import Trees
 from tests.support.managing import make_steward
 from tests.support.unmanaged import UnmanagedLog
 
-LIMIT = 5.0
+LIMIT = scripted.LIMIT
 STREAM: Headers = ((b"content-type", b"text/event-stream"),)
 JSON: Headers = ((b"content-type", b"application/json"),)
 HEALTHY = ArchiveHealth(problem="", pending=0, pending_bytes=0, dropped=0, generation=0)
@@ -451,7 +452,7 @@ class Engine:
         tasks: TaskRunner | None = None,
     ) -> None:
         """`after` is an engine that was ended: this one goes on with its log. Else its log is `archive`, or an own."""
-        policy = policy or EnginePolicy(commit_wait_ms=5_000)
+        policy = policy or EnginePolicy(commit_wait_ms=60_000)
         self.upstream = upstream or ScriptedUpstream()
         own = archive or FakeArchive(is_instant=is_instant, is_soon=is_soon)
         self.archive: FakeArchive = after.archive if after else own

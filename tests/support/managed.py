@@ -5,7 +5,8 @@ Rule: the log is the fake one, and knows of epochs and plans what was appended a
 
 import asyncio
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from proxy.context.builder import ContextBuilder
@@ -37,6 +38,7 @@ from tests.support.engine import (
     ScriptedResponse,
     wait_out,
 )
+from tests.support.loops import MovableLoop
 from tests.support.managing import MODEL, Message, make_builder, make_steward, make_subject
 from tests.support.rescuing import UpstreamInTurn
 
@@ -117,7 +119,7 @@ class ManagedEngine(Engine):
     ) -> None:
         own = archive or ContextLog()
         self.log: ContextLog = after.log if after is not None else own
-        policy = policy or EnginePolicy(commit_wait_ms=100)
+        policy = policy or EnginePolicy(commit_wait_ms=60_000)
         self.upstream: UpstreamInTurn
         super().__init__(UpstreamInTurn(*answers), policy, archive=self.log, after=after, is_fresh=after is None)
         self.steward = make_steward(
@@ -240,6 +242,27 @@ class OwnBuilder(ContextBuilder):
             return real(view)
         plan: ContextPlan = act(view, real)
         return plan
+
+
+PLANNING_SECONDS = 10.0
+
+
+class Hanging:
+    """An act of a builder that takes longer than a call waits, and ends when it is released; no time passes meanwhile.
+
+    It is made on a `MovableLoop`, whose time it puts forward as soon as it is asked.
+    """
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, MovableLoop)
+        self._loop = loop
+        self.released = threading.Event()
+
+    def __call__(self, view: View, build: Callable[[View], ContextPlan]) -> ContextPlan:
+        self._loop.call_soon_threadsafe(self._loop.advance, PLANNING_SECONDS)
+        assert self.released.wait(LIMIT)
+        return build(view)
 
 
 class Desk:

@@ -13,8 +13,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Self, cast
 
-LIMIT = 5.0
-GONE_WITHIN = 2.0  # how soon an upstream must see that the client has left (QUALITY §5)
+# Only what hangs takes so long, on however busy a machine. No test may pass or fail by how long something takes: what
+# is to happen after a time happens when the test puts the clock forward (`LoopTime`, `FixedClock`).
+LIMIT = 60.0
 
 _BUFFER = 64 * 1024
 _RESET = struct.pack("ii", 1, 0)

@@ -9,7 +9,7 @@ import functools
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from uvicorn.server import ServerState
@@ -91,6 +91,14 @@ class Served:
         async with asyncio.timeout(LIMIT):
             while left := set(self.state.tasks):
                 await asyncio.wait(left)
+
+    async def paused(self) -> None:
+        """Return when nothing more is read from the only client."""
+        (protocol,) = self.state.connections
+        flow = cast(GuardedProtocol, protocol).flow
+        async with asyncio.timeout(LIMIT):
+            while not flow.read_paused:  # noqa: ASYNC110 - nothing else tells
+                await asyncio.sleep(0.01)
 
     async def opening(self) -> Opening:
         """The only opening, once it is recorded."""

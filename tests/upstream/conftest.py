@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import cast
 
 import pytest
-import uvloop
 
 from proxy.engine.tasks import TaskRunner
 from proxy.engine.writes import Writes
@@ -14,6 +13,7 @@ from proxy.model.errors import UpstreamUnreachable
 from proxy.upstream.connection import Connection
 from proxy.upstream.forwarder import Forwarder
 from proxy.upstream.policy import UpstreamPolicy
+from tests.support.loops import MovableLoop, MovableUvloop
 from tests.support.scripted import LIMIT, ScriptedUpstream, Wire
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
@@ -23,7 +23,7 @@ def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Every asynchronous test here runs twice."""
-    return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
+    return {"uvloop": MovableUvloop, "asyncio": MovableLoop}
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from proxy.context.estimate import LONGEST_RUN
 from proxy.context.model_names import Encoding
 from proxy.upstream.tokenizer import Encoder, Tokenizer
+from tests.support.scripted import LIMIT
 
 
 class Letters:
@@ -74,7 +75,7 @@ def test_threads_that_come_together_load_once() -> None:
         return Letters()
 
     def count(_: int) -> int:
-        both.wait(5)
+        both.wait(LIMIT)
         return tokenizer.count("abc", "o200k_base")[0]
 
     tokenizer = Tokenizer(load)

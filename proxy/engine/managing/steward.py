@@ -32,7 +32,7 @@ from proxy.model.exchange import Headers, Mode
 from proxy.model.plan import Plan
 from proxy.wire.standing import find_management
 
-_MANAGED_WIRES = frozenset({"chat_completions"})
+MANAGED_WIRES = frozenset({"chat_completions"})
 _UNPROVEN = "the upstream has not accepted this credential yet"
 _SENT_BEFORE = "the same history goes out as it did before"
 # How long a call below its ceiling waits for a plan; one that comes later serves the next call.
@@ -90,7 +90,7 @@ class Steward:
         content = subject.split.content
         if is_pinning(subject):
             return None
-        if subject.wire not in _MANAGED_WIRES:
+        if subject.wire not in MANAGED_WIRES:
             return Sending(content, labels=self._tell_unmanaged(subject, mode))
         if mode != "manage" or ceiling is not None or subject.step is None:
             return None
@@ -116,7 +116,7 @@ class Steward:
             self._bus.publish(Planned(subject.session.id, sending.plan))
 
     async def _prepare(self, subject: Subject, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:
-        if subject.wire not in _MANAGED_WIRES:
+        if subject.wire not in MANAGED_WIRES:
             labels = self._tell_unmanaged(subject, mode)
             return Sending(subject.split.content, labels=labels).add(refuse_pin(subject, _RECORDED_ONLY))
         if exemption := _find_exemption(subject, mode):
@@ -252,8 +252,10 @@ class Steward:
         (B8b), for what was sent before (B5), or where the upstream has refused the last one (B8a).
         """
         decision = decide(case.account, case.facts)
-        is_known, is_certain = case.context.is_known, case.subject.is_certain
-        if decision.why is not None and decision.why != "hard" and not (is_known and is_certain):
+        is_known = case.context.is_known
+        # Nobody can tell whether a session that may be only observed is; above the ceiling others are cut all the same.
+        is_asked = decision.why == "hard" and not self._lookout.holdout.has(case.subject.session.id)
+        if decision.why is not None and not is_asked and not (is_known and case.subject.is_certain):
             return Decision(None, decision.pressure, _LATE if is_known else _UNREAD)
         if decision.why is not None and case.context.was_sent(case.view, case.subject):
             return Decision(None, decision.pressure, _SENT_BEFORE)

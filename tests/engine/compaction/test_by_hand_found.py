@@ -172,10 +172,10 @@ async def test_calls_of_other_wires_are_not_compacted() -> None:
 async def test_what_would_not_be_valid_is_not_kept(shop: Workshop) -> None:
     await carry(shop)
 
-    def rewrite(*asked: object) -> bytes:
+    def rewrite(*asked: object, **_: object) -> bytes:
         raise Invalid("a result without its call")
 
-    shop.steward.ladder._rewriter.rewrite = rewrite  # type: ignore[method-assign, assignment]
+    shop.steward.ladder._rewriter.rewrite = rewrite  # type: ignore[method-assign]
     with pytest.raises(Conflict, match="not as valid as what the client sent: a result without its call"):
         await compact(shop)
     assert shop.epochs == []

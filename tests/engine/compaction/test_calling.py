@@ -17,6 +17,7 @@ from proxy.model.log import ArchiveHealth
 from proxy.model.manifest import keep_head, keep_whole
 from tests.support.auxiliary import ASKING, KEY, Desk
 from tests.support.engine import JSON, LIMIT, ScriptedResponse, ScriptedUpstream
+from tests.support.loops import put_forward
 from tests.support.managing import MODEL, SESSION, make_history, make_subject, spell
 
 USAGE = {"prompt_tokens": 900, "completion_tokens": 50, "prompt_tokens_details": {"cached_tokens": 800}}
@@ -215,15 +216,21 @@ async def test_a_long_answer_is_read_beside_the_loop() -> None:
 
 async def test_the_time_is_limited() -> None:
     response = ScriptedResponse(say(content="Go"))
-    desk = Desk(ScriptedUpstream(answer=response), CompactionPolicy(time_limit_seconds=0.01))
-    assert await ask(desk) == Unanswered("no whole answer came within 0.01 s", 200, exchange="x1")
+    desk = Desk(ScriptedUpstream(answer=response), CompactionPolicy(time_limit_seconds=10))
+    task = desk.begin()
+    await response.wait_until_starved()
+    await put_forward(10)
+    assert await task == Unanswered("no whole answer came within 10 s", 200, exchange="x1")
     assert desk.engine.archive.outcome.completeness == "aborted"
     assert response.is_closed
 
 
 async def test_whoever_says_nothing_at_all_is_left() -> None:
-    desk = Desk(policy=CompactionPolicy(time_limit_seconds=0.01))
-    assert await ask(desk) == Unanswered("no whole answer came within 0.01 s", exchange="x1")
+    desk = Desk(policy=CompactionPolicy(time_limit_seconds=10))
+    task = desk.begin()
+    await desk.upstream.called.wait()
+    await put_forward(10)
+    assert await task == Unanswered("no whole answer came within 10 s", exchange="x1")
     assert desk.engine.archive.outcome.status == 0
 
 

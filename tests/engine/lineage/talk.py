@@ -8,6 +8,7 @@ from proxy.engine.policy import EnginePolicy
 from proxy.model.exchange import ClientRequest, Headers, Opening
 from proxy.model.lineage import Adoption, Step
 from tests.support.engine import JSON, Engine, RecordingClient, ScriptedResponse, ScriptedUpstream
+from tests.support.scripted import LIMIT
 
 Message = dict[str, Any]
 SHORT = "Indeed."
@@ -65,7 +66,7 @@ class Desk:
         return self.engine.archive.of(Adoption)
 
     async def settle(self) -> None:
-        assert await self.engine.tasks.finish(5)
+        assert await self.engine.tasks.finish(LIMIT)
 
     def assert_nothing_in_mind(self) -> None:
         lineage = self.engine.lineage

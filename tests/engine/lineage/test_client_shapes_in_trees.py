@@ -13,6 +13,7 @@ from tests.support import responses_clients
 from tests.support.client_turns import CLIENTS, COMPACTING, REWRITING, turns
 from tests.support.clients import Request, Said
 from tests.support.engine import JSON, Engine, RecordingClient, ScriptedResponse, ScriptedUpstream
+from tests.support.scripted import LIMIT
 
 NAMED = ("opencode", "codex", "claude-code")
 each_client = pytest.mark.parametrize("client", CLIENTS)
@@ -148,7 +149,7 @@ async def test_a_request_goes_on_from_the_stored_answer_that_it_names(*, is_rest
     desk = Desk()
     first, _ = await desk.send(ask("hi", LOOKED))
     if is_restarted:
-        assert await desk.engine.tasks.finish(5)
+        assert await desk.engine.tasks.finish(LIMIT)
         desk = Desk(Engine(ScriptedUpstream(), after=desk.engine))
     session, step = await desk.send(ask("and?", SAID, previous_response_id="resp_call_one_a"))
     assert (session, step.relation, step.base, step.depth) == (first, "append", 0, 1)
@@ -172,7 +173,7 @@ async def test_ids_stand_for_the_items_that_are_stored(*, is_restarted: bool) ->
     mine, theirs = turns("vercel-ai-responses", "s1"), turns("vercel-ai-responses", "s2")
     (_, first, _), (_, other, _) = await desk.send_all(mine[0], theirs[0])
     if is_restarted:
-        assert await desk.engine.tasks.finish(5)
+        assert await desk.engine.tasks.finish(LIMIT)
         desk = Desk(Engine(ScriptedUpstream(), after=desk.engine))
     (_, session, step), (_, third, _) = await desk.send_all(mine[1], theirs[1])
     assert (session, step.relation, step.base) == (first, "append", step.depth - 1)

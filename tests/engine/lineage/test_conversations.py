@@ -212,7 +212,7 @@ def _who(call: Call) -> tuple[str, str, str]:
 # How many of each, of a hundred examples that the profile asks for; see `tests/conftest`.
 @pytest.mark.parametrize(
     ("machine", "count"),
-    [(Conversations, 250), (ItemConversations, 60), (BlockConversations, 60), (KeptConversations, 60)],
+    [(Conversations, 120), (ItemConversations, 40), (BlockConversations, 40), (KeptConversations, 40)],
 )
 def test_no_conversation_is_given_what_is_anothers(machine: type[Conversations], count: int) -> None:
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large]

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 from typing import Any
 
 import msgspec
@@ -15,7 +14,7 @@ from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
 from proxy.model.plan import ContextPlan, Kept, Written
 from tests.support import managed
 from tests.support.engine import LIMIT, FixedClock
-from tests.support.managed import Desk, ManagedEngine
+from tests.support.managed import PLANNING_SECONDS, Desk, Hanging, ManagedEngine
 from tests.support.managing import make_history, make_subject
 
 HISTORY = make_history(40, 1600)
@@ -97,15 +96,19 @@ async def test_an_epoch_that_does_not_bear_leaves_the_clients_own_bytes() -> Non
 
 
 @pytest.mark.parametrize("act", [gain_nothing, grow])
-async def test_where_a_plan_leaves_no_less_a_minimal_one_is_made_for_what_is_above_the_ceiling(act: Any) -> None:
+async def test_where_a_plan_leaves_no_less_a_minimal_one_would_not_either(act: Any) -> None:
     for why in ("hard", "overflow"):
         desk = Desk(act)
         footing = await desk.climb(await desk.look_at(LONG), why)
+        assert (footing.rung, desk.committed, desk.builder.asked) == ("original", [], ["plan"])
+
+
+async def test_where_a_plan_fails_a_minimal_one_is_made_for_what_is_above_the_ceiling() -> None:
+    for why in ("hard", "overflow"):
+        desk = Desk(fail)
+        footing = await desk.climb(await desk.look_at(LONG), why)
         assert (footing.rung, footing.tokens < 7_760) == ("minimal", True)
         assert desk.builder.asked == ["plan", "minimal"]
-    desk = Desk(act, act)
-    footing = await desk.climb(await desk.look_at(LONG))
-    assert (footing.rung, desk.committed, desk.builder.asked) == ("original", [], ["plan", "minimal"])
 
 
 @pytest.mark.parametrize("act", [gain_nothing, grow, fail])
@@ -127,7 +130,7 @@ async def test_what_the_log_does_not_take_is_not_tried_a_second_time_under_the_s
 
 
 async def test_that_a_ceiling_is_out_of_reach_is_said_once_until_there_is_room_again() -> None:
-    desk = Desk(stay, stay, stay, stay, gain_nothing, gain_nothing, stay, reach_nothing)
+    desk = Desk(stay, stay, gain_nothing, reach_nothing)
     case = await desk.look_at(LONG)
     for _ in range(2):
         await desk.climb(case, "overflow")
@@ -135,7 +138,7 @@ async def test_that_a_ceiling_is_out_of_reach_is_said_once_until_there_is_room_a
     assert said == CeilingUnreachable("x1", "s1", "gpt-4o", 6_000, 7_760)
     assert case.context.protected["gpt-4o"] == case.path.head.tokens + 5_000
     await desk.climb(case, "overflow")
-    assert desk.builder.asked == ["plan", "minimal"] * 3
+    assert desk.builder.asked == ["plan"] * 3
     shown = desk.list_events(CeilingUnreachable)
     await desk.climb(case, "overflow")
     assert (len(shown), len(desk.list_events(CeilingUnreachable))) == (1, 2)
@@ -155,16 +158,11 @@ class Late:
     """A desk whose first plan hangs until it is released."""
 
     def __init__(self, *acts: Any) -> None:
-        self.released = threading.Event()
-        self.desk = Desk(self.hang, *acts, hard_wait_seconds=0.25)
-
-    def hang(self, view: Any, build: Any) -> ContextPlan:
-        assert self.released.wait(LIMIT)
-        plan: ContextPlan = build(view)
-        return plan
+        self.hang = Hanging()
+        self.desk = Desk(self.hang, *acts, hard_wait_seconds=PLANNING_SECONDS)
 
     async def release(self, case: Case) -> None:
-        self.released.set()
+        self.hang.released.set()
         assert case.context.late is not None
         async with asyncio.timeout(LIMIT):
             await asyncio.wait((case.context.late,))
@@ -195,8 +193,8 @@ async def test_above_the_ceiling_none_waits_for_a_plan_that_hangs_nor_for_one_of
     finally:
         await late.release(case)
     assert [failed.problem for failed in late.desk.list_events(RungFailed)] == [
-        "TimeoutError: planning took more than 0.25 s",
-        "TimeoutError: the plan of an earlier request takes more than 0.25 s",
+        "TimeoutError: planning took more than 10 s",
+        "TimeoutError: the plan of an earlier request takes more than 10 s",
     ]
 
 
@@ -251,15 +249,15 @@ async def test_a_late_plan_that_failed_is_told_with_the_next_request() -> None:
 
 @pytest.mark.parametrize("act", [gain_nothing, grow])
 async def test_what_was_in_vain_is_tried_again_above_the_ceiling_for_any_other_request(act: Any) -> None:
-    desk = Desk(act, act, act, act)
+    desk = Desk(act, act)
     case = await desk.look_at(LONG)
     for _ in range(3):
         assert (await desk.climb(case)).rung == "original"
-    assert desk.builder.asked == ["plan", "minimal"]
+    assert desk.builder.asked == ["plan"]
     longer = await desk.look_at([*LONG, {"role": "user", "content": "."}])
     assert (await desk.climb(longer)).rung == "original"
     assert (await desk.climb(await desk.look_at(HISTORY))).rung == "plan"
-    assert desk.builder.asked == ["plan", "minimal", "plan", "minimal", "plan"]
+    assert desk.builder.asked == ["plan", "plan", "plan"]
 
 
 async def test_below_the_ceiling_what_was_in_vain_is_tried_again_when_the_request_has_grown() -> None:

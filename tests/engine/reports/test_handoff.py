@@ -8,6 +8,7 @@ from proxy.engine.reports.handoff import load_handoff, write_handoff
 from proxy.model.errors import NotFound
 from proxy.model.marker import LEDGER_HEAD
 from tests.support.fake_log import tree_log
+from tests.support.scripted import LIMIT
 from tests.support.talking import Talk
 
 
@@ -15,13 +16,13 @@ from tests.support.talking import Talk
 async def talk() -> AsyncIterator[Talk]:
     talk = Talk()
     yield talk
-    assert await talk.engine.tasks.finish(5)
+    assert await talk.engine.tasks.finish(LIMIT)
     await talk.close()
 
 
 async def test_what_was_archived_is_told_in_short_and_the_rest_word_for_word(talk: Talk) -> None:
     history = await talk.grow_to(1)
-    assert await talk.engine.tasks.finish(5)
+    assert await talk.engine.tasks.finish(LIMIT)
     handoff = await load_handoff(talk.log, talk.session)
     text = write_handoff(handoff)
     (epoch,) = (await talk.log.load_context(talk.session)).epochs
@@ -41,7 +42,7 @@ async def test_what_was_archived_is_told_in_short_and_the_rest_word_for_word(tal
 
 async def test_without_an_epoch_all_is_word_for_word(talk: Talk) -> None:
     history = await talk.grow(2)
-    assert await talk.engine.tasks.finish(5)
+    assert await talk.engine.tasks.finish(LIMIT)
     text = write_handoff(await load_handoff(talk.log, talk.session))
     for message in history[1:]:
         assert message["content"] in text

@@ -12,6 +12,7 @@ from proxy.store.sqlite.desk import Desk
 from proxy.store.sqlite.recall import has_sessions
 from tests.store.samples import make_opening
 from tests.store.sqlite.conftest import Opener
+from tests.support.scripted import LIMIT
 
 
 class Gate:
@@ -23,7 +24,7 @@ class Gate:
 
     def connect(self, path: Path) -> sqlite3.Connection:
         self.began.set()
-        assert self.gate.wait(10)
+        assert self.gate.wait(LIMIT)
         return connect_reader(path)
 
 

@@ -25,6 +25,7 @@ from proxy.store.sqlite.recall import recall_sessions
 from tests.store.contract import is_stored
 from tests.store.samples import OTHER_TENANT, TENANT, make_chain, make_key, make_opening, make_reply, make_step
 from tests.store.sqlite.conftest import Opener
+from tests.support.scripted import LIMIT
 
 RELATIONS: tuple[Relation, ...] = ("root", "append", "retry", "branch", "compaction")
 KEYS = (make_key("s0"), make_key("s1"), make_key("s2", OTHER_TENANT))
@@ -173,15 +174,15 @@ async def test_no_listing_holds_up_a_call(open_archive: Opener, policy: StorePol
     def connect(path: Path) -> sqlite3.Connection:
         if not next(connections):
             began.set()
-            assert gate.wait(10)
+            assert gate.wait(LIMIT)
         return connect_reader(path)
 
     reader = SqliteReader(policy.path, connect)
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(LIMIT), asyncio.TaskGroup() as group:
         listings = [group.create_task(reader.list_branches(make_key().id)) for _ in range(50)]
         await asyncio.to_thread(began.wait, 10)
         try:
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(LIMIT):
                 assert [each.key for each in await reader.recall((), (), make_key())] == [make_key()]
                 assert await reader.has_sessions()
         finally:
@@ -199,11 +200,11 @@ async def test_branches_are_found_where_neither_the_event_loop_nor_a_listing_wai
 
     def find(parents: dict[bytes, bytes], stands: list[Stand]) -> list[BranchRow]:
         began.set()
-        assert gate.wait(10)
+        assert gate.wait(LIMIT)
         return find_branches(parents, stands)
 
     monkeypatch.setattr("proxy.store.sqlite.reader.find_branches", find)
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(LIMIT), asyncio.TaskGroup() as group:
         listing = group.create_task(archive.list_branches(make_key().id))
         await asyncio.to_thread(began.wait, 10)
         assert await archive.list_unread() == []

@@ -13,6 +13,7 @@ from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.journal import Journal, Leftover
 from proxy.store.sqlite.spool import Entry, Spool
 from tests.store.samples import make_chain, make_opening, make_outcome, make_plan, make_reading, make_round, make_step
+from tests.support.scripted import LIMIT
 
 WEIGHT = weigh(make_opening())
 
@@ -60,7 +61,7 @@ async def test_what_is_held_is_handed_over_after_its_time() -> None:
     handed = loop.create_future()
     desk.spool = Spool(loop, handed.set_result, desk.policy)
     desk.spool.append((make_reading(),), is_urgent=False)
-    (entry,) = await asyncio.wait_for(handed, 10)
+    (entry,) = await asyncio.wait_for(handed, LIMIT)
     assert entry.records == (make_reading(),)
 
 
@@ -183,7 +184,7 @@ async def test_what_is_in_the_journal_is_handed_over_after_its_time(journal: Jou
     desk.spool = Spool(asyncio.get_running_loop(), handed.set_result, policy, journal)
     desk.spool.append((make_opening("e1"),), is_urgent=False)
     desk.spool.append((make_opening("e2"),), is_urgent=True)
-    entries = await asyncio.wait_for(handed, 10)
+    entries = await asyncio.wait_for(handed, LIMIT)
     assert [entry.records for entry in entries] == [(make_opening("e1"),), (make_opening("e2"),)]
 
 

@@ -8,7 +8,7 @@ from itertools import groupby
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from proxy.context.builder import ContextBuilder
@@ -27,7 +27,7 @@ from tests.support.views import Message, act, call, count, render, result, said,
 BUILDER = ContextBuilder(BuilderPolicy(), count)
 INSTRUCTIONS = "\n".join(f"Instruction {i}: do the thing with the number {i} as it was always done." for i in range(14))
 MARGIN = 0.97
-LEAST_LEDGER, LEAST_BLOCK, LEAST_TURN = 300, 600, 140
+LEAST_LEDGER, LEAST_BLOCK, LEAST_TURN = 450, 600, 140
 """Tokens of a ledger that says the least, with the calls of what was not answered; of the block of an output; of the
 first 400 characters of the second newest turn and a reference."""
 
@@ -277,6 +277,21 @@ _flags = (st.booleans(), st.booleans())
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(_hard, max_size=14), st.integers(4000, 8000), st.integers(0, 1500), *_flags, st.integers(0, 2))
+@example(
+    [
+        ("said", 60_000),
+        ("user", 0.4),
+        ("calls", [(("edits", "words"), 900), (("bare", "lines"), 20_000)]),
+        ("user", 0.4),
+        ("said", 700),
+        ("calls", [(("file", "escapes"), 5), (("list", "braces"), 900)]),
+    ],
+    5000,
+    900,
+    False,
+    True,
+    0,
+)
 def test_no_state_is_a_dead_end(
     steps: list[tuple[str, object]], usable: int, head: int, is_minimal: bool, must_fit: bool, depth: int
 ) -> None:

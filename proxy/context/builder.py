@@ -64,7 +64,7 @@ _LEVELS = (
     _Level(1, 0.5, second=2),
     _Level(1, 0.25, second=2, has_more=False),
 )
-_NO_GROUPS = _Level(0, 0.25, second=2, has_more=False)
+_NO_GROUPS = _Level(0, 0.0, second=2, has_more=False)
 
 
 class _Words(msgspec.Struct, frozen=True, gc=False):

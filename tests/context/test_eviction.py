@@ -1,13 +1,14 @@
 """Outputs that give way."""
 
+import json
 import re
 
-from proxy.context.eviction import bury, cut_words, order_outputs, outline_output
+from proxy.context.eviction import Marked, bury, cut_words, order_outputs, outline_output, trim
 from proxy.context.findings import study
 from proxy.context.original import PAGE
 from proxy.context.policy import BuilderPolicy
 from proxy.context.survey import Survey, survey
-from tests.support.views import Message, act, result, said, user, view
+from tests.support.views import Message, act, call, result, said, user, view
 
 BIG = "some words that fill an output; " * 40
 
@@ -82,3 +83,50 @@ def test_an_output_whose_call_is_nowhere_is_of_an_unknown_tool() -> None:
     for messages in ([user("go"), result("9", BIG), user("b")], [result("9", BIG), user("b")]):
         place = len(messages) - 2
         assert bury(view(messages, 10_000), look(messages), place).edit.text.startswith("[tool: unknown")
+
+
+def trim_call(arguments: str, text: str = "", most: int = 120) -> tuple[Marked, str]:
+    """A trimmed call with these arguments, and what they are then."""
+    messages = [user("go"), {**call("1", ""), "content": text}, result("1", "ok"), user("b")]
+    messages[1]["tool_calls"][0]["function"]["arguments"] = arguments
+    made = trim(view(messages, 10_000), look(messages), 1, most)
+    return made, dict(made.edit.arguments).get("1", arguments)
+
+
+NOTE = "cut by the proxy palimpsest; the original is intact: ref:"
+
+
+def test_long_values_of_a_call_are_cut_and_it_stays_json() -> None:
+    value = {"path": "a.py", "edits": [{"new": BIG, "old": "short", "n": 3}], "text": BIG}
+    made, arguments = trim_call(json.dumps(value))
+    cut = json.loads(arguments)
+    short = cut["text"]
+    assert cut == {"path": "a.py", "edits": [{"new": short, "old": "short", "n": 3}], "text": short}
+    head, note, tail = short.split("\n")
+    assert BIG.startswith(head) and BIG.endswith(tail) and note == f"[… {NOTE}{made.references[0].id} …]"
+    assert (len(head), len(tail), made.edit.text, made.edit.kind) == (120, 60, "", "shortened")
+
+
+def test_what_a_tool_takes_as_it_is_and_what_is_no_json_is_cut_as_a_text() -> None:
+    for arguments in (f"*** Begin Patch\n{BIG}", '{"content": "' + BIG):
+        assert NOTE in trim_call(arguments)[1]
+
+
+def test_short_values_and_those_too_deep_to_be_looked_at_stay() -> None:
+    many = json.dumps({"rows": ["short"] * 300})
+    deep = "[" * 33 + json.dumps(BIG) + "]" * 33
+    deeper = json.dumps({"a": "b"} | {"c": json.loads('{"a":' * 33 + json.dumps([BIG]) + "}" * 33)})
+    for arguments in ("{}", many, deep, deeper):
+        made, after = trim_call(arguments)
+        assert (after, made.edit.arguments) == (arguments, ())
+
+
+def test_long_words_beside_a_call_are_cut_by_themselves() -> None:
+    made, arguments = trim_call('{"a": 1}', BIG)
+    assert (arguments, NOTE in made.edit.text) == ('{"a": 1}', True)
+
+
+def test_what_is_trimmed_names_all_parts_of_its_original() -> None:
+    made, arguments = trim_call(json.dumps({"content": BIG * 20}))
+    assert [each.offset for each in made.references] == [0, PAGE - 200, 2 * (PAGE - 200)]
+    assert set(re.findall(r"ref:(\w{10})", arguments)) == {each.id for each in made.references}

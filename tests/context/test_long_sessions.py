@@ -8,7 +8,7 @@ from itertools import groupby
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from proxy.context.builder import ContextBuilder
@@ -27,8 +27,9 @@ from tests.support.views import Message, act, call, count, render, result, said,
 BUILDER = ContextBuilder(BuilderPolicy(), count)
 INSTRUCTIONS = "\n".join(f"Instruction {i}: do the thing with the number {i} as it was always done." for i in range(14))
 MARGIN = 0.97
-LEAST_LEDGER = 300
-"""Tokens of a ledger that says the least, and of the calls of what was not answered."""
+LEAST_LEDGER, LEAST_BLOCK, LEAST_TURN = 450, 600, 140
+"""Tokens of a ledger that says the least, with the calls of what was not answered; of the block of an output; of the
+first 400 characters of the second newest turn and a reference."""
 
 
 def paste(tokens: int, number: int) -> str:
@@ -231,12 +232,18 @@ def write_hard(number: int, kind: str, what: object, usable: int) -> list[Messag
     return [calls, *outputs] if made else []
 
 
-def is_out_of_reach(messages: list[Message], head: int, usable: int) -> bool:
-    """Whether what may not be cut is more than there is room for beside a ledger that says the least."""
-    newest = list_turns(messages)[-1]
+def is_out_of_reach(messages: list[Message], head: int, usable: int, *, must_fit: bool) -> bool:
+    """Whether what may not be cut is more than there is room for beside a ledger that says the least.
+
+    An output that no model has seen gives way to a block only where the request would be refused with it (B9).
+    """
+    *_, second, last = [[], *list_turns(messages)]
+    newest = [see(messages[place]).tokens for place in last]
+    newest += [min(LEAST_TURN, see(messages[place]).tokens) for place in second]
     answered = max((place for place, each in enumerate(messages) if each["role"] == "assistant"), default=-1)
-    must = {*newest, *range(answered + 1, len(messages))}
-    return head + sum(see(messages[place]).tokens for place in must) + LEAST_LEDGER > usable
+    outputs = [see(each).tokens for each in messages[answered + 1 :] if each["role"] == "tool"]
+    fresh = sum(min(LEAST_BLOCK, tokens) for tokens in outputs) if must_fit else sum(outputs)
+    return head + sum(newest) + fresh + LEAST_LEDGER > usable
 
 
 def check_rendered(messages: list[Message], plan: ContextPlan) -> None:
@@ -265,10 +272,28 @@ def read(arguments: str) -> object:
         return None
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(_hard, max_size=14), st.integers(4000, 8000), st.integers(0, 1500), st.booleans(), st.integers(0, 2))
+_flags = (st.booleans(), st.booleans())
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(_hard, max_size=14), st.integers(4000, 8000), st.integers(0, 1500), *_flags, st.integers(0, 2))
+@example(
+    [
+        ("said", 60_000),
+        ("user", 0.4),
+        ("calls", [(("edits", "words"), 900), (("bare", "lines"), 20_000)]),
+        ("user", 0.4),
+        ("said", 700),
+        ("calls", [(("file", "escapes"), 5), (("list", "braces"), 900)]),
+    ],
+    5000,
+    900,
+    False,
+    True,
+    0,
+)
 def test_no_state_is_a_dead_end(
-    steps: list[tuple[str, object]], usable: int, head: int, is_minimal: bool, depth: int
+    steps: list[tuple[str, object]], usable: int, head: int, is_minimal: bool, must_fit: bool, depth: int
 ) -> None:
     messages: list[Message] = [user("begin")]
     plan: ContextPlan | None = None
@@ -276,14 +301,15 @@ def test_no_state_is_a_dead_end(
         messages += write_hard(number, kind, what, usable)
         if messages[-1]["role"] == "assistant":
             continue
-        seen = msgspec.structs.replace(view(messages, int(usable / MARGIN) + 1, head), frozen=plan, depth=depth)
+        seen = view(messages, int(usable / MARGIN) + 1, head)
+        seen = msgspec.structs.replace(seen, frozen=plan, depth=depth, must_fit=must_fit)
         if head + weigh(render(messages, plan) if plan is not None else messages) < seen.budget.usable:
             continue
         made = BUILDER.minimal(seen) if is_minimal else BUILDER.build(seen)
         check_rendered(messages, made)
         check_turns(messages, made, depth)
         is_short = head + weigh(render(messages, made)) <= seen.budget.usable
-        assert is_short or is_out_of_reach(messages, head, seen.budget.usable)
+        assert is_short or is_out_of_reach(messages, head, seen.budget.usable, must_fit=must_fit)
         plan = made if made.through else plan
 
 

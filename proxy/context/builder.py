@@ -35,7 +35,7 @@ _FREED = (0.7, 0.5, 0.3)
 # What the ledger has at least, and what it should have where protection gives way for it.
 _ARCHIVE_LEAST, _ARCHIVE_NEXT = 0.04, 0.1
 # From so many tokens on words and values are long: they are trimmed when protection gives way.
-_LONG_SHARE, _LONG_LEAST = 0.03, 120
+_LONG_SHARE, _LONG_LEAST, _LONG_LAST = 0.03, 120, 30
 _FRAME = 4
 
 
@@ -154,21 +154,17 @@ class ContextBuilder:
 
     def _give_up(self, view: View, seen: Survey, words: _Words, most: float, rung: Rung) -> _Draft:
         """The draft in which, beside all that levels give up, messages give way until so many tokens are left."""
-        for level in (_LEVELS[-1], _NO_GROUPS):
+        long = max(_LONG_LEAST, int(_LONG_SHARE * view.budget.usable))
+        for level, kept_whole in ((_LEVELS[-1], long), (_NO_GROUPS, _LONG_LAST)):
             draft = self._draft(view, seen, level, self._keep(view, seen, words, level), rung, most)
-            draft = shrink(view, seen, draft, self._list_ways(seen, draft, self._find_long(view)), most, self._count)
+            draft = shrink(view, seen, draft, self._list_ways(seen, draft, kept_whole), most, self._count)
             if view.head + draft.tokens <= view.budget.high:
                 return draft
         # What no model has seen yet goes only where it would be refused: who asked again would get it no sooner.
         fitting = view.budget.high if view.must_fit else view.budget.find_room()
-        return (
-            draft
-            if fitting is None
-            else shrink(view, seen, draft, self._list_last_ways(seen, draft), fitting, self._count)
-        )
-
-    def _find_long(self, view: View) -> int:
-        return max(_LONG_LEAST, int(_LONG_SHARE * view.budget.usable))
+        if fitting is None:
+            return draft
+        return shrink(view, seen, draft, self._list_last_ways(seen, draft), fitting, self._count)
 
     def _keep(self, view: View, seen: Survey, words: _Words, level: _Level) -> _Kept:
         """What stays at a level, whatever else there is room for."""

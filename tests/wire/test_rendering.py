@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.model.plan import Edit, Kept, Replaced, Written
 from proxy.wire.body import Span, SplitBody, split_body
-from proxy.wire.rendering import apply, lower_output, place_marker, reach_user, render
+from proxy.wire.rendering import apply, lower_output, place_marker, reach_user, render, strip_reasoning
 from proxy.wire.shaping import read_shape
 from proxy.wire.telling import read_told
 from proxy.wire.validity import Rules, Splice, find_faults, judge_history
@@ -373,3 +373,39 @@ def test_what_cannot_be_taken_apart_is_sent_as_it_is(wire: str, raw: bytes) -> N
 
 def without_words(shape: Any) -> Sequence[Any]:
     return (shape.role, shape.calls, shape.results, shape.reasoning, shape.markers, shape.flaws)
+
+
+# --- reasoning that is signed ----------------------------------------------------------------------------------------
+
+CALLING = {"tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]}
+DETAILS = [{"type": "reasoning.text", "text": "hm", "signature": "s"}]
+
+
+@pytest.mark.parametrize(
+    ("message", "left"),
+    [
+        ({"content": "x", "reasoning_details": DETAILS, **CALLING}, {"content": "x", **CALLING}),
+        ({"content": None, "thinking_blocks": [THOUGHT], **CALLING}, {"content": None, **CALLING}),
+        ({"content": [THOUGHT, text("x")]}, {"content": [text("x")]}),
+        ({"content": [THOUGHT], **CALLING}, {"content": [THOUGHT], **CALLING}),
+        ({"content": "x", "reasoning_content": "thinking"}, {"content": "x", "reasoning_content": "thinking"}),
+        ({"content": "about thinking_blocks"}, {"content": "about thinking_blocks"}),
+    ],
+)
+def test_signed_reasoning_is_taken_out_whole_and_all_else_stays(message: dict[str, Any], left: dict[str, Any]) -> None:
+    said = {"role": "assistant", **message}
+    ask = {"role": "user", "content": "thinking", "reasoning_details": 1}
+    body = json.dumps({"model": "m", "messages": [ask, said, ask], "n": 1}).encode()
+    split = split_body(body, "messages")
+    assert split is not None
+    stripped = strip_reasoning(split)
+    assert json.loads(stripped) == {"model": "m", "messages": [ask, {"role": "assistant", **left}, ask], "n": 1}
+    if message == left:
+        assert stripped == body
+
+
+def test_what_is_no_message_stays_as_it_is() -> None:
+    body = b'{"messages":["thinking",[1]]}'
+    split = split_body(body, "messages")
+    assert split is not None
+    assert strip_reasoning(split) == body

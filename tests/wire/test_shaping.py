@@ -126,3 +126,19 @@ def test_markers_are_found_to_the_depth_that_a_wire_has() -> None:
 def test_a_part_whose_type_is_no_word_is_of_no_kind(wire: str) -> None:
     assert read(wire, {"role": "system", "content": [{"type": []}, {"type": {}}]}).role == "system"
     assert read(wire, {"role": "user", "content": [USE, {"type": []}]}).role == "user"
+
+
+@pytest.mark.parametrize(
+    ("message", "is_signed"),
+    [
+        ({"content": "x", "thinking_blocks": [THOUGHT]}, True),
+        ({"content": "x", "reasoning_details": [{"type": "reasoning.text", "text": "hm", "signature": "s"}]}, True),
+        ({"content": "x", "reasoning_details": [{"type": "reasoning.encrypted", "data": "s"}]}, True),
+        ({"content": [THOUGHT, TEXT]}, True),
+        ({"content": "x", "reasoning_details": [{"type": "reasoning.text", "text": "hm"}]}, False),
+        ({"content": "x", "reasoning_content": "hm"}, False),
+        ({"content": "x"}, False),
+    ],
+)
+def test_reasoning_is_signed_where_a_provider_could_check_it(message: dict[str, Any], *, is_signed: bool) -> None:
+    assert read(CHAT, {"role": "assistant", **message}).is_signed == is_signed

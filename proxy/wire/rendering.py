@@ -12,7 +12,7 @@ from typing import Literal
 
 from proxy.model.plan import Edit, Kept, Replaced, Written
 from proxy.wire.body import SplitBody
-from proxy.wire.evidence import read_object, read_text
+from proxy.wire.evidence import read_object, read_objects, read_text
 from proxy.wire.shaping import TEXTS, THINKING, is_answer, read_item_kind, read_shape
 from proxy.wire.splicing import change_members, join_array, list_elements, read_member, set_member, spell_text
 
@@ -112,13 +112,17 @@ def _strip(raw: bytes) -> bytes:
     value = read_object(raw.decode(errors="replace"))
     if value is None or value.get("role") != "assistant":
         return raw
+    kinds = [read_text(part.get("type")) in THINKING for part in read_objects(value.get("content"))]
+    is_thought_over = any(kinds) and not all(kinds)
+    if not is_thought_over and not any(name in value for name in _SIGNED_MEMBERS):
+        return raw
 
     def change(name: str, member: bytes) -> bytes | None:
         if name in _SIGNED_MEMBERS:
             return None
-        parts = list_elements(member) if name == "content" and member[:1] == b"[" else []
-        kept = [part for part in parts if _read_kind(part) not in THINKING]
-        return join_array(kept) if kept and len(kept) < len(parts) else member
+        if name != "content" or not is_thought_over:
+            return member
+        return join_array(part for part in list_elements(member) if _read_kind(part) not in THINKING)
 
     return change_members(raw, change)
 

@@ -260,6 +260,8 @@ def test_a_fresh_output_becomes_a_block_only_where_it_would_be_refused() -> None
     whole = BUILDER.build(seen)
     assert whole.tokens > seen.budget.usable
     assert render(messages, whole)[-1:] == messages[-1:]
+    unknown = msgspec.structs.replace(seen.budget, window=None)
+    assert BUILDER.build(msgspec.structs.replace(seen, budget=unknown)) == whole
     window = msgspec.structs.replace(seen.budget, window=20_000)
     for refused in (msgspec.structs.replace(seen, must_fit=True), msgspec.structs.replace(seen, budget=window)):
         plan = BUILDER.build(refused)

@@ -27,6 +27,8 @@ _ASKED = 60
 # Characters of a user's turn on a line of the ledger, where there is room for so many.
 _HEAD, _LONG_HEAD = 120, 400
 _MOST_TRIED = 6000
+# Characters that a plan in short searches for rules of the user.
+MOST_SEARCHED = 40_000
 _FULL = 0.97
 _MOST_STRETCHED = 1.3
 
@@ -57,7 +59,8 @@ def make_archive(view: View, survey: Survey, bounds: Bounds, count: Callable[[st
     """The archive of all steps before the tail that do not stay otherwise, and of rules that would not be sent."""
     gone = frozenset(range(bounds.tail)) - bounds.staying - bounds.heritage.told
     # Rules have room of their own: they are of those words that are not given up for others.
-    unshown = find_unshown(survey, gone, bounds.shortened, [each.text for each in bounds.heritage.ledgers])
+    inherited = [each.text for each in bounds.heritage.ledgers]
+    unshown = find_unshown(survey, gone, bounds.shortened, inherited, None if bounds.has_words else MOST_SEARCHED)
     rules = write_rules(unshown, find_room(view.budget.usable), count) if unshown else ""
     if not gone and not rules:
         return Archive((), "", 0)

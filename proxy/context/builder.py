@@ -119,7 +119,10 @@ class ContextBuilder:
     def minimal(self, view: View) -> ContextPlan:
         """Plan the same in time linear in the messages' text: the ledger says what was done, but no words of it."""
         seen = survey(view, self._policy, glance)
-        words = _Words(spell_older(view, seen, self._count), shorten_newest(view, seen, self._count))
+        words = _Words(
+            spell_older(view, seen, self._count, has_blocks=False),
+            shorten_newest(view, seen, self._count, has_blocks=False),
+        )
         return self._fit(view, seen, words, "minimal")
 
     def _show_all_new(self, view: View, seen: Survey, words: _Words) -> ContextPlan | None:

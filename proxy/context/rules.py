@@ -6,6 +6,7 @@ room the newest stay.
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
 
 import msgspec
 
@@ -89,19 +90,32 @@ def find_room(usable: float) -> float:
     return min(MOST, SHARE * usable)
 
 
+def _take_newest(survey: Survey, places: Collection[int], most: int | None) -> Collection[int]:
+    """The newest of the places whose messages have so many characters together."""
+    if most is None:
+        return places
+    sizes = accumulate(len(survey.messages[place].told.text) for place in sorted(places, reverse=True))
+    return {place for place, size in zip(sorted(places, reverse=True), sizes, strict=True) if size <= most}
+
+
 def find_unshown(
-    survey: Survey, steps: Iterable[int], shortened: Mapping[int, str], known: Sequence[str]
+    survey: Survey,
+    steps: Iterable[int],
+    shortened: Mapping[int, str],
+    known: Sequence[str],
+    most: int | None = None,
 ) -> tuple[Rule, ...]:
     """The rules of these steps, and of messages that are sent in other words, that nothing sent has in its words.
 
-    `shortened` are those other words by their places, `known` are words of ours that are sent.
+    `shortened` are those other words by their places, `known` are words of ours that are sent. Of the newest messages
+    `most` characters are searched, None: all of them.
     """
     gone = {place for i in steps for place in range(survey.steps[i].start, survey.steps[i].stop)}
     newest = {survey.steps[i].start for i in survey.newest} - gone - shortened.keys()
     said = [survey.messages[place].told.text for place in newest]
     return tuple(
         rule
-        for rule in find_rules(survey, gone | shortened.keys())
+        for rule in find_rules(survey, _take_newest(survey, gone | shortened.keys(), most))
         if not any(rule.text in text for text in (shortened.get(rule.place, ""), *said))
         and not any(clean(rule.text, _LONGEST) in text for text in known)
     )

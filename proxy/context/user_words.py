@@ -63,10 +63,14 @@ class Older(msgspec.Struct, frozen=True, gc=False):
     spare: float = 0.0
 
 
-def spell_older(view: View, survey: Survey, count: Count) -> Forms:
-    """Spell the forms of each user turn, but for the newest turns and those that must stay."""
+def spell_older(view: View, survey: Survey, count: Count, *, has_blocks: bool = True) -> Forms:
+    """Spell the forms of each user turn, but for the newest turns and those that must stay.
+
+    Not `has_blocks`: no blocks are looked for, which takes nearly all of the time.
+    """
     older = [i for i in survey.users if i not in survey.newest and i not in survey.fixed]
-    return _spell_forms(view, survey, older, [_read(survey, i) for i in sorted(survey.newest)], count)
+    newest = [_read(survey, i) for i in sorted(survey.newest)]
+    return _spell_forms(view, survey, older, newest if has_blocks else None, count)
 
 
 def show_older(view: View, survey: Survey, forms: Forms, least: int, share: float) -> Older:
@@ -83,17 +87,20 @@ def show_older(view: View, survey: Survey, forms: Forms, least: int, share: floa
     return Older(shown, max(0.0, sum(rooms) - sum(each.tokens for each in shown)))
 
 
-def shorten_newest(view: View, survey: Survey, count: Count) -> Forms:
-    """Spell the forms of the newest turns but for the very newest."""
+def shorten_newest(view: View, survey: Survey, count: Count, *, has_blocks: bool = True) -> Forms:
+    """Spell the forms of the newest turns but for the very newest; `has_blocks` as above."""
     last = survey.steps[survey.users[-1]].turn if survey.users else 0
     newer = [_read(survey, i) for i in survey.users if survey.steps[i].turn == last]
     second = [i for i in survey.newest if survey.steps[i].turn != last and i not in survey.fixed]
-    return _spell_forms(view, survey, second, newer, count)
+    return _spell_forms(view, survey, second, newer if has_blocks else None, count)
 
 
-def _spell_forms(view: View, survey: Survey, steps: Iterable[int], newer: Iterable[str], count: Count) -> Forms:
-    """The forms of each turn from the longest on, by its step in order; one only of what is not plain words."""
-    newest = [find_lines(text) for text in newer if len(text) >= _LEAST_REPEATED]
+def _spell_forms(view: View, survey: Survey, steps: Iterable[int], newer: Iterable[str] | None, count: Count) -> Forms:
+    """The forms of each turn from the longest on, by its step in order; one only of what is not plain words.
+
+    `newer` are turns in which its blocks may stand, too; None: no blocks are left out.
+    """
+    newest = [find_lines(text) for text in newer or () if len(text) >= _LEAST_REPEATED]
     near: list[Lines] = []
     forms: dict[int, tuple[Shown, ...]] = {}
     for i in sorted(steps, reverse=True):
@@ -101,11 +108,13 @@ def _spell_forms(view: View, survey: Survey, steps: Iterable[int], newer: Iterab
         if step.stop - step.start > 1 or told.media:
             forms[i] = (Shown(i, step.tokens),)
             continue
-        text, parts = _leave_out_pasted(view, step.start, told, count)
-        text = leave_out_repeated(text, (*newest, *near), count)
+        text, parts = told.text, list[Reference]()
+        if newer is not None:
+            text, parts = _leave_out_pasted(view, step.start, told, count)
+            text = leave_out_repeated(text, (*newest, *near), count)
         heads = [_cut(text, most) for most in _HEADS]
         forms[i] = tuple([_spell(view, survey, i, each, parts, count) for each in (text, *heads)])
-        if len(told.text) >= _LEAST_REPEATED:
+        if newer is not None and len(told.text) >= _LEAST_REPEATED:
             near = [find_lines(told.text), *near][:_MOST_COMPARED]
     return dict(sorted(forms.items()))
 

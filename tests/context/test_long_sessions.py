@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from proxy.context.archive import MOST_SEARCHED
 from proxy.context.builder import ContextBuilder
 from proxy.context.findings import Findings, glance
 from proxy.context.policy import BuilderPolicy
@@ -343,4 +344,5 @@ def weigh_work(turns: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, i
 
 def test_the_work_of_a_minimal_plan_grows_with_the_text_and_no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     fewest, few, many = (weigh_work(turns, monkeypatch) for turns in (40, 80, 160))
-    assert all(0 < c - b <= 2.2 * (b - a) for a, b, c in zip(fewest, few, many, strict=True))
+    assert all(0 < c - b <= 2.2 * (b - a) for a, b, c in zip(fewest[:2], few[:2], many[:2], strict=True))
+    assert 0 < many[2] <= 2 * MOST_SEARCHED  # of many turns the newest are searched for rules, and at most twice

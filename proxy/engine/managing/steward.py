@@ -257,7 +257,9 @@ class Steward:
         is_asked = decision.why == "hard" and not self._lookout.holdout.has(case.subject.session.id)
         if decision.why is not None and not is_asked and not (is_known and case.subject.is_certain):
             return Decision(None, decision.pressure, _LATE if is_known else _UNREAD)
-        if decision.why is not None and case.context.was_sent(case.view, case.subject):
+        if decision.why is not None and (
+            case.context.was_sent(case.view, case.subject) or _is_cheap_retry(case, decision)
+        ):
             return Decision(None, decision.pressure, _SENT_BEFORE)
         if decision.why is not None and self._is_refused(case.epoch):
             return Decision(None, decision.pressure, REFUSED)
@@ -313,6 +315,12 @@ def _is_kept(case: Case) -> bool:
     if case.account.futile or case.budget.is_out_of_reach(case.protected):
         return False
     return decide(case.account, case.facts).why is None
+
+
+def _is_cheap_retry(case: Case, decision: Decision) -> bool:
+    """Whether the log has this very history, and nothing but its price asks for an epoch; memory may have lost it."""
+    step = case.subject.step
+    return step is not None and step.relation == "retry" and decision.why != "hard"
 
 
 def _is_tried(case: Case) -> bool:

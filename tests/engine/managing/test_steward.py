@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from proxy.engine.managing.lookout import Lookout
 from proxy.engine.managing.rescuing import Reach, Rescue
@@ -232,3 +233,20 @@ async def test_of_an_epochs_first_request_the_head_alone_was_sent_before() -> No
     path, _ = desk.steward._memory.paths.find(subject)
     assert path is not None
     assert desk.steward._books._lessons._waiting["x2", 0].stable == path.head.tokens
+
+
+@pytest.mark.parametrize(
+    ("steps", "relation", "rung"), [(15, "append", "plan"), (15, "retry", "original"), (22, "retry", "plan")]
+)
+async def test_a_history_that_the_log_has_opens_an_epoch_only_above_the_ceiling(
+    steps: int, relation: Any, rung: str
+) -> None:
+    """After a restart memory does not know what it was sent as (B5)."""
+    desk = Desk()
+    context = await desk.steward._memory.contexts.open(make_subject(until(steps)))
+    subject = make_subject(until(steps), base=1, relation=relation)
+    standing = context.get_standing(subject.model, "", desk.steward.lookout.find_budget(subject))
+    standing.account = replace(standing.account, owed=100_000.0)
+    sending = await desk.steward.prepare(subject, "manage", None, desk.commit)
+    assert sending.plan is not None
+    assert sending.plan.rung == rung

@@ -31,6 +31,9 @@ from proxy.wire.format import Format
 from proxy.wire.headers import ask_plainly, find, list_credentials
 
 _MODES = ("manage", "observe", "bypass")
+# A body of fewer bytes is below any soft mark that is worth managing.
+_LARGE_BYTES = 64 * 1024
+_UNREADABLE = ((b"x-palimpsest-mode", b"observe; stood-down:its body could not be read message by message"),)
 _LONGEST_NUMBER = 9
 # What a request may ask for by names that are reserved: what is done anyway (BEHAVIOUR B38).
 _SERVED = {b"x-palimpsest-strategy": ("epochs",), b"x-palimpsest-history": (), b"x-palimpsest-source": ("direct",)}
@@ -113,6 +116,8 @@ class Exchanges:
         subject = received.subject
         if subject is None:
             assert glanced is not None, "what is not understood goes on as it came"
+            if received.mode == "manage" and len(glanced.body) >= _LARGE_BYTES:
+                _tell(flight.client, received, _UNREADABLE)
             return glanced.body
         sending = glanced or await self._manage(flight, received, subject, ceiling)
         tell = partial(_tell, flight.client, received)

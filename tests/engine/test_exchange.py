@@ -80,6 +80,24 @@ async def test_the_upstream_gets_the_clients_own_bytes_and_the_log_knows_it() ->
     assert (client.status, client.body) == (200, b'{"a":1}')
 
 
+@pytest.mark.parametrize(
+    ("body", "mode", "is_told"),
+    [
+        (b'{"messages":[' + b"x" * 70_000, b"manage", True),
+        (b'{"messages":[%s]}' % b",".join([b"{}"] * 20_001), b"manage", True),
+        (b'{"messages":[' + b"x" * 70_000, b"observe", False),
+        (b'{"messages":[x', b"manage", False),
+    ],
+)
+async def test_a_large_body_that_cannot_be_read_goes_on_and_says_so(body: bytes, mode: bytes, *, is_told: bool) -> None:
+    engine, client = make_engine(answer()), RecordingClient()
+    headers: Headers = (*HEADERS, (b"x-palimpsest-mode", mode))
+    await finish(engine, engine.begin(replace(MANAGED, body=body, headers=headers), "chat_completions", client))
+    assert engine.upstream.calls[0].body == body
+    told = [value for name, value in client.labels if name == b"x-palimpsest-mode"]
+    assert told == ([b"observe; stood-down:its body could not be read message by message"] if is_told else [])
+
+
 async def test_with_refuse_no_call_goes_out_while_the_log_has_a_problem() -> None:
     engine = Engine(ScriptedUpstream(answer=answer()), EnginePolicy(on_failure="refuse"), is_instant=True)
     engine.archive.health = replace(HEALTHY, problem="disk full")

@@ -84,7 +84,7 @@ async def test_the_upstream_gets_the_clients_own_bytes_and_the_log_knows_it() ->
     ("body", "mode", "is_told"),
     [
         (b'{"messages":[' + b"x" * 70_000, b"manage", True),
-        (b'{"messages":[%s]}' % b",".join([b"{}"] * 20_001), b"manage", True),
+        (b'{"messages":[%s]}' % b",".join([b"{   }"] * 20_001), b"manage", True),
         (b'{"messages":[' + b"x" * 70_000, b"observe", False),
         (b'{"messages":[x', b"manage", False),
     ],

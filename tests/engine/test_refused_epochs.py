@@ -68,6 +68,13 @@ async def test_what_is_refused_goes_as_the_client_sent_it_and_the_view_is_left_a
     assert all(event.tokens > event.usable for event in excess)
 
 
+async def test_what_an_upstream_says_is_not_in_the_servers_log(caplog: pytest.LogCaptureFixture) -> None:
+    engine = ManagedEngine()
+    await open_epoch(engine, answer(b'{"error":{"message":"not for sk-0123456789"}}', 400), answer())
+    assert "refused the rewritten request with 400" in caplog.text
+    assert "sk-0123456789" not in caplog.text
+
+
 async def test_a_refusal_holds_for_a_day_and_over_a_restart() -> None:
     engine = ManagedEngine()
     await open_epoch(engine, answer(REFUSAL, 400), answer())
@@ -135,6 +142,7 @@ async def test_where_the_clients_own_does_not_fit_a_minimal_plan_goes_out() -> N
     rewritten, minimal = turn.all_sent
     assert len(minimal) < len(rewritten)
     assert (turn.client.status, [epoch.why for epoch in engine.epochs]) == (200, ["hard", "overflow"])
+    assert [plan.epoch for plan in turn.plans] == [epoch.id for epoch in engine.epochs]
 
 
 async def test_an_overflow_of_the_clients_own_is_cut_and_no_form_is_tried_twice() -> None:

@@ -38,8 +38,6 @@ _BLIND_SHARE = 0.7
 _CAUTION = 0.9
 # What is left free for the answer at most: more would leave the context too little to go on with.
 _MOST_RESERVED = 0.75
-# Bytes of a refusal that the server's log shows.
-_TOLD = 400
 
 # Who asks, and how often: not the request's form.
 _NOT_ITS_FORM = frozenset({401, 402, 403, 407, 408, 425, 429})
@@ -139,8 +137,8 @@ class Rescue:
         case = await self._look_at_sent()
         self._refused = case.epoch.id if case.epoch is not None else ""
         said = f"the upstream refused the rewritten request with {refusal.status}"
-        shown = refusal.content[:_TOLD].decode(errors="replace")
-        _log.warning("exchange %s: %s; sending it in another form: %s", self._subject.exchange, said, shown)
+        # Not what it said: that may quote a credential, or the conversation. The record has it.
+        _log.warning("exchange %s: %s; sending it in another form", self._subject.exchange, said)
         if self._level is None and (content := self._strip(self._body)) != self._body:
             return self._send("unsigned", content, self._make_plan(case, "epoch", case.tokens, said))
         room = case.budget.find_room()
@@ -160,6 +158,7 @@ class Rescue:
             return None
         case.context.choose(case.view, self._subject, footing.epoch.id)
         plan = self._make_plan(case, footing.rung, footing.tokens, said)
+        plan = msgspec.structs.replace(plan, epoch=footing.epoch.id)
         self._reach.tell(list_labels(plan, footing.epoch, is_opened=True))
         return self._send("minimal", self._strip(footing.body), plan)
 

@@ -26,7 +26,6 @@ from proxy.model.epoch import Epoch
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import CeilingExceeded, EpochRefused
 from proxy.model.exchange import Headers, Round
-from proxy.model.manifest import digest_of
 from proxy.model.plan import Plan, Rung
 from proxy.wire import rendering
 from proxy.wire.body import split_body
@@ -87,7 +86,7 @@ class Rescue:
         self._is_cut = False
         self._level: _Level | None = None
         self._refused = ""
-        self._sent = {digest_of(sending.body)}
+        self._sent = [sending.body]
 
     @property
     def is_guarded(self) -> bool:
@@ -110,9 +109,9 @@ class Rescue:
             return None
         self._reach.settle()
         retry = await attempt(work, self._note)
-        if retry is None or digest_of(retry.body) in self._sent:
+        if retry is None or retry.body in self._sent:
             return None
-        self._sent.add(digest_of(retry.body))
+        self._sent.append(retry.body)
         self._body, self._plan = retry.body, retry.plan
         return retry
 

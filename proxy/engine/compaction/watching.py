@@ -53,6 +53,7 @@ class Watch:
         self._worker = worker
         self._keys = keys
         self._providers = providers
+        self._near = {name for name, provider in providers.items() if is_near(provider.host)}
         self._later = later
         self._models = models
         self._asked: OrderedDict[str, tuple[bytes, Key]] = OrderedDict()
@@ -115,7 +116,7 @@ class Watch:
     def _is_local(self, upstream: str, model: str) -> bool:
         """Whether one engine serves one request at a time there: declared, or to be expected (BEHAVIOUR B30)."""
         provider = self._providers.get(upstream, _ANY)
-        if provider.cache is not None or not is_near(provider.host):
+        if provider.cache is not None or upstream not in self._near:
             return provider.cache == "local"
         return not self._models.card(upstream, model).prices_source
 

@@ -7,7 +7,8 @@ PIP := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check --qui
 LOCK := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --build-deps-for editable \
 	--no-header --no-emit-index-url --no-emit-trusted-host --no-emit-find-links
 CODE := proxy tests benchmarks
-PYTEST := $(BIN)/python -m pytest --numprocesses=auto --dist=worksteal
+# One worker more than there are cores: some tests wait for processes that they started.
+PYTEST := $(BIN)/python -m pytest --numprocesses=$(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist=worksteal
 ARGS ?=
 
 .DEFAULT_GOAL := help

@@ -30,6 +30,7 @@ from tests.support.managed import (
     Turn,
     answer,
     cut_end,
+    let_wait,
 )
 from tests.support.managing import make_history
 
@@ -305,7 +306,9 @@ async def test_a_builder_that_hangs_is_not_waited_for_and_what_is_sent_is_below_
         assert rung == "plan" and problem.startswith("TimeoutError: planning took more than ")
         during = await engine.send(until(23))
         assert (during.plan.rung, during.plan.epoch) == ("epoch", turn.exchange)
-        above = await engine.send(until(44))  # above the ceiling again while the first plan is still being made
+        above = await let_wait(
+            engine.send(until(44))
+        )  # above the ceiling again while the first plan is still being made
         assert (above.plan.rung, builder.asked) == ("minimal", ["plan", "minimal", "minimal"])
     finally:
         hang.released.set()

@@ -6,8 +6,8 @@ Rule: the log is the fake one, and knows of epochs and plans what was appended a
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from proxy.context.builder import ContextBuilder
 from proxy.context.view import View
@@ -38,13 +38,15 @@ from tests.support.engine import (
     ScriptedResponse,
     wait_out,
 )
-from tests.support.loops import MovableLoop
+from tests.support.loops import MovableLoop, put_forward
 from tests.support.managing import MODEL, Message, make_builder, make_steward, make_subject
 from tests.support.rescuing import UpstreamInTurn
 
 NAMED: Headers = ((b"x-session-id", b"s"), (b"authorization", b"Bearer k"))
 ANSWER = b'{"choices":[{"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}]}'
 CEILING = 8_000
+
+_T = TypeVar("_T")
 
 
 class ContextLog(FakeArchive):
@@ -263,6 +265,14 @@ class Hanging:
         self._loop.call_soon_threadsafe(self._loop.advance, PLANNING_SECONDS)
         assert self.released.wait(LIMIT)
         return build(view)
+
+
+async def let_wait(work: Coroutine[Any, Any, _T]) -> _T:
+    """Do what waits for a plan, whose time is up as soon as it waits; on a busy machine it may be up before that."""
+    task = asyncio.ensure_future(work)
+    await asyncio.wait((task,), timeout=0.05)
+    await put_forward(PLANNING_SECONDS)
+    return await task
 
 
 class Desk:

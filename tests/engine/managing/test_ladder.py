@@ -14,7 +14,7 @@ from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
 from proxy.model.plan import ContextPlan, Kept, Written
 from tests.support import managed
 from tests.support.engine import LIMIT, FixedClock
-from tests.support.managed import PLANNING_SECONDS, Desk, Hanging, ManagedEngine
+from tests.support.managed import PLANNING_SECONDS, Desk, Hanging, ManagedEngine, let_wait
 from tests.support.managing import make_history, make_subject
 
 HISTORY = make_history(40, 1600)
@@ -187,7 +187,7 @@ async def test_above_the_ceiling_none_waits_for_a_plan_that_hangs_nor_for_one_of
         footing = await late.desk.climb(case)
         assert (footing.rung, footing.tokens < case.budget.high) == ("minimal", True)
         larger = await late.desk.look_at(HISTORY, "x2")
-        footing = await late.desk.climb(larger)
+        footing = await let_wait(late.desk.climb(larger))
         assert (footing.rung, footing.tokens < larger.tokens) == ("minimal", True)
         assert late.desk.builder.asked == ["plan", "minimal", "minimal"]
     finally:

@@ -19,7 +19,7 @@ from proxy.config import load_settings
 from tests.journeys.provider import run_provider
 from tests.journeys.running import start_proxy
 
-ROUNDS = 8
+ROUNDS = 6
 CLIENTS = 8
 
 

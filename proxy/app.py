@@ -227,10 +227,16 @@ def serve(settings: Settings) -> int:
     except (ProxyError, ConfigError) as error:
         _log.error("%s", error)
         return 1
+    except asyncio.CancelledError:
+        _log.info("stopped before the server had started")
     return 0
 
 
 async def _run(settings: Settings) -> None:
+    # Until the server takes signals itself. In a container a signal that nobody takes does nothing.
+    starting = asyncio.current_task()
+    assert starting is not None, "this is a coroutine"
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, starting.cancel)
     policy = replace(settings.server_policy(), admin_token=find_admin_token(settings))
     listener = _listen(policy)
     with listener:

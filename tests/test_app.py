@@ -302,6 +302,16 @@ async def test_a_second_signal_ends_at_once(upstream: ScriptedUpstream, tmp_path
         assert await server.completeness() == ["aborted"]
 
 
+async def test_a_signal_right_after_the_address_was_announced_ends_in_order(
+    upstream: ScriptedUpstream, tmp_path: Path
+) -> None:
+    async with running(upstream, tmp_path) as server:
+        server.tell()
+        code, said = await server.end()
+        assert (code, "Traceback" in said) == (0, False), said
+    assert (await asyncio.to_thread(os.listdir, tmp_path)).count("log.db-wal") == 0, "the log was not closed"
+
+
 async def test_an_idle_connection_does_not_delay_the_end(upstream: ScriptedUpstream, tmp_path: Path) -> None:
     async with running(upstream, tmp_path, server__drain_seconds=60) as server, await server.connect() as client:
         client.send(request("GET", "/-/live"))

@@ -51,12 +51,12 @@ class Running:
         return code
 
 
-def start_proxy(data: Path, upstream: str, *options: str, **settings: str) -> Running:
+def start_proxy(data: Path, upstream: str, *options: str, module: str = "proxy", **settings: str) -> Running:
     """Start a proxy on a free port and wait for its address; `settings` are names of the environment without prefix.
 
-    An empty `upstream` leaves it to the settings.
+    An empty `upstream` leaves it to the settings. `module` is what is run.
     """
-    command = [sys.executable, "-m", "proxy", "serve", "--port", "0", "--data", str(data)]
+    command = [sys.executable, "-m", module, "serve", "--port", "0", "--data", str(data)]
     command += ["--upstream", upstream] if upstream else []
     process = subprocess.Popen(
         [*command, "--admin-token", TOKEN, *options],

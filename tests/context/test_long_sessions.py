@@ -294,6 +294,9 @@ _flags = (st.booleans(), st.booleans())
     True,
     0,
 )
+@example(
+    [("calls", [(("list", "lines"), 20_000)]), ("user", 0.4), ("user", 0.4), ("user", 0.4)], 5632, 880, True, True, 1
+)
 def test_no_state_is_a_dead_end(
     steps: list[tuple[str, object]], usable: int, head: int, is_minimal: bool, must_fit: bool, depth: int
 ) -> None:

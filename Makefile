@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=$(shell expr $$(getconf _NPROCE
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run check test static journeys bench format lock clean
+.PHONY: help run check test static journeys golden bench format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ static: $(VENV)/.dev
 
 journeys: $(VENV)/.dev ## real clients, direct and through the proxy; ALL=1: the agents too; names in ARGS
 	$(BIN)/python -m tests.clients $(if $(ALL),--all) $(ARGS)
+
+golden: $(VENV)/.dev ## compare what is sent and said with what was recorded; names of stories in ARGS
+	$(BIN)/python -m tests.golden check $(ARGS)
 
 bench: $(VENV)/.dev ## measure the proxy; options in ARGS
 	$(BIN)/python -m benchmarks.run $(ARGS)

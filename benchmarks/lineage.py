@@ -27,8 +27,8 @@ from proxy.engine.reception import Received, Reception, Route
 from proxy.engine.system import SystemClock
 from proxy.engine.tasks import TaskRunner
 from proxy.model.exchange import ClientRequest
-from proxy.store.memory import MemoryArchive
 from proxy.wire.chat_completions import ChatCompletions
+from tests.support.memory_store.archive import MemoryArchive
 
 FORM = ChatCompletions()
 KEY = (b"t" * 16, FORM.name, "")

@@ -16,8 +16,8 @@ from proxy.config.keys import list_keys
 from proxy.server.contexts import ContextApi
 from proxy.server.management import ManagementApi
 from proxy.server.routes import MANAGED_PATHS
-from proxy.store.memory import MemoryArchive
 from proxy.wire.headers import OWN_PREFIX
+from tests.support.memory_store.archive import MemoryArchive
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -14,9 +14,9 @@ from proxy.engine.compaction.work import Wish
 from proxy.engine.reports.compactions import Compaction
 from proxy.model.errors import Conflict, ProxyError
 from proxy.model.marker import LEDGER_HEAD
-from proxy.store.memory import MemoryArchive
 from tests.store.samples import chain_body, make_key, make_leaf, make_opening
 from tests.support.managing import make_history, spell
+from tests.support.memory_store.archive import MemoryArchive
 from tests.support.scripted import LIMIT, Message, ScriptedUpstream, Wire, answer, request
 from tests.support.serving import TOKEN, Plan, Served, serving
 

@@ -15,9 +15,9 @@ from proxy.model.exchange import Opening, Outcome, Usage
 from proxy.model.log import Bill, BranchRow, ExchangeRow, Selection, SessionRow
 from proxy.model.plan import Plan as Decided
 from proxy.model.record import Record
-from proxy.store.memory import MemoryArchive
 from tests.store.samples import make_opening, make_outcome, make_reading, make_round
 from tests.support.engine import Commit, FakeArchive
+from tests.support.memory_store.archive import MemoryArchive
 from tests.support.scripted import Message, ScriptedUpstream, Wire, answer, request
 from tests.support.serving import TOKEN, Plan, Served, serving
 

@@ -1,7 +1,6 @@
 import pytest
 
 from proxy.model.manifest import keep_whole
-from proxy.store.memory import MemoryArchive
 from tests.store.context_contract import ContextContract
 from tests.store.contract import ArchiveContract
 from tests.store.listing_contract import ListingContract
@@ -9,6 +8,7 @@ from tests.store.samples import make_opening
 from tests.store.summary_contract import SummaryContract
 from tests.store.tree_contract import TreeArchive, TreeContract
 from tests.store.unread_contract import UnreadContract
+from tests.support.memory_store.archive import MemoryArchive
 
 
 class TestMemoryArchive(

@@ -24,8 +24,6 @@ from proxy.engine.ports import RequestBody
 from proxy.engine.reception import Route
 from proxy.model.exchange import ClientRequest, Headers
 from proxy.model.summary import Summary
-from proxy.store.leases import MemoryLeases
-from proxy.store.memory import MemoryArchive
 from proxy.wire.chat_completions import ChatCompletions
 from tests.support.engine import (
     JSON,
@@ -39,6 +37,8 @@ from tests.support.engine import (
 )
 from tests.support.managed import NAMED, spell_as_client
 from tests.support.managing import MODEL, Message, QuarterTokens, StatedCatalog, make_builder, make_subject
+from tests.support.memory_store.archive import MemoryArchive
+from tests.support.memory_store.leases import MemoryLeases
 
 REPORT = """## Goal
 - The tests of the parser are to be mended.

@@ -14,7 +14,6 @@ from proxy.engine.durability import CommitGate
 from proxy.engine.managing.caring import Caretaker
 from proxy.engine.ports import Archive, RequestBody
 from proxy.model.exchange import ClientRequest, Headers
-from proxy.store.memory import MemoryArchive
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import open_sqlite
 from tests.support.engine import (
@@ -28,6 +27,7 @@ from tests.support.engine import (
     wait_out,
 )
 from tests.support.managing import Message, make_history, spell
+from tests.support.memory_store.archive import MemoryArchive
 
 NAME: Headers = ((b"x-palimpsest-session", b"talk"), (b"authorization", b"Bearer sk-1"))
 MOST_STEPS = 150

@@ -9,7 +9,6 @@ import sqlite3
 from collections.abc import Callable
 
 from proxy.engine.ports import Clock
-from proxy.store.leases import measure
 from proxy.store.sqlite.problem import advise
 from proxy.store.storable import fit_text
 
@@ -52,7 +51,7 @@ class SqliteLeases:
     async def _ask(self, statement: str, key: str, owner: str, seconds: float = 0.0) -> bool:
         """Whether the statement changed a lease."""
         now = self._clock.now_ms()
-        named = {"key": fit_text(key), "owner": fit_text(owner), "until": now + measure(seconds)}
+        named = {"key": fit_text(key), "owner": fit_text(owner), "until": now + round(seconds * 1000)}
         loop = asyncio.get_running_loop()
         changed: asyncio.Future[bool] = loop.create_future()
 

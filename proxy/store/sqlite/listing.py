@@ -5,7 +5,6 @@ import sqlite3
 from proxy.engine.ports import ALL_SESSIONS
 from proxy.model.exchange import Usage
 from proxy.model.log import Bill, Selection, Spent
-from proxy.store.listing import TURNED_AWAY
 from proxy.store.sqlite.contents import Row
 from proxy.store.storable import fit_text
 
@@ -13,9 +12,12 @@ from proxy.store.storable import fit_text
 # may jump. Of few sessions, the last exchange of each is one step in an index; of many (a client that names none makes
 # one with every call), the newest exchanges that have no successor in their session are soon as many as are asked for.
 FEW_SESSIONS = 1000
+# Statuses by which an upstream turns away what it does not take for a call: nobody it knows, nothing it has.
+TURNED_AWAY = frozenset({401, 403, 404, 405})
 COUNT_SESSIONS = "SELECT ifnull(max(id), 0) FROM session"
 _TURNED_AWAY = ", ".join(map(str, sorted(TURNED_AWAY)))
-# What is listed has an exchange that became a call (see `store/listing`).
+# What is listed has an exchange that became a call. Of what is passed on unread a call is what was answered well, and
+# bears a session's name or has a body to post.
 _CALLED = f"""
     EXISTS (SELECT 1 FROM exchange x JOIN session y ON y.id = x.session WHERE x.session = {{session}} AND (
         x.kind = 'auxiliary'

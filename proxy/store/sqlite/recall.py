@@ -10,16 +10,21 @@ goes on without end takes none that the others need.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import length_hint
+from typing import TypeVar
 
-from proxy.engine.ports import MOST_BEARING, MOST_MARKS, MOST_RECALLED
+from proxy.engine.ports import MOST_BEARING, MOST_MARKS, MOST_RECALLED, MOST_RECALLED_ROWS
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import Mark, NodeRow, StoredSession, name_mark
-from proxy.store.recalled import choose_recalled
 from proxy.store.sqlite.trees import key_of
 from proxy.store.storable import fit_text
+
+# The one that the request is taken to belong to, and the newest in which its deepest answer stands.
+_OF_ANY_SIZE = 2
+
+_T = TypeVar("_T")
 
 _HAS_NODE = """
     SELECT 1 FROM node WHERE substr(hash, 1, 6) = substr(?1, 1, 6) AND is_answer IN (0, 1) AND hash = ?1 LIMIT 1"""
@@ -180,3 +185,15 @@ def load_nodes(connection: sqlite3.Connection, session: int) -> list[NodeRow]:
     for node, parent, outer, is_answer in connection.execute(_NODES, (session,)):
         nodes.append(NodeRow(node, nodes[parent - 1].node if parent else outer, bool(is_answer)))
     return nodes
+
+
+def choose_recalled(found: Iterable[_T], weigh: Callable[[_T], int]) -> list[_T]:
+    """Those that are recalled of the sessions found, which are in the order in which they count (see `Ancestry`)."""
+    each_once = list(dict.fromkeys(found))[:MOST_RECALLED]
+    chosen, left = each_once[:_OF_ANY_SIZE], MOST_RECALLED_ROWS
+    for session in each_once[_OF_ANY_SIZE:]:
+        weight = weigh(session)
+        if weight <= left:
+            chosen.append(session)
+            left -= weight
+    return chosen

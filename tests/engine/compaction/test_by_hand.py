@@ -16,11 +16,11 @@ from proxy.model.card import LimitKey
 from proxy.model.errors import Conflict
 from proxy.model.events import EpochOpened
 from proxy.model.marker import LEDGER_HEAD
-from proxy.store.leases import MemoryLeases
 from tests.support.by_hand import STEPS, carry, compact, go_on, make_compactor, stand_in
 from tests.support.compacting import Workshop, fail, give_report, in_time, list_reports, say
 from tests.support.engine import ScriptedResponse
 from tests.support.managing import make_history
+from tests.support.memory_store.leases import MemoryLeases
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import ExchangeRecorded
-from proxy.store.memory import MemoryArchive
 from tests.support.compacting import FREE, Workshop
+from tests.support.memory_store.archive import MemoryArchive
 
 
 class BrokenLog(MemoryArchive):

@@ -16,7 +16,6 @@ from proxy.model.errors import StoreUnavailable
 from proxy.model.lineage import Mark, NodeRow, Relation, extend_chain, root_of_chain
 from proxy.model.log import BranchRow
 from proxy.store.branches import Stand, find_branches
-from proxy.store.memory import MemoryArchive
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive
 from proxy.store.sqlite.connection import connect_reader
@@ -25,6 +24,7 @@ from proxy.store.sqlite.recall import recall_sessions
 from tests.store.contract import is_stored
 from tests.store.samples import OTHER_TENANT, TENANT, make_chain, make_key, make_opening, make_reply, make_step
 from tests.store.sqlite.conftest import Opener
+from tests.support.memory_store.archive import MemoryArchive
 from tests.support.scripted import LIMIT
 
 RELATIONS: tuple[Relation, ...] = ("root", "append", "retry", "branch", "compaction")

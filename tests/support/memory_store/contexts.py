@@ -9,7 +9,7 @@ from proxy.engine.ports import MOST_EPOCHS, MOST_SOURCES, MOST_SUMMARIES, NEWEST
 from proxy.model.epoch import Epoch, Original, Pin, StoredContext, StoredOriginal
 from proxy.model.errors import NotFound
 from proxy.model.summary import Summary
-from proxy.store.tables import Tables
+from tests.support.memory_store.tables import Tables
 
 
 def load_context(tables: Tables, session: str) -> StoredContext:

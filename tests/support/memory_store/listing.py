@@ -7,12 +7,11 @@ from typing import TypedDict
 from proxy.model.exchange import Usage
 from proxy.model.log import Bill, SessionRow, Spent
 from proxy.model.plan import Plan
+from proxy.store.sqlite.listing import TURNED_AWAY
 from proxy.store.storable import fit_text, fit_usage
-from proxy.store.tables import Exchange, Tables
+from tests.support.memory_store.tables import Exchange, Tables
 
 _COUNTS = Usage.__struct_fields__
-# Statuses by which an upstream turns away what it does not take for a call: nobody it knows, nothing it has.
-TURNED_AWAY = frozenset({401, 403, 404, 405})
 _SUCCESS = range(200, 300)
 
 

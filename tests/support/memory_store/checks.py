@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from proxy.model.log import Fault, Verification
 from proxy.model.manifest import digest_of, link_after
 from proxy.store.summaries import find_flaw, find_stretch
-from proxy.store.tables import Tables
+from tests.support.memory_store.tables import Tables
 
 
 def verify_tables(tables: Tables) -> Verification:

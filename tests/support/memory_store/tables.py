@@ -17,7 +17,7 @@ from proxy.model.summary import Summary
 from proxy.store.branches import name_parent
 from proxy.store.storable import fit_epoch, fit_original, fit_plan, fit_summary
 from proxy.store.summaries import Identity, find_flaw, find_stretch
-from proxy.store.tree import Tree
+from tests.support.memory_store.tree import Tree
 
 _log = logging.getLogger(__name__)
 

@@ -3,11 +3,6 @@
 from proxy.engine.ports import Clock
 
 
-def measure(seconds: float) -> int:
-    """A lease's time in milliseconds."""
-    return round(seconds * 1000)
-
-
 class MemoryLeases:
     """Who holds what until when, in milliseconds of wall time."""
 
@@ -31,7 +26,7 @@ class MemoryLeases:
     def _hold(self, key: str, owner: str, seconds: float, held_by: tuple[str | None, ...]) -> bool:
         if self._find_holder(key) not in held_by:
             return False
-        self._held[key] = owner, self._clock.now_ms() + measure(seconds)
+        self._held[key] = owner, self._clock.now_ms() + round(seconds * 1000)
         return True
 
     def _find_holder(self, key: str) -> str | None:

@@ -37,13 +37,13 @@ from proxy.model.manifest import (
 )
 from proxy.model.record import Record, leave_derived
 from proxy.model.summary import Summary
-from proxy.store.checks import verify_tables
-from proxy.store.contexts import list_epochs, list_summaries, load_context, load_epoch, load_original
-from proxy.store.listing import find_last, is_called, list_bills, make_session, sum_auxiliary
-from proxy.store.recalled import choose_recalled
+from proxy.store.sqlite.recall import choose_recalled
 from proxy.store.storable import fit_text, fit_usage
-from proxy.store.tables import Exchange, Tables
-from proxy.store.tree import Tree
+from tests.support.memory_store.checks import verify_tables
+from tests.support.memory_store.contexts import list_epochs, list_summaries, load_context, load_epoch, load_original
+from tests.support.memory_store.listing import find_last, is_called, list_bills, make_session, sum_auxiliary
+from tests.support.memory_store.tables import Exchange, Tables
+from tests.support.memory_store.tree import Tree
 
 _SALT_SIZE = 32
 

@@ -21,11 +21,12 @@ from tests.support.memory_store.archive import MemoryArchive
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+PAGES = {path.stem: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
 
 
 def render_settings() -> str:
-    """The table of settings as the README has to hold it."""
+    """The table of settings as its page has to hold it."""
     rows = [
         f"| `{'.'.join(key.path)}` | `{write_default(key)}` | {key.description} |"
         for key in list_keys()
@@ -79,20 +80,28 @@ def test_files_in_the_text_of_the_architecture_exist(path: str) -> None:
 
 
 def test_the_settings_table_is_the_settings_tree() -> None:
-    table = re.search(r"(?s)<!-- settings:.*?-->\n(.*?)\n<!-- end of settings -->", README)
+    table = re.search(r"(?s)<!-- settings:.*?-->\n(.*?)\n<!-- end of settings -->", PAGES["settings"])
     assert table
     assert table[1] == render_settings()
 
 
-def test_every_command_is_in_the_readme() -> None:
+def test_the_readme_is_read_in_a_minute_and_leads_to_every_page() -> None:
+    assert len(README.splitlines()) <= 150
+    assert [name for name in PAGES if f"`docs/{name}.md`" not in README] == []
+
+
+def test_every_command_is_told() -> None:
     commands = get_command(build())
     assert isinstance(commands, typer.core.TyperGroup)
-    assert [name for name in commands.commands if f"palimpsest {name}" not in README and f"`{name}" not in README] == []
+    assert [name for name in commands.commands if f"`{name}`" not in README] == []
+    texts = " ".join((README, *PAGES.values()))
+    assert [name for name in commands.commands if f"palimpsest {name}" not in texts] == []
 
 
-def test_every_path_of_our_own_or_read_by_us_is_in_the_readme() -> None:
-    for path in (*MANAGED_PATHS, "/-/", "/-/live", "/-/ready", "/-/metrics", *list_api()):
-        assert f"`{path}`" in README
+def test_every_path_of_our_own_or_read_by_us_is_told() -> None:
+    assert [path for path in MANAGED_PATHS if f"`{path}`" not in PAGES["how-it-works"]] == []
+    for path in ("/-/", "/-/live", "/-/ready", "/-/metrics", *list_api()):
+        assert f"`{path}`" in PAGES["api"]
 
 
 def list_api() -> list[str]:
@@ -106,18 +115,20 @@ def list_api() -> list[str]:
     return [path for path in paths if not path.endswith("/received")]
 
 
-def test_the_readme_names_what_is_taken_from_requests() -> None:
+def test_what_is_taken_from_requests_is_told() -> None:
     for name in ("Connection", "Keep-Alive", "Proxy-*", "TE", "Trailer", "Transfer-Encoding", "Upgrade", "Expect"):
-        assert f"`{name}`" in README
-    assert f"`{OWN_PREFIX.decode()}*`" in README
+        assert f"`{name}`" in PAGES["how-it-works"]
+    assert f"`{OWN_PREFIX.decode()}*`" in PAGES["how-it-works"]
 
 
-def test_the_readme_holds_all_nine_promises() -> None:
-    section = README.split("## Promises")[1].split("\n## ")[0]
+def test_all_nine_promises_are_told() -> None:
+    section = PAGES["how-it-works"].split("## Promises")[1].split("\n## ")[0]
     assert re.findall(r"(?m)^(\d)\. \*\*", section) == list("123456789")
 
 
-@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", *(f"docs/{name}.md" for name in PAGES)]
+)
 def test_files_that_a_document_names_exist(name: str) -> None:
     text = (ROOT / name).read_text()
     named = re.findall(r"`([\w./-]+\.(?:md|toml|yaml|lock|py))`", text)

@@ -120,5 +120,5 @@ async def _lead_to_page(request: Request) -> Response:
 
 
 async def _not_found(request: Request) -> Response:
-    body = render_body("not_found", f"there is no {request.url.path}; our own pages are listed in the README")
+    body = render_body("not_found", f"there is no {request.url.path}; docs/api.md lists our own pages")
     return Response(body, 404, media_type="application/json")

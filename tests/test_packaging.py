@@ -83,7 +83,7 @@ def test_the_licence_is_what_the_project_says() -> None:
 
 def test_make_knows_its_targets_and_says_what_they_do() -> None:
     targets = set(re.findall(r"(?m)^(\w+):.*## \w", read("Makefile")))
-    assert {"run", "check", "test", "journeys", "bench", "format", "lock", "clean", "help"} == targets
+    assert {"run", "check", "test", "journeys", "golden", "bench", "format", "lock", "clean", "help"} == targets
 
 
 def recipe_of(target: str) -> str:
@@ -132,12 +132,12 @@ def test_make_journeys_runs_the_agents_too_if_all_are_wished() -> None:
     assert "python -m tests.clients $(if $(ALL),--all) $(ARGS)" in recipe
 
 
-def test_ci_runs_make_test_and_the_journeys() -> None:
+def test_ci_runs_make_test_the_golden_corpus_and_the_journeys() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
     lines = read(".ci/run").splitlines()
     assert lines[0] == "#!/usr/bin/env bash"
     assert "set -euo pipefail" in lines
-    assert lines[-2:] == ["make test", "exec make journeys"]
+    assert lines[-3:] == ["make test", "make golden", "exec make journeys"]
 
 
 def test_the_package_says_that_it_is_typed() -> None:

@@ -26,7 +26,7 @@ from proxy.context.policy import BuilderPolicy
 from proxy.context.view import Seen, View
 from proxy.model.plan import ContextPlan, Kept, Reference, Replaced
 from proxy.model.told import Told, ToolCall
-from proxy.upstream.tokenizer import Tokenizer
+from proxy.upstream.tokenizer import CountingTokenizer
 from proxy.wire.shaping import read_shape
 
 Message = dict[str, Any]
@@ -151,7 +151,7 @@ def name_reference(start: int, stop: int, offset: int) -> str:
 def run(replay: Replay, sessions: Sequence[Message], ceiling: int, policy: str, common: frozenset[str]) -> Message:
     c = replay.ctx
     encoder = load_encoder("o200k_base")
-    tokenizer = Tokenizer(lambda _: encoder)
+    tokenizer = CountingTokenizer(lambda _: encoder)
     known: dict[int, Findings] = {}
     results, fulls, stricts, epochs = [], [], [], []
 

@@ -20,7 +20,7 @@ from proxy.context.policy import BuilderPolicy
 from proxy.context.view import Seen, View
 from proxy.context.words import name_word
 from proxy.model.told import Told, ToolCall
-from proxy.upstream.tokenizer import Tokenizer
+from proxy.upstream.tokenizer import CountingTokenizer
 from proxy.wire.shaping import read_shape
 
 ROOT = Path(__file__).parents[1]
@@ -32,7 +32,7 @@ CEILINGS = (32_000, 128_000)
 def write_session() -> list[Seen]:
     """Steps of a session: a command and a stretch of this repository's own code, each behind its number."""
     encoder = load_encoder("o200k_base")
-    tokenizer = Tokenizer(lambda _: encoder)
+    tokenizer = CountingTokenizer(lambda _: encoder)
     texts = [path.read_text() for path in sorted((ROOT / "proxy").rglob("*.py"))]
     chunks = cycle([text[at : at + 2200] for text in texts for at in range(0, len(text), 2200)])
     seen: list[Seen] = []
@@ -48,7 +48,7 @@ def write_session() -> list[Seen]:
     return seen
 
 
-def _see(tokenizer: Tokenizer, told: Told, message: dict[str, object]) -> Seen:
+def _see(tokenizer: CountingTokenizer, told: Told, message: dict[str, object]) -> Seen:
     text = told.text + "".join(call.arguments for call in told.calls)
     shape = read_shape("chat_completions", json.dumps(message).encode())
     return Seen(told, shape, tokenizer.count(text, "o200k_base")[0] + 4)
@@ -61,7 +61,7 @@ def name_reference(start: int, stop: int, offset: int) -> str:
 def main() -> None:
     seen = write_session()
     encoder = load_encoder("o200k_base")
-    tokenizer = Tokenizer(lambda _: encoder)
+    tokenizer = CountingTokenizer(lambda _: encoder)
     print(f"{len(seen)} messages, {sum(each.tokens for each in seen):,} tokens; medians of {ROUNDS}, ms\n")
 
     def open_epoch(view: View, find: Study) -> float:

@@ -23,7 +23,7 @@ from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.readings import Readings
-from proxy.engine.reception import Received, Reception, Route
+from proxy.engine.reception import Reception, ResolvedRequest, Route
 from proxy.engine.system import SystemClock
 from proxy.engine.tasks import TaskRunner
 from proxy.model.exchange import ClientRequest
@@ -82,13 +82,13 @@ class Desk:
         upstream: Any = Upstream()
         return Reception(self._policy, [Route(upstream)], self.lineage, self._readings, self._clock, self._ids)
 
-    def receive(self, body: bytes) -> Received:
+    def receive(self, body: bytes) -> ResolvedRequest:
         """Nothing is waited for: memory holds all there is."""
         request = ClientRequest("POST", b"/v1/chat/completions", (), body)
         try:
             self.reception.receive(request, FORM, "observe").send(None)
         except StopIteration as done:
-            received: Received = done.value
+            received: ResolvedRequest = done.value
             return received
         raise AssertionError("it waits")
 
@@ -96,7 +96,7 @@ class Desk:
         """Let every byte be new, and every message known."""
         self.reception = self._make_reception()
 
-    def answer(self, received: Received, text: str) -> None:
+    def answer(self, received: ResolvedRequest, text: str) -> None:
         value = {"choices": [{"message": {"role": "assistant", "content": text}}]}
         self.lineage.note_answer(received.opening.exchange, 0, FORM, value)
 

@@ -23,12 +23,12 @@ from benchmarks.report import describe_machine, render_number, render_table
 from benchmarks.run import write_report
 from proxy.engine.ports import MOST_MARKS
 from proxy.model.exchange import Opening, SessionKey
-from proxy.model.lineage import Mark, NodeRow, Step, node_after, root_of_chain
+from proxy.model.lineage import CallFingerprint, NodeRow, Step, node_after, root_of_chain
 from proxy.model.manifest import keep_whole
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.batch import Batch
 from proxy.store.sqlite.connection import connect_writer
-from proxy.store.sqlite.known import Known
+from proxy.store.sqlite.known import RowIdCache
 from proxy.store.sqlite.reader import SqliteReader
 
 _MESSAGES, _LONG, _HUGE = 8, 690, 20_000
@@ -71,14 +71,16 @@ def make_session(number: int, count: int) -> tuple[Opening, Step]:
     key = make_key(name_session(number), _THEIRS if count != _MESSAGES or number % 10 == 0 else _OURS)
     exchange = f"x{number}"
     opening = Opening(exchange, key, "managed", "chat_completions", "manage", "m", "POST", "/", (), _BODY, 0)
-    marks = tuple(Mark(name_call(number, at), row.node, row.node) for at, row in enumerate(rows) if row.is_answer)
+    marks = tuple(
+        CallFingerprint(name_call(number, at), row.node, row.node) for at, row in enumerate(rows) if row.is_answer
+    )
     return opening, Step(exchange, "root", False, rows[-1].node, count, 0, tuple(rows), marks)
 
 
 def build(path: Path, sessions: int) -> None:
     """Write the log through the writer's own code."""
     connection = connect_writer(StorePolicy(path))
-    known = Known(connection)
+    known = RowIdCache(connection)
     lengths = [_LONG, *[_MESSAGES] * sessions, _HUGE]
     for start in range(0, len(lengths), _IN_A_BATCH):
         connection.execute("BEGIN")

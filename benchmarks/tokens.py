@@ -20,7 +20,7 @@ from proxy.assembly import load_encoder
 from proxy.context.budget import BudgetPolicy, bound_tokens, make_budget
 from proxy.engine.counting import Counting, Piece
 from proxy.upstream.bundled import find_litellm, read_map
-from proxy.upstream.tokenizer import Tokenizer
+from proxy.upstream.tokenizer import CountingTokenizer
 
 ROOT = Path(__file__).parents[1]
 ROUNDS = 9
@@ -64,17 +64,17 @@ def find_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def show_start() -> Tokenizer:
+def show_start() -> CountingTokenizer:
     before = find_memory()
     show("the map of models, by msgspec, entries left raw", measure(lambda _: read_map(find_litellm())))
     show("o200k: rank file checked, encoder made", measure(lambda _: load_encoder("o200k_base"), 3))
     show("cl100k: the same", measure(lambda _: load_encoder("cl100k_base"), 3))
     print(f"{'memory at its highest, before and after':52}{before:10.0f} MB  {find_memory():.0f} MB")
     encoders = {name: load_encoder(name) for name in ("o200k_base", "cl100k_base")}
-    return Tokenizer(lambda encoding: encoders[encoding])
+    return CountingTokenizer(lambda encoding: encoders[encoding])
 
 
-def show_counting(tokenizer: Tokenizer, runner: asyncio.Runner, tokens: int) -> None:
+def show_counting(tokenizer: CountingTokenizer, runner: asyncio.Runner, tokens: int) -> None:
     requests = [
         make_pieces(lambda text: tokenizer.count(text, "o200k_base")[0], tokens, i * 1_000_000) for i in range(ROUNDS)
     ]

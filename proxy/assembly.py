@@ -51,11 +51,11 @@ from proxy.store.secret import load_or_create_secret, read_secret
 from proxy.store.sqlite.archive import open_sqlite
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.replay import recover_log
-from proxy.upstream.catalog import Catalog
+from proxy.upstream.catalog import ModelCatalog
 from proxy.upstream.forwarder import Forwarder
 from proxy.upstream.outlining import Outliner
 from proxy.upstream.own_server import ask_own_server, name_address
-from proxy.upstream.tokenizer import Encoder, Tokenizer
+from proxy.upstream.tokenizer import CountingTokenizer, Encoder
 from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format
@@ -103,7 +103,7 @@ class Engine:
     descriptors: Descriptors
     forwarders: tuple[Forwarder, ...]
     models: Models
-    tokenizer: Tokenizer
+    tokenizer: CountingTokenizer
     outliner: Outliner
     caretaker: Caretaker
     compactor: Compactor
@@ -150,7 +150,7 @@ async def build_engine(settings: Settings) -> Engine:
     formats = build_formats()
     if not is_fresh:
         await Leftovers(archive, bus, tasks, lineage, readings, formats).read()
-    tokenizer, outliner, studies = Tokenizer(load_encoder), Outliner(), Studies(policy.cache_bytes // 8)
+    tokenizer, outliner, studies = CountingTokenizer(load_encoder), Outliner(), Studies(policy.cache_bytes // 8)
     models = build_models(settings, tokenizer, tasks)
 
     def count(text: str) -> int:
@@ -185,10 +185,10 @@ async def build_engine(settings: Settings) -> Engine:
     return Engine(*parts, caretaker, compactor, hop_id)
 
 
-def build_models(settings: Settings, tokenizer: Tokenizer, tasks: TaskRunner) -> Models:
+def build_models(settings: Settings, tokenizer: CountingTokenizer, tasks: TaskRunner) -> Models:
     """What is known of models. Neither the map nor an encoder is read before it is needed."""
     clock = SystemClock()
-    catalog = Catalog(settings.stated_windows(), settings.stated_prices(), clock)
+    catalog = ModelCatalog(settings.stated_windows(), settings.stated_prices(), clock)
     counting = Counting(tokenizer, settings.engine_policy().cache_bytes // _CACHE_FOR_A_WEIGHT)
     return Models(catalog, counting, settings.budget_policy(), clock, tasks.spawn)
 
@@ -215,12 +215,12 @@ def find_prompt_hook(settings: Settings) -> PromptHook | None:
 
 def build_tally() -> Tally:
     """What counts messages where nothing is served. No encoder is read before it is needed."""
-    return Counting(Tokenizer(load_encoder)).tally
+    return Counting(CountingTokenizer(load_encoder)).tally
 
 
 async def measure(settings: Settings) -> Yardstick:
     """What sessions are measured with where nothing is served. Reads the bundled map, 0.1 s or so."""
-    catalog = Catalog(settings.stated_windows(), settings.stated_prices(), SystemClock())
+    catalog = ModelCatalog(settings.stated_windows(), settings.stated_prices(), SystemClock())
     await catalog.open()
     return Yardstick(lambda upstream, model: catalog.find(LimitKey(upstream, model)), settings.budget_policy())
 

@@ -30,7 +30,7 @@ from proxy.model.errors import Conflict, NotFound, StoreUnavailable, UpstreamUnr
 from proxy.server.routes import MANAGED_PATHS
 from proxy.upstream.splintr_encoder import SplintrEncoder
 from proxy.upstream.tiktoken_encoder import TiktokenEncoder
-from proxy.upstream.tokenizer import Tokenizer
+from proxy.upstream.tokenizer import CountingTokenizer
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 60.0
@@ -70,7 +70,7 @@ async def test_messages_are_weighed_once_as_far_as_the_cache_goes(
     tmp_path: Path, kept: int, counted: list[str]
 ) -> None:
     noted, settings = Noted(), settings_in(tmp_path, **{"sessions.cache_bytes": kept * 1024})
-    models = build_models(settings, Tokenizer(lambda encoding: noted), TaskRunner())
+    models = build_models(settings, CountingTokenizer(lambda encoding: noted), TaskRunner())
     for name in "abca":
         await models.count.tally("gpt-4o", [b'{"content":"%s"}' % name.encode()])
     assert noted.texts == counted

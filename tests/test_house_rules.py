@@ -3,7 +3,7 @@
 import ast
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cached_property
@@ -166,6 +166,25 @@ def test_the_package_keeps_the_rule(rule: Callable[[Source], Iterator[str]]) -> 
 @pytest.mark.parametrize(("rule", "bad"), RULES)
 def test_each_rule_can_be_broken(rule: Callable[[Source], Iterator[str]], bad: str) -> None:
     assert list(rule(Source("proxy/thing.py", bad)))
+
+
+def list_shared_names(sources: Iterable[Source]) -> dict[str, list[str]]:
+    """The names that more than one class has, and where these are."""
+    places: dict[str, list[str]] = {}
+    for source in sources:
+        for node in source.nodes:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(source.path)
+    return {name: paths for name, paths in places.items() if len(paths) > 1}
+
+
+def test_no_two_classes_have_one_name() -> None:
+    assert list_shared_names(PACKAGE) == {}
+
+
+def test_a_name_of_two_classes_is_seen() -> None:
+    sources = [Source(path, "class Entry: ...\n") for path in ("a.py", "b.py")]
+    assert list_shared_names(sources) == {"Entry": ["a.py", "b.py"]}
 
 
 def test_a_file_whose_name_says_nothing_is_seen() -> None:

@@ -20,7 +20,7 @@ from proxy.cli.text import make_plain
 from proxy.model.errors import ProxyError
 
 
-class Refused(ProxyError):
+class CompactionRefused(ProxyError):
     """The server would not do it, and said why."""
 
 
@@ -52,7 +52,7 @@ def compact(
     status, content = doors.ask(settings, f"/sessions/{session}/compact", asked)
     answer = _read(content)
     if "session" not in answer:
-        raise Refused(_find_reason(status, answer))
+        raise CompactionRefused(_find_reason(status, answer))
     if as_json:
         typer.echo(content, nl=False)
     else:

@@ -14,7 +14,7 @@ from proxy.cli.drawing import MARK, SIDE_MARK
 from proxy.cli.options import ConfigOption, DataOption, JsonOption, SessionArgument
 from proxy.cli.text import cut, lay_out
 from proxy.engine.reports.documents import write_json
-from proxy.engine.reports.summaries import Node, Standing, describe_summaries, load_summaries, order_nodes
+from proxy.engine.reports.summaries import Standing, SummaryNode, describe_summaries, load_summaries, order_nodes
 from proxy.model.summary import Summary
 
 _HEADINGS = ("SUMMARY", "LEVEL", "MESSAGES", "COVERED", "TOKENS", "MODEL")
@@ -52,7 +52,7 @@ def tell_summaries(found: Sequence[Summary]) -> str:
     return lay_out(_HEADINGS, lines)
 
 
-def _place(node: Node, indent: str) -> tuple[object, ...]:
+def _place(node: SummaryNode, indent: str) -> tuple[object, ...]:
     summary = node.summary
     name = f"{indent}{_MARKS[node.standing]} {summary.id}"
     span = f"{summary.start} to {summary.stop - 1}"

@@ -3,7 +3,7 @@
 import json
 import textwrap
 
-from proxy.config.keys import Key, list_keys
+from proxy.config.keys import SettingKey, list_keys
 
 _HEAD = """\
 Settings of palimpsest. Every key stands here with its default, commented out: remove the # in front of a key to set it.
@@ -25,7 +25,7 @@ def render_example() -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_default(key: Key) -> str:
+def write_default(key: SettingKey) -> str:
     """A key's default as YAML."""
     if key.path[-1].endswith("_bytes"):
         for size, unit in _UNITS:
@@ -34,7 +34,7 @@ def write_default(key: Key) -> str:
     return f"{key.default:g}" if isinstance(key.default, float) else json.dumps(key.default)
 
 
-def _write(key: Key) -> str:
+def _write(key: SettingKey) -> str:
     name = key.path[-1]
     if key.is_section:
         return f"{name}:"

@@ -12,7 +12,7 @@ from proxy.config.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class SettingKey:
     """One key, or one section: `default` is as YAML would give it, None for a section."""
 
     path: tuple[str, ...]
@@ -21,7 +21,7 @@ class Key:
     is_section: bool
 
 
-def list_keys() -> list[Key]:
+def list_keys() -> list[SettingKey]:
     """All sections and keys in order, a section before its keys; `upstreams` stands for each of its elements."""
     return list(_walk(Settings, ()))
 
@@ -38,14 +38,14 @@ def _list_maps() -> Iterator[tuple[str, type[BaseModel]]]:
             yield from ((name, kind) for kind in get_args(field.annotation) if _is_section(kind))
 
 
-def _walk(model: type[BaseModel], above: tuple[str, ...]) -> Iterator[Key]:
+def _walk(model: type[BaseModel], above: tuple[str, ...]) -> Iterator[SettingKey]:
     for name, field in model.model_fields.items():
         section = _find_section(field)
         path = (*above, name)
         if section is None:
-            yield Key(path, _plain(field.default), field.description or "", is_section=False)
+            yield SettingKey(path, _plain(field.default), field.description or "", is_section=False)
         else:
-            yield Key(path, None, field.description or section.__doc__ or "", is_section=True)
+            yield SettingKey(path, None, field.description or section.__doc__ or "", is_section=True)
             yield from _walk(section, path)
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from proxy.context.generations import Heritage
-from proxy.context.ledger import Entry, group_words, tell_step, tell_turns, write_ledger
+from proxy.context.ledger import LedgerEntry, group_words, tell_step, tell_turns, write_ledger
 from proxy.context.original import PAGE, write_original
 from proxy.context.pages import Page, cut_pages, merge_oldest
-from proxy.context.quotes import Quote, order_quotes
+from proxy.context.quotes import QuotedLine, order_quotes
 from proxy.context.reuse import Index, guess_tokens, make_index, order_words
 from proxy.context.rules import find_room, find_unshown, write_rules
 from proxy.context.survey import Survey
@@ -47,15 +47,15 @@ class Bounds(msgspec.Struct, frozen=True, gc=False):
     shortened: Mapping[int, str] = {}
 
 
-class Archive(msgspec.Struct, frozen=True, gc=False):
+class LedgerText(msgspec.Struct, frozen=True, gc=False):
     """The ledger of archived steps; empty where there are none."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[LedgerEntry, ...]
     text: str
     tokens: int
 
 
-def make_archive(view: View, survey: Survey, bounds: Bounds, count: Callable[[str], int]) -> Archive:
+def make_archive(view: View, survey: Survey, bounds: Bounds, count: Callable[[str], int]) -> LedgerText:
     """The archive of all steps before the tail that do not stay otherwise, and of rules that would not be sent."""
     gone = frozenset(range(bounds.tail)) - bounds.staying - bounds.heritage.told
     # Rules have room of their own: they are of those words that are not given up for others.
@@ -63,7 +63,7 @@ def make_archive(view: View, survey: Survey, bounds: Bounds, count: Callable[[st
     unshown = find_unshown(survey, gone, bounds.shortened, inherited, None if bounds.has_words else MOST_SEARCHED)
     rules = write_rules(unshown, find_room(view.budget.usable), count) if unshown else ""
     if not gone and not rules:
-        return Archive((), "", 0)
+        return LedgerText((), "", 0)
     index = make_index(survey)
     is_first = not bounds.heritage.ledgers
     ruled = count(rules) if rules else 0
@@ -83,7 +83,7 @@ def make_archive(view: View, survey: Survey, bounds: Bounds, count: Callable[[st
         entries = _fill(material, names, left * min(_MOST_STRETCHED, left / tokens) * (1 - _QUOTED_SHARE) - frame)
         text = write_ledger(entries, quotes, rules, is_first=is_first)
         tokens = count(text) - ruled
-    return Archive(tuple(entries), text, tokens + ruled)
+    return LedgerText(tuple(entries), text, tokens + ruled)
 
 
 class _Material(msgspec.Struct, frozen=True, gc=False):
@@ -135,7 +135,7 @@ def _find_page(word: str, first: int, pages: Sequence[Page], cut: Mapping[int, s
     return first
 
 
-def _fill(material: _Material, names: Sequence[str], room: float) -> list[Entry]:
+def _fill(material: _Material, names: Sequence[str], room: float) -> list[LedgerEntry]:
     """The user's turns, lines of the newest steps, then words, as long as there is room; for turns there is always."""
     room -= _REFERENCE_TOKENS * len(names)
     turns = _tell_turns(material, _USERS_SHARE * room)
@@ -148,7 +148,8 @@ def _fill(material: _Material, names: Sequence[str], room: float) -> list[Entry]
     for i in sorted(lines):
         told.setdefault(material.page_of_step[i], []).append(lines[i])
     return [
-        Entry(page, names[n], tuple(told.get(n, ())), tuple(words.get(n, ()))) for n, page in enumerate(material.pages)
+        LedgerEntry(page, names[n], tuple(told.get(n, ())), tuple(words.get(n, ())))
+        for n, page in enumerate(material.pages)
     ]
 
 
@@ -182,7 +183,7 @@ def _tell_steps(material: _Material, room: float) -> Iterator[tuple[int, str]]:
             yield i, line
 
 
-def _choose_quotes(quotes: Iterable[Quote], room: float) -> list[Quote]:
+def _choose_quotes(quotes: Iterable[QuotedLine], room: float) -> list[QuotedLine]:
     chosen = []
     for quote in quotes:
         room -= guess_tokens(quote.line) + 3

@@ -9,7 +9,7 @@ from functools import partial
 
 import msgspec
 
-from proxy.context.archive import Archive, Bounds, make_archive
+from proxy.context.archive import Bounds, LedgerText, make_archive
 from proxy.context.eviction import Marked, bury, cut_words, order_outputs, outline_output, trim
 from proxy.context.findings import Study, glance, study
 from proxy.context.generations import NOTHING, Heritage, inherit, leave_room
@@ -74,7 +74,7 @@ class _Words(msgspec.Struct, frozen=True, gc=False):
     second: Forms
 
 
-class _Kept(msgspec.Struct, frozen=True, gc=False):
+class _KeptMessages(msgspec.Struct, frozen=True, gc=False):
     """What a level keeps: the first step of the tail, older steps that stay, messages that give way among these."""
 
     least: int
@@ -89,7 +89,7 @@ class _Draft(msgspec.Struct, frozen=True, gc=False):
 
     tail: int
     staying: frozenset[int]
-    archive: Archive
+    archive: LedgerText
     marked: Mapping[int, Marked]
     heritage: Heritage = NOTHING
     reports: tuple[Written, ...] = ()
@@ -169,17 +169,17 @@ class ContextBuilder:
             return draft
         return shrink(view, seen, draft, self._list_last_ways(seen, draft), fitting, self._count)
 
-    def _keep(self, view: View, seen: Survey, words: _Words, level: _Level) -> _Kept:
+    def _keep(self, view: View, seen: Survey, words: _Words, level: _Level) -> _KeptMessages:
         """What stays at a level, whatever else there is room for."""
         least = find_tail(seen, level.groups)
         older = show_older(view, seen, words.older, least, level.users)
         second = [forms[min(level.second, len(forms)) - 1] for forms in words.second.values()] if level.second else ()
         staying = seen.newest | seen.fixed | {each.step for each in older.shown}
         marked = self._outline_large(view, seen, least) | _mark_shortened((*older.shown, *second))
-        tokens = _measure(seen, _Draft(least, staying, Archive((), "", 0), marked), self._count)
-        return _Kept(least, staying, marked, older.spare, tokens)
+        tokens = _measure(seen, _Draft(least, staying, LedgerText((), "", 0), marked), self._count)
+        return _KeptMessages(least, staying, marked, older.spare, tokens)
 
-    def _draft(self, view: View, seen: Survey, level: _Level, kept: _Kept, rung: Rung, most: float) -> _Draft:
+    def _draft(self, view: View, seen: Survey, level: _Level, kept: _KeptMessages, rung: Rung, most: float) -> _Draft:
         """What stays at a level, with the ledger of the rest and as many more steps as `most` tokens have room for."""
         least, staying, marked = kept.least, kept.staying, dict(kept.marked)
         goal = view.goal or view.budget

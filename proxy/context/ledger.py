@@ -11,8 +11,8 @@ import msgspec
 
 from proxy.context.pages import Page
 from proxy.context.plain import clean
-from proxy.context.quotes import Quote
-from proxy.context.survey import Step, Survey
+from proxy.context.quotes import QuotedLine
+from proxy.context.survey import AgentStep, Survey
 from proxy.model.marker import LEDGER_HEAD
 
 _LONGEST_TOOL = 40
@@ -30,7 +30,7 @@ QUOTED = "Lines that stood in these steps, word for word, each behind the number
 END = "[End of the ledger]"
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class LedgerEntry(msgspec.Struct, frozen=True, gc=False):
     """A line of the ledger: a page under its reference, what is told of its steps, and words that it has."""
 
     page: Page
@@ -40,11 +40,11 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 def write_ledger(
-    entries: Sequence[Entry], quotes: Sequence[Quote] = (), rules: str = "", *, is_first: bool = True
+    entries: Sequence[LedgerEntry], quotes: Sequence[QuotedLine] = (), rules: str = "", *, is_first: bool = True
 ) -> str:
     """The text of the ledger; the user's rules, where there are any, come first."""
     lines: list[str] = []
-    bare: list[Entry] = []
+    bare: list[LedgerEntry] = []
     for entry in entries:
         if entry.told or entry.words:
             lines += _flush(bare)
@@ -57,13 +57,13 @@ def write_ledger(
     return "\n".join((*head, *lines, *_flush(bare), *([QUOTED, *quoted] if quoted else ()), END))
 
 
-def _flush(bare: Sequence[Entry]) -> Iterable[str]:
+def _flush(bare: Sequence[LedgerEntry]) -> Iterable[str]:
     """Pages of which nothing is told, on one line."""
     if bare:
         yield f"{_number(bare[0].page.first, bare[-1].page.last)} {' '.join(f'ref:{each.reference}' for each in bare)}"
 
 
-def _write_line(entry: Entry) -> str:
+def _write_line(entry: LedgerEntry) -> str:
     told = f": {' · '.join(entry.told)}" if entry.told else ""
     words = f" | {' '.join(clean(word, 200) for word in entry.words)}" if entry.words else ""
     return f"{_number(entry.page.first, entry.page.last)} ref:{entry.reference}{told}{words}"
@@ -83,7 +83,7 @@ def tell_turns(survey: Survey, steps: Sequence[int], most: int) -> str:
     return f"{len(steps)} messages of the user, from: {texts[0]} to: {texts[-1]}"
 
 
-def tell_step(survey: Survey, step: Step, most: int) -> str:
+def tell_step(survey: Survey, step: AgentStep, most: int) -> str:
     """A step in a few words: what was asked, how it ended, how much there was to see."""
     places = range(step.start, step.stop)
     found = [survey.found[place] for place in places]

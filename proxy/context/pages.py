@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from proxy.context.original import PAGE
-from proxy.context.survey import Step
+from proxy.context.survey import AgentStep
 
 _OVERLAP = 200
 _SMALL = 1000
@@ -25,14 +25,16 @@ class Page(msgspec.Struct, frozen=True, gc=False):
     offset: int = 0
 
 
-def cut_pages(steps: Sequence[Step], is_archived: Callable[[int], bool], stop: int, most: int = PAGE) -> list[Page]:
+def cut_pages(
+    steps: Sequence[AgentStep], is_archived: Callable[[int], bool], stop: int, most: int = PAGE
+) -> list[Page]:
     """The pages of the archived ones among the first `stop` steps."""
     stretches = _find_stretches(steps, is_archived, stop, most)
     return [page for first, last in stretches for page in _cut(steps, first, last)]
 
 
 def _find_stretches(
-    steps: Sequence[Step], is_archived: Callable[[int], bool], stop: int, most: int
+    steps: Sequence[AgentStep], is_archived: Callable[[int], bool], stop: int, most: int
 ) -> Iterator[tuple[int, int]]:
     """Steps of a page: the first and the last; small ones that are kept may stand between."""
     first = last = -1
@@ -49,7 +51,7 @@ def _find_stretches(
         yield first, last
 
 
-def _cut(steps: Sequence[Step], first: int, last: int) -> Iterator[Page]:
+def _cut(steps: Sequence[AgentStep], first: int, last: int) -> Iterator[Page]:
     start, stop = steps[first].start, steps[last].stop
     size = sum(step.characters for step in steps[first : last + 1])
     yield Page(first, last, start, stop)

@@ -24,14 +24,14 @@ _IN_LETTERS = re.compile(r"[A-Za-z]{3}")
 _TYPED, _AGAIN, _IMPORTED, _SAME_TURN, _AGE, _LENGTH = 1.0, 0.8, 1.0, 1.0, -0.15, 0.8
 
 
-class Quote(msgspec.Struct, frozen=True, gc=False):
+class QuotedLine(msgspec.Struct, frozen=True, gc=False):
     """A line and the step in which it stood last."""
 
     line: str
     step: int
 
 
-def order_quotes(survey: Survey, gone: Iterable[int], ages: Sequence[int]) -> list[Quote]:
+def order_quotes(survey: Survey, gone: Iterable[int], ages: Sequence[int]) -> list[QuotedLine]:
     """Lines of archived steps that are worth telling, the most useful for their length first."""
     newest: dict[str, int] = {}
     seen: Counter[str] = Counter()
@@ -53,7 +53,7 @@ def order_quotes(survey: Survey, gone: Iterable[int], ages: Sequence[int]) -> li
         if z and _IN_LETTERS.search(line):
             age = max(ages[survey.steps[i].start], 1)
             worth[line] = z + _AGE * log2(age / _YOUNG) - _LENGTH * log(4 + len(line) / 4)
-    return [Quote(line, newest[line]) for line in sorted(worth, key=lambda line: (-worth[line], line))]
+    return [QuotedLine(line, newest[line]) for line in sorted(worth, key=lambda line: (-worth[line], line))]
 
 
 def list_lines(text: str) -> dict[str, None]:

@@ -25,7 +25,7 @@ class Trip(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Quote:
+class RevertPrice:
     """The price of a revert: `once`, with the next request, and `each`, with every later one; `tokens` sent from then.
 
     `is_lasting`: whether it holds for a while; at the high mark an epoch opens again.
@@ -53,13 +53,13 @@ def estimate_saving(trip: Trip, tariff: Tariff) -> float | None:
     return tariff.price(read, trip.client - read) - tariff.price(sent_read, trip.sent - sent_read)
 
 
-def quote_revert(tokens: int, reverted: int, budget: Budget, tariff: Tariff) -> Quote:
+def quote_revert(tokens: int, reverted: int, budget: Budget, tariff: Tariff) -> RevertPrice:
     """The price of sending `reverted` tokens, as they stood before an epoch, in place of `tokens`.
 
     Nobody knows whether a provider still holds what was sent before the epoch: it counts as gone.
     """
     now = tariff.price_size(tokens)
-    return Quote(
+    return RevertPrice(
         once=tariff.price_rewritten(reverted) - now,
         each=tariff.price_size(reverted) - now,
         tokens=reverted,

@@ -36,7 +36,7 @@ _HEAD = 40
 _ALIKE = 3
 
 
-class Step(msgspec.Struct, frozen=True, gc=False):
+class AgentStep(msgspec.Struct, frozen=True, gc=False):
     """The messages from `start` up to `stop`, and how much they hold; `turn` counts the user's turns so far."""
 
     start: int
@@ -57,7 +57,7 @@ class Survey(msgspec.Struct, frozen=True, gc=False):
 
     messages: Sequence[Seen]
     found: Sequence[Findings]
-    steps: Sequence[Step]
+    steps: Sequence[AgentStep]
     fresh: int
     users: tuple[int, ...]
     newest: frozenset[int]
@@ -92,7 +92,7 @@ def find_tail(seen: Survey, groups: int) -> int:
 
 def _list_steps(
     messages: Sequence[Seen], found: Sequence[Findings], groups: Sequence[Group], echoes: frozenset[int]
-) -> Iterator[Step]:
+) -> Iterator[AgentStep]:
     turn, before = 0, ""
     for group in groups:
         kind = _name_kind(messages, group, echoes)
@@ -100,7 +100,7 @@ def _list_steps(
         before = kind
         tokens = sum(seen.tokens for seen in messages[group.start : group.stop])
         characters = sum(each.characters for each in found[group.start : group.stop])
-        yield Step(group.start, group.stop, kind, group.has_calls, tokens, characters, turn)
+        yield AgentStep(group.start, group.stop, kind, group.has_calls, tokens, characters, turn)
 
 
 def _name_kind(messages: Sequence[Seen], group: Group, echoes: frozenset[int]) -> Kind:
@@ -143,7 +143,7 @@ def _find_protected(messages: Sequence[Seen], tools: Sequence[str]) -> Iterator[
             yield place
 
 
-def find_fresh(messages: Sequence[Seen], steps: Sequence[Step], sent: int | None = None) -> int:
+def find_fresh(messages: Sequence[Seen], steps: Sequence[AgentStep], sent: int | None = None) -> int:
     """The step that holds the first message behind the assistant's last, or the call that message answers.
 
     Before that, where it is known how many messages were `sent`, that of users and tools which was not: a client may

@@ -18,7 +18,7 @@ class Seen(msgspec.Struct, frozen=True, gc=False):
     tokens: int
 
 
-class Report(msgspec.Struct, frozen=True, gc=False):
+class LiveSummary(msgspec.Struct, frozen=True, gc=False):
     """A summary that holds for this conversation: of its messages from `start` up to `stop`, in so many tokens."""
 
     id: str
@@ -48,7 +48,7 @@ class View(msgspec.Struct, frozen=True, gc=False):
     name: Callable[[int, int, int], str]
     pinned: frozenset[int] = frozenset()
     frozen: ContextPlan | None = None
-    reports: Sequence[Report] = ()
+    reports: Sequence[LiveSummary] = ()
     goal: Budget | None = None
     sent: int | None = None
     depth: int = 0

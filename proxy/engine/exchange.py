@@ -11,14 +11,14 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from proxy.engine.behind import Behind
-from proxy.engine.flight import Entry, Flight
+from proxy.engine.flight import Flight, PendingRecord
 from proxy.engine.managing.rescuing import Reach
 from proxy.engine.managing.sending import Sending
 from proxy.engine.managing.steward import Steward
 from proxy.engine.managing.subject import Subject
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Client, RequestBody
-from proxy.engine.reception import Received, Reception
+from proxy.engine.reception import Reception, ResolvedRequest
 from proxy.engine.relay import Relay, Send
 from proxy.engine.tape import Tape
 from proxy.engine.tasks import TaskRunner
@@ -111,7 +111,9 @@ class Exchanges:
         body = await (settling if sending is not None else Behind(settling, entry.append_for_wait))
         await self._relay.carry(flight, _bind(request, received, flight), body)
 
-    async def _settle(self, flight: Flight, received: Received, glanced: Sending | None, ceiling: int | None) -> bytes:
+    async def _settle(
+        self, flight: Flight, received: ResolvedRequest, glanced: Sending | None, ceiling: int | None
+    ) -> bytes:
         """The body that is sent; who stands by the call, and what its client is told, is settled with it."""
         subject = received.subject
         if subject is None:
@@ -128,7 +130,9 @@ class Exchanges:
             tell(sending.labels)
         return sending.body
 
-    async def _manage(self, flight: Flight, received: Received, subject: Subject, ceiling: int | None) -> Sending:
+    async def _manage(
+        self, flight: Flight, received: ResolvedRequest, subject: Subject, ceiling: int | None
+    ) -> Sending:
         """What is sent for a request, once what it refers to is in the log.
 
         Where this waits, the opening is queued: later requests lean on it, and may be there before this one is decided
@@ -148,12 +152,12 @@ class Exchanges:
             entry.postpone(keep, partial(self._complete, flight, received, sending))
         return sending
 
-    def _keep(self, flight: Flight, received: Received, sending: Sending) -> None:
+    def _keep(self, flight: Flight, received: ResolvedRequest, sending: Sending) -> None:
         """Record what is on its way."""
         assert sending.keep is not None, "what is completed later is kept before"
         self._enter(flight, received, replace(sending, manifest=sending.keep(), plan=None))
 
-    def _complete(self, flight: Flight, received: Received, sending: Sending) -> None:
+    def _complete(self, flight: Flight, received: ResolvedRequest, sending: Sending) -> None:
         """Record and tell what was left open: tokens only where they are there before the head of the answer goes."""
         assert sending.complete is not None, "else nothing is left"
         whole = sending.complete()
@@ -161,13 +165,13 @@ class Exchanges:
         if whole.plan is not None:
             flight.entry.extend(whole.plan, is_urgent=received.is_stream)
 
-    def _enter(self, flight: Flight, received: Received, sending: Sending) -> None:
+    def _enter(self, flight: Flight, received: ResolvedRequest, sending: Sending) -> None:
         """Record what is sent for a request."""
         first = Round(flight.exchange, 0, flight.upstream, sending.manifest)
         more = [record for record in (sending.plan, sending.pin) if record is not None]
         flight.entry.extend(first, *more, is_urgent=received.is_stream)
 
-    async def _commit(self, entry: Entry, epoch: Epoch) -> bool:
+    async def _commit(self, entry: PendingRecord, epoch: Epoch) -> bool:
         """Have the log keep an epoch behind the opening of its exchange; whether that is done."""
         entry.extend(epoch)
         return await self._relay.confirm(entry)
@@ -192,7 +196,12 @@ class Exchanges:
             raise StoreUnavailable(f"calls are refused while they cannot be recorded (store.on_failure): {problem}")
 
     def _take_off(
-        self, request: ClientRequest, received: Received, entry: Entry, form: Format | None, client: Client
+        self,
+        request: ClientRequest,
+        received: ResolvedRequest,
+        entry: PendingRecord,
+        form: Format | None,
+        client: Client,
     ) -> Flight:
         _tell(client, received)
         return Flight(
@@ -209,7 +218,7 @@ class Exchanges:
 class TapedBody:
     """A streaming request body that is kept as it passes; its opening is recorded when it has passed whole."""
 
-    def __init__(self, body: RequestBody, tape: Tape, entry: Entry) -> None:
+    def __init__(self, body: RequestBody, tape: Tape, entry: PendingRecord) -> None:
         self._body = body
         self._tape = tape
         self._entry = entry
@@ -245,14 +254,14 @@ def read_ceiling(headers: Headers) -> int | None:
     return int(asked)
 
 
-def _bind(request: ClientRequest, received: Received, flight: Flight) -> Send:
+def _bind(request: ClientRequest, received: ResolvedRequest, flight: Flight) -> Send:
     """What sends a body with all else that the client asked for; an answer that may be held back must be readable."""
     is_guarded = flight.rescuer is not None and flight.rescuer.is_guarded
     headers = ask_plainly(request.headers) if is_guarded else request.headers
     return partial(received.upstream.send, request.method, request.target, headers)
 
 
-def _tell(client: Client, received: Received, labels: Headers = ()) -> None:
+def _tell(client: Client, received: ResolvedRequest, labels: Headers = ()) -> None:
     """Let a client find its call in the log, and know what was done with it."""
     if received.mode == "bypass":
         return
@@ -261,7 +270,7 @@ def _tell(client: Client, received: Received, labels: Headers = ()) -> None:
 
 
 def _list_records(
-    received: Received, opening: Opening, *, is_managed: bool = False
+    received: ResolvedRequest, opening: Opening, *, is_managed: bool = False
 ) -> tuple[Opening, *tuple[Record, ...]]:
     """What is known at once; what is sent for a managed request is decided later."""
     sent = () if is_managed else (Round(opening.exchange, 0, received.upstream.name, None),)

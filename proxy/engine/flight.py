@@ -15,7 +15,7 @@ from proxy.model.record import Record
 from proxy.wire.format import Format
 
 
-class Entry:
+class PendingRecord:
     """The opening of an exchange on its way to the log: appended once, when its body is known or its answer ends.
 
     Its content is kept no longer than the log takes: an answer may come for minutes.
@@ -86,7 +86,7 @@ class Flight:
     """
 
     exchange: str
-    entry: Entry
+    entry: PendingRecord
     format: Format | None
     upstream: str
     client: Client

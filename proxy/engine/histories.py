@@ -24,7 +24,7 @@ from proxy.model.manifest import (
     keep_to,
     root_of,
 )
-from proxy.wire.body import Span, SplitBody, count_shared, split_after, split_body
+from proxy.wire.body import ByteRange, SplitBody, count_shared, split_after, split_body
 
 _LARGE_MEMBER = 512
 _ITEM_WEIGHT = 480
@@ -37,15 +37,15 @@ _WORTH_REMEMBERING = 4 * 1024
 _HEAD_SHARE = 0.75
 
 
-class Source(msgspec.Struct, frozen=True, gc=False, eq=False):
+class BodySource(msgspec.Struct, frozen=True, gc=False, eq=False):
     """What a body was made of: the client's items, which from `start` on stand in it word for word, from `at` on."""
 
-    items: Sequence[Span]
+    items: Sequence[ByteRange]
     start: int
     at: int
 
 
-class History(msgspec.Struct, frozen=True, gc=False, eq=False):
+class CachedBody(msgspec.Struct, frozen=True, gc=False, eq=False):
     """A body that was seen: its split, the link after each item, the digest of each large member, its messages.
 
     There are fewer links than items where the last ones did not fit under the record cap. `source` is None but for one
@@ -56,7 +56,7 @@ class History(msgspec.Struct, frozen=True, gc=False, eq=False):
     links: Sequence[bytes]
     digests: Mapping[str, bytes]
     chain: Chain
-    source: Source | None = None
+    source: BodySource | None = None
 
     @property
     def weight(self) -> int:
@@ -65,7 +65,7 @@ class History(msgspec.Struct, frozen=True, gc=False, eq=False):
         places = _ITEM_WEIGHT * len(self.links) + _MEMBER_WEIGHT * len(split.members)
         return len(split.content) + len(self.chain.preamble.orders) + places
 
-    def continues(self, other: "History") -> bool:
+    def continues(self, other: "CachedBody") -> bool:
         """Whether this one has all the items of the other, and perhaps more."""
         end = len(other.links)
         if not end:
@@ -81,13 +81,13 @@ class Histories:
 
     def __init__(self, cache_bytes: int) -> None:
         self._cache_bytes = cache_bytes
-        self._seen: OrderedDict[Key, list[History]] = OrderedDict()
+        self._seen: OrderedDict[Key, list[CachedBody]] = OrderedDict()
         self._weight = 0
         self.losses = 0  # how often all was forgotten: what was found before holds no more
 
-    def find(self, key: Key, content: bytes) -> tuple[History | None, int]:
+    def find(self, key: Key, content: bytes) -> tuple[CachedBody | None, int]:
         """The remembered body that shares most items with `content`, and how many; (None, 0) if none does."""
-        best: History | None = None
+        best: CachedBody | None = None
         most = 0
         for history in reversed(self._seen.get(key, ())):
             if not _may_extend(history, content, is_named=bool(key[2])):
@@ -99,12 +99,12 @@ class Histories:
                 break
         return best, most
 
-    def find_newest(self, key: Key) -> History | None:
+    def find_newest(self, key: Key) -> CachedBody | None:
         """The body remembered last."""
         entries = self._seen.get(key)
         return entries[-1] if entries else None
 
-    def remember(self, key: Key, history: History, known: History | None) -> None:
+    def remember(self, key: Key, history: CachedBody, known: CachedBody | None) -> None:
         """Keep a body, in place of the one it continues."""
         if len(history.split.content) < _WORTH_REMEMBERING or history.weight > self._cache_bytes:
             return
@@ -133,7 +133,7 @@ class Histories:
             del self._seen[key]
 
 
-def _may_extend(history: History, content: bytes, *, is_named: bool) -> bool:
+def _may_extend(history: CachedBody, content: bytes, *, is_named: bool) -> bool:
     """A cheap look at the end of the remembered items; a family's own bodies are compared in any case."""
     if is_named:
         return True
@@ -141,7 +141,7 @@ def _may_extend(history: History, content: bytes, *, is_named: bool) -> bool:
     return content[end - _TAIL : end] == history.split.content[end - _TAIL : end]
 
 
-def split_known(content: bytes, items_key: str, known: History | None, shared: int) -> SplitBody | None:
+def split_known(content: bytes, items_key: str, known: CachedBody | None, shared: int) -> SplitBody | None:
     """Split a body, leaving out what it shares with a remembered one."""
     split = split_after(content, items_key, known.split, shared) if known is not None and shared else None
     return split if split is not None else split_body(content, items_key)
@@ -159,7 +159,7 @@ class Holding(msgspec.Struct, frozen=True, gc=False):
     stop: int
     lent: range = range(0)
 
-    def list_unkept(self, items: Sequence[Span]) -> frozenset[int]:
+    def list_unkept(self, items: Sequence[ByteRange]) -> frozenset[int]:
         """The items that are not kept whole."""
         return frozenset(i for i, span in enumerate(items) if i >= self.stop or span.end - span.start > self.cap)
 
@@ -174,7 +174,7 @@ def weigh_item(size: int, cap: int) -> int:
 
 
 def hold(
-    split: SplitBody, cap: int, links: Sequence[bytes], known: History | None = None, lent: range = range(0)
+    split: SplitBody, cap: int, links: Sequence[bytes], known: CachedBody | None = None, lent: range = range(0)
 ) -> Holding:
     """How much of a body is kept where the log has these links, and the members of the `known` body."""
     stop, count = len(links), len(split.items)
@@ -189,7 +189,7 @@ def hold(
     return Holding(cap, links, stop, lent)
 
 
-def list_links(known: History | None, shared: int) -> Sequence[bytes]:
+def list_links(known: CachedBody | None, shared: int) -> Sequence[bytes]:
     """The links of the items that a remembered body shares, as far as these are in the log."""
     if known is None:
         return ()
@@ -207,12 +207,12 @@ def take_stock(
     tenant: bytes,
     split: SplitBody,
     chain: Chain,
-    known: History | None,
+    known: CachedBody | None,
     shared: int,
     *,
-    source: Source | None = None,
+    source: BodySource | None = None,
     holding: Holding | None = None,
-) -> tuple[Manifest, History | None]:
+) -> tuple[Manifest, CachedBody | None]:
     """The manifest of a split body, with only what the remembered one did not bring; and what to remember of it.
 
     With a `holding` no more of it is kept than that says, without one all.
@@ -230,7 +230,7 @@ def take_stock(
     if holding is not None and holding.lent:
         slices = tuple([_lend(each) if i in holding.lent else each for i, each in enumerate(slices, start)])
     manifest, digests = _keep_members(split, slices, known, links[-1] if links else root, holding)
-    return manifest, History(split, links, digests, chain, source)
+    return manifest, CachedBody(split, links, digests, chain, source)
 
 
 def _lend(piece: Slice) -> Slice:
@@ -248,7 +248,7 @@ def _elements(split: SplitBody, start: int, stop: int, cap: int) -> list[tuple[b
     return pairs
 
 
-def _weigh_new_members(split: SplitBody, known: History | None) -> int:
+def _weigh_new_members(split: SplitBody, known: CachedBody | None) -> int:
     """The bytes of a body beside its items that the remembered one did not bring."""
     items = split.items[-1].end - split.gap_before(0) if split.items else 0
     names = known.digests if known is not None else ()
@@ -259,7 +259,7 @@ def _weigh_new_members(split: SplitBody, known: History | None) -> int:
 def _keep_members(
     split: SplitBody,
     slices: tuple[Slice, ...],
-    known: History | None,
+    known: CachedBody | None,
     link: bytes = b"",
     holding: Holding | None = None,
 ) -> tuple[Manifest, dict[str, bytes]]:
@@ -289,7 +289,7 @@ def _keep_members(
     return Manifest(recipe, slices, tuple(blobs), len(content), digest_of(content) if unkept else b""), digests
 
 
-def _known_digest(known: History | None, name: str, value: bytes) -> bytes:
+def _known_digest(known: CachedBody | None, name: str, value: bytes) -> bytes:
     if known is None or name not in known.digests or known.split.member(name) != value:
         return b""
     return known.digests[name]

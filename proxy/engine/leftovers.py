@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from proxy.engine.bus import EventBus
 from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.ports import Archive
-from proxy.engine.readings import Readings, Received
+from proxy.engine.readings import Readings, UnreadAnswer
 from proxy.engine.tasks import TaskRunner
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import ReadingFailed
@@ -54,7 +54,7 @@ class Leftovers:
                 continue
             if row.tip and not await self._lineage.reopen(row.exchange, row.session, row.tip):
                 continue
-            self._readings.submit(Received(row.exchange, row.k, form, row.headers, row.received))
+            self._readings.submit(UnreadAnswer(row.exchange, row.k, form, row.headers, row.received))
             taken.add(row.exchange)
         return taken
 

@@ -15,12 +15,12 @@ from proxy.model.exchange import Headers, SessionKey
 from proxy.model.lineage import StoredSession
 from proxy.model.log import (
     ArchiveHealth,
+    AuxiliaryUsage,
     Bill,
     BranchRow,
     ExchangeRow,
     Selection,
     SessionRow,
-    Spent,
     UnreadRow,
     Verification,
 )
@@ -216,7 +216,7 @@ class LogReader(Protocol):
         """
         ...
 
-    async def sum_auxiliary(self, since_ms: int) -> Sequence[Spent]:
+    async def sum_auxiliary(self, since_ms: int) -> Sequence[AuxiliaryUsage]:
         """What auxiliary calls opened since then came to, a row for each session, upstream and model, in this order."""
         ...
 

@@ -28,7 +28,7 @@ _GATHER_SECONDS = 0.05
 _MOST_AT_ONCE = 64
 
 
-class Received(msgspec.Struct, frozen=True, gc=False):
+class UnreadAnswer(msgspec.Struct, frozen=True, gc=False):
     """A recorded answer that waits to be read; its first byte came after so many seconds, 0 where nobody knows.
 
     `secrets` are credentials that it may echo, in pieces so far.
@@ -92,11 +92,11 @@ class Readings:
         self._lineage = lineage
         self._cap = cap
         self._own_keys = own_keys
-        self._waiting: dict[str, Received] = {}
+        self._waiting: dict[str, UnreadAnswer] = {}
         self._waiting_bytes = 0
         self._running: asyncio.Task[None] | None = None
 
-    def submit(self, received: Received) -> None:
+    def submit(self, received: UnreadAnswer) -> None:
         """Have an answer read soon; beyond a bound the oldest that wait are left unread (they can be read any time)."""
         self._waiting[received.exchange] = received
         self._waiting_bytes += len(received.content)
@@ -107,7 +107,7 @@ class Readings:
         if self._running is None or self._running.done():
             self._running = self._tasks.spawn(self._run())
 
-    def read_refusal(self, received: Received) -> None:
+    def read_refusal(self, received: UnreadAnswer) -> None:
         """Read at once a short answer that the client never gets: it has no place in a conversation."""
         outcome = _try_to_read(received, _INLINE_BYTES)
         if not isinstance(outcome, Exception):
@@ -151,13 +151,13 @@ class Readings:
         count = len(self._waiting)
         return count > _MOST_WAITING or (count > 1 and self._waiting_bytes > _MOST_WAITING_BYTES)
 
-    def _take(self, exchange: str) -> Received | None:
+    def _take(self, exchange: str) -> UnreadAnswer | None:
         received = self._waiting.pop(exchange, None)
         if received is not None:
             self._waiting_bytes -= len(received.content)
         return received
 
-    def _keep(self, received: Received, outcome: tuple[Answer, bytes] | Exception) -> None:
+    def _keep(self, received: UnreadAnswer, outcome: tuple[Answer, bytes] | Exception) -> None:
         if isinstance(outcome, Exception):
             self._bus.publish(ReadingFailed(received.exchange, f"{type(outcome).__name__}: {outcome}"))
             return
@@ -168,7 +168,7 @@ class Readings:
         if answer.usage is not None:
             self._bus.publish(AnswerRead(received.exchange, received.k, answer.usage, received.first_byte_s))
 
-    def _make_reading(self, received: Received, answer: Answer, rendered: bytes) -> Reading:
+    def _make_reading(self, received: UnreadAnswer, answer: Answer, rendered: bytes) -> Reading:
         """What rests in the log: put together, the pieces of a stream may be a credential."""
         secrets = received.secrets or self._own_keys
         error = answer.error.encode("utf-8", "surrogatepass")
@@ -177,7 +177,7 @@ class Readings:
         return Reading(received.exchange, received.k, told, answer.usage, answer.finish, problem)
 
 
-def _try_to_read(received: Received, cap: int) -> tuple[Answer, bytes] | Exception:
+def _try_to_read(received: UnreadAnswer, cap: int) -> tuple[Answer, bytes] | Exception:
     try:
         return read_received(received.format, received.headers, received.content, cap)
     except Exception as error:  # noqa: BLE001 - a boundary: an answer nobody can read must not stop the reader

@@ -16,8 +16,8 @@ import msgspec
 from proxy.context.budget import is_bounded
 from proxy.engine.boundary import attempt, attempt_now
 from proxy.engine.histories import (
+    CachedBody,
     Histories,
-    History,
     Holding,
     Key,
     hold,
@@ -29,8 +29,8 @@ from proxy.engine.histories import (
 from proxy.engine.lineage.chain import Chain, make_chain, read_messages
 from proxy.engine.lineage.known import Traits
 from proxy.engine.lineage.naming import Naming, make_session, read_body, read_text
-from proxy.engine.lineage.placing import Asked, Place
-from proxy.engine.lineage.tenants import Caller
+from proxy.engine.lineage.placing import LineageQuery, Placement
+from proxy.engine.lineage.tenants import Credential
 from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.managing.subject import Subject
 from proxy.engine.policy import EnginePolicy
@@ -64,7 +64,7 @@ class Route:
         return any(fnmatchcase(model, pattern) for pattern in self.models)
 
 
-class Received:
+class ResolvedRequest:
     """A request as recognised. `is_stream`: a streamed answer is asked for. `step`: where it stands, if known.
 
     `subject` is None where there is nothing to manage: what is not understood, or has no place.
@@ -117,7 +117,7 @@ class _Recognised(msgspec.Struct, frozen=True, gc=False):
 class _Remembered(NamedTuple):
     """The body seen before that a request shares most with, how many items, and how much had been lost by then."""
 
-    known: History | None
+    known: CachedBody | None
     shared: int
     losses: int
 
@@ -152,7 +152,7 @@ class Reception:
         self._clock = clock
         self._ids = ids
 
-    async def receive(self, request: ClientRequest, form: Format, mode: Mode) -> Received:
+    async def receive(self, request: ClientRequest, form: Format, mode: Mode) -> ResolvedRequest:
         """Recognise a request whose body is at hand. Waits for the log where memory does not know its history."""
         exchange = self._ids.next_exchange()
         caller = self._lineage.tenants.find(request.headers)
@@ -161,9 +161,9 @@ class Reception:
             recognised = self._keep_apart(request, caller, exchange)
         reading = _Reading("managed", form.name, recognised.model, self._clock.now_ms())
         make = partial(self._open, request, mode, exchange, recognised, reading)
-        return Received(exchange, mode, recognised, make)
+        return ResolvedRequest(exchange, mode, recognised, make)
 
-    def receive_stream(self, request: ClientRequest, mode: Mode) -> Received:
+    def receive_stream(self, request: ClientRequest, mode: Mode) -> ResolvedRequest:
         """Recognise a request whose body is still to come; whoever passes it on fills in the opening's body."""
         exchange, upstream = self._ids.next_exchange(), self._choose("")
         tenant = self._lineage.tenants.find(request.headers).tenant
@@ -171,7 +171,7 @@ class Reception:
         recognised = _Recognised(session, upstream, "", lambda: _NOTHING)
         reading = _Reading("passthrough", "", "", self._clock.now_ms())
         make = partial(self._open, request, mode, exchange, recognised, reading)
-        return Received(exchange, mode, recognised, make)
+        return ResolvedRequest(exchange, mode, recognised, make)
 
     def _open(
         self, request: ClientRequest, mode: Mode, exchange: str, recognised: _Recognised, reading: _Reading
@@ -191,7 +191,7 @@ class Reception:
             opened_ms=reading.opened_ms,
         )
 
-    async def _recognise(self, request: ClientRequest, form: Format, caller: Caller, exchange: str) -> _Recognised:
+    async def _recognise(self, request: ClientRequest, form: Format, caller: Credential, exchange: str) -> _Recognised:
         content, until = request.body, self._clock.monotonic() + self._policy.hard_wait_seconds
         named = self._naming.read(request.headers)
         key = (caller.tenant, form.name, named.family)
@@ -212,7 +212,7 @@ class Reception:
         traits = Traits(
             model, split.member("tools") not in _NONE, messages.preamble.system, split.member("stream") == b"true"
         )
-        asked = Asked(
+        asked = LineageQuery(
             exchange=exchange,
             session=session,
             token=caller.token,
@@ -244,7 +244,7 @@ class Reception:
                 await self._readings.hurry(exchange)  # a request may refer to any of them by an id
         return await self._lineage.find_response(session, previous, until) or root if previous else root
 
-    async def _place(self, asked: Asked) -> Place:
+    async def _place(self, asked: LineageQuery) -> Placement:
         for exchange in self._lineage.list_unread(asked):
             await self._readings.hurry(exchange)
         return await self._lineage.place(asked)
@@ -278,7 +278,7 @@ class Reception:
         if self._lineage.forget_lost():
             self._histories.clear()  # manifests lean on what earlier ones brought to the log
 
-    def _keep_apart(self, request: ClientRequest, caller: Caller, exchange: str) -> _Recognised:
+    def _keep_apart(self, request: ClientRequest, caller: Credential, exchange: str) -> _Recognised:
         """A body that is not understood: whole, to the first upstream, in the session that its headers name."""
         upstream = self._choose("")
         session = make_session(caller.tenant, upstream.name, self._naming.read(request.headers), exchange)
@@ -302,7 +302,7 @@ def _note_riddle(error: Exception) -> None:
     _log.error("a request was not understood; it is carried and kept whole", exc_info=error)
 
 
-def _is_plain(content: bytes, known: History | None, shared: int) -> bool:
+def _is_plain(content: bytes, known: CachedBody | None, shared: int) -> bool:
     """Whether a body has no more tokens than bytes; what repeats was looked at before, and much at once is not."""
     if known is None or not shared:
         return len(content) <= _MOST_LOOKED_AT and is_bounded(content)
@@ -313,9 +313,9 @@ def _make_subject(
     request: ClientRequest,
     upstream: Upstream,
     form: Format,
-    asked: Asked,
+    asked: LineageQuery,
     body: tuple[SplitBody, Chain, Holding | None],
-    place: Place,
+    place: Placement,
 ) -> Subject:
     split, chain, holding = body
     return Subject(

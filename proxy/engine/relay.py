@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable
 from proxy.engine.behind import Behind
 from proxy.engine.bus import EventBus
 from proxy.engine.durability import CommitGate
-from proxy.engine.flight import Entry, Flight
+from proxy.engine.flight import Flight, PendingRecord
 from proxy.engine.guard import Guard, find_guard, is_open_stream, spell_in_stream
 from proxy.engine.passage import Passage, find_ender, linger
 from proxy.engine.ports import Archive, Clock, RequestBody, UpstreamResponse
-from proxy.engine.readings import Readings, Received
+from proxy.engine.readings import Readings, UnreadAnswer
 from proxy.engine.rescue import Retry
 from proxy.model.errors import ProxyError, UpstreamUnreachable
 from proxy.model.events import ExchangeRecorded, LimitsTold
@@ -47,14 +47,16 @@ class Relay:
         """Why calls cannot be recorded as promised; empty while they can."""
         return self._gate.problem
 
-    def enter(self, make: Callable[[], tuple[Opening, *tuple[Record, ...]]], *, is_urgent: bool = False) -> Entry:
+    def enter(
+        self, make: Callable[[], tuple[Opening, *tuple[Record, ...]]], *, is_urgent: bool = False
+    ) -> PendingRecord:
         """An opening that goes to this relay's log, together with the records that `make` puts behind it.
 
         It is queued as soon as the request is on its way upstream, before anything else can be.
         """
-        return Entry(self._archive, make, is_urgent=is_urgent)
+        return PendingRecord(self._archive, make, is_urgent=is_urgent)
 
-    async def confirm(self, entry: Entry) -> bool:
+    async def confirm(self, entry: PendingRecord) -> bool:
         """Whether all that was queued of an exchange is in the log, waited for as long as an answer waits."""
         if entry.commit is None:
             return False
@@ -118,7 +120,7 @@ class Relay:
         flight.head_at = self._clock.monotonic()
         return response
 
-    def _hold(self, entry: Entry) -> asyncio.TimerHandle | None:
+    def _hold(self, entry: PendingRecord) -> asyncio.TimerHandle | None:
         """Let an opening that is not durable yet wait for company, and what was postponed for an answer that is there
         at once; a few milliseconds at most.
         """
@@ -126,7 +128,7 @@ class Relay:
             return None
         return asyncio.get_running_loop().call_later(_COMPANY_SECONDS, self._hurry, entry)
 
-    def _hurry(self, entry: Entry) -> None:
+    def _hurry(self, entry: PendingRecord) -> None:
         entry.settle()
         if not _is_durable(entry):
             self._archive.flush()
@@ -284,7 +286,7 @@ class Relay:
         first_byte_s = outcome.timings.first_byte_ms / 1000
         content = outcome.received
         told = (outcome.headers, content, first_byte_s, flight.secrets)
-        received = Received(flight.exchange, flight.k, flight.format, *told)
+        received = UnreadAnswer(flight.exchange, flight.k, flight.format, *told)
         if flight.is_final:
             self._readings.submit(received)
         else:
@@ -306,7 +308,7 @@ def _measure(flight: Flight, kept: bytes) -> tuple[bytes, int, bytes]:
     return (kept, len(kept), b"") if kept else (b"", tape.size, digest_of(tape.content) if tape.size else b"")
 
 
-def _is_durable(entry: Entry) -> bool:
+def _is_durable(entry: PendingRecord) -> bool:
     return entry.commit is not None and entry.commit.done()
 
 

@@ -33,7 +33,7 @@ class NodeRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
     is_answer: bool
 
 
-class Mark(msgspec.Struct, frozen=True, gc=False, array_like=True):
+class CallFingerprint(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A name by which a message may be known again: `call:ID`, `item:ID`, `response:ID`, or `form:HEX` of an answer.
 
     Whoever makes a name, or asks for one, makes it with `name_mark`. `form` is the normal form of the message that
@@ -59,7 +59,7 @@ class Step(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     depth: int
     base: int
     nodes: tuple[NodeRow, ...]
-    marks: tuple[Mark, ...]
+    marks: tuple[CallFingerprint, ...]
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
@@ -68,7 +68,7 @@ class Reply(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     exchange: str
     k: int
     nodes: tuple[NodeRow, ...]
-    marks: tuple[Mark, ...]
+    marks: tuple[CallFingerprint, ...]
 
 
 class Adoption(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
@@ -90,7 +90,7 @@ class StoredSession(msgspec.Struct, frozen=True, gc=False):
     key: SessionKey
     tips: tuple[bytes, ...]
     nodes: tuple[NodeRow, ...]
-    marks: tuple[Mark, ...]
+    marks: tuple[CallFingerprint, ...]
 
 
 def root_of_chain(upstream: str) -> bytes:

@@ -50,7 +50,7 @@ class SessionRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class AuxiliaryUsage:
     """What a session's auxiliary calls to one model came to: how many, and their tokens as the provider counted them.
 
     `upstream` is who was called, which need not be the session's; each count is None where no answer told it.
@@ -199,7 +199,7 @@ class UnreadRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class LogFault:
     """Something `verify` found: where it stands and what is wrong."""
 
     where: str
@@ -214,7 +214,7 @@ class Verification:
     rounds: int
     blobs: int
     slices: int
-    faults: tuple[Fault, ...]
+    faults: tuple[LogFault, ...]
 
 
 class ArchiveHealth(msgspec.Struct, frozen=True, gc=False):

@@ -77,7 +77,7 @@ class Compacting(Protocol):
         ...
 
 
-class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CompactionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a compaction may be asked with: who is to report, by which instruction, at which level; the conversation's
     model, where a session has several, and its branch by its tip.
     """
@@ -137,7 +137,7 @@ class ContextApi:
 
     async def _compact(self, request: Request) -> Response:
         session = await self._find_session(request)
-        asked = read_document(await read_body(request, _MOST_ASKED), Asked)
+        asked = read_document(await read_body(request, _MOST_ASKED), CompactionRequest)
         wish = Wish(asked.model, asked.prompt, asked.level)
         found = await self._compacting.compact(session, wish, asked.view, asked.branch)
         return respond_json(write_json(describe_compaction(found)))

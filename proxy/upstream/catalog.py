@@ -23,7 +23,7 @@ def read_bundled_map() -> BundledMap:
     return read_map(find_litellm())
 
 
-class Catalog:
+class ModelCatalog:
     """Cards of models.
 
     What the settings say of models: `stated` by their upstream's name, `priced` by a shell pattern of theirs.

@@ -37,7 +37,7 @@ class Origin:
         )
 
 
-class Target(msgspec.Struct, frozen=True, gc=False):
+class UpstreamTarget(msgspec.Struct, frozen=True, gc=False):
     """What to ask an origin for. `is_under_base`: a configured key may be sent along."""
 
     path: bytes
@@ -65,7 +65,7 @@ def _hides_trick(path: bytes) -> bool:
     return True
 
 
-def map_target(base_path: bytes, target: bytes) -> Target:
+def map_target(base_path: bytes, target: bytes) -> UpstreamTarget:
     """The upstream's path and query for the client's.
 
     `/v1/X` goes to base + `/X` where the base has a path (OpenAI's `/v1`, Gemini's `/v1beta/openai`); every other
@@ -75,6 +75,6 @@ def map_target(base_path: bytes, target: bytes) -> Target:
     if not path.startswith(b"/") or _TRICK.search(path) or (b"%" in path and _hides_trick(path)):
         raise BadRequest("this path has dot segments, encoded slashes or the like; send it in its plain form")
     if base_path and path.startswith(b"/v1/"):
-        return Target(base_path + path[3:] + mark + query, True)
+        return UpstreamTarget(base_path + path[3:] + mark + query, True)
     is_under = not base_path or path == base_path or path.startswith(base_path + b"/")
-    return Target(target, is_under)
+    return UpstreamTarget(target, is_under)

@@ -24,7 +24,7 @@ class Encoder(Protocol):
         ...
 
 
-class Tokenizer:
+class CountingTokenizer:
     """Counts by encodings that are loaded when first needed, once each."""
 
     def __init__(self, load: Callable[[Encoding], Encoder | None]) -> None:

@@ -13,9 +13,9 @@ import msgspec
 from proxy.wire.canonical import REFUSED, load, settle_arguments, settle_object
 from proxy.wire.identity import (
     Item,
+    ItemPosition,
     Reader,
     Settled,
-    Source,
     collapse,
     digest_form,
     load_elements,
@@ -31,7 +31,7 @@ _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 _DROPPED = frozenset({"thinking", "redacted_thinking"})
 
 
-class _Block(msgspec.Struct, gc=False):
+class _IdentityBlock(msgspec.Struct, gc=False):
     """What counts of a content block of the types that are known."""
 
     type: str | None = None
@@ -45,11 +45,11 @@ class _Block(msgspec.Struct, gc=False):
     citations: object = None
 
 
-class _Message(msgspec.Struct, gc=False):
+class _AnthropicMessage(msgspec.Struct, gc=False):
     """What counts of a message."""
 
     role: str = ""
-    content: str | list[_Block] | None = None
+    content: str | list[_IdentityBlock] | None = None
 
 
 def read_alternatives(value: Mapping[str, object]) -> tuple[tuple[Item, ...], ...]:
@@ -69,7 +69,7 @@ def read_orders(member: bytes) -> bytes:
     return digest_form((_WIRE, "system", collapse([part for part in kept if part])))
 
 
-def _read(message: _Message, source: Source) -> Item:
+def _read(message: _AnthropicMessage, source: ItemPosition) -> Item:
     content = message.content
     if not isinstance(content, list):
         form = digest_form((_WIRE, message.role, content or None))
@@ -108,4 +108,4 @@ def _settle_said(content: object) -> object:
     return content or None if isinstance(content, str) else collapse(settle_values(content, _TEXTS))
 
 
-READER = Reader(_WIRE, _Message, _read)
+READER = Reader(_WIRE, _AnthropicMessage, _read)

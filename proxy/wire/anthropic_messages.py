@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from proxy.model.exchange import Answer, Usage
 from proxy.wire import anthropic_identity
-from proxy.wire.body import Span
+from proxy.wire.body import ByteRange
 from proxy.wire.deltas import Places, assemble, keep, merge, settle_object
 from proxy.wire.evidence import UsageNames, read_error, read_fields, read_kind, read_object, read_text, read_typed_error
 from proxy.wire.identity import Item
@@ -47,9 +47,9 @@ class AnthropicMessages:
 
     def read_events(self, events: Iterable[ServerEvent]) -> Answer:
         """The answer a stream adds up to, in the shape of a non-streamed one."""
-        return assemble(_Stream(), events, self.read_answer)
+        return assemble(_AnthropicStream(), events, self.read_answer)
 
-    def read_items(self, content: bytes, spans: Sequence[Span]) -> list[Item]:
+    def read_items(self, content: bytes, spans: Sequence[ByteRange]) -> list[Item]:
         """The messages at these spans of a request body."""
         return anthropic_identity.READER.read_items(content, spans)
 
@@ -79,7 +79,7 @@ def _read_usage(value: object) -> Usage | None:
     return replace(usage, input=sum(parts) if parts else None)
 
 
-class _Stream:
+class _AnthropicStream:
     """What has come of an answer."""
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ class Room(msgspec.Struct, frozen=True, gc=False):
     reasoning: int = 0
 
 
-class Report(msgspec.Struct, frozen=True, gc=False):
+class SummaryAnswer(msgspec.Struct, frozen=True, gc=False):
     """What an answer to such a question says; `said` are all its visible characters, spoken thoughts included.
 
     `refusal`: why the model would not; `is_tool_call`: it began a call.
@@ -82,7 +82,7 @@ def enlarge(content: bytes, factor: int = 2) -> bytes | None:
     return None
 
 
-def read_report(answer: Answer) -> Report:
+def read_report(answer: Answer) -> SummaryAnswer:
     """What an answer, or as much of it as came, says. Thoughts that a model speaks aloud before are no part of it."""
     text = refusal = ""
     is_tool_call = False
@@ -91,7 +91,7 @@ def read_report(answer: Answer) -> Report:
         if isinstance(message, dict):
             text, refusal = _read_content(message.get("content")), read_text(message.get("refusal"))
             is_tool_call = bool(message.get("tool_calls") or message.get("function_call"))
-    return Report(_THOUGHT.sub("", text).strip(), answer.finish, answer.usage, is_tool_call, refusal, text)
+    return SummaryAnswer(_THOUGHT.sub("", text).strip(), answer.finish, answer.usage, is_tool_call, refusal, text)
 
 
 def is_thinking_aloud(begun: str) -> bool:

@@ -32,7 +32,7 @@ _MOST_ITEMS = 20_000
 _COMMAS_OF_AN_ITEM = 50
 
 
-class Span(msgspec.Struct, frozen=True, gc=False):
+class ByteRange(msgspec.Struct, frozen=True, gc=False):
     """Bytes from `start` up to `end` of a body."""
 
     start: int
@@ -47,8 +47,8 @@ class SplitBody(msgspec.Struct, frozen=True, gc=False):
     """
 
     content: bytes
-    members: Mapping[str, Span]
-    items: Sequence[Span]
+    members: Mapping[str, ByteRange]
+    items: Sequence[ByteRange]
 
     def member(self, name: str) -> bytes:
         """The raw JSON of a top-level member, empty if absent."""
@@ -91,9 +91,9 @@ def split_after(content: bytes, items_key: str, known: SplitBody, count: int) ->
     if short is None or (b"," in rest[:skipped]) != bool(short.items):
         return None
     offset = end - start + skipped
-    moved = [Span(s.start + offset, s.end + offset) for s in short.items]
+    moved = [ByteRange(s.start + offset, s.end + offset) for s in short.items]
     members = {
-        name: Span(s.start if s.start < start else s.start + offset, s.end if s.end <= start else s.end + offset)
+        name: ByteRange(s.start if s.start < start else s.start + offset, s.end if s.end <= start else s.end + offset)
         for name, s in short.members.items()
     }
     return SplitBody(content, members, extend(known.items, count, moved))
@@ -151,7 +151,7 @@ class _Unaccounted(Exception):
     """The spans would not cover the body."""
 
 
-def _find_members(content: bytes) -> dict[str, Span]:
+def _find_members(content: bytes) -> dict[str, ByteRange]:
     try:
         values = _members.decode(content)
     except _REFUSED:
@@ -166,7 +166,7 @@ def _find_members(content: bytes) -> dict[str, Span]:
     return spans
 
 
-def _find_elements(content: bytes, array: Span, most: int) -> list[Span]:
+def _find_elements(content: bytes, array: ByteRange, most: int) -> list[ByteRange]:
     if content.count(b",", array.start, array.end) > most * _COMMAS_OF_AN_ITEM:
         return []
     try:
@@ -185,11 +185,11 @@ def _find_elements(content: bytes, array: Span, most: int) -> list[Span]:
     return spans
 
 
-def _place(value: bytes, content: bytes, at: int) -> Span:
+def _place(value: bytes, content: bytes, at: int) -> ByteRange:
     """The span of a value that must stand at `at`."""
     if not content.startswith(value, at):
         raise _Unaccounted
-    return Span(at, at + len(value))
+    return ByteRange(at, at + len(value))
 
 
 def _pass(separator: re.Pattern[bytes], content: bytes, at: int) -> int:
@@ -200,7 +200,7 @@ def _pass(separator: re.Pattern[bytes], content: bytes, at: int) -> int:
     return match.end()
 
 
-def _scan_members(content: bytes) -> dict[str, Span]:
+def _scan_members(content: bytes) -> dict[str, ByteRange]:
     """The members of legal JSON that msgspec refuses, by counting brackets."""
     try:
         value = json.loads(content)
@@ -220,13 +220,13 @@ def _scan_members(content: bytes) -> dict[str, Span]:
     return spans
 
 
-def _scan_values(content: bytes, at: int) -> Iterator[Span]:
+def _scan_values(content: bytes, at: int) -> Iterator[ByteRange]:
     """The values from `at` on, separated by commas, up to the bracket that closes what holds them."""
     depth, start, end = 0, -1, at
     for token in _TOKEN.finditer(content, at):  # pragma: no branch - the JSON is whole, so it closes
         first = content[token.start()]
         if depth == 0 and first in b",}]":
-            yield Span(start, end)
+            yield ByteRange(start, end)
             if first != ord(","):
                 return
             start = -1

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from proxy.model.exchange import Answer
 from proxy.wire import chat_identity
-from proxy.wire.body import Span
+from proxy.wire.body import ByteRange
 from proxy.wire.deltas import Places, assemble, keep, merge, settle, settle_object
 from proxy.wire.evidence import UsageNames, read_error, read_fields, read_objects, read_text
 from proxy.wire.identity import Item
@@ -59,9 +59,9 @@ class ChatCompletions:
 
     def read_events(self, events: Iterable[ServerEvent]) -> Answer:
         """The answer a stream adds up to, in the shape of a non-streamed one."""
-        return assemble(_Stream(), events, self.read_answer)
+        return assemble(_ChatStream(), events, self.read_answer)
 
-    def read_items(self, content: bytes, spans: Sequence[Span]) -> list[Item]:
+    def read_items(self, content: bytes, spans: Sequence[ByteRange]) -> list[Item]:
         """The messages at these spans of a request body."""
         return chat_identity.READER.read_items(content, spans)
 
@@ -82,7 +82,7 @@ class ChatCompletions:
         return ()
 
 
-class _Stream:
+class _ChatStream:
     """What has come of an answer."""
 
     def __init__(self) -> None:

@@ -14,10 +14,10 @@ from proxy.wire.canonical import settle_arguments, settle_object
 from proxy.wire.evidence import read_objects
 from proxy.wire.identity import (
     Item,
+    ItemPosition,
     Part,
     Reader,
     Settled,
-    Source,
     collapse,
     digest_form,
     load_elements,
@@ -39,7 +39,7 @@ class _Function(msgspec.Struct, gc=False):
     arguments: object = None
 
 
-class _Call(msgspec.Struct, gc=False):
+class _ToolCall(msgspec.Struct, gc=False):
     """A tool call."""
 
     id: str | None = None
@@ -47,13 +47,13 @@ class _Call(msgspec.Struct, gc=False):
     function: _Function | None = None
 
 
-class _Message(msgspec.Struct, gc=False):
+class _ChatMessage(msgspec.Struct, gc=False):
     """What counts of a message."""
 
     role: str = ""
     content: str | list[Part] | None = None
     name: str | None = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[_ToolCall] | None = None
     tool_call_id: str | None = None
     function_call: _Function | None = None
 
@@ -68,7 +68,7 @@ def _read_answer(message: Mapping[str, object]) -> Item:
     return READER.read_value({**message, "role": message.get("role") or "assistant"})
 
 
-def _read(message: _Message, source: Source) -> Item:
+def _read(message: _ChatMessage, source: ItemPosition) -> Item:
     content: object = message.content or None
     if isinstance(content, list):
         content = collapse(settle_parts(content, source, _TEXTS, _REASONING))
@@ -86,7 +86,7 @@ def _read(message: _Message, source: Source) -> Item:
     return Item(name_role(role), form, (), results, weight)
 
 
-def _settle_calls(message: _Message, source: Source) -> tuple[list[Settled], tuple[str, ...], int]:
+def _settle_calls(message: _ChatMessage, source: ItemPosition) -> tuple[list[Settled], tuple[str, ...], int]:
     """The calls a message makes, their ids, and what they weigh. The older kind of call has no id, not even None."""
     settled: list[Settled] = []
     made: list[str] = []
@@ -110,4 +110,4 @@ def _settle_calls(message: _Message, source: Source) -> tuple[list[Settled], tup
     return settled, tuple(made), weight
 
 
-READER = Reader(_WIRE, _Message, _read)
+READER = Reader(_WIRE, _ChatMessage, _read)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from proxy.model.exchange import Answer
-from proxy.wire.body import Span
+from proxy.wire.body import ByteRange
 from proxy.wire.identity import Item
 from proxy.wire.sse import ServerEvent
 
@@ -46,7 +46,7 @@ class Format(Protocol):
         """The answer a stream adds up to, as far as it came; lenient: what is not understood is passed over."""
         ...
 
-    def read_items(self, content: bytes, spans: Sequence[Span]) -> list[Item]:
+    def read_items(self, content: bytes, spans: Sequence[ByteRange]) -> list[Item]:
         """The conversation's elements at these spans of a request body; spans of what is new are enough.
 
         Total: whatever stands there has a form. The leading items of role system are the preamble, which is no part of

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from proxy.wire.body import Span
+from proxy.wire.body import ByteRange
 from proxy.wire.canonical import REFUSED, canonical, load, settle_number, settle_object
 from proxy.wire.evidence import read_text
 
@@ -57,11 +57,11 @@ class Part(msgspec.Struct, gc=False):
     text: str | None = None
 
 
-class Source(msgspec.Struct, frozen=True, gc=False):
+class ItemPosition(msgspec.Struct, frozen=True, gc=False):
     """Where an item stands, for the few that must be looked at as a whole."""
 
     content: bytes
-    span: Span
+    span: ByteRange
 
     def load(self) -> object:
         """The item as decoded JSON."""
@@ -120,7 +120,7 @@ def settle_values(values: object, texts: frozenset[str], dropped: frozenset[str]
 
 
 def settle_parts(
-    parts: list[Part], source: Source, texts: frozenset[str], dropped: frozenset[str] = frozenset()
+    parts: list[Part], source: ItemPosition, texts: frozenset[str], dropped: frozenset[str] = frozenset()
 ) -> list[Settled]:
     """The parts under `content` of an item, which is decoded as a whole only if one of them is no text."""
     if all(part.type in texts for part in parts):
@@ -128,7 +128,7 @@ def settle_parts(
     return settle_values(load_elements(source, "content"), texts, dropped)
 
 
-def load_elements(source: Source, name: str) -> list[object]:
+def load_elements(source: ItemPosition, name: str) -> list[object]:
     """The decoded elements of a list in an item that was read as a shape with such a list."""
     value = source.load()
     elements = value.get(name) if isinstance(value, dict) else None
@@ -147,14 +147,14 @@ def weigh(settled: object) -> int:
 class Reader(Generic[T]):
     """Reads a wire's items: `shape` is what counts of one, everything else is skipped while decoding."""
 
-    def __init__(self, wire: str, shape: type[T], read: Callable[[T, Source], Item]) -> None:
+    def __init__(self, wire: str, shape: type[T], read: Callable[[T, ItemPosition], Item]) -> None:
         self._wire = wire
         self._shape = shape
         self._read = read
         self._decoder = msgspec.json.Decoder(shape, float_hook=settle_number)
         self._list_decoder = msgspec.json.Decoder(list[shape], float_hook=settle_number)  # type: ignore[valid-type]
 
-    def read_items(self, content: bytes, spans: Sequence[Span]) -> list[Item]:
+    def read_items(self, content: bytes, spans: Sequence[ByteRange]) -> list[Item]:
         """The items at these spans, in the order of the body."""
         if not spans:
             return []
@@ -162,14 +162,14 @@ class Reader(Generic[T]):
             shapes = self._list_decoder.decode(b"[%b]" % content[spans[0].start : spans[-1].end])
             read = self._read
             if len(shapes) == len(spans):
-                return [read(shape, Source(content, span)) for shape, span in zip(shapes, spans, strict=True)]
+                return [read(shape, ItemPosition(content, span)) for shape, span in zip(shapes, spans, strict=True)]
         except REFUSED:
             pass
         return [self.read_item(content[span.start : span.end]) for span in spans]
 
     def read_item(self, raw: bytes) -> Item:
         """The item in a raw JSON value."""
-        source = Source(raw, Span(0, len(raw)))
+        source = ItemPosition(raw, ByteRange(0, len(raw)))
         try:
             return self._read(self._decoder.decode(raw), source)
         except REFUSED:
@@ -179,7 +179,7 @@ class Reader(Generic[T]):
         """The item in a decoded value, exactly as if it had come in a body."""
         return self.read_item(_render(value))
 
-    def _read_odd(self, source: Source) -> Item:
+    def _read_odd(self, source: ItemPosition) -> Item:
         """An item that msgspec refuses: legal JSON all the same, or of another shape, or none."""
         try:
             value = source.load()
@@ -190,7 +190,7 @@ class Reader(Generic[T]):
         except REFUSED:
             return self._read_other(value, source)
 
-    def _read_other(self, value: object, source: Source) -> Item:
+    def _read_other(self, value: object, source: ItemPosition) -> Item:
         role = name_role(read_text(value.get("role"))) if isinstance(value, dict) else ""
         try:
             whole = canonical(value)
@@ -198,7 +198,7 @@ class Reader(Generic[T]):
             return self._know_by_bytes(source, role)
         return Item(role, digest_form((self._wire, "other", whole)), weight=len(whole))
 
-    def _know_by_bytes(self, source: Source, role: str) -> Item:
+    def _know_by_bytes(self, source: ItemPosition, role: str) -> Item:
         raw = source.content[source.span.start : source.span.end]
         return Item(role, digest_form((self._wire, "raw", raw)), weight=len(raw))
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from proxy.model.shapes import Shape
-from proxy.wire.validity import History, Rules, Run, Splice
+from proxy.wire.validity import MessageRuns, Rules, Run, Splice
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False, eq=False):
@@ -41,7 +41,9 @@ def list_replaced(shapes: Sequence[Shape], splices: Iterable[Splice]) -> frozens
     return frozenset(ids)
 
 
-def make_verdict(history: History, splices: Sequence[Splice], rules: Rules, replaced: frozenset[str]) -> Verdict | None:
+def make_verdict(
+    history: MessageRuns, splices: Sequence[Splice], rules: Rules, replaced: frozenset[str]
+) -> Verdict | None:
     """The verdict on a history in which no fault was found; None where it would not last."""
     # with words of ours in it the beginning of what is sent does not hang on what follows
     if not _may_last(history, rules) or all(shape.role == "system" for each in splices for shape in each.shapes):
@@ -53,7 +55,7 @@ def make_verdict(history: History, splices: Sequence[Splice], rules: Rules, repl
     return _conclude(history, rules, replaced, stop, first)
 
 
-def extend_verdict(verdict: Verdict, history: History, rules: Rules) -> Verdict | None:
+def extend_verdict(verdict: Verdict, history: MessageRuns, rules: Rules) -> Verdict | None:
     """The verdict on another history with the same splices; None where it is not known to be the same."""
     first, stop, runs = verdict.first, verdict.stop, history.runs
     if rules != verdict.rules or not _may_last(history, rules):
@@ -69,17 +71,17 @@ def extend_verdict(verdict: Verdict, history: History, rules: Rules) -> Verdict 
     return _conclude(history, rules, verdict.ids, stop, first)
 
 
-def _conclude(history: History, rules: Rules, ids: frozenset[str], stop: int, first: int) -> Verdict:
+def _conclude(history: MessageRuns, rules: Rules, ids: frozenset[str], stop: int, first: int) -> Verdict:
     runs = history.runs
     last = max(first, len(runs) - 2)  # results may still join the last one
     return Verdict(rules, ids, stop, first, runs[first], last, runs[last], history.newest_user)
 
 
-def _may_last(history: History, rules: Rules) -> bool:
+def _may_last(history: MessageRuns, rules: Rules) -> bool:
     """Whether each run can be judged without those that are not beside it."""
     return not (history.has_markers or rules.markers or rules.needs_json or rules.is_alternating)
 
 
-def _has_any(history: History, start: int, ids: frozenset[str]) -> bool:
+def _has_any(history: MessageRuns, start: int, ids: frozenset[str]) -> bool:
     """Whether one of these ids is in the runs from one on."""
     return not ids.isdisjoint([id for run in history.runs[start:] for id in (*run.calls, *run.results)])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from proxy.model.exchange import Answer
 from proxy.wire import responses_identity
-from proxy.wire.body import Span
+from proxy.wire.body import ByteRange
 from proxy.wire.deltas import Places, assemble, keep, merge, settle, settle_object
 from proxy.wire.evidence import (
     UsageNames,
@@ -92,9 +92,9 @@ class Responses:
 
     def read_events(self, events: Iterable[ServerEvent]) -> Answer:
         """The answer a stream ended with, or what its events add up to."""
-        return assemble(_Stream(), events, self.read_answer)
+        return assemble(_ResponsesStream(), events, self.read_answer)
 
-    def read_items(self, content: bytes, spans: Sequence[Span]) -> list[Item]:
+    def read_items(self, content: bytes, spans: Sequence[ByteRange]) -> list[Item]:
         """The messages at these spans of a request body."""
         return responses_identity.READER.read_items(content, spans)
 
@@ -115,7 +115,7 @@ class Responses:
         return tuple(read_text(item.get("id")) for item in read_objects(value.get("output")))
 
 
-class _Stream:
+class _ResponsesStream:
     """What has come of an answer."""
 
     def __init__(self) -> None:

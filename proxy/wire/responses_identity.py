@@ -13,10 +13,10 @@ from proxy.wire.canonical import settle_arguments, settle_object
 from proxy.wire.evidence import read_objects
 from proxy.wire.identity import (
     Item,
+    ItemPosition,
     Part,
     Reader,
     Settled,
-    Source,
     collapse,
     digest_form,
     name_role,
@@ -55,7 +55,7 @@ def read_plain(member: bytes) -> list[Item]:
     return [READER.read_item(b'{"role":"user","content":%b}' % member)] if member[:1] == b'"' else []
 
 
-def _read(element: _Element, source: Source) -> Item:
+def _read(element: _Element, source: ItemPosition) -> Item:
     kind = element.type
     if kind == "message" or (not kind and element.role):
         return _read_message(element, source)
@@ -72,7 +72,7 @@ def _read(element: _Element, source: Source) -> Item:
     return _read_other(element, source)
 
 
-def _read_message(element: _Element, source: Source) -> Item:
+def _read_message(element: _Element, source: ItemPosition) -> Item:
     content = element.content
     parts: list[Settled] = [content] if isinstance(content, str) and content else []
     if isinstance(content, list):
@@ -87,7 +87,7 @@ def _read_call(element: _Element) -> Item:
     return Item("assistant", form, _name(element.call_id), (), len(arguments))
 
 
-def _read_other(element: _Element, source: Source) -> Item:
+def _read_other(element: _Element, source: ItemPosition) -> Item:
     """An item of a server's tool, or of a kind not known here: outputs answer a call, the rest is the model's."""
     kind = element.type or ""
     whole = settle_object(source.load(), "id", "status")

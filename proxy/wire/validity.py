@@ -37,7 +37,7 @@ Kind = Literal[
 NOWHERE = -1
 
 
-class Fault(msgspec.Struct, frozen=True, gc=False, order=True):
+class RequestFault(msgspec.Struct, frozen=True, gc=False, order=True):
     """What is wrong, with what (an id, or a word for it), and where in the client's list (NOWHERE: in the whole)."""
 
     kind: Kind
@@ -84,13 +84,13 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     calls: tuple[str, ...]
     results: tuple[str, ...]
     markers: tuple[str, ...]
-    faults: tuple[Fault, ...]
+    faults: tuple[RequestFault, ...]
     has_user: bool
     has_reasoning: bool
     says_json: bool
 
 
-class History(msgspec.Struct, frozen=True, gc=False):
+class MessageRuns(msgspec.Struct, frozen=True, gc=False):
     """A client's messages in runs; `starts` are the places where they begin.
 
     What a rewriting is judged by on every request is kept, so that it need not be looked for in all messages: the
@@ -116,12 +116,12 @@ class History(msgspec.Struct, frozen=True, gc=False):
         return self.runs[index].shapes[place - self.starts[index]]
 
 
-def judge_history(shapes: Sequence[Shape], *, is_itemised: bool = False) -> History:
+def judge_history(shapes: Sequence[Shape], *, is_itemised: bool = False) -> MessageRuns:
     """Judge a client's history from its beginning."""
-    return extend_history(History(0, [], [], is_itemised), 0, shapes)
+    return extend_history(MessageRuns(0, [], [], is_itemised), 0, shapes)
 
 
-def extend_history(known: History, count: int, shapes: Sequence[Shape]) -> History:
+def extend_history(known: MessageRuns, count: int, shapes: Sequence[Shape]) -> MessageRuns:
     """Judge a history that shares its first `count` messages with a known one and goes on with these.
 
     The run at the seam is judged again where it is cut, or what comes joins it; those before it are shared.
@@ -137,7 +137,7 @@ def extend_history(known: History, count: int, shapes: Sequence[Shape]) -> Histo
     users = [run.places[0] for run in runs if run.has_user]  # each of the user's messages begins a run
     if not users:
         users = [known.newest_user if known.newest_user < start else next(_find_users(before), NOWHERE)]
-    return History(
+    return MessageRuns(
         count + len(shapes),
         before + runs,
         starts,
@@ -159,8 +159,8 @@ def _find_users(runs: Sequence[Run]) -> Iterator[int]:
 
 
 def find_faults(
-    history: History, splices: Sequence[Splice], rules: Rules, protected: Iterable[int] = ()
-) -> tuple[Fault, ...]:
+    history: MessageRuns, splices: Sequence[Splice], rules: Rules, protected: Iterable[int] = ()
+) -> tuple[RequestFault, ...]:
     """The faults of a history so rewritten that the client's own has not; splices in order, none over another.
 
     `protected` are the places of messages that must be sent as they are, beside those that always must.
@@ -176,14 +176,14 @@ def find_faults(
     found.update(_judge_reasoning(history, rewritten.fresh))
     found.update(_judge_splices(history, splices, protected))
     if history.has_markers and not _list_markers(rewritten.runs):
-        found.add(Fault("markers", "lost"))
+        found.add(RequestFault("markers", "lost"))
     return tuple(sorted(found))
 
 
 class _Rewriting:
     """Puts the runs of a rewritten history together: the client's own as they are, the others from loose messages."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: MessageRuns) -> None:
         self.runs: list[Run] = []
         self.fresh: list[Run] = []
         self._history = history
@@ -268,7 +268,7 @@ def _judge_run(shapes: tuple[Shape, ...], places: Sequence[int], is_itemised: bo
     )
 
 
-def _judge_calls(shapes: Sequence[Shape], places: Sequence[int], is_itemised: bool) -> Iterator[Fault]:
+def _judge_calls(shapes: Sequence[Shape], places: Sequence[int], is_itemised: bool) -> Iterator[RequestFault]:
     """Calls and results of a run: every call is answered directly behind it, and nothing else is."""
     waiting: dict[str, list[int]] = {}
     for shape, place in zip(shapes, places, strict=True):
@@ -281,27 +281,27 @@ def _judge_calls(shapes: Sequence[Shape], places: Sequence[int], is_itemised: bo
             if waiting.get(result):
                 waiting[result].pop()
             else:
-                yield Fault("misplaced", result, place)
+                yield RequestFault("misplaced", result, place)
     yield from _list_missing(waiting)
 
 
-def _list_missing(waiting: Mapping[str, Sequence[int]]) -> Iterator[Fault]:
-    return (Fault("missing", call, place) for call, places in waiting.items() for place in places)
+def _list_missing(waiting: Mapping[str, Sequence[int]]) -> Iterator[RequestFault]:
+    return (RequestFault("missing", call, place) for call, places in waiting.items() for place in places)
 
 
-def _judge_whole(runs: Sequence[Run], rules: Rules) -> set[Fault]:
+def _judge_whole(runs: Sequence[Run], rules: Rules) -> set[RequestFault]:
     """What only the whole list shows. Comprehensions, the fastest there is: it is asked on every request."""
-    found: set[Fault] = set()
+    found: set[RequestFault] = set()
     calls = [call for run in runs if run.calls for call in run.calls]
     called, answered = set(calls), {result for run in runs if run.results for result in run.results}
     if len(called) != len(calls):
-        found.update(Fault("duplicate", call) for call, times in Counter(calls).items() if times > 1)
-    found.update(Fault("unanswered", call) for call in called - answered)
-    found.update(Fault("orphan", result) for result in answered - called)
+        found.update(RequestFault("duplicate", call) for call, times in Counter(calls).items() if times > 1)
+    found.update(RequestFault("unanswered", call) for call in called - answered)
+    found.update(RequestFault("orphan", result) for result in answered - called)
     if not any(run.has_user for run in runs):
-        found.add(Fault("userless"))
+        found.add(RequestFault("userless"))
     if rules.needs_json and not any(run.says_json for run in runs):
-        found.add(Fault("json"))
+        found.add(RequestFault("json"))
     found.update(_judge_ends(runs))
     found.update(_judge_markers([*rules.markers, *_list_markers(runs)]))
     found.update(_judge_turns(runs) if rules.is_alternating else ())
@@ -312,33 +312,33 @@ def _list_markers(runs: Iterable[Run]) -> list[str]:
     return [marker for run in runs if run.markers for marker in run.markers]
 
 
-def _judge_ends(runs: Sequence[Run]) -> Iterator[Fault]:
+def _judge_ends(runs: Sequence[Run]) -> Iterator[RequestFault]:
     spoken = next((run.shapes[0].role for run in runs if run.shapes[0].role != "system"), "")
     if spoken in ("assistant", "tool"):
-        yield Fault("beginning", spoken)
+        yield RequestFault("beginning", spoken)
     if runs and runs[-1].shapes[-1].role == "assistant":
-        yield Fault("prefill")
+        yield RequestFault("prefill")
 
 
-def _judge_markers(markers: Sequence[str]) -> Iterator[Fault]:
+def _judge_markers(markers: Sequence[str]) -> Iterator[RequestFault]:
     if len(markers) > MOST_MARKERS:
-        yield Fault("markers", "many")
+        yield RequestFault("markers", "many")
     if "1h" in markers and "5m" in markers and markers.index("5m") < len(markers) - 1 - markers[::-1].index("1h"):
-        yield Fault("markers", "order")
+        yield RequestFault("markers", "order")
 
 
-def _judge_turns(runs: Iterable[Run]) -> Iterator[Fault]:
+def _judge_turns(runs: Iterable[Run]) -> Iterator[RequestFault]:
     """Roles in turn as templates of the Mistral family count them: without calls and results."""
     previous = "assistant"
     for run in runs:
         for shape, place in zip(run.shapes, run.places, strict=True):
             if shape.role in ("user", "assistant") and not shape.calls:
                 if shape.role == previous:
-                    yield Fault("alternation", shape.role, place)
+                    yield RequestFault("alternation", shape.role, place)
                 previous = shape.role
 
 
-def _judge_reasoning(history: History, fresh: Iterable[Run]) -> Iterator[Fault]:
+def _judge_reasoning(history: MessageRuns, fresh: Iterable[Run]) -> Iterator[RequestFault]:
     """Reasoning stays with the call it led to; as an item of its own, with everything said in one go with it."""
     for run in fresh:
         for shape, place in zip(run.shapes, run.places, strict=True):
@@ -347,10 +347,10 @@ def _judge_reasoning(history: History, fresh: Iterable[Run]) -> Iterator[Fault]:
                 and place < history.count
                 and not _is_bound_as_before(history, run, shape, place)
             ):
-                yield Fault("reasoning", "", place)
+                yield RequestFault("reasoning", "", place)
 
 
-def _is_bound_as_before(history: History, run: Run, shape: Shape, place: int) -> bool:
+def _is_bound_as_before(history: MessageRuns, run: Run, shape: Shape, place: int) -> bool:
     if not history.is_itemised:
         return not shape.calls or shape.reasoning == history.shape_at(place).reasoning
     known = history.runs[history.find_run(place)]
@@ -365,7 +365,7 @@ def _list_said(run: Run) -> list[tuple[bytes, tuple[str, ...]]]:
     return [(shape.reasoning, shape.calls) for shape in run.shapes if shape.role == "assistant"]
 
 
-def _judge_splices(history: History, splices: Iterable[Splice], protected: Iterable[int]) -> Iterator[Fault]:
+def _judge_splices(history: MessageRuns, splices: Iterable[Splice], protected: Iterable[int]) -> Iterator[RequestFault]:
     """What a rewriting may never do, wherever it does it."""
     kept = sorted({*protected, history.newest_user})
     for splice in splices:
@@ -374,11 +374,11 @@ def _judge_splices(history: History, splices: Iterable[Splice], protected: Itera
         flaws = {flaw for _, shape in replaced for flaw in shape.flaws}
         for index, shape in enumerate(splice.shapes):
             place = splice.find_place(index)
-            yield from (Fault("flaw", flaw, place) for flaw in shape.flaws if flaw not in flaws)
+            yield from (RequestFault("flaw", flaw, place) for flaw in shape.flaws if flaw not in flaws)
             if shape.role == "system":
-                yield Fault("instructions", "ours", place)
+                yield RequestFault("instructions", "ours", place)
         for place, shape in replaced:
             if shape.role == "system":
-                yield Fault("instructions", "gone", place)
+                yield RequestFault("instructions", "gone", place)
         touched = kept[bisect_left(kept, splice.start) : bisect_left(kept, splice.stop)]
-        yield from (Fault("protected", "", place) for place in touched if place not in splice.whole)
+        yield from (RequestFault("protected", "", place) for place in touched if place not in splice.whole)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from proxy.model.log import Fault
+from proxy.model.log import LogFault
 from tests.cli.calling import call
 from tests.support.fake_log import FakeLog
 
-BROKEN = (Fault("exchange 7", "digest \x1bdiffers"),)
+BROKEN = (LogFault("exchange 7", "digest \x1bdiffers"),)
 
 
 def test_a_sound_log_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:

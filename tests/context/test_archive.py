@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.context.archive import Archive, Bounds, make_archive
+from proxy.context.archive import Bounds, LedgerText, make_archive
 from proxy.context.findings import study
 from proxy.context.generations import Heritage
 from proxy.context.original import PAGE, write_original
@@ -21,7 +21,7 @@ LONG = [
 MESSAGES = [user("go"), *LONG, user("and now"), *act("z", "ls", "fine")]
 
 
-def archive(room: float, messages: list[Message] = MESSAGES, ledgers: tuple[Written, ...] = ()) -> Archive:
+def archive(room: float, messages: list[Message] = MESSAGES, ledgers: tuple[Written, ...] = ()) -> LedgerText:
     seen = view(messages, 10_000)
     found = survey(seen, BuilderPolicy(), study)
     told = frozenset(range(1, 10)) if ledgers else frozenset[int]()
@@ -29,7 +29,7 @@ def archive(room: float, messages: list[Message] = MESSAGES, ledgers: tuple[Writ
     return make_archive(seen, found, Bounds(len(found.steps) - 2, frozenset({0}), heritage), count)
 
 
-def list_told(made: Archive) -> list[str]:
+def list_told(made: LedgerText) -> list[str]:
     return [word for entry in made.entries for word in entry.words]
 
 
@@ -41,7 +41,7 @@ def test_it_fills_its_room_and_no_more(room: int) -> None:
 
 
 def test_where_nothing_goes_there_is_nothing_to_tell() -> None:
-    assert archive(1000, [user("go"), user("b"), *act("z", "ls", "x")]) == Archive((), "", 0)
+    assert archive(1000, [user("go"), user("b"), *act("z", "ls", "x")]) == LedgerText((), "", 0)
 
 
 def test_each_word_stands_on_the_line_of_a_reference_whose_first_page_has_it() -> None:

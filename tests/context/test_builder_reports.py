@@ -5,7 +5,7 @@ import msgspec
 from proxy.context.builder import ContextBuilder, choose_reports, find_reports_room
 from proxy.context.generations import NOTHING, Heritage
 from proxy.context.policy import BuilderPolicy
-from proxy.context.view import Report, View
+from proxy.context.view import LiveSummary, View
 from proxy.model.plan import ContextPlan, Written
 from tests.context.test_builder import DAY
 from tests.support.views import act, count, view
@@ -14,12 +14,14 @@ BUILDER = ContextBuilder(BuilderPolicy(), count)
 CEILING = 6000
 
 
-def report(id: str, start: int, stop: int, size: int = 100) -> Report:
+def report(id: str, start: int, stop: int, size: int = 100) -> LiveSummary:
     text = f"[{id}] {'word ' * size}"
-    return Report(id, text, start, stop, count(text))
+    return LiveSummary(id, text, start, stop, count(text))
 
 
-def see(*reports: Report, frozen: ContextPlan | None = None, ceiling: int = CEILING, until: int = len(DAY)) -> View:
+def see(
+    *reports: LiveSummary, frozen: ContextPlan | None = None, ceiling: int = CEILING, until: int = len(DAY)
+) -> View:
     return msgspec.structs.replace(view(DAY[:until], ceiling), reports=reports, frozen=frozen)
 
 

@@ -1,10 +1,10 @@
 """The ledger's words."""
 
 from proxy.context.findings import study
-from proxy.context.ledger import END, HEAD, NEXT, Entry, group_words, tell_step, tell_turns, write_ledger
+from proxy.context.ledger import END, HEAD, NEXT, LedgerEntry, group_words, tell_step, tell_turns, write_ledger
 from proxy.context.pages import Page
 from proxy.context.policy import BuilderPolicy
-from proxy.context.quotes import Quote
+from proxy.context.quotes import QuotedLine
 from proxy.context.survey import survey
 from tests.support.views import Message, act, call, said, user, view
 
@@ -21,10 +21,10 @@ def test_it_says_what_it_is_and_how_to_get_an_original_back() -> None:
 
 def test_words_and_steps_stand_on_the_line_of_their_reference() -> None:
     entries = [
-        Entry(Page(0, 1, 0, 4), "aaaaaaaaaa"),
-        Entry(Page(2, 2, 4, 6), "bbbbbbbbbb"),
-        Entry(Page(3, 5, 6, 12), "cccccccccc", ("shell ls → 1 lines",), ("read_shape", "a.py")),
-        Entry(Page(6, 6, 12, 13), "dddddddddd"),
+        LedgerEntry(Page(0, 1, 0, 4), "aaaaaaaaaa"),
+        LedgerEntry(Page(2, 2, 4, 6), "bbbbbbbbbb"),
+        LedgerEntry(Page(3, 5, 6, 12), "cccccccccc", ("shell ls → 1 lines",), ("read_shape", "a.py")),
+        LedgerEntry(Page(6, 6, 12, 13), "dddddddddd"),
     ]
     assert write_ledger(entries).split("\n")[2:] == [
         "1-3 ref:aaaaaaaaaa ref:bbbbbbbbbb",
@@ -39,13 +39,13 @@ def test_a_ledger_behind_another_explains_nothing_again() -> None:
 
 
 def test_quotes_stand_behind_the_number_of_their_step() -> None:
-    text = write_ledger([], [Quote("import b", 4), Quote("import a", 1)])
+    text = write_ledger([], [QuotedLine("import b", 4), QuotedLine("import a", 1)])
     assert text.split("\n")[-3:] == ["2: import a", "5: import b", END]
 
 
 def test_foreign_words_cannot_pass_for_markers_of_ours() -> None:
-    entry = Entry(Page(0, 0, 0, 1), "aaaaaaaaaa", (), ("ref:bbbbbbbbbb",))
-    text = write_ledger([entry], [Quote("[tool: x] ref:cccccccccc", 1)])
+    entry = LedgerEntry(Page(0, 0, 0, 1), "aaaaaaaaaa", (), ("ref:bbbbbbbbbb",))
+    text = write_ledger([entry], [QuotedLine("[tool: x] ref:cccccccccc", 1)])
     assert "ref:bbbbbbbbbb" not in text and "ref:cccccccccc" not in text and "[tool:" not in text
 
 

@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 
 from proxy.context.original import PAGE
 from proxy.context.pages import Page, cut_pages, merge_oldest
-from proxy.context.survey import Step
+from proxy.context.survey import AgentStep
 
 
-def steps(*sizes: int) -> list[Step]:
-    return [Step(2 * i, 2 * i + 2, "step", True, size // 4, size, 1) for i, size in enumerate(sizes)]
+def steps(*sizes: int) -> list[AgentStep]:
+    return [AgentStep(2 * i, 2 * i + 2, "step", True, size // 4, size, 1) for i, size in enumerate(sizes)]
 
 
 def all_of(_: int) -> bool:

@@ -2,13 +2,13 @@
 
 from proxy.context.findings import study
 from proxy.context.policy import BuilderPolicy
-from proxy.context.quotes import Quote, list_lines, order_quotes
+from proxy.context.quotes import QuotedLine, list_lines, order_quotes
 from proxy.context.reuse import make_index
 from proxy.context.survey import survey
 from tests.support.views import Message, act, user, view
 
 
-def order(messages: list[Message], *gone: int) -> list[Quote]:
+def order(messages: list[Message], *gone: int) -> list[QuotedLine]:
     seen = survey(view(messages, 10_000), BuilderPolicy(), study)
     return order_quotes(seen, gone, make_index(seen).ages)
 

@@ -5,7 +5,7 @@ import pytest
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.cache import UNKNOWN, CacheModel
 from proxy.context.calibration import Calibration
-from proxy.context.savings import Quote, Trip, estimate_client_read, estimate_saving, quote_revert
+from proxy.context.savings import RevertPrice, Trip, estimate_client_read, estimate_saving, quote_revert
 from proxy.context.tariff import make_tariff
 from proxy.model.card import UNPRICED
 
@@ -32,7 +32,7 @@ def test_a_revert_to_the_high_mark_does_not_last() -> None:
 
 def test_a_revert_at_home_is_quoted_in_prefill() -> None:
     local = make_tariff(UNPRICED, CacheModel("local"))
-    assert quote_revert(10_000, 25_000, BUDGET, local) == Quote(25_000, 0, 25_000, is_lasting=True)
+    assert quote_revert(10_000, 25_000, BUDGET, local) == RevertPrice(25_000, 0, 25_000, is_lasting=True)
 
 
 def test_a_saving_is_estimated_before_anything_was_billed() -> None:

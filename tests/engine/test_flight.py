@@ -2,7 +2,7 @@
 
 import msgspec
 
-from proxy.engine.flight import Entry, Flight
+from proxy.engine.flight import Flight, PendingRecord
 from proxy.engine.tape import Tape
 from proxy.model.exchange import Opening, Round, SessionKey
 from proxy.model.manifest import keep_whole
@@ -18,7 +18,7 @@ PLAN = Plan("x1", 0, "m", "epoch")
 
 
 def make_flight(archive: FakeArchive) -> Flight:
-    entry = Entry(archive, lambda: (OPENING, FIRST), is_urgent=True)
+    entry = PendingRecord(archive, lambda: (OPENING, FIRST), is_urgent=True)
     return Flight("x1", entry, ChatCompletions(), "main", RecordingClient(), Tape(7), (b"key",), ScriptedRescuer())
 
 
@@ -98,7 +98,7 @@ async def test_a_long_body_is_kept_by_the_log_alone() -> None:
     archive = FakeArchive()
     body = keep_whole(b"x" * 20_000)
     opening = msgspec.structs.replace(OPENING, body=body)
-    entry = Entry(archive, lambda: (opening, FIRST))
+    entry = PendingRecord(archive, lambda: (opening, FIRST))
     kept = entry.append()
     assert archive.opening.body == body
     assert (kept.body.size, kept.body.weight, kept.exchange) == (20_000, 0, "x1")

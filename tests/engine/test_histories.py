@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.engine.histories import Histories, History, Key, split_known, take_stock
+from proxy.engine.histories import CachedBody, Histories, Key, split_known, take_stock
 from proxy.engine.lineage.chain import Chain, Preamble
 from proxy.model.manifest import Manifest, root_of
 from tests.support.rebuilding import Log
@@ -228,7 +228,7 @@ def test_what_is_remembered_never_weighs_more_than_the_bound(calls: list[tuple[i
         content = chat(say(number, size))
         see(histories, content, key)
         seen[key, content] = None
-        found: dict[int, History] = {}
+        found: dict[int, CachedBody] = {}
         for each in seen:
             history, _ = histories.find(*each)
             if history is not None:

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.engine.bus import EventBus
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.readings import Readings, Received, is_event_stream, read_received
+from proxy.engine.readings import Readings, UnreadAnswer, is_event_stream, read_received
 from proxy.engine.tasks import TaskRunner
 from proxy.model.events import Event, ReadingFailed
 from proxy.model.exchange import Answer, Headers, Reading
@@ -37,7 +37,7 @@ class Desk:
         self.readings = Readings(self.archive, bus, self.tasks, lineage, CAP, own_keys=(b"sk-of-the-settings-0123",))
 
     def submit(self, exchange: str, content: bytes = ANSWER, headers: Headers = JSON) -> None:
-        self.readings.submit(Received(exchange, 0, ChatCompletions(), headers, content))
+        self.readings.submit(UnreadAnswer(exchange, 0, ChatCompletions(), headers, content))
 
     async def finish(self) -> list[Reading]:
         assert await self.tasks.finish(LIMIT)
@@ -159,7 +159,7 @@ async def test_odd_values_keep_no_answer_from_being_read(odd: bytes) -> None:
 
 async def test_a_format_that_breaks_down_is_told_and_the_next_answer_is_read() -> None:
     desk = Desk()
-    desk.readings.submit(Received("x1", 0, Failing(), STREAM, CHUNKS))
+    desk.readings.submit(UnreadAnswer("x1", 0, Failing(), STREAM, CHUNKS))
     desk.submit("x2")
     assert [reading.exchange for reading in await desk.finish()] == ["x2"]
     assert desk.failures == [ReadingFailed("x1", "RecursionError: too deep")]
@@ -168,7 +168,7 @@ async def test_a_format_that_breaks_down_is_told_and_the_next_answer_is_read() -
 @pytest.mark.parametrize(("size", "is_here"), [(100, True), (100_000, False)])
 async def test_a_huge_answer_is_read_in_a_thread_and_a_small_one_here(size: int, is_here: bool) -> None:
     desk, form = Desk(), ThreadTelling()
-    desk.readings.submit(Received("x1", 0, form, JSON, b'{"a":"' + b"x" * size + b'"}'))
+    desk.readings.submit(UnreadAnswer("x1", 0, form, JSON, b'{"a":"' + b"x" * size + b'"}'))
     assert len(await desk.finish()) == 1
     assert (form.thread is threading.current_thread()) == is_here
 
@@ -176,7 +176,7 @@ async def test_a_huge_answer_is_read_in_a_thread_and_a_small_one_here(size: int,
 @pytest.mark.parametrize(("size", "is_here"), [(100, True), (100_000, False)])
 async def test_an_answer_in_a_hurry_is_read_where_it_delays_nobody_else(size: int, is_here: bool) -> None:
     desk, form = Desk(), ThreadTelling()
-    desk.readings.submit(Received("x1", 0, form, JSON, b'{"a":"' + b"x" * size + b'"}'))
+    desk.readings.submit(UnreadAnswer("x1", 0, form, JSON, b'{"a":"' + b"x" * size + b'"}'))
     await asyncio.gather(desk.readings.hurry("x1"), desk.readings.hurry("x1"))
     assert (form.thread is threading.current_thread()) == is_here
     assert len(desk.archive.of(Reading)) == 1
@@ -206,7 +206,7 @@ async def test_reading_goes_on_after_the_reader_was_cancelled() -> None:
     desk, form = Desk(), Stuck()
     desk.submit("x1")
     assert len(await desk.finish()) == 1
-    desk.readings.submit(Received("x2", 0, form, JSON, b'{"a":"' + b"x" * 100_000 + b'"}'))
+    desk.readings.submit(UnreadAnswer("x2", 0, form, JSON, b'{"a":"' + b"x" * 100_000 + b'"}'))
     assert await asyncio.to_thread(form.began.wait, LIMIT)
     assert not await desk.tasks.finish(0)
     form.release.set()
@@ -241,7 +241,7 @@ async def test_one_answer_is_read_in_a_turn_while_few_wait() -> None:
 
 async def test_an_error_does_not_tell_the_credential_it_echoes() -> None:
     desk, content = Desk(), b'{"error":{"message":"bad key lm-studio"}}'
-    desk.readings.submit(Received("x1", 0, ChatCompletions(), JSON, content, secrets=(b"lm-studio",)))
+    desk.readings.submit(UnreadAnswer("x1", 0, ChatCompletions(), JSON, content, secrets=(b"lm-studio",)))
     (reading,) = await desk.finish()
     assert "lm-studio" not in reading.error
     assert "*********" in reading.error

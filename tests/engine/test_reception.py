@@ -12,7 +12,7 @@ from proxy.engine.lineage.naming import Name, make_session
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.readings import Readings
-from proxy.engine.reception import Received, Reception, Route
+from proxy.engine.reception import Reception, ResolvedRequest, Route
 from proxy.engine.tasks import TaskRunner
 from proxy.model.exchange import ClientRequest, Headers
 from proxy.model.manifest import digest_of
@@ -35,11 +35,11 @@ class Desk:
         readings = Readings(self.archive, EventBus(tasks), tasks, lineage, cap)
         self.reception = Reception(policy, chosen, lineage, readings, clock, CountingIds())
 
-    async def receive(self, body: bytes, headers: Headers = ()) -> Received:
+    async def receive(self, body: bytes, headers: Headers = ()) -> ResolvedRequest:
         request = ClientRequest("POST", b"/v1/chat/completions?key=secret", headers, body)
         return await self.reception.receive(request, FORM, "observe")
 
-    def receive_stream(self, headers: Headers = ()) -> Received:
+    def receive_stream(self, headers: Headers = ()) -> ResolvedRequest:
         return self.reception.receive_stream(ClientRequest("PUT", b"/v1/files", headers), "bypass")
 
 

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from proxy.assembly import load_encoder
 from proxy.engine.counting import Counting
 from proxy.model.marker import LEDGER_HEAD
-from proxy.upstream.tokenizer import Tokenizer
+from proxy.upstream.tokenizer import CountingTokenizer
 from tests.cli.calling import call_on_disk
 from tests.journeys.provider import run_application, sse
 from tests.journeys.running import TOKEN, Running, run_command, run_proxy
@@ -42,7 +42,7 @@ class Dummy:
     def __init__(self) -> None:
         self.sent: list[bytes] = []
         self.asked: list[bytes] = []
-        self._counting = Counting(Tokenizer(load_encoder))
+        self._counting = Counting(CountingTokenizer(load_encoder))
         self.app = Starlette(routes=[Route("/v1/chat/completions", self._answer, methods=["POST"])])
 
     def say(self, body: bytes) -> str:

@@ -2,12 +2,12 @@
 
 import pytest
 
-from proxy.model.log import ArchiveHealth, Fault, SessionRow, Verification
+from proxy.model.log import ArchiveHealth, LogFault, SessionRow, Verification
 
 
 def test_rows_with_the_same_content_are_equal() -> None:
     assert SessionRow("s", "f", "main", 1, 2, 3, "m", 4, 5) == SessionRow("s", "f", "main", 1, 2, 3, "m", 4, 5)
-    assert Verification(1, 1, 1, 1, (Fault("blob 7", "digest"),)) != Verification(1, 1, 1, 1, ())
+    assert Verification(1, 1, 1, 1, (LogFault("blob 7", "digest"),)) != Verification(1, 1, 1, 1, ())
 
 
 def test_a_health_report_cannot_be_changed_by_who_reads_it() -> None:

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from proxy.model.epoch import Epoch, Original, Pin
 from proxy.model.exchange import Outcome, Round, Timings, Trailer
-from proxy.model.lineage import Adoption, Mark, NodeRow, Reply, Step
+from proxy.model.lineage import Adoption, CallFingerprint, NodeRow, Reply, Step
 from proxy.model.manifest import keep_whole
 from proxy.model.plan import Plan
 from proxy.model.record import Record, leave_derived, weigh
@@ -20,7 +20,7 @@ def make_outcome(received: bytes) -> Outcome:
 
 
 def make_reply(nodes: int, name: str = "call:a") -> Reply:
-    row, mark = NodeRow(b"n" * 16, b"p" * 16, True), Mark(name, b"n" * 16, b"f" * 16)
+    row, mark = NodeRow(b"n" * 16, b"p" * 16, True), CallFingerprint(name, b"n" * 16, b"f" * 16)
     return Reply("x1", 0, (row,) * nodes, (mark,))
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from proxy.engine.ports import Archive
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Usage
-from proxy.model.log import Bill, Selection, SessionRow, Spent
+from proxy.model.log import AuxiliaryUsage, Bill, Selection, SessionRow
 from proxy.model.plan import Plan
 from tests.store.samples import (
     OPENED_MS,
@@ -184,15 +184,17 @@ class ListingContract:
         await archive.append(make_reading("b1", usage=Usage(input=5)), make_opening("b2", key=other, kind="auxiliary"))
         total = Usage(input=100, output=10, cached=60, reasoning=2)
         theirs = [
-            Spent(other.id, "local?", "m?", 1, Usage(input=5)),
-            Spent(other.id, "openai", "gpt-4o", 1, Usage()),
-            Spent(other.id, "openai", "m?", 1, Usage()),
+            AuxiliaryUsage(other.id, "local?", "m?", 1, Usage(input=5)),
+            AuxiliaryUsage(other.id, "openai", "gpt-4o", 1, Usage()),
+            AuxiliaryUsage(other.id, "openai", "m?", 1, Usage()),
         ]
-        assert list(await archive.sum_auxiliary(0)) == [Spent(session, "openai", "mini", 3, total), *theirs]
+        assert list(await archive.sum_auxiliary(0)) == [AuxiliaryUsage(session, "openai", "mini", 3, total), *theirs]
         assert list(await archive.sum_auxiliary(OPENED_MS + 10)) == [
-            Spent(session, "openai", "mini", 2, Usage(input=30, output=3, reasoning=2))
+            AuxiliaryUsage(session, "openai", "mini", 2, Usage(input=30, output=3, reasoning=2))
         ]
-        assert list(await archive.sum_auxiliary(OPENED_MS + 20)) == [Spent(session, "openai", "mini", 1, Usage())]
+        assert list(await archive.sum_auxiliary(OPENED_MS + 20)) == [
+            AuxiliaryUsage(session, "openai", "mini", 1, Usage())
+        ]
         assert list(await archive.sum_auxiliary(OPENED_MS + 21)) == []
 
     async def test_bills_are_of_calls_that_might_be_managed(self, archive: Archive) -> None:

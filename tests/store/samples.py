@@ -18,7 +18,7 @@ from proxy.model.exchange import (
     Trailer,
     Usage,
 )
-from proxy.model.lineage import Mark, NodeRow, Relation, Reply, Step, extend_chain, root_of_chain
+from proxy.model.lineage import CallFingerprint, NodeRow, Relation, Reply, Step, extend_chain, root_of_chain
 from proxy.model.manifest import (
     Blob,
     BlobPiece,
@@ -153,9 +153,9 @@ def make_chain(*texts: str, parent: bytes | None = None) -> tuple[NodeRow, ...]:
     return tuple(rows)
 
 
-def make_mark(name: str, row: NodeRow, form: bytes = b"f" * 16) -> Mark:
+def make_mark(name: str, row: NodeRow, form: bytes = b"f" * 16) -> CallFingerprint:
     """A mark of a node."""
-    return Mark(name, row.node, form)
+    return CallFingerprint(name, row.node, form)
 
 
 def make_step(
@@ -167,7 +167,7 @@ def make_step(
     base: int = 0,
     relation: Relation = "append",
     is_side: bool = False,
-    marks: Sequence[Mark] = (),
+    marks: Sequence[CallFingerprint] = (),
 ) -> Step:
     """Where a request stands: at the last of its nodes, unless `tip` says otherwise."""
     if tip is None:
@@ -176,7 +176,9 @@ def make_step(
     return Step(exchange, relation, is_side, tip, depth, base, tuple(nodes), tuple(marks))
 
 
-def make_reply(exchange: str = "e1", nodes: Sequence[NodeRow] = (), marks: Sequence[Mark] = (), k: int = 0) -> Reply:
+def make_reply(
+    exchange: str = "e1", nodes: Sequence[NodeRow] = (), marks: Sequence[CallFingerprint] = (), k: int = 0
+) -> Reply:
     """Where an answer stands."""
     return Reply(exchange, k, tuple(nodes), tuple(marks))
 

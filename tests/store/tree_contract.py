@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from proxy.engine.ports import MOST_BEARING, MOST_MARKS, MOST_RECALLED, MOST_RECALLED_ROWS, Ancestry, Archive
 from proxy.model.errors import NotFound
 from proxy.model.exchange import SessionKey
-from proxy.model.lineage import Adoption, Mark, StoredSession, name_mark, root_of_chain
+from proxy.model.lineage import Adoption, CallFingerprint, StoredSession, name_mark, root_of_chain
 from proxy.model.log import BranchRow, Call
 from proxy.model.record import Record
 from tests.store.contract import count_dropped, is_stored
@@ -206,7 +206,10 @@ class TreeContract:
             step = make_step(name, CHAIN, marks=[make_mark("item:1", A, form), make_mark("item:1", B, b"later")])
             assert await is_stored(archive, make_opening(name, key=make_key(name)), step)
         found = await archive.recall((), ("item:1",), NEW)
-        assert [each.marks for each in found] == [(Mark("item:1", A.node, b"x"),), (Mark("item:1", A.node, b"y"),)]
+        assert [each.marks for each in found] == [
+            (CallFingerprint("item:1", A.node, b"x"),),
+            (CallFingerprint("item:1", A.node, b"y"),),
+        ]
 
     @pytest.mark.parametrize("name", ["call:" + "x" * 5000, "call:\ud800", "form:" + "é" * 199, "call:naïve", ""])
     async def test_a_mark_of_any_name_is_found_again(self, archive: TreeArchive, name: str) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from proxy.model.exchange import Opening, SessionKey
-from proxy.model.lineage import Adoption, Mark, NodeRow, Reply, Step, StoredSession
+from proxy.model.lineage import Adoption, CallFingerprint, NodeRow, Reply, Step, StoredSession
 from proxy.model.record import Record
 
 
@@ -13,10 +13,10 @@ class Tree:
     def __init__(self, key: SessionKey) -> None:
         self.key = key
         self.nodes: dict[tuple[bytes, bool], NodeRow] = {}
-        self.marks: dict[str, Mark] = {}
+        self.marks: dict[str, CallFingerprint] = {}
         self.tips: dict[bytes, None] = {}
 
-    def grow(self, nodes: Iterable[NodeRow], marks: Iterable[Mark]) -> None:
+    def grow(self, nodes: Iterable[NodeRow], marks: Iterable[CallFingerprint]) -> None:
         """Take what is new."""
         for row in nodes:
             if (row.node, True) not in self.nodes:

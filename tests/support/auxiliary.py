@@ -6,7 +6,7 @@ from typing import Any
 
 from proxy.context.budget import BudgetPolicy
 from proxy.engine.compaction.calling import Answered, Errand, Unanswered
-from proxy.engine.compaction.keys import Key
+from proxy.engine.compaction.keys import CallCredential
 from proxy.engine.compaction.office import Office, Premises, build_office
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.counting import Counting
@@ -56,7 +56,7 @@ class Desk:
         upstream: Upstream = self.upstream
         values: dict[str, Any] = {
             "session": SESSION,
-            "key": Key(upstream, b"/v1/chat/completions?k=v", KEY),
+            "key": CallCredential(upstream, b"/v1/chat/completions?k=v", KEY),
             "upstream": upstream,
             "model": MODEL,
             "body": ASKING,

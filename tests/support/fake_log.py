@@ -9,7 +9,7 @@ from proxy.engine.ports import ALL_SESSIONS
 from proxy.model.errors import Conflict, NotFound
 from proxy.model.exchange import Timings, Usage
 from proxy.model.lineage import Relation
-from proxy.model.log import BranchRow, Call, ExchangeRow, Fault, RoundRow, Selection, SessionRow, Verification
+from proxy.model.log import BranchRow, Call, ExchangeRow, LogFault, RoundRow, Selection, SessionRow, Verification
 from proxy.model.summary import Summary
 from tests.support.unmanaged import UnmanagedLog
 
@@ -60,7 +60,7 @@ class FakeLog(UnmanagedLog):
     bodies: dict[str, bytes] = field(default_factory=lambda: {"x1": REQUEST})
     branches: Sequence[BranchRow] = ()
     summaries: Sequence[Summary] = ()
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[LogFault, ...] = ()
     opened: list[Settings] = field(default_factory=list)
     is_closed: bool = False
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from proxy.engine.lineage.naming import Name, make_session
 from proxy.engine.lineage.placing import name_unknown
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.readings import Received as Answered
+from proxy.engine.readings import UnreadAnswer as Answered
 from proxy.engine.tasks import TaskRunner
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import ClientRequest, Completeness, Headers, Outcome, Round, Timings

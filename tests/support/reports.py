@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from proxy.context.compaction.acceptance import Task
 from proxy.context.compaction.framing import Frame
-from proxy.context.compaction.spans import Span
+from proxy.context.compaction.spans import MessageRange
 from proxy.context.findings import study
 from proxy.context.policy import BuilderPolicy
 from proxy.context.survey import Survey, survey
@@ -55,4 +55,4 @@ def make_task(messages: Sequence[Message] = DAY, level: Level = 1, stop: int = 9
     seen = look(messages)
     covered = sum(each.tokens for each in seen.messages[:stop])
     fields: dict[str, object] = {"most": 2000, "covered": covered, "references": ("bbbbbbbbbb", "cccccccccc")}
-    return Task(survey=seen, span=Span(0, stop, covered), level=level, **(fields | changes))  # type: ignore[arg-type]
+    return Task(survey=seen, span=MessageRange(0, stop, covered), level=level, **(fields | changes))  # type: ignore[arg-type]

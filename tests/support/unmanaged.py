@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
 from proxy.model.errors import NotFound
 from proxy.model.exchange import SessionKey
-from proxy.model.log import Bill, Spent
+from proxy.model.log import AuxiliaryUsage, Bill
 from proxy.model.summary import Summary
 
 
@@ -33,5 +33,5 @@ class UnmanagedLog:
     async def list_bills(self, after: int = 0, limit: int = 1000) -> Sequence[Bill]:
         return ()
 
-    async def sum_auxiliary(self, since_ms: int) -> Sequence[Spent]:
+    async def sum_auxiliary(self, since_ms: int) -> Sequence[AuxiliaryUsage]:
         return ()

@@ -6,7 +6,7 @@ import orjson
 
 from proxy.model.card import UNPRICED, Card, LimitKey, Offer, Prices, Rates
 from proxy.upstream.bundled import BundledMap
-from proxy.upstream.catalog import Catalog, read_bundled_map
+from proxy.upstream.catalog import ModelCatalog, read_bundled_map
 from tests.support.engine import FixedClock
 
 KEY = LimitKey("main", "m")
@@ -22,7 +22,7 @@ def list_models(window: int) -> bytes:
 
 
 def test_before_it_is_opened_nothing_is_known_from_the_map() -> None:
-    assert Catalog({}, {}, FixedClock(), load).find(KEY) == Card()
+    assert ModelCatalog({}, {}, FixedClock(), load).find(KEY) == Card()
 
 
 async def test_the_map_is_read_once_however_many_open_it() -> None:
@@ -32,14 +32,14 @@ async def test_the_map_is_read_once_however_many_open_it() -> None:
         reads.append(1)
         return load()
 
-    catalog = Catalog({}, {}, FixedClock(), read)
+    catalog = ModelCatalog({}, {}, FixedClock(), read)
     await asyncio.gather(*(catalog.open() for _ in range(3)))
     assert reads == [1]
     assert catalog.find(KEY) == Card(1000, 100, UNPRICED, "bundled", "bundled", "")
 
 
 async def test_the_upstreams_word_comes_before_the_map_and_the_settings_before_both() -> None:
-    catalog = Catalog({"main": Offer(window=10)}, {}, FixedClock(), load)
+    catalog = ModelCatalog({"main": Offer(window=10)}, {}, FixedClock(), load)
     await catalog.open()
     for name in ("main", "other"):
         catalog.note_listing(name, list_models(500))
@@ -52,7 +52,7 @@ async def test_the_upstreams_word_comes_before_the_map_and_the_settings_before_b
 
 
 def test_a_listing_that_says_nothing_changes_nothing() -> None:
-    catalog = Catalog({}, {}, FixedClock(), load)
+    catalog = ModelCatalog({}, {}, FixedClock(), load)
     catalog.note_listing("main", list_models(500))
     catalog.note_listing("main", b'{"data":[]}')
     assert catalog.find(KEY).window == 500
@@ -60,7 +60,7 @@ def test_a_listing_that_says_nothing_changes_nothing() -> None:
 
 def test_a_limit_holds_for_whom_it_was_learned_and_for_a_day() -> None:
     clock = FixedClock()
-    catalog = Catalog({"main": Offer(window=1000)}, {}, clock, load)
+    catalog = ModelCatalog({"main": Offer(window=1000)}, {}, clock, load)
     catalog.note_limit(KEY, 600, 900)
     others = (KEY._replace(tenant=b"t"), KEY._replace(beta="b"), KEY._replace(model="n"))
     assert [catalog.find(key).window for key in (KEY, *others)] == [600, 1000, 1000, 1000]
@@ -69,7 +69,7 @@ def test_a_limit_holds_for_whom_it_was_learned_and_for_a_day() -> None:
 
 
 def test_the_oldest_limits_are_forgotten() -> None:
-    catalog = Catalog({}, {}, FixedClock(), load)
+    catalog = ModelCatalog({}, {}, FixedClock(), load)
     catalog.note_limit(KEY, 600, 900)
     catalog.note_limit(LimitKey("main", "0"), 600, 900)
     catalog.note_limit(KEY, 500, 900)
@@ -87,7 +87,7 @@ async def test_a_price_of_the_settings_is_of_the_first_pattern_that_matches() ->
         "gpt-5*": Offer(prices=Prices(Rates(1, 2, 3, 4)), retention=60),
         "gpt-*": Offer(prices=Prices(Rates(5, 6, 7, 8))),
     }
-    catalog = Catalog({"main": Offer(window=10)}, priced, FixedClock(), load)
+    catalog = ModelCatalog({"main": Offer(window=10)}, priced, FixedClock(), load)
     found = [catalog.find(LimitKey("main", name)) for name in ("gpt-5.1", "gpt-4o", "m")]
     assert [(card.prices.rates.input, card.prices_source, card.retention) for card in found] == [
         *((1, "settings", 60), (5, "settings", None), (1.0, "", None)),

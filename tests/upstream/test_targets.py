@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.errors import BadRequest
-from proxy.upstream.targets import Origin, Target, map_target, parse_base
+from proxy.upstream.targets import Origin, UpstreamTarget, map_target, parse_base
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_the_host_field_names_the_port_where_it_is_not_the_usual_one(origin: Ori
     ],
 )
 def test_a_path_goes_where_an_sdk_would_send_it(base: bytes, target: bytes, mapped: bytes, is_under_base: bool) -> None:
-    assert map_target(base, target) == Target(mapped, is_under_base)
+    assert map_target(base, target) == UpstreamTarget(mapped, is_under_base)
 
 
 @pytest.mark.parametrize(

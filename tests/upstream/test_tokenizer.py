@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from proxy.context.estimate import LONGEST_RUN
 from proxy.context.model_names import Encoding
-from proxy.upstream.tokenizer import Encoder, Tokenizer
+from proxy.upstream.tokenizer import CountingTokenizer, Encoder
 from tests.support.scripted import LIMIT
 
 
@@ -31,7 +31,7 @@ def test_an_encoding_is_loaded_once_when_it_is_first_needed() -> None:
         loaded.append(encoding)
         return Letters()
 
-    tokenizer = Tokenizer(load)
+    tokenizer = CountingTokenizer(load)
     assert loaded == []
     assert not tokenizer.is_ready("o200k_base")
     assert [tokenizer.count("abc", "o200k_base"), tokenizer.count("ab", "o200k_base")] == [(3, False), (2, False)]
@@ -48,7 +48,7 @@ def test_an_encoding_that_was_prepared_is_ready_once_it_is_warm() -> None:
         loaded.append(Letters())
         return loaded[-1]
 
-    tokenizer = Tokenizer(load)
+    tokenizer = CountingTokenizer(load)
     tokenizer.prepare("o200k_base")
     assert ([each.is_warm for each in loaded], tokenizer.is_ready("o200k_base")) == ([False], False)
     tokenizer.warm("o200k_base")
@@ -59,7 +59,7 @@ def test_an_encoding_that_was_prepared_is_ready_once_it_is_warm() -> None:
 
 
 def test_an_encoding_that_cannot_be_prepared_is_estimated() -> None:
-    tokenizer = Tokenizer(lambda encoding: None)
+    tokenizer = CountingTokenizer(lambda encoding: None)
     tokenizer.prepare("o200k_base")
     tokenizer.warm("o200k_base")
     assert tokenizer.is_ready("o200k_base")
@@ -78,7 +78,7 @@ def test_threads_that_come_together_load_once() -> None:
         both.wait(LIMIT)
         return tokenizer.count("abc", "o200k_base")[0]
 
-    tokenizer = Tokenizer(load)
+    tokenizer = CountingTokenizer(load)
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(count, range(2))) == [3, 3]
     assert loaded == ["o200k_base"]
@@ -86,12 +86,12 @@ def test_threads_that_come_together_load_once() -> None:
 
 def test_without_an_encoder_it_estimates_and_says_so() -> None:
     loads: list[Encoding] = []
-    tokenizer = Tokenizer(lambda encoding: loads.append(encoding))
+    tokenizer = CountingTokenizer(lambda encoding: loads.append(encoding))
     assert [tokenizer.count("x" * 300, "o200k_base") for _ in range(2)] == [(100, True)] * 2
     assert loads == ["o200k_base"]
 
 
 def test_long_runs_reach_the_encoder_in_stretches() -> None:
     letters = Letters()
-    assert Tokenizer(lambda _: letters).count("a" * (3 * LONGEST_RUN), "o200k_base") == (3 * LONGEST_RUN, False)
+    assert CountingTokenizer(lambda _: letters).count("a" * (3 * LONGEST_RUN), "o200k_base") == (3 * LONGEST_RUN, False)
     assert [len(each) for each in letters.seen] == [LONGEST_RUN] * 3

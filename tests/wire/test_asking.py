@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from proxy.model.exchange import Answer, Usage
-from proxy.wire.asking import Report, Room, enlarge, is_thinking_aloud, read_report, write_compact, write_warm
+from proxy.wire.asking import Room, SummaryAnswer, enlarge, is_thinking_aloud, read_report, write_compact, write_warm
 from proxy.wire.body import SplitBody, count_shared, split_body
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.sse import read_events
@@ -140,7 +140,7 @@ def test_a_limit_can_be_raised_where_there_is_one() -> None:
     assert enlarge(b'{"x":1}') is None
 
 
-def read(*chunks: Any) -> Report:
+def read(*chunks: Any) -> SummaryAnswer:
     stream = b"".join(b"data: %b\n\n" % json.dumps(chunk).encode() for chunk in chunks)
     return read_report(ChatCompletions().read_events(read_events(stream)))
 
@@ -152,7 +152,7 @@ def test_a_report_is_what_was_said_and_how_it_ended() -> None:
         {"choices": [{"index": 0, "delta": {"content": "is well. "}, "finish_reason": "stop"}]},
         {"choices": [], "usage": usage},
     )
-    assert told == Report("All is well.", "stop", Usage(9, 2), said="All is well. ")
+    assert told == SummaryAnswer("All is well.", "stop", Usage(9, 2), said="All is well. ")
 
 
 def test_the_beginning_of_a_call_is_seen_at_once() -> None:
@@ -182,7 +182,7 @@ def test_thoughts_spoken_aloud_are_left_out(content: object, text: str) -> None:
 
 @pytest.mark.parametrize("value", [{}, {"choices": []}, {"choices": [{"message": 1}]}])
 def test_an_answer_that_says_nothing_is_empty(value: dict[str, object]) -> None:
-    assert read_report(Answer(value)) == Report("")
+    assert read_report(Answer(value)) == SummaryAnswer("")
 
 
 def test_thinking_aloud_is_heard_from_the_first_words() -> None:

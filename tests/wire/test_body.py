@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.wire.body import Span, SplitBody, count_shared, split_after, split_body
+from proxy.wire.body import ByteRange, SplitBody, count_shared, split_after, split_body
 
 KEY = "messages"
 ODD_SCALARS = [
@@ -44,8 +44,8 @@ class Written:
     """A body and where the test put its parts."""
 
     content: bytes
-    members: dict[str, Span]
-    items: tuple[Span, ...]
+    members: dict[str, ByteRange]
+    items: tuple[ByteRange, ...]
 
     @property
     def split(self) -> SplitBody:
@@ -58,16 +58,16 @@ class Writer:
     def __init__(self) -> None:
         self.content = b""
 
-    def put(self, text: str) -> Span:
+    def put(self, text: str) -> ByteRange:
         start = len(self.content)
         self.content += text.encode("utf-8", "surrogatepass")
-        return Span(start, len(self.content))
+        return ByteRange(start, len(self.content))
 
 
 def write(members: list[tuple[str, str | list[str]]], gap: str) -> Written:
     writer = Writer()
-    spans: dict[str, Span] = {}
-    items: list[Span] = []
+    spans: dict[str, ByteRange] = {}
+    items: list[ByteRange] = []
     writer.put("{" + gap)
     for place, (key, value) in enumerate(members):
         writer.put((gap + "," + gap if place else "") + key + gap + ":" + gap)
@@ -78,7 +78,7 @@ def write(members: list[tuple[str, str | list[str]]], gap: str) -> Written:
         for number, item in enumerate(value):
             writer.put(gap + "," + gap if number else "")
             items.append(writer.put(item))
-        spans[json.loads(key)] = Span(start, writer.put(gap + "]").end)
+        spans[json.loads(key)] = ByteRange(start, writer.put(gap + "]").end)
     writer.put(gap + "}" + gap)
     return Written(writer.content, spans, tuple(items))
 

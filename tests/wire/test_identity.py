@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.wire import chat_identity, identity
 from proxy.wire.anthropic_messages import AnthropicMessages
-from proxy.wire.body import Span, split_body
+from proxy.wire.body import ByteRange, split_body
 from proxy.wire.canonical import load
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format
@@ -69,7 +69,7 @@ def test_forms_are_the_same_for_ever() -> None:
 def test_wires_do_not_share_forms() -> None:
     for value in (HELLO, 7, {"role": 7}):
         assert len({read_one(wire, value).form for wire in FORMATS}) == len(FORMATS)
-    assert len({wire.read_items(b"nul", [Span(0, 3)])[0].form for wire in FORMATS}) == len(FORMATS)
+    assert len({wire.read_items(b"nul", [ByteRange(0, 3)])[0].form for wire in FORMATS}) == len(FORMATS)
 
 
 def test_nothing_one_text_and_several_parts_collapse() -> None:
@@ -109,7 +109,7 @@ UNREADABLE = [b"", b"{", b"nul", b'{"role":"user","content":"\xff"}', b'{"role":
 @each_wire
 @pytest.mark.parametrize("raw", [*(text.encode() for text in DEEP), *UNREADABLE])
 def test_what_is_no_json_or_too_deep_is_known_by_its_bytes(wire: Format, raw: bytes) -> None:
-    one, other = wire.read_items(raw + raw[:-1], [Span(0, len(raw)), Span(len(raw), len(raw) * 2 - 1)])
+    one, other = wire.read_items(raw + raw[:-1], [ByteRange(0, len(raw)), ByteRange(len(raw), len(raw) * 2 - 1)])
     assert len(one.form) == FORM_SIZE
     assert (one.form != other.form) == bool(raw)
     assert (one.role, one.calls, one.results, one.weight) == ("", (), (), len(raw))
@@ -118,7 +118,7 @@ def test_what_is_no_json_or_too_deep_is_known_by_its_bytes(wire: Format, raw: by
 @each_wire
 def test_a_member_that_does_not_count_may_be_deep(wire: Format) -> None:
     raw = json.dumps(HELLO)[:-1].encode() + b',"odd":' + b"[" * 200 + b"]" * 200 + b"}"
-    assert wire.read_items(raw, [Span(0, len(raw))])[0].form == read_one(wire, HELLO).form
+    assert wire.read_items(raw, [ByteRange(0, len(raw))])[0].form == read_one(wire, HELLO).form
 
 
 def test_a_part_too_deep_makes_its_message_known_by_its_bytes() -> None:
@@ -197,7 +197,7 @@ def test_whatever_stands_there_has_an_item_that_does_not_depend_on_the_order_of_
 @each_wire
 @given(st.binary(max_size=40))
 def test_any_bytes_have_a_form(wire: Format, raw: bytes) -> None:
-    assert len(wire.read_items(raw, [Span(0, len(raw))])) == 1
+    assert len(wire.read_items(raw, [ByteRange(0, len(raw))])) == 1
     wire.read_input(raw)
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from proxy.model.shapes import Shape
 from proxy.wire.lasting import Verdict, extend_verdict, list_replaced, make_verdict
-from proxy.wire.validity import History, Rules, Splice, extend_history, find_faults, judge_history
+from proxy.wire.validity import MessageRuns, Rules, Splice, extend_history, find_faults, judge_history
 
 USER, SAID, SYSTEM = Shape("user"), Shape("assistant"), Shape("system")
 PLAIN = Rules()
@@ -20,7 +20,7 @@ def step(id: str) -> list[Shape]:
 HISTORY = judge_history([USER, *step("a"), *step("b"), *step("c")])
 
 
-def judge(history: History, splices: list[Splice], rules: Rules = PLAIN) -> Verdict | None:
+def judge(history: MessageRuns, splices: list[Splice], rules: Rules = PLAIN) -> Verdict | None:
     shapes = [shape for run in history.runs for shape in run.shapes]
     assert find_faults(history, splices, rules) == ()
     return make_verdict(history, splices, rules, list_replaced(shapes, splices))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.plan import Edit, Kept, Replaced, Written
-from proxy.wire.body import Span, SplitBody, split_body
+from proxy.wire.body import ByteRange, SplitBody, split_body
 from proxy.wire.rendering import apply, lower_output, place_marker, reach_user, render, strip_reasoning
 from proxy.wire.shaping import read_shape
 from proxy.wire.telling import read_told
@@ -312,7 +312,7 @@ def test_what_cannot_be_put_in_place_is_refused(preamble: int, through: int, ren
 
 @pytest.mark.parametrize("content", [b'{"messages":[{}x{}]}', b'{"messages":[{},{}x}'])
 def test_items_that_are_not_between_separators_are_refused(content: bytes) -> None:
-    body = SplitBody(content, {}, (Span(13, 15), Span(16, 18)))
+    body = SplitBody(content, {}, (ByteRange(13, 15), ByteRange(16, 18)))
     with pytest.raises(ValueError, match="separators"):
         apply(body, 1, 1, [b"{}"])
 

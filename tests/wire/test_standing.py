@@ -8,7 +8,7 @@ import pytest
 from proxy.context.reference import FileReference, Tombstone, render_file, render_tombstone
 from proxy.model.marker import LEDGER_HEAD
 from proxy.model.plan import Written
-from proxy.wire.body import Span, SplitBody, split_body
+from proxy.wire.body import ByteRange, SplitBody, split_body
 from proxy.wire.rendering import render
 from proxy.wire.standing import find_management
 from tests.support.valid_histories import WIRES
@@ -60,7 +60,7 @@ def test_a_member_that_does_not(wire: str, members: dict[str, Any]) -> None:
 
 
 def test_a_member_that_cannot_be_read_is_the_upstreams_to_judge() -> None:
-    assert find_management(CHAT, SplitBody(b"\xff", {"truncation": Span(0, 1)}, ())) == ""
+    assert find_management(CHAT, SplitBody(b"\xff", {"truncation": ByteRange(0, 1)}, ())) == ""
 
 
 @pytest.mark.parametrize(

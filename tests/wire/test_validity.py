@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.context.turns import split_groups
 from proxy.model.shapes import Shape
-from proxy.wire.validity import Fault, History, Rules, Splice, extend_history, find_faults, judge_history
+from proxy.wire.validity import MessageRuns, RequestFault, Rules, Splice, extend_history, find_faults, judge_history
 from tests.support.valid_histories import WIRES, shape, steps, write
 
 USER, SAID, SYSTEM = Shape("user"), Shape("assistant"), Shape("system")
@@ -23,7 +23,7 @@ def answer(*ids: str) -> Shape:
     return Shape("tool", (), ids)
 
 
-def judge(wire: str, shapes: list[Shape]) -> History:
+def judge(wire: str, shapes: list[Shape]) -> MessageRuns:
     return judge_history(shapes, is_itemised=wire == "responses")
 
 
@@ -31,7 +31,7 @@ def rules(wire: str = "") -> Rules:
     return Rules(is_itemised=wire == "responses")
 
 
-def list_own(history: History) -> set[Fault]:
+def list_own(history: MessageRuns) -> set[RequestFault]:
     """What the guard finds wrong with a history itself: everything is new against an empty one."""
     nothing = judge_history([], is_itemised=history.is_itemised)
     return set(
@@ -136,65 +136,80 @@ def test_what_the_client_sent_is_never_a_fault(shapes: list[Shape]) -> None:
     assert find_faults(judge_history(shapes), same, Rules(is_alternating=True, needs_json=True)) == ()
 
 
-CASES: dict[str, tuple[list[Shape], list[Splice], Rules, Fault]] = {
-    "userless": ([SYSTEM, USER, SAID, call("a"), answer("a")], [Splice(1, 2)], rules(), Fault("userless")),
-    "beginning": ([USER, SAID, USER], [Splice(0, 1)], rules(), Fault("beginning", "assistant")),
-    "beginning-tool": ([USER, call("a"), answer("a"), USER], [Splice(0, 2)], rules(), Fault("beginning", "tool")),
-    "prefill": ([USER, SAID, USER], [Splice(2, 3)], rules(), Fault("prefill")),
-    "pinned": ([USER, SAID, USER], [Splice(0, 1, (USER,))], rules(), Fault("protected", "", 0)),
-    "newest": ([USER, SAID, USER], [Splice(2, 3, (USER,))], rules(), Fault("protected", "", 2)),
-    "system": ([SYSTEM, USER], [Splice(0, 1)], rules(), Fault("instructions", "gone", 0)),
-    "ours": ([USER, USER], [Splice(0, 0, (SYSTEM,))], rules(), Fault("instructions", "ours", 0)),
+CASES: dict[str, tuple[list[Shape], list[Splice], Rules, RequestFault]] = {
+    "userless": ([SYSTEM, USER, SAID, call("a"), answer("a")], [Splice(1, 2)], rules(), RequestFault("userless")),
+    "beginning": ([USER, SAID, USER], [Splice(0, 1)], rules(), RequestFault("beginning", "assistant")),
+    "beginning-tool": (
+        [USER, call("a"), answer("a"), USER],
+        [Splice(0, 2)],
+        rules(),
+        RequestFault("beginning", "tool"),
+    ),
+    "prefill": ([USER, SAID, USER], [Splice(2, 3)], rules(), RequestFault("prefill")),
+    "pinned": ([USER, SAID, USER], [Splice(0, 1, (USER,))], rules(), RequestFault("protected", "", 0)),
+    "newest": ([USER, SAID, USER], [Splice(2, 3, (USER,))], rules(), RequestFault("protected", "", 2)),
+    "system": ([SYSTEM, USER], [Splice(0, 1)], rules(), RequestFault("instructions", "gone", 0)),
+    "ours": ([USER, USER], [Splice(0, 0, (SYSTEM,))], rules(), RequestFault("instructions", "ours", 0)),
     "flaw": (
         [USER, SAID, USER],
         [Splice(1, 2, (Shape("assistant", flaws=("empty",)),))],
         rules(),
-        Fault("flaw", "empty", 1),
+        RequestFault("flaw", "empty", 1),
     ),
     "duplicate": (
         [USER, call("a"), answer("a"), USER],
         [Splice(3, 3, (call("a"), answer("a")))],
         rules(),
-        Fault("duplicate", "a"),
+        RequestFault("duplicate", "a"),
     ),
     "reasoning": (
         [USER, call("a", reasoning=b"r"), answer("a")],
         [Splice(1, 2, (call("a"),))],
         rules(),
-        Fault("reasoning", "", 1),
+        RequestFault("reasoning", "", 1),
     ),
     "item": (
         [USER, Shape("assistant", reasoning=b"r"), SAID, USER],
         [Splice(2, 3)],
         rules("responses"),
-        Fault("reasoning", "", 1),
+        RequestFault("reasoning", "", 1),
     ),
-    "alternation": ([USER, SAID, USER], [Splice(1, 2)], Rules(is_alternating=True), Fault("alternation", "user", 2)),
+    "alternation": (
+        [USER, SAID, USER],
+        [Splice(1, 2)],
+        Rules(is_alternating=True),
+        RequestFault("alternation", "user", 2),
+    ),
     "alternation-calls": (
         [USER, call("a"), answer("a"), SAID, USER],
         [Splice(3, 4)],
         Rules(is_alternating=True),
-        Fault("alternation", "user", 4),
+        RequestFault("alternation", "user", 4),
     ),
     "json": (
         [Shape("user", says_json=True), SAID, USER],
         [Splice(0, 1, (USER,))],
         Rules(needs_json=True),
-        Fault("json"),
+        RequestFault("json"),
     ),
     "many": (
         [USER, SAID, USER],
         [Splice(1, 2, (Shape("assistant", markers=("5m", "5m")),))],
         Rules(markers=("5m",) * 3),
-        Fault("markers", "many"),
+        RequestFault("markers", "many"),
     ),
     "order": (
         [USER, SAID, USER],
         [Splice(1, 2, (Shape("assistant", markers=("1h",)),))],
         Rules(markers=("5m",)),
-        Fault("markers", "order"),
+        RequestFault("markers", "order"),
     ),
-    "lost": ([USER, Shape("assistant", markers=("5m",)), USER], [Splice(1, 2)], rules(), Fault("markers", "lost")),
+    "lost": (
+        [USER, Shape("assistant", markers=("5m",)), USER],
+        [Splice(1, 2)],
+        rules(),
+        RequestFault("markers", "lost"),
+    ),
 }
 
 
@@ -253,8 +268,8 @@ def test_what_is_no_fault(name: str) -> None:
 
 def test_a_result_far_behind_its_call_is_missed_when_it_goes() -> None:
     history = judge_history([USER, call("a"), USER, answer("a"), USER])
-    assert find_faults(history, [Splice(3, 4)], rules()) == (Fault("unanswered", "a"),)
-    assert find_faults(history, [Splice(1, 2)], rules()) == (Fault("orphan", "a"),)
+    assert find_faults(history, [Splice(3, 4)], rules()) == (RequestFault("unanswered", "a"),)
+    assert find_faults(history, [Splice(1, 2)], rules()) == (RequestFault("orphan", "a"),)
 
 
 def test_runs_that_are_kept_are_shared() -> None:
@@ -281,7 +296,10 @@ def test_splices_out_of_place_are_refused(splices: Callable[[], list[Splice]]) -
 def test_calls_in_a_row_are_answered_one_by_one_except_as_items() -> None:
     ours = (call("a"), call("b"), answer("a"), answer("b"))
     chat, items = (judge_history([USER, SAID, USER], is_itemised=is_itemised) for is_itemised in (False, True))
-    assert find_faults(chat, [Splice(1, 2, ours)], rules()) == (Fault("misplaced", "a", 1), Fault("missing", "a", 1))
+    assert find_faults(chat, [Splice(1, 2, ours)], rules()) == (
+        RequestFault("misplaced", "a", 1),
+        RequestFault("missing", "a", 1),
+    )
     assert find_faults(items, [Splice(1, 2, ours)], rules("responses")) == ()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from proxy.context.compaction.citations import Quote, UserWords, cite, keep_cited, label
+from proxy.context.compaction.citations import Citation, UserWords, cite, keep_cited, label
 from proxy.context.compaction.framing import Frame, frame_text, unframe, write_foot, write_head
 from proxy.context.compaction.lookalikes import defuse, find_references
 from proxy.context.compaction.sections import (
@@ -26,7 +26,7 @@ from proxy.context.compaction.sections import (
     read_sections,
     write_sections,
 )
-from proxy.context.compaction.spans import Span
+from proxy.context.compaction.spans import MessageRange
 from proxy.context.compaction.touched import find_touched
 from proxy.context.plain import clean
 from proxy.context.rules import find_rules
@@ -60,7 +60,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     """
 
     survey: Survey
-    span: Span
+    span: MessageRange
     level: Level
     most: int
     covered: int
@@ -193,7 +193,7 @@ def _keep_open_tasks(final: dict[str, list[str]], parents: Sequence[Sections]) -
 def _keep_rules(cited: Sequence[str], inherited: Sequence[str], task: Task, count: Callable[[str], int]) -> list[str]:
     """What the user laid down in a span, or what its parents quote of that, that is not cited: the newest that fit."""
     rules = [
-        Quote(rule.place, rule.text).line
+        Citation(rule.place, rule.text).line
         for rule in find_rules(task.survey, range(task.span.start, task.span.stop))
         if rule.place not in task.foreign
     ]

@@ -47,7 +47,7 @@ _ADDRESSING = re.compile(
 )
 
 
-class Quote(msgspec.Struct, frozen=True, gc=False):
+class Citation(msgspec.Struct, frozen=True, gc=False):
     """Whole sentences of a user's message."""
 
     place: int
@@ -82,7 +82,7 @@ class UserWords:
                 left -= len(text)
         self._known = {word for speech in self._speeches for word in speech.words.split()}
 
-    def find(self, passage: str, near: int | None = None) -> Quote | None:
+    def find(self, passage: str, near: int | None = None) -> Citation | None:
         """The sentences with most of a passage at a stretch; those of message `near` first, then the newest."""
         words = _list_words(passage)[:_MOST_WORDS]
         least = -(-len(words) * _SHARE_IN_TENTHS // 10)
@@ -119,7 +119,7 @@ def _list_words(text: str) -> list[str]:
     return _WORD.findall(text.casefold())
 
 
-def _find_run(speech: _Speech, run: Sequence[str], *, is_whole: bool) -> Quote | None:
+def _find_run(speech: _Speech, run: Sequence[str], *, is_whole: bool) -> Citation | None:
     wanted = f" {' '.join(run)} "
     at = speech.words.find(wanted)
     if at < 0:
@@ -128,7 +128,7 @@ def _find_run(speech: _Speech, run: Sequence[str], *, is_whole: bool) -> Quote |
     last = bisect_right(speech.starts, at + len(wanted) - 2) - 1
     if is_whole and _list_words(speech.sentences[first].text) != list(run):
         return None
-    return Quote(speech.place, " ".join(sentence.said for sentence in speech.sentences[first : last + 1]))
+    return Citation(speech.place, " ".join(sentence.said for sentence in speech.sentences[first : last + 1]))
 
 
 def cite(lines: Iterable[str], users: UserWords) -> tuple[list[str], list[str]]:

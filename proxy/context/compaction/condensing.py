@@ -16,7 +16,7 @@ FAN_IN = 4
 _SLACK = 2
 
 
-class Node(msgspec.Struct, frozen=True, gc=False):
+class MergeCandidate(msgspec.Struct, frozen=True, gc=False):
     """A live report: its span, its tokens, its rank (0 for a leaf), and of how many leaves it is made."""
 
     id: str
@@ -27,11 +27,12 @@ class Node(msgspec.Struct, frozen=True, gc=False):
     leaves: int
 
 
-def list_nodes(live: Sequence[Summary], known: Mapping[str, Summary]) -> list[Node]:
+def list_nodes(live: Sequence[Summary], known: Mapping[str, Summary]) -> list[MergeCandidate]:
     """The live ones as nodes; `known` are all of a session by their ids, oldest first."""
     ranks = measure_ranks(known.values())
     return [
-        Node(each.id, each.start, each.stop, each.tokens, ranks[each.id], _count_leaves(each, known)) for each in live
+        MergeCandidate(each.id, each.start, each.stop, each.tokens, ranks[each.id], _count_leaves(each, known))
+        for each in live
     ]
 
 
@@ -41,7 +42,7 @@ def _count_leaves(summary: Summary, known: Mapping[str, Summary]) -> int:
     return sum(_count_leaves(parent, known) for parent in parents) or 1
 
 
-def choose_run(nodes: Sequence[Node], room: int) -> Sequence[Node]:
+def choose_run(nodes: Sequence[MergeCandidate], room: int) -> Sequence[MergeCandidate]:
     """The neighbours that are merged next so that all come into so many tokens; empty where none need to, or can."""
     if sum(node.tokens for node in nodes) <= room:
         return ()
@@ -52,7 +53,7 @@ def choose_run(nodes: Sequence[Node], room: int) -> Sequence[Node]:
     return min(allowed, key=lambda run: (_find_rank(run), run[0].start), default=())
 
 
-def _list_runs(nodes: Sequence[Node], size: int) -> Iterator[Sequence[Node]]:
+def _list_runs(nodes: Sequence[MergeCandidate], size: int) -> Iterator[Sequence[MergeCandidate]]:
     """So many neighbours without a gap, in every place."""
     for i in range(len(nodes) - size + 1):
         run = nodes[i : i + size]
@@ -60,16 +61,16 @@ def _list_runs(nodes: Sequence[Node], size: int) -> Iterator[Sequence[Node]]:
             yield run
 
 
-def _find_rank(run: Sequence[Node]) -> int:
+def _find_rank(run: Sequence[MergeCandidate]) -> int:
     return 1 + max(node.rank for node in run)
 
 
-def _is_shallow(run: Sequence[Node]) -> bool:
+def _is_shallow(run: Sequence[MergeCandidate]) -> bool:
     """Whether the merged node lies no deeper than log4 of its leaves, and two."""
     least: int = FAN_IN ** max(0, _find_rank(run) - _SLACK)
     return least <= sum(node.leaves for node in run)
 
 
-def is_progress(run: Sequence[Node], tokens: int) -> bool:
+def is_progress(run: Sequence[MergeCandidate], tokens: int) -> bool:
     """Whether a report of so many tokens is worth having in place of these."""
     return tokens < sum(node.tokens for node in run)

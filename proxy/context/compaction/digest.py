@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 
-from proxy.context.compaction.citations import Quote, keep_cited
+from proxy.context.compaction.citations import Citation, keep_cited
 from proxy.context.compaction.framing import END, Frame, frame_text, unframe, write_foot, write_head
 from proxy.context.compaction.lookalikes import cut_to, find_references
 from proxy.context.compaction.sections import (
@@ -24,7 +24,7 @@ from proxy.context.compaction.sections import (
     read_sections,
     write_sections,
 )
-from proxy.context.compaction.spans import Span
+from proxy.context.compaction.spans import MessageRange
 from proxy.context.compaction.touched import find_touched
 from proxy.context.plain import clean
 from proxy.context.rules import find_rules
@@ -44,7 +44,7 @@ _Line = tuple[str, str]
 
 def digest_span(
     survey: Survey,
-    span: Span,
+    span: MessageRange,
     frame: Frame,
     references: Sequence[str],
     count: Callable[[str], int],
@@ -62,7 +62,7 @@ def digest_span(
 
 
 def digest_reports(
-    texts: Sequence[str], span: Span, frame: Frame, count: Callable[[str], int], most: int = MOST
+    texts: Sequence[str], span: MessageRange, frame: Frame, count: Callable[[str], int], most: int = MOST
 ) -> str:
     """The report in place of several, in at most so many tokens."""
     reports = [read_sections(unframe(text)) for text in texts]
@@ -70,22 +70,22 @@ def digest_reports(
     return _write(write_head(frame, span), _merge(reports), tuple(references), count, most)
 
 
-def _quote_user(survey: Survey, span: Span) -> Iterator[_Line]:
+def _quote_user(survey: Survey, span: MessageRange) -> Iterator[_Line]:
     """The first and the newest words of the user, without what they pasted."""
     places = [place for place in list_user_places(survey) if span.start <= place < span.stop]
     for place in dict.fromkeys((*places[:1], *places[-1:])):
         sentences = islice(find_sentences(survey.messages[place].told.text), _MOST_SENTENCES)
         if said := " ".join(sentence.said for sentence in sentences):
-            yield GOAL, Quote(place, said).line
+            yield GOAL, Citation(place, said).line
 
 
-def _list_rules(survey: Survey, span: Span) -> list[str]:
+def _list_rules(survey: Survey, span: MessageRange) -> list[str]:
     """The rules that the user stated, the newest first."""
     rules = find_rules(survey, range(span.start, span.stop))
-    return [Quote(rule.place, rule.text).line for rule in reversed(rules)]
+    return [Citation(rule.place, rule.text).line for rule in reversed(rules)]
 
 
-def _count_calls(survey: Survey, span: Span) -> Iterator[_Line]:
+def _count_calls(survey: Survey, span: MessageRange) -> Iterator[_Line]:
     messages = survey.messages[span.start : span.stop]
     calls = Counter(call.name for seen in messages for call in seen.told.calls)
     if calls:
@@ -93,7 +93,7 @@ def _count_calls(survey: Survey, span: Span) -> Iterator[_Line]:
         yield COMPLETED, f"- {sum(calls.values())} calls: {counted}"
 
 
-def _list_files(survey: Survey, span: Span) -> list[str]:
+def _list_files(survey: Survey, span: MessageRange) -> list[str]:
     touched = sorted(find_touched(survey, span), key=lambda each: not each.is_edited)
     return [
         f"- {clean(each.path, _LONGEST_LINE)} ({'edited' if each.is_edited else 'read'})"
@@ -101,7 +101,7 @@ def _list_files(survey: Survey, span: Span) -> list[str]:
     ]
 
 
-def _list_ends(survey: Survey, span: Span) -> list[str]:
+def _list_ends(survey: Survey, span: MessageRange) -> list[str]:
     """How the newest outputs ended that did not end well."""
     ends = [survey.found[place].outcome for place in range(span.stop - 1, span.start - 1, -1)]
     unlike = list(dict.fromkeys(filter(None, ends)))[:_MOST_ENDS]

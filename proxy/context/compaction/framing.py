@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from proxy.context.compaction.lookalikes import REPORT_HEAD
-from proxy.context.compaction.spans import Span
+from proxy.context.compaction.spans import MessageRange
 from proxy.context.plain import clean
 
 END = "[End of the report]"
@@ -24,7 +24,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
     date: str
 
 
-def write_head(frame: Frame, span: Span) -> str:
+def write_head(frame: Frame, span: MessageRange) -> str:
     """The first line."""
     date = clean(frame.date, _LONGEST_DATE)
     model = clean(frame.model, _LONGEST_MODEL).replace("]", ")")

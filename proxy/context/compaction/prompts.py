@@ -20,7 +20,7 @@ from proxy.context.compaction.sections import (
     REMAINING,
     SHORT_NAMES,
 )
-from proxy.context.compaction.spans import Span
+from proxy.context.compaction.spans import MessageRange
 from proxy.context.plain import clean
 from proxy.context.rules import name_message
 from proxy.context.survey import Survey
@@ -60,7 +60,7 @@ _MANNER = (
 )
 
 
-class Asked(msgspec.Struct, frozen=True, gc=False):
+class SummaryOrder(msgspec.Struct, frozen=True, gc=False):
     """The report that is wanted: of messages or of reports, how detailed, and in how many tokens at most.
 
     `custom` are a person's words in place of ours, empty for none.
@@ -77,7 +77,7 @@ def write_wording(level: Level) -> str:
     return f"{_WISHES[level]}\n{_MANNER}"
 
 
-def write_instruction(asked: Asked, stretch: str) -> str:
+def write_instruction(asked: SummaryOrder, stretch: str) -> str:
     """What is appended to the last request as the user's message; `stretch` says which messages are meant."""
     parts = (
         f"[This message was written by the proxy palimpsest, not by the user.] What is wanted now is {_TASKS['leaf']}:"
@@ -88,7 +88,7 @@ def write_instruction(asked: Asked, stretch: str) -> str:
     return "\n\n".join(parts)
 
 
-def write_request(asked: Asked, material: str) -> tuple[str, str]:
+def write_request(asked: SummaryOrder, material: str) -> tuple[str, str]:
     """The system message and the user's of a request of its own; `material` is `context/compaction/transcript`'s."""
     parts = (
         f"You write {_TASKS[asked.kind]}.",
@@ -103,7 +103,7 @@ def write_request(asked: Asked, material: str) -> tuple[str, str]:
     return "\n\n".join(parts), f"{noted} The material begins here.\n\n{material}\n\nThe material ends here."
 
 
-def describe_span(survey: Survey, span: Span, hidden: int = 0) -> str:
+def describe_span(survey: Survey, span: MessageRange, hidden: int = 0) -> str:
     """A stretch of messages as one can find it without numbers; the first `hidden` of it are not there themselves."""
     count = span.stop - span.start
     first, last = (_describe_message(survey, place) for place in (span.start, span.stop - 1))
@@ -121,7 +121,7 @@ def _describe_message(survey: Survey, place: int) -> str:
     return f"{speaker} that begins with “{clean(begins, _LONGEST_BEGINNING)}”"
 
 
-def _demand_format(asked: Asked, *, is_numbered: bool) -> str:
+def _demand_format(asked: SummaryOrder, *, is_numbered: bool) -> str:
     """What acceptance looks for."""
     if asked.level == 1:
         form = "\n".join(f"## {name}\n{_WHAT_IS_TOLD[name]}" for name in NAMES)

@@ -18,7 +18,7 @@ SHARE = 0.75
 _WORTH = 0.2
 
 
-class Span(msgspec.Struct, frozen=True, gc=False):
+class MessageRange(msgspec.Struct, frozen=True, gc=False):
     """The messages from place `start` up to `stop`, and their tokens."""
 
     start: int
@@ -31,7 +31,7 @@ def find_most(window: int, output: int) -> int:
     return max(0, int(SHARE * (window - output)))
 
 
-def choose_span(survey: Survey, begin: int, most: int) -> Span | None:
+def choose_span(survey: Survey, begin: int, most: int) -> MessageRange | None:
     """The span that begins at a place and has at most so many tokens, None where there is too little.
 
     It has more only where its first three messages have: a transcript cuts what is too large.
@@ -75,16 +75,16 @@ def _list_turns(survey: Survey, first: int, reach: int) -> Iterator[int]:
             yield i
 
 
-def _make(survey: Survey, first: int, stop: int) -> Span:
+def _make(survey: Survey, first: int, stop: int) -> MessageRange:
     steps = survey.steps[first:stop]
     if not steps:
-        return Span(0, 0, 0)
-    return Span(steps[0].start, steps[-1].stop, sum(step.tokens for step in steps))
+        return MessageRange(0, 0, 0)
+    return MessageRange(steps[0].start, steps[-1].stop, sum(step.tokens for step in steps))
 
 
-def _size(span: Span) -> int:
+def _size(span: MessageRange) -> int:
     return span.stop
 
 
-def _is_enough(span: Span) -> bool:
+def _is_enough(span: MessageRange) -> bool:
     return span.stop - span.start >= LEAST

@@ -7,7 +7,7 @@ import re
 
 import msgspec
 
-from proxy.context.compaction.spans import Span
+from proxy.context.compaction.spans import MessageRange
 from proxy.context.survey import Survey
 from proxy.context.words import is_opaque, list_words
 
@@ -25,7 +25,7 @@ class Touched(msgspec.Struct, frozen=True, gc=False):
     is_edited: bool
 
 
-def find_touched(survey: Survey, span: Span) -> tuple[Touched, ...]:
+def find_touched(survey: Survey, span: MessageRange) -> tuple[Touched, ...]:
     """The files that calls of a span name, the newest first."""
     edited: dict[str, bool] = {}
     for place in range(span.stop - 1, span.start - 1, -1):

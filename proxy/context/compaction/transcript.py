@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from proxy.context.compaction.lookalikes import FENCE, cut_middle, cut_to, defuse
-from proxy.context.compaction.spans import Span
+from proxy.context.compaction.spans import MessageRange
 from proxy.context.rules import name_message
 from proxy.context.sentences import list_user_places
 from proxy.context.survey import Survey
@@ -42,7 +42,7 @@ _CUTS = (
 
 
 def write_transcript(
-    survey: Survey, span: Span, room: int, count: Callable[[str], int], most: int | None = None
+    survey: Survey, span: MessageRange, room: int, count: Callable[[str], int], most: int | None = None
 ) -> str:
     """The messages of a span in so many tokens, each of them in `most` characters where that is given."""
     users = frozenset(list_user_places(survey))

@@ -14,7 +14,7 @@ from proxy.context.cost import Cost
 from proxy.engine.boundary import attempt
 from proxy.engine.bus import EventBus
 from proxy.engine.compaction.correspondent import Correspondent
-from proxy.engine.compaction.keys import Key
+from proxy.engine.compaction.keys import CallCredential
 from proxy.engine.compaction.spending import Purse
 from proxy.engine.compaction.warmth import Warmth
 from proxy.engine.flight import Flight
@@ -52,7 +52,7 @@ class Errand:
     """
 
     session: SessionKey
-    key: Key
+    key: CallCredential
     upstream: Upstream
     model: str
     body: bytes = field(repr=False)
@@ -122,7 +122,7 @@ class Means:
     warmth: Warmth
 
 
-class Caller:
+class ModelCaller:
     """Makes calls of our own. `form` is the wire of them all."""
 
     def __init__(self, policy: EnginePolicy, means: Means, form: Format, time_limit_seconds: float) -> None:
@@ -136,7 +136,7 @@ class Caller:
         means = self._means
         if problem := means.relay.problem:
             return Unanswered(f"nothing is asked that cannot be recorded: {problem}")
-        call = _Call(errand, means.ids.next_exchange(), self._form, means.clock.monotonic())
+        call = _RunningCall(errand, means.ids.next_exchange(), self._form, means.clock.monotonic())
         expected = means.purse.price(errand.upstream.name, errand.model, errand.expected)
         means.purse.hold(errand.session.id, expected)
         call.task = means.tasks.spawn(self._carry(call))
@@ -154,14 +154,14 @@ class Caller:
         self._settle(call, outcome, expected)
         return outcome
 
-    async def _carry(self, call: "_Call") -> None:
+    async def _carry(self, call: "_RunningCall") -> None:
         means, errand, flight = self._means, call.errand, self._take_off(call)
         try:
             await means.relay.carry(flight, partial(_send, errand), errand.body)
         except ProxyError as error:
             flight.client.fail(error)
 
-    def _take_off(self, call: "_Call") -> Flight:
+    def _take_off(self, call: "_RunningCall") -> Flight:
         errand, policy, means = call.errand, self._policy, self._means
         opening, sent = self._open(call), Round(call.exchange, 0, errand.upstream.name, None)
         entry = means.relay.enter(lambda: (opening, sent))
@@ -170,7 +170,7 @@ class Caller:
         secrets = (*policy.own_keys, *list_credentials(errand.headers, errand.target))
         return Flight(call.exchange, entry, self._form, errand.upstream.name, call.correspondent, call.tape, secrets)
 
-    def _open(self, call: "_Call") -> Opening:
+    def _open(self, call: "_RunningCall") -> Opening:
         errand = call.errand
         return Opening(
             exchange=call.exchange,
@@ -193,12 +193,12 @@ class Caller:
         self._means.memory.forget_lost()
         return self._means.memory.sent.keep(errand.warm_behind, content)
 
-    async def _conclude_safely(self, call: "_Call") -> Answered | Unanswered:
+    async def _conclude_safely(self, call: "_RunningCall") -> Answered | Unanswered:
         problems: list[Exception] = []
         outcome = await attempt(self._conclude(call), problems.append)
         return outcome or Unanswered(f"the answer could not be read: {problems[0]!r}", exchange=call.exchange)
 
-    async def _conclude(self, call: "_Call") -> Answered | Unanswered:
+    async def _conclude(self, call: "_RunningCall") -> Answered | Unanswered:
         """What came of a call that has ended."""
         heard, exchange = call.correspondent, call.exchange
         if heard.verdict == "tool_call":
@@ -213,7 +213,7 @@ class Caller:
             return Unanswered("the answer broke off", heard.status, exchange=exchange)
         return self._read(call, await self._parse(call))
 
-    async def _parse(self, call: "_Call") -> Answer | ValueError:
+    async def _parse(self, call: "_RunningCall") -> Answer | ValueError:
         """The answer, or why there is none in what came."""
         tape, headers, cap = call.tape, call.correspondent.headers, self._policy.record_cap_bytes
         try:
@@ -223,7 +223,7 @@ class Caller:
         except ValueError as error:
             return error
 
-    def _read(self, call: "_Call", answer: Answer | ValueError) -> Answered | Unanswered:
+    def _read(self, call: "_RunningCall", answer: Answer | ValueError) -> Answered | Unanswered:
         heard, exchange = call.correspondent, call.exchange
         problem = str(answer) if isinstance(answer, ValueError) else answer.error
         if heard.status not in _SUCCESS:
@@ -240,7 +240,7 @@ class Caller:
         seconds = self._since(call)
         return Answered(said.text, said.finish, said.usage, seconds, said.is_tool_call, exchange, said.refusal)
 
-    def _settle(self, call: "_Call", outcome: Answered | Unanswered | None, expected: Cost) -> None:
+    def _settle(self, call: "_RunningCall", outcome: Answered | Unanswered | None, expected: Cost) -> None:
         """Keep account of a call that has ended; of one that nobody counted what it was expected to cost."""
         errand, means, seconds = call.errand, self._means, self._since(call)
         upstream, model, cost = errand.upstream.name, errand.model, expected
@@ -254,11 +254,11 @@ class Caller:
         ended = (call.exchange, errand.session.id, upstream, model, _name(outcome), cost.tokens, seconds)
         means.bus.publish(AuxiliaryEnded(*ended))
 
-    def _since(self, call: "_Call") -> float:
+    def _since(self, call: "_RunningCall") -> float:
         return self._means.clock.monotonic() - call.began
 
 
-class _Call:
+class _RunningCall:
     """A call under way."""
 
     def __init__(self, errand: Errand, exchange: str, form: Format, began: float) -> None:

@@ -18,7 +18,7 @@ from proxy.context.compaction.framing import Frame
 from proxy.engine.boundary import attempt
 from proxy.engine.compaction.calling import Answered, Errand, Unanswered
 from proxy.engine.compaction.candidates import Candidate, list_candidates
-from proxy.engine.compaction.keys import Key
+from proxy.engine.compaction.keys import CallCredential
 from proxy.engine.compaction.office import Office
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.questions import Question, Questions
@@ -85,7 +85,7 @@ class _Try(msgspec.Struct, frozen=True, gc=False):
     """
 
     work: Work
-    key: Key
+    key: CallCredential
     candidate: Candidate
     level: Level
     attempts: Attempts
@@ -119,7 +119,7 @@ class Drafter:
         self._desk = desk
 
     async def draft(
-        self, work: Work, key: Key | None, may_go_on: MayGoOn, *, is_needed: bool = False
+        self, work: Work, key: CallCredential | None, may_go_on: MayGoOn, *, is_needed: bool = False
     ) -> Summary | None:
         """The report; None where nobody could be asked, unless it is needed: a ledger says as much meanwhile.
 
@@ -139,7 +139,9 @@ class Drafter:
             return None
         return await asyncio.to_thread(self.put_together, work, attempts)
 
-    def _list_tries(self, work: Work, key: Key | None, attempts: Attempts, may_go_on: MayGoOn) -> Iterator[_Try]:
+    def _list_tries(
+        self, work: Work, key: CallCredential | None, attempts: Attempts, may_go_on: MayGoOn
+    ) -> Iterator[_Try]:
         """Whom to ask for what, as long as there is no report; without a key those who are asked with one of ours."""
         policy, levels = self._desk.policy, self._list_levels(work)
         if work.wish is not None and work.wish.model:
@@ -285,10 +287,10 @@ def _is_custom(policy: CompactionPolicy, work: Work) -> bool:
     return bool(policy.prompt or policy.prompt_hook or (work.wish is not None and work.wish.prompt))
 
 
-def _make_keyless(work: Work) -> Key:
+def _make_keyless(work: Work) -> CallCredential:
     """A session's key without a credential, for upstreams that are asked with a key of the settings."""
     subject = work.latest.case.subject
-    return Key(subject.upstream, subject.target, keep_for_log(subject.headers))
+    return CallCredential(subject.upstream, subject.target, keep_for_log(subject.headers))
 
 
 def _make_errand(asking: _Try, question: Question, body: bytes) -> Errand:

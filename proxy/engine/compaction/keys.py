@@ -26,7 +26,7 @@ _unpack = msgspec.msgpack.Decoder(tuple[bytes, Headers]).decode
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class CallCredential:
     """Where the newest request of a branch went, and with which header."""
 
     upstream: Upstream
@@ -35,7 +35,7 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _PackedCredential:
     """A key as it is kept: what the request itself has is one piece, of 0.5 KB where its objects have 2.
 
     These were made in the midst of all that a call needs for a moment; kept, they would keep its place in memory.
@@ -52,24 +52,26 @@ class Keys:
     def __init__(self, clock: Clock, later: Later) -> None:
         self._clock = clock
         self._later = later
-        self._known: OrderedDict[tuple[str, bytes], _Kept] = OrderedDict()
+        self._known: OrderedDict[tuple[str, bytes], _PackedCredential] = OrderedDict()
         self._is_sweeping = False
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def note(self, session: str, tip: bytes, key: Key) -> None:
+    def note(self, session: str, tip: bytes, key: CallCredential) -> None:
         """A request that ends at this node was accepted."""
-        kept = _Kept(key.upstream, _pack((key.target, key.headers)), self._clock.monotonic() + _IDLE_SECONDS)
+        kept = _PackedCredential(
+            key.upstream, _pack((key.target, key.headers)), self._clock.monotonic() + _IDLE_SECONDS
+        )
         keep_newest(self._known, (session, tip), kept, _MOST_BRANCHES)
         self._sweep_later()
 
-    def find(self, session: str, tip: bytes) -> Key | None:
+    def find(self, session: str, tip: bytes) -> CallCredential | None:
         """The key of the branch that ends at this node; None where that was too long ago."""
         kept = self._known.get((session, tip))
         if kept is None or self._clock.monotonic() >= kept.until:
             return None
-        return Key(kept.upstream, *_unpack(kept.packed))
+        return CallCredential(kept.upstream, *_unpack(kept.packed))
 
     def _sweep_later(self) -> None:
         if self._known and not self._is_sweeping:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from proxy.engine.bus import EventBus
 from proxy.engine.compaction.breaker import Breakers
-from proxy.engine.compaction.calling import Caller, Means
+from proxy.engine.compaction.calling import Means, ModelCaller
 from proxy.engine.compaction.keys import Keys, Later
 from proxy.engine.compaction.limits import RateLimits
 from proxy.engine.compaction.permission import Permission
@@ -41,7 +41,7 @@ class Premises:
 class Office:
     """Who calls, who allows it, and what both know."""
 
-    caller: Caller
+    caller: ModelCaller
     permission: Permission
     keys: Keys
     breakers: Breakers
@@ -58,6 +58,6 @@ def build_office(policy: CompactionPolicy, engine: EnginePolicy, on: Premises, l
     on.bus.subscribe(ExchangeRecorded, purse.note_exchange)
     on.bus.subscribe(AnswerRead, purse.note_answer)
     means = Means(on.relay, on.memory, on.tasks, on.bus, on.clock, on.ids, purse, warmth)
-    caller = Caller(engine, means, on.form, policy.time_limit_seconds)
+    caller = ModelCaller(engine, means, on.form, policy.time_limit_seconds)
     permission = Permission(policy, breakers, limits, purse, on.clock, owned)
     return Office(caller, permission, Keys(on.clock, later), breakers, purse, warmth)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from proxy.engine.compaction.breaker import Breakers
-from proxy.engine.compaction.keys import Key
+from proxy.engine.compaction.keys import CallCredential
 from proxy.engine.compaction.limits import RateLimits
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.spending import Purse
@@ -28,7 +28,14 @@ class Permission:
     owned: Collection[str] = ()
 
     def find_objection(
-        self, session: SessionKey, key: Key, upstream: str, model: str, expected: Usage, *, is_wished: bool = False
+        self,
+        session: SessionKey,
+        key: CallCredential,
+        upstream: str,
+        model: str,
+        expected: Usage,
+        *,
+        is_wished: bool = False,
     ) -> str:
         """Why a call that will probably be counted so is not to be made; empty where it may be.
 
@@ -43,7 +50,7 @@ class Permission:
             return objection
         return self.purse.find_objection(session.id, self.purse.price(upstream, model, expected), is_wished=is_wished)
 
-    def _object_to_key(self, session: SessionKey, key: Key, upstream: str) -> str:
+    def _object_to_key(self, session: SessionKey, key: CallCredential, upstream: str) -> str:
         if upstream in self.owned:
             return ""
         if upstream != session.upstream:

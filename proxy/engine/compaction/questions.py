@@ -8,7 +8,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from proxy.context.compaction.prompts import MOST, Asked, describe_span, write_instruction, write_request, write_wording
+from proxy.context.compaction.prompts import (
+    MOST,
+    SummaryOrder,
+    describe_span,
+    write_instruction,
+    write_request,
+    write_wording,
+)
 from proxy.context.compaction.spans import LEAST, find_most
 from proxy.context.compaction.transcript import NODE, SHORT, write_reports, write_transcript
 from proxy.engine.compaction.policy import CompactionPolicy, PromptHook
@@ -81,11 +88,11 @@ class Questions:
         scaled = known * self._policy.input_fraction / 0.75
         return min(find_most(int(scaled), most), known - most - _FRAME_TOKENS)
 
-    def _ask(self, work: Work, level: Level) -> Asked:
+    def _ask(self, work: Work, level: Level) -> SummaryOrder:
         custom = (work.wish.prompt if work.wish is not None else "") or self._policy.prompt
         if self._hook is not None:
             custom = self._hook(custom or write_wording(level), level)
-        return Asked(work.kind, level, work.find_most(level, MOST[level]), custom)
+        return SummaryOrder(work.kind, level, work.find_most(level, MOST[level]), custom)
 
 
 def _make(body: bytes, work: Work, level: Level, expected: Usage, *, is_warm: bool) -> Question:

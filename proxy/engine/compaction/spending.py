@@ -29,7 +29,7 @@ _Call = tuple[str, str, Usage]
 """An upstream, a model of it, and what was counted, or will be."""
 
 
-class Spent(Protocol):
+class SummarySpending(Protocol):
     """What a model of an upstream was asked for summaries of a session, all calls together."""
 
     @property
@@ -51,7 +51,7 @@ class Spent(Protocol):
 class AuxiliaryLog(Protocol):
     """What the log knows of calls of our own."""
 
-    async def sum_auxiliary(self, since_ms: int) -> Sequence[Spent]:
+    async def sum_auxiliary(self, since_ms: int) -> Sequence[SummarySpending]:
         """What was spent since a time, by session, upstream and model. Raises StoreUnavailable."""
         ...
 
@@ -199,7 +199,7 @@ class Purse:
             return f"it would take more than {self._policy.spend_per_day:g} a day (compaction.spend_per_day)"
         return ""
 
-    def _sum_up(self, spent: Sequence[Spent]) -> Cost:
+    def _sum_up(self, spent: Sequence[SummarySpending]) -> Cost:
         total = Cost()
         for each in spent:
             total += self.price(each.upstream, each.model, each.usage)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from proxy.context.economics import Decision
 from proxy.engine.compaction.bounded import keep_newest
-from proxy.engine.compaction.keys import Key, Keys, Later
+from proxy.engine.compaction.keys import CallCredential, Keys, Later
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.spending import Purse
 from proxy.engine.compaction.work import Latest
@@ -56,7 +56,7 @@ class Watch:
         self._near = {name for name, provider in providers.items() if is_near(provider.host)}
         self._later = later
         self._models = models
-        self._asked: OrderedDict[str, tuple[bytes, Key]] = OrderedDict()
+        self._asked: OrderedDict[str, tuple[bytes, CallCredential]] = OrderedDict()
         self._sent: OrderedDict[str, Latest] = OrderedDict()
         self._newest: OrderedDict[str, str] = OrderedDict()
 
@@ -74,7 +74,7 @@ class Watch:
 
     def note_asked(self, subject: Subject) -> None:
         """A call is managed."""
-        key = Key(subject.upstream, subject.target, subject.headers)
+        key = CallCredential(subject.upstream, subject.target, subject.headers)
         keep_newest(self._asked, subject.exchange, (subject.tip, key), _MOST_CALLS)
 
     def note_sent(self, case: Case, footing: Footing, decision: Decision) -> None:

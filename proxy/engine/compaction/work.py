@@ -6,7 +6,7 @@ from hashlib import sha256
 
 import msgspec
 
-from proxy.context.compaction.spans import Span
+from proxy.context.compaction.spans import MessageRange
 from proxy.context.cost import Cost
 from proxy.context.reference import make_reference
 from proxy.context.survey import Survey
@@ -75,7 +75,7 @@ class Work(msgspec.Struct, frozen=True, gc=False):
 
     latest: Latest
     survey: Survey
-    span: Span
+    span: MessageRange
     references: tuple[str, ...] = ()
     foreign: frozenset[int] = frozenset()
     parents: tuple[Summary, ...] = ()
@@ -144,7 +144,7 @@ class Made:
             self.problems.append(problem)
 
 
-def find_references(latest: Latest, span: Span) -> tuple[str, ...]:
+def find_references(latest: Latest, span: MessageRange) -> tuple[str, ...]:
     """The ids of all that epochs elided of a span, the newest last."""
     if latest.epoch is None:
         return ()

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from proxy.context.builder import find_reports_room
 from proxy.context.compaction.condensing import choose_run, is_progress, list_nodes
 from proxy.context.compaction.graph import says_more
-from proxy.context.compaction.spans import Span, choose_span
+from proxy.context.compaction.spans import MessageRange, choose_span
 from proxy.context.survey import Survey
 from proxy.engine.boundary import attempt
 from proxy.engine.bus import EventBus
@@ -253,7 +253,7 @@ class Worker:
             if not all(id in known for id in again.parents):
                 return None
             return _merge(latest, survey, [known[id] for id in again.parents], (again.id,))
-        return _plan(latest, survey, Span(again.start, again.stop, again.covered), (again.id,))
+        return _plan(latest, survey, MessageRange(again.start, again.stop, again.covered), (again.id,))
 
     async def _make(self, work: Work, *, is_needed: bool = False) -> Summary | None:
         made = await self._draft(work, is_needed=is_needed)
@@ -332,13 +332,13 @@ def _is_unfinished(summary: Summary) -> bool:
     return summary.is_provisional and (summary.level == _DETERMINISTIC or not summary.supersedes)
 
 
-def _plan(latest: Latest, survey: Survey, span: Span, supersedes: tuple[str, ...] = ()) -> Work:
+def _plan(latest: Latest, survey: Survey, span: MessageRange, supersedes: tuple[str, ...] = ()) -> Work:
     return Work(
         latest, survey, span, find_references(latest, span), find_foreign(latest, survey), supersedes=supersedes
     )
 
 
 def _merge(latest: Latest, survey: Survey, parents: Sequence[Summary], supersedes: tuple[str, ...] = ()) -> Work:
-    span = Span(parents[0].start, parents[-1].stop, sum(parent.covered for parent in parents))
+    span = MessageRange(parents[0].start, parents[-1].stop, sum(parent.covered for parent in parents))
     files = tuple(dict.fromkeys(id for parent in parents for id in parent.files))
     return Work(latest, survey, span, files, find_foreign(latest, survey), tuple(parents), supersedes)

@@ -9,9 +9,9 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
-from proxy.engine.lineage.known import Known
+from proxy.engine.lineage.known import SessionNodes
 from proxy.model.exchange import SessionKey
-from proxy.model.lineage import Mark, NodeRow, StoredSession
+from proxy.model.lineage import CallFingerprint, NodeRow, StoredSession
 
 # Of sessions that have gone the same way so far (workers that begin alike), the newest this many are told apart.
 _NAMESAKES = 64
@@ -19,7 +19,7 @@ _NAMESAKES = 64
 K = TypeVar("K", bound=Hashable)
 
 # Nearly always one session has a key, so it stands there itself; a list, the newest last, where there are several.
-_Index = dict[K, Known | list[Known]]
+_Index = dict[K, SessionNodes | list[SessionNodes]]
 
 
 class _Estate:
@@ -41,7 +41,7 @@ class Forest:
 
     def __init__(self, most_bytes: int, *, is_complete: bool) -> None:
         self._most_bytes = most_bytes
-        self._sessions: OrderedDict[str, Known] = OrderedDict()
+        self._sessions: OrderedDict[str, SessionNodes] = OrderedDict()
         self._by_node: _Index[bytes] = {}
         self._estates: dict[bytes, _Estate] = {}
         self.weight = 0
@@ -51,36 +51,36 @@ class Forest:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def get(self, session: str) -> Known | None:
+    def get(self, session: str) -> SessionNodes | None:
         """The session with this id."""
         return self._sessions.get(session)
 
-    def find_own(self, tenant: bytes, node: bytes) -> Sequence[Known]:
+    def find_own(self, tenant: bytes, node: bytes) -> Sequence[SessionNodes]:
         """The tenant's sessions in which this node proves something, the newest last."""
         estate = self._estates.get(tenant)
         return _find(estate.by_node, node) if estate is not None else ()
 
-    def find_any(self, node: bytes) -> Sequence[Known]:
+    def find_any(self, node: bytes) -> Sequence[SessionNodes]:
         """Whoever's sessions in which this node proves something, the newest last."""
         return _find(self._by_node, node)
 
-    def find_by_mark(self, tenant: bytes, upstream: str, name: str) -> Sequence[Known]:
+    def find_by_mark(self, tenant: bytes, upstream: str, name: str) -> Sequence[SessionNodes]:
         """The tenant's sessions at an upstream that have a mark of this name; none where they are too many to tell."""
         estate = self._estates.get(tenant)
         bearers = _find(estate.by_mark, name) if estate is not None else ()
         return [known for known in bearers if known.key.upstream == upstream] if len(bearers) < _NAMESAKES else ()
 
-    def open(self, key: SessionKey) -> Known:
+    def open(self, key: SessionKey) -> SessionNodes:
         """The session, made if it is not here; now the most recently used."""
         known = self._sessions.get(key.id)
         if known is None:
-            known = self._sessions[key.id] = Known(key)
+            known = self._sessions[key.id] = SessionNodes(key)
             self.weight += known.weight
         else:
             self._sessions.move_to_end(key.id)
         return known
 
-    def add(self, session: str, nodes: Iterable[NodeRow], marks: Sequence[Mark]) -> None:
+    def add(self, session: str, nodes: Iterable[NodeRow], marks: Sequence[CallFingerprint]) -> None:
         """Take what a session has gained; nodes parents first. Of one that was dropped meanwhile the log has it all."""
         known = self._sessions.get(session)
         if known is None:
@@ -94,7 +94,7 @@ class Forest:
             self._lead_to(known, proving, marks)
         self.weight += known.weight - before
 
-    def absorb(self, stored: StoredSession) -> Known:
+    def absorb(self, stored: StoredSession) -> SessionNodes:
         """Take a session as the log has it."""
         known = self.open(stored.key)
         known.tips.update(stored.tips)
@@ -118,7 +118,7 @@ class Forest:
             self._lose()
             self._forget_ways_to(known)
 
-    def _lead_to(self, known: Known, proving: Iterable[bytes], marks: Iterable[Mark]) -> None:
+    def _lead_to(self, known: SessionNodes, proving: Iterable[bytes], marks: Iterable[CallFingerprint]) -> None:
         estate = self._estates.get(known.key.tenant)
         if estate is None:
             estate = self._estates[known.key.tenant] = _Estate()
@@ -128,7 +128,7 @@ class Forest:
         for mark in marks:
             _enter(estate.by_mark, mark.name, known)
 
-    def _forget_ways_to(self, known: Known) -> None:
+    def _forget_ways_to(self, known: SessionNodes) -> None:
         estate = self._estates.get(known.key.tenant)
         if estate is None:
             return
@@ -145,14 +145,14 @@ class Forest:
         self.is_complete = False
 
 
-def _find(index: _Index[K], key: K) -> Sequence[Known]:
+def _find(index: _Index[K], key: K) -> Sequence[SessionNodes]:
     found = index.get(key)
     if found is None:
         return ()
     return found if isinstance(found, list) else (found,)
 
 
-def _enter(index: _Index[K], key: K, known: Known) -> None:
+def _enter(index: _Index[K], key: K, known: SessionNodes) -> None:
     found = index.setdefault(key, known)
     if found is known:
         return
@@ -164,7 +164,7 @@ def _enter(index: _Index[K], key: K, known: Known) -> None:
             del found[0]
 
 
-def _leave(index: _Index[K], key: K, known: Known) -> None:
+def _leave(index: _Index[K], key: K, known: SessionNodes) -> None:
     found = index.get(key)
     if found is known:
         del index[key]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from proxy.model.exchange import SessionKey
-from proxy.model.lineage import Mark, NodeRow
+from proxy.model.lineage import CallFingerprint, NodeRow
 
 _SESSION_WEIGHT = 1000
 _NODE_WEIGHT = 600
@@ -23,7 +23,7 @@ class Traits(msgspec.Struct, frozen=True, gc=False):
     is_stream: bool
 
 
-class Known:
+class SessionNodes:
     """The nodes of a session: which of them prove that a request belongs here, and which have something behind them.
 
     `is_partial`: the log may have more of it, but could not be asked.
@@ -45,7 +45,7 @@ class Known:
 
     def __init__(self, key: SessionKey) -> None:
         self.key = key
-        self.marks: dict[str, Mark] = {}
+        self.marks: dict[str, CallFingerprint] = {}
         self.tips: set[bytes] = set()
         self.adopted: set[str] = set()
         self.traits: Traits | None = None
@@ -80,7 +80,7 @@ class Known:
         self._levels[row.node] = level
         return before < _PROVEN <= level
 
-    def add_mark(self, mark: Mark) -> None:
+    def add_mark(self, mark: CallFingerprint) -> None:
         """Take a mark; of one that is there the first stays."""
         if mark.name not in self.marks:
             self.weight += _MARK_WEIGHT

@@ -13,10 +13,10 @@ from itertools import chain, islice, pairwise
 import msgspec
 
 from proxy.engine.lineage.forest import Forest
-from proxy.engine.lineage.known import Known, Traits
+from proxy.engine.lineage.known import SessionNodes, Traits
 from proxy.engine.ports import MOST_MARKS
 from proxy.model.exchange import SessionKey
-from proxy.model.lineage import Mark, NodeRow, Relation, Step, name_mark
+from proxy.model.lineage import CallFingerprint, NodeRow, Relation, Step, name_mark
 from proxy.wire.identity import Item
 
 # Ids that some servers count up instead of drawing them, so that any two conversations are certain to have equal ones:
@@ -36,7 +36,7 @@ _MOST_SHOWN = 16_384
 Likeness = tuple[bytes, bytes, bytes, str]
 
 
-class Asked(msgspec.Struct, frozen=True, gc=False):
+class LineageQuery(msgspec.Struct, frozen=True, gc=False):
     """A request as lineage sees it. `session` is the one its id names, or its own where it has none;
     `token` is its very credential, hashed. `is_trusted`: it may use what is known of the tenant (BEHAVIOUR B2).
     `previous` is the id of the stored answer that it goes on from, known or not. `until` is when, on the
@@ -72,7 +72,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
         return self.nodes[depth - 1] if depth else self.root
 
 
-class Place(msgspec.Struct, frozen=True, gc=False):
+class Placement(msgspec.Struct, frozen=True, gc=False):
     """What was decided. `source`: the session of another credential that this one goes on from, and the node.
 
     `step` is None for a request that is not trusted: `Placing.enter` tells when the upstream has accepted it. `is_new`:
@@ -143,7 +143,7 @@ class Placing:
         self._strangers = Strangers()
         self._losses = self._resets = 0
 
-    def lacks(self, asked: Asked) -> bool:
+    def lacks(self, asked: LineageQuery) -> bool:
         """Whether memory does not have the session that is named, or a message of an assistant is from nowhere."""
         if self._forest.is_complete:
             return False
@@ -158,11 +158,11 @@ class Placing:
             return False
         return asked.session.tenant + foreign not in self._recalled or self._losses != self._forest.losses
 
-    def is_unproven(self, asked: Asked) -> bool:
+    def is_unproven(self, asked: LineageQuery) -> bool:
         """Whether the request shows answers, none of which is known to be one in its own chain."""
         return not asked.session.family and bool(_find_foreign(asked, 0)) and self._prove(asked)[0] is None
 
-    def list_undecided(self, asked: Asked) -> Sequence[bytes]:
+    def list_undecided(self, asked: LineageQuery) -> Sequence[bytes]:
         """The nodes behind which another answer might decide where the request belongs, the deepest first.
 
         Those behind its deepest known answer, and the one that this was given at: another session may have it, too.
@@ -178,7 +178,7 @@ class Placing:
             is_answered = is_answer
         return found
 
-    def note_recalled(self, asked: Asked) -> None:
+    def note_recalled(self, asked: LineageQuery) -> None:
         """The log has been asked, and has said all it knows."""
         if self._losses != self._forest.losses:  # what was recalled before may have been dropped since
             self._losses = self._forest.losses
@@ -193,18 +193,18 @@ class Placing:
         if len(self._recalled) > _MOST_REMEMBERED:
             self._recalled.popitem(last=False)
 
-    def note_answer(self, nodes: Iterable[NodeRow], marks: Iterable[Mark]) -> None:
+    def note_answer(self, nodes: Iterable[NodeRow], marks: Iterable[CallFingerprint]) -> None:
         """An answer was recorded: somebody may show it."""
         self._strangers.note_answer([*(row.node for row in nodes), *(mark.name for mark in marks)])
 
-    def place(self, asked: Asked, *, is_certain: bool = True) -> Place:
+    def place(self, asked: LineageQuery, *, is_certain: bool = True) -> Placement:
         """Decide. Not `is_certain`: the log may know of another session to choose."""
         known, source = self._find(asked, is_certain=is_certain)
         is_new = not known.tips and not known.is_partial
         step = self.enter(asked, known) if asked.is_trusted else None
-        return Place(known.key, step, source, is_new, is_certain)
+        return Placement(known.key, step, source, is_new, is_certain)
 
-    def enter(self, asked: Asked, known: Known) -> Step:
+    def enter(self, asked: LineageQuery, known: SessionNodes) -> Step:
         """Where a request stands in its session, which has it from now on."""
         base, depth = known.measure(asked.nodes), len(asked.nodes)
         step = Step(
@@ -220,7 +220,7 @@ class Placing:
         self._remember(asked, known, step)
         return step
 
-    def note_unanswered(self, known: Known, likeness: Likeness) -> None:
+    def note_unanswered(self, known: SessionNodes, likeness: Likeness) -> None:
         """A first request came to nothing: the next one like it is a retry, not another conversation."""
         if known.key.family or known.tips != {likeness[1]}:
             return
@@ -228,7 +228,7 @@ class Placing:
         if len(self._unanswered) > _MOST_REMEMBERED:
             self._unanswered.popitem(last=False)
 
-    def _find(self, asked: Asked, *, is_certain: bool) -> tuple[Known, tuple[str, bytes] | None]:
+    def _find(self, asked: LineageQuery, *, is_certain: bool) -> tuple[SessionNodes, tuple[str, bytes] | None]:
         proven, source = self._prove(asked)
         if asked.session.family or not is_certain:
             known = self._forest.open(asked.session)
@@ -239,7 +239,7 @@ class Placing:
             source = None
         return self._forest.open(asked.session if found is None else found.key), source
 
-    def _prove(self, asked: Asked) -> tuple[Known | None, tuple[str, bytes] | None]:
+    def _prove(self, asked: LineageQuery) -> tuple[SessionNodes | None, tuple[str, bytes] | None]:
         """The caller's session whose recorded answer is deepest in the chain; or another's, where there is none."""
         forest, tenant, source = self._forest, asked.session.tenant, None
         depth = len(asked.nodes)
@@ -254,29 +254,29 @@ class Placing:
             depth -= 1
         return None, source
 
-    def _join(self, asked: Asked) -> Known | None:
+    def _join(self, asked: LineageQuery) -> SessionNodes | None:
         if not self._unanswered:
             return None
         known = self._forest.get(self._unanswered.pop(asked.likeness, ""))
         return known if known is not None and known.tips == {asked.tip} else None
 
-    def _is_strange(self, asked: Asked) -> bool:
+    def _is_strange(self, asked: LineageQuery) -> bool:
         """Whether the log has said that it knows nothing of a request."""
         if self._resets != self._forest.resets:
             self._resets = self._forest.resets
             self._strangers.clear()
         return asked.session.tenant + _find_foreign(asked, 0) in self._strangers
 
-    def _recognise(self, asked: Asked) -> Known | None:
+    def _recognise(self, asked: LineageQuery) -> SessionNodes | None:
         """The one session that made the calls or gave the answers which this request shows elsewhere in its chain."""
         if self._is_strange(asked):
             return None  # some that showed the same may have been dropped
         found = self._find_witnesses(asked)
         return next(iter(found.values())) if len(found) == 1 else None
 
-    def _find_witnesses(self, asked: Asked) -> dict[str, Known]:
+    def _find_witnesses(self, asked: LineageQuery) -> dict[str, SessionNodes]:
         """Sessions that gave, each alone, something of what a request shows."""
-        found: dict[str, Known] = {}
+        found: dict[str, SessionNodes] = {}
         for item in asked.items:
             for name in _name_item(item):
                 bearers = self._forest.find_by_mark(asked.session.tenant, asked.session.upstream, name)
@@ -285,7 +285,7 @@ class Placing:
                     found[alike[0].key.id] = alike[0]
         return found
 
-    def _remember(self, asked: Asked, known: Known, step: Step) -> None:
+    def _remember(self, asked: LineageQuery, known: SessionNodes, step: Step) -> None:
         self._forest.add(known.key.id, step.nodes, step.marks)
         known.tips.add(step.tip)
         if not step.is_side:
@@ -295,12 +295,12 @@ class Placing:
             known.note_way(step.tip, asked.traits, is_side=step.is_side)
 
 
-def list_telling(asked: Asked) -> Sequence[bytes]:
+def list_telling(asked: LineageQuery) -> Sequence[bytes]:
     """The nodes by which the log may know where a request comes from: none where it shows no answer."""
     return asked.nodes if _find_foreign(asked, 0) else ()
 
 
-def name_unknown(asked: Asked) -> list[str]:
+def name_unknown(asked: LineageQuery) -> list[str]:
     """The names by which the log may know what a request shows."""
     names: list[str] = []
     for item in reversed(asked.items):
@@ -319,7 +319,7 @@ def name_answer(item: Item, own_id: str, session: SessionKey) -> Sequence[str]:
     return [*names, name_mark(f"item:{own_id}")] if own_id else names
 
 
-def _choose(namesakes: Sequence[Known], asked: Asked, depth: int) -> Known:
+def _choose(namesakes: Sequence[SessionNodes], asked: LineageQuery, depth: int) -> SessionNodes:
     """Of sessions that gave the same answers: one without a name that went the same way, else no way; the newest."""
     left = [known for known in namesakes if not known.key.family] or namesakes
     for node in reversed(asked.nodes[depth:]):
@@ -328,7 +328,7 @@ def _choose(namesakes: Sequence[Known], asked: Asked, depth: int) -> Known:
     return next((known for known in reversed(left) if known.is_leaf(asked.node_at(depth))), left[-1])
 
 
-def _find_foreign(asked: Asked, base: int) -> bytes:
+def _find_foreign(asked: LineageQuery, base: int) -> bytes:
     """The deepest node of an assistant's message behind the first `base`; it stands for all before it. Else empty."""
     for item, node in zip(reversed(asked.items), islice(reversed(asked.nodes), len(asked.nodes) - base), strict=False):
         if item.role == "assistant" and item.form:
@@ -336,7 +336,7 @@ def _find_foreign(asked: Asked, base: int) -> bytes:
     return b""
 
 
-def _list_shown(asked: Asked) -> tuple[bytes | str, ...]:
+def _list_shown(asked: LineageQuery) -> tuple[bytes | str, ...]:
     """The nodes and names of all answers that a request shows; the root, too, may be one."""
     pairs = [(item, node) for item, node in zip(asked.items, asked.nodes, strict=True) if item.role == "assistant"]
     names = [name for item, _ in pairs for name in _name_item(item)]
@@ -355,23 +355,23 @@ def _name_calls(item: Item) -> Sequence[str]:
     return [name_mark(f"call:{call}") for call in item.calls[-_MOST_BROUGHT:] if not _COUNTED.fullmatch(call)]
 
 
-def _list_new(asked: Asked, base: int) -> tuple[NodeRow, ...]:
+def _list_new(asked: LineageQuery, base: int) -> tuple[NodeRow, ...]:
     """The nodes behind the first `base`, which a client brought."""
     parents = (asked.node_at(base), *asked.nodes[base:])
     # a message without a form adds none
     return tuple([NodeRow(node, parent, False) for parent, node in pairwise(parents) if node != parent])
 
 
-def _list_brought(asked: Asked, base: int) -> tuple[Mark, ...]:
+def _list_brought(asked: LineageQuery, base: int) -> tuple[CallFingerprint, ...]:
     """The calls behind the first `base` that were not recorded as answers, the newest of very many."""
-    marks: list[Mark] = []
+    marks: list[CallFingerprint] = []
     for item, node in zip(reversed(asked.items), islice(reversed(asked.nodes), len(asked.nodes) - base), strict=False):
         if item.calls and len(marks) < _MOST_BROUGHT:
-            marks += [Mark(name, node, item.form) for name in reversed(_name_calls(item))]
+            marks += [CallFingerprint(name, node, item.form) for name in reversed(_name_calls(item))]
     return tuple(reversed(marks[:_MOST_BROUGHT]))
 
 
-def _relate(asked: Asked, known: Known, base: int) -> Relation:
+def _relate(asked: LineageQuery, known: SessionNodes, base: int) -> Relation:
     if not known.tips:
         return "root"
     if _is_compacted(asked, known, base):
@@ -383,7 +383,7 @@ def _relate(asked: Asked, known: Known, base: int) -> Relation:
     return "append" if known.is_leaf(asked.node_at(base)) else "branch"
 
 
-def _is_compacted(asked: Asked, known: Known, base: int) -> bool:
+def _is_compacted(asked: LineageQuery, known: SessionNodes, base: int) -> bool:
     """A shorter history with a long new text, which shares nothing with the old one but perhaps its beginning.
 
     Some clients keep what the user said first (codex, cline). Then what was answered there is gone, and the user goes
@@ -397,7 +397,7 @@ def _is_compacted(asked: Asked, known: Known, base: int) -> bool:
     return any(item.weight >= _LONG_CHARACTERS and item.role != "tool" for item in fresh)
 
 
-def _is_side(asked: Asked, known: Known, base: int) -> bool:
+def _is_side(asked: LineageQuery, known: SessionNodes, base: int) -> bool:
     """PROTOCOL §2: no tools where the conversation has them, or two lesser signs, of which a tiny answer is one.
 
     What goes on from the conversation may lack tools (its client was told so this time); beside it is what also asks
@@ -420,7 +420,7 @@ def _is_side(asked: Asked, known: Known, base: int) -> bool:
     return lacks_tools or sum(lesser) >= 2
 
 
-def _find_traits(asked: Asked, known: Known, base: int) -> Traits | None:
+def _find_traits(asked: LineageQuery, known: SessionNodes, base: int) -> Traits | None:
     """Those of the request from whose answer this one goes on; where nobody knows that, of the conversation."""
     for depth in range(base - 1, 0, -1):
         traits = known.get_way(asked.node_at(depth))

@@ -24,7 +24,7 @@ _MOST = 4096
 _UNSAID = (b"", b"null", b'""')
 
 
-class Caller(msgspec.Struct, frozen=True, gc=False):
+class Credential(msgspec.Struct, frozen=True, gc=False):
     """Who calls: 16 bytes for the tenant, 16 for the very credential.
 
     `is_claimed`: the tenant is what the request says, not what the credential is or what the settings say of it.
@@ -53,17 +53,17 @@ class Tenants:
         )
         self._proven: OrderedDict[bytes, float] = OrderedDict()
 
-    def find(self, headers: Headers) -> Caller:
+    def find(self, headers: Headers) -> Credential:
         """Whose a request with these headers is."""
         presented = find_credential(headers)
         token = self._hash(presented)
         for field, name in self._by_header:
             if value := find(headers, field):
-                return Caller(self._hash(b"%b\0%b" % (name, value), b"header"), token, is_claimed=True)
+                return Credential(self._hash(b"%b\0%b" % (name, value), b"header"), token, is_claimed=True)
         if self._by_key and (tenant := self._by_key.get(self._hash(bare_credential(presented)))):
-            return Caller(tenant, token)
+            return Credential(tenant, token)
         subject = self._find_subject(presented)
-        return Caller(subject or token, token, is_claimed=bool(subject))
+        return Credential(subject or token, token, is_claimed=bool(subject))
 
     def prove(self, token: bytes) -> None:
         """The upstream has answered 2xx to this very credential."""
@@ -80,7 +80,7 @@ class Tenants:
         at = self._proven.get(token)
         return at is not None and not self._is_old(at, self._clock.monotonic())
 
-    def trusts(self, caller: Caller) -> bool:
+    def trusts(self, caller: Credential) -> bool:
         """Whether what is known of the tenant may be used: what a caller claims, the upstream has to confirm first."""
         return not caller.is_claimed or self.is_proven(caller.token)
 

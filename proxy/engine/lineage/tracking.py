@@ -15,14 +15,22 @@ from msgspec.structs import replace
 
 from proxy.engine.lineage.chain import Messages
 from proxy.engine.lineage.forest import Forest
-from proxy.engine.lineage.known import Known
-from proxy.engine.lineage.placing import Asked, Likeness, Place, Placing, list_telling, name_answer, name_unknown
+from proxy.engine.lineage.known import SessionNodes
+from proxy.engine.lineage.placing import (
+    Likeness,
+    LineageQuery,
+    Placement,
+    Placing,
+    list_telling,
+    name_answer,
+    name_unknown,
+)
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.ports import Archive, Clock
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import SessionKey
-from proxy.model.lineage import Adoption, Mark, NodeRow, Reply, extend_chain, name_mark
+from proxy.model.lineage import Adoption, CallFingerprint, NodeRow, Reply, extend_chain, name_mark
 from proxy.wire.evidence import read_text
 from proxy.wire.format import Format
 from proxy.wire.identity import Item
@@ -39,12 +47,12 @@ T = TypeVar("T")
 class _Open(msgspec.Struct, gc=False):
     """An exchange whose answer has not become nodes yet."""
 
-    known: Known
+    known: SessionNodes
     tip: bytes
     token: bytes = b""
     likeness: Likeness = (b"", b"", b"", "")
     source: tuple[str, bytes] | None = None
-    pending: Asked | None = None
+    pending: LineageQuery | None = None
 
 
 class Lineage:
@@ -94,7 +102,7 @@ class Lineage:
         except (StoreUnavailable, TimeoutError):
             return 0
 
-    def list_unread(self, asked: Asked) -> Iterator[str]:
+    def list_unread(self, asked: LineageQuery) -> Iterator[str]:
         """The exchanges whose answers this request may show, and which have not been read yet.
 
         Not those of its own tip, behind which it shows nothing, nor those before its deepest known answer, which prove
@@ -113,7 +121,7 @@ class Lineage:
         waiting = [exchange for exchanges in self._unread.values() for exchange in exchanges]
         return [exchange for exchange in waiting if self._open[exchange].known.key.tenant == tenant]
 
-    async def place(self, asked: Asked) -> Place:
+    async def place(self, asked: LineageQuery) -> Placement:
         """Decide where a request belongs, and keep it in mind until its answer has been read."""
         is_certain = not self._placing.lacks(asked) or await self._recall(asked)
         place = self._placing.place(asked, is_certain=is_certain)
@@ -158,13 +166,13 @@ class Lineage:
         response = read_text(value.get("id")) if form.previous_key else ""
         ids = form.read_ids(value)
         nodes: list[NodeRow] = []
-        marks: list[Mark] = []
+        marks: list[CallFingerprint] = []
         for items in form.read_reply(value):
             chain = extend_chain(place.tip, [item.form for item in items])
             nodes += _list_answer(place, chain)
             marks += _list_names(place, chain, items, ids)
             if response and chain:
-                marks.append(Mark(name_mark(f"response:{response}"), chain[-1], items[-1].form))
+                marks.append(CallFingerprint(name_mark(f"response:{response}"), chain[-1], items[-1].form))
         if not place.known.has(place.tip):  # a root bears none
             marks = [mark for mark in marks if mark.node != place.tip]
         self._forest.add(place.known.key.id, nodes, marks)
@@ -203,7 +211,7 @@ class Lineage:
             place.known.adopted.add(session)
             self._archive.append(Adoption(place.known.key.id, session, node, self._clock.now_ms()), is_urgent=False)
 
-    def _list_marks(self, session: SessionKey, name: str) -> list[Mark]:
+    def _list_marks(self, session: SessionKey, name: str) -> list[CallFingerprint]:
         """The marks of this name that the session's tenant has at its upstream."""
         return [known.marks[name] for known in self._forest.find_by_mark(session.tenant, session.upstream, name)]
 
@@ -222,7 +230,7 @@ class Lineage:
         """The end of a wait for the log: then, or a little later where that is near or over."""
         return asyncio.timeout(max(until - self._clock.monotonic(), _RECALL_SECONDS))
 
-    async def _recall(self, asked: Asked) -> bool:
+    async def _recall(self, asked: LineageQuery) -> bool:
         is_answered = await self._ask(list_telling(asked), name_unknown(asked), asked.session, asked.until)
         if is_answered:
             self._placing.note_recalled(asked)
@@ -252,11 +260,13 @@ def _list_answer(place: _Open, chain: Sequence[bytes]) -> list[NodeRow]:
     return [NodeRow(node, parent, True) for parent, node in pairs if node != parent and not place.known.is_answer(node)]
 
 
-def _list_names(place: _Open, chain: Sequence[bytes], items: Sequence[Item], ids: Sequence[str]) -> list[Mark]:
+def _list_names(
+    place: _Open, chain: Sequence[bytes], items: Sequence[Item], ids: Sequence[str]
+) -> list[CallFingerprint]:
     """What the messages of an answer may be known by."""
     session = place.known.key
     return [
-        Mark(name, node, item.form)
+        CallFingerprint(name, node, item.form)
         for i, (item, node) in enumerate(zip(items, chain, strict=True))
         for name in name_answer(item, ids[i] if i < len(ids) else "", session)
     ]

@@ -15,7 +15,7 @@ from proxy.engine.managing.pinning import find_objection
 from proxy.engine.ports import Archive, Clock, Ids
 from proxy.engine.reports.cares import Pinned, Reversion
 from proxy.engine.reports.finding import read_back
-from proxy.engine.reports.messages import History, load_history
+from proxy.engine.reports.messages import MessageList, load_history
 from proxy.model.card import LimitKey
 from proxy.model.epoch import Epoch, Pin
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable
@@ -150,7 +150,7 @@ class Caretaker:
                     return each.plan
         return None
 
-    async def _count(self, history: History, places: Collection[int]) -> list[int]:
+    async def _count(self, history: MessageList, places: Collection[int]) -> list[int]:
         """The tokens of messages as the model counts them, in the order of their places."""
         row, models = history.row, self._lookout.models
         counted = await models.count.tally(row.model, [history.raws[place] for place in sorted(places)])
@@ -171,7 +171,7 @@ class Caretaker:
             raise StoreUnavailable("the log does not take it now; nothing was changed, try again")
 
 
-def _find_place(history: History, place: int | None) -> int:
+def _find_place(history: MessageList, place: int | None) -> int:
     count = len(history.nodes)
     found = count - 1 if place is None else place
     if not 0 <= found < count:

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from proxy.context.account import Account, restore_account
 from proxy.context.budget import Budget
 from proxy.context.compaction.graph import find_live, says_more
-from proxy.context.view import Report
+from proxy.context.view import LiveSummary
 from proxy.engine.managing.clearing import Covers
 from proxy.engine.managing.holding import Reaches
 from proxy.engine.managing.opening import Draft
-from proxy.engine.managing.paths import Head, count_shared
+from proxy.engine.managing.paths import PromptPrefix, count_shared
 from proxy.engine.managing.subject import Subject
 from proxy.model.epoch import Epoch, Pin, StoredContext
 from proxy.model.record import weigh
@@ -47,7 +47,7 @@ class Standing:
     def __init__(self, account: Account) -> None:
         self.account = account
         self.before: Sequence[bytes] | None = None
-        self.head: Head | None = None
+        self.head: PromptPrefix | None = None
 
 
 class Context:
@@ -223,10 +223,10 @@ class Context:
         holding = [each for each in self._summaries.values() if is_on_path(each, nodes)]
         return find_live(holding)
 
-    def list_reports(self, nodes: Sequence[bytes]) -> list[Report]:
+    def list_reports(self, nodes: Sequence[bytes]) -> list[LiveSummary]:
         """Those of them that a plan may show."""
         shown = filter(says_more, self.list_summaries(nodes))
-        return [Report(each.id, each.text, each.start, each.stop, each.tokens) for each in shown]
+        return [LiveSummary(each.id, each.text, each.start, each.stop, each.tokens) for each in shown]
 
     def get_standing(self, view: str, epoch: str, budget: Budget) -> Standing:
         """How a view stands under an epoch, empty for none; as the log tells it where memory does not."""

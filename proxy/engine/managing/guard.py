@@ -9,9 +9,9 @@ from proxy.engine.managing.paths import Path
 from proxy.model.plan import Edit, Kept, Replaced, Written
 from proxy.model.shapes import Shape
 from proxy.wire.shaping import read_shape
-from proxy.wire.validity import Fault, Rules, Splice, find_faults
+from proxy.wire.validity import RequestFault, Rules, Splice, find_faults
 
-_MARKERS_LOST = Fault("markers", "lost")
+_MARKERS_LOST = RequestFault("markers", "lost")
 
 
 def list_splices(

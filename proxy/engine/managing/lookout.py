@@ -17,7 +17,7 @@ from proxy.engine.models import Models
 from proxy.engine.ports import Clock
 from proxy.model.card import LimitKey
 from proxy.model.epoch import Epoch
-from proxy.wire.body import Span
+from proxy.wire.body import ByteRange
 
 _NOBODY = Holdout()
 
@@ -128,7 +128,7 @@ def _find_protected(known: int, path: Path, budget: Budget, account: Account) ->
 def _list_uncounted(subject: Subject, shared: int) -> bytes:
     """The bytes of a request beside its preamble, its tools, and the first messages behind the preamble."""
     split = subject.split
-    counted = [Span(split.items[0].start, split.items[subject.chain.preamble.count + shared - 1].end)]
+    counted = [ByteRange(split.items[0].start, split.items[subject.chain.preamble.count + shared - 1].end)]
     counted += [split.members["tools"]] if "tools" in split.members else []
     uncounted, at = [], 0
     for span in sorted(counted, key=lambda span: span.start):

@@ -12,7 +12,7 @@ import msgspec
 from proxy.context.budget import Budget
 from proxy.context.builder import ContextBuilder
 from proxy.context.reference import make_reference
-from proxy.context.view import Report, Seen, View
+from proxy.context.view import LiveSummary, Seen, View
 from proxy.engine.managing.paths import Path
 from proxy.engine.managing.subject import Subject
 from proxy.engine.policy import Provider
@@ -46,7 +46,7 @@ class Ground(msgspec.Struct, frozen=True, gc=False):
     budget: Budget
     frozen: Epoch | None = None
     pinned: frozenset[int] = frozenset()
-    reports: Sequence[Report] = ()
+    reports: Sequence[LiveSummary] = ()
     goal: Budget | None = None
     known: Mapping[str, Original] = {}
     depth: int = 0

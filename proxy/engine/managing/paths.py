@@ -18,9 +18,9 @@ from proxy.engine.managing.subject import Subject
 from proxy.model.growing import count_common, extend
 from proxy.model.manifest import digest_of
 from proxy.model.shapes import Shape
-from proxy.wire.body import Span
+from proxy.wire.body import ByteRange
 from proxy.wire.shaping import read_shape
-from proxy.wire.validity import History, extend_history, judge_history
+from proxy.wire.validity import MessageRuns, extend_history, judge_history
 
 _PATHS_OF_A_VIEW = 4
 _PATH_WEIGHT = 500
@@ -34,7 +34,7 @@ _NOTHING = (b"", b"[]", b"null")
 Key = tuple[str, str]
 
 
-class Head(msgspec.Struct, frozen=True, gc=False):
+class PromptPrefix(msgspec.Struct, frozen=True, gc=False):
     """What goes before the messages, its tokens, and the raw members it was counted from."""
 
     leading: bytes
@@ -52,9 +52,9 @@ class Path(msgspec.Struct, frozen=True, gc=False, eq=False):
     nodes: Sequence[bytes]
     shapes: Sequence[Shape]
     sums: Sequence[int]
-    history: History
-    head: Head
-    items: Sequence[Span]
+    history: MessageRuns
+    head: PromptPrefix
+    items: Sequence[ByteRange]
     first: int
     marked: tuple[int, ...] = ()
     signed: tuple[int, ...] = ()
@@ -181,7 +181,7 @@ class Paths:
         """The tokens of messages that are sent in place of others."""
         return sum(await self._count(subject, [Piece(digest_of(raw), raw) for raw in raws]))
 
-    async def _count_head(self, subject: Subject, known: Path | None) -> Head:
+    async def _count_head(self, subject: Subject, known: Path | None) -> PromptPrefix:
         if known is not None and is_head_of(known.head, subject):
             return known.head
         tools, orders = members = list_members(subject)
@@ -190,7 +190,7 @@ class Paths:
             pieces.append(Piece(digest_of(orders), orders))
         if tools:
             pieces.append(Piece(digest_of(tools), tools, is_tools=True))
-        return Head(subject.chain.preamble.system, members, sum(await self._count(subject, pieces)))
+        return PromptPrefix(subject.chain.preamble.system, members, sum(await self._count(subject, pieces)))
 
     async def _count(self, subject: Subject, pieces: Sequence[Piece]) -> tuple[int, ...]:
         if not pieces:
@@ -240,7 +240,7 @@ def list_members(subject: Subject) -> tuple[bytes, bytes]:
     return (b"" if tools in _NOTHING else tools), subject.chain.preamble.orders
 
 
-def is_head_of(head: Head, subject: Subject) -> bool:
+def is_head_of(head: PromptPrefix, subject: Subject) -> bool:
     """Whether that is what goes before the messages of a request."""
     return head.leading == subject.chain.preamble.system and head.members == list_members(subject)
 
@@ -269,7 +269,7 @@ def _add_up(before: int, tokens: Sequence[int]) -> list[int]:
 
 
 def _go_on(
-    known: Path | None, shared: int, subject: Subject, shapes: list[Shape], tokens: Sequence[int], head: Head
+    known: Path | None, shared: int, subject: Subject, shapes: list[Shape], tokens: Sequence[int], head: PromptPrefix
 ) -> Path:
     items, first = subject.split.items, subject.chain.preamble.count
     sums = _add_up(known.count_to(shared) if known is not None else 0, tokens)

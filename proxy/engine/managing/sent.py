@@ -3,12 +3,12 @@
 Rule: memory only, as with the bodies of clients (`engine/histories`): forgetting costs bytes in the log, no more.
 """
 
-from proxy.engine.histories import Histories, History, Source, hold, list_links, split_known, take_stock
+from proxy.engine.histories import BodySource, CachedBody, Histories, hold, list_links, split_known, take_stock
 from proxy.engine.managing.subject import Subject
 from proxy.engine.policy import RECORD_CAP_BYTES
 from proxy.model.growing import count_common, extend
 from proxy.model.manifest import Manifest, keep_to
-from proxy.wire.body import Span, SplitBody
+from proxy.wire.body import ByteRange, SplitBody
 
 
 class SentBodies:
@@ -28,7 +28,7 @@ class SentBodies:
         """
         key = (subject.session.tenant, subject.wire, f"{subject.session.id}\0{subject.model}")
         newest = self._histories.find_newest(key) if depth else None
-        source: Source | None
+        source: BodySource | None
         grown = _grow(subject, content, depth, newest) if newest is not None else None
         if grown is not None:
             known, (split, shared, source) = newest, grown
@@ -56,7 +56,7 @@ class SentBodies:
         self._histories.clear()
 
 
-def _grow(subject: Subject, content: bytes, depth: int, known: History) -> tuple[SplitBody, int, Source] | None:
+def _grow(subject: Subject, content: bytes, depth: int, known: CachedBody) -> tuple[SplitBody, int, BodySource] | None:
     """A body split after the known one, how many items they share, and its source; None where it goes not on from that.
 
     What the client's requests share was compared when they came: then they hold their places in one sequence.
@@ -72,18 +72,18 @@ def _grow(subject: Subject, content: bytes, depth: int, known: History) -> tuple
     if front != end + moved or not content.startswith(known.split.content[:front]):
         return None
     kept = source.at + shared - start
-    fresh = [Span(span.start + moved, span.end + moved) for span in client.items[shared:]]
+    fresh = [ByteRange(span.start + moved, span.end + moved) for span in client.items[shared:]]
     members = {name: _move(span, end, moved) for name, span in client.members.items()}
     split = SplitBody(content, members, extend(known.split.items, kept, fresh))
-    return split, kept, Source(client.items, start, source.at)
+    return split, kept, BodySource(client.items, start, source.at)
 
 
-def _find_source(subject: Subject, split: SplitBody, depth: int) -> Source | None:
+def _find_source(subject: Subject, split: SplitBody, depth: int) -> BodySource | None:
     """What a body was made of, where it is the client's but for the messages that others stand for."""
     client, start = subject.split, subject.chain.preamble.count + depth
     at = len(split.items) - (len(client.items) - start)
     is_so = split.content.endswith(client.content[client.items[start - 1].end :])
-    return Source(client.items, start, at) if is_so else None
+    return BodySource(client.items, start, at) if is_so else None
 
 
 def _find_lent(subject: Subject, split: SplitBody) -> range:
@@ -98,6 +98,6 @@ def _find_lent(subject: Subject, split: SplitBody) -> range:
     return range(len(ours) - same, len(ours) - unkept)
 
 
-def _move(span: Span, at: int, by: int) -> Span:
+def _move(span: ByteRange, at: int, by: int) -> ByteRange:
     """A member of a body in which what stands before `at` has another length."""
-    return Span(span.start if span.start < at else span.start + by, span.end if span.end <= at else span.end + by)
+    return ByteRange(span.start if span.start < at else span.start + by, span.end if span.end <= at else span.end + by)

@@ -5,7 +5,7 @@ Rule: a price is told with its unit, a message with where it stands.
 
 from typing import Any, NamedTuple
 
-from proxy.context.savings import Quote
+from proxy.context.savings import RevertPrice
 from proxy.model.epoch import Epoch
 from proxy.model.log import ExchangeRow
 from proxy.wire.telling import read_told
@@ -19,7 +19,7 @@ class Reversion(NamedTuple):
     """A way back: the epoch that holds from then on, and what it costs against what is sent `now`, in tokens."""
 
     epoch: Epoch
-    quote: Quote
+    quote: RevertPrice
     now: int
 
 

@@ -15,7 +15,7 @@ from proxy.model.log import ExchangeRow
 from proxy.wire.body import SplitBody, split_body
 
 
-class History(NamedTuple):
+class MessageList(NamedTuple):
     """A request's messages behind its preamble, which is its first `leading` ones, and their nodes."""
 
     row: ExchangeRow
@@ -24,10 +24,10 @@ class History(NamedTuple):
     nodes: Sequence[bytes]
 
 
-async def load_history(log: LogReader, row: ExchangeRow) -> History:
+async def load_history(log: LogReader, row: ExchangeRow) -> MessageList:
     """The messages of an exchange. Raises NotFound where its request was not read, or cannot be any more."""
     split, chain = await load_chain(log, row, (await log.find_session(row.session)).upstream)
-    return History(row, chain.preamble.count, list_raws(split)[chain.preamble.count :], chain.nodes)
+    return MessageList(row, chain.preamble.count, list_raws(split)[chain.preamble.count :], chain.nodes)
 
 
 async def load_chain(log: LogReader, row: ExchangeRow, upstream: str) -> tuple[SplitBody, Chain]:

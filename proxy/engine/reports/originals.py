@@ -15,7 +15,7 @@ _ID = re.compile(r"(?:ref:)?([a-z0-9]{10})")
 _WHERE = "`palimpsest diff SESSION N` and GET /-/api/sessions/SESSION/epochs/N name those there are"
 
 
-class Page(NamedTuple):
+class OriginalPage(NamedTuple):
     """Part of an original, or all of it: then it is the only page."""
 
     reference: str
@@ -30,7 +30,7 @@ class Page(NamedTuple):
         return self.text.encode("utf-8", "replace")
 
 
-async def load_page(log: LogReader, reference: str, number: int | None = 1) -> Page:
+async def load_page(log: LogReader, reference: str, number: int | None = 1) -> OriginalPage:
     """A page of what a reference stands for, counted from 1; None: all of it. Raises NotFound."""
     found = _ID.fullmatch(reference.strip().lower())
     if found is None:
@@ -42,7 +42,7 @@ async def load_page(log: LogReader, reference: str, number: int | None = 1) -> P
         raise NotFound(f"{error}; {_WHERE}") from error
     text = write_original([read_told(stored.original.wire, raw) for raw in stored.messages])[stored.original.offset :]
     if number is None:
-        return Page(name, stored.session, text, 1, 1)
+        return OriginalPage(name, stored.session, text, 1, 1)
     count = max(1, -(-len(text) // PAGE))
     if not 1 <= number <= count:
         raise NotFound(f"ref:{name} has {count} page{'s' * (count > 1)}, counted from 1, and no page {number}")
@@ -52,4 +52,4 @@ async def load_page(log: LogReader, reference: str, number: int | None = 1) -> P
             f"\n[page {number} of {count} of ref:{name}; the next: `palimpsest expand {name} --page {number + 1}`"
             f" or GET /-/api/refs/{name}?page={number + 1}]\n"
         )
-    return Page(name, stored.session, part, number, count)
+    return OriginalPage(name, stored.session, part, number, count)

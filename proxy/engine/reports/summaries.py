@@ -19,7 +19,7 @@ _FIELDS = (
 _NAMED_AT_MOST = 5
 
 
-class Node(NamedTuple):
+class SummaryNode(NamedTuple):
     """A summary in its tree: how many are above it, and how it stands to the one above."""
 
     summary: Summary
@@ -52,10 +52,10 @@ def describe_summaries(summaries: Sequence[Summary]) -> list[Document]:
     ]
 
 
-def order_nodes(summaries: Sequence[Summary]) -> Iterator[Node]:
+def order_nodes(summaries: Sequence[Summary]) -> Iterator[SummaryNode]:
     """Those that nothing stands in place of, in the order of their messages, each before what it stands on."""
     known, replaced = {summary.id: summary for summary in summaries}, _list_replaced(summaries)
-    roots = [Node(summary, 0, "live") for summary in _sort(summaries) if summary.id not in replaced]
+    roots = [SummaryNode(summary, 0, "live") for summary in _sort(summaries) if summary.id not in replaced]
     seen: set[str] = set()
     waiting = roots[::-1]
     while waiting:
@@ -66,12 +66,12 @@ def order_nodes(summaries: Sequence[Summary]) -> Iterator[Node]:
             waiting += reversed(_list_below(node, known))
 
 
-def _list_below(node: Node, known: dict[str, Summary]) -> list[Node]:
+def _list_below(node: SummaryNode, known: dict[str, Summary]) -> list[SummaryNode]:
     """Those of the session that it was made of, then those that it stands in place of."""
     summary, depth = node.summary, node.depth + 1
     return [
-        *[Node(known[name], depth, "parent") for name in summary.parents if name in known],
-        *[Node(known[name], depth, "superseded") for name in summary.supersedes if name in known],
+        *[SummaryNode(known[name], depth, "parent") for name in summary.parents if name in known],
+        *[SummaryNode(known[name], depth, "superseded") for name in summary.supersedes if name in known],
     ]
 
 

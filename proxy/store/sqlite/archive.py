@@ -14,12 +14,12 @@ from proxy.model.exchange import Reading, SessionKey
 from proxy.model.lineage import StoredSession
 from proxy.model.log import (
     ArchiveHealth,
+    AuxiliaryUsage,
     Bill,
     BranchRow,
     ExchangeRow,
     Selection,
     SessionRow,
-    Spent,
     UnreadRow,
     Verification,
 )
@@ -30,12 +30,12 @@ from proxy.store.sqlite.connection import Connect, connect_writer, prepare_file
 from proxy.store.sqlite.journal import Journal, name_journal
 from proxy.store.sqlite.leases import SqliteLeases, end_leases
 from proxy.store.sqlite.lock import WriterLock
-from proxy.store.sqlite.mark import Mark, set_mark
+from proxy.store.sqlite.mark import JournalPosition, set_mark
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.replay import Rest, replay_journal
 from proxy.store.sqlite.roll import Roll
 from proxy.store.sqlite.schema import read_salt
-from proxy.store.sqlite.spool import Entry, Spool
+from proxy.store.sqlite.spool import QueuedWrite, Spool
 from proxy.store.sqlite.writer import Writer
 
 _log = logging.getLogger(__name__)
@@ -222,7 +222,7 @@ class SqliteArchive:
         await self._catch_up()
         return await self._reader.list_summaries(session)
 
-    async def sum_auxiliary(self, since_ms: int) -> Sequence[Spent]:
+    async def sum_auxiliary(self, since_ms: int) -> Sequence[AuxiliaryUsage]:
         """What auxiliary calls opened since then came to (see `LogReader`)."""
         await self._catch_up()
         return await self._reader.sum_auxiliary(since_ms)
@@ -277,7 +277,7 @@ class SqliteArchive:
         if written is not None:
             await asyncio.wait((written,), timeout=within_s)
 
-    def _put(self, entries: list[Entry]) -> None:
+    def _put(self, entries: list[QueuedWrite]) -> None:
         self._writer.put(entries)
 
 
@@ -347,7 +347,7 @@ def _open_journal(policy: StorePolicy, connection: sqlite3.Connection, rest: Res
             return Journal(path, mark=rest.mark) if rest.mark else None
         journal = Journal(path)
         try:
-            set_mark(connection, Mark(journal.nonce))
+            set_mark(connection, JournalPosition(journal.nonce))
         except BaseException:
             journal.remove()
             raise

@@ -20,7 +20,7 @@ from proxy.store.sqlite.epochs import Epochs
 from proxy.store.sqlite.expected import expect_message
 from proxy.store.sqlite.growth import INSERTS as GROWTH_INSERTS
 from proxy.store.sqlite.growth import Growth
-from proxy.store.sqlite.known import Exchange, HeaderBase, Known, Reference, Session, Tenant
+from proxy.store.sqlite.known import Exchange, HeaderBase, Reference, RowIdCache, Session, Tenant
 from proxy.store.sqlite.problem import Dangling
 from proxy.store.sqlite.rows import Rows
 from proxy.store.sqlite.summaries import INSERTS as SUMMARY_INSERTS
@@ -59,7 +59,7 @@ _ALL_INSERTS = INSERTS | GROWTH_INSERTS | EPOCH_INSERTS | SUMMARY_INSERTS
 class Batch:
     """Rows of one transaction."""
 
-    def __init__(self, known: Known) -> None:
+    def __init__(self, known: RowIdCache) -> None:
         self._known = known
         self._rows = Rows(known, _ALL_INSERTS)
         self._growth = Growth(known, self._rows)

@@ -16,7 +16,7 @@ from proxy.model.errors import StoreUnavailable
 T = TypeVar("T")
 
 
-class Desk:
+class ReaderThread:
     """One connection and its thread, both made with the first question."""
 
     def __init__(self, path: Path, connect: Callable[[Path], sqlite3.Connection]) -> None:

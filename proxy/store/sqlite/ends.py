@@ -7,7 +7,7 @@ is noted here, too: this finds loss, not forgery.
 import sqlite3
 from collections.abc import Mapping
 
-from proxy.store.sqlite.known import Head
+from proxy.store.sqlite.known import SealHead
 
 _NOTE = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 _SEQ_SIZE = 8
@@ -19,7 +19,7 @@ class Ends:
     def __init__(self) -> None:
         self._noted: dict[str, int] = {}
 
-    def note(self, connection: sqlite3.Connection, heads: Mapping[str, Head]) -> None:
+    def note(self, connection: sqlite3.Connection, heads: Mapping[str, SealHead]) -> None:
         """Note the last rows of tables that have grown, in the transaction under way."""
         for table, head in heads.items():
             if head.seq != self._noted.get(table, 0):
@@ -31,10 +31,10 @@ class Ends:
         self._noted.clear()
 
 
-def read_end(connection: sqlite3.Connection, table: str) -> Head | None:
+def read_end(connection: sqlite3.Connection, table: str) -> SealHead | None:
     """The last row of a table as it was noted; None where it never was."""
     row = connection.execute("SELECT value FROM meta WHERE key = ?", (_name(table),)).fetchone()
-    return Head(int.from_bytes(row[0][:_SEQ_SIZE], "big"), row[0][_SEQ_SIZE:]) if row else None
+    return SealHead(int.from_bytes(row[0][:_SEQ_SIZE], "big"), row[0][_SEQ_SIZE:]) if row else None
 
 
 def _name(table: str) -> str:

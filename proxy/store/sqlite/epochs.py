@@ -14,10 +14,10 @@ from proxy.model.plan import Plan
 from proxy.store.sqlite.codec import TINY
 from proxy.store.sqlite.contents import list_ids
 from proxy.store.sqlite.expected import expect_exchange, expect_message, expect_session
-from proxy.store.sqlite.known import Known, Session
+from proxy.store.sqlite.known import RowIdCache, Session
 from proxy.store.sqlite.problem import Dangling
 from proxy.store.sqlite.rows import Rows
-from proxy.store.sqlite.targets import Target
+from proxy.store.sqlite.targets import ReferenceTarget
 from proxy.store.storable import fit_epoch, fit_original, fit_plan
 
 # parents before children; sealed tables as in `batch`
@@ -37,7 +37,7 @@ INSERTS = {
 class Epochs:
     """What one transaction adds to how sessions are managed."""
 
-    def __init__(self, known: Known, rows: Rows) -> None:
+    def __init__(self, known: RowIdCache, rows: Rows) -> None:
         self._known = known
         self._rows = rows
 
@@ -111,7 +111,7 @@ class Epochs:
             "pin", (session,), (pin.node, int(pin.is_on), pin.at_ms)
         )  # a seal is made of what is read back
 
-    def _name_target(self, session: Session, key: str, original: Original) -> Target:
+    def _name_target(self, session: Session, key: str, original: Original) -> ReferenceTarget:
         original = fit_original(original)
         known = self._known.targets.find_target(original.id)
         if known is not None:
@@ -119,7 +119,7 @@ class Epochs:
                 raise ValueError("a reference of it stands for something else already")
             return known
         blobs = list_ids(expect_message(self._known, session.tenant, digest) for digest in original.digests)
-        target = self._known.targets.put_target(Target(self._known.next_id("original"), key, original))
+        target = self._known.targets.put_target(ReferenceTarget(self._known.next_id("original"), key, original))
         row = (target.id, original.id, session.id, original.wire, original.place, original.offset, blobs)
         self._rows.add("original", row)
         return target

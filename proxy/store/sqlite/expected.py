@@ -1,11 +1,11 @@
 """What a record refers to, found. Rule: what is not in the log is Dangling, and says what it is that is missing."""
 
-from proxy.store.sqlite.known import Exchange, Known, Reference, Session, Tenant
+from proxy.store.sqlite.known import Exchange, Reference, RowIdCache, Session, Tenant
 from proxy.store.sqlite.problem import Dangling
 from proxy.store.storable import fit_text
 
 
-def expect_session(known: Known, name: str) -> tuple[Session, Reference]:
+def expect_session(known: RowIdCache, name: str) -> tuple[Session, Reference]:
     """The session with this id, and how a row refers to it. Raises Dangling."""
     key = fit_text(name)
     session = known.find_session(key)
@@ -14,7 +14,7 @@ def expect_session(known: Known, name: str) -> tuple[Session, Reference]:
     return session, (session.id, key)
 
 
-def expect_exchange(known: Known, name: str) -> Exchange:
+def expect_exchange(known: RowIdCache, name: str) -> Exchange:
     """The exchange with this id. Raises Dangling."""
     exchange = known.find_exchange(fit_text(name))
     if exchange is None:
@@ -22,7 +22,7 @@ def expect_exchange(known: Known, name: str) -> Exchange:
     return exchange
 
 
-def expect_message(known: Known, tenant: Tenant, digest: bytes) -> int:
+def expect_message(known: RowIdCache, tenant: Tenant, digest: bytes) -> int:
     """The number of a message's content. Raises Dangling."""
     blob = known.find_blob(tenant, digest)
     if blob is None:

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import get_args
 
-from proxy.model.lineage import Adoption, Mark, NodeRow, Relation, Reply, Step, name_mark
-from proxy.store.sqlite.known import Exchange, Known
+from proxy.model.lineage import Adoption, CallFingerprint, NodeRow, Relation, Reply, Step, name_mark
+from proxy.store.sqlite.known import Exchange, RowIdCache
 from proxy.store.sqlite.problem import Dangling
 from proxy.store.sqlite.rows import Rows
-from proxy.store.sqlite.trees import Place, Tree, key_of
+from proxy.store.sqlite.trees import NodePlace, Tree, key_of
 from proxy.store.storable import fit_text
 
 SEAL_SIZE = 4
@@ -34,7 +34,7 @@ INSERTS = {
 class Growth:
     """What one transaction adds to the trees."""
 
-    def __init__(self, known: Known, rows: Rows) -> None:
+    def __init__(self, known: RowIdCache, rows: Rows) -> None:
         self._known = known
         self._rows = rows
         self._trees = known.trees
@@ -75,9 +75,9 @@ class Growth:
             if known is None or (row.is_answer and not known.is_answer):
                 self._append_node(tree, exchange, row, parent)
                 n = known.n if known else tree.nodes
-                self._trees.put_place(tree, row.node, Place(n, row.is_answer))
+                self._trees.put_place(tree, row.node, NodePlace(n, row.is_answer))
 
-    def _append_node(self, tree: Tree, exchange: int, row: NodeRow, parent: Place | None) -> None:
+    def _append_node(self, tree: Tree, exchange: int, row: NodeRow, parent: NodePlace | None) -> None:
         if parent is None:
             self._expect_outer(tree, row.parent)
             tree.is_plain = tree.is_plain and row.parent == tree.root
@@ -87,7 +87,7 @@ class Growth:
         self._rows.add("node", (tree.session, tree.nodes, row.node, n, outer, row.is_answer, exchange, tree.seal))
         self._fresh.add(row.node)
 
-    def _add_marks(self, tree: Tree, marks: Sequence[Mark]) -> None:
+    def _add_marks(self, tree: Tree, marks: Sequence[CallFingerprint]) -> None:
         for mark in marks:
             node, name = self._expect_place(tree, mark.node).n, name_mark(mark.name)
             key = key_of(name)
@@ -107,7 +107,7 @@ class Growth:
             raise Dangling("its session is not in the log")
         return tree
 
-    def _expect_place(self, tree: Tree, node: bytes) -> Place:
+    def _expect_place(self, tree: Tree, node: bytes) -> NodePlace:
         place = self._trees.find_place(tree, node)
         if place is None:
             raise Dangling("its node is not in the session")

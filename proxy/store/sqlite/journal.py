@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from proxy.model.record import Record
-from proxy.store.sqlite.mark import Mark
+from proxy.store.sqlite.mark import JournalPosition
 from proxy.store.sqlite.ring import Ring, is_front_behind, read_ring
 
 # 4 MiB hold what comes in during a commit that takes its time: 100 ms at 40 MB/s. All of it may count as our memory.
@@ -47,7 +47,7 @@ class Journal:
     It takes the place of one that was there; with a mark it goes on behind what that one holds and the log does not.
     """
 
-    def __init__(self, path: Path, size: int = JOURNAL_SIZE, mark: Mark | None = None) -> None:
+    def __init__(self, path: Path, size: int = JOURNAL_SIZE, mark: JournalPosition | None = None) -> None:
         self._path = path
         self.nonce = mark.nonce if mark else int.from_bytes(os.urandom(8), "little") or 1
         self._map = _map_old(path) if mark else _map_new(path, size)

@@ -80,14 +80,14 @@ class HeaderBase:
 
 
 @dataclass(slots=True)
-class Head:
+class SealHead:
     """The last row of a sealed table."""
 
     seq: int
     seal: bytes
 
 
-class Known:
+class RowIdCache:
     """Look-ups of the writer, bounded in memory."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -114,7 +114,7 @@ class Known:
         )
         self._is_loaded = False
         self._last: dict[str, int] = {}
-        self.heads: dict[str, Head] = {}
+        self.heads: dict[str, SealHead] = {}
         self.tallies: dict[str, int] = {}  # of the tables in `TALLIED`, what their rows come to
         self._noted: dict[str, int] = {}
 
@@ -126,7 +126,7 @@ class Known:
             (self._last[table],) = self._connection.execute(query).fetchone()
         for table in SEALED:
             row = self._connection.execute(f"SELECT seq, seal FROM {table} ORDER BY seq DESC LIMIT 1").fetchone()
-            self.heads[table] = Head(*row) if row else Head(0, NO_SEAL)
+            self.heads[table] = SealHead(*row) if row else SealHead(0, NO_SEAL)
         self.tallies = {table: read_tally(self._connection, table) or 0 for table in TALLIED}
         self._noted = dict(self.tallies)
         self._is_loaded = True

@@ -4,7 +4,7 @@ import sqlite3
 
 from proxy.engine.ports import ALL_SESSIONS
 from proxy.model.exchange import Usage
-from proxy.model.log import Bill, Selection, Spent
+from proxy.model.log import AuxiliaryUsage, Bill, Selection
 from proxy.store.sqlite.contents import Row
 from proxy.store.storable import fit_text
 
@@ -128,10 +128,13 @@ def select_session(session: str) -> Query:
     return _SESSIONS.format(latest=_ONE), key
 
 
-def sum_auxiliary(connection: sqlite3.Connection, since_ms: int) -> list[Spent]:
+def sum_auxiliary(connection: sqlite3.Connection, since_ms: int) -> list[AuxiliaryUsage]:
     """As `LogReader.sum_auxiliary`, in the calling thread."""
     rows = connection.execute(_AUXILIARY, (since_ms,)).fetchall()
-    return [Spent(session, upstream, model, calls, Usage(*usage)) for session, upstream, model, calls, *usage in rows]
+    return [
+        AuxiliaryUsage(session, upstream, model, calls, Usage(*usage))
+        for session, upstream, model, calls, *usage in rows
+    ]
 
 
 def list_bills(connection: sqlite3.Connection, after: int, limit: int) -> list[Bill]:

@@ -11,21 +11,21 @@ _SIZE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class JournalPosition:
     """The journal that belongs to a log (0: none does), and the place in it up to which all entries are in the log."""
 
     nonce: int = 0
     place: int = 0
 
 
-def read_mark(connection: sqlite3.Connection) -> Mark:
+def read_mark(connection: sqlite3.Connection) -> JournalPosition:
     """The log's mark."""
     query = "SELECT key, value FROM meta WHERE key IN (?, ?)"
     found = {key: int.from_bytes(value, "little") for key, value in connection.execute(query, (_NONCE, _PLACE))}
-    return Mark(found.get(_NONCE, 0), found.get(_PLACE, 0))
+    return JournalPosition(found.get(_NONCE, 0), found.get(_PLACE, 0))
 
 
-def set_mark(connection: sqlite3.Connection, mark: Mark) -> None:
+def set_mark(connection: sqlite3.Connection, mark: JournalPosition) -> None:
     """Tie the log to a journal, in a transaction of its own."""
     connection.execute("BEGIN IMMEDIATE")
     try:

@@ -16,13 +16,13 @@ from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, Timings, Usage
 from proxy.model.lineage import StoredSession
 from proxy.model.log import (
+    AuxiliaryUsage,
     Bill,
     BranchRow,
     ExchangeRow,
     RoundRow,
     Selection,
     SessionRow,
-    Spent,
     UnreadRow,
     Verification,
 )
@@ -36,7 +36,7 @@ from proxy.store.sqlite.codec import decode_headers
 from proxy.store.sqlite.connection import connect_reader
 from proxy.store.sqlite.context import list_epochs, load_context, load_epoch, load_original
 from proxy.store.sqlite.dag import list_summaries
-from proxy.store.sqlite.desk import Desk
+from proxy.store.sqlite.desk import ReaderThread
 from proxy.store.sqlite.envelope import join_recipe
 from proxy.store.sqlite.growth import RELATIONS
 from proxy.store.sqlite.listing import (
@@ -142,8 +142,8 @@ class SqliteReader:
         self._is_closed = False
         self._connection: aiosqlite.Connection | None = None
         self._opening = asyncio.Lock()
-        self._calls = Desk(path, connect)  # what calls wait for; nothing else is asked there
-        self._listings = Desk(path, connect)
+        self._calls = ReaderThread(path, connect)  # what calls wait for; nothing else is asked there
+        self._listings = ReaderThread(path, connect)
 
     async def open(self) -> None:
         """Connect now rather than with the first question. Raises StoreUnavailable."""
@@ -263,7 +263,7 @@ class SqliteReader:
         """All summaries of a session, oldest first. Raises NotFound."""
         return await self._listings.ask(lambda connection: list_summaries(connection, session))
 
-    async def sum_auxiliary(self, since_ms: int) -> Sequence[Spent]:
+    async def sum_auxiliary(self, since_ms: int) -> Sequence[AuxiliaryUsage]:
         """What auxiliary calls opened since then came to (see `LogReader`)."""
         return await self._listings.ask(lambda connection: sum_auxiliary(connection, since_ms))
 

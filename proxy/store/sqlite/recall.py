@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from proxy.engine.ports import MOST_BEARING, MOST_MARKS, MOST_RECALLED, MOST_RECALLED_ROWS
 from proxy.model.exchange import SessionKey
-from proxy.model.lineage import Mark, NodeRow, StoredSession, name_mark
+from proxy.model.lineage import CallFingerprint, NodeRow, StoredSession, name_mark
 from proxy.store.sqlite.trees import key_of
 from proxy.store.storable import fit_text
 
@@ -174,7 +174,7 @@ def _load_session(connection: sqlite3.Connection, session: int) -> StoredSession
     key = (session,)
     nodes = load_nodes(connection, session)
     tips = dict.fromkeys(nodes[n - 1].node if n else outer for n, outer in connection.execute(_TIPS, key))
-    marks = [Mark(name, nodes[n - 1].node, form) for name, n, form in connection.execute(_MARKS, key)]
+    marks = [CallFingerprint(name, nodes[n - 1].node, form) for name, n, form in connection.execute(_MARKS, key)]
     stored = SessionKey(*connection.execute(_KEY, key).fetchone())
     return StoredSession(stored, tuple(tips), tuple(nodes), tuple(marks))
 

@@ -18,9 +18,9 @@ from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import connect_writer, refuse_emptied, refuse_foreign_wal
 from proxy.store.sqlite.journal import Leftover, name_journal
 from proxy.store.sqlite.lock import WriterLock
-from proxy.store.sqlite.mark import Mark, read_mark
+from proxy.store.sqlite.mark import JournalPosition, read_mark
 from proxy.store.sqlite.problem import advise
-from proxy.store.sqlite.spool import Entry
+from proxy.store.sqlite.spool import QueuedWrite
 from proxy.store.sqlite.writer import Writer
 
 _log = logging.getLogger(__name__)
@@ -33,8 +33,8 @@ class Rest:
     `mark` is that of the journal which holds them and can go on behind them; None where it is damaged behind them.
     """
 
-    entries: list[Entry]
-    mark: Mark | None
+    entries: list[QueuedWrite]
+    mark: JournalPosition | None
     problem: str
 
 
@@ -58,7 +58,7 @@ def replay_journal(connection: sqlite3.Connection, policy: StorePolicy) -> Rest 
         stored, problem = _write(connection, policy, entries)
         if problem:
             place = entries[stored - 1].place if stored else mark.place
-            return Rest(entries[stored:], Mark(mark.nonce, place) if is_understood else None, problem)
+            return Rest(entries[stored:], JournalPosition(mark.nonce, place) if is_understood else None, problem)
     else:
         is_understood = leftover.is_blank
     if is_understood:
@@ -112,19 +112,19 @@ def recover_log(policy: StorePolicy) -> None:
         lock.release()
 
 
-def _list_entries(leftover: Leftover, place: int) -> tuple[list[Entry], int]:
+def _list_entries(leftover: Leftover, place: int) -> tuple[list[QueuedWrite], int]:
     """What follows on the place, and where it ends."""
-    entries: list[Entry] = []
+    entries: list[QueuedWrite] = []
     for records, end in leftover.read(place):
         place = end
         if records is None:
             _log.error("an entry of the journal could not be understood; it is lost")
         else:
-            entries.append(Entry(records, weigh_all(records), None, end, True))
+            entries.append(QueuedWrite(records, weigh_all(records), None, end, True))
     return entries, place
 
 
-def _write(connection: sqlite3.Connection, policy: StorePolicy, entries: list[Entry]) -> tuple[int, str]:
+def _write(connection: sqlite3.Connection, policy: StorePolicy, entries: list[QueuedWrite]) -> tuple[int, str]:
     """How many were dealt with, in order, and why no more of them were."""
     stored: list[bool] = []
     writer = Writer(connection, policy, lambda done, is_stored: stored.extend([is_stored] * len(done)))

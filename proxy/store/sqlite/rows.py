@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 
 from proxy.store.sqlite.codec import SMALL, pack, seal_after
-from proxy.store.sqlite.known import Known, Reference, Tenant
+from proxy.store.sqlite.known import Reference, RowIdCache, Tenant
 from proxy.store.sqlite.schema import TALLIED, weigh_row
 
 Value = int | float | str | bytes | None
@@ -16,7 +16,7 @@ Value = int | float | str | bytes | None
 class Rows:
     """What is to be inserted, by table; `inserts` has the statement for each."""
 
-    def __init__(self, known: Known, inserts: Mapping[str, str]) -> None:
+    def __init__(self, known: RowIdCache, inserts: Mapping[str, str]) -> None:
         self._known = known
         self._inserts = inserts
         self._rows: dict[str, list[tuple[Value, ...]]] = {table: [] for table in inserts}

@@ -26,7 +26,7 @@ _RELIEVED = _MOST_AHEAD // 2
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class QueuedWrite:
     """The records of one append: stored together, at worst without those that are derived, or not at all.
 
     `stored` is who waits for that. `place` is where the journal ended behind this entry, 0 where there was nothing in
@@ -47,7 +47,7 @@ class Spool:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        put: Callable[[list[Entry]], None],
+        put: Callable[[list[QueuedWrite]], None],
         policy: StorePolicy,
         journal: Journal | None = None,
     ) -> None:
@@ -55,8 +55,8 @@ class Spool:
         self._put = put
         self._policy = policy
         self._journal = journal
-        self._held: list[Entry] = []
-        self._last: Entry | None = None
+        self._held: list[QueuedWrite] = []
+        self._last: QueuedWrite | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_due_soon = False
         self._is_closed = False
@@ -80,7 +80,7 @@ class Spool:
             return self._queue(records, weight, is_urgent)
         return self._queue_part(records, is_urgent)
 
-    def take_over(self, entries: list[Entry]) -> None:
+    def take_over(self, entries: list[QueuedWrite]) -> None:
         """Queue, before all others, what a journal held at the start: it is there still, and nobody waits for it."""
         for entry in entries:
             self.pending += len(entry.records) + entry.refused
@@ -108,14 +108,14 @@ class Spool:
         if journal is not None and not self._outside:
             place = journal.add(records)
             if place:
-                self._last = Entry(records, weight, None, place, True)
+                self._last = QueuedWrite(records, weight, None, place, True)
                 self._held.append(self._last)
                 self._hold(is_urgent)
                 return self._safe if self.pending <= _MOST_AHEAD else self._fall_in()
         stored = self._make_future()
         self._outside += 1
         self.exposed += len(records)
-        self._last = Entry(records, weight, stored, journal.end if journal is not None else 0)
+        self._last = QueuedWrite(records, weight, stored, journal.end if journal is not None else 0)
         self._held.append(self._last)
         # beside a journal this is what it could not take: nothing is journaled until it is written
         self._hold(is_urgent or journal is not None)
@@ -143,14 +143,14 @@ class Spool:
         self._hand_over()
         self._is_closed = True
 
-    def settle_soon(self, entries: Sequence[Entry], is_stored: bool) -> None:
+    def settle_soon(self, entries: Sequence[QueuedWrite], is_stored: bool) -> None:
         """Settle on the event loop; called by the writer thread, once per commit."""
         try:
             self._loop.call_soon_threadsafe(self.settle, entries, is_stored)
         except RuntimeError:  # the loop is closed: nobody waits any more
             _log.debug("the event loop ended before the log did")
 
-    def settle(self, entries: Sequence[Entry], is_stored: bool) -> None:
+    def settle(self, entries: Sequence[QueuedWrite], is_stored: bool) -> None:
         """Note that entries were stored, or lost for good, and tell who waits."""
         if is_stored and self._journal is not None:
             # What was refused is freed with the next that is stored: until then the mark stands before it.

@@ -12,7 +12,7 @@ from proxy.model.manifest import digest_of
 from proxy.model.summary import Summary
 from proxy.store.sqlite.contents import list_ids
 from proxy.store.sqlite.expected import expect_exchange, expect_message, expect_session
-from proxy.store.sqlite.known import Known
+from proxy.store.sqlite.known import RowIdCache
 from proxy.store.sqlite.problem import Dangling
 from proxy.store.sqlite.rows import Rows
 from proxy.store.sqlite.targets import Placed
@@ -32,7 +32,7 @@ INSERTS = {
 class Summaries:
     """What one transaction adds to summaries."""
 
-    def __init__(self, known: Known, rows: Rows) -> None:
+    def __init__(self, known: RowIdCache, rows: Rows) -> None:
         self._known = known
         self._rows = rows
 

@@ -21,7 +21,7 @@ _FIND_SUMMARY = """
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ReferenceTarget:
     """What a reference stands for, its row id, and the key of the session that it was first named in."""
 
     id: int
@@ -42,7 +42,7 @@ class Targets:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._epochs: Recent[str, int] = Recent(_EPOCHS)
-        self._targets: Recent[str, Target] = Recent(_TARGETS)
+        self._targets: Recent[str, ReferenceTarget] = Recent(_TARGETS)
         self._summaries: Recent[str, Placed] = Recent(_SUMMARIES)
         self._recents: tuple[Recent[Any, Any], ...] = (self._epochs, self._targets, self._summaries)
 
@@ -70,7 +70,7 @@ class Targets:
         """Remember an epoch."""
         self._epochs.put(epoch, seq)
 
-    def find_target(self, name: str) -> Target | None:
+    def find_target(self, name: str) -> ReferenceTarget | None:
         """What the reference with this id stands for."""
         found = self._targets.get(name)
         if found is None:
@@ -78,10 +78,10 @@ class Targets:
             if row:
                 target, session, wire, place, start, messages = row
                 digests = tuple(digest for (digest,) in self._connection.execute(_DIGESTS, (messages,)))
-                found = self.put_target(Target(target, session, Original(name, digests, wire, place, start)))
+                found = self.put_target(ReferenceTarget(target, session, Original(name, digests, wire, place, start)))
         return found
 
-    def put_target(self, target: Target) -> Target:
+    def put_target(self, target: ReferenceTarget) -> ReferenceTarget:
         """Remember what a reference stands for."""
         self._targets.put(target.original.id, target)
         return target

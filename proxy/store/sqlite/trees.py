@@ -52,7 +52,7 @@ class Tree:
     is_plain: bool = False
 
 
-class Place(NamedTuple):
+class NodePlace(NamedTuple):
     """A node's number in its session, and whether an answer is recorded there."""
 
     n: int
@@ -70,7 +70,7 @@ class Trees:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._trees: Recent[str, Tree] = Recent(_SESSIONS)
-        self._places: Recent[tuple[int, bytes], Place] = Recent(_NODES)
+        self._places: Recent[tuple[int, bytes], NodePlace] = Recent(_NODES)
         self._recents: tuple[Recent[Any, Any], ...] = (self._trees, self._places)
         self._batch = 0
         # of the batch under way, whose rows no query finds yet
@@ -103,16 +103,16 @@ class Trees:
                 self._trees.put(key, found)
         return found
 
-    def find_place(self, tree: Tree, node: bytes) -> Place | None:
+    def find_place(self, tree: Tree, node: bytes) -> NodePlace | None:
         """Where a node stands in the session."""
         found = self._places.get((tree.session, node))
         if found is None and tree.born != self._batch:
             n, is_answer = self._connection.execute(_FIND_NODE, (node, tree.session)).fetchone()
             if n is not None:
-                found = self.put_place(tree, node, Place(n, bool(is_answer)))
+                found = self.put_place(tree, node, NodePlace(n, bool(is_answer)))
         return found
 
-    def put_place(self, tree: Tree, node: bytes, place: Place) -> Place:
+    def put_place(self, tree: Tree, node: bytes, place: NodePlace) -> NodePlace:
         """Remember a node."""
         self._places.put((tree.session, node), place)
         return place

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from proxy.model.log import Fault, Verification
+from proxy.model.log import LogFault, Verification
 from proxy.model.manifest import BlobPiece, ChainPiece, Piece, digest_of, link_after, root_of
 from proxy.store.sqlite.codec import seal_after, unpack
 from proxy.store.sqlite.connection import connect_reader
@@ -121,7 +121,7 @@ class _Inspection:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._faults: list[Fault] = []
+        self._faults: list[LogFault] = []
         self._counts = dict.fromkeys(_COUNTED.values(), 0)
 
     def run(self) -> Verification:
@@ -144,31 +144,31 @@ class _Inspection:
             self._collect(check)
         return Verification(**self._counts, faults=tuple(self._faults))
 
-    def _collect(self, check: Iterator[Fault]) -> None:
+    def _collect(self, check: Iterator[LogFault]) -> None:
         try:
             for fault in check:
                 if len(self._faults) == _MOST_FAULTS:
-                    self._faults.append(Fault("log", "more faults than are listed here"))
+                    self._faults.append(LogFault("log", "more faults than are listed here"))
                 if len(self._faults) > _MOST_FAULTS:
                     return
                 self._faults.append(fault)
         except FILE_ERRORS as error:
-            self._faults.append(Fault("file", f"cannot be read on: {error}"))
+            self._faults.append(LogFault("file", f"cannot be read on: {error}"))
 
-    def _count(self, table: str) -> Iterator[Fault]:
+    def _count(self, table: str) -> Iterator[LogFault]:
         """How many rows a table has; where that cannot be told there are none, and a fault says so."""
         name = _COUNTED[table]
         try:
             (self._counts[name],) = self._connection.execute(f"SELECT count(*) FROM {table}").fetchone()
         except FILE_ERRORS as error:
-            yield Fault("file", f"its {name} cannot be counted: {error}")
+            yield LogFault("file", f"its {name} cannot be counted: {error}")
 
-    def _check_file(self) -> Iterator[Fault]:
+    def _check_file(self) -> Iterator[LogFault]:
         for (result,) in self._connection.execute("PRAGMA integrity_check(100)"):
             if result != "ok":
-                yield Fault("file", result)
+                yield LogFault("file", result)
 
-    def _check_schema(self) -> Iterator[Fault]:
+    def _check_schema(self) -> Iterator[LogFault]:
         """What holds the log append-only, and what finds things in it, is there as it was made."""
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as made:
             migrate(made)
@@ -176,57 +176,59 @@ class _Inspection:
         found = dict(self._connection.execute(_SCHEMA))
         for name in sorted(expected.keys() | found.keys()):
             if name not in found:
-                yield Fault(name, "is missing: what it kept from happening may have happened")
+                yield LogFault(name, "is missing: what it kept from happening may have happened")
             elif name not in expected:
-                yield Fault(name, "is no part of a log")
+                yield LogFault(name, "is no part of a log")
             elif found[name] != expected[name]:
-                yield Fault(name, "is not as it was made")
+                yield LogFault(name, "is not as it was made")
 
-    def _check_tallies(self) -> Iterator[Fault]:
+    def _check_tallies(self) -> Iterator[LogFault]:
         for table in TALLIED:
             if tally_rows(self._connection, table) != read_tally(self._connection, table):
-                yield Fault(table, "its rows are not those that were written: one was altered, removed or put in")
+                yield LogFault(table, "its rows are not those that were written: one was altered, removed or put in")
 
-    def _check_contents(self) -> Iterator[Fault]:
+    def _check_contents(self) -> Iterator[LogFault]:
         for query in _CONTENTS:
             for where, payload, digest, size, codec, stored in self._connection.execute(query):
                 what = self._judge_missing(payload, digest) if codec is None else _judge(codec, stored, digest, size)
                 if what:
-                    yield Fault(where, what)
+                    yield LogFault(where, what)
         for (payload,) in self._connection.execute(_UNNAMED):
-            yield Fault(f"payload {payload}", "nothing refers to it")
+            yield LogFault(f"payload {payload}", "nothing refers to it")
 
     def _judge_missing(self, payload: int, digest: bytes) -> str:
         query = "SELECT 1 FROM erasure WHERE payload = ? AND digest = ?"
         is_erased = self._connection.execute(query, (payload, digest)).fetchone() is not None
         return "" if is_erased else "its content is missing, and no erasure names it"
 
-    def _check_links(self) -> Iterator[Fault]:
+    def _check_links(self) -> Iterator[LogFault]:
         roots = {root_of(fingerprint) for (fingerprint,) in self._connection.execute("SELECT fingerprint FROM tenant")}
         for link, parent, gap, digest, before in self._connection.execute(_LINKS):
             where = f"link {link.hex()}"
             if digest is None:
-                yield Fault(where, "its content is not in the log")
+                yield LogFault(where, "its content is not in the log")
             elif link_after(parent, gap, digest) != link:
-                yield Fault(where, "does not follow from its parent, gap and content")
+                yield LogFault(where, "does not follow from its parent, gap and content")
             if before is None and parent not in roots:
-                yield Fault(where, "its parent is neither in the log nor a tenant's root")
+                yield LogFault(where, "its parent is neither in the log nor a tenant's root")
 
-    def _check_seals(self) -> Iterator[Fault]:
+    def _check_seals(self) -> Iterator[LogFault]:
         for table, query in _SEALED.items():
             last, before = 0, NO_SEAL
             for seq, seal, *values in self._connection.execute(query):
                 where = f"{table} {seq}"
                 if seq != last + 1:
-                    yield Fault(where, f"is preceded by {last}: what stood between is missing")
+                    yield LogFault(where, f"is preceded by {last}: what stood between is missing")
                 elif seal_after(before, (seq, *values)) != seal:
-                    yield Fault(where, "its seal does not match: the row, or the one before it, was altered")
+                    yield LogFault(where, "its seal does not match: the row, or the one before it, was altered")
                 last, before = seq, seal
             end = read_end(self._connection, table)
             if end is not None and last < end.seq:
-                yield Fault(f"{table} {last}", f"is the last, where there were {end.seq}: what stood behind is missing")
+                yield LogFault(
+                    f"{table} {last}", f"is the last, where there were {end.seq}: what stood behind is missing"
+                )
 
-    def _check_recipes(self) -> Iterator[Fault]:
+    def _check_recipes(self) -> Iterator[LogFault]:
         for query in _RECIPES:
             for where, tenant, codec, stored, tip in self._connection.execute(query):
                 if codec is None:
@@ -234,10 +236,10 @@ class _Inspection:
                 try:
                     pieces = join_recipe(unpack(codec, stored), tip)
                 except ValueError as error:
-                    yield Fault(where, f"its recipe cannot be read: {error}")
+                    yield LogFault(where, f"its recipe cannot be read: {error}")
                     continue
                 if not all(self._has(tenant, piece) for piece in pieces):
-                    yield Fault(where, "its recipe names content that is not in the log")
+                    yield LogFault(where, "its recipe names content that is not in the log")
 
     def _has(self, tenant: int, piece: Piece) -> bool:
         if isinstance(piece, BlobPiece):
@@ -252,13 +254,13 @@ class _Inspection:
             return True
         return self._connection.execute(query, key).fetchone() is not None
 
-    def _check_sessions(self) -> Iterator[Fault]:
+    def _check_sessions(self) -> Iterator[LogFault]:
         for (key,) in self._connection.execute(_GAPS):
-            yield Fault(f"session {key}", "the numbers of its exchanges have gaps")
+            yield LogFault(f"session {key}", "the numbers of its exchanges have gaps")
 
-    def _check_references(self) -> Iterator[Fault]:
+    def _check_references(self) -> Iterator[LogFault]:
         for table, rowid, parent, _ in self._connection.execute("PRAGMA foreign_key_check"):
-            yield Fault(f"{table} {rowid}", f"refers to a row of {parent} that is not in the log")
+            yield LogFault(f"{table} {rowid}", f"refers to a row of {parent} that is not in the log")
 
 
 def _judge(codec: int, stored: bytes, digest: bytes, size: int | None) -> str:

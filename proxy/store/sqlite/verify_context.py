@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterator
 
 from proxy.model.epoch import Original
-from proxy.model.log import Fault
+from proxy.model.log import LogFault
 from proxy.store.sqlite.epochs import commit
 
 _EPOCHS = """
@@ -21,14 +21,14 @@ _NAMED = """
 _UNNAMED = "SELECT id FROM original EXCEPT SELECT m.value FROM epoch x, json_each(x.originals) m"
 
 
-def check_context(connection: sqlite3.Connection) -> Iterator[Fault]:
+def check_context(connection: sqlite3.Connection) -> Iterator[LogFault]:
     """What is wrong with epochs and references."""
     for seq, tenant, rendered, originals, digest in connection.execute(_EPOCHS):
         what = _judge(connection, tenant, (rendered, originals), digest)
         if what:
-            yield Fault(f"epoch {seq}", what)
+            yield LogFault(f"epoch {seq}", what)
     for (original,) in connection.execute(_UNNAMED):
-        yield Fault(f"original {original}", "no epoch names it")
+        yield LogFault(f"original {original}", "no epoch names it")
 
 
 def _judge(connection: sqlite3.Connection, tenant: int, lists: tuple[str, str], digest: bytes) -> str:

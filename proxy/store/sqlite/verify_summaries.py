@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
-from proxy.model.log import Fault
+from proxy.model.log import LogFault
 from proxy.store.sqlite.summaries import commit
 from proxy.store.summaries import Stretch, find_flaw
 
@@ -24,13 +24,13 @@ _LOOSE = """
     WHERE e.relation NOT IN ('parent', 'supersedes') OR e.summary NOT IN (SELECT seq FROM summary)"""
 
 
-def check_summaries(connection: sqlite3.Connection) -> Iterator[Fault]:
+def check_summaries(connection: sqlite3.Connection) -> Iterator[LogFault]:
     """What is wrong with summaries."""
     for seq, digest, *rest in connection.execute(_SUMMARIES):
         if what := _judge(connection, seq, digest, rest):
-            yield Fault(f"summary {seq}", what)
+            yield LogFault(f"summary {seq}", what)
     for (summary,) in connection.execute(_LOOSE):
-        yield Fault(f"summary {summary}", "there are edges of it that no summary has")
+        yield LogFault(f"summary {summary}", "there are edges of it that no summary has")
 
 
 def _judge(connection: sqlite3.Connection, seq: int, digest: bytes, row: list[Any]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from proxy.model.lineage import root_of_chain
-from proxy.model.log import Fault
+from proxy.model.log import LogFault
 from proxy.store.sqlite.growth import RELATIONS, seal_node
 from proxy.store.sqlite.trees import key_of
 
@@ -29,7 +29,7 @@ _ADOPTIONS = """
 _HAS_NODE = "SELECT 1 FROM node WHERE substr(hash, 1, 6) = substr(?1, 1, 6) AND is_answer IN (0, 1) AND hash = ?1"
 
 
-def check_trees(connection: sqlite3.Connection) -> Iterator[Fault]:
+def check_trees(connection: sqlite3.Connection) -> Iterator[LogFault]:
     """What is wrong with the trees."""
     for session, rows in groupby(connection.execute(_NODES), key=lambda row: row[0]):
         yield from _check_nodes(connection, session, rows)
@@ -37,47 +37,47 @@ def check_trees(connection: sqlite3.Connection) -> Iterator[Fault]:
     yield from _check_marks(connection)
     for session, n, own, node in connection.execute(_ADOPTIONS):
         if own is None or node is None:
-            yield Fault(f"adoption {session}/{n}", "refers to a session or node that is not in the log")
+            yield LogFault(f"adoption {session}/{n}", "refers to a session or node that is not in the log")
 
 
-def _check_nodes(connection: sqlite3.Connection, session: int, rows: Iterator[sqlite3.Row]) -> Iterator[Fault]:
+def _check_nodes(connection: sqlite3.Connection, session: int, rows: Iterator[sqlite3.Row]) -> Iterator[LogFault]:
     hashes: list[bytes] = []
     before = b""
     for _, upstream, n, node, parent, outer, is_answer, exchange, seal, seq in rows:
         where = f"node {session}/{n}"
         if n != len(hashes) + 1:
-            yield Fault(where, f"is preceded by {len(hashes)}: what stood between is missing")
+            yield LogFault(where, f"is preceded by {len(hashes)}: what stood between is missing")
             return
         hashes.append(node)
         if seq is None:
-            yield Fault(where, "its exchange is not in the log")
+            yield LogFault(where, "its exchange is not in the log")
         if not 0 <= parent < n or (parent == 0 and not _may_hang_on(connection, upstream, outer)):
-            yield Fault(where, "the node before it is not in the log")
+            yield LogFault(where, "the node before it is not in the log")
         elif seal_node(before, n, node, hashes[parent - 1] if parent else outer, is_answer, exchange) != seal:
-            yield Fault(where, "its seal does not match: the row, or the one before it, was altered")
+            yield LogFault(where, "its seal does not match: the row, or the one before it, was altered")
         before = seal
 
 
-def _check_steps(connection: sqlite3.Connection) -> Iterator[Fault]:
+def _check_steps(connection: sqlite3.Connection) -> Iterator[LogFault]:
     for session, upstream, n, seq, tip, node, outer, depth, base, relation in connection.execute(_STEPS):
         where = f"step {session}/{n}"
         if seq is None:
-            yield Fault(where, "its exchange is not in the log")
+            yield LogFault(where, "its exchange is not in the log")
         if node is None and (tip or not _may_hang_on(connection, upstream, outer)):
-            yield Fault(where, "its tip is not in the log")
+            yield LogFault(where, "its tip is not in the log")
         if not 0 <= base <= depth or not 0 <= relation < len(RELATIONS):
-            yield Fault(where, f"cannot have depth {depth}, base {base} and relation {relation}")
+            yield LogFault(where, f"cannot have depth {depth}, base {base} and relation {relation}")
 
 
-def _check_marks(connection: sqlite3.Connection) -> Iterator[Fault]:
+def _check_marks(connection: sqlite3.Connection) -> Iterator[LogFault]:
     for session, n, key, name, node, before in connection.execute(_MARKS):
         where = f"mark {session}/{n}"
         if n != before + 1:
-            yield Fault(where, f"is preceded by {before}: what stood between is missing")
+            yield LogFault(where, f"is preceded by {before}: what stood between is missing")
         if node is None:
-            yield Fault(where, "its node is not in the session")
+            yield LogFault(where, "its node is not in the session")
         if key != key_of(name):
-            yield Fault(where, "its key does not follow from its name")
+            yield LogFault(where, "its key does not follow from its name")
 
 
 def _may_hang_on(connection: sqlite3.Connection, upstream: str | None, node: bytes | None) -> bool:

@@ -20,11 +20,11 @@ from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.batch import Batch
 from proxy.store.sqlite.checkpoint import Checkpoint
 from proxy.store.sqlite.ends import Ends
-from proxy.store.sqlite.known import Known
+from proxy.store.sqlite.known import RowIdCache
 from proxy.store.sqlite.leases import Errand
 from proxy.store.sqlite.mark import move_mark
 from proxy.store.sqlite.problem import describe_problem, is_store_failing
-from proxy.store.sqlite.spool import Entry
+from proxy.store.sqlite.spool import QueuedWrite
 from proxy.store.sqlite.whereabouts import Whereabouts
 
 _log = logging.getLogger(__name__)
@@ -40,17 +40,17 @@ class Writer:
     """Takes entries from the event loop, commits them, and reports each batch through `settle`."""
 
     def __init__(
-        self, connection: sqlite3.Connection, policy: StorePolicy, settle: Callable[[Sequence[Entry], bool], None]
+        self, connection: sqlite3.Connection, policy: StorePolicy, settle: Callable[[Sequence[QueuedWrite], bool], None]
     ) -> None:
         self._connection = connection
         self._policy = policy
         self._settle = settle
-        self._queue: queue.SimpleQueue[list[Entry] | Errand | None] = queue.SimpleQueue()
-        self._pending: deque[Entry] = deque()
+        self._queue: queue.SimpleQueue[list[QueuedWrite] | Errand | None] = queue.SimpleQueue()
+        self._pending: deque[QueuedWrite] = deque()
         self._errands: deque[Errand] = deque()
         self._one_by_one = 0
         self._retry_s = _FIRST_RETRY_S
-        self._known = Known(connection)
+        self._known = RowIdCache(connection)
         self._ends = Ends()
         self._checkpoint = Checkpoint(connection)
         self._whereabouts = Whereabouts(policy.path, policy.look_ms)
@@ -64,7 +64,7 @@ class Writer:
         """Begin to write."""
         self._thread.start()
 
-    def put(self, entries: list[Entry]) -> None:
+    def put(self, entries: list[QueuedWrite]) -> None:
         """Queue entries behind everything queued before."""
         self._queue.put(entries)
 
@@ -75,7 +75,7 @@ class Writer:
         self._queue.put(errand)
         return True
 
-    def write_now(self, entries: list[Entry]) -> str:
+    def write_now(self, entries: list[QueuedWrite]) -> str:
         """Write entries in the calling thread, instead of `start`; what is wrong where the log takes no writes."""
         self._pending.extend(entries)
         while self._pending and not self.problem:
@@ -113,7 +113,7 @@ class Writer:
         except queue.Empty:
             self._copy_log()
 
-    def _take(self, item: list[Entry] | Errand | None) -> None:
+    def _take(self, item: list[QueuedWrite] | Errand | None) -> None:
         if isinstance(item, list):
             self._pending.extend(item)
         elif item is not None:
@@ -136,11 +136,11 @@ class Writer:
         if self._checkpoint.is_overdue:
             self._copy_log()
 
-    def _choose(self) -> list[Entry]:
+    def _choose(self) -> list[QueuedWrite]:
         """The longest prefix of what is pending that makes a transaction of reasonable size."""
         if self._one_by_one:
             return [self._pending[0]]
-        entries: list[Entry] = []
+        entries: list[QueuedWrite] = []
         room = _MAX_BYTES
         for entry in islice(self._pending, _MAX_ENTRIES):
             room -= entry.weight
@@ -149,7 +149,7 @@ class Writer:
             entries.append(entry)
         return entries
 
-    def _commit(self, entries: Sequence[Entry]) -> None:
+    def _commit(self, entries: Sequence[QueuedWrite]) -> None:
         connection = self._connection
         if connection.in_transaction:
             connection.execute("ROLLBACK")
@@ -176,13 +176,13 @@ class Writer:
         self._known.age()
         self._checkpoint.count(rows, sum(entry.weight for entry in entries))
 
-    def _finish(self, entries: Sequence[Entry], is_stored: bool) -> None:
+    def _finish(self, entries: Sequence[QueuedWrite], is_stored: bool) -> None:
         for _ in entries:
             self._pending.popleft()
         self._one_by_one = max(0, self._one_by_one - len(entries))
         self._settle(entries, is_stored)
 
-    def _isolate(self, entries: Sequence[Entry], error: Exception) -> None:
+    def _isolate(self, entries: Sequence[QueuedWrite], error: Exception) -> None:
         if len(entries) > 1:
             self._one_by_one = len(entries)
             return

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.context.compaction.condensing import Node, choose_run, is_progress, list_nodes
+from proxy.context.compaction.condensing import MergeCandidate, choose_run, is_progress, list_nodes
 from proxy.context.compaction.graph import expand, find_live, measure_ranks
 from proxy.model.summary import Summary
 from tests.support.summaries import make_summary
 
 
-def make_nodes(*ranks: int, leaves: int = 0) -> list[Node]:
-    return [Node(f"{i}", i, i + 1, 100, rank, leaves or 4**rank) for i, rank in enumerate(ranks)]
+def make_nodes(*ranks: int, leaves: int = 0) -> list[MergeCandidate]:
+    return [MergeCandidate(f"{i}", i, i + 1, 100, rank, leaves or 4**rank) for i, rank in enumerate(ranks)]
 
 
-def choose(nodes: list[Node], room: int = 0) -> list[str]:
+def choose(nodes: list[MergeCandidate], room: int = 0) -> list[str]:
     return [node.id for node in choose_run(nodes, room)]
 
 

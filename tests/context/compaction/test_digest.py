@@ -9,7 +9,7 @@ from proxy.context.compaction.digest import MOST, digest_reports, digest_span
 from proxy.context.compaction.framing import END, Frame
 from proxy.context.compaction.lookalikes import find_references
 from proxy.context.compaction.sections import CONSTRAINTS, read_sections
-from proxy.context.compaction.spans import Span
+from proxy.context.compaction.spans import MessageRange
 from tests.support.reports import ANSWER, DAY, FRAME, POISON, look, make_task
 from tests.support.views import Message, act, count, said, user
 
@@ -17,11 +17,11 @@ ALONE = Frame("aaaaaaaaaa", "", "2026-11-22")
 
 
 def digest(messages: list[Message], most: int = MOST, references: tuple[str, ...] = ()) -> str:
-    return digest_span(look(messages), Span(0, len(messages), 0), ALONE, references, count, most)
+    return digest_span(look(messages), MessageRange(0, len(messages), 0), ALONE, references, count, most)
 
 
 def test_it_quotes_the_user_and_counts_the_rest() -> None:
-    text = digest_span(look(DAY), Span(0, 9, 0), ALONE, ("bbbbbbbbbb", "cccccccccc"), count)
+    text = digest_span(look(DAY), MessageRange(0, 9, 0), ALONE, ("bbbbbbbbbb", "cccccccccc"), count)
     assert text.split("\n") == [
         "[Report by palimpsest on messages 1 to 9 of this session, put together on 2026-11-22 without a model."
         " Original: ref:aaaaaaaaaa]",
@@ -62,7 +62,7 @@ def test_it_never_fails_and_always_fits(steps: list[tuple[str, str, int]], most:
     text = digest(messages, most, references)
     assert count(text) <= most
     assert text == digest(messages, most, references)
-    assert count(digest_reports([text, text], Span(0, 9, 0), ALONE, count, most)) <= most
+    assert count(digest_reports([text, text], MessageRange(0, 9, 0), ALONE, count, most)) <= most
 
 
 def test_a_day_with_much_in_it_is_cut_to_what_matters_most() -> None:
@@ -78,24 +78,26 @@ def test_a_day_with_much_in_it_is_cut_to_what_matters_most() -> None:
 def test_reports_are_merged_with_their_constraints_and_references() -> None:
     first = accept(ANSWER, make_task(), FRAME, count)
     assert isinstance(first, Accepted)
-    second = digest_span(look(DAY), Span(9, 17, 0), Frame("eeeeeeeeee", "", "x"), (), count)
-    text = digest_reports([first.text, second], Span(0, 17, 0), ALONE, count)
+    second = digest_span(look(DAY), MessageRange(9, 17, 0), Frame("eeeeeeeeee", "", "x"), (), count)
+    text = digest_reports([first.text, second], MessageRange(0, 17, 0), ALONE, count)
     sections = read_sections(text)
     assert sections[CONSTRAINTS] == ['- m7: "Keep the old API working at all costs."', '- m1: "Never push to main."']
     assert find_references(text) == ("aaaaaaaaaa", "eeeeeeeeee", "cccccccccc", "bbbbbbbbbb")
     assert text.startswith("[Report by palimpsest on messages 1 to 17 of this session, put together")
     assert "Remaining" not in sections
-    assert read_sections(digest_reports([second, first.text], Span(0, 17, 0), ALONE, count))["Remaining"]
+    assert read_sections(digest_reports([second, first.text], MessageRange(0, 17, 0), ALONE, count))["Remaining"]
 
 
 @pytest.mark.parametrize("texts", [[], [""], ["no report at all"], ["x\n" * 10_000]])
 def test_what_is_no_report_gives_a_head_at_least(texts: list[str]) -> None:
-    assert digest_reports(texts, Span(0, 3, 0), ALONE, count).startswith("[Report by palimpsest on messages 1 to 3")
+    assert digest_reports(texts, MessageRange(0, 3, 0), ALONE, count).startswith(
+        "[Report by palimpsest on messages 1 to 3"
+    )
 
 
 def test_a_counter_that_adds_up_to_more_than_its_parts_is_no_way_around_the_bound() -> None:
     def count_roughly(text: str) -> int:
         return len(text) ** 2 // 2000
 
-    text = digest_span(look(DAY), Span(0, 9, 0), ALONE, ("bbbbbbbbbb",), count_roughly, 40)
+    text = digest_span(look(DAY), MessageRange(0, 9, 0), ALONE, ("bbbbbbbbbb",), count_roughly, 40)
     assert count_roughly(text) <= 40 and text.startswith("[Report") and "Goal" not in text

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.context.compaction.spans import Span, choose_span, find_most
+from proxy.context.compaction.spans import MessageRange, choose_span, find_most
 from proxy.context.findings import study
 from proxy.context.policy import BuilderPolicy
 from proxy.context.survey import Survey, survey
@@ -31,7 +31,7 @@ TURNS = [user("one"), *work(3), user("two"), *work(3), user("three"), *work(3), 
 def test_finished_turns_are_taken_whole() -> None:
     assert choose(TURNS) == (0, 14)
     assert choose(TURNS, most=120) == (0, 7)
-    assert choose_span(look(TURNS), 0, 120) == Span(0, 7, sum(seen.tokens for seen in look(TURNS).messages[:7]))
+    assert choose_span(look(TURNS), 0, 120) == MessageRange(0, 7, sum(seen.tokens for seen in look(TURNS).messages[:7]))
 
 
 def test_the_next_one_begins_where_the_last_one_ended() -> None:

@@ -2,14 +2,14 @@
 
 import pytest
 
-from proxy.context.compaction.spans import Span
+from proxy.context.compaction.spans import MessageRange
 from proxy.context.compaction.touched import Touched, find_touched
 from tests.support.reports import look
 from tests.support.views import Message, act, user
 
 
 def find(*messages: Message) -> tuple[Touched, ...]:
-    return find_touched(look(messages), Span(0, len(messages), 0))
+    return find_touched(look(messages), MessageRange(0, len(messages), 0))
 
 
 def test_the_newest_comes_first_and_an_edited_one_is_known_as_such() -> None:
@@ -28,7 +28,7 @@ def test_the_newest_comes_first_and_an_edited_one_is_known_as_such() -> None:
 
 def test_only_those_of_the_span() -> None:
     messages = [*act("a", "cat a.py", ""), *act("b", "cat b.py", ""), *act("c", "cat c.py", "")]
-    assert find_touched(look(messages), Span(2, 4, 0)) == (Touched("b.py", False),)
+    assert find_touched(look(messages), MessageRange(2, 4, 0)) == (Touched("b.py", False),)
 
 
 @pytest.mark.parametrize("command", ["ls -la", "python -m proxy.cli", "date 2024/05/01", "git log v1.2.3", ""])

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.context.compaction.spans import Span
+from proxy.context.compaction.spans import MessageRange
 from proxy.context.compaction.transcript import NODE, SHORT, write_reports, write_transcript
 from tests.support.reports import DAY, look
 from tests.support.views import Message, act, call, count, result, said, user
 
 
 def write(messages: list[Message], room: int = 10**6, most: int | None = None) -> str:
-    return write_transcript(look(messages), Span(0, len(messages), 0), room, count, most)
+    return write_transcript(look(messages), MessageRange(0, len(messages), 0), room, count, most)
 
 
 def test_every_message_has_its_number_and_its_speaker() -> None:
@@ -35,7 +35,7 @@ def test_every_message_has_its_number_and_its_speaker() -> None:
 
 
 def test_a_span_has_the_numbers_of_its_conversation() -> None:
-    text = write_transcript(look(DAY), Span(3, 6, 0), 10**6, count)
+    text = write_transcript(look(DAY), MessageRange(3, 6, 0), 10**6, count)
     assert text.startswith("[m4 assistant]") and text.count("\n[m") == 2
 
 

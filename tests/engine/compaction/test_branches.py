@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from proxy.context.compaction.spans import Span
+from proxy.context.compaction.spans import MessageRange
 from proxy.engine.compaction.branches import Branches, Making, is_one_branch
 from proxy.engine.compaction.work import Latest, Wish
 from tests.support.by_hand import make_compactor
@@ -76,7 +76,7 @@ async def test_a_lease_is_named_by_what_no_report_is_of_and_nobody_else_here_sha
 async def _plan(shop: Workshop, latest: Latest, start: int, stop: int) -> Any:
     from_start = shop.worker._choose(latest, await shop.worker._survey(latest), (), is_needed=True)
     assert from_start is not None
-    return replace(from_start, span=Span(start, stop, 1000))
+    return replace(from_start, span=MessageRange(start, stop, 1000))
 
 
 async def test_a_span_that_two_branches_share_is_reported_by_one() -> None:

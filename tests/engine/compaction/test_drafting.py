@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.context.compaction.spans import Span
-from proxy.engine.compaction.keys import Key
+from proxy.context.compaction.spans import MessageRange
+from proxy.engine.compaction.keys import CallCredential
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.work import Work
 from proxy.engine.policy import Provider
@@ -45,7 +45,7 @@ class Draft:
     def __init__(self, *replies: Reply, policy: CompactionPolicy = FREE, **options: Any) -> None:
         summarise = answer(*replies) if replies else give_report
         self.shop = Workshop(summarise, policy, archive=FakeArchive(is_instant=True), **options)
-        self.key: Key | None = Key(self.shop.model, b"/v1/chat/completions", ())
+        self.key: CallCredential | None = CallCredential(self.shop.model, b"/v1/chat/completions", ())
         self.is_poor = False
         self.renewals = -1
 
@@ -57,7 +57,7 @@ class Draft:
     async def plan(self, **changes: Any) -> Work:
         latest = await self.shop.look_at(HISTORY)
         survey = await self.shop.worker._survey(latest)
-        work = Work(latest, survey, Span(0, 29, latest.case.path.count(0, 29)), ("bbbbbbbbbb",))
+        work = Work(latest, survey, MessageRange(0, 29, latest.case.path.count(0, 29)), ("bbbbbbbbbb",))
         return msgspec.structs.replace(work, **changes)
 
     async def make(self, *, is_needed: bool = False, **changes: Any) -> Summary | None:
@@ -272,10 +272,10 @@ async def test_reports_are_merged() -> None:
         for i, id in enumerate("ab")
     )
     draft = Draft()
-    made = await draft.get(parents=parents, span=Span(0, 20, 900), references=("baaaaaaaaa", "aaaaaaaaaa"))
+    made = await draft.get(parents=parents, span=MessageRange(0, 20, 900), references=("baaaaaaaaa", "aaaaaaaaaa"))
     assert (made.kind, made.parents, made.digests, made.covered) == ("condensed", ("a", "b"), (), 4000)
     assert draft.ways == ["compact"]
-    without = draft.shop.drafter.put_together(await draft.plan(parents=parents, span=Span(0, 20, 900)))
+    without = draft.shop.drafter.put_together(await draft.plan(parents=parents, span=MessageRange(0, 20, 900)))
     assert (without.level, without.kind, without.parents) == (3, "condensed", ("a", "b"))
     assert "The parts up to here were looked at." in without.text
     assert without.files == ("aaaaaaaaaa", "baaaaaaaaa", "bbbbbbbbbb")
@@ -288,7 +288,7 @@ async def test_a_model_that_merges_badly_is_asked_for_reports_all_the_same() -> 
     )
     draft = Draft(say("Sorry, what?"), say("Sorry, what?"))
     for asked in (2, 2):
-        made = await draft.get(parents=parents, span=Span(0, 20, 900), is_needed=True)
+        made = await draft.get(parents=parents, span=MessageRange(0, 20, 900), is_needed=True)
         assert (made.level, len(draft.asked)) == (3, asked)
     assert "merged badly of late" in made.reason
     draft.shop.model.summarise = give_report

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 
-from proxy.engine.compaction.keys import Key, Keys
+from proxy.engine.compaction.keys import CallCredential, Keys
 from tests.support.engine import FixedClock, ScriptedUpstream
 
 TIP = b"t" * 16
@@ -17,8 +17,8 @@ class World:
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self.keys = Keys(self.clock, lambda seconds, work: self.timers.append((seconds, work)))
 
-    def note(self, session: str, secret: bytes = b"sk-1") -> Key:
-        key = Key(ScriptedUpstream(), b"/v1/x", ((b"authorization", secret),))
+    def note(self, session: str, secret: bytes = b"sk-1") -> CallCredential:
+        key = CallCredential(ScriptedUpstream(), b"/v1/x", ((b"authorization", secret),))
         self.keys.note(session, TIP, key)
         return key
 
@@ -34,7 +34,7 @@ def test_the_newest_is_used() -> None:
 def test_a_branch_is_not_asked_with_the_key_of_another() -> None:
     world = World()
     first = world.note("s")
-    world.keys.note("s", b"u" * 16, Key(ScriptedUpstream(), b"/v1/x", ((b"authorization", b"sk-2"),)))
+    world.keys.note("s", b"u" * 16, CallCredential(ScriptedUpstream(), b"/v1/x", ((b"authorization", b"sk-2"),)))
     assert world.keys.find("s", TIP) == first
     assert world.keys.find("s", b"v" * 16) is None
 
@@ -86,7 +86,7 @@ def test_what_is_kept_has_no_object_of_the_request() -> None:
     """Some of a request in every session would keep the memory of all that was made for these requests."""
     world, name, value = World(), bytes(bytearray(b"authorization")), bytes(bytearray(b"sk-1"))
     before = sys.getrefcount(name), sys.getrefcount(value)
-    world.keys.note("s", TIP, Key(ScriptedUpstream(), b"/v1/x", ((name, value),)))
+    world.keys.note("s", TIP, CallCredential(ScriptedUpstream(), b"/v1/x", ((name, value),)))
     assert (sys.getrefcount(name), sys.getrefcount(value)) == before
     assert "sk-1" not in repr(vars(world.keys))
 

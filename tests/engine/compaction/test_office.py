@@ -1,6 +1,6 @@
 """The parts put together hear what they must."""
 
-from proxy.engine.compaction.keys import Key
+from proxy.engine.compaction.keys import CallCredential
 from proxy.engine.policy import Provider
 from proxy.model.events import LimitsTold
 from tests.support.auxiliary import KEY, Desk
@@ -18,5 +18,5 @@ def test_limits_come_by_the_bus_and_are_shared_where_the_key_is() -> None:
 
 def test_keys_are_swept_by_whoever_was_given() -> None:
     desk = Desk()
-    desk.office.keys.note("s1", b"t" * 16, Key(desk.upstream, b"/", KEY))
+    desk.office.keys.note("s1", b"t" * 16, CallCredential(desk.upstream, b"/", KEY))
     assert [seconds for seconds, _ in desk.later] == [1800.0]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from proxy.engine.compaction.keys import Key
+from proxy.engine.compaction.keys import CallCredential
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.policy import Provider
 from proxy.model.events import AnswerRead, ExchangeRecorded, LimitsTold
@@ -29,7 +29,7 @@ def make_desk(policy: CompactionPolicy | None = None, **providers: Provider) -> 
 
 
 def object_to(desk: Desk, headers: Headers = KEY, upstream: str = "main", expected: Any = EXPECTED) -> str:
-    key = Key(desk.upstream, b"/v1/chat/completions", headers)
+    key = CallCredential(desk.upstream, b"/v1/chat/completions", headers)
     return desk.office.permission.find_objection(SESSION, key, upstream, MODEL, expected)
 
 
@@ -77,7 +77,7 @@ def test_what_a_person_wished_may_take_more_than_its_share_and_no_plan_that_nobo
     desk = make_desk(CompactionPolicy(spend_fraction=0.0))
     permission = desk.office.permission
     for headers, objection in ((KEY, ""), (PLAN, "the credential is of a person's plan")):
-        key = Key(desk.upstream, b"/v1/chat/completions", headers)
+        key = CallCredential(desk.upstream, b"/v1/chat/completions", headers)
         found = permission.find_objection(SESSION, key, "main", MODEL, EXPECTED, is_wished=True)
         assert found.startswith(objection)
         assert bool(found) == bool(objection)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.context.compaction.spans import Span
+from proxy.context.compaction.spans import MessageRange
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.questions import Question, Questions
 from proxy.engine.compaction.work import Work
@@ -31,11 +31,11 @@ async def plan(messages: list[Message] = HISTORY, stop: int = 29, **members: Any
     workshop = Workshop()
     latest = await workshop.look_at(messages, **members)
     survey = await workshop.worker._survey(latest)
-    return Work(latest, survey, Span(0, stop, latest.case.path.count(0, stop)))
+    return Work(latest, survey, MessageRange(0, stop, latest.case.path.count(0, stop)))
 
 
 def merge(work: Work) -> Work:
-    return msgspec.structs.replace(work, parents=PARENTS, span=Span(0, 20, 0))
+    return msgspec.structs.replace(work, parents=PARENTS, span=MessageRange(0, 20, 0))
 
 
 def read(question: Question | None) -> dict[str, Any]:
@@ -68,7 +68,7 @@ async def test_where_the_beginning_is_hidden_it_says_so() -> None:
     (epoch,) = workshop.epochs
     latest = await workshop.look_at(make_history(19, 1600), base=39, session=_find_key(workshop))
     assert latest.epoch is not None
-    work = Work(latest, await workshop.worker._survey(latest), Span(0, epoch.depth + 2, 5000))
+    work = Work(latest, await workshop.worker._survey(latest), MessageRange(0, epoch.depth + 2, 5000))
     asked = read(make().write_warm(work, 1, is_alternating=False))["messages"][-1]["content"]
     assert f"The first {epoch.depth} of them stand in a ledger only" in asked
 

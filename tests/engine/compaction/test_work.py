@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from proxy.context.compaction.spans import Span
+from proxy.context.compaction.spans import MessageRange
 from proxy.engine.compaction.work import Latest, Work, count_hidden, find_foreign, find_references, tell_date
 from proxy.model.exchange import SessionKey
 from proxy.model.manifest import digest_of
@@ -23,7 +23,7 @@ async def plan(messages: list[Message] = HISTORY, start: int = 0, stop: int = 20
     workshop = Workshop()
     latest = await workshop.look_at(messages)
     survey = await workshop.worker._survey(latest)
-    span = Span(start, stop, latest.case.path.count(start, stop))
+    span = MessageRange(start, stop, latest.case.path.count(start, stop))
     return msgspec.structs.replace(Work(latest, survey, span), **changes)
 
 
@@ -63,7 +63,7 @@ async def test_of_a_large_budget_it_has_a_small_share(level: int, most: int) -> 
     workshop = Workshop(ceiling=100_000)
     latest = await workshop.look_at(make_history(60, 1600))
     survey = await workshop.worker._survey(latest)
-    work = Work(latest, survey, Span(0, 50, 20_000))
+    work = Work(latest, survey, MessageRange(0, 50, 20_000))
     assert work.find_most(level, 8192) == most  # type: ignore[arg-type]
 
 
@@ -83,7 +83,7 @@ async def test_its_name_tells_the_span_the_level_and_when_and_cannot_be_guessed(
 async def test_what_was_elided_has_references_and_stands_in_a_ledger_only() -> None:
     workshop = Workshop()
     before = await workshop.look_at(HISTORY)
-    assert find_references(before, Span(0, 20, 0)) == ()
+    assert find_references(before, MessageRange(0, 20, 0)) == ()
     latest = await open_epoch(workshop)
     survey = await workshop.worker._survey(latest)
     epoch = latest.epoch
@@ -92,10 +92,10 @@ async def test_what_was_elided_has_references_and_stands_in_a_ledger_only() -> N
     assert latest.tokens < latest.case.tokens
     inside = [each.id for each in epoch.originals if each.place < 20]
     assert inside
-    assert sorted(find_references(latest, Span(0, 20, 0))) == sorted(set(inside))
-    assert find_references(latest, Span(epoch.depth, epoch.depth + 5, 0)) == ()
-    assert count_hidden(Work(latest, survey, Span(3, epoch.depth + 4, 0))) == epoch.depth - 3
-    assert count_hidden(Work(before, survey, Span(0, 20, 0))) == 0
+    assert sorted(find_references(latest, MessageRange(0, 20, 0))) == sorted(set(inside))
+    assert find_references(latest, MessageRange(epoch.depth, epoch.depth + 5, 0)) == ()
+    assert count_hidden(Work(latest, survey, MessageRange(3, epoch.depth + 4, 0))) == epoch.depth - 3
+    assert count_hidden(Work(before, survey, MessageRange(0, 20, 0))) == 0
 
 
 async def test_without_an_epoch_of_its_own_it_was_sent_under_the_one_that_held() -> None:

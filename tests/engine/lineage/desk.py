@@ -3,10 +3,10 @@
 from typing import NamedTuple
 
 from proxy.engine.lineage.forest import Forest
-from proxy.engine.lineage.known import Known, Traits
-from proxy.engine.lineage.placing import Asked, Place, Placing, name_answer
+from proxy.engine.lineage.known import SessionNodes, Traits
+from proxy.engine.lineage.placing import LineageQuery, Placement, Placing, name_answer
 from proxy.model.exchange import SessionKey
-from proxy.model.lineage import Mark, NodeRow, Step, extend_chain, root_of_chain
+from proxy.model.lineage import CallFingerprint, NodeRow, Step, extend_chain, root_of_chain
 from proxy.wire.identity import Item
 
 ROOT = root_of_chain("main")
@@ -51,11 +51,11 @@ class Desk:
         traits: Traits = MAIN,
         output: int = 0,
         root: bytes = ROOT,
-    ) -> Asked:
+    ) -> LineageQuery:
         self.count += 1
         session = SessionKey(f"{tenant.decode()}{name}" if name else f"x{self.count}", tenant, "main", name)
         nodes = extend_chain(root, [item.form for item in items])
-        return Asked(f"x{self.count}", session, b"k", traits, root, nodes, items, output)
+        return LineageQuery(f"x{self.count}", session, b"k", traits, root, nodes, items, output)
 
     def place(self, *items: Item, answer: Item | None = None, **fields: object) -> Placed:
         asked = self.ask(*items, **fields)  # type: ignore[arg-type]
@@ -66,17 +66,17 @@ class Desk:
 
     def answer(self, place: Placed, item: Item) -> bytes:
         (node,) = extend_chain(place.step.tip, [item.form])
-        marks = [Mark(name, node, item.form) for name in name_answer(item, "", place.session)]
+        marks = [CallFingerprint(name, node, item.form) for name in name_answer(item, "", place.session)]
         self.forest.add(place.session.id, [NodeRow(node, place.step.tip, True)], marks)
         return node
 
-    def known(self, place: Placed) -> Known:
+    def known(self, place: Placed) -> SessionNodes:
         known = self.forest.get(place.session.id)
         assert known is not None
         return known
 
 
-def _read(place: Place) -> Placed:
+def _read(place: Placement) -> Placed:
     assert place.step is not None
     return Placed(place.session, place.step, place.source)
 

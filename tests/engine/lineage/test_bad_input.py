@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.engine.lineage.known import Known
+from proxy.engine.lineage.known import SessionNodes
 from proxy.engine.policy import EnginePolicy
 from proxy.model.exchange import ClientRequest, Headers
 from proxy.model.lineage import Reply, Step
-from proxy.wire.body import Span
+from proxy.wire.body import ByteRange
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.identity import Item
 from tests.support.clients import Said
@@ -162,7 +162,7 @@ class Counting(ChatCompletions):
     def __init__(self) -> None:
         self.count = 0
 
-    def read_items(self, content: bytes, spans: Sequence[Span]) -> list[Item]:
+    def read_items(self, content: bytes, spans: Sequence[ByteRange]) -> list[Item]:
         self.count += len(spans)
         return super().read_items(content, spans)
 
@@ -189,7 +189,7 @@ class Looks:
         self.count = 0
 
     def watch(self, find: Any) -> Any:
-        def find_and_count(*args: object) -> Sequence[Known]:
+        def find_and_count(*args: object) -> Sequence[SessionNodes]:
             self.count += 1
             return find(*args)  # type: ignore[no-any-return]
 

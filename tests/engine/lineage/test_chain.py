@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from proxy.engine.lineage.chain import Chain, make_chain, read_messages
 from proxy.model.lineage import extend_chain
-from proxy.wire.body import Span, SplitBody, split_body
+from proxy.wire.body import ByteRange, SplitBody, split_body
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.identity import Item
 from proxy.wire.responses import Responses
@@ -19,7 +19,7 @@ class Counting(ChatCompletions):
     def __init__(self) -> None:
         self.count = 0
 
-    def read_items(self, content: bytes, spans: Sequence[Span]) -> list[Item]:
+    def read_items(self, content: bytes, spans: Sequence[ByteRange]) -> list[Item]:
         self.count += len(spans)
         return super().read_items(content, spans)
 

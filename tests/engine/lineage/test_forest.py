@@ -4,12 +4,12 @@ import pytest
 
 from proxy.engine.lineage.forest import Forest
 from proxy.model.exchange import SessionKey
-from proxy.model.lineage import Mark, NodeRow, StoredSession
+from proxy.model.lineage import CallFingerprint, NodeRow, StoredSession
 
 ROOT, A, B, C = (letter * 16 for letter in (b"r", b"a", b"b", b"c"))
 ONE, TWO = b"1" * 16, b"2" * 16
 NODES = (NodeRow(A, ROOT, False), NodeRow(B, A, True), NodeRow(C, B, False))
-MARKS = (Mark("call:x", B, b"f"),)
+MARKS = (CallFingerprint("call:x", B, b"f"),)
 
 
 def key(name: str, tenant: bytes = ONE, upstream: str = "main") -> SessionKey:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from proxy.engine.lineage.naming import Name, Naming, make_session, read_body, read_text
 from proxy.model.exchange import Headers
-from proxy.wire.body import Span, SplitBody, split_body
+from proxy.wire.body import ByteRange, SplitBody, split_body
 
 NAMING = Naming(("X-Grok-Conv-Id",))
 
@@ -135,5 +135,5 @@ def test_nobody_is_their_own_parent(name: bytes) -> None:
     ],
 )
 def test_a_history_that_the_upstream_holds_names_its_conversation(raw: bytes, family: str) -> None:
-    body = SplitBody(raw, {"conversation": Span(0, len(raw))}, ())
+    body = SplitBody(raw, {"conversation": ByteRange(0, len(raw))}, ())
     assert read_body(Name(), body).family == family

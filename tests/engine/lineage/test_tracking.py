@@ -8,7 +8,7 @@ import pytest
 
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import ClientRequest, Reading, SessionKey
-from proxy.model.lineage import Mark, Reply, Step
+from proxy.model.lineage import CallFingerprint, Reply, Step
 from tests.engine.lineage.talk import CHAIN, KEEP, SHORT, Desk, Message, bot, user
 from tests.support.engine import JSON, Engine, RecordingClient, ScriptedResponse, wait_out
 
@@ -161,13 +161,13 @@ async def test_a_stored_answer_belongs_to_its_upstream_and_tenant() -> None:
     lineage, tenant = engine.lineage, b"t" * 16
     key = SessionKey("s", tenant, "main", "")
     lineage._forest.open(key)
-    lineage._forest.add("s", (), [Mark("response:r", b"n" * 16, b"f")])
+    lineage._forest.add("s", (), [CallFingerprint("response:r", b"n" * 16, b"f")])
     assert await lineage.find_response(key, "r") == b"n" * 16
     for other in (SessionKey("u", tenant, "other", ""), SessionKey("u", b"u" * 16, "main", "")):
         assert await lineage.find_response(other, "r") == b""
     second = SessionKey("v", tenant, "main", "")
     lineage._forest.open(second)
-    lineage._forest.add("v", (), [Mark("response:r", b"m" * 16, b"f")])
+    lineage._forest.add("v", (), [CallFingerprint("response:r", b"m" * 16, b"f")])
     assert await lineage.find_response(key, "r") == b""  # one id, two answers
 
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from proxy.context.account import Account
-from proxy.context.view import Report
+from proxy.context.view import LiveSummary
 from proxy.engine.managing import context as module
 from proxy.engine.managing.context import Context
 from proxy.engine.managing.opening import Draft
@@ -356,4 +356,4 @@ def test_what_was_made_of_messages_without_a_model_is_not_shown() -> None:
     for each in (poor, merged, short):
         context.add_summary(each)
     assert context.list_summaries(nodes) == [poor, merged, short]
-    assert context.list_reports(nodes) == [Report("b", "b", 2, 4, 100), Report("c", "c", 4, 5, 100)]
+    assert context.list_reports(nodes) == [LiveSummary("b", "b", 2, 4, 100), LiveSummary("c", "c", 4, 5, 100)]

@@ -15,7 +15,7 @@ from proxy.model.shapes import Shape
 from proxy.wire.body import split_body
 from proxy.wire.frame import read_rules
 from proxy.wire.shaping import read_shape
-from proxy.wire.validity import Fault, Splice, find_faults, judge_history
+from proxy.wire.validity import RequestFault, Splice, find_faults, judge_history
 from tests.support.managing import Message
 from tests.support.talking import Talk
 
@@ -46,7 +46,7 @@ def read_shapes(content: bytes) -> list[Shape]:
     return [read_shape(WIRE, split.content[span.start : span.end]) for span in split.items]
 
 
-def find_new_faults(client: bytes, sent: bytes) -> list[Fault]:
+def find_new_faults(client: bytes, sent: bytes) -> list[RequestFault]:
     """What is wrong with a body that is sent, and was not with the client's, where all that differs is taken as new."""
     asked, ours, theirs = split_body(client, "messages"), read_shapes(sent), read_shapes(client)
     assert asked is not None

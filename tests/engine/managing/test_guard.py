@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.engine.managing.guard import find_problem, list_splices
-from proxy.engine.managing.paths import Head, Path
+from proxy.engine.managing.paths import Path, PromptPrefix
 from proxy.model.plan import Edit, Kept, Replaced, Written
 from proxy.model.shapes import Shape
 from proxy.wire.rendering import render
@@ -41,7 +41,7 @@ def spell(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
 
 def make_path(messages: Sequence[Mapping[str, Any]]) -> Path:
     shapes = [read_shape(CHAT, raw) for raw in spell(messages)]
-    return Path([], shapes, [], judge_history(shapes), Head(b"", (), 0), (), 0)
+    return Path([], shapes, [], judge_history(shapes), PromptPrefix(b"", (), 0), (), 0)
 
 
 def splice(

@@ -1,13 +1,13 @@
 """What a person has decided, as documents."""
 
-from proxy.context.savings import Quote
+from proxy.context.savings import RevertPrice
 from proxy.engine.reports.cares import Pinned, Reversion, describe_pinned, describe_reversion
 from tests.engine.reports.test_contexts import EPOCH
 from tests.support.fake_log import EXCHANGE
 
 
 def test_a_price_has_its_unit() -> None:
-    reversion = Reversion(EPOCH, Quote(once=10.0, each=-1.0, tokens=900, is_lasting=True), 300)
+    reversion = Reversion(EPOCH, RevertPrice(once=10.0, each=-1.0, tokens=900, is_lasting=True), 300)
     told = describe_reversion(reversion, is_done=True)
     assert told == {
         "is_done": True,

@@ -11,7 +11,7 @@ from proxy.model.record import Record
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.batch import Batch
 from proxy.store.sqlite.connection import connect_writer
-from proxy.store.sqlite.known import Known
+from proxy.store.sqlite.known import RowIdCache
 from proxy.store.sqlite.problem import Dangling
 from tests.store.samples import (
     ANSWER,
@@ -35,7 +35,7 @@ class Log:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
-        self.known = Known(connection)
+        self.known = RowIdCache(connection)
         self.known.load()
 
     def add(self, *records: Record) -> dict[str, int]:

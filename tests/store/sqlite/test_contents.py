@@ -16,7 +16,7 @@ from proxy.store.sqlite.contents import (
     load_contents,
     load_digests,
 )
-from proxy.store.sqlite.known import Known
+from proxy.store.sqlite.known import RowIdCache
 from tests.store.samples import chain_body, make_key, make_opening, make_turns
 
 TURNS = make_turns(2, size=2000)
@@ -25,7 +25,7 @@ TURNS = make_turns(2, size=2000)
 @pytest.fixture
 def log(policy: StorePolicy) -> Iterator[sqlite3.Connection]:
     connection = connect_writer(policy)
-    known = Known(connection)
+    known = RowIdCache(connection)
     known.load()
     batch = Batch(known)
     batch.add(make_opening(body=chain_body(TURNS)))

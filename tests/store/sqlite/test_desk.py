@@ -8,7 +8,7 @@ import pytest
 from proxy.model.errors import StoreUnavailable
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import connect_reader
-from proxy.store.sqlite.desk import Desk
+from proxy.store.sqlite.desk import ReaderThread
 from proxy.store.sqlite.recall import has_sessions
 from tests.store.samples import make_opening
 from tests.store.sqlite.conftest import Opener
@@ -32,7 +32,7 @@ async def test_whoever_goes_away_leaves_the_connection_to_the_next(open_archive:
     await open_archive().append(make_opening())
     gate = Gate()
     asked: list[sqlite3.Connection] = []
-    desk = Desk(policy.path, gate.connect)
+    desk = ReaderThread(policy.path, gate.connect)
     loop = asyncio.get_running_loop()
     first = loop.create_task(desk.ask(has_sessions))
     await asyncio.to_thread(gate.began.wait, 10)
@@ -51,7 +51,7 @@ async def test_whoever_goes_away_leaves_the_connection_to_the_next(open_archive:
 async def test_who_still_waits_when_it_closes_is_told(open_archive: Opener, policy: StorePolicy) -> None:
     await open_archive().append(make_opening())
     gate = Gate()
-    desk = Desk(policy.path, gate.connect)
+    desk = ReaderThread(policy.path, gate.connect)
     loop = asyncio.get_running_loop()
     first, second = (loop.create_task(desk.ask(has_sessions)) for _ in range(2))
     await asyncio.to_thread(gate.began.wait, 10)
@@ -68,7 +68,7 @@ async def test_who_still_waits_when_it_closes_is_told(open_archive: Opener, poli
 
 async def test_its_thread_ends_with_it(open_archive: Opener, policy: StorePolicy) -> None:
     await open_archive().append(make_opening())
-    desk = Desk(policy.path, connect_reader)
+    desk = ReaderThread(policy.path, connect_reader)
     thread = await desk.ask(lambda connection: threading.current_thread())
     assert thread is await desk.ask(lambda connection: threading.current_thread())
     await desk.close()

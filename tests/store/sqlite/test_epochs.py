@@ -12,7 +12,7 @@ from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.batch import Batch
 from proxy.store.sqlite.connection import connect_writer
 from proxy.store.sqlite.epochs import commit
-from proxy.store.sqlite.known import Known
+from proxy.store.sqlite.known import RowIdCache
 from proxy.store.sqlite.problem import Dangling
 from tests.store.samples import (
     OTHER_TENANT,
@@ -37,7 +37,7 @@ class Log:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
-        self.known = Known(connection)
+        self.known = RowIdCache(connection)
         self.known.load()
         self.add(make_opening(body=chain_body(TURNS)))
 

@@ -8,7 +8,7 @@ from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.batch import Batch
 from proxy.store.sqlite.connection import connect_writer
 from proxy.store.sqlite.expected import expect_exchange, expect_message, expect_session
-from proxy.store.sqlite.known import Known
+from proxy.store.sqlite.known import RowIdCache
 from proxy.store.sqlite.problem import Dangling
 from tests.store.samples import OTHER_TENANT, chain_body, make_key, make_opening, make_turns
 
@@ -17,10 +17,10 @@ DIGEST = digest_of(TURNS[0][1])
 
 
 @pytest.fixture
-def known(policy: StorePolicy) -> Iterator[Known]:
+def known(policy: StorePolicy) -> Iterator[RowIdCache]:
     """What the writer knows of a log with two tenants, of which one said something."""
     connection: sqlite3.Connection = connect_writer(policy)
-    known = Known(connection)
+    known = RowIdCache(connection)
     known.load()
     batch = Batch(known)
     batch.add(make_opening(body=chain_body(TURNS)))
@@ -30,14 +30,14 @@ def known(policy: StorePolicy) -> Iterator[Known]:
     connection.close()
 
 
-def test_what_is_there_is_found(known: Known) -> None:
+def test_what_is_there_is_found(known: RowIdCache) -> None:
     session, reference = expect_session(known, make_key().id)
     assert reference == (session.id, make_key().id)
     assert expect_exchange(known, "e2").n == 1
     assert expect_message(known, session.tenant, DIGEST) > 0
 
 
-def test_what_is_missing_is_named(known: Known) -> None:
+def test_what_is_missing_is_named(known: RowIdCache) -> None:
     with pytest.raises(Dangling, match="session"):
         expect_session(known, "nobody\udcff")
     with pytest.raises(Dangling, match="exchange"):

@@ -11,7 +11,7 @@ from proxy.model.manifest import keep_whole
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import open_sqlite
 from proxy.store.sqlite.journal import Journal, name_journal
-from proxy.store.sqlite.mark import Mark, set_mark
+from proxy.store.sqlite.mark import JournalPosition, set_mark
 from proxy.store.sqlite.replay import recover_log
 from tests.store.samples import make_key, make_opening, make_outcome, make_reading, make_round, make_trailer
 from tests.store.sqlite.conftest import Opener
@@ -115,7 +115,7 @@ def leave_damaged(policy: StorePolicy) -> str:
     content[64 + places[-1] - 100] ^= 1
     path.write_bytes(content)
     connection = sqlite3.connect(policy.path, isolation_level=None)
-    set_mark(connection, Mark(journal.nonce, places[-3]))
+    set_mark(connection, JournalPosition(journal.nonce, places[-3]))
     connection.close()
     return f"e{len(places) - 2}"
 

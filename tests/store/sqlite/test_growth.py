@@ -12,7 +12,7 @@ from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.batch import Batch
 from proxy.store.sqlite.connection import connect_writer
 from proxy.store.sqlite.growth import seal_node
-from proxy.store.sqlite.known import Known
+from proxy.store.sqlite.known import RowIdCache
 from proxy.store.sqlite.problem import Dangling
 from tests.store.samples import (
     make_chain,
@@ -34,7 +34,7 @@ def log(policy: StorePolicy) -> Iterator[sqlite3.Connection]:
     connection.close()
 
 
-def write(log: sqlite3.Connection, known: Known, *records: Record) -> list[str]:
+def write(log: sqlite3.Connection, known: RowIdCache, *records: Record) -> list[str]:
     """Store records as one batch; the look-ups it took."""
     questions: list[str] = []
     log.set_trace_callback(questions.append)
@@ -47,8 +47,8 @@ def write(log: sqlite3.Connection, known: Known, *records: Record) -> list[str]:
     return [question for question in questions if "FROM node" in question or "FROM mark" in question]
 
 
-def load(log: sqlite3.Connection) -> Known:
-    known = Known(log)
+def load(log: sqlite3.Connection) -> RowIdCache:
+    known = RowIdCache(log)
     known.load()
     return known
 

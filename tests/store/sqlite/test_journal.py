@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from proxy.model.epoch import Pin
 from proxy.model.exchange import Usage
-from proxy.model.lineage import Adoption, Mark, NodeRow, Relation
+from proxy.model.lineage import Adoption, CallFingerprint, NodeRow, Relation
 from proxy.model.manifest import Manifest
 from proxy.model.plan import Plan, Rung
 from proxy.model.record import Record
 from proxy.store.sqlite.journal import JOURNAL_SIZE, Journal, Leftover, Records, name_journal
-from proxy.store.sqlite.mark import Mark as Place
+from proxy.store.sqlite.mark import JournalPosition as Place
 from tests.store.samples import (
     chain_body,
     make_epoch,
@@ -49,7 +49,7 @@ _bytes = st.binary(max_size=60)
 _headers = st.lists(st.tuples(_bytes, _bytes), max_size=3).map(tuple)
 _bodies = split_bodies().map(lambda body: body[1])
 _nodes = st.lists(st.builds(NodeRow, _bytes, _bytes, st.booleans()), max_size=3)
-_marks = st.lists(st.builds(Mark, _texts, _bytes, _bytes), max_size=3)
+_marks = st.lists(st.builds(CallFingerprint, _texts, _bytes, _bytes), max_size=3)
 _originals = st.lists(st.builds(make_original, _texts, _bytes, place=st.integers(0, 9)), max_size=2)
 _amounts = st.floats(allow_nan=False)
 _records: st.SearchStrategy[Record] = st.one_of(

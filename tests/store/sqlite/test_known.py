@@ -7,7 +7,7 @@ from proxy.model.manifest import digest_of, root_of
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.batch import Batch
 from proxy.store.sqlite.connection import connect_writer
-from proxy.store.sqlite.known import Exchange, Known
+from proxy.store.sqlite.known import Exchange, RowIdCache
 from tests.store.samples import (
     TENANT,
     chain_body,
@@ -33,7 +33,7 @@ ORIGINAL = make_original("r1", make_turns(3)[1][1])
 def log(policy: StorePolicy) -> Iterator[sqlite3.Connection]:
     """A log with one whole exchange in it, and its writer's connection."""
     connection = connect_writer(policy)
-    known = Known(connection)
+    known = RowIdCache(connection)
     known.load()
     batch = Batch(known)
     for record in (make_opening("e1", BODY), make_round("e1"), make_outcome("e1"), make_trailer(0, b"\n", "e1")):
@@ -47,8 +47,8 @@ def log(policy: StorePolicy) -> Iterator[sqlite3.Connection]:
     connection.close()
 
 
-def load(log: sqlite3.Connection) -> Known:
-    known = Known(log)
+def load(log: sqlite3.Connection) -> RowIdCache:
+    known = RowIdCache(log)
     known.load()
     return known
 

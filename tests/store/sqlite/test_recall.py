@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.engine.ports import MOST_MARKS
 from proxy.model.errors import StoreUnavailable
-from proxy.model.lineage import Mark, NodeRow, Relation, extend_chain, root_of_chain
+from proxy.model.lineage import CallFingerprint, NodeRow, Relation, extend_chain, root_of_chain
 from proxy.model.log import BranchRow
 from proxy.store.branches import Stand, find_branches
 from proxy.store.policy import StorePolicy
@@ -57,7 +57,7 @@ async def test_both_stores_answer_alike(
     for number, (session, forms, is_side, answer) in enumerate(drawn):
         x, key = f"e{number}", KEYS[session]
         rows, reply = make_path(forms, answer)
-        marks = [Mark(f"call:{answer}", reply.node, b"%d" % number)]
+        marks = [CallFingerprint(f"call:{answer}", reply.node, b"%d" % number)]
         relation = RELATIONS[number % len(RELATIONS)]
         for records in (
             (make_opening(x, key=key), make_step(x, rows, relation=relation, is_side=is_side)),
@@ -120,7 +120,7 @@ NAMES = [f"call:{i}" for i in range(MOST_MARKS)]
 async def take_turns(archive: SqliteArchive, count: int) -> None:
     """Sessions of two tenants by turns, of which one's hold what the other's do not."""
     chain, other = make_chain("a", "!b"), make_chain("c", "d")
-    marks = [Mark(name, chain[1].node, b"f" * 16) for name in NAMES]
+    marks = [CallFingerprint(name, chain[1].node, b"f" * 16) for name in NAMES]
     for i in range(count):
         key, key_of_other = make_key(f"n{i}"), make_key(f"o{i}", OTHER_TENANT)
         archive.append(make_opening(f"e{i}", key=key), make_step(f"e{i}", chain, marks=marks), is_urgent=False)
@@ -132,7 +132,7 @@ async def test_sessions_that_take_turns_without_end_are_given_up_whatever_is_ask
 ) -> None:
     archive = open_archive(durability="normal")
     mine, clean = make_key("mine", OTHER_TENANT), make_chain("x", "!y")
-    marks = [Mark("call:mine", clean[1].node, b"f" * 16)]
+    marks = [CallFingerprint("call:mine", clean[1].node, b"f" * 16)]
     archive.append(make_opening("m1", key=mine), make_step("m1", clean, marks=marks))
     await take_turns(archive, 400)
     await archive.close()

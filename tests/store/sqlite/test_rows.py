@@ -7,7 +7,7 @@ from proxy.model.manifest import digest_of
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.codec import PACKED, RAW, seal_after
 from proxy.store.sqlite.connection import connect_writer
-from proxy.store.sqlite.known import Known, Tenant
+from proxy.store.sqlite.known import RowIdCache, Tenant
 from proxy.store.sqlite.rows import Rows
 
 INSERTS = {
@@ -29,7 +29,7 @@ def log(policy: StorePolicy) -> Iterator[sqlite3.Connection]:
 
 @pytest.fixture
 def rows(log: sqlite3.Connection) -> Rows:
-    known = Known(log)
+    known = RowIdCache(log)
     known.load()
     return Rows(known, INSERTS)
 

@@ -11,14 +11,14 @@ from proxy.model.lineage import Adoption
 from proxy.model.record import weigh
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.journal import Journal, Leftover
-from proxy.store.sqlite.spool import Entry, Spool
+from proxy.store.sqlite.spool import QueuedWrite, Spool
 from tests.store.samples import make_chain, make_opening, make_outcome, make_plan, make_reading, make_round, make_step
 from tests.support.scripted import LIMIT
 
 WEIGHT = weigh(make_opening())
 
 
-def list_exchanges(entries: list[Entry]) -> list[str]:
+def list_exchanges(entries: list[QueuedWrite]) -> list[str]:
     return [record.exchange for entry in entries for record in entry.records if not isinstance(record, Adoption | Pin)]
 
 
@@ -26,7 +26,7 @@ class Desk:
     """A spool, and what it handed over."""
 
     def __init__(self, max_bytes: int = 100_000, hold_ms: int = 60_000, journal: Journal | None = None) -> None:
-        self.handed: list[list[Entry]] = []
+        self.handed: list[list[QueuedWrite]] = []
         self.policy = StorePolicy(Path("log.db"), spool_bytes=max_bytes, hold_ms=hold_ms, journal_hold_ms=hold_ms)
         self.spool = Spool(asyncio.get_running_loop(), self.handed.append, self.policy, journal)
 
@@ -106,7 +106,7 @@ async def test_what_was_lost_is_counted_by_record_and_changes_the_generation() -
 
 async def test_what_a_journal_held_at_the_start_goes_first_and_is_counted() -> None:
     desk = Desk()
-    old = Entry((make_opening("e1"), make_round("e1")), 2 * WEIGHT, None, 80, True, refused=1)
+    old = QueuedWrite((make_opening("e1"), make_round("e1")), 2 * WEIGHT, None, 80, True, refused=1)
     desk.spool.take_over([old])
     desk.spool.append((make_opening("e2"),), is_urgent=True)
     assert [list_exchanges(entries) for entries in desk.handed] == [["e1", "e1"], ["e2"]]
@@ -117,7 +117,7 @@ async def test_what_a_journal_held_at_the_start_goes_first_and_is_counted() -> N
 
 async def test_whoever_drains_waits_for_what_a_journal_held_at_the_start() -> None:
     desk = Desk()
-    desk.spool.take_over([Entry((make_opening("e1"),), WEIGHT, None, 80, True)])
+    desk.spool.take_over([QueuedWrite((make_opening("e1"),), WEIGHT, None, 80, True)])
     drained = desk.spool.drain()
     assert drained is not None and not drained.done()
     desk.settle(True)

@@ -7,8 +7,8 @@ from proxy.model.manifest import digest_of
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.batch import Batch
 from proxy.store.sqlite.connection import connect_writer
-from proxy.store.sqlite.known import Known
-from proxy.store.sqlite.targets import Placed, Target, Targets
+from proxy.store.sqlite.known import RowIdCache
+from proxy.store.sqlite.targets import Placed, ReferenceTarget, Targets
 from proxy.store.summaries import Identity, Stretch
 from tests.store.samples import chain_body, make_epoch, make_key, make_leaf, make_opening, make_original, make_turns
 
@@ -22,7 +22,7 @@ ORIGINAL = make_original("r1", TURNS[2][1], TURNS[0][1], TURNS[2][1], place=4, o
 def log(policy: StorePolicy) -> Iterator[sqlite3.Connection]:
     """A log with an epoch and its reference, and its writer's connection."""
     connection = connect_writer(policy)
-    known = Known(connection)
+    known = RowIdCache(connection)
     known.load()
     batch = Batch(known)
     batch.add(make_opening(body=chain_body(TURNS)))
@@ -38,7 +38,7 @@ def count_questions(log: sqlite3.Connection, targets: Targets) -> int:
     questions: list[str] = []
     log.set_trace_callback(questions.append)
     assert targets.find_epoch("p2") == 2
-    assert targets.find_target("r1") == Target(1, make_key().id, ORIGINAL)
+    assert targets.find_target("r1") == ReferenceTarget(1, make_key().id, ORIGINAL)
     assert targets.find_summary("a") == PLACED
     log.set_trace_callback(None)
     return len(questions)
@@ -61,7 +61,7 @@ def test_what_is_not_there_is_not_found(log: sqlite3.Connection) -> None:
 def test_after_forgetting_what_was_only_put_in_is_gone(log: sqlite3.Connection) -> None:
     targets = Targets(log)
     targets.put_epoch("p3", 3)
-    target = targets.put_target(Target(2, "s", make_original("r2")))
+    target = targets.put_target(ReferenceTarget(2, "s", make_original("r2")))
     placed = targets.put_summary("b", PLACED)
     assert (targets.find_epoch("p3"), targets.find_target("r2"), targets.find_summary("b")) == (3, target, placed)
     targets.forget()

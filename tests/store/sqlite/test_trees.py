@@ -7,8 +7,8 @@ from proxy.model.lineage import root_of_chain
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.batch import Batch
 from proxy.store.sqlite.connection import connect_writer
-from proxy.store.sqlite.known import Known
-from proxy.store.sqlite.trees import Place, Trees, key_of
+from proxy.store.sqlite.known import RowIdCache
+from proxy.store.sqlite.trees import NodePlace, Trees, key_of
 from tests.store.samples import make_chain, make_key, make_mark, make_opening, make_step
 
 A, B = make_chain("a", "!b")
@@ -17,7 +17,7 @@ A, B = make_chain("a", "!b")
 @pytest.fixture
 def log(policy: StorePolicy) -> Iterator[sqlite3.Connection]:
     connection = connect_writer(policy)
-    known = Known(connection)
+    known = RowIdCache(connection)
     known.load()
     batch = Batch(known)
     batch.add(make_opening())
@@ -34,8 +34,8 @@ def test_a_tree_is_found_in_the_tables(log: sqlite3.Connection) -> None:
     assert (tree.session, tree.root, tree.nodes, tree.marks, tree.adoptions) == (1, root_of_chain("openai"), 2, 1, 0)
     assert (tree.seal,) == log.execute("SELECT seal FROM node WHERE n = 2").fetchone()
     assert trees.find("other") is None
-    assert trees.find_place(tree, A.node) == Place(1, False)
-    assert trees.find_place(tree, B.node) == Place(2, True)
+    assert trees.find_place(tree, A.node) == NodePlace(1, False)
+    assert trees.find_place(tree, B.node) == NodePlace(2, True)
     assert trees.find_place(tree, tree.root) is None
     assert trees.has_node(B.node) and not trees.has_node(tree.root)
 

@@ -6,7 +6,7 @@ import pytest
 from proxy.model.errors import StoreUnavailable
 from proxy.model.exchange import Usage
 from proxy.model.lineage import Adoption
-from proxy.model.log import Fault
+from proxy.model.log import LogFault
 from proxy.model.manifest import Blob, BlobPiece, Manifest, digest_of, encode_recipe, keep_head, keep_whole
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.schema import TALLIED
@@ -342,7 +342,7 @@ def test_many_faults_are_listed_up_to_a_bound(path: Path) -> None:
     spoil(path, "UPDATE outcome SET status = 1")
     found = verify_log(path).faults
     assert len(found) == 1001
-    assert found[-1] == Fault("log", "more faults than are listed here")
+    assert found[-1] == LogFault("log", "more faults than are listed here")
 
 
 async def test_a_log_is_verified_while_it_is_written(open_archive: Opener, disk: Disk) -> None:

@@ -18,13 +18,13 @@ from proxy.model.exchange import Opening, Round, SessionKey, Trailer
 from proxy.model.lineage import Step, StoredSession, name_mark
 from proxy.model.log import (
     ArchiveHealth,
+    AuxiliaryUsage,
     Bill,
     BranchRow,
     ExchangeRow,
     RoundRow,
     Selection,
     SessionRow,
-    Spent,
     UnreadRow,
     Verification,
 )
@@ -183,7 +183,7 @@ class MemoryArchive:
         """All summaries of a session, oldest first. Raises NotFound."""
         return list_summaries(self._tables, self._expect(session))
 
-    async def sum_auxiliary(self, since_ms: int) -> Sequence[Spent]:
+    async def sum_auxiliary(self, since_ms: int) -> Sequence[AuxiliaryUsage]:
         """What auxiliary calls opened since then came to (see `LogReader`)."""
         return sum_auxiliary(self._tables, since_ms)
 

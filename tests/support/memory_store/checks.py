@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from proxy.model.log import Fault, Verification
+from proxy.model.log import LogFault, Verification
 from proxy.model.manifest import digest_of, link_after
 from proxy.store.summaries import find_flaw, find_stretch
 from tests.support.memory_store.tables import Tables
@@ -15,31 +15,31 @@ def verify_tables(tables: Tables) -> Verification:
     return Verification(len(tables.exchanges), rounds, len(tables.blobs), len(tables.slices), faults)
 
 
-def _check_blobs(tables: Tables) -> Iterator[Fault]:
+def _check_blobs(tables: Tables) -> Iterator[LogFault]:
     for (_, digest), content in tables.blobs.items():
         if digest_of(content) != digest:
-            yield Fault(f"blob {digest.hex()}", "its content does not match its digest")
+            yield LogFault(f"blob {digest.hex()}", "its content does not match its digest")
 
 
-def _check_slices(tables: Tables) -> Iterator[Fault]:
+def _check_slices(tables: Tables) -> Iterator[LogFault]:
     for link, piece in tables.slices.items():
         if link_after(piece.parent, piece.gap, piece.digest) != link:
-            yield Fault(f"link {link.hex()}", "does not follow from its parent, gap and content")
+            yield LogFault(f"link {link.hex()}", "does not follow from its parent, gap and content")
 
 
-def _check_outcomes(tables: Tables) -> Iterator[Fault]:
+def _check_outcomes(tables: Tables) -> Iterator[LogFault]:
     for (exchange, k), outcome in tables.outcomes.items():
         if not outcome.whole_digest and outcome.size != len(outcome.received):
-            yield Fault(f"outcome {exchange}/{k}", f"has {len(outcome.received)} bytes in place of {outcome.size}")
+            yield LogFault(f"outcome {exchange}/{k}", f"has {len(outcome.received)} bytes in place of {outcome.size}")
 
 
-def _check_summaries(tables: Tables) -> Iterator[Fault]:
+def _check_summaries(tables: Tables) -> Iterator[LogFault]:
     for summary in tables.summaries.values():
         spans = [
             [find_stretch(tables.summaries[name]) for name in names] for names in (summary.parents, summary.supersedes)
         ]
         if flaw := find_flaw(summary.kind, find_stretch(summary), len(summary.digests), *spans):
-            yield Fault(f"summary {summary.id}", flaw)
+            yield LogFault(f"summary {summary.id}", flaw)
         tenant = tables.keys[summary.session].tenant
         if any((tenant, digest) not in tables.blobs for digest in summary.digests):
-            yield Fault(f"summary {summary.id}", "it names content that is not in the log")
+            yield LogFault(f"summary {summary.id}", "it names content that is not in the log")

@@ -5,7 +5,7 @@ from itertools import islice
 from typing import TypedDict
 
 from proxy.model.exchange import Usage
-from proxy.model.log import Bill, SessionRow, Spent
+from proxy.model.log import AuxiliaryUsage, Bill, SessionRow
 from proxy.model.plan import Plan
 from proxy.store.sqlite.listing import TURNED_AWAY
 from proxy.store.storable import fit_text, fit_usage
@@ -74,7 +74,7 @@ def is_called(tables: Tables, session: str) -> bool:
     return False
 
 
-def sum_auxiliary(tables: Tables, since_ms: int) -> list[Spent]:
+def sum_auxiliary(tables: Tables, since_ms: int) -> list[AuxiliaryUsage]:
     """What auxiliary calls opened since then came to, by session, upstream and model."""
     groups: dict[tuple[str, str, str], dict[str, Exchange]] = {}
     for exchange in tables.exchanges.values():
@@ -85,7 +85,8 @@ def sum_auxiliary(tables: Tables, since_ms: int) -> list[Spent]:
                 key = (opening.session.id, fit_text(upstream), fit_text(opening.model))
                 groups.setdefault(key, {})[opening.exchange] = exchange
     return [
-        Spent(*key, len(group), _sum_usage(tables, group.values(), key[1])) for key, group in sorted(groups.items())
+        AuxiliaryUsage(*key, len(group), _sum_usage(tables, group.values(), key[1]))
+        for key, group in sorted(groups.items())
     ]
 
 

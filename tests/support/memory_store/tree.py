@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from proxy.model.exchange import SessionKey
-from proxy.model.lineage import Adoption, Mark, NodeRow, Step, StoredSession
+from proxy.model.lineage import Adoption, CallFingerprint, NodeRow, Step, StoredSession
 from proxy.model.log import BranchRow
 from proxy.store.branches import Stand, find_branches
 
@@ -15,7 +15,7 @@ class Tree:
 
     nodes: dict[tuple[bytes, bool], NodeRow] = field(default_factory=dict)
     parents: dict[bytes, bytes] = field(default_factory=dict)
-    marks: dict[str, Mark] = field(default_factory=dict)
+    marks: dict[str, CallFingerprint] = field(default_factory=dict)
     steps: dict[int, Step] = field(default_factory=dict)
     adoptions: dict[tuple[str, bytes], Adoption] = field(default_factory=dict)
 

@@ -13,11 +13,12 @@ from hypothesis import settings
 
 from tests.support.scripted import LIMIT
 
-# How long a call waits for the log before it goes on without what that knows. A busy machine takes longer, and then
+# How long a call waits for the log, or for a plan, before it goes on without. A busy machine takes longer, and then
 # another request would be sent than the test is about; tests of these bounds set them themselves.
 _WAITS = (
     "proxy.engine.lineage.tracking._RECALL_SECONDS",
     "proxy.engine.managing.contexts._LOAD_SECONDS",
+    "proxy.engine.managing.steward._SOFT_WAIT",
     "proxy.store.sqlite.archive._MOST_LAG_OF_A_CALL_SECONDS",
 )
 
@@ -51,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def patience() -> Iterator[None]:
-    """Have calls wait for the log as long as it takes, and answers be read without waiting for more of them."""
+    """Have calls wait for the log and for plans, and answers be read without waiting for more of them."""
     with pytest.MonkeyPatch.context() as patch:
         for name in _WAITS:
             patch.setattr(name, LIMIT)

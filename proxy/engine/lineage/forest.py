@@ -95,10 +95,14 @@ class Forest:
         self.weight += known.weight - before
 
     def absorb(self, stored: StoredSession) -> SessionNodes:
-        """Take a session as the log has it."""
+        """Take a session as the log has it.
+
+        While the log could not be asked, a call that the client brought may have taken the place of the recorded one.
+        """
         known = self.open(stored.key)
         known.tips.update(stored.tips)
         self.add(stored.key.id, stored.nodes, stored.marks)
+        known.marks.update({mark.name: mark for mark in reversed(stored.marks)})
         return known
 
     def clear(self) -> None:

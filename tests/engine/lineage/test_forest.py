@@ -121,3 +121,14 @@ def test_a_session_of_the_log_adds_to_what_is_here(forest: Forest) -> None:
     weight = forest.weight
     forest.absorb(StoredSession(key("s"), (C,), NODES, MARKS))
     assert (forest.weight, ids(forest.find_own(ONE, B))) == (weight, ["s"])
+
+
+def test_where_the_log_says_a_call_was_made_it_was_made(forest: Forest) -> None:
+    """While the log could not be asked, a client's copy of the call was all that was known of it."""
+    forest.open(key("s"))
+    forest.add("s", NODES[:1], (CallFingerprint("call:x", A, b"f"), CallFingerprint("call:y", A, b"g")))
+    weight = forest.weight
+    again = CallFingerprint("call:x", C, b"f")
+    known = forest.absorb(StoredSession(key("s"), (C,), (), (*MARKS, again)))
+    assert {name: mark.node for name, mark in known.marks.items()} == {"call:x": B, "call:y": A}
+    assert forest.weight == weight

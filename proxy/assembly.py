@@ -23,6 +23,10 @@ from proxy.engine.compaction.by_hand import Compactor, Tools
 from proxy.engine.compaction.office import Premises
 from proxy.engine.compaction.policy import PromptHook
 from proxy.engine.compaction.wiring import Ingredients, build_watch
+from proxy.engine.context.caring import Caretaker
+from proxy.engine.context.memory import Memory
+from proxy.engine.context.studies import Studies
+from proxy.engine.context.wiring import Surroundings, build_steward
 from proxy.engine.counting import Counting
 from proxy.engine.descriptors import Descriptors, read_descriptor_limit
 from proxy.engine.durability import CommitGate
@@ -30,10 +34,6 @@ from proxy.engine.exchange import Exchanges
 from proxy.engine.leftovers import Leftovers
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.lineage.tracking import Lineage
-from proxy.engine.managing.caring import Caretaker
-from proxy.engine.managing.memory import Memory
-from proxy.engine.managing.studies import Studies
-from proxy.engine.managing.wiring import Surroundings, build_steward
 from proxy.engine.models import Models
 from proxy.engine.ports import Archive
 from proxy.engine.readings import Readings

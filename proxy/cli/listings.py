@@ -6,7 +6,7 @@ from proxy.cli.differing import tell_plan, write_saving
 from proxy.cli.drawing import SIDE_MARK, draw_forks, order_children
 from proxy.cli.text import cut, lay_out, make_plain, write_time
 from proxy.context.budget import BudgetPolicy, find_soft, make_budget
-from proxy.engine.managing.steward import MANAGED_WIRES
+from proxy.engine.context.steward import MANAGED_WIRES
 from proxy.engine.reports.overview import Overview
 from proxy.model.exchange import Usage
 from proxy.model.log import ExchangeRow, RoundRow, SessionRow

@@ -11,11 +11,11 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from proxy.engine.behind import Behind
+from proxy.engine.context.rescuing import Reach
+from proxy.engine.context.sending import Sending
+from proxy.engine.context.steward import Steward
+from proxy.engine.context.subject import Subject
 from proxy.engine.flight import Flight, PendingRecord
-from proxy.engine.managing.rescuing import Reach
-from proxy.engine.managing.sending import Sending
-from proxy.engine.managing.steward import Steward
-from proxy.engine.managing.subject import Subject
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Client, RequestBody
 from proxy.engine.reception import Reception, ResolvedRequest

@@ -15,6 +15,7 @@ import msgspec
 
 from proxy.context.budget import is_bounded
 from proxy.engine.boundary import attempt, attempt_now
+from proxy.engine.context.subject import Subject
 from proxy.engine.histories import (
     CachedBody,
     Histories,
@@ -32,7 +33,6 @@ from proxy.engine.lineage.naming import Naming, make_session, read_body, read_te
 from proxy.engine.lineage.placing import LineageQuery, Placement
 from proxy.engine.lineage.tenants import Credential
 from proxy.engine.lineage.tracking import Lineage
-from proxy.engine.managing.subject import Subject
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Clock, Ids, Upstream
 from proxy.engine.readings import Readings

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from proxy.engine.context import contexts
+from proxy.engine.context.steward import Steward
 from proxy.engine.lineage import tracking
-from proxy.engine.managing import contexts
-from proxy.engine.managing.steward import Steward
 from proxy.engine.policy import EnginePolicy
 from proxy.model.epoch import Epoch, Pin
 from proxy.model.errors import BadRequest

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from proxy.context.builder import ContextBuilder
 from proxy.context.view import View
 from proxy.engine.bus import EventBus
+from proxy.engine.context.case import Case
+from proxy.engine.context.ladder import Footing
+from proxy.engine.context.steward import Steward
 from proxy.engine.exchange import Exchanges
-from proxy.engine.managing.case import Case
-from proxy.engine.managing.ladder import Footing
-from proxy.engine.managing.steward import Steward
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.tasks import TaskRunner
 from proxy.model.epoch import Epoch, Pin, StoredContext

@@ -10,13 +10,13 @@ from proxy.context.holdout import Holdout
 from proxy.context.model_names import Encoding
 from proxy.context.policy import BuilderPolicy
 from proxy.engine.bus import EventBus
+from proxy.engine.context.booking import Unwatched, Watcher
+from proxy.engine.context.memory import Memory
+from proxy.engine.context.steward import Steward
+from proxy.engine.context.subject import Subject
+from proxy.engine.context.wiring import Surroundings, build_steward
 from proxy.engine.counting import Counting
 from proxy.engine.lineage.chain import make_chain, read_messages
-from proxy.engine.managing.booking import Unwatched, Watcher
-from proxy.engine.managing.memory import Memory
-from proxy.engine.managing.steward import Steward
-from proxy.engine.managing.subject import Subject
-from proxy.engine.managing.wiring import Surroundings, build_steward
 from proxy.engine.models import Models
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Archive, Clock

@@ -16,11 +16,11 @@ from uvicorn.server import ServerState
 
 from proxy.context.budget import BudgetPolicy
 from proxy.engine.bus import EventBus
+from proxy.engine.context.caring import Caretaker
+from proxy.engine.context.steward import Steward
 from proxy.engine.descriptors import Descriptors
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import Exchanges
-from proxy.engine.managing.caring import Caretaker
-from proxy.engine.managing.steward import Steward
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.readings import Readings
 from proxy.engine.reception import Reception, Route

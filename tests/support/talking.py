@@ -10,8 +10,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from proxy.engine.context.caring import Caretaker
 from proxy.engine.durability import CommitGate
-from proxy.engine.managing.caring import Caretaker
 from proxy.engine.ports import Archive, RequestBody
 from proxy.model.exchange import ClientRequest, Headers
 from proxy.store.policy import StorePolicy

@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from proxy.engine.compaction.work import Latest, Made, Wish
 from proxy.engine.compaction.worker import Worker
+from proxy.engine.context.case import Case
+from proxy.engine.context.ladder import Ladder
+from proxy.engine.context.lookout import Lookout
+from proxy.engine.context.rewriting import Invalid
+from proxy.engine.context.subject import Subject
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import read_ceiling
-from proxy.engine.managing.case import Case
-from proxy.engine.managing.ladder import Ladder
-from proxy.engine.managing.lookout import Lookout
-from proxy.engine.managing.rewriting import Invalid
-from proxy.engine.managing.subject import Subject
 from proxy.engine.ports import Archive, Clock, Ids, Upstream
 from proxy.engine.reception import Route, read_output_limit
 from proxy.engine.reports.compactions import Compaction

@@ -17,9 +17,9 @@ from proxy.engine.compaction.correspondent import Correspondent
 from proxy.engine.compaction.keys import CallCredential
 from proxy.engine.compaction.spending import Purse
 from proxy.engine.compaction.warmth import Warmth
+from proxy.engine.context.memory import Memory
+from proxy.engine.context.subject import Subject
 from proxy.engine.flight import Flight
-from proxy.engine.managing.memory import Memory
-from proxy.engine.managing.subject import Subject
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Clock, Ids, RequestBody, Upstream, UpstreamResponse
 from proxy.engine.readings import read_received

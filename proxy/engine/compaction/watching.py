@@ -14,10 +14,10 @@ from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.spending import Purse
 from proxy.engine.compaction.work import Latest
 from proxy.engine.compaction.worker import Worker
-from proxy.engine.managing.booking import find_matching
-from proxy.engine.managing.case import Case
-from proxy.engine.managing.ladder import Footing
-from proxy.engine.managing.subject import Subject
+from proxy.engine.context.booking import find_matching
+from proxy.engine.context.case import Case
+from proxy.engine.context.ladder import Footing
+from proxy.engine.context.subject import Subject
 from proxy.engine.models import Models
 from proxy.engine.policy import Provider
 from proxy.model.events import ExchangeRecorded

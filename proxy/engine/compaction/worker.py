@@ -27,10 +27,10 @@ from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.spending import Purse
 from proxy.engine.compaction.urgency import Urgency
 from proxy.engine.compaction.work import Latest, Made, Wish, Work, find_foreign, find_references
+from proxy.engine.context.memory import Memory
+from proxy.engine.context.opening import Ground
+from proxy.engine.context.subject import Subject
 from proxy.engine.durability import CommitGate
-from proxy.engine.managing.memory import Memory
-from proxy.engine.managing.opening import Ground
-from proxy.engine.managing.subject import Subject
 from proxy.engine.ports import Archive, Leases
 from proxy.engine.tasks import TaskRunner
 from proxy.model.errors import Conflict

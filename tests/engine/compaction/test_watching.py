@@ -9,9 +9,9 @@ import pytest
 from proxy.context.economics import Decision
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.work import Latest
-from proxy.engine.managing.booking import Unwatched
-from proxy.engine.managing.ladder import Footing
-from proxy.engine.managing.subject import Subject
+from proxy.engine.context.booking import Unwatched
+from proxy.engine.context.ladder import Footing
+from proxy.engine.context.subject import Subject
 from proxy.engine.policy import Provider
 from proxy.model.card import Card
 from proxy.model.events import ExchangeRecorded

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.engine.managing.subject import Subject
+from proxy.engine.context.subject import Subject
 from proxy.engine.policy import Provider
 from proxy.model.events import SummaryAdded, SummaryWasted
 from proxy.model.marker import LEDGER_HEAD

@@ -1,0 +1,164 @@
+"""What a request comes to once it is decided how it goes: charged, learned from, recorded, told.
+
+Rule: nothing here changes what is sent; it may be done while the upstream thinks.
+"""
+
+import logging
+from functools import partial
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from proxy.context.account import Account, Sent, note_sent, note_use
+from proxy.context.economics import Decision
+from proxy.context.savings import Trip, estimate_client_read, estimate_saving
+from proxy.engine.boundary import attempt_now
+from proxy.engine.context.case import Case
+from proxy.engine.context.ladder import Footing
+from proxy.engine.context.lessons import Lesson, Lessons
+from proxy.engine.context.paths import count_shared
+from proxy.engine.context.sending import Sending, list_labels
+from proxy.engine.context.sent import SentBodies
+from proxy.engine.context.subject import Subject
+from proxy.model.manifest import Manifest
+from proxy.model.plan import Plan
+
+_log = logging.getLogger("palimpsest.managing")
+
+_NONE_BORE = "an epoch was to open, and another request's or none bore"
+
+
+class Watcher(Protocol):
+    """Whoever makes something of what was sent, beside the calls."""
+
+    def note_arrival(self, subject: Subject) -> None:
+        """A call has come, managed or not."""
+        ...
+
+    def note_asked(self, subject: Subject) -> None:
+        """A call is managed."""
+        ...
+
+    def note_sent(self, case: Case, footing: Footing, decision: Decision) -> None:
+        """How a request stood, and what was sent for it."""
+        ...
+
+    async def wait(self, subject: Subject) -> None:
+        """Return when nothing is being made for a call's branch, or when it has waited for long enough."""
+        ...
+
+
+class Unwatched:
+    """Nobody does."""
+
+    def note_arrival(self, subject: Subject) -> None:
+        """Nothing comes of it."""
+
+    def note_asked(self, subject: Subject) -> None:
+        """Nothing comes of it."""
+
+    def note_sent(self, case: Case, footing: Footing, decision: Decision) -> None:
+        """Nothing comes of it."""
+
+    async def wait(self, subject: Subject) -> None:
+        """There is nothing to wait for."""
+
+
+class Books:
+    """Enters requests, one after the other."""
+
+    def __init__(self, sent: SentBodies, lessons: Lessons, watcher: Watcher) -> None:
+        self._sent = sent
+        self._lessons = lessons
+        self._watcher = watcher
+
+    def enter(self, case: Case, footing: Footing, decision: Decision) -> Sending:
+        """What is sent, with all that there is to tell of it."""
+        return replace(self.note(case, footing, decision), manifest=self.keep(case.subject, footing))
+
+    def keep(self, subject: Subject, footing: Footing) -> Manifest | None:
+        """What is sent, as the log has it; None for the client's own. Does not fail: at worst it is kept by itself."""
+        if footing.rung == "original":
+            return None
+        depth = footing.epoch.depth if footing.epoch is not None else 0
+        keep = partial(self._sent.keep, subject, footing.body, depth)
+        return attempt_now(keep, _note) or self._sent.keep_apart(footing.body)
+
+    def note(self, case: Case, footing: Footing, decision: Decision) -> Sending:
+        """The same as `enter`, but for the manifest."""
+        saving = _estimate_saving(case, footing)
+        self._expect(case, footing)
+        self._watcher.note_sent(case, footing, decision)
+        account = _charge(case, footing)
+        return self._report(case, footing, decision, account, saving)
+
+    def _expect(self, case: Case, footing: Footing) -> None:
+        """Learn from the answer, once it is there."""
+        upstream, matching = case.subject.session.upstream, find_matching(case, footing)
+        expected = case.tariff.cache.find_read(matching)
+        stable = matching if footing.is_opened else None
+        self._lessons.wait_for(case.subject.exchange, 0, Lesson(upstream, case.view, footing.tokens, expected, stable))
+
+    def _report(
+        self, case: Case, footing: Footing, decision: Decision, account: Account, saving: float | None
+    ) -> Sending:
+        subject, epoch = case.subject, footing.epoch
+        plan = Plan(
+            subject.exchange,
+            0,
+            case.view,
+            footing.rung,
+            epoch.id if epoch is not None else "",
+            decision.pressure,
+            "" if footing.is_opened else decision.reason or _NONE_BORE,
+            case.tell(case.client_tokens),
+            case.tell(footing.tokens),
+            case.tell(case.budget.usable),
+            account.owed,
+            saving,
+        )
+        return Sending(
+            footing.body,
+            plan=plan,
+            labels=list_labels(plan, epoch, is_opened=footing.is_opened),
+            is_managed=True,
+            is_guarded=case.budget.is_near_window(footing.tokens),
+        )
+
+
+def _note(error: Exception) -> None:
+    _log.error("what is sent could not be told from what was sent before; it is kept whole", exc_info=error)
+
+
+def _charge(case: Case, footing: Footing) -> Account:
+    """The account of what holds, with this request."""
+    standing = case.find_standing(footing.epoch)
+    if case.subject.is_side:
+        standing.account = note_use(standing.account, case.now)
+        return standing.account
+    low = case.budget.find_low(case.context.protected.get(case.view, 0))
+    kept = case.path.head.tokens if footing.is_opened else case.kept
+    sent = Sent(footing.tokens, kept=kept, at=case.now)
+    account = standing.account = note_sent(standing.account, sent, case.tariff, low)
+    standing.before, standing.head = case.subject.nodes, case.path.head
+    return account
+
+
+def find_matching(case: Case, footing: Footing) -> int:
+    """The tokens at the beginning of what is sent that were sent before."""
+    if footing.is_opened:
+        return case.path.head.tokens
+    return min(footing.tokens, case.account.sent if case.kept is None else case.kept)
+
+
+def _estimate_saving(case: Case, footing: Footing) -> float | None:
+    """What a request saves against the client's own, as far as the cache is known; before it is answered."""
+    before = case.standing.before
+    if before is None:
+        return None
+    shared = count_shared(before, case.path.nodes)
+    client_read = estimate_client_read(
+        case.tariff, case.path.head.tokens + case.path.count_to(shared), case.account.find_idle(case.now)
+    )
+    sent_read = case.tariff.expect_read(find_matching(case, footing))
+    return estimate_saving(Trip(case.client_tokens, footing.tokens, client_read, sent_read), case.tariff)

@@ -1,0 +1,186 @@
+"""What a person may decide of a managed session: to go back before an epoch, and what must stay as it is.
+
+Rule (BEHAVIOUR B13, B19): a wish that cannot be fulfilled is refused, never dropped; what is granted is in the log
+first.
+"""
+
+from collections.abc import Collection, Sequence
+
+from proxy.context.savings import quote_revert
+from proxy.engine.bus import EventBus
+from proxy.engine.context.context import Context
+from proxy.engine.context.lookout import Lookout
+from proxy.engine.context.pinning import find_objection
+from proxy.engine.durability import CommitGate
+from proxy.engine.ports import Archive, Clock, Ids
+from proxy.engine.reports.cares import Pinned, Reversion
+from proxy.engine.reports.finding import read_back
+from proxy.engine.reports.messages import MessageList, load_history
+from proxy.model.card import LimitKey
+from proxy.model.epoch import Epoch, Pin
+from proxy.model.errors import Conflict, NotFound, StoreUnavailable
+from proxy.model.events import EpochOpened
+from proxy.model.lineage import root_of_chain
+from proxy.model.log import BranchRow, ExchangeRow
+from proxy.model.plan import Plan
+from proxy.model.record import Record
+
+
+class Caretaker:
+    """Reverts and pins. Sessions and exchanges are those of the log; whoever asks has found them there."""
+
+    def __init__(
+        self, lookout: Lookout, archive: Archive, gate: CommitGate, bus: EventBus, ids: Ids, clock: Clock
+    ) -> None:
+        self._lookout = lookout
+        self._archive = archive
+        self._gate = gate
+        self._bus = bus
+        self._ids = ids
+        self._clock = clock
+
+    async def quote(self, session: str, n: int) -> Reversion:
+        """What going back before the n-th epoch of a session would come to. Raises NotFound, Conflict."""
+        reverted = await self._archive.load_epoch(session, n)
+        return await self._plan_reversion(session, reverted, await self._lookout.memory.contexts.load(session))
+
+    async def revert(self, session: str, n: int) -> Reversion:
+        """Go back before the n-th epoch of a session, until the high mark. Raises NotFound, Conflict."""
+        reverted = await self._archive.load_epoch(session, n)
+        context = await self._lookout.memory.contexts.load(session)
+        async with context.opening:
+            reversion = await self._plan_reversion(session, reverted, context)
+            epoch = reversion.epoch
+            await self._keep(epoch)
+            self._lookout.memory.contexts.add(session, epoch)
+        self._bus.publish(EpochOpened(epoch.id, session, "", "revert", epoch.tokens_before, epoch.tokens_after))
+        return reversion
+
+    async def pin(self, row: ExchangeRow, place: int | None) -> Pinned:
+        """Have a message of a request stay, by its place behind the preamble; None: its newest.
+
+        Raises NotFound, and Conflict where all that is pinned in that conversation would be too much.
+        """
+        history = await load_history(self._archive, row)
+        place = _find_place(history, place)
+        context = await self._lookout.memory.contexts.load(row.session)
+        places = context.list_pinned(history.nodes)
+        counted = dict(zip(sorted({*places, place}), await self._count(history, {*places, place}), strict=True))
+        if place not in places:
+            if problem := find_objection(sum(counted.values()), await self._find_usable(row)):
+                raise Conflict(problem)
+            await self._note(context, row.session, history.nodes[place], is_on=True)
+        return Pinned(history.nodes[place], row, place, history.raws[place], counted[place])
+
+    async def unpin(self, row: ExchangeRow, place: int | None) -> None:
+        """Let a message go that was pinned. Raises NotFound."""
+        history = await load_history(self._archive, row)
+        await self.unpin_node(row.session, history.nodes[_find_place(history, place)])
+
+    async def unpin_node(self, session: str, node: bytes) -> None:
+        """The same for one that is given by its node. Raises NotFound."""
+        context = await self._lookout.memory.contexts.load(session)
+        if node not in context.pinned:
+            raise NotFound("this message is not pinned; GET /-/api/sessions/SESSION/pins lists those that are")
+        await self._note(context, session, node, is_on=False)
+
+    async def list_pins(self, session: str, branches: Sequence[BranchRow]) -> list[Pinned]:
+        """What is pinned in a session, each as it stands in the newest of the branches that has it."""
+        left = set((await self._lookout.memory.contexts.load(session)).pinned)
+        found: list[Pinned] = []
+        for branch in reversed(branches):
+            if left:
+                here = await self._find_pins(session, branch, left)
+                left -= {each.node for each in here}
+                found += here
+        return [*found, *map(Pinned, sorted(left))]
+
+    async def _find_pins(self, session: str, branch: BranchRow, nodes: Collection[bytes]) -> list[Pinned]:
+        """Those of the nodes that the last request of a branch has."""
+        try:
+            (row,) = await self._archive.list_exchanges(session, max(branch.own).n - 1, 1)
+            history = await load_history(self._archive, row)
+        except (NotFound, ValueError):
+            return []  # erased, or not read: what is pinned there has no place
+        places = [place for place, node in enumerate(history.nodes) if node in nodes]
+        tokens = await self._count(history, places)
+        return [
+            Pinned(history.nodes[place], row, place, history.raws[place], count)
+            for place, count in zip(places, tokens, strict=True)
+        ]
+
+    async def _plan_reversion(self, session: str, reverted: Epoch, context: Context) -> Reversion:
+        holding = context.find_newest(reverted.id) or reverted
+        target = context.get_epoch(reverted.parent)
+        if target is None and reverted.parent:
+            raise NotFound("what stood before this epoch is not at hand any more")
+        if holding.why == "revert" and _stands_as(holding, target):
+            raise Conflict("this epoch is reverted already")
+        row = await self._archive.find_session(session)
+        plan = await self._find_newest_plan(session, reverted.view)
+        client = holding.tokens_after + context.sum_cut(holding.id)
+        if plan is not None and plan.tokens_client is not None:
+            client = max(client, plan.tokens_client)
+        now, then = (max(0, client - context.sum_cut(each.id if each else "")) for each in (holding, target))
+        tariff = self._lookout.find_tariff_of(row.upstream, reverted.view)
+        quote = quote_revert(now, then, self._lookout.models.budget(LimitKey(row.upstream, reverted.view)), tariff)
+        epoch = Epoch(
+            id=self._ids.next_exchange(),
+            session=session,
+            view=reverted.view,
+            parent=holding.id,
+            through=root_of_chain(row.upstream) if target is None else target.through,
+            depth=0 if target is None else target.depth,
+            why="revert",
+            exchange="",
+            opened_ms=self._clock.now_ms(),
+            tokens_before=now,
+            tokens_after=then,
+            edits=b"[]" if target is None else target.edits,
+            rendered=() if target is None else target.rendered,
+            originals=() if target is None else target.originals,
+        )
+        return Reversion(epoch, quote, now)
+
+    async def _find_newest_plan(self, session: str, view: str) -> Plan | None:
+        """The newest plan of a view that has the tokens of a client's request."""
+        async for row in read_back(self._archive, session):
+            for each in () if row.is_side else reversed(row.rounds):
+                if each.plan is not None and each.plan.view == view and each.plan.tokens_client is not None:
+                    return each.plan
+        return None
+
+    async def _count(self, history: MessageList, places: Collection[int]) -> list[int]:
+        """The tokens of messages as the model counts them, in the order of their places."""
+        row, models = history.row, self._lookout.models
+        counted = await models.count.tally(row.model, [history.raws[place] for place in sorted(places)])
+        ratio = models.count.find_ratio((await self._archive.find_session(row.session)).upstream, row.model)
+        return [ratio.apply(tokens) for tokens in counted]
+
+    async def _find_usable(self, row: ExchangeRow) -> int:
+        upstream = (await self._archive.find_session(row.session)).upstream
+        return self._lookout.models.budget(LimitKey(upstream, row.model)).usable
+
+    async def _note(self, context: Context, session: str, node: bytes, *, is_on: bool) -> None:
+        pin = Pin(session, node, is_on, self._clock.now_ms())
+        await self._keep(pin)
+        context.pin(pin)
+
+    async def _keep(self, record: Record) -> None:
+        if not await self._gate.confirm(self._archive.append(record)):
+            raise StoreUnavailable("the log does not take it now; nothing was changed, try again")
+
+
+def _find_place(history: MessageList, place: int | None) -> int:
+    count = len(history.nodes)
+    found = count - 1 if place is None else place
+    if not 0 <= found < count:
+        raise NotFound(f"this request has {count} messages behind its preamble, counted from 0, and none at {found}")
+    return found
+
+
+def _stands_as(holding: Epoch, target: Epoch | None) -> bool:
+    """Whether an epoch sends what another does; None sends all as it came."""
+    if target is None:
+        return not holding.depth
+    return (holding.through, holding.rendered) == (target.through, target.rendered)

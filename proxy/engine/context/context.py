@@ -1,0 +1,323 @@
+"""How one session is managed: its epochs, its pins, its accounts.
+
+Rule (BEHAVIOUR B3, B4, B6): there is no head of a session; an epoch holds for every request of its view whose chain has
+the node it was made for, or would have it, had the client not cleared outputs before that, and that has enough behind
+it; of those the newest counts.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from proxy.context.account import Account, restore_account
+from proxy.context.budget import Budget
+from proxy.context.compaction.graph import find_live, says_more
+from proxy.context.view import LiveSummary
+from proxy.engine.context.clearing import Covers
+from proxy.engine.context.holding import Reaches
+from proxy.engine.context.opening import Draft
+from proxy.engine.context.paths import PromptPrefix, count_shared
+from proxy.engine.context.subject import Subject
+from proxy.model.epoch import Epoch, Pin, StoredContext
+from proxy.model.record import weigh
+from proxy.model.summary import Summary
+from proxy.wire.identity import Item
+
+_MOST_CHOSEN = 256
+_MOST_STANDINGS = 64
+_CONTEXT_WEIGHT = 800
+_EPOCH_WEIGHT = 1000
+_ORIGINAL_WEIGHT = 400
+_STANDING_WEIGHT = 450
+_CHOSEN_WEIGHT = 350
+_NODE_WEIGHT = 60
+_ITEM_WEIGHT = 250
+
+
+class Standing:
+    """What holds of one view of a session under one epoch, or under none.
+
+    `before` are the nodes of the last request that was charged to `account`, `head` what went before its messages.
+    """
+
+    __slots__ = ("account", "before", "head")
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
+        self.before: Sequence[bytes] | None = None
+        self.head: PromptPrefix | None = None
+
+
+class Context:
+    """What holds in one session. `is_known`: the log has said all it knows of it.
+
+    `reaches` tell how far the requests went that epochs were opened for. `sizes` are the tokens of epochs' rendered
+    messages by id, as we count them; `protected` those that the last plan of a view had to leave; `told` the views
+    of which it was said that more should stay than there is room for; `fruitless` the tokens and the last node of a
+    request that no plan made shorter; `unsent` those epochs that were opened beside the calls, and that none has
+    gone out under yet; `unsigned` the views whose rewritten requests go out without signed reasoning, for the upstream
+    has refused it. Summaries are those that may still be of use. One epoch opens at a time: whoever waited for
+    `opening` looks first whether there is a new one.
+    """
+
+    __slots__ = (
+        "_chosen",
+        "_covered",
+        "_epochs",
+        "_epochs_weight",
+        "_late",
+        "_opening",
+        "_owed",
+        "_pins",
+        "_standings",
+        "_summaries",
+        "fruitless",
+        "is_known",
+        "protected",
+        "reaches",
+        "sizes",
+        "told",
+        "unsent",
+        "unsigned",
+    )
+
+    def __init__(self) -> None:
+        self._epochs: list[Epoch] = []
+        self._epochs_weight = 0
+        self._pins: dict[bytes, bool] = {}
+        self._chosen: OrderedDict[tuple[str, bytes], str] = OrderedDict()
+        self._covered = Covers()
+        self._standings: OrderedDict[tuple[str, str], Standing] = OrderedDict()
+        self._owed: dict[tuple[str, str], float] = {}
+        self._late: tuple[Subject, asyncio.Future[Draft]] | None = None
+        self._opening: asyncio.Lock | None = None
+        self._summaries: dict[str, Summary] = {}
+        self.reaches = Reaches()
+        self.sizes: dict[str, int] = {}
+        self.protected: dict[str, int] = {}
+        self.told: set[str] = set()
+        self.fruitless: dict[str, tuple[int, bytes]] = {}
+        self.unsent: set[str] = set()
+        self.unsigned: set[str] = set()
+        self.is_known = False
+
+    @property
+    def weight(self) -> int:
+        """Bytes of memory, roughly."""
+        nodes = sum([len(standing.before or ()) for standing in self._standings.values()]) + len(self._pins)
+        late = len(self._late[0].split.content) if self._late is not None else 0
+        noted = _CHOSEN_WEIGHT * len(self._chosen) + _NODE_WEIGHT * nodes + _STANDING_WEIGHT * len(self._standings)
+        covered, summaries = _ITEM_WEIGHT * len(self._covered), sum(map(weigh, self._summaries.values()))
+        return _CONTEXT_WEIGHT + self._epochs_weight + noted + late + covered + summaries
+
+    @property
+    def opening(self) -> asyncio.Lock:
+        """Held by whoever opens an epoch."""
+        if self._opening is None:
+            self._opening = asyncio.Lock()
+        return self._opening
+
+    @property
+    def epochs(self) -> Sequence[Epoch]:
+        """All, the oldest first."""
+        return self._epochs
+
+    @property
+    def is_drafting(self) -> bool:
+        """Whether a plan that came too late for its request is still being made."""
+        return self._late is not None and not self._late[1].done()
+
+    @property
+    def late(self) -> "asyncio.Future[Draft] | None":
+        """The plan that came too late for its request, if it was not used since."""
+        return self._late[1] if self._late is not None else None
+
+    def note_late(self, subject: Subject, drafting: "asyncio.Future[Draft]") -> None:
+        """A plan is still being made: the next request may have it."""
+        self._late = (subject, drafting)
+
+    def take_late(self, subject: Subject) -> Draft | None:
+        """The plan that came too late for an earlier request, where this one goes on from that. Raises as it did."""
+        if self._late is None or not self._late[1].done():
+            return None
+        asked, drafting = self._late
+        needed = 1 if drafting.exception() else drafting.result().plan.through
+        if asked.model != subject.model or count_shared(asked.nodes, subject.nodes) < needed:
+            return None
+        self._late = None
+        draft = drafting.result()
+        return draft if draft.plan.through else None
+
+    def absorb(self, stored: StoredContext) -> None:
+        """Take what the log knows, beside what happened before it was asked."""
+        self.is_known = True
+        later, self._epochs, self._epochs_weight = self._epochs, [], 0
+        known = {epoch.id for epoch in later}
+        for epoch in [*(each for each in stored.epochs if each.id not in known), *later]:
+            self.add(epoch)
+        self._pins = {pin.node: pin.is_on for pin in stored.pins} | self._pins
+        self._summaries = {each.id: each for each in stored.summaries} | self._summaries
+        self.unsent |= set(stored.unsent) - known
+        newest = {epoch.view: epoch.id for epoch in stored.epochs}
+        for view, owed in stored.owed:
+            self._owe(view, newest.get(view, ""), owed)
+
+    def _owe(self, view: str, epoch: str, owed: float) -> None:
+        """What was owed last, which was under the newest epoch of the view as far as the log tells."""
+        standing = self._standings.get((view, epoch))
+        if standing is None:
+            self._owed[view, epoch] = owed
+        else:
+            standing.account = replace(standing.account, owed=standing.account.owed + owed)
+
+    def add(self, epoch: Epoch, reach: int | None = None) -> None:
+        """An epoch holds from now on; after a revert also for histories that were sent under those it takes back.
+
+        `reach` is how many messages the request has that it is opened for, None where nobody knows.
+        """
+        self._epochs.append(epoch)
+        self.reaches.note(epoch.id, reach)
+        self._epochs_weight += weigh_epoch(epoch)
+        if epoch.is_reversion:
+            undone = {each.id for each in self.trace(epoch.parent)}
+            for key in [key for key, chosen in self._chosen.items() if chosen in undone]:
+                del self._chosen[key]
+
+    @property
+    def pinned(self) -> frozenset[bytes]:
+        """The nodes of all that is pinned."""
+        return frozenset(node for node, is_on in self._pins.items() if is_on)
+
+    def drop_oldest(self) -> bool:
+        """Forget the oldest epoch, if there is a newer one; whether that was so."""
+        if len(self._epochs) < 2:
+            return False
+        epoch = self._epochs.pop(0)
+        self._epochs_weight -= weigh_epoch(epoch)
+        self.sizes.pop(epoch.id, None)
+        self.reaches.forget(epoch.id)
+        return True
+
+    def pin(self, pin: Pin) -> None:
+        """A message stays, or need not any more."""
+        self._pins[pin.node] = pin.is_on
+
+    def list_pinned(self, nodes: Sequence[bytes]) -> frozenset[int]:
+        """The places of a chain that are pinned."""
+        if not any(self._pins.values()):
+            return frozenset()
+        return frozenset(place for place, node in enumerate(nodes) if self._pins.get(node))
+
+    def add_summary(self, summary: Summary) -> None:
+        """A summary is in the log."""
+        self._summaries[summary.id] = summary
+
+    def get_summary(self, id: str) -> Summary | None:
+        """The summary with this id, as far as memory has it."""
+        return self._summaries.get(id)
+
+    def list_summaries(self, nodes: Sequence[bytes]) -> list[Summary]:
+        """The summaries that stand for messages of a chain now, in their order (BEHAVIOUR B32a)."""
+        holding = [each for each in self._summaries.values() if is_on_path(each, nodes)]
+        return find_live(holding)
+
+    def list_reports(self, nodes: Sequence[bytes]) -> list[LiveSummary]:
+        """Those of them that a plan may show."""
+        shown = filter(says_more, self.list_summaries(nodes))
+        return [LiveSummary(each.id, each.text, each.start, each.stop, each.tokens) for each in shown]
+
+    def get_standing(self, view: str, epoch: str, budget: Budget) -> Standing:
+        """How a view stands under an epoch, empty for none; as the log tells it where memory does not."""
+        standing = self._standings.get((view, epoch))
+        if standing is None:
+            owed = self._owed.pop((view, epoch), 0.0)
+            account = restore_account(self.trace(epoch), owed, budget)
+            standing = self._standings[view, epoch] = Standing(account)
+            self._forget_standings()
+        self._standings.move_to_end((view, epoch))
+        return standing
+
+    def _forget_standings(self) -> None:
+        """A client may name models without end."""
+        if len(self._standings) > _MOST_STANDINGS:
+            (view, _), _ = self._standings.popitem(last=False)
+            if not any(named == view for named, _ in self._standings):
+                self.protected.pop(view, None)
+                self.told.discard(view)
+                self.unsigned.discard(view)
+                self.fruitless.pop(view, None)
+
+    def get_epoch(self, epoch: str) -> Epoch | None:
+        """The epoch with this id."""
+        return next((each for each in reversed(self._epochs) if each.id == epoch), None)
+
+    def find(self, view: str, subject: Subject, *, is_next: bool = False) -> Epoch | None:
+        """The epoch that holds for a request: the one this very history was sent under before, else the newest.
+
+        None also where it was sent under none. `is_next`: the one that will hold for what goes on from the request.
+        """
+        if not self._epochs:
+            return None
+        chosen = None if is_next else self._chosen.get((view, subject.tip))
+        if chosen == "":
+            return None
+        nodes = subject.nodes
+        holding = [epoch for epoch in self._epochs if epoch.view == view and self._is_on_path(epoch, nodes)]
+        if not holding:
+            holding = [each for each in self._epochs if each.view == view and self._covered.is_cleared(each, subject)]
+        sent = next((epoch for epoch in holding if epoch.id == chosen), None)
+        return sent or self.reaches.choose(holding, self._epochs, subject)
+
+    def cover(self, epoch: Epoch, items: Sequence[Item]) -> None:
+        """Remember what an epoch stands for, to know it again when the client has cleared some of it."""
+        self._covered.note(epoch, items)
+
+    def was_sent(self, view: str, subject: Subject) -> bool:
+        """Whether this very history was sent before, as far as memory tells."""
+        return (view, subject.tip) in self._chosen
+
+    def choose(self, view: str, subject: Subject, epoch: str) -> None:
+        """Send this history under the same epoch whenever it is sent again (BEHAVIOUR B5)."""
+        self.unsent.discard(epoch)
+        self._chosen[view, subject.tip] = epoch
+        self._chosen.move_to_end((view, subject.tip))
+        if len(self._chosen) > _MOST_CHOSEN:
+            self._chosen.popitem(last=False)
+
+    def find_newest(self, epoch: str) -> Epoch | None:
+        """The newest of those that go on from an epoch, or that itself; None where it is not known."""
+        return next((each for each in reversed(self._epochs) if any(e.id == epoch for e in self.trace(each.id))), None)
+
+    def sum_cut(self, epoch: str) -> int:
+        """By how many tokens what is sent under an epoch is shorter than what the client sends."""
+        return sum(each.tokens_before - each.tokens_after for each in self.trace(epoch))
+
+    def trace(self, epoch: str) -> list[Epoch]:
+        """An epoch and those before it on its path, the oldest first."""
+        traced: list[Epoch] = []
+        found = self.get_epoch(epoch)
+        while found is not None and found not in traced:
+            traced.insert(0, found)
+            found = self.get_epoch(found.parent)
+        return traced
+
+    def _is_on_path(self, epoch: Epoch, nodes: Sequence[bytes]) -> bool:
+        """Whether an epoch is one of a chain's; a revert is wherever what it takes back is, and nowhere else."""
+        while epoch.is_reversion and (reverted := self.get_epoch(epoch.parent)) is not None:
+            epoch = reverted
+        return not epoch.depth or (epoch.depth <= len(nodes) and nodes[epoch.depth - 1] == epoch.through)
+
+
+def is_on_path(summary: Summary, nodes: Sequence[bytes]) -> bool:
+    """Whether a chain has all the messages of a summary."""
+    return summary.stop <= len(nodes) and nodes[summary.stop - 1] == summary.last
+
+
+def weigh_epoch(epoch: Epoch) -> int:
+    """Bytes of memory, roughly."""
+    originals = _ORIGINAL_WEIGHT * len(epoch.originals) + _NODE_WEIGHT * sum(
+        len(each.digests) for each in epoch.originals
+    )
+    return _EPOCH_WEIGHT + sum(map(len, epoch.rendered)) + len(epoch.edits) + originals

@@ -1,0 +1,145 @@
+"""Finding out how a request stands: which epoch holds, what was counted, what may be sent. Rule: decides nothing."""
+
+import msgspec
+
+from proxy.context.account import Account
+from proxy.context.budget import Budget, is_surely_below
+from proxy.context.estimate import Ratio
+from proxy.context.holdout import Holdout
+from proxy.context.tariff import Tariff
+from proxy.engine.context.case import Case, estimate_protected, find_kept
+from proxy.engine.context.context import Context
+from proxy.engine.context.lessons import Lessons
+from proxy.engine.context.memory import Memory
+from proxy.engine.context.paths import Beginning, Path, is_head_of
+from proxy.engine.context.subject import Subject
+from proxy.engine.models import Models
+from proxy.engine.ports import Clock
+from proxy.model.card import LimitKey
+from proxy.model.epoch import Epoch
+from proxy.wire.body import ByteRange
+
+_NOBODY = Holdout()
+
+
+class Ahead(msgspec.Struct, frozen=True, gc=False):
+    """A case in which the tokens of what is new are not counted, but for the most that they may be."""
+
+    case: Case
+    begun: Beginning
+
+
+class Lookout:
+    """Looks at requests. Tokens are as we count them, budgets too; `memory` is what is known of earlier ones.
+
+    `holdout` are the sessions that are only observed.
+    """
+
+    def __init__(
+        self, memory: Memory, models: Models, lessons: Lessons, clock: Clock, holdout: Holdout = _NOBODY
+    ) -> None:
+        self.memory = memory
+        self.models = models
+        self.holdout = holdout
+        self._lessons = lessons
+        self.clock = clock
+
+    def find_ratio(self, subject: Subject) -> Ratio:
+        """How many tokens the model counts for each of ours."""
+        return self.models.count.find_ratio(subject.session.upstream, subject.model)
+
+    def find_budget(self, subject: Subject, ceiling: int | None = None) -> Budget:
+        """What may be sent of a request; a `ceiling` in the model's tokens takes the place of the configured one."""
+        budget = self.models.budget(find_key(subject), subject.most_output or None, ceiling)
+        return budget.scale(self.find_ratio(subject).value)
+
+    def find_tariff(self, subject: Subject, path: Path) -> Tariff:
+        """What its input costs."""
+        key = find_key(subject)
+        card = self.models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant)
+        return self._lessons.find_tariff(key.upstream, key.model, card, path.list_markers())
+
+    def find_tariff_of(self, upstream: str, model: str) -> Tariff:
+        """The same for a model of which no request is at hand."""
+        return self._lessons.find_tariff(upstream, model, self.models.card(upstream, model), ())
+
+    def is_below(self, subject: Subject, budget: Budget) -> bool:
+        """Whether bytes prove that a request is below the soft mark, beside what of it was counted before."""
+        known, shared = self.memory.paths.find(subject)
+        if known is None or not is_head_of(known.head, subject):
+            return is_surely_below(budget, subject.split.content)
+        return is_surely_below(budget, _list_uncounted(subject, shared), known.head.tokens + known.count_to(shared))
+
+    async def look_at(self, subject: Subject, context: Context, epoch: Epoch | None, budget: Budget) -> Case:
+        """All that is known of a request; what of it is new is counted."""
+        path = await self.memory.paths.follow(subject)
+        frozen = await self._weigh(subject, context, epoch) if epoch is not None else 0
+        return self._make_case(subject, context, epoch, budget, path, frozen)
+
+    def look_ahead(self, subject: Subject, context: Context, epoch: Epoch, budget: Budget) -> "Ahead | None":
+        """The same of a request to which little is new, before that is counted; None of any other."""
+        frozen = context.sizes.get(epoch.id)
+        begun = self.memory.paths.begin(subject) if frozen is not None else None
+        if frozen is None or begun is None:
+            return None
+        return Ahead(self._make_case(subject, context, epoch, budget, begun.path, frozen), begun)
+
+    def count(self, ahead: "Ahead") -> Case:
+        """The case, once what is new in it is counted. Blocks as long as that takes."""
+        return msgspec.structs.replace(ahead.case, path=self.memory.paths.finish(ahead.case.subject, ahead.begun))
+
+    def _make_case(
+        self, subject: Subject, context: Context, epoch: Epoch | None, budget: Budget, path: Path, frozen: int
+    ) -> Case:
+        model = subject.model
+        standing = context.get_standing(model, epoch.id if epoch is not None else "", budget)
+        kept = find_kept(path, standing.before, frozen, epoch.depth if epoch is not None else 0)
+        if standing.head not in (None, path.head):
+            kept = 0  # a provider reads from its cache what is alike from the very beginning
+        return Case(
+            subject=subject,
+            context=context,
+            epoch=epoch,
+            standing=standing,
+            frozen=frozen,
+            path=path,
+            kept=kept,
+            budget=budget,
+            tariff=self.find_tariff(subject, path),
+            ratio=self.find_ratio(subject),
+            protected=_find_protected(context.protected.get(model, 0), path, budget, standing.account),
+            now=self.clock.monotonic(),
+        )
+
+    async def _weigh(self, subject: Subject, context: Context, epoch: Epoch) -> int:
+        """The tokens of what is sent for an epoch, counted once."""
+        tokens = context.sizes.get(epoch.id)
+        if tokens is None:
+            tokens = context.sizes[epoch.id] = await self.memory.paths.count_messages(subject, epoch.rendered)
+        return tokens
+
+
+def _find_protected(known: int, path: Path, budget: Budget, account: Account) -> int:
+    """What the last plan had to leave; where that was too much, no more than has to stay by now (BEHAVIOUR B12)."""
+    is_much = account.futile > 0 or budget.is_out_of_reach(known)
+    return min(known, estimate_protected(path)) if is_much else known
+
+
+def _list_uncounted(subject: Subject, shared: int) -> bytes:
+    """The bytes of a request beside its preamble, its tools, and the first messages behind the preamble."""
+    split = subject.split
+    counted = [ByteRange(split.items[0].start, split.items[subject.chain.preamble.count + shared - 1].end)]
+    counted += [split.members["tools"]] if "tools" in split.members else []
+    uncounted, at = [], 0
+    for span in sorted(counted, key=lambda span: span.start):
+        uncounted.append(split.content[at : span.start])
+        at = span.end
+    return b"".join([*uncounted, split.content[at:]])
+
+
+def find_key(subject: Subject) -> LimitKey:
+    """For whom a limit that is learned from a request holds (BEHAVIOUR B18)."""
+    beta = b""
+    if subject.wire == "anthropic_messages":
+        beta = b",".join(value for name, value in subject.headers if name == b"anthropic-beta")
+    return LimitKey(subject.session.upstream, subject.model, beta.decode("latin-1"), subject.session.tenant)

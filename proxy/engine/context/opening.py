@@ -1,0 +1,156 @@
+"""Making an epoch: what the builder plans, as the bytes that will be sent.
+
+Rule: blocks, and so runs in a thread; the same conversation in the same state gives the same bytes.
+"""
+
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from itertools import pairwise
+
+import msgspec
+
+from proxy.context.budget import Budget
+from proxy.context.builder import ContextBuilder
+from proxy.context.reference import make_reference
+from proxy.context.view import LiveSummary, Seen, View
+from proxy.engine.context.paths import Path
+from proxy.engine.context.subject import Subject
+from proxy.engine.policy import Provider
+from proxy.model.epoch import Epoch, Original
+from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Replaced, Written
+from proxy.model.shapes import Shape
+from proxy.wire.frame import read_rules
+from proxy.wire.rendering import reach_user, render
+from proxy.wire.telling import read_told
+
+_ANY = Provider()
+_JSON = "[This conversation asks for its answers as JSON.]"
+_edits = msgspec.json.Decoder(tuple[Edit, ...])
+
+
+class Draft(msgspec.Struct, frozen=True, gc=False):
+    """A plan, and the raw messages it comes to."""
+
+    plan: ContextPlan
+    rendered: tuple[bytes, ...]
+    originals: tuple[Original, ...]
+
+
+class Ground(msgspec.Struct, frozen=True, gc=False):
+    """What a draft stands on beside the conversation: the epoch that holds, the places that are pinned, summaries.
+
+    `goal`, `depth` and `must_fit` are as a view has them. `known` are references that have their originals, by id: what
+    one stands for stays the same though the client may spell its messages otherwise by now.
+    """
+
+    budget: Budget
+    frozen: Epoch | None = None
+    pinned: frozenset[int] = frozenset()
+    reports: Sequence[LiveSummary] = ()
+    goal: Budget | None = None
+    known: Mapping[str, Original] = {}
+    depth: int = 0
+    must_fit: bool = False
+
+
+class Opener:
+    """Drafts epochs. `secret` makes references unguessable."""
+
+    def __init__(self, builder: ContextBuilder, secret: bytes, providers: Mapping[str, Provider]) -> None:
+        self._builder = builder
+        self._secret = secret
+        self._providers = providers
+
+    def draft(self, subject: Subject, path: Path, ground: Ground, *, is_minimal: bool = False) -> Draft:
+        """What would be sent in place of the beginning of a request's history. Raises whatever goes wrong."""
+        raws, view = subject.list_raws(), self.see(subject, path, ground)
+        view = msgspec.structs.replace(view, sent=_find_sent(subject))
+        plan = self._builder.minimal(view) if is_minimal else self._builder.build(view)
+        provider = self._providers.get(subject.session.upstream, _ANY)
+        if provider.strict_alternation:
+            edits, through = reach_user(subject.wire, plan.edits, plan.through, raws)
+            plan = msgspec.structs.replace(plan, edits=edits, through=through)
+        elif provider.summary_role == "assistant":
+            plan = msgspec.structs.replace(plan, edits=_lead_with_user(plan.edits, path.shapes))
+        if read_rules(subject.wire, subject.split, subject.chain.preamble.count).needs_json:
+            plan = msgspec.structs.replace(plan, edits=_say_json(plan, path.shapes))
+        is_alternating = provider.strict_alternation
+        # the words of users that stay can be joined with ours beside them, those of the assistant's own cannot
+        role = "user" if is_alternating else provider.summary_role
+        rendered = render(subject.wire, plan.edits, raws, role=role, is_alternating=is_alternating)
+        originals = [ground.known.get(each.id) or _keep_original(subject, each) for each in plan.references]
+        return Draft(plan, rendered, tuple(originals))
+
+    def see(self, subject: Subject, path: Path, ground: Ground) -> View:
+        """The conversation as plans see it. Raises whatever goes wrong."""
+        return View(
+            messages=_see(subject.wire, subject.list_raws(), path),
+            head=path.head.tokens,
+            budget=ground.budget,
+            name=lambda start, stop, offset: self._name(subject, start, stop, offset),
+            pinned=ground.pinned,
+            unkept=subject.list_unkept(),
+            frozen=None if ground.frozen is None else read_plan(ground.frozen),
+            reports=ground.reports,
+            goal=ground.goal,
+            depth=ground.depth,
+            must_fit=ground.must_fit,
+        )
+
+    def _name(self, subject: Subject, start: int, stop: int, offset: int) -> str:
+        """The id of a reference: the node of the last message names all before it."""
+        named = b"%b%d:%d" % (subject.nodes[stop - 1], stop - start, offset)
+        return make_reference(self._secret, subject.session.id, sha256(named).digest())
+
+
+def _find_sent(subject: Subject) -> int | None:
+    """How many messages went out before; None unless the rest was put behind them: elsewhere all may be old."""
+    step = subject.step
+    return step.base if step is not None and step.base and step.relation == "append" else None
+
+
+def read_plan(epoch: Epoch) -> ContextPlan:
+    """The plan that an epoch was made of, as far as it is kept. Raises ValueError."""
+    references = tuple(
+        Reference(each.id, each.place, each.place + len(each.digests), each.offset) for each in epoch.originals
+    )
+    return ContextPlan(epoch.depth, _edits.decode(epoch.edits), references, epoch.tokens_after)
+
+
+def _see(wire: str, raws: Sequence[bytes], path: Path) -> list[Seen]:
+    tokens = [after - before for before, after in pairwise([0, *path.sums])]
+    return [Seen(read_told(wire, raw), shape, each) for raw, shape, each in zip(raws, path.shapes, tokens, strict=True)]
+
+
+def _lead_with_user(edits: tuple[Edit, ...], shapes: Sequence[Shape]) -> tuple[Edit, ...]:
+    """The edits with the user's first message before what of ours is the assistant's, which no list may begin with."""
+    at = next((i for i, edit in enumerate(edits) if not isinstance(edit, Written)), 0)
+    match edits[at : at + 1]:
+        case (Kept() | Replaced() as first,) if shapes[first.place].role == "user":
+            return (first, *edits[:at], *edits[at + 1 :])
+    return edits
+
+
+def _say_json(plan: ContextPlan, shapes: Sequence[Shape]) -> tuple[Edit, ...]:
+    """The edits, the last ledger of which says the word that went with all messages of the client's that had it.
+
+    An output format that wants it said is refused without. Where the client did not say it that is not ours to mend.
+    """
+    ours = [(i, edit) for i, edit in enumerate(plan.edits) if isinstance(edit, Written) and not edit.report]
+    if not ours or _says_json(plan, shapes) or not any(shape.says_json for shape in shapes):
+        return plan.edits
+    at, last = ours[-1]
+    return (*plan.edits[:at], Written(f"{last.text}\n{_JSON}", last.start, last.stop), *plan.edits[at + 1 :])
+
+
+def _says_json(plan: ContextPlan, shapes: Sequence[Shape]) -> bool:
+    """Whether anything that is sent under a plan has the word."""
+    kept = [shapes[edit.place] for edit in plan.edits if isinstance(edit, Kept)]
+    if any(shape.says_json for shape in (*kept, *shapes[plan.through :])):
+        return True
+    return any("json" in edit.text.lower() for edit in plan.edits if not isinstance(edit, Kept))
+
+
+def _keep_original(subject: Subject, reference: Reference) -> Original:
+    digests = subject.list_digests(reference.start, reference.stop)
+    return Original(reference.id, digests, subject.wire, reference.start, reference.offset)

@@ -1,0 +1,291 @@
+"""The messages of a conversation as managing has seen them: their shapes, their tokens, what is wrong with them.
+
+Rule: a node names all messages before it, so what was found out of the path to it holds for every request that shows
+it, as far as its bytes are as long: what a node leaves out (cache markers, reasoning) may come and go. Memory only:
+forgetting costs time.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import accumulate
+
+import msgspec
+
+from proxy.context.budget import is_bounded
+from proxy.engine.context.subject import Subject
+from proxy.engine.counting import Counting, Piece
+from proxy.model.growing import count_common, extend
+from proxy.model.manifest import digest_of
+from proxy.model.shapes import Shape
+from proxy.wire.body import ByteRange
+from proxy.wire.shaping import read_shape
+from proxy.wire.validity import MessageRuns, extend_history, judge_history
+
+_PATHS_OF_A_VIEW = 4
+_PATH_WEIGHT = 500
+_MESSAGE_WEIGHT = 700
+# What is longer is read in a thread, for the while that takes is felt by others.
+_READ_HERE = 64 * 1024
+# Ids are some forty characters long. Messages with more of them than this weigh more than is reckoned with.
+_MOST_NAMED = 2048
+_NOTHING = (b"", b"[]", b"null")
+
+Key = tuple[str, str]
+
+
+class PromptPrefix(msgspec.Struct, frozen=True, gc=False):
+    """What goes before the messages, its tokens, and the raw members it was counted from."""
+
+    leading: bytes
+    members: tuple[bytes, ...]
+    tokens: int
+
+
+class Path(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """The messages up to a node, behind the preamble. `sums` are tokens up to the end of each, without the head's.
+
+    `marked` are the places of messages with cache markers, `signed` those of messages with signed reasoning. `items`
+    is where they stood in the body that they were read of, from place `first` on.
+    """
+
+    nodes: Sequence[bytes]
+    shapes: Sequence[Shape]
+    sums: Sequence[int]
+    history: MessageRuns
+    head: PromptPrefix
+    items: Sequence[ByteRange]
+    first: int
+    marked: tuple[int, ...] = ()
+    signed: tuple[int, ...] = ()
+
+    def count(self, start: int, stop: int) -> int:
+        """Tokens of the messages from `start` up to `stop`."""
+        return self.count_to(stop) - self.count_to(start)
+
+    def count_to(self, stop: int) -> int:
+        """Tokens of the first messages."""
+        return self.sums[stop - 1] if stop else 0
+
+    def list_markers(self, stop: int | None = None) -> list[str]:
+        """The retentions of the cache markers in the first messages, or in all of them."""
+        places = self.marked if stop is None else [place for place in self.marked if place < stop]
+        return [marker for place in places for marker in self.shapes[place].markers]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the whole request."""
+        return self.head.tokens + self.count_to(len(self.sums))
+
+    @property
+    def weight(self) -> int:
+        """Bytes of memory, roughly."""
+        return _PATH_WEIGHT + _MESSAGE_WEIGHT * len(self.nodes) + sum(map(len, self.head.members))
+
+    def continues(self, other: "Path") -> bool:
+        """Whether this one has all the messages of the other, and perhaps more."""
+        return count_shared(other.nodes, self.nodes) == len(other.nodes)
+
+    def count_alike(self, subject: Subject) -> int:
+        """How many messages of a request are those of this path, and no other bytes as far as their length tells."""
+        shared = count_shared(self.nodes, subject.nodes)
+        items, first = subject.split.items, subject.chain.preamble.count
+        same = count_common(self.items, items) - first if first == self.first else 0
+        at = max(0, same)
+        known = self.items[self.first + at : self.first + shared]
+        for place, (old, new) in enumerate(zip(known, items[first + at : first + shared], strict=True), at):
+            if old.end - old.start != new.end - new.start:
+                return place
+        return shared
+
+
+class Beginning(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """A path whose newest messages, which are `pieces`, are not counted: `sums` have their bytes, which are more.
+
+    `most` is how many tokens too many these may be.
+    """
+
+    path: Path
+    pieces: tuple[Piece, ...]
+    most: int
+
+
+class Paths:
+    """The paths seen last, the least recently used dropped above `most_bytes`."""
+
+    def __init__(self, counting: Counting, most_bytes: int) -> None:
+        self._counting = counting
+        self._most = most_bytes
+        self._seen: OrderedDict[Key, list[Path]] = OrderedDict()
+        self._weight = 0
+
+    @property
+    def weight(self) -> int:
+        """Bytes of memory, roughly."""
+        return self._weight
+
+    def find(self, subject: Subject) -> tuple[Path | None, int]:
+        """The path seen before that shares most messages with a request's, and how many; (None, 0) if none does."""
+        best, most = None, 0
+        for path in reversed(self._seen.get(_name(subject), ())):
+            shared = path.count_alike(subject)
+            if shared > most:
+                best, most = path, shared
+            if shared == len(subject.nodes):
+                break
+        return best, most
+
+    async def follow(self, subject: Subject) -> Path:
+        """The path of a request; only messages that are new are read and counted."""
+        known, shared = self.find(subject)
+        head = await self._count_head(subject, known)
+        if known is not None and shared == len(subject.nodes) == len(known.nodes):
+            path = known if known.head is head else msgspec.structs.replace(known, head=head)
+        else:
+            shapes, pieces = await _examine(subject.wire, subject.list_raws(shared))
+            tokens = await self._count(subject, pieces)
+            path = _go_on(known, shared, subject, shapes, tokens, head)
+            if any(map(_is_long_named, shapes)):
+                return path
+        self._remember(_name(subject), path)
+        return path
+
+    def begin(self, subject: Subject) -> "Beginning | None":
+        """The path of a request as far as it is known without counting what is new in it; `finish` counts that.
+
+        None where nothing is known of it, or what is new is so much, or such, that `follow` must see to it.
+        """
+        known, shared = self.find(subject)
+        if known is None or not is_head_of(known.head, subject):
+            return None
+        raws = subject.list_raws(shared)
+        is_plain = subject.chain.is_plain or all(map(is_bounded, raws))
+        if not (is_plain and self._counting.is_quick(subject.model, raws)):
+            return None
+        shapes, pieces = _look_at(subject.wire, raws)
+        if any(map(_is_long_named, shapes)):
+            return None
+        bounds = [len(raw) for raw in raws]
+        return Beginning(_go_on(known, shared, subject, shapes, bounds, known.head), tuple(pieces), sum(bounds))
+
+    def finish(self, subject: Subject, begun: "Beginning") -> Path:
+        """The path that was begun, counted. Blocks as long as that takes."""
+        tokens = self._counting.count_now(subject.model, begun.pieces).tokens
+        path, shared = begun.path, len(begun.path.sums) - len(tokens)
+        sums = extend(path.sums, shared, _add_up(path.count_to(shared), tokens))
+        path = msgspec.structs.replace(path, sums=sums)
+        self._remember(_name(subject), path)
+        return path
+
+    async def count_messages(self, subject: Subject, raws: Sequence[bytes]) -> int:
+        """The tokens of messages that are sent in place of others."""
+        return sum(await self._count(subject, [Piece(digest_of(raw), raw) for raw in raws]))
+
+    async def _count_head(self, subject: Subject, known: Path | None) -> PromptPrefix:
+        if known is not None and is_head_of(known.head, subject):
+            return known.head
+        tools, orders = members = list_members(subject)
+        pieces = [Piece(digest_of(raw), raw) for raw in subject.list_leading()]
+        if orders:
+            pieces.append(Piece(digest_of(orders), orders))
+        if tools:
+            pieces.append(Piece(digest_of(tools), tools, is_tools=True))
+        return PromptPrefix(subject.chain.preamble.system, members, sum(await self._count(subject, pieces)))
+
+    async def _count(self, subject: Subject, pieces: Sequence[Piece]) -> tuple[int, ...]:
+        if not pieces:
+            return ()
+        return (await self._counting.count(subject.model, pieces)).tokens
+
+    def _remember(self, key: Key, path: Path) -> None:
+        """Keep a path, in place of those that it continues."""
+        if path.weight > self._most:
+            return
+        entries = self._seen.setdefault(key, [])
+        self._seen.move_to_end(key)
+        for each in [each for each in entries if path.continues(each)]:
+            entries.remove(each)
+            self._weight -= each.weight
+        entries.append(path)
+        self._weight += path.weight
+        if len(entries) > _PATHS_OF_A_VIEW:
+            self._weight -= entries.pop(0).weight
+        while self._weight > self._most:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        key, entries = next(iter(self._seen.items()))
+        self._weight -= entries.pop(0).weight
+        if not entries:
+            del self._seen[key]
+
+
+def count_shared(known: Sequence[bytes], nodes: Sequence[bytes]) -> int:
+    """How many nodes two chains share: each names all before it, so they part once and for all."""
+    low, high = 0, min(len(known), len(nodes))
+    if high and known[high - 1] == nodes[high - 1]:
+        return high
+    while low < high:
+        middle = (low + high) // 2
+        if known[middle] == nodes[middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def list_members(subject: Subject) -> tuple[bytes, bytes]:
+    """The raw members that go before the messages: tools, and orders on wires that have them; empty for none."""
+    tools = subject.split.member("tools")
+    return (b"" if tools in _NOTHING else tools), subject.chain.preamble.orders
+
+
+def is_head_of(head: PromptPrefix, subject: Subject) -> bool:
+    """Whether that is what goes before the messages of a request."""
+    return head.leading == subject.chain.preamble.system and head.members == list_members(subject)
+
+
+def _name(subject: Subject) -> Key:
+    return subject.session.id, subject.model
+
+
+async def _examine(wire: str, raws: Sequence[bytes]) -> tuple[list[Shape], list[Piece]]:
+    """The shapes of messages, and what is counted of them."""
+    if sum(map(len, raws)) > _READ_HERE:
+        return await asyncio.to_thread(_look_at, wire, raws)
+    return _look_at(wire, raws)
+
+
+def _look_at(wire: str, raws: Sequence[bytes]) -> tuple[list[Shape], list[Piece]]:
+    return [read_shape(wire, raw) for raw in raws], [Piece(digest_of(raw), raw) for raw in raws]
+
+
+def _is_long_named(shape: Shape) -> bool:
+    return sum(map(len, (*shape.calls, *shape.results, *shape.markers))) > _MOST_NAMED
+
+
+def _add_up(before: int, tokens: Sequence[int]) -> list[int]:
+    return list(accumulate(tokens, initial=before))[1:]
+
+
+def _go_on(
+    known: Path | None, shared: int, subject: Subject, shapes: list[Shape], tokens: Sequence[int], head: PromptPrefix
+) -> Path:
+    items, first = subject.split.items, subject.chain.preamble.count
+    sums = _add_up(known.count_to(shared) if known is not None else 0, tokens)
+    fresh = tuple(place for place, shape in enumerate(shapes, shared) if shape.markers)
+    signed = tuple(place for place, shape in enumerate(shapes, shared) if shape.is_signed)
+    if known is None or not shared:
+        history = judge_history(shapes, is_itemised=subject.wire == "responses")
+        return Path(subject.nodes, shapes, sums, history, head, items, first, fresh, signed)
+    return Path(
+        subject.nodes,
+        extend(known.shapes, shared, shapes),
+        extend(known.sums, shared, sums),
+        extend_history(known.history, shared, shapes),
+        head,
+        items,
+        first,
+        (*(place for place in known.marked if place < shared), *fresh),
+        (*(place for place in known.signed if place < shared), *signed),
+    )

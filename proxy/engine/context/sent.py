@@ -1,0 +1,103 @@
+"""What is sent upstream, kept for the log so that it grows only with what is new (`model/manifest`).
+
+Rule: memory only, as with the bodies of clients (`engine/histories`): forgetting costs bytes in the log, no more.
+"""
+
+from proxy.engine.context.subject import Subject
+from proxy.engine.histories import BodySource, CachedBody, Histories, hold, list_links, split_known, take_stock
+from proxy.engine.policy import RECORD_CAP_BYTES
+from proxy.model.growing import count_common, extend
+from proxy.model.manifest import Manifest, keep_to
+from proxy.wire.body import ByteRange, SplitBody
+
+
+class SentBodies:
+    """Manifests of rewritten bodies, each leaning on the one before it in its session and view.
+
+    A body of more than `record_cap` bytes brings no more than that.
+    """
+
+    def __init__(self, cache_bytes: int, record_cap: int = RECORD_CAP_BYTES) -> None:
+        self._histories = Histories(cache_bytes)
+        self._cap = record_cap
+
+    def keep(self, subject: Subject, content: bytes, depth: int = 0) -> Manifest:
+        """The manifest of a body; of one in which others stand for the first `depth` messages, and the rest as it came.
+
+        Where only the end of that is new, nothing else is looked for.
+        """
+        key = (subject.session.tenant, subject.wire, f"{subject.session.id}\0{subject.model}")
+        newest = self._histories.find_newest(key) if depth else None
+        source: BodySource | None
+        grown = _grow(subject, content, depth, newest) if newest is not None else None
+        if grown is not None:
+            known, (split, shared, source) = newest, grown
+        else:
+            known, shared = self._histories.find(key, content)
+            found = split_known(content, subject.items_key, known, shared)
+            if found is None:
+                return self.keep_apart(content)
+            split, source = found, _find_source(subject, found, depth) if depth else None
+        holding = None
+        if len(content) > self._cap:
+            holding = hold(split, self._cap, list_links(known, shared), known, _find_lent(subject, split))
+        tenant, chain = subject.session.tenant, subject.chain
+        manifest, history = take_stock(tenant, split, chain, known, shared, source=source, holding=holding)
+        if history is not None:
+            self._histories.remember(key, history, known)
+        return manifest
+
+    def keep_apart(self, content: bytes) -> Manifest:
+        """The manifest of a body that leans on nothing, up to the cap."""
+        return keep_to(content, self._cap)
+
+    def clear(self) -> None:
+        """Forget everything: the log has lost a record that later manifests would lean on."""
+        self._histories.clear()
+
+
+def _grow(subject: Subject, content: bytes, depth: int, known: CachedBody) -> tuple[SplitBody, int, BodySource] | None:
+    """A body split after the known one, how many items they share, and its source; None where it goes not on from that.
+
+    What the client's requests share was compared when they came: then they hold their places in one sequence.
+    """
+    source, client, start = known.source, subject.split, subject.chain.preamble.count + depth
+    if source is None or source.start != start:
+        return None
+    shared = count_common(source.items, client.items)
+    if shared < start:
+        return None
+    moved, end = len(content) - len(client.content), client.items[start - 1].end
+    front = known.split.items[source.at - 1].end
+    if front != end + moved or not content.startswith(known.split.content[:front]):
+        return None
+    kept = source.at + shared - start
+    fresh = [ByteRange(span.start + moved, span.end + moved) for span in client.items[shared:]]
+    members = {name: _move(span, end, moved) for name, span in client.members.items()}
+    split = SplitBody(content, members, extend(known.split.items, kept, fresh))
+    return split, kept, BodySource(client.items, start, source.at)
+
+
+def _find_source(subject: Subject, split: SplitBody, depth: int) -> BodySource | None:
+    """What a body was made of, where it is the client's but for the messages that others stand for."""
+    client, start = subject.split, subject.chain.preamble.count + depth
+    at = len(split.items) - (len(client.items) - start)
+    is_so = split.content.endswith(client.content[client.items[start - 1].end :])
+    return BodySource(client.items, start, at) if is_so else None
+
+
+def _find_lent(subject: Subject, split: SplitBody) -> range:
+    """The items at a body's end that are the client's own, word for word: as far as it is in the log they are, too."""
+    ours, theirs, client = split.items, subject.split.items, subject.split.content
+    same = 0
+    for own, other in zip(reversed(ours), reversed(theirs), strict=False):
+        if split.content[own.start : own.end] != client[other.start : other.end]:
+            break
+        same += 1
+    unkept = len(theirs) - subject.holding.stop if subject.holding is not None else 0
+    return range(len(ours) - same, len(ours) - unkept)
+
+
+def _move(span: ByteRange, at: int, by: int) -> ByteRange:
+    """A member of a body in which what stands before `at` has another length."""
+    return ByteRange(span.start if span.start < at else span.start + by, span.end if span.end <= at else span.end + by)

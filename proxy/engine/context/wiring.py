@@ -1,0 +1,52 @@
+"""Managing put together. Rule: no logic beyond wiring; the assembly gives it what the world is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from proxy.context.builder import ContextBuilder
+from proxy.context.holdout import Holdout
+from proxy.engine.bus import EventBus
+from proxy.engine.context.booking import Books, Watcher
+from proxy.engine.context.ladder import Ladder
+from proxy.engine.context.lessons import Lessons
+from proxy.engine.context.lookout import Lookout
+from proxy.engine.context.memory import Memory
+from proxy.engine.context.opening import Opener
+from proxy.engine.context.rescuing import Rescues
+from proxy.engine.context.rewriting import Rewriter
+from proxy.engine.context.steward import Steward
+from proxy.engine.models import Models
+from proxy.engine.policy import Provider
+from proxy.engine.ports import Archive, Clock
+from proxy.model.events import AnswerRead
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What managing stands among; `providers` are by the upstream's name, `holdout` the sessions only observed.
+
+    No call waits longer for its plan, and for a summary that is being made, than `hard_wait_seconds` together.
+    """
+
+    archive: Archive
+    models: Models
+    builder: ContextBuilder
+    bus: EventBus
+    clock: Clock
+    providers: Mapping[str, Provider]
+    memory: Memory
+    watcher: Watcher
+    holdout: Holdout
+    hard_wait_seconds: float
+
+
+def build_steward(around: Surroundings, secret: bytes) -> Steward:
+    """Whoever decides what is sent; `secret` makes references unguessable."""
+    counting, memory = around.models.count, around.memory
+    lessons = Lessons(counting, around.providers)
+    around.bus.subscribe(AnswerRead, lessons.note_answer)
+    lookout = Lookout(memory, around.models, lessons, around.clock, around.holdout)
+    opener = Opener(around.builder, secret, around.providers)
+    ladder = Ladder(memory, opener, Rewriter(around.providers), around.bus, around.clock, around.hard_wait_seconds)
+    books = Books(memory.sent, lessons, around.watcher)
+    return Steward(lookout, ladder, Rescues(lookout, ladder, around.bus), books, around.bus, around.watcher)

@@ -1,0 +1,122 @@
+"""A request with all that is known of it: what is sent, and what of that was sent before."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from proxy.context.account import Account
+from proxy.context.cache import CacheModel
+from proxy.context.estimate import Ratio
+from proxy.context.tariff import make_tariff
+from proxy.engine.context.case import Case, estimate_protected, find_kept
+from proxy.engine.context.context import Context
+from proxy.engine.context.paths import Path, Paths
+from proxy.engine.context.subject import Subject
+from proxy.engine.counting import Counting
+from proxy.model.card import UNPRICED
+from proxy.model.epoch import Epoch
+from tests.support.contexts import BUDGET, HISTORY, ask, make_epoch
+from tests.support.managing import MODEL, Message, QuarterTokens, make_history, make_subject
+
+FROZEN = 50
+DEPTH = 4
+
+
+async def follow(subject: Subject) -> Path:
+    return await Paths(Counting(QuarterTokens()), 1 << 30).follow(subject)
+
+
+async def make_case(epoch: Epoch | None = None, context: Context | None = None, **fields: Any) -> Case:
+    subject, context = ask(), context or Context()
+    case = Case(
+        subject=subject,
+        context=context,
+        epoch=epoch,
+        standing=context.get_standing(MODEL, epoch.id if epoch is not None else "", BUDGET),
+        frozen=FROZEN if epoch is not None else 0,
+        path=await follow(subject),
+        kept=None,
+        budget=BUDGET,
+        tariff=make_tariff(UNPRICED, CacheModel()),
+        ratio=Ratio(1.5),
+        protected=70,
+        now=130.0,
+    )
+    return msgspec.structs.replace(case, **fields)
+
+
+async def test_without_an_epoch_the_clients_own_request_is_sent() -> None:
+    case = await make_case()
+    assert case.tokens == case.client_tokens == case.path.tokens
+
+
+async def test_an_epoch_stands_for_the_first_messages() -> None:
+    case = await make_case(make_epoch("a", DEPTH))
+    assert case.tokens == case.client_tokens - case.path.count(0, DEPTH) + FROZEN
+
+
+async def test_each_epoch_has_its_own_account() -> None:
+    case = await make_case(epoch := make_epoch("a", DEPTH))
+    case.find_standing(None).account = Account(sent=1)
+    case.find_standing(epoch).account = Account(sent=2)
+    assert (case.account.sent, (await make_case(context=case.context)).account.sent) == (2, 1)
+    assert (case.view, case.tell(100)) == (MODEL, 150)
+
+
+async def test_the_facts_are_those_of_the_case() -> None:
+    case = await make_case(make_epoch("a", DEPTH), kept=7)
+    case.find_standing(case.epoch).account = Account(sent_at=100.0)
+    facts = case.facts
+    assert (facts.tokens, facts.budget, facts.tariff, facts.protected) == (case.tokens, BUDGET, case.tariff, 70)
+    assert (facts.kept, facts.stable, facts.idle, facts.is_side) == (7, case.path.head.tokens, 30.0, False)
+    side = msgspec.structs.replace(case, subject=make_subject(HISTORY, is_side=True))
+    assert side.facts.is_side
+
+
+async def test_who_knows_of_no_request_before_takes_it_as_gone_on_from() -> None:
+    assert find_kept(await follow(ask()), None, FROZEN, DEPTH) is None
+
+
+@pytest.mark.parametrize("count", [5, 9, len(HISTORY)])
+async def test_a_request_that_has_all_of_the_last_one_goes_on_from_it(count: int) -> None:
+    path = await follow(ask())
+    assert find_kept(path, ask(count).nodes, FROZEN, DEPTH) is None
+
+
+async def test_a_request_that_parts_from_the_last_one_keeps_what_they_share() -> None:
+    path, before = await follow(ask(9)), ask(len(HISTORY)).nodes
+    assert find_kept(path, before, 0, 0) == path.tokens
+    assert find_kept(path, before, FROZEN, DEPTH) == path.tokens - path.count(0, DEPTH) + FROZEN
+    branch = await follow(make_subject([*HISTORY[:7], {"role": "user", "content": "No, the other one, please."}]))
+    assert find_kept(branch, before, FROZEN, DEPTH) == branch.head.tokens + FROZEN + branch.count(DEPTH, 6)
+
+
+async def test_what_an_epoch_stands_for_is_kept_though_nothing_behind_it_is() -> None:
+    parted = await follow(make_subject([*HISTORY[: DEPTH + 1], {"role": "user", "content": "No, the other one."}]))
+    assert find_kept(parted, ask().nodes, FROZEN, DEPTH) == parted.head.tokens + FROZEN
+
+
+async def test_of_another_conversation_only_the_head_is_kept() -> None:
+    other = await follow(make_subject([HISTORY[0], {"role": "user", "content": "Something else."}]))
+    assert find_kept(other, ask().nodes, 0, 0) == other.head.tokens
+
+
+async def test_what_must_stay_is_about_the_newest_groups_and_users() -> None:
+    history = make_history(6, size=400)
+    path = await follow(make_subject(history))
+    count = len(path.nodes)
+    # three calls and their results, and the task, the only words of the user
+    expected = path.head.tokens + path.count(count - 6, count) + path.count(0, 1)
+    assert estimate_protected(path) == expected
+    talk: list[Message] = [{"role": "user", "content": "word " * size} for size in (10, 20, 30, 40)]
+    path = await follow(make_subject(talk))
+    assert estimate_protected(path) == path.head.tokens + path.count(0, 4)  # no group ends what is fresh
+
+
+async def test_what_must_stay_has_few_users_behind_the_newest_groups() -> None:
+    users: list[Message] = [{"role": "user", "content": "word " * size} for size in (10, 20, 30, 40)]
+    path = await follow(make_subject([*users, *make_history(4)[2:]]))
+    count = len(path.nodes)
+    expected = path.head.tokens + path.count(count - 6, count) + path.count(2, 4)
+    assert estimate_protected(path) == expected

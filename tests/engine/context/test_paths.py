@@ -1,0 +1,352 @@
+"""The messages of a conversation as managing has seen them: whatever is asked, it is as if counted from scratch."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from proxy.engine.context.paths import Path, Paths, count_shared
+from proxy.engine.context.subject import Subject
+from proxy.engine.counting import Counting, Piece
+from proxy.wire.shaping import read_shape
+from tests.support.managing import SESSION, QuarterTokens, make_history, make_subject
+
+Message = dict[str, Any]
+PLENTY = 1 << 30
+HISTORY = [dict(message) for message in make_history(6)]
+TOOLS = [{"type": "function", "function": {"name": "bash", "description": "d" * 400}}]
+MARKER = {"cache_control": {"type": "ephemeral"}}
+
+
+class Tokens(QuarterTokens):
+    """Keeps what it counted, and in which thread."""
+
+    def __init__(self) -> None:
+        self.is_loaded = False
+        self.texts: list[str] = []
+        self.threads: set[int] = set()
+
+    def is_ready(self, encoding: Any) -> bool:
+        return self.is_loaded
+
+    def count(self, text: str, encoding: Any) -> tuple[int, bool]:
+        self.texts.append(text)
+        self.threads.add(threading.get_ident())
+        return super().count(text, encoding)
+
+
+def make_paths(most: int = PLENTY) -> tuple[Paths, Tokens]:
+    tokens = Tokens()
+    return Paths(Counting(tokens), most), tokens
+
+
+def mark(messages: Sequence[Message], *places: int) -> list[Message]:
+    """The messages with cache markers at some."""
+    return [{**message, **MARKER} if place in places else message for place, message in enumerate(messages)]
+
+
+def name_session(name: str) -> Any:
+    return msgspec.structs.replace(SESSION, id=name)
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """All that is known of it, as far as it does not tell how it came to be known."""
+    runs = [(run.shapes, tuple(run.places), run.faults) for run in path.history.runs]
+    shapes, sums = list(path.shapes), list(path.sums)
+    return {"nodes": list(path.nodes), "shapes": shapes, "sums": sums, "runs": runs, "head": path.head} | {
+        "starts": path.history.starts,
+        "count": path.history.count,
+        "marked": path.marked,
+    }
+
+
+async def follow_anew(subject: Subject) -> dict[str, Any]:
+    return describe(await make_paths()[0].follow(subject))
+
+
+async def test_tokens_add_up() -> None:
+    paths, _ = make_paths()
+    path = await paths.follow(make_subject(HISTORY, tools=TOOLS))
+    assert len(path.sums) == len(path.shapes) == len(path.nodes) == len(HISTORY) - 1
+    assert path.count(0, 3) + path.count(3, 12) == path.count(0, 12) == path.count_to(12) > 12
+    assert (path.count_to(0), path.count(4, 4)) == (0, 0)
+    assert path.tokens == path.head.tokens + path.sums[-1]
+
+
+async def test_what_goes_before_the_messages_is_their_head() -> None:
+    paths, _ = make_paths()
+    bare = await paths.follow(make_subject(HISTORY[1:], session=name_session("bare")))
+    led = await paths.follow(make_subject(HISTORY, session=name_session("led")))
+    tooled = await paths.follow(make_subject(HISTORY, session=name_session("tooled"), tools=TOOLS))
+    assert bare.head.tokens == 0 < led.head.tokens < tooled.head.tokens
+    assert list(bare.sums) == list(led.sums) == list(tooled.sums)
+
+
+async def test_only_what_is_new_is_counted() -> None:
+    paths, tokens = make_paths()
+    await paths.follow(make_subject(HISTORY[:9], tools=TOOLS))
+    tokens.texts.clear()
+    await paths.follow(make_subject(HISTORY, tools=TOOLS))
+    assert len(tokens.texts) == len(HISTORY) - 9
+
+
+async def test_a_request_that_is_known_whole_needs_no_look() -> None:
+    paths, _ = make_paths()
+    first = await paths.follow(make_subject(HISTORY))
+    assert await paths.follow(make_subject(HISTORY)) is first
+
+
+async def test_another_head_is_counted_and_the_messages_are_not() -> None:
+    paths, tokens = make_paths()
+    first = await paths.follow(make_subject(HISTORY))
+    tokens.texts.clear()
+    changed = [{"role": "system", "content": "You are another agent now."}, *HISTORY[1:]]
+    second = await paths.follow(make_subject(changed))
+    assert (second.head.tokens, second.sums) == (first.head.tokens + 3, first.sums)
+    assert len(tokens.texts) == 1
+    assert await paths.follow(make_subject(changed)) is second
+
+
+async def test_other_tools_and_orders_are_counted_as_what_they_are() -> None:
+    paths, _ = make_paths()
+    bare = await paths.follow(subject := make_subject(HISTORY))
+    tooled = await paths.follow(with_tools := make_subject(HISTORY, tools=TOOLS))
+    piece = Piece(b"tools", with_tools.split.member("tools"), is_tools=True)
+    (tokens,) = (await Counting(Tokens()).count(subject.model, [piece])).tokens
+    assert tooled.head.tokens == bare.head.tokens + tokens
+    preamble = msgspec.structs.replace(subject.chain.preamble, orders=b'"Be brief and to the point."')
+    chain = msgspec.structs.replace(subject.chain, preamble=preamble)
+    ordered = await paths.follow(msgspec.structs.replace(subject, chain=chain))
+    assert bare.head.tokens < ordered.head.tokens < tooled.head.tokens
+
+
+async def test_what_is_too_large_does_not_drive_others_out() -> None:
+    paths, _ = make_paths(5_000)
+    await paths.follow(small := make_subject(HISTORY[:4]))
+    await paths.follow(make_subject(HISTORY, session=name_session("s2")))
+    assert paths.find(small)[1] == 3
+
+
+@pytest.mark.parametrize("tools", [None, []])
+async def test_no_tools_are_nothing(tools: object) -> None:
+    paths, _ = make_paths()
+    path = await paths.follow(make_subject(HISTORY, tools=tools))
+    assert path.head == (await paths.follow(make_subject(HISTORY, session=name_session("s2")))).head
+
+
+async def test_a_branch_shares_what_it_has_in_common_and_leaves_the_other_as_it_was() -> None:
+    paths, tokens = make_paths()
+    main = await paths.follow(make_subject(HISTORY))
+    before = describe(main)
+    tokens.texts.clear()
+    branch = make_subject([*HISTORY[:7], {"role": "user", "content": "No, the other one."}])
+    assert describe(await paths.follow(branch)) == await follow_anew(branch)
+    assert len(tokens.texts) == 1
+    assert describe(main) == before
+    assert paths.find(make_subject(HISTORY)) == (main, len(HISTORY) - 1)
+
+
+async def test_a_shorter_history_is_not_the_longer_one() -> None:
+    paths, _ = make_paths()
+    whole = await paths.follow(make_subject(HISTORY))
+    short = make_subject(HISTORY[:6])
+    assert describe(await paths.follow(short)) == await follow_anew(short)
+    assert paths.find(make_subject(HISTORY)) == (whole, len(HISTORY) - 1)
+
+
+async def test_a_marker_that_has_moved_on_is_not_where_it_was() -> None:
+    """Clients put cache markers on the newest messages; the nodes do not tell."""
+    paths, tokens = make_paths()
+    await paths.follow(make_subject(mark(HISTORY[:8], 3, 7)))
+    tokens.texts.clear()
+    path = await paths.follow(moved := make_subject(mark(HISTORY[:10], 3, 9)))
+    assert describe(path) == await follow_anew(moved)
+    assert path.marked == (2, 8)
+    assert path.list_markers() == ["5m", "5m"]
+    assert path.list_markers(8) == ["5m"]
+    assert path.list_markers(2) == []
+    assert len(tokens.texts) <= 3
+
+
+async def test_reasoning_that_is_no_longer_sent_is_no_longer_counted() -> None:
+    paths, _ = make_paths()
+    thinking = [{**each, "reasoning_content": "hm " * 90} if each["role"] == "assistant" else each for each in HISTORY]
+    thought = await paths.follow(make_subject(thinking))
+    path = await paths.follow(bare := make_subject(HISTORY))
+    assert describe(path) == await follow_anew(bare)
+    assert path.tokens < thought.tokens
+
+
+async def test_messages_at_other_places_of_a_body_are_the_same() -> None:
+    paths, tokens = make_paths()
+    await paths.follow(make_subject(HISTORY))
+    tokens.texts.clear()
+    moved = make_subject([{"role": "system", "content": "More."}, *HISTORY])
+    assert describe(await paths.follow(moved)) == await follow_anew(moved)
+    assert tokens.texts == [text for text in tokens.texts if "More" in text]
+
+
+async def test_sessions_and_models_know_nothing_of_each_other() -> None:
+    paths, _ = make_paths()
+    await paths.follow(make_subject(HISTORY))
+    assert paths.find(make_subject(HISTORY, session=name_session("s2"))) == (None, 0)
+    assert paths.find(msgspec.structs.replace(make_subject(HISTORY), model="other")) == (None, 0)
+
+
+async def test_of_many_branches_those_seen_last_are_known() -> None:
+    paths, _ = make_paths()
+    asked = [make_subject([*HISTORY[:6], {"role": "user", "content": f"Way {number}."}]) for number in range(6)]
+    for subject in asked:
+        await paths.follow(subject)
+    assert [paths.find(subject)[1] for subject in asked] == [5, 5, 6, 6, 6, 6]
+
+
+async def test_two_requests_at_once_are_remembered_once() -> None:
+    paths, _ = make_paths()
+    await paths.follow(make_subject(HISTORY[:6]))
+    found = await asyncio.gather(*(paths.follow(make_subject(HISTORY)) for _ in range(2)))
+    assert found[0] is not found[1]
+    assert describe(found[0]) == describe(found[1]) == await follow_anew(make_subject(HISTORY))
+    assert paths.weight == found[0].weight
+
+
+async def test_the_paths_used_last_stay_within_what_may_be_remembered() -> None:
+    weight = (await make_paths()[0].follow(make_subject(HISTORY))).weight
+    paths, _ = make_paths(2 * weight)
+    asked = [make_subject(HISTORY, session=name_session(f"s{number}")) for number in range(3)]
+    for subject in (asked[0], asked[1], asked[0], asked[2]):
+        await paths.follow(subject)
+    assert [paths.find(subject)[0] is not None for subject in asked] == [True, False, True]
+    assert paths.weight == 2 * weight
+
+
+async def test_branches_of_one_session_stay_within_it_too() -> None:
+    paths, _ = make_paths(30_000)
+    for number in range(4):
+        await paths.follow(make_subject([{"role": "user", "content": f"Way {number}."}, *HISTORY]))
+    assert 0 < paths.weight <= 30_000
+
+
+@pytest.mark.parametrize(
+    "large", [{"tools": [{"type": "function", "function": {"name": "a", "description": "d" * 20_000}}]}, {}]
+)
+async def test_what_is_too_large_is_not_remembered(large: Any) -> None:
+    paths, _ = make_paths(15_000 if large else 5_000)
+    subject = make_subject(HISTORY, **large)
+    assert describe(await paths.follow(subject)) == await follow_anew(subject)
+    assert (paths.weight, paths.find(subject)) == (0, (None, 0))
+
+
+@pytest.mark.parametrize("field", ["id", "ttl"])
+async def test_what_has_names_without_end_is_not_remembered(field: str) -> None:
+    function = {"name": "bash", "arguments": "{}"}
+    call: Message = {"id": "c" * (5000 if field == "id" else 5), "type": "function", "function": function}
+    message: Message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    if field == "ttl":
+        message["cache_control"] = {"type": "ephemeral", "ttl": "5" * 5000}
+    paths, _ = make_paths()
+    await paths.follow(make_subject(HISTORY[:6]))
+    weight = paths.weight
+    odd = make_subject([*HISTORY[:6], message])
+    assert describe(await paths.follow(odd)) == await follow_anew(odd)
+    assert paths.weight == weight
+
+
+async def test_much_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[bool] = []
+
+    def note(wire: str, raw: bytes) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return read_shape(wire, raw)
+
+    monkeypatch.setattr("proxy.engine.context.paths.read_shape", note)
+    paths, _ = make_paths()
+    await paths.follow(make_subject(make_history(1)))
+    assert all(threads)
+    threads.clear()
+    await paths.follow(make_subject(make_history(8, 10_000)))
+    assert threads
+    assert not any(threads)
+
+
+@pytest.mark.parametrize("count", [8, len(HISTORY)])
+async def test_what_is_new_can_be_counted_later(count: int) -> None:
+    paths, tokens = make_paths()
+    tokens.is_loaded = True
+    await paths.follow(make_subject(HISTORY[:6]))
+    subject, texts = make_subject(HISTORY[:count]), len(tokens.texts)
+    begun = paths.begin(subject)
+    assert begun is not None
+    assert len(tokens.texts) == texts
+    known = len(HISTORY[:6]) - 1
+    assert paths.find(subject)[1] == known
+    assert begun.path.tokens - begun.most == begun.path.head.tokens + begun.path.count_to(known)
+    path = paths.finish(subject, begun)
+    assert describe(path) == await follow_anew(subject)
+    assert path.tokens <= begun.path.tokens
+    assert paths.find(subject) == (path, count - 1)
+    assert paths.weight == path.weight
+
+
+async def test_what_was_begun_does_not_disturb_what_goes_another_way() -> None:
+    paths, tokens = make_paths()
+    tokens.is_loaded = True
+    first = await paths.follow(make_subject(HISTORY[:6]))
+    before = describe(first)
+    begun = paths.begin(subject := make_subject(HISTORY[:8]))
+    assert begun is not None
+    other = make_subject([*HISTORY[:6], {"role": "user", "content": "No."}])
+    assert describe(await paths.follow(other)) == await follow_anew(other)
+    assert describe(paths.finish(subject, begun)) == await follow_anew(subject)
+    assert describe(first) == before
+
+
+LONG_NAME = {"role": "tool", "tool_call_id": "i" * 2100, "content": "x"}
+IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x"}}]}
+
+
+@pytest.mark.parametrize(
+    ("known", "is_loaded", "head", "more"),
+    [
+        (0, True, HISTORY[0], []),
+        (6, False, HISTORY[0], []),
+        (6, True, {"role": "system", "content": "Another."}, []),
+        (6, True, HISTORY[0], [{"role": "user", "content": "w " * 4200}]),
+        (6, True, HISTORY[0], [IMAGE]),
+        (6, True, HISTORY[0], [LONG_NAME]),
+    ],
+    ids=["unknown", "no ranks", "another head", "long", "without a bound", "long names"],
+)
+async def test_what_cannot_be_counted_later(known: int, is_loaded: bool, head: Message, more: list[Message]) -> None:
+    paths, tokens = make_paths()
+    tokens.is_loaded = is_loaded
+    if known:
+        await paths.follow(make_subject(HISTORY[:known]))
+    assert paths.begin(make_subject([head, *HISTORY[1:7], *more])) is None
+
+
+async def test_messages_of_ours_are_counted_as_the_clients_are() -> None:
+    paths, _ = make_paths()
+    subject = make_subject(HISTORY)
+    path = await paths.follow(subject)
+    assert await paths.count_messages(subject, subject.list_raws()) == path.sums[-1]
+    assert await paths.count_messages(subject, []) == 0
+
+
+@pytest.mark.parametrize(
+    ("known", "nodes", "shared"),
+    [
+        ("", "", 0),
+        ("abc", "", 0),
+        ("abc", "abc", 3),
+        ("abc", "ab", 2),
+        ("ab", "abc", 2),
+        ("abcd", "abxy", 2),
+        ("a", "x", 0),
+    ],
+)
+def test_chains_part_once(known: str, nodes: str, shared: int) -> None:
+    assert count_shared([each.encode() for each in known], [each.encode() for each in nodes]) == shared

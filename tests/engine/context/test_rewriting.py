@@ -1,0 +1,119 @@
+"""A body under an epoch is rewritten if that has no new fault."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from proxy.engine.context import guard, rewriting
+from proxy.engine.context.paths import Path, Paths
+from proxy.engine.context.rewriting import Invalid, Rewriter
+from proxy.engine.context.subject import Subject
+from proxy.engine.counting import Counting
+from proxy.engine.policy import Provider
+from proxy.model.epoch import Epoch
+from proxy.model.plan import Edit, Kept, Written
+from tests.support.managing import QuarterTokens, make_history, make_subject
+
+HISTORY = make_history(3)
+LEDGER = b'{"role":"user","content":"a ledger"}'
+MARK = {"cache_control": {"type": "ephemeral"}}
+
+
+async def look_at(messages: Any = HISTORY) -> tuple[Subject, Path]:
+    subject = make_subject(messages)
+    return subject, await Paths(Counting(QuarterTokens()), 1 << 20).follow(subject)
+
+
+def make_epoch(subject: Subject, *edits: Edit, rendered: tuple[bytes, ...] = (LEDGER,), depth: int = 3) -> Epoch:
+    """One that stands for the first messages; by default for the first step and the task."""
+    return Epoch(
+        *("x1", "s1", "gpt-4o", "", subject.nodes[depth - 1], depth, "hard", "x1", 1, 2, 1),
+        msgspec.json.encode(edits or (Written("a ledger", 0, 3),)),
+        rendered,
+    )
+
+
+def keep_task(subject: Subject) -> Epoch:
+    raws = subject.list_raws()
+    return make_epoch(subject, Written("a ledger", 0, 3), Kept(0), rendered=(LEDGER, raws[0]))
+
+
+async def test_the_epochs_messages_stand_in_place_of_the_first_ones() -> None:
+    subject, path = await look_at()
+    body = json.loads(Rewriter({}).rewrite(subject, path, keep_task(subject)))
+    assert body["messages"] == [HISTORY[0], json.loads(LEDGER), HISTORY[1], *HISTORY[4:]]
+
+
+async def test_a_new_fault_is_never_sent() -> None:
+    subject, path = await look_at()
+    with pytest.raises(Invalid, match="protected"):
+        Rewriter({}).rewrite(subject, path, make_epoch(subject))
+    with pytest.raises(Invalid, match="protected"):
+        Rewriter({}).rewrite(subject, path, keep_task(subject), pinned={1})
+    with pytest.raises(ValueError, match="zip"):
+        Rewriter({}).rewrite(subject, path, make_epoch(subject, Kept(0), Kept(1)))
+
+
+async def test_an_upstream_that_wants_roles_in_turn_gets_no_two_in_a_row() -> None:
+    subject, path = await look_at()
+    providers = {"main": Provider(strict_alternation=True)}
+    with pytest.raises(Invalid, match="alternation"):
+        Rewriter(providers).rewrite(subject, path, keep_task(subject))
+    parts = [{"type": "text", "text": "a ledger"}, {"type": "text", "text": HISTORY[1]["content"]}]
+    joined = json.dumps({"role": "user", "content": parts}).encode()
+    epoch = make_epoch(subject, Written("a ledger", 0, 3), Kept(0), rendered=(joined,))
+    assert json.loads(Rewriter(providers).rewrite(subject, path, epoch))["messages"][1]["content"] == parts
+
+
+async def test_the_word_that_an_output_format_wants_may_go_where_the_system_message_has_it() -> None:
+    output = {**HISTORY[3], "content": "the json was read"}
+    messages = [*HISTORY[1:3], output, *HISTORY[4:]]
+
+    async def rewrite(system: str) -> bytes:
+        told = [{"role": "system", "content": system}, *messages]
+        subject = make_subject(told, response_format={"type": "json_object"})
+        path = await Paths(Counting(QuarterTokens()), 1 << 20).follow(subject)
+        return Rewriter({}).rewrite(subject, path, keep_task(subject))
+
+    assert b"the json was read" not in await rewrite("Answer in JSON.")
+    with pytest.raises(Invalid, match="json"):
+        await rewrite("You are an agent.")
+
+
+async def test_a_cache_marker_moves_to_the_end_of_what_stands_for_its_message() -> None:
+    output = [{"type": "text", "text": "an output", **MARK}]
+    subject, path = await look_at([*HISTORY[:3], {**HISTORY[3], "content": output}, *HISTORY[4:]])
+    raws = subject.list_raws()
+    epoch = make_epoch(subject, Kept(0), Written("a ledger", 1, 3), rendered=(raws[0], LEDGER))
+    body = Rewriter({}).rewrite(subject, path, epoch)
+    assert json.loads(body)["messages"][2]["content"] == [{"type": "text", "text": "a ledger", **MARK}]
+    assert body.count(b"cache_control") == 1
+
+
+async def test_what_an_epoch_replaces_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    real = guard.list_splices
+
+    def list_splices(*arguments: Any) -> Any:
+        asked.append(1)
+        return real(*arguments)
+
+    monkeypatch.setattr(rewriting, "list_splices", list_splices)
+    monkeypatch.setattr(rewriting, "_MOST_REMEMBERED", 1)
+    subject, path = await look_at()
+    rewriter, epoch = Rewriter({}), keep_task(subject)
+    bodies = {rewriter.rewrite(subject, path, epoch) for _ in range(3)}
+    assert (len(bodies), len(asked)) == (1, 1)
+    rewriter.rewrite(subject, path, msgspec.structs.replace(epoch, id="x2"))
+    rewriter.rewrite(subject, path, epoch)
+    assert len(asked) == 3
+
+
+async def test_a_plan_that_does_not_bear_leaves_its_id_to_another() -> None:
+    subject, path = await look_at()
+    rewriter = Rewriter({})
+    with pytest.raises(Invalid):
+        rewriter.rewrite(subject, path, make_epoch(subject))
+    assert rewriter.rewrite(subject, path, keep_task(subject))

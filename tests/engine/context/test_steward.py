@@ -1,0 +1,252 @@
+"""What is sent for a request is decided by what is known of it; nothing that goes wrong here fails it."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from proxy.engine.context.lookout import Lookout
+from proxy.engine.context.rescuing import Reach, Rescue
+from proxy.engine.context.sending import Sending
+from proxy.engine.context.subject import Subject
+from proxy.model.epoch import Epoch
+from proxy.model.events import AnswerRead, RungFailed
+from proxy.model.exchange import Headers, Usage
+from proxy.model.plan import Plan
+from tests.support.engine import HEALTHY
+from tests.support.managed import Desk
+from tests.support.managing import Message, make_history, make_subject
+
+HISTORY = make_history(60, 1600)
+
+
+def until(steps: int) -> list[Message]:
+    return HISTORY[: 2 + 2 * steps]
+
+
+async def prepare(
+    desk: Desk, messages: list[Message], exchange: str = "x1", mode: Any = "manage", **options: Any
+) -> Sending:
+    sending = await desk.steward.prepare(make_subject(messages, exchange, **options), mode, None, desk.commit)
+    return sending if sending.complete is None else sending.complete()
+
+
+def make_revert(subject: Subject) -> Epoch:
+    """A person has gone back to the client's own bytes."""
+    return Epoch("r", "s1", "gpt-4o", "", subject.chain.root, 0, "revert", "", 1, 2, 6_000, b"[]", ())
+
+
+def read_answer(desk: Desk, exchange: str, usage: Usage) -> None:
+    """The answer of a call was read."""
+    desk.steward._books._lessons.note_answer(AnswerRead(exchange, 0, usage))
+
+
+async def test_below_the_soft_mark_nothing_is_decided_and_nothing_counted() -> None:
+    desk = Desk()
+    subject = make_subject(until(1))
+    sending = await desk.steward.prepare(subject, "manage", None, desk.commit)
+    assert sending == Sending(subject.split.content, is_managed=True)
+    assert desk.steward._memory.paths.find(subject) == (None, 0)
+
+
+async def test_the_head_of_an_answer_waits_where_the_window_is_unknown_or_near() -> None:
+    assert not (await prepare(Desk(window=None), until(1))).is_guarded
+    assert (await prepare(Desk(window=None), until(4))).is_guarded
+    assert not (await prepare(Desk(), until(22))).is_guarded
+    case = await Desk().look_at(until(22))
+    for window, is_near in ((case.tokens * 4 // 3, True), (case.tokens * 4 // 3 + 2, False)):
+        sending = await prepare(Desk(window=window, ceiling=200_000), until(22), is_side=True)
+        assert (sending.plan is not None, sending.is_guarded) == (True, is_near)
+
+
+async def test_a_wire_that_is_not_managed_goes_as_it_came() -> None:
+    desk = Desk()
+    subject = msgspec.structs.replace(make_subject(until(22)), wire="responses")
+    said = ((b"x-palimpsest-mode", b"observe; recorded-only"),)
+    assert await desk.steward.prepare(subject, "manage", None, desk.commit) == Sending(
+        subject.split.content, labels=said
+    )
+    assert desk.steward.glance(subject, "manage", None) == Sending(subject.split.content, labels=said)
+    assert await desk.steward.prepare(subject, "observe", None, desk.commit) == Sending(subject.split.content)
+    short = msgspec.structs.replace(make_subject(until(2)), wire="responses")
+    assert await desk.steward.prepare(short, "manage", None, desk.commit) == Sending(short.split.content)
+
+
+async def test_whatever_goes_wrong_the_request_goes_on_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: Any) -> Any:
+        raise RuntimeError("the lookout is blind")
+
+    monkeypatch.setattr(Lookout, "look_at", fail)
+    desk = Desk()
+    subject = make_subject(until(22))
+    problem = "RuntimeError: the lookout is blind"
+    plan = Plan("x1", 0, "gpt-4o", "original", reason=problem)
+    labels = ((b"x-palimpsest-mode", b"observe; stood-down:it could not be cut; the server's log says why"),)
+    assert await desk.steward.prepare(subject, "manage", None, desk.commit) == Sending(
+        subject.split.content, plan=plan, labels=labels
+    )
+    assert desk.list_events(RungFailed) == [RungFailed("x1", "s1", "plan", problem)]
+
+
+async def test_a_rescuer_stands_by_who_is_managed() -> None:
+    desk, told = Desk(), list[Headers]()
+    sending = Sending(b"", is_managed=True, is_guarded=True)
+    rescuer = desk.steward.stand_by(make_subject(until(1)), sending, Reach(desk.commit, told.append, lambda: None))
+    assert isinstance(rescuer, Rescue)
+    assert rescuer.is_guarded
+    assert rescuer.read_start(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n') == "content"
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ({"transforms": ["middle-out"]}, "the request has transforms"),
+        ({"context_management": {"edits": []}}, "the request has context_management"),
+    ],
+)
+async def test_who_manages_by_other_means_is_left_alone_and_told_so(members: Any, reason: str) -> None:
+    desk = Desk()
+    sending = await prepare(desk, until(22), **members)
+    assert sending.labels == ((b"x-palimpsest-mode", f"observe; stood-down:{reason}".encode()),)
+    assert sending.plan == Plan("x1", 0, "gpt-4o", "original", reason=reason)
+    assert not sending.is_managed
+
+
+async def test_what_was_looked_at_before_is_not_looked_at_again() -> None:
+    desk = Desk()
+    sign = (
+        "[tool: bash · ok · 3 lines — output pruned; completed; shown in full earlier; original intact; ref:abcdefghij]"
+    )
+    signed: list[Message] = [*until(16), {"role": "user", "content": sign}]
+    assert not (await prepare(Desk(), signed)).is_managed
+    subject = make_subject(signed)
+    await desk.steward._memory.paths.follow(subject)
+    assert (await desk.steward.prepare(subject, "manage", None, desk.commit)).is_managed
+    assert not (await prepare(desk, [*signed, {"role": "user", "content": sign}])).is_managed
+
+
+async def test_under_an_epoch_what_looks_like_a_sign_is_an_echo() -> None:
+    desk = Desk()
+    await prepare(desk, until(22))
+    sign = (
+        "[tool: bash · ok · 3 lines — output pruned; completed; shown in full earlier; original intact; ref:abcdefghij]"
+    )
+    sending = await prepare(desk, [*until(23), {"role": "user", "content": sign}], "x2", base=46)
+    assert sending.plan is not None
+    assert (sending.plan.rung, sending.plan.epoch) == ("epoch", "x1")
+
+
+async def test_a_plan_tells_tokens_as_the_model_counts_them() -> None:
+    desk = Desk(ceiling=12_000)
+    first = await prepare(desk, until(18))
+    assert first.plan is not None
+    tokens = first.plan.tokens_upstream
+    assert tokens is not None
+    for number in range(3):
+        await prepare(desk, until(18), f"y{number}", base=1)
+        read_answer(desk, f"y{number}", Usage(input=tokens * 11 // 10))
+    again = await prepare(desk, until(18), "x2", base=1)
+    assert again.plan is not None
+    told = desk.steward._lookout.find_ratio(make_subject(until(18))).apply(tokens)
+    assert (again.plan.tokens_client, again.plan.tokens_upstream) == (told, told)
+    assert told > tokens * 1.02
+    assert again.plan.usable == pytest.approx(first.plan.usable, rel=0.001)
+
+
+async def test_what_a_request_saves_is_priced_with_what_the_caches_hold() -> None:
+    desk = Desk()
+    savings = [(await prepare(desk, until(steps), f"x{steps}", base=1)).plan for steps in (14, 15, 22, 23, 24)]
+    assert all(plan is not None for plan in savings)
+    told = [plan.saving for plan in savings if plan is not None]
+    assert told[:2] == [None, 0.0]
+    assert [plan.rung for plan in savings if plan is not None] == ["original", "original", "plan", "epoch", "epoch"]
+    assert told[3] == pytest.approx(told[4])
+    shorter = savings[4]
+    assert shorter is not None
+    assert shorter.tokens_client is not None
+    assert shorter.tokens_upstream is not None
+    assert told[4] is not None
+    assert 0 < told[4] < shorter.tokens_client - shorter.tokens_upstream
+
+
+async def test_under_a_revert_a_request_is_charged_to_it_and_says_so() -> None:
+    desk = Desk()
+    await prepare(desk, until(14))
+    subject = make_subject(until(17), "x2", base=31)
+    desk.steward._memory.contexts.add("s1", make_revert(subject))
+    sending = await desk.steward.prepare(subject, "manage", None, desk.commit)
+    assert sending.plan is not None
+    assert (sending.body, sending.manifest, sending.plan.epoch) == (subject.split.content, None, "r")
+    assert (b"x-palimpsest-epoch", b"r") in sending.labels
+    context = desk.steward._memory.contexts.get("s1")
+    assert context is not None
+    budget = desk.steward._lookout.find_budget(subject)
+    assert context.get_standing("gpt-4o", "r", budget).before == subject.nodes
+    assert context.get_standing("gpt-4o", "", budget).before == make_subject(until(14)).nodes
+
+
+async def test_a_side_request_keeps_the_cache_warm_and_no_more() -> None:
+    desk = Desk()
+    await prepare(desk, until(14))
+    context = desk.steward._memory.contexts.get("s1")
+    assert context is not None
+    standing = context.get_standing("gpt-4o", "", desk.steward._lookout.find_budget(make_subject(until(14))))
+    account, before = standing.account, standing.before
+    desk.clock.advance(10)
+    sending = await prepare(desk, [{"role": "user", "content": "word " * 4000}], "x2", base=0, is_side=True)
+    assert sending.plan is not None
+    assert standing.before is before
+    assert (standing.account.sent, standing.account.owed, standing.account.sent_at) == (
+        account.sent,
+        account.owed,
+        110.0,
+    )
+
+
+async def test_a_request_that_asks_for_all_of_the_window_is_not_managed_but_may_be_rescued() -> None:
+    desk = Desk(window=20_000)
+    sending = await prepare(desk, until(22), max_tokens=20_000)
+    assert sending.plan is not None
+    assert (sending.plan.rung, sending.plan.pressure, sending.is_managed) == ("original", "none", True)
+    assert "no room" in sending.plan.reason
+
+
+async def test_when_the_log_has_lost_a_record_what_leans_on_it_is_forgotten() -> None:
+    desk = Desk()
+    await prepare(desk, until(22))
+    context = desk.steward._memory.contexts.get("s1")
+    await prepare(desk, until(23), "x2", base=46)
+    assert desk.steward._memory.contexts.get("s1") is context
+    desk.log.health = msgspec.structs.replace(HEALTHY, generation=1)
+    sending = await prepare(desk, until(24), "x3", base=48)
+    assert desk.steward._memory.contexts.get("s1") is not context
+    assert sending.plan is not None
+    assert sending.plan.epoch == "x3"
+
+
+async def test_of_an_epochs_first_request_the_head_alone_was_sent_before() -> None:
+    desk = Desk()
+    await prepare(desk, until(14))
+    subject = make_subject(until(22), "x2", base=29)
+    await desk.steward.prepare(subject, "manage", None, desk.commit)
+    path, _ = desk.steward._memory.paths.find(subject)
+    assert path is not None
+    assert desk.steward._books._lessons._waiting["x2", 0].stable == path.head.tokens
+
+
+@pytest.mark.parametrize(
+    ("steps", "relation", "rung"), [(15, "append", "plan"), (15, "retry", "original"), (22, "retry", "plan")]
+)
+async def test_a_history_that_the_log_has_opens_an_epoch_only_above_the_ceiling(
+    steps: int, relation: Any, rung: str
+) -> None:
+    """After a restart memory does not know what it was sent as (B5)."""
+    desk = Desk()
+    context = await desk.steward._memory.contexts.open(make_subject(until(steps)))
+    subject = make_subject(until(steps), base=1, relation=relation)
+    standing = context.get_standing(subject.model, "", desk.steward.lookout.find_budget(subject))
+    standing.account = replace(standing.account, owed=100_000.0)
+    sending = await desk.steward.prepare(subject, "manage", None, desk.commit)
+    assert sending.plan is not None
+    assert sending.plan.rung == rung

@@ -1,0 +1,162 @@
+"""Sessions that are only observed, so that what managing saves can be told: what is sent for them, and recorded."""
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from proxy.context.economics import Decision
+from proxy.engine.bus import EventBus
+from proxy.engine.context.booking import Unwatched
+from proxy.engine.context.case import Case
+from proxy.engine.context.ladder import Footing
+from proxy.engine.context.sending import Sending
+from proxy.engine.context.subject import Subject
+from proxy.engine.tasks import TaskRunner
+from proxy.model.epoch import Epoch
+from proxy.model.events import Planned
+from proxy.model.plan import Plan
+from tests.support.engine import FixedClock
+from tests.support.managed import CEILING, ContextLog, Desk, ManagedEngine, refuse
+from tests.support.managing import SESSION, Message, make_history, make_steward, make_subject
+
+HISTORY = make_history(60, 1600)
+OBSERVED = (b"x-palimpsest-mode", b"observe; holdout")
+ALL = 1.0
+
+
+def until(steps: int) -> list[Message]:
+    return HISTORY[: 2 + 2 * steps]
+
+
+async def prepare(desk: Desk, messages: list[Message], exchange: str = "x1", **options: Any) -> Sending:
+    return await desk.steward.prepare(make_subject(messages, exchange, **options), "manage", None, desk.commit)
+
+
+def find_usable(desk: Desk) -> int:
+    return desk.steward._lookout.find_budget(make_subject(until(1))).usable
+
+
+async def test_a_session_that_is_held_out_goes_as_it_came_and_says_so() -> None:
+    desk = Desk(held_out=ALL)
+    for steps in (1, 22, 40):
+        subject = make_subject(until(steps), f"x{steps}", base=steps - 1)
+        sending = await desk.steward.prepare(subject, "manage", None, desk.commit)
+        plan = Plan(f"x{steps}", 0, "gpt-4o", "original", reason="holdout", usable=find_usable(desk))
+        assert sending == Sending(subject.split.content, plan=plan, labels=(OBSERVED,) if steps > 1 else ())
+        assert not sending.is_managed
+        assert desk.steward._memory.paths.find(subject) == (None, 0)  # nothing was counted
+    assert len(desk.list_events(Planned)) == 3
+    assert desk.committed == []
+
+
+async def test_who_is_held_out_is_not_told_at_a_glance() -> None:
+    subject = make_subject(until(0))
+    subject = replace(subject, chain=replace(subject.chain, is_plain=True))
+    assert Desk().steward.glance(subject, "manage", None) == Sending(subject.split.content, is_managed=True)
+    assert Desk(held_out=ALL).steward.glance(subject, "manage", None) is None
+
+
+async def test_others_are_managed_as_ever() -> None:
+    desk = Desk(held_out=0.5)
+    holdout = desk.steward.lookout.holdout
+    names = [f"s{number}" for number in range(40)]
+    rungs = {}
+    for name in names:
+        session = replace(SESSION, id=name)
+        sending = await prepare(desk, until(22), f"x-{name}", session=session)
+        assert sending.plan is not None
+        rungs[name] = sending.plan.rung
+    assert {name for name in names if rungs[name] == "original"} == set(filter(holdout.has, names))
+    assert {"original", "plan"} == set(rungs.values())
+
+
+async def test_a_session_in_which_an_epoch_was_opened_stays_managed() -> None:
+    desk = Desk(held_out=ALL)
+    subject = make_subject(until(22))
+    before = Epoch("e", "s1", "other-model", "", subject.nodes[0], 1, "hard", "", 1, 2, 1, b"[]", ())
+    desk.log.append(before)
+    sending = await prepare(desk, until(22), base=1)
+    assert sending.plan is not None
+    assert sending.plan.rung == "plan"
+
+
+async def test_where_the_log_cannot_tell_no_session_is_counted_among_them() -> None:
+    desk = Desk(held_out=ALL)
+    desk.log.is_unreadable = True
+    sending = await prepare(desk, until(22), base=1)
+    assert sending.plan is not None
+    assert (sending.plan.rung, "holdout" in sending.plan.reason) == ("original", False)
+    assert OBSERVED not in sending.labels
+    desk.log.is_unreadable = False
+    assert OBSERVED in (await prepare(desk, until(23), "x2", base=1)).labels
+
+
+async def test_after_the_log_has_lost_a_record_it_is_asked_anew() -> None:
+    desk = Desk(held_out=ALL)
+    await prepare(desk, until(1))
+    context = desk.steward._memory.contexts.get("s1")
+    assert context is not None
+    desk.log.health = replace(desk.log.health, generation=1)
+    await prepare(desk, until(2), "x2", base=1)
+    assert desk.steward._memory.contexts.get("s1") is not context
+
+
+async def test_a_pin_of_a_session_that_is_held_out_is_refused() -> None:
+    desk = Desk(held_out=ALL)
+    sending = await prepare(desk, until(2), headers=((b"x-palimpsest-pin", b"true"),))
+    assert sending.labels == (OBSERVED, (b"x-palimpsest-notice", b"not pinned: holdout"))
+    assert sending.pin is None
+
+
+async def test_another_reason_to_stand_aside_is_told_in_both_arms_alike() -> None:
+    sign = "[tool: bash · ok · 3 lines — output pruned; completed; shown in full earlier; ref:abcdefghij]"
+    signed: list[Message] = [*until(16), {"role": "user", "content": sign}]
+    cases: list[tuple[list[Message], dict[str, Any]]] = [(signed, {}), (until(22), {"transforms": ["middle-out"]})]
+    for messages, members in cases:
+        held, other = [await prepare(Desk(held_out=share), messages, **members) for share in (ALL, 0.0)]
+        assert held == other
+        assert held.plan is not None and held.plan.reason != "holdout"
+
+
+class Noting(Unwatched):
+    """Notes the sessions of which it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def note_asked(self, subject: Subject) -> None:
+        self.told.append(subject.session.id)
+
+    def note_sent(self, case: Case, footing: Footing, decision: Decision) -> None:
+        self.told.append(case.subject.session.id)
+
+
+async def test_nobody_hears_of_a_session_that_is_held_out_who_might_make_summaries_of_it() -> None:
+    tasks, told = TaskRunner(), []
+    for share in (ALL, 0.0):
+        noting = Noting()
+        parts = (ContextLog(), EventBus(tasks), FixedClock(), tasks)
+        desk = Desk()
+        desk.steward = make_steward(*parts, ceiling=CEILING, watcher=noting, held_out=share)
+        await prepare(desk, until(22))
+        told.append(noting.told)
+    assert told == [[], ["s1", "s1"]]
+
+
+async def test_the_plan_is_recorded_with_the_call_and_the_client_is_told() -> None:
+    engine = ManagedEngine(held_out=ALL)
+    turn = await engine.send(until(22))
+    assert (turn.plan.reason, turn.plan.rung, turn.labels["x-palimpsest-mode"]) == (
+        "holdout",
+        "original",
+        "observe; holdout",
+    )
+    assert turn.messages == until(22)
+
+
+async def test_a_refusal_as_too_long_is_the_clients_as_it_would_be_without_us() -> None:
+    refusal = refuse("This model's maximum context length is 9000 tokens. However, you requested 12000 tokens.")
+    engine = ManagedEngine(refusal, held_out=ALL, ceiling=CEILING)
+    turn = await engine.send(until(22))
+    assert len(turn.all_sent) == 1
+    assert turn.client.status == 400

@@ -1,0 +1,64 @@
+"""Findings are made once while there is room for them."""
+
+import threading
+
+import pytest
+
+from proxy.context.findings import Findings, study
+from proxy.engine.context import studies
+from proxy.engine.context.studies import Studies
+from proxy.model.told import Told, ToolCall
+
+
+def say(number: int, size: int = 100) -> Told:
+    return Told("tool", f"output {number} of src/module_{number}.py " + "x" * size, (), ("call",))
+
+
+@pytest.fixture
+def studied(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
+    """What was looked at, in order."""
+    seen: list[Told] = []
+
+    def look(told: Told) -> Findings:
+        seen.append(told)
+        return study(told)
+
+    monkeypatch.setattr(studies, "study", look)
+    return seen
+
+
+def test_a_message_is_studied_once(studied: list[Told]) -> None:
+    known = Studies(1 << 20)
+    assert [known.find(say(1)) for _ in range(3)] == [study(say(1))] * 3
+    assert studied == [say(1)]
+
+
+def test_what_was_used_least_recently_goes_first(studied: list[Told]) -> None:
+    known = Studies(4000)
+    for number in (1, 2, 1, 3, 4, 1, 2):
+        known.find(say(number, 400))
+    assert known.weight <= 4000
+    assert studied == [say(number, 400) for number in (1, 2, 3, 4, 2)]
+
+
+def test_what_is_larger_than_all_room_is_not_kept(studied: list[Told]) -> None:
+    known = Studies(1000)
+    large = Told("assistant", "", (ToolCall("c", "bash", "word " * 1000),))
+    assert known.find(large) == known.find(large)
+    assert (known.weight, len(studied)) == (0, 2)
+
+
+def test_threads_may_ask_at_once() -> None:
+    known = Studies(20_000)
+    wrong: list[int] = []
+
+    def ask() -> None:
+        wrong.extend(number for number in [*range(40)] * 5 if known.find(say(number)) != study(say(number)))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert 0 < known.weight <= 20_000

@@ -1,0 +1,96 @@
+"""A cache bounded by the weight of its entries, from which the least recently used ones are evicted."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class LruCache(Generic[K, V]):
+    """Entries by key, whose weights add up to no more than `limit`.
+
+    `weigh` gives the weight of an entry when it is put; without it every entry weighs 1, so that `limit` is a count.
+    Put an entry again when its weight has changed. `on_evict` is told every entry that had to go, but not those that
+    were replaced, popped or cleared. `keeps_newest`: an entry heavier than the limit stays until the next is put;
+    otherwise it is evicted at once. Values are never None. Not locked: threads that share one need a lock around it.
+    """
+
+    __slots__ = ("_entries", "_keeps_newest", "_on_evict", "_weigh", "_weights", "limit", "weight")
+
+    def __init__(
+        self,
+        limit: int,
+        *,
+        weigh: Callable[[K, V], int] | None = None,
+        on_evict: Callable[[K, V], object] | None = None,
+        keeps_newest: bool = False,
+    ) -> None:
+        self.limit = limit
+        self.weight = 0
+        self._weigh = weigh
+        self._on_evict = on_evict
+        self._keeps_newest = keeps_newest
+        self._entries: OrderedDict[K, V] = OrderedDict()
+        self._weights: dict[K, int] = {}  # stays empty where every entry weighs 1
+
+    def get(self, key: K) -> V | None:
+        """Return an entry, which is the most recently used one from now on; None where there is none."""
+        value = self._entries.get(key)
+        if value is not None:
+            self._entries.move_to_end(key)
+        return value
+
+    def peek(self, key: K) -> V | None:
+        """Return an entry without using it."""
+        return self._entries.get(key)
+
+    def put(self, key: K, value: V) -> None:
+        """Add or replace an entry, the most recently used one from now on, and evict what is too much."""
+        entries = self._entries
+        entries[key] = value
+        entries.move_to_end(key)
+        if self._weigh is None:
+            self.weight = len(entries)
+        else:
+            weight = self._weigh(key, value)
+            self.weight += weight - self._weights.get(key, 0)
+            self._weights[key] = weight
+        while self.weight > self.limit and len(entries) > self._keeps_newest:
+            evicted = self.pop_oldest()
+            if self._on_evict is not None:
+                self._on_evict(*evicted)
+
+    def pop(self, key: K) -> V | None:
+        """Remove and return an entry; None where there is none."""
+        value = self._entries.pop(key, None)
+        if value is not None:
+            self.weight -= self._weights.pop(key, 1)
+        return value
+
+    def pop_oldest(self) -> tuple[K, V]:
+        """Remove and return the key and value of the least recently used entry. Raises KeyError where none is left."""
+        key, value = self._entries.popitem(last=False)
+        self.weight -= self._weights.pop(key, 1)
+        return key, value
+
+    def clear(self) -> None:
+        """Remove all entries."""
+        self._entries.clear()
+        self._weights.clear()
+        self.weight = 0
+
+    def values(self) -> Iterator[V]:
+        """Iterate over the values, the least recently used first."""
+        return iter(self._entries.values())
+
+    def __iter__(self) -> Iterator[K]:
+        """Iterate over the keys, the least recently used first."""
+        return iter(self._entries)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)

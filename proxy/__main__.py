@@ -2,8 +2,8 @@
 
 from proxy.app import serve
 from proxy.assembly import ask_server, build_tally, find_link, measure, open_log
-from proxy.cli.application import run
-from proxy.cli.doors import Doors
+from proxy.cli.main import run
+from proxy.cli.services import Doors
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ from proxy.engine.ports import Archive
 from proxy.engine.readings import Readings
 from proxy.engine.reception import Reception, Route
 from proxy.engine.relay import Relay
-from proxy.engine.reports.differences import Tally
+from proxy.engine.reports.diff import Tally
 from proxy.engine.reports.savings import Yardstick
 from proxy.engine.system import SystemClock, SystemIds
 from proxy.engine.tasks import TaskRunner

@@ -10,7 +10,7 @@ from starlette.routing import Route
 from typer.main import get_command
 
 from proxy import __version__
-from proxy.cli.application import build
+from proxy.cli.main import build
 from proxy.config.example import write_default
 from proxy.config.keys import list_keys
 from proxy.server.contexts import ContextApi

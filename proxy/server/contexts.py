@@ -13,16 +13,25 @@ from starlette.routing import BaseRoute, Route
 
 from proxy.engine.compaction.work import Wish
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.cares import Pinned, Reversion, describe_pinned, describe_reversion
-from proxy.engine.reports.compactions import Compaction, describe_compaction
-from proxy.engine.reports.contexts import list_epochs, load_epoch
+from proxy.engine.reports.context import (
+    Compaction,
+    Pinned,
+    Reversion,
+    describe_compaction,
+    describe_pinned,
+    describe_reversion,
+    describe_summaries,
+    list_epochs,
+    load_epoch,
+    load_page,
+    load_summaries,
+    load_summary,
+)
 from proxy.engine.reports.conversation import find_end
-from proxy.engine.reports.differences import Tally, describe_difference, load_difference
-from proxy.engine.reports.documents import write_json
-from proxy.engine.reports.finding import find_exchange, find_session, pick_branch
-from proxy.engine.reports.handoff import load_handoff, write_handoff
-from proxy.engine.reports.originals import load_page
-from proxy.engine.reports.summaries import describe_summaries, load_summaries, load_summary
+from proxy.engine.reports.diff import Tally, describe_difference, load_difference
+from proxy.engine.reports.export import load_handoff, write_handoff
+from proxy.engine.reports.lookup import find_exchange, find_session, pick_branch
+from proxy.engine.reports.sessions import write_json
 from proxy.model.errors import BadRequest
 from proxy.model.log import BranchRow, ExchangeRow
 from proxy.model.summary import Level

@@ -12,11 +12,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.documents import describe_overview, describe_sessions, list_calls, write_json
-from proxy.engine.reports.exports import FORMS, Form, describe_whole, open_export
-from proxy.engine.reports.finding import Part, find_exchange, find_session, list_matching, load_part, read_pages
-from proxy.engine.reports.overview import load_overview
+from proxy.engine.reports.export import FORMS, Form, describe_whole, open_export
+from proxy.engine.reports.lookup import Part, find_exchange, find_session, list_matching, load_part, read_pages
 from proxy.engine.reports.savings import Yardstick, describe_savings, load_savings
+from proxy.engine.reports.sessions import describe_overview, describe_sessions, list_calls, load_overview, write_json
 from proxy.model.errors import BadRequest
 from proxy.model.log import ExchangeRow, Selection
 from proxy.server.endpoints import GUARDS, JSON, Endpoint, read_limit, read_number, respond_json

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from proxy.assembly import open_log
-from proxy.cli.application import run
-from proxy.cli.doors import Doors
+from proxy.cli.main import run
+from proxy.cli.services import Doors
 from proxy.config import Settings
 from proxy.engine.reports.savings import Yardstick
 from proxy.model.card import Card

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from proxy.cli.application import run
-from proxy.cli.compacting import tell_compaction
-from proxy.cli.doors import Doors
+from proxy.cli.main import run
+from proxy.cli.serve import tell_compaction
+from proxy.cli.services import Doors
 from proxy.config import Settings
 from proxy.model.errors import UpstreamUnreachable
 from tests.cli.calling import find_link, measure, tally

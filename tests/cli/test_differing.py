@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.cli.differing import tell_difference, tell_plan, write_saving
-from proxy.engine.reports.differences import Change, Difference, Side
+from proxy.cli.formatting import tell_difference, tell_plan, write_saving
+from proxy.engine.reports.diff import Change, Difference, Side
 from proxy.model.plan import Plan
 from tests.support.fake_log import EXCHANGE, ROUND
 

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from proxy.cli.drawing import draw_forks, order_children
-from proxy.engine.reports.overview import Fork
+from proxy.cli.formatting import draw_forks, order_children
+from proxy.engine.reports.sessions import Fork
 from tests.support.fake_log import SESSION, branch
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.cli.listings import list_sessions, tell_exchange, tell_session
+from proxy.cli.sessions import list_sessions, tell_exchange, tell_session
 from proxy.context.budget import BudgetPolicy
-from proxy.engine.reports.overview import Overview, load_overview
+from proxy.engine.reports.sessions import Overview, load_overview
 from proxy.model.log import ExchangeRow, SessionRow
 from proxy.model.plan import Plan
 from tests.support.fake_log import EXCHANGE, ROUND, SESSION, TREE, exchange, stand, tree_log

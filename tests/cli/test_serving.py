@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli.options import load_server_settings
+from proxy.cli.services import load_server_settings
 from tests.cli.calling import call, call_without_log
 from tests.support.fake_log import FakeLog
 

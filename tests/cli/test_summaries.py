@@ -5,7 +5,7 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from proxy.cli.summaries import tell_summaries
+from proxy.cli.reports import tell_summaries
 from tests.cli.calling import call
 from tests.store.samples import make_condensed, make_leaf
 from tests.support.fake_log import FakeLog

@@ -1,6 +1,6 @@
 """Plain text."""
 
-from proxy.cli.text import cut, lay_out, make_plain, write_time
+from proxy.cli.formatting import cut, lay_out, make_plain, write_time
 
 
 def test_control_characters_become_visible_and_line_breaks_stay() -> None:

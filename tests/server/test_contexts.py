@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from proxy.context.original import PAGE
 from proxy.engine.compaction.work import Wish
-from proxy.engine.reports.compactions import Compaction
+from proxy.engine.reports.context import Compaction
 from proxy.model.errors import Conflict, ProxyError
 from proxy.model.marker import LEDGER_HEAD
 from tests.store.samples import chain_body, make_key, make_leaf, make_opening

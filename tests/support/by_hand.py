@@ -8,7 +8,7 @@ from proxy.engine.compaction.by_hand import Compactor, Tools
 from proxy.engine.compaction.work import Latest, Wish
 from proxy.engine.ports import Archive
 from proxy.engine.reception import Route
-from proxy.engine.reports.compactions import Compaction
+from proxy.engine.reports.context import Compaction
 from tests.support.compacting import Workshop
 from tests.support.managing import Message, make_history
 

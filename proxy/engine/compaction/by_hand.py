@@ -20,10 +20,9 @@ from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import read_ceiling
 from proxy.engine.ports import Archive, Clock, Ids, Upstream
 from proxy.engine.reception import Route, read_output_limit
-from proxy.engine.reports.compactions import Compaction
-from proxy.engine.reports.conversation import find_format
-from proxy.engine.reports.finding import pick_branch, read_back, read_branch_back
-from proxy.engine.reports.messages import load_chain
+from proxy.engine.reports.context import Compaction
+from proxy.engine.reports.conversation import find_format, load_chain
+from proxy.engine.reports.lookup import pick_branch, read_back, read_branch_back
 from proxy.model.epoch import Epoch
 from proxy.model.errors import Conflict
 from proxy.model.lineage import Step

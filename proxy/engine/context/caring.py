@@ -13,9 +13,9 @@ from proxy.engine.context.lookout import Lookout
 from proxy.engine.context.pinning import find_objection
 from proxy.engine.durability import CommitGate
 from proxy.engine.ports import Archive, Clock, Ids
-from proxy.engine.reports.cares import Pinned, Reversion
-from proxy.engine.reports.finding import read_back
-from proxy.engine.reports.messages import MessageList, load_history
+from proxy.engine.reports.context import Pinned, Reversion
+from proxy.engine.reports.conversation import MessageList, load_history
+from proxy.engine.reports.lookup import read_back
 from proxy.model.card import LimitKey
 from proxy.model.epoch import Epoch, Pin
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable

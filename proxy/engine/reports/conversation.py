@@ -1,18 +1,20 @@
-"""A conversation as its client would go on with it. Rule: the client's own items, byte for byte, then the answer's.
+"""A conversation as its client would continue it: the client's own items, byte for byte, then those of the response.
 
-Items are those of the client's wire: chat messages, Responses input items, Anthropic messages.
+Items are those of the client's wire format: chat messages, Responses input items, Anthropic messages.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from proxy.engine.lineage.chain import Chain, make_chain, read_messages
 from proxy.engine.lineage.naming import read_text
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.finding import read_back, read_exchanges
+from proxy.engine.reports.lookup import read_back, read_exchanges
 from proxy.model.errors import NotFound
+from proxy.model.lineage import root_of_chain
 from proxy.model.log import BranchRow, ExchangeRow
 from proxy.wire.anthropic_messages import AnthropicMessages
-from proxy.wire.body import split_body
+from proxy.wire.body import SplitBody, split_body
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.encoding import decode_content
 from proxy.wire.format import Format
@@ -189,3 +191,45 @@ def _list_items(row: ExchangeRow, body: bytes) -> list[bytes]:
     whole = _read_member(body, form.items_key)
     items = [_USER % whole] if whole.startswith(b'"') else _read_elements(body, form.items_key)
     return items + (read_answer(row.rounds[-1].answer) if row.rounds else [])
+
+
+class MessageList(NamedTuple):
+    """A request's messages behind its preamble, which is its first `leading` ones, and their nodes."""
+
+    row: ExchangeRow
+    leading: int
+    raws: Sequence[bytes]
+    nodes: Sequence[bytes]
+
+
+async def load_history(log: LogReader, row: ExchangeRow) -> MessageList:
+    """The messages of an exchange. Raises NotFound where its request was not read, or cannot be any more."""
+    split, chain = await load_chain(log, row, (await log.find_session(row.session)).upstream)
+    return MessageList(row, chain.preamble.count, list_raws(split)[chain.preamble.count :], chain.nodes)
+
+
+async def load_chain(log: LogReader, row: ExchangeRow, upstream: str) -> tuple[SplitBody, Chain]:
+    """The request of an exchange in parts, and its chain; `upstream` is its session's. Raises as `load_history`."""
+    form = find_format(row)
+    split = split_whole(read_request(row, await log.load_request(row.id)), form.items_key)
+    root = root_of_chain(upstream)
+    chain = make_chain(read_messages(form, split, None, 0, root), None, root)
+    if not row.tip or (chain.nodes[-1] if chain.nodes else root) != row.tip:
+        raise NotFound(
+            f"the messages of exchange {row.n} have no place of their own: it was not read, or goes on from"
+            " what is stored elsewhere"
+        )
+    return split, chain
+
+
+def split_whole(body: bytes, key: str) -> SplitBody:
+    """A body in parts, however many. Raises NotFound."""
+    split = split_body(body, key, most_items=len(body))
+    if split is None:
+        raise NotFound("what was sent cannot be taken apart")
+    return split
+
+
+def list_raws(split: SplitBody) -> list[bytes]:
+    """The raw messages of a body."""
+    return [split.content[span.start : span.end] for span in split.items]

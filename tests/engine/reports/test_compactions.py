@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from proxy.engine.reports.compactions import Compaction, count_covered, describe_compaction
+from proxy.engine.reports.context import Compaction, count_covered, describe_compaction
 from tests.support.contexts import make_epoch
 from tests.support.summaries import make_summary
 

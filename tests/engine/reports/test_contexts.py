@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from proxy.engine.reports.contexts import describe_plan, find_bound, list_epochs, load_epoch, read_edits
+from proxy.engine.reports.context import describe_plan, find_bound, list_epochs, load_epoch, read_edits
 from proxy.model.epoch import Epoch, Original
 from proxy.model.errors import NotFound
 from proxy.model.plan import Kept, Plan, Replaced, Written

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.engine.reports.differences import Difference, align, describe_difference, load_difference
+from proxy.engine.reports.diff import Difference, align, describe_difference, load_difference
 from proxy.model.errors import NotFound
 from tests.cli.calling import tally
 from tests.support.fake_log import EXCHANGE, ROUND, FakeLog

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from proxy.engine.reports.documents import describe_body, describe_overview, is_json, write_json
-from proxy.engine.reports.overview import Overview, find_forks
+from proxy.engine.reports.sessions import Overview, describe_body, describe_overview, find_forks, is_json, write_json
 from tests.support.fake_log import SESSION, branch
 
 

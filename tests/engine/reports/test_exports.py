@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.reports.exports import Form, describe_whole, open_export
+from proxy.engine.reports.export import Form, describe_whole, open_export
 from proxy.model.errors import NotFound
 from tests.support.fake_log import ANSWER, REQUEST, TREE, FakeLog, tree_log
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 
 from proxy.engine.ports import ALL_SESSIONS
-from proxy.engine.reports.finding import (
+from proxy.engine.reports.lookup import (
     find_exchange,
     find_session,
     list_matching,

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.engine.reports.handoff import load_handoff, write_handoff
+from proxy.engine.reports.export import load_handoff, write_handoff
 from proxy.model.errors import NotFound
 from proxy.model.marker import LEDGER_HEAD
 from tests.support.fake_log import tree_log

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.engine.reports.messages import load_history, split_whole
+from proxy.engine.reports.conversation import load_history, split_whole
 from proxy.model.errors import NotFound
 from tests.support.fake_log import EXCHANGE, FakeLog
 from tests.support.managing import make_history

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from proxy.context.original import PAGE
-from proxy.engine.reports.originals import load_page
+from proxy.engine.reports.context import load_page
 from proxy.model.epoch import Original, StoredOriginal
 from proxy.model.errors import NotFound
 from tests.support.fake_log import FakeLog

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.engine.reports.overview import find_forks, load_overview
+from proxy.engine.reports.sessions import find_forks, load_overview
 from proxy.model.errors import NotFound
 from proxy.model.log import Call
 from proxy.store.branches import Stand, find_branches

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from proxy.engine.reports.summaries import describe_summaries, load_summaries, load_summary, order_nodes
+from proxy.engine.reports.context import describe_summaries, load_summaries, load_summary, order_nodes
 from proxy.model.errors import NotFound
 from proxy.model.summary import Summary
 from tests.store.samples import make_condensed, make_leaf

@@ -1,22 +1,76 @@
-"""A conversation as a text that another client, or a person, can go on from (BEHAVIOUR B20).
-
-Rule: the same log gives the same text. What an epoch archived is told by its ledger; what came after it is verbatim.
-"""
+"""A session written out: as one JSON document, as JSON lines, as messages, or as a handoff in Markdown."""
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
+from typing import Literal, NamedTuple, get_args
+
+import msgspec
 
 from proxy.context.original import read_arguments
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.conversation import load_conversation
-from proxy.engine.reports.finding import find_session, pick_branch
-from proxy.engine.reports.messages import load_history
+from proxy.engine.reports.context import find_bound
+from proxy.engine.reports.conversation import load_conversation, load_history
+from proxy.engine.reports.lookup import find_session, pick_branch, read_exchanges
+from proxy.engine.reports.sessions import Document, describe_body, describe_exchange, describe_missing, write_json
 from proxy.model.epoch import Epoch
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow
 from proxy.model.told import Told
 from proxy.wire.telling import read_told
+
+Form = Literal["json", "jsonl", "openai"]
+FORMS: tuple[Form, ...] = get_args(Form)
+
+
+class Export(NamedTuple):
+    """What is written: the pieces of a document, and the exchanges that it is made of, read anew for whoever asks."""
+
+    pieces: AsyncIterator[bytes]
+    read: Callable[[], AsyncIterator[ExchangeRow]]
+
+
+async def open_export(log: LogReader, prefix: str, form: Form, tip: str = "") -> Export:
+    """The session whose id begins so, all of it or the branch whose tip begins so. Raises NotFound."""
+    session = await find_session(log, prefix)
+    branch = pick_branch(await log.list_branches(session), tip) if tip else None
+    read = partial(read_exchanges, log, session, branch)
+    if form == "openai":
+        items = (await load_conversation(log, session, branch)).items
+        return Export(_yield_one(write_json([msgspec.Raw(item) for item in items])), read)
+    return Export(_write_lines(log, read()) if form == "jsonl" else _write_document(log, session, read()), read)
+
+
+async def describe_whole(log: LogReader, row: ExchangeRow) -> Document:
+    """An exchange with its request's body; where that was erased, with the reason.
+
+    `bound` are more tokens than the request has, where nobody counted them; else null.
+    """
+    try:
+        request = await log.load_request(row.id)
+    except NotFound as error:
+        return describe_exchange(row) | {"bound": None} | describe_missing(str(error))
+    return describe_exchange(row) | {"bound": find_bound(row, request)} | describe_body(request)
+
+
+async def _yield_one(piece: bytes) -> AsyncIterator[bytes]:
+    yield piece
+
+
+async def _write_lines(log: LogReader, rows: AsyncIterator[ExchangeRow]) -> AsyncIterator[bytes]:
+    async for row in rows:
+        yield write_json(await describe_whole(log, row))
+
+
+async def _write_document(log: LogReader, session: str, rows: AsyncIterator[ExchangeRow]) -> AsyncIterator[bytes]:
+    """`{"session": …, "exchanges": […]}` on one line."""
+    yield b'{"session":%b,"exchanges":[' % msgspec.json.encode(session)
+    mark = b""
+    async for row in rows:
+        yield mark + write_json(await describe_whole(log, row))[:-1]
+        mark = b","
+    yield b"]}\n"
+
 
 _TICKS = re.compile(r"^`{3,}", re.MULTILINE)
 _HOW = (

@@ -1,8 +1,4 @@
-"""Finding what somebody names.
-
-Rule: how an id begins is enough where only one begins so; an error says what is near. The log is asked for a page at a
-time, and never for all it has.
-"""
+"""Finding a session, exchange or branch by a prefix of its id; the log is read a page at a time."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace

@@ -1,6 +1,6 @@
-"""The table of commands, and the boundary where an expected error becomes one line on standard error.
+"""The table of commands, and the error boundary: an expected error becomes one line on standard error.
 
-Rule: exit code 0 is fine, 1 found a fault or could not do it, 2 was asked wrongly. No colour, so NO_COLOR holds.
+Exit codes: 0 no error; 1 a fault was found or the command failed; 2 a wrong option or setting.
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ import typer
 from typer.main import get_command
 
 from proxy import __version__
-from proxy.cli import care, compacting, configuring, contexts, exporting, reading, savings, serving, summaries
-from proxy.cli.doors import Doors
-from proxy.cli.text import make_plain
+from proxy.cli import maintenance, reports, serve, sessions
+from proxy.cli.formatting import make_plain
+from proxy.cli.services import Doors
 from proxy.config import ConfigError
 from proxy.model.errors import ProxyError
 
@@ -37,24 +37,24 @@ def _begin(
 def build() -> typer.Typer:
     """The command line, each command under the name of its function, where that is no name of Python's own."""
     config = typer.Typer(rich_markup_mode=None, help="Check, describe or begin a settings file.")
-    config.command()(configuring.check)
-    config.command()(configuring.schema)
-    config.command()(configuring.init)
+    config.command()(maintenance.check)
+    config.command()(maintenance.schema)
+    config.command()(maintenance.init)
     application = typer.Typer(rich_markup_mode=None, add_completion=False, epilog=_EXIT_CODES)
     application.callback(invoke_without_command=True)(_begin)
-    application.command()(serving.serve)
-    application.command("open")(serving.open_page)
-    application.command()(reading.sessions)
-    application.command()(reading.show)
-    application.command()(exporting.export)
-    application.command()(contexts.expand)
-    application.command()(contexts.diff)
-    application.command()(contexts.handoff)
-    application.command()(summaries.summaries)
-    application.command()(savings.savings)
-    application.command()(compacting.compact)
-    application.command()(care.verify)
-    application.command()(care.backup)
+    application.command()(serve.serve)
+    application.command("open")(serve.open_page)
+    application.command()(sessions.sessions)
+    application.command()(sessions.show)
+    application.command()(maintenance.export)
+    application.command()(reports.expand)
+    application.command()(reports.diff)
+    application.command()(reports.handoff)
+    application.command()(reports.summaries)
+    application.command()(reports.savings)
+    application.command()(serve.compact)
+    application.command()(maintenance.verify)
+    application.command()(maintenance.backup)
     application.add_typer(config, name="config")
     return application
 

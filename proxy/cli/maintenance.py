@@ -1,18 +1,52 @@
-"""`palimpsest export`. Rule: all the log holds of a session, in files or on standard output; nothing is overwritten."""
+"""`palimpsest verify`, `backup`, `export` and `config`."""
 
+import json
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from proxy.cli.doors import Doors
-from proxy.cli.options import ConfigOption, DataOption, SessionArgument
+from proxy.cli.formatting import make_plain
+from proxy.cli.services import ConfigOption, DataOption, Doors, JsonOption, SessionArgument
+from proxy.config import ConfigError, Settings, load_settings
+from proxy.config.example import render_example
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.exports import Form, open_export
+from proxy.engine.reports.export import Form, open_export
+from proxy.engine.reports.sessions import write_json
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow
+
+
+def verify(
+    context: typer.Context, as_json: JsonOption = False, data: DataOption = None, config: ConfigOption = None
+) -> None:
+    """Check every digest and link of the log."""
+    doors: Doors = context.obj
+    found = doors.read(data, config, lambda log: log.verify())
+    if as_json:
+        typer.echo(write_json(asdict(found)), nl=False)
+    else:
+        for fault in found.faults:
+            typer.echo(make_plain(f"{fault.where}: {fault.what}"))
+        counts = f"{found.exchanges} exchanges, {found.rounds} rounds, {found.blobs} blobs, {found.slices} slices"
+        typer.echo(f"{counts}: {len(found.faults) or 'no'} faults")
+    raise typer.Exit(1 if found.faults else 0)
+
+
+def backup(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that does not exist yet.")],
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Copy the log to a file while the server runs."""
+    doors: Doors = context.obj
+    doors.read(data, config, lambda log: log.backup(file))
+    typer.echo(f"wrote {file} ({file.stat().st_size} bytes)")
+
 
 _FILES: dict[Form, str] = {"json": "session.json", "jsonl": "exchanges.jsonl", "openai": "messages.json"}
 
@@ -86,3 +120,31 @@ def _create(path: Path, content: bytes = b"") -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.touch(mode=0o600, exist_ok=False)
     path.write_bytes(content)
+
+
+def check(
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Settings in YAML.")] = None,
+) -> None:
+    """Check a settings file together with the environment; exit code 1 and a list of everything wrong."""
+    try:
+        settings = load_settings(file)
+        settings.check_network(settings.server.host.lower())
+    except ConfigError as error:
+        for problem in error.problems:
+            typer.echo(str(problem), err=True)
+        raise typer.Exit(1) from None
+    typer.echo("the settings are right")
+
+
+def schema() -> None:
+    """Write the JSON Schema of the settings, for editors."""
+    typer.echo(json.dumps(Settings.model_json_schema(), indent=2))
+
+
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")] = Path("palimpsest.yaml"),
+) -> None:
+    """Write a settings file with every key, its meaning and its default; overwrites nothing."""
+    with file.open("x", encoding="utf-8") as target:
+        target.write(render_example())
+    typer.echo(f"wrote {file}; use it with: palimpsest serve --config {file}")

@@ -1,17 +1,13 @@
-"""What was sent against what the client sent, message by message.
-
-Rule: found by comparing the recorded bytes, whatever was planned; what is equal is said to be equal, and no more.
-"""
+"""What was sent upstream compared with what the client sent, message by message, from the recorded bytes."""
 
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.contexts import describe_plan
-from proxy.engine.reports.conversation import find_format, read_request
-from proxy.engine.reports.finding import find_exchange
-from proxy.engine.reports.messages import list_raws, split_whole
+from proxy.engine.reports.context import describe_plan
+from proxy.engine.reports.conversation import find_format, list_raws, read_request, split_whole
+from proxy.engine.reports.lookup import find_exchange
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow, RoundRow
 from proxy.wire.body import SplitBody

@@ -1,16 +1,76 @@
-"""The log's rows as JSON. Rule: JSON a client or provider sent goes out as it came, not decoded and encoded."""
+"""Sessions, branches and exchanges as JSON documents. JSON that a client or provider sent is copied, never decoded and
+encoded again.
+"""
 
 import base64
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NoReturn
 
 import msgspec
 
-from proxy.engine.reports.contexts import describe_plan
-from proxy.engine.reports.overview import Fork, Overview
+from proxy.engine.ports import LogReader
+from proxy.engine.reports.context import describe_plan
+from proxy.engine.reports.lookup import find_session
 from proxy.model.exchange import Headers
-from proxy.model.log import ExchangeRow, RoundRow, SessionRow
+from proxy.model.log import BranchRow, Call, ExchangeRow, RoundRow, Selection, SessionRow
+
+_MOST_CHILDREN = 100
+_NONE = Call(0, "", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A branch in its tree.
+
+    `own`: numbers of the exchanges that no older branch has, in the order of the conversation. `after`: number of the
+    exchange that it goes on from; 0 where it shares none.
+    """
+
+    branch: BranchRow
+    own: tuple[int, ...]
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """A session, its branches in the order in which they began, and the newest of its children, newest first."""
+
+    session: SessionRow
+    forks: tuple[Fork, ...]
+    children: tuple[SessionRow, ...]
+
+
+async def load_overview(log: LogReader, prefix: str) -> Overview:
+    """The session whose id begins so. Raises NotFound."""
+    session = await find_session(log, prefix)
+    forks = find_forks(await log.list_branches(session))
+    children = await log.list_sessions(_MOST_CHILDREN, Selection(parent=session))
+    row = await log.find_session(session)  # after the branches: of a session that grows it counts all of theirs
+    return Overview(row, forks, tuple(child for child in children if child.parent == session))
+
+
+def find_forks(branches: Sequence[BranchRow]) -> tuple[Fork, ...]:
+    """Where each branch stands in the tree; older ones come before younger."""
+    deepest: dict[bytes, list[Call]] = {}  # of a branch by its tip: before its own calls, and after each of them
+    forks = []
+    for branch in branches:
+        shared = deepest[branch.trunk.tip][branch.shared] if branch.trunk else _NONE
+        deepest[branch.tip] = list(accumulate(branch.own, _find_deeper, initial=shared))
+        own = tuple(call.n for call in sorted(branch.own, key=_place))
+        forks.append(Fork(branch, own, shared.n))
+    return tuple(forks)
+
+
+def _find_deeper(one: Call, other: Call) -> Call:
+    return max(one, other, key=_place)
+
+
+def _place(call: Call) -> tuple[int, int]:
+    return call.depth, call.n
+
 
 Document = dict[str, Any]
 

@@ -23,7 +23,7 @@ from benchmarks.report import describe_machine, render_number, render_table
 from benchmarks.run import write_report
 from proxy.engine.ports import MOST_MARKS
 from proxy.model.exchange import Opening, SessionKey
-from proxy.model.lineage import CallFingerprint, NodeRow, Step, node_after, root_of_chain
+from proxy.model.lineage import CallFingerprint, NodeRow, Step, extend_chain, root_of_chain
 from proxy.model.manifest import keep_whole
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.batch import Batch
@@ -60,7 +60,7 @@ def make_nodes(number: int, count: int) -> list[NodeRow]:
     """A chain in which every second message is an answer; all sessions share the first message."""
     rows, parent = [], _ROOT
     for at in range(count):
-        node = node_after(parent, b"%d:%d" % (number if at else -1, at))
+        (node,) = extend_chain(parent, [b"%d:%d" % (number if at else -1, at)])
         rows.append(NodeRow(node, parent, bool(at % 2)))
         parent = node
     return rows

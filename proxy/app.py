@@ -29,7 +29,7 @@ from proxy.assembly import Engine, build_engine, find_admin_token, note_address
 from proxy.config import ConfigError, Settings
 from proxy.config.problems import Problem
 from proxy.context.budget import AUTO_CEILING, make_budget
-from proxy.engine.context.steward import MANAGED_WIRES
+from proxy.engine.context.controller import MANAGED_WIRES
 from proxy.engine.reports.savings import Yardstick
 from proxy.engine.tasks import TaskRunner
 from proxy.engine.writes import Writes

@@ -23,9 +23,9 @@ from proxy.engine.compaction.by_hand import Compactor, Tools
 from proxy.engine.compaction.office import Premises
 from proxy.engine.compaction.policy import PromptHook
 from proxy.engine.compaction.wiring import Ingredients, build_watch
-from proxy.engine.context.caring import Caretaker
-from proxy.engine.context.memory import Memory
-from proxy.engine.context.studies import Studies
+from proxy.engine.context.epoch_admin import Caretaker
+from proxy.engine.context.epoch_planner import Studies
+from proxy.engine.context.session_caches import Memory
 from proxy.engine.context.wiring import Surroundings, build_steward
 from proxy.engine.counting import Counting
 from proxy.engine.descriptors import Descriptors, read_descriptor_limit

@@ -17,8 +17,8 @@ from tests.support.scripted import LIMIT
 # another request would be sent than the test is about; tests of these bounds set them themselves.
 _WAITS = (
     "proxy.engine.lineage.tracking._RECALL_SECONDS",
-    "proxy.engine.context.contexts._LOAD_SECONDS",
-    "proxy.engine.context.steward._SOFT_WAIT",
+    "proxy.engine.context.session_context._LOAD_SECONDS",
+    "proxy.engine.context.controller._SOFT_WAIT",
     "proxy.store.sqlite.archive._MOST_LAG_OF_A_CALL_SECONDS",
 )
 

@@ -19,7 +19,7 @@ from proxy.cli.formatting import (
 from proxy.cli.services import MOST, ConfigOption, DataOption, Doors, JsonOption, SessionArgument
 from proxy.config import Settings
 from proxy.context.budget import BudgetPolicy, find_soft, make_budget
-from proxy.engine.context.steward import MANAGED_WIRES
+from proxy.engine.context.controller import MANAGED_WIRES
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.export import describe_whole
 from proxy.engine.reports.lookup import Part, find_exchange, list_matching, load_part, read_pages

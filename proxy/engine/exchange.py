@@ -11,15 +11,15 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from proxy.engine.behind import Behind
-from proxy.engine.context.rescuing import Reach
-from proxy.engine.context.sending import Sending
-from proxy.engine.context.steward import Steward
-from proxy.engine.context.subject import Subject
+from proxy.engine.context.accounting import Sending
+from proxy.engine.context.controller import Steward
+from proxy.engine.context.refusal_retry import Reach
 from proxy.engine.flight import Flight, PendingRecord
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Client, RequestBody
 from proxy.engine.reception import Reception, ResolvedRequest
 from proxy.engine.relay import Relay, Send
+from proxy.engine.request import Subject
 from proxy.engine.tape import Tape
 from proxy.engine.tasks import TaskRunner
 from proxy.model.epoch import Epoch

@@ -15,7 +15,6 @@ import msgspec
 
 from proxy.context.budget import is_bounded
 from proxy.engine.boundary import attempt, attempt_now
-from proxy.engine.context.subject import Subject
 from proxy.engine.histories import (
     CachedBody,
     Histories,
@@ -36,6 +35,7 @@ from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Clock, Ids, Upstream
 from proxy.engine.readings import Readings
+from proxy.engine.request import Subject
 from proxy.model.exchange import ClientRequest, Kind, Mode, Opening, SessionKey
 from proxy.model.lineage import Step, root_of_chain
 from proxy.model.manifest import Manifest, keep_to, keep_whole

@@ -18,7 +18,7 @@ from proxy.context.policy import BuilderPolicy
 from proxy.context.rules import Rule, find_rules
 from proxy.context.survey import Survey
 from proxy.context.view import View
-from proxy.engine.context.guard import list_splices
+from proxy.engine.context.rewriter import list_splices
 from proxy.model.plan import ContextPlan, Kept, Replaced, Written
 from proxy.model.told import Told
 from proxy.wire import rendering

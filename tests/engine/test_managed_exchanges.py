@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.context import contexts
-from proxy.engine.context.steward import Steward
+from proxy.engine.context import session_context
+from proxy.engine.context.controller import Steward
 from proxy.engine.lineage import tracking
 from proxy.engine.policy import EnginePolicy
 from proxy.model.epoch import Epoch, Pin
@@ -433,7 +433,7 @@ async def test_after_a_restart_the_prefix_is_the_same_to_the_byte() -> None:
 def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log is waited for as long as the policy says, and no longer."""
     monkeypatch.setattr(tracking, "_RECALL_SECONDS", 0)
-    monkeypatch.setattr(contexts, "_LOAD_SECONDS", 0)
+    monkeypatch.setattr(session_context, "_LOAD_SECONDS", 0)
 
 
 @pytest.mark.usefixtures("no_grace")

@@ -9,7 +9,7 @@ from proxy.engine.compaction.calling import Answered, Errand, Unanswered
 from proxy.engine.compaction.keys import CallCredential
 from proxy.engine.compaction.office import Office, Premises, build_office
 from proxy.engine.compaction.policy import CompactionPolicy
-from proxy.engine.context.memory import Memory
+from proxy.engine.context.session_caches import Memory
 from proxy.engine.counting import Counting
 from proxy.engine.models import Models
 from proxy.engine.policy import EnginePolicy, Provider

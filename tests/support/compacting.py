@@ -13,8 +13,8 @@ from proxy.engine.compaction.office import Premises
 from proxy.engine.compaction.policy import CompactionPolicy, PromptHook
 from proxy.engine.compaction.wiring import Ingredients, build_watch
 from proxy.engine.compaction.work import Latest
-from proxy.engine.context.context import Context
-from proxy.engine.context.memory import Memory
+from proxy.engine.context.session_caches import Memory
+from proxy.engine.context.session_context import Context
 from proxy.engine.context.wiring import Surroundings, build_steward
 from proxy.engine.counting import Counting
 from proxy.engine.exchange import Exchanges

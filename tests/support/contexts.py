@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from proxy.context.budget import BudgetPolicy, make_budget
-from proxy.engine.context.subject import Subject
+from proxy.engine.request import Subject
 from proxy.model.epoch import Epoch, StoredContext
 from proxy.model.errors import StoreUnavailable
 from proxy.model.exchange import SessionKey

@@ -16,8 +16,8 @@ from uvicorn.server import ServerState
 
 from proxy.context.budget import BudgetPolicy
 from proxy.engine.bus import EventBus
-from proxy.engine.context.caring import Caretaker
-from proxy.engine.context.steward import Steward
+from proxy.engine.context.controller import Steward
+from proxy.engine.context.epoch_admin import Caretaker
 from proxy.engine.descriptors import Descriptors
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import Exchanges

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from proxy.engine.context.caring import Caretaker
+from proxy.engine.context.epoch_admin import Caretaker
 from proxy.engine.durability import CommitGate
 from proxy.engine.ports import Archive, RequestBody
 from proxy.model.exchange import ClientRequest, Headers

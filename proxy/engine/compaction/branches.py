@@ -13,7 +13,7 @@ import msgspec
 
 from proxy.engine.compaction.bounded import keep_newest
 from proxy.engine.compaction.work import Latest
-from proxy.engine.context.paths import count_shared
+from proxy.engine.context.history_cache import count_shared
 
 _MOST_SESSIONS = 4096
 _MOST_VAIN = 8

@@ -11,11 +11,9 @@ from msgspec.structs import replace
 
 from proxy.engine.compaction.work import Latest, Made, Wish
 from proxy.engine.compaction.worker import Worker
-from proxy.engine.context.case import Case
-from proxy.engine.context.ladder import Ladder
-from proxy.engine.context.lookout import Lookout
-from proxy.engine.context.rewriting import Invalid
-from proxy.engine.context.subject import Subject
+from proxy.engine.context.fallback import Ladder
+from proxy.engine.context.request_state import Case, Lookout
+from proxy.engine.context.rewriter import Invalid
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import read_ceiling
 from proxy.engine.ports import Archive, Clock, Ids, Upstream
@@ -23,6 +21,7 @@ from proxy.engine.reception import Route, read_output_limit
 from proxy.engine.reports.context import Compaction
 from proxy.engine.reports.conversation import find_format, load_chain
 from proxy.engine.reports.lookup import pick_branch, read_back, read_branch_back
+from proxy.engine.request import Subject
 from proxy.model.epoch import Epoch
 from proxy.model.errors import Conflict
 from proxy.model.lineage import Step

@@ -12,7 +12,7 @@ from proxy.engine.compaction.permission import Permission
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.spending import Purse
 from proxy.engine.compaction.warmth import Warmth
-from proxy.engine.context.memory import Memory
+from proxy.engine.context.session_caches import Memory
 from proxy.engine.models import Models
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import Clock, Ids

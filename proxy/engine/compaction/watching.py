@@ -14,12 +14,12 @@ from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.spending import Purse
 from proxy.engine.compaction.work import Latest
 from proxy.engine.compaction.worker import Worker
-from proxy.engine.context.booking import find_matching
-from proxy.engine.context.case import Case
-from proxy.engine.context.ladder import Footing
-from proxy.engine.context.subject import Subject
+from proxy.engine.context.accounting import find_matching
+from proxy.engine.context.fallback import Footing
+from proxy.engine.context.request_state import Case
 from proxy.engine.models import Models
 from proxy.engine.policy import Provider
+from proxy.engine.request import Subject
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import Usage
 

@@ -19,7 +19,7 @@ from proxy.engine.compaction.urgency import Urgency
 from proxy.engine.compaction.watching import Watch
 from proxy.engine.compaction.work import Latest
 from proxy.engine.compaction.worker import Shop, Worker
-from proxy.engine.context.opening import Ground, Opener
+from proxy.engine.context.epoch_planner import Ground, Opener
 from proxy.engine.durability import CommitGate
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Archive, Leases

@@ -10,7 +10,7 @@ from proxy.context.compaction.spans import MessageRange
 from proxy.context.cost import Cost
 from proxy.context.reference import make_reference
 from proxy.context.survey import Survey
-from proxy.engine.context.case import Case
+from proxy.engine.context.request_state import Case
 from proxy.model.epoch import Epoch
 from proxy.model.summary import Kind, Level, Summary
 

@@ -27,11 +27,11 @@ from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.spending import Purse
 from proxy.engine.compaction.urgency import Urgency
 from proxy.engine.compaction.work import Latest, Made, Wish, Work, find_foreign, find_references
-from proxy.engine.context.memory import Memory
-from proxy.engine.context.opening import Ground
-from proxy.engine.context.subject import Subject
+from proxy.engine.context.epoch_planner import Ground
+from proxy.engine.context.session_caches import Memory
 from proxy.engine.durability import CommitGate
 from proxy.engine.ports import Archive, Leases
+from proxy.engine.request import Subject
 from proxy.engine.tasks import TaskRunner
 from proxy.model.errors import Conflict
 from proxy.model.events import SummaryAdded

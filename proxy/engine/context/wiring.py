@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from proxy.context.builder import ContextBuilder
 from proxy.context.holdout import Holdout
 from proxy.engine.bus import EventBus
-from proxy.engine.context.booking import Books, Watcher
-from proxy.engine.context.ladder import Ladder
-from proxy.engine.context.lessons import Lessons
-from proxy.engine.context.lookout import Lookout
-from proxy.engine.context.memory import Memory
-from proxy.engine.context.opening import Opener
-from proxy.engine.context.rescuing import Rescues
-from proxy.engine.context.rewriting import Rewriter
-from proxy.engine.context.steward import Steward
-from proxy.engine.models import Models
+from proxy.engine.context.accounting import Books, Watcher
+from proxy.engine.context.controller import Steward
+from proxy.engine.context.epoch_planner import Opener
+from proxy.engine.context.fallback import Ladder
+from proxy.engine.context.refusal_retry import Rescues
+from proxy.engine.context.request_state import Lookout
+from proxy.engine.context.rewriter import Rewriter
+from proxy.engine.context.session_caches import Memory
+from proxy.engine.models import Lessons, Models
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Archive, Clock
 from proxy.model.events import AnswerRead

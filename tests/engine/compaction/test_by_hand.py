@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.work import Wish
-from proxy.engine.context.caring import Caretaker
+from proxy.engine.context.epoch_admin import Caretaker
 from proxy.engine.policy import Provider
 from proxy.model.card import LimitKey
 from proxy.model.errors import Conflict

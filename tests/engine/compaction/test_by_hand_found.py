@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.engine.compaction.work import Wish
-from proxy.engine.context.rewriting import Invalid
+from proxy.engine.context.rewriter import Invalid
 from proxy.engine.ports import Upstream
 from proxy.engine.reception import Route
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable

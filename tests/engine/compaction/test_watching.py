@@ -9,10 +9,10 @@ import pytest
 from proxy.context.economics import Decision
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.work import Latest
-from proxy.engine.context.booking import Unwatched
-from proxy.engine.context.ladder import Footing
-from proxy.engine.context.subject import Subject
+from proxy.engine.context.accounting import Unwatched
+from proxy.engine.context.fallback import Footing
 from proxy.engine.policy import Provider
+from proxy.engine.request import Subject
 from proxy.model.card import Card
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import Headers

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.engine.context.subject import Subject
 from proxy.engine.policy import Provider
+from proxy.engine.request import Subject
 from proxy.model.events import SummaryAdded, SummaryWasted
 from proxy.model.marker import LEDGER_HEAD
 from proxy.model.summary import Summary

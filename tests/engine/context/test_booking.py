@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.engine.context.sent import SentBodies
+from proxy.engine.context.session_caches import SentBodies
 from proxy.engine.counting import Counting
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.events import Planned

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.engine.context.caring import Caretaker
+from proxy.engine.context.epoch_admin import Caretaker
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable
 from proxy.model.events import EpochOpened
 from tests.store.samples import make_key, make_opening

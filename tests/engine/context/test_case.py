@@ -9,11 +9,11 @@ from proxy.context.account import Account
 from proxy.context.cache import CacheModel
 from proxy.context.estimate import Ratio
 from proxy.context.tariff import make_tariff
-from proxy.engine.context.case import Case, estimate_protected, find_kept
-from proxy.engine.context.context import Context
-from proxy.engine.context.paths import Path, Paths
-from proxy.engine.context.subject import Subject
+from proxy.engine.context.history_cache import Path, Paths
+from proxy.engine.context.request_state import Case, estimate_protected, find_kept
+from proxy.engine.context.session_context import Context
 from proxy.engine.counting import Counting
+from proxy.engine.request import Subject
 from proxy.model.card import UNPRICED
 from proxy.model.epoch import Epoch
 from tests.support.contexts import BUDGET, HISTORY, ask, make_epoch

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.engine.context.clearing import Covers, is_cleared
+from proxy.engine.context.epoch_scope import Covers, is_cleared
 from tests.support.contexts import HISTORY, ask, make_epoch
 from tests.support.managing import make_subject
 

@@ -8,10 +8,10 @@ import pytest
 
 from proxy.context.account import Account
 from proxy.context.view import LiveSummary
-from proxy.engine.context import context as module
-from proxy.engine.context.context import Context
-from proxy.engine.context.opening import Draft
-from proxy.engine.context.subject import Subject
+from proxy.engine.context import session_context as module
+from proxy.engine.context.epoch_planner import Draft
+from proxy.engine.context.session_context import Context
+from proxy.engine.request import Subject
 from proxy.model.epoch import Epoch, Original, Pin, StoredContext
 from proxy.model.plan import ContextPlan
 from proxy.model.summary import Summary

@@ -8,9 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from proxy.engine.context import contexts as module
-from proxy.engine.context.context import Context
-from proxy.engine.context.contexts import Contexts
+from proxy.engine.context import session_context as module
+from proxy.engine.context.session_context import Context, Contexts
 from proxy.model.epoch import StoredContext
 from proxy.model.errors import StoreUnavailable
 from tests.support.contexts import BUDGET, StatedArchive, ask, make_epoch

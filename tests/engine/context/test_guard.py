@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.context.guard import find_problem, list_splices
-from proxy.engine.context.paths import Path, PromptPrefix
+from proxy.engine.context.history_cache import Path, PromptPrefix
+from proxy.engine.context.rewriter import find_problem, list_splices
 from proxy.model.plan import Edit, Kept, Replaced, Written
 from proxy.model.shapes import Shape
 from proxy.wire.rendering import render

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from proxy.engine.context.holding import Reaches, holds, keeps_tail
-from proxy.engine.context.subject import Subject
+from proxy.engine.context.epoch_scope import Reaches, holds, keeps_tail
+from proxy.engine.request import Subject
 from proxy.model.epoch import Epoch
 from proxy.model.plan import Edit, Kept, Replaced, Written
 from tests.support.contexts import HISTORY, ask, make_epoch

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.engine.context.case import Case
-from proxy.engine.context.ladder import Footing
+from proxy.engine.context.fallback import Footing
+from proxy.engine.context.request_state import Case
 from proxy.model.epoch import Epoch
 from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
 from proxy.model.plan import ContextPlan, Kept, Written

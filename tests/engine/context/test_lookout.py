@@ -7,13 +7,12 @@ import msgspec
 import pytest
 
 from proxy.context.budget import Budget, BudgetPolicy, make_budget
-from proxy.engine.context.context import Context
-from proxy.engine.context.lessons import Lessons
-from proxy.engine.context.lookout import Lookout, find_key
-from proxy.engine.context.memory import Memory
-from proxy.engine.context.subject import Subject
+from proxy.engine.context.request_state import Lookout, find_key
+from proxy.engine.context.session_caches import Memory
+from proxy.engine.context.session_context import Context
 from proxy.engine.counting import Counting
-from proxy.engine.models import Models
+from proxy.engine.models import Lessons, Models
+from proxy.engine.request import Subject
 from proxy.engine.tasks import TaskRunner
 from proxy.model.card import Card, LimitKey
 from proxy.model.exchange import Headers

@@ -10,9 +10,9 @@ import pytest
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
 from proxy.context.view import View
-from proxy.engine.context.guard import find_problem, list_splices
-from proxy.engine.context.opening import Draft, Ground, Opener, read_plan
-from proxy.engine.context.paths import Paths
+from proxy.engine.context.epoch_planner import Draft, Ground, Opener, read_plan
+from proxy.engine.context.history_cache import Paths
+from proxy.engine.context.rewriter import find_problem, list_splices
 from proxy.engine.counting import Counting
 from proxy.engine.policy import Provider
 from proxy.model.epoch import Epoch, Original

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.engine.context.paths import Path, Paths, count_shared
-from proxy.engine.context.subject import Subject
+from proxy.engine.context.history_cache import Path, Paths, count_shared
 from proxy.engine.counting import Counting, Piece
+from proxy.engine.request import Subject
 from proxy.wire.shaping import read_shape
 from tests.support.managing import SESSION, QuarterTokens, make_history, make_subject
 
@@ -262,7 +262,7 @@ async def test_much_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None
         threads.append(threading.current_thread() is threading.main_thread())
         return read_shape(wire, raw)
 
-    monkeypatch.setattr("proxy.engine.context.paths.read_shape", note)
+    monkeypatch.setattr("proxy.engine.context.history_cache.read_shape", note)
     paths, _ = make_paths()
     await paths.follow(make_subject(make_history(1)))
     assert all(threads)

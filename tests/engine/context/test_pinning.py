@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from proxy.engine.context.pinning import find_objection
+from proxy.engine.context.controller import find_objection
 from proxy.model.epoch import Pin
 from tests.support.managing import make_history, spell
 from tests.support.talking import Talk

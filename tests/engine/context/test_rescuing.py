@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.context.rescuing import Rescue
+from proxy.engine.context.refusal_retry import Rescue
 from proxy.model.epoch import Epoch
 from proxy.model.exchange import Outcome, Round
 from tests.support.managed import ContextLog, ManagedEngine, OwnBuilder, answer, cut_end, refuse

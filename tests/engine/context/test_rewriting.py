@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.engine.context import guard, rewriting
-from proxy.engine.context.paths import Path, Paths
-from proxy.engine.context.rewriting import Invalid, Rewriter
-from proxy.engine.context.subject import Subject
+from proxy.engine.context import rewriter as module
+from proxy.engine.context.history_cache import Path, Paths
+from proxy.engine.context.rewriter import Invalid, Rewriter
 from proxy.engine.counting import Counting
 from proxy.engine.policy import Provider
+from proxy.engine.request import Subject
 from proxy.model.epoch import Epoch
 from proxy.model.plan import Edit, Kept, Written
 from tests.support.managing import QuarterTokens, make_history, make_subject
@@ -94,14 +94,14 @@ async def test_a_cache_marker_moves_to_the_end_of_what_stands_for_its_message() 
 
 async def test_what_an_epoch_replaces_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    real = guard.list_splices
+    real = module.list_splices
 
     def list_splices(*arguments: Any) -> Any:
         asked.append(1)
         return real(*arguments)
 
-    monkeypatch.setattr(rewriting, "list_splices", list_splices)
-    monkeypatch.setattr(rewriting, "_MOST_REMEMBERED", 1)
+    monkeypatch.setattr(module, "list_splices", list_splices)
+    monkeypatch.setattr(module, "_MOST_REMEMBERED", 1)
     subject, path = await look_at()
     rewriter, epoch = Rewriter({}), keep_task(subject)
     bodies = {rewriter.rewrite(subject, path, epoch) for _ in range(3)}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.engine.context.sending import list_labels
+from proxy.engine.context.accounting import list_labels
 from proxy.model.epoch import Epoch
 from proxy.model.plan import Plan
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.engine.context.sent import SentBodies
-from proxy.engine.context.subject import Subject
+from proxy.engine.context.session_caches import SentBodies
 from proxy.engine.histories import Histories
+from proxy.engine.request import Subject
 from proxy.model.exchange import SessionKey
 from proxy.model.manifest import Manifest
 from proxy.wire.body import count_shared, split_after

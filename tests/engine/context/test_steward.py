@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from proxy.engine.context.lookout import Lookout
-from proxy.engine.context.rescuing import Reach, Rescue
-from proxy.engine.context.sending import Sending
-from proxy.engine.context.subject import Subject
+from proxy.engine.context.accounting import Sending
+from proxy.engine.context.refusal_retry import Reach, Rescue
+from proxy.engine.context.request_state import Lookout
+from proxy.engine.request import Subject
 from proxy.model.epoch import Epoch
 from proxy.model.events import AnswerRead, RungFailed
 from proxy.model.exchange import Headers, Usage

@@ -6,11 +6,10 @@ from msgspec.structs import replace
 
 from proxy.context.economics import Decision
 from proxy.engine.bus import EventBus
-from proxy.engine.context.booking import Unwatched
-from proxy.engine.context.case import Case
-from proxy.engine.context.ladder import Footing
-from proxy.engine.context.sending import Sending
-from proxy.engine.context.subject import Subject
+from proxy.engine.context.accounting import Sending, Unwatched
+from proxy.engine.context.fallback import Footing
+from proxy.engine.context.request_state import Case
+from proxy.engine.request import Subject
 from proxy.engine.tasks import TaskRunner
 from proxy.model.epoch import Epoch
 from proxy.model.events import Planned

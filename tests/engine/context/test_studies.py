@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from proxy.context.findings import Findings, study
-from proxy.engine.context import studies
-from proxy.engine.context.studies import Studies
+from proxy.engine.context import epoch_planner
+from proxy.engine.context.epoch_planner import Studies
 from proxy.model.told import Told, ToolCall
 
 
@@ -23,7 +23,7 @@ def studied(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
         seen.append(told)
         return study(told)
 
-    monkeypatch.setattr(studies, "study", look)
+    monkeypatch.setattr(epoch_planner, "study", look)
     return seen
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.engine.context.opening import Draft, Ground, Opener
-from proxy.engine.context.twins import Twins
+from proxy.engine.context.epoch_planner import Draft, Ground, Opener
+from proxy.engine.context.epoch_scope import Twins
 from proxy.model.epoch import Epoch
 from proxy.model.exchange import Headers
 from proxy.model.plan import Written

@@ -1,8 +1,7 @@
-"""Making an epoch: what the builder plans, as the bytes that will be sent.
+"""Making an epoch: what the builder plans, rendered as the bytes that will be sent."""
 
-Rule: blocks, and so runs in a thread; the same conversation in the same state gives the same bytes.
-"""
-
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from itertools import pairwise
@@ -11,14 +10,16 @@ import msgspec
 
 from proxy.context.budget import Budget
 from proxy.context.builder import ContextBuilder
+from proxy.context.findings import Findings, study
 from proxy.context.reference import make_reference
 from proxy.context.view import LiveSummary, Seen, View
-from proxy.engine.context.paths import Path
-from proxy.engine.context.subject import Subject
+from proxy.engine.context.history_cache import Path
 from proxy.engine.policy import Provider
+from proxy.engine.request import Subject
 from proxy.model.epoch import Epoch, Original
 from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Replaced, Written
 from proxy.model.shapes import Shape
+from proxy.model.told import Told
 from proxy.wire.frame import read_rules
 from proxy.wire.rendering import reach_user, render
 from proxy.wire.telling import read_told
@@ -26,6 +27,9 @@ from proxy.wire.telling import read_told
 _ANY = Provider()
 _JSON = "[This conversation asks for its answers as JSON.]"
 _edits = msgspec.json.Decoder(tuple[Edit, ...])
+
+_MESSAGE_WEIGHT = 600
+_WORD_WEIGHT = 60
 
 
 class Draft(msgspec.Struct, frozen=True, gc=False):
@@ -154,3 +158,39 @@ def _says_json(plan: ContextPlan, shapes: Sequence[Shape]) -> bool:
 def _keep_original(subject: Subject, reference: Reference) -> Original:
     digests = subject.list_digests(reference.start, reference.stop)
     return Original(reference.id, digests, subject.wire, reference.start, reference.offset)
+
+
+class Studies:
+    """The findings of the messages that were looked at last, of `most_bytes` together."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._known: OrderedDict[Told, Findings] = OrderedDict()
+        self._changing = threading.Lock()
+        self.weight = 0
+
+    def find(self, told: Told) -> Findings:
+        """What there is to know of a message."""
+        with self._changing:
+            known = self._known.get(told)
+            if known is not None:
+                self._known.move_to_end(told)
+                return known
+        found = study(told)
+        with self._changing:
+            if told not in self._known:
+                self._known[told] = found
+                self.weight += _weigh(told, found)
+                self._shrink()
+        return found
+
+    def _shrink(self) -> None:
+        while self.weight > self._most and self._known:
+            self.weight -= _weigh(*self._known.popitem(last=False))
+
+
+def _weigh(told: Told, findings: Findings) -> int:
+    """Bytes, roughly: the message as it was told, and the words that were found in it."""
+    said = len(told.text) + sum(len(call.arguments) for call in told.calls)
+    words = sum(len(word) + _WORD_WEIGHT for word in findings.words)
+    return _MESSAGE_WEIGHT + said + words

@@ -1,11 +1,13 @@
-"""What is sent upstream, kept for the log so that it grows only with what is new (`model/manifest`).
+"""What is kept in memory of managed sessions. A cache of the log: forgetting costs time or bytes, never correctness."""
 
-Rule: memory only, as with the bodies of clients (`engine/histories`): forgetting costs bytes in the log, no more.
-"""
-
-from proxy.engine.context.subject import Subject
+from proxy.engine.context.epoch_scope import Twins
+from proxy.engine.context.history_cache import Paths
+from proxy.engine.context.session_context import Contexts
+from proxy.engine.counting import Counting
 from proxy.engine.histories import BodySource, CachedBody, Histories, hold, list_links, split_known, take_stock
 from proxy.engine.policy import RECORD_CAP_BYTES
+from proxy.engine.ports import Archive
+from proxy.engine.request import Subject
 from proxy.model.growing import count_common, extend
 from proxy.model.manifest import Manifest, keep_to
 from proxy.wire.body import ByteRange, SplitBody
@@ -101,3 +103,26 @@ def _find_lent(subject: Subject, split: SplitBody) -> range:
 def _move(span: ByteRange, at: int, by: int) -> ByteRange:
     """A member of a body in which what stands before `at` has another length."""
     return ByteRange(span.start if span.start < at else span.start + by, span.end if span.end <= at else span.end + by)
+
+
+class Memory:
+    """Contexts, paths, sent bodies and twins; each takes its part of `most_bytes`."""
+
+    def __init__(
+        self, archive: Archive, counting: Counting, most_bytes: int, record_cap: int = RECORD_CAP_BYTES
+    ) -> None:
+        self._archive = archive
+        self._generation = archive.health.generation
+        self.contexts = Contexts(archive, most_bytes // 4)
+        self.paths = Paths(counting, most_bytes // 4)
+        self.sent = SentBodies(most_bytes // 2, record_cap)
+        self.twins = Twins(most_bytes // 16)
+
+    def forget_lost(self) -> None:
+        """Forget what leans on records that the log has lost since this was called last."""
+        generation = self._archive.health.generation
+        if generation != self._generation:
+            self._generation = generation
+            self.contexts.clear()
+            self.sent.clear()
+            self.twins.clear()

@@ -1,9 +1,4 @@
-"""The messages of a conversation as managing has seen them: their shapes, their tokens, what is wrong with them.
-
-Rule: a node names all messages before it, so what was found out of the path to it holds for every request that shows
-it, as far as its bytes are as long: what a node leaves out (cache markers, reasoning) may come and go. Memory only:
-forgetting costs time.
-"""
+"""Measured histories: the structure of each message of a conversation, its tokens, and what is wrong with it."""
 
 import asyncio
 from collections import OrderedDict
@@ -13,8 +8,8 @@ from itertools import accumulate
 import msgspec
 
 from proxy.context.budget import is_bounded
-from proxy.engine.context.subject import Subject
 from proxy.engine.counting import Counting, Piece
+from proxy.engine.request import Subject
 from proxy.model.growing import count_common, extend
 from proxy.model.manifest import digest_of
 from proxy.model.shapes import Shape

@@ -8,9 +8,9 @@ from collections.abc import Collection, Sequence
 
 from proxy.context.savings import quote_revert
 from proxy.engine.bus import EventBus
-from proxy.engine.context.context import Context
-from proxy.engine.context.lookout import Lookout
-from proxy.engine.context.pinning import find_objection
+from proxy.engine.context.controller import find_objection
+from proxy.engine.context.request_state import Lookout
+from proxy.engine.context.session_context import Context
 from proxy.engine.durability import CommitGate
 from proxy.engine.ports import Archive, Clock, Ids
 from proxy.engine.reports.context import Pinned, Reversion

@@ -1,31 +1,71 @@
-"""What a request comes to once it is decided how it goes: charged, learned from, recorded, told.
-
-Rule: nothing here changes what is sent; it may be done while the upstream thinks.
-"""
+"""What a request comes to once it is decided how it goes: charged, learned from, recorded, told."""
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+import msgspec
 from msgspec.structs import replace
 
 from proxy.context.account import Account, Sent, note_sent, note_use
 from proxy.context.economics import Decision
 from proxy.context.savings import Trip, estimate_client_read, estimate_saving
 from proxy.engine.boundary import attempt_now
-from proxy.engine.context.case import Case
-from proxy.engine.context.ladder import Footing
-from proxy.engine.context.lessons import Lesson, Lessons
-from proxy.engine.context.paths import count_shared
-from proxy.engine.context.sending import Sending, list_labels
-from proxy.engine.context.sent import SentBodies
-from proxy.engine.context.subject import Subject
+from proxy.engine.context.fallback import Footing
+from proxy.engine.context.history_cache import count_shared
+from proxy.engine.context.request_state import Case
+from proxy.engine.context.session_caches import SentBodies
+from proxy.engine.models import Lesson, Lessons
+from proxy.engine.request import Subject
+from proxy.model.epoch import Epoch, Pin
+from proxy.model.exchange import Headers
 from proxy.model.manifest import Manifest
 from proxy.model.plan import Plan
 
 _log = logging.getLogger("palimpsest.managing")
 
 _NONE_BORE = "an epoch was to open, and another request's or none bore"
+
+
+class Sending(msgspec.Struct, frozen=True, gc=False):
+    """The body of a round. `manifest` is None where it is the client's own, `plan` where nothing was to be decided.
+
+    `labels` are response headers, `ceiling` is what the request asked for. `is_managed`: where it is refused as too
+    long, something shorter may be sent in its place; `is_guarded`: that may well be, so that the head of the answer
+    waits for what comes (BEHAVIOUR B20a). `pin` is of a message that is pinned with this call. Where the body depends
+    on neither, `keep` gives the manifest, and `complete` a plan and labels with tokens. Each is called once and does
+    not fail: `keep` when the body is on its way, `complete` when nobody waits, behind the answer at the latest.
+    """
+
+    body: bytes
+    manifest: Manifest | None = None
+    plan: Plan | None = None
+    labels: Headers = ()
+    is_managed: bool = False
+    is_guarded: bool = False
+    ceiling: int | None = None
+    pin: Pin | None = None
+    keep: Callable[[], Manifest | None] | None = None
+    complete: "Callable[[], Sending] | None" = None
+
+    def add(self, labels: Headers, pin: Pin | None = None) -> "Sending":
+        """The same with more to be told, and with a pin."""
+        return msgspec.structs.replace(self, labels=(*self.labels, *labels), pin=pin) if labels or pin else self
+
+
+def list_labels(plan: Plan, epoch: Epoch | None, *, is_opened: bool) -> Headers:
+    """What the client is told: the epoch that was applied, tokens where they were counted, and what was compacted."""
+    labels: list[tuple[bytes, bytes]] = []
+    if epoch is not None:
+        labels.append((b"x-palimpsest-epoch", epoch.id.encode()))
+    if plan.tokens_client is not None and plan.tokens_upstream is not None:
+        told = f"client={plan.tokens_client}, upstream={plan.tokens_upstream}"
+        labels.append((b"x-palimpsest-tokens", told.encode()))
+    if epoch is not None and is_opened:
+        told = f"compacted {epoch.tokens_before}->{epoch.tokens_after}"
+        labels.append((b"x-palimpsest-notice", told.encode()))
+    return tuple(labels)
 
 
 class Watcher(Protocol):

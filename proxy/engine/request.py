@@ -1,4 +1,4 @@
-"""A request as managing sees it. Rule: made by reception, once; nothing here is found out again."""
+"""A request as it was resolved: what managing and reports of it are made from."""
 
 from collections.abc import Sequence
 

@@ -1,8 +1,4 @@
-"""What is sent for a request: its own bytes, or an epoch in place of the beginning of its history.
-
-Rule: below the soft mark nothing is rewritten of our own accord, and while bytes prove that a request is there nothing
-is counted. Whatever goes wrong here is no failed call: the request goes on as the client sent it.
-"""
+"""What is sent for a request: its own bytes, or an epoch in place of the beginning of its history."""
 
 import logging
 from collections.abc import Awaitable
@@ -16,21 +12,23 @@ from proxy.context.economics import BOUND, NO_ROOM, SIDE, Decision, decide
 from proxy.context.holdout import HELD_OUT
 from proxy.engine.boundary import attempt, attempt_now
 from proxy.engine.bus import EventBus
-from proxy.engine.context.booking import Books, Watcher
-from proxy.engine.context.case import Case
-from proxy.engine.context.context import Context
-from proxy.engine.context.ladder import Commit, Footing, Ladder, is_fruitless
-from proxy.engine.context.lookout import Ahead, Lookout
-from proxy.engine.context.pinning import Pinning, is_pinning, refuse_pin
-from proxy.engine.context.rescuing import Reach, Rescues
-from proxy.engine.context.sending import Sending, list_labels
-from proxy.engine.context.subject import Subject
+from proxy.engine.context.accounting import Books, Sending, Watcher, list_labels
+from proxy.engine.context.fallback import Commit, Footing, Ladder, is_fruitless
+from proxy.engine.context.refusal_retry import Reach, Rescues
+from proxy.engine.context.request_state import Ahead, Case, Lookout
+from proxy.engine.context.session_context import Context
+from proxy.engine.ports import Clock
+from proxy.engine.request import Subject
 from proxy.engine.rescue import Rescuer
-from proxy.model.epoch import Epoch
+from proxy.model.epoch import Epoch, Pin
 from proxy.model.events import CeilingExceeded, Planned, RungFailed
 from proxy.model.exchange import Headers, Mode
 from proxy.model.plan import Plan
+from proxy.wire.headers import find
 from proxy.wire.standing import find_management
+
+_SHARE = 0.1
+_HEADER = b"x-palimpsest-pin"
 
 MANAGED_WIRES = frozenset({"chat_completions"})
 _UNPROVEN = "the upstream has not accepted this credential yet"
@@ -50,6 +48,57 @@ _LATE = "what the log knows of this session could not be read in time"
 _STOOD_DOWN = frozenset({BOUND, NO_ROOM, REFUSED, SIDE, _UNREAD, _LATE})
 
 _log = logging.getLogger("palimpsest.managing")
+
+
+def find_objection(tokens: int, usable: int) -> str:
+    """Why pins of so many tokens together are too much; empty where they are not."""
+    most = int(_SHARE * usable)
+    if tokens <= most:
+        return ""
+    return (
+        f"pins may have {most} tokens together in a conversation, {_SHARE:g} of its budget; these would have {tokens}"
+    )
+
+
+def is_pinning(subject: Subject) -> bool:
+    """Whether a request asks that its newest message stay."""
+    return find(subject.headers, _HEADER).strip().lower() == b"true"
+
+
+def refuse_pin(subject: Subject, reason: str) -> Headers:
+    """What the client is told of a pin that is not taken; nothing where it asked for none."""
+    if not is_pinning(subject):
+        return ()
+    return ((b"x-palimpsest-notice", f"not pinned: {reason}".encode("ascii", "replace")),)
+
+
+class Pinning:
+    """Takes pins that come with requests."""
+
+    def __init__(self, lookout: Lookout, clock: Clock) -> None:
+        self._lookout = lookout
+        self._clock = clock
+
+    async def take(self, subject: Subject, ceiling: int | None) -> tuple[Pin | None, Headers]:
+        """The pin of a request's newest message, which holds at once; or what the client is told of the refusal."""
+        if not is_pinning(subject):
+            return None, ()
+        if not subject.nodes:
+            return None, refuse_pin(subject, "there is no message")
+        self._lookout.memory.forget_lost()
+        context = await self._lookout.memory.contexts.open(subject, subject.until - self._clock.monotonic())
+        newest, places = len(subject.nodes) - 1, context.list_pinned(subject.nodes)
+        if newest in places:
+            return None, ()
+        path = await self._lookout.memory.paths.follow(subject)
+        tokens = sum(path.count(place, place + 1) for place in (*places, newest))
+        usable = self._lookout.find_budget(subject, ceiling).usable
+        ratio = self._lookout.find_ratio(subject)
+        if problem := find_objection(ratio.apply(tokens), ratio.apply(usable)):
+            return None, refuse_pin(subject, problem)
+        pin = Pin(subject.session.id, subject.nodes[newest], is_on=True, at_ms=self._clock.now_ms())
+        context.pin(pin)
+        return pin, ()
 
 
 class Steward:

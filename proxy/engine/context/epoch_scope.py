@@ -1,0 +1,204 @@
+"""For which requests an epoch holds: those that go on from its messages and keep enough behind them.
+
+BEHAVIOUR B3, B6, B13, B14.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from proxy.context.policy import REAL_GROUPS, BuilderPolicy
+from proxy.engine.context.epoch_planner import read_plan
+from proxy.engine.request import Subject
+from proxy.model.epoch import Epoch
+from proxy.model.plan import Kept, Written
+from proxy.wire.identity import Item
+from proxy.wire.telling import read_told
+
+_USERS = BuilderPolicy().protect_turns
+_EPOCH_WEIGHT = 1000
+_ORIGINAL_WEIGHT = 400
+_NODE_WEIGHT = 60
+_LEAST_GROUPS = 1
+
+_MOST_COVERED = 4
+# What clients leave of an output is a line that says so, as in "[Old tool result content cleared]".
+_LITTLE = 200
+_SAYS_SO = re.compile(
+    r"clear|prun|truncat|omit|remov|elid|mask|hidden|collaps|compact|trim|drop|delet|discard|evict|snip|\.\.\.|…",
+    re.IGNORECASE,
+)
+
+_Key = tuple[bytes, str, str, bytes]
+
+
+class Reaches:
+    """How many messages the requests had that the epochs of a session were opened for, as far as that is known."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[str, int] = {}
+
+    def note(self, epoch: str, reach: int | None) -> None:
+        """That of an epoch, given by its id; None where nobody knows."""
+        if reach is not None:
+            self._known[epoch] = reach
+
+    def forget(self, epoch: str) -> None:
+        """An epoch is forgotten."""
+        self._known.pop(epoch, None)
+
+    def choose(self, epochs: Sequence[Epoch], known: Sequence[Epoch], subject: Subject) -> Epoch | None:
+        """The newest of the epochs on a request's path that holds for it; `known` are all of its session.
+
+        One that leaves no more than a newer one that does not hold is none: that may have taken it back.
+        """
+        most = len(subject.nodes) + 1
+        for epoch in reversed(epochs):
+            if epoch.depth < most:
+                if holds(epoch, self._find(epoch, known), subject):
+                    return epoch
+                most = epoch.depth
+        return None
+
+    def _find(self, epoch: Epoch, known: Sequence[Epoch]) -> int | None:
+        """That of an epoch; a revert has that of the one which it goes back to."""
+        if not epoch.is_reversion:
+            return self._known.get(epoch.id)
+        same = (each.id for each in known if (each.through, each.edits) == (epoch.through, epoch.edits))
+        return next((self._known[id] for id in same if id in self._known), None)
+
+
+def holds(epoch: Epoch, reach: int | None, subject: Subject) -> bool:
+    """Whether an epoch may be sent for a request that has its messages.
+
+    `reach` is how many messages the request had that it was opened for, None where nobody knows. A history that went
+    out before it was as long went out under what stood before (B5).
+    """
+    items = subject.chain.items
+    if not epoch.depth or (reach is not None and len(items) >= reach):
+        return True
+    if reach is None:
+        return keeps_tail(epoch, items, _LEAST_GROUPS, 0)
+    is_retry = subject.step is not None and subject.step.relation == "retry"
+    return not is_retry and keeps_tail(epoch, items)
+
+
+def keeps_tail(epoch: Epoch, items: Sequence[Item], groups: int = REAL_GROUPS, users: int = _USERS) -> bool:
+    """Whether the newest message is sent as it is, and all from the newest groups with calls on, and the user's words.
+
+    There may be fewer groups, or turns of the user, than that.
+    """
+    kept = {edit.place for edit in read_plan(epoch).edits if isinstance(edit, Kept)}
+    places = reversed(range(len(items)))
+    start = min(islice((place for place in places if items[place].calls), groups), default=len(items) - 1)
+    needed = (*range(start, len(items)), *_find_turns(items, users))
+    return all(place >= epoch.depth or place in kept for place in needed)
+
+
+def _find_turns(items: Sequence[Item], turns: int) -> Iterator[int]:
+    """The places of the user's messages in their newest turns."""
+    later = ""
+    for place in reversed(range(len(items))):
+        role = items[place].role
+        turns -= role == "user" and later != "user"
+        if turns < 0:
+            return
+        if role == "user":
+            yield place
+        later = role
+
+
+class Covers:
+    """The messages that the epochs stand for under which something went out last."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self) -> None:
+        self._items: OrderedDict[str, tuple[Item, ...]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._items.values()))
+
+    def note(self, epoch: Epoch, items: Sequence[Item]) -> None:
+        """Remember what an epoch stands for; `items` begin with that."""
+        if epoch.id in self._items or not epoch.depth or epoch.is_reversion:
+            return
+        self._items[epoch.id] = tuple(items[: epoch.depth])
+        if len(self._items) > _MOST_COVERED:
+            self._items.popitem(last=False)
+
+    def is_cleared(self, epoch: Epoch, subject: Subject) -> bool:
+        """Whether a request begins with what an epoch stands for, but for outputs that the client has cleared since."""
+        items = self._items.get(epoch.id)
+        return items is not None and is_cleared(items, subject)
+
+
+def is_cleared(before: Sequence[Item], subject: Subject) -> bool:
+    """Whether a request begins with these messages, of some of whose tools' outputs little is left, that says so."""
+    now = subject.chain.items
+    if len(now) < len(before):
+        return False
+    changed = [place for place, old in enumerate(before) if old.form != now[place].form]
+    return all(_are_outputs(before[place], now[place]) for place in changed) and all(
+        _says_so(subject, place) for place in changed
+    )
+
+
+def _are_outputs(old: Item, new: Item) -> bool:
+    """Whether these are outputs for the same calls, of the newer of which little is left."""
+    return old.role == new.role == "tool" and bool(old.results) and old.results == new.results and new.weight <= _LITTLE
+
+
+def _says_so(subject: Subject, place: int) -> bool:
+    span = subject.split.items[subject.chain.preamble.count + place]
+    text = read_told(subject.wire, subject.split.content[span.start : span.end]).text
+    return not text.strip() or _SAYS_SO.search(text) is not None
+
+
+class Twins:
+    """The epochs that were opened last, the oldest dropped above `most_bytes`."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._weight = 0
+        self._known: OrderedDict[_Key, tuple[Epoch, int]] = OrderedDict()
+
+    def note(self, subject: Subject, epoch: Epoch) -> None:
+        """An epoch was opened for a request. One with a summary, which is its session's, is left alone."""
+        edits = read_plan(epoch).edits
+        if subject.session.family or any(isinstance(edit, Written) and edit.report for edit in edits):
+            return
+        key = _key_of(subject, epoch.through)
+        known = self._known.pop(key, None)
+        self._weight += weigh_epoch(epoch) - (weigh_epoch(known[0]) if known is not None else 0)
+        self._known[key] = epoch, len(subject.nodes)
+        while self._weight > self._most:
+            _, dropped = self._known.popitem(last=False)
+            self._weight -= weigh_epoch(dropped[0])
+
+    def find(self, subject: Subject) -> Epoch | None:
+        """The epoch that takes most of a request's history, and leaves enough of it, of another unnamed session."""
+        if subject.session.family or not self._known:
+            return None
+        known = (self._known.get(_key_of(subject, node)) for node in reversed(subject.nodes))
+        return next((each[0] for each in known if each is not None and holds(*each, subject)), None)
+
+    def clear(self) -> None:
+        """Forget everything: the log has lost a record."""
+        self._known.clear()
+        self._weight = 0
+
+
+def _key_of(subject: Subject, node: bytes) -> _Key:
+    return subject.session.tenant, subject.session.upstream, subject.model, node
+
+
+def weigh_epoch(epoch: Epoch) -> int:
+    """Bytes of memory, roughly."""
+    originals = _ORIGINAL_WEIGHT * len(epoch.originals) + _NODE_WEIGHT * sum(
+        len(each.digests) for each in epoch.originals
+    )
+    return _EPOCH_WEIGHT + sum(map(len, epoch.rendered)) + len(epoch.edits) + originals

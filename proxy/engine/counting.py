@@ -17,7 +17,7 @@ from proxy.context.model_names import Encoding, Family, find_family
 from proxy.engine.ports import Tokenizer
 from proxy.model.countable import Countable, Weight
 from proxy.model.manifest import digest_of
-from proxy.wire.countable import read_message, read_tools
+from proxy.wire.media import read_message, read_tools
 
 _MOST_RATIOS = 1024
 # Bytes that are counted where they are: a step of an agent. Handing work to a thread and back costs the event loop

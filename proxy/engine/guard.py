@@ -14,9 +14,9 @@ from proxy.engine.readings import is_event_stream
 from proxy.engine.rescue import REFUSAL_BYTES, Refusal, Rescuer, Start
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers
-from proxy.wire.encoding import decode_content
+from proxy.wire.body import decode_content
 from proxy.wire.headers import find, forward_response
-from proxy.wire.sse import EVENT_END
+from proxy.wire.streams import EVENT_END
 
 # Well below the time after which clients give up on a silent server.
 _HOLD_SECONDS = 5.0

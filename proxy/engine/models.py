@@ -24,8 +24,8 @@ from proxy.model.card import Card, LimitKey
 from proxy.model.errors import ProxyError
 from proxy.model.events import AnswerRead
 from proxy.model.exchange import Headers
+from proxy.wire.body import decode_content
 from proxy.wire.credentials import is_of_plan
-from proxy.wire.encoding import decode_content
 from proxy.wire.headers import find, keep_for_asking
 
 _LISTING = b"/v1/models"

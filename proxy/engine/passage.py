@@ -13,7 +13,7 @@ from proxy.engine.tape import Tape
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers
 from proxy.wire.headers import find
-from proxy.wire.sse import EVENT_END, MARKER_REACH
+from proxy.wire.streams import EVENT_END, MARKER_REACH
 
 _LINGER_SECONDS = 0.05
 _LAST_EVENT_SECONDS = 2.0

@@ -12,12 +12,12 @@ from proxy.engine.ports import Archive
 from proxy.engine.tasks import TaskRunner
 from proxy.model.events import AnswerRead, ReadingFailed
 from proxy.model.exchange import Answer, Headers, Reading
-from proxy.wire.encoding import decode_content
-from proxy.wire.evidence import read_object
+from proxy.wire.body import decode_content
+from proxy.wire.credentials import redact
 from proxy.wire.format import Format
 from proxy.wire.headers import find
-from proxy.wire.redaction import redact
-from proxy.wire.sse import read_events
+from proxy.wire.json_values import read_object
+from proxy.wire.streams import read_events
 
 _INLINE_BYTES = 64 * 1024
 # Two seconds of all that one worker can carry; answers of any size must not take more memory than that.

@@ -22,9 +22,8 @@ from proxy.model.events import ExchangeRecorded, LimitsTold
 from proxy.model.exchange import Completeness, Headers, Opening, Outcome, Timings, Trailer
 from proxy.model.manifest import digest_of
 from proxy.model.record import Record
-from proxy.wire.headers import forward_response, keep_for_log
-from proxy.wire.rate_limits import tells_limits
-from proxy.wire.redaction import redact, redact_answer, redact_headers, redact_quickly
+from proxy.wire.credentials import redact, redact_answer, redact_headers, redact_quickly
+from proxy.wire.headers import forward_response, keep_for_log, tells_limits
 
 Send = Callable[[bytes | RequestBody], Awaitable[UpstreamResponse]]
 

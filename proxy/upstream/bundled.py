@@ -13,7 +13,7 @@ import msgspec
 from proxy.context.catalogue import Names, agree
 from proxy.context.model_names import Encoding
 from proxy.model.card import Offer, Prices, Rates, Tier
-from proxy.wire.evidence import read_count
+from proxy.wire.json_values import read_count
 from proxy.wire.model_listing import make_prices, read_price
 
 _MAP = "model_prices_and_context_window_backup.json"

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-from proxy.wire.canonical import REFUSED, load, settle_arguments, settle_object
 from proxy.wire.identity import (
     Item,
     ItemPosition,
@@ -23,6 +22,7 @@ from proxy.wire.identity import (
     settle_values,
     weigh,
 )
+from proxy.wire.json_values import JSON_ERRORS, load_json, normalize_arguments, normalize_object
 
 _WIRE = "anthropic_messages"
 _TEXTS = frozenset({"text"})
@@ -62,8 +62,8 @@ def read_alternatives(value: Mapping[str, object]) -> tuple[tuple[Item, ...], ..
 def read_orders(member: bytes) -> bytes:
     """The form of the text that tells the model who it is, less the line that is another one in every request."""
     try:
-        parts = settle_values(load(member), _TEXTS)
-    except REFUSED:
+        parts = settle_values(load_json(member), _TEXTS)
+    except JSON_ERRORS:
         return digest_form((_WIRE, "raw", member))
     kept = [_BILLING.sub("", part, count=1) if isinstance(part, str) else part for part in parts]
     return digest_form((_WIRE, "system", collapse([part for part in kept if part])))
@@ -86,7 +86,7 @@ def _read(message: _AnthropicMessage, source: ItemPosition) -> Item:
                 parts.append(block.text)
                 weight += len(block.text)
         elif kind == "tool_use":
-            arguments = settle_arguments(block.input)
+            arguments = normalize_arguments(block.input)
             parts.append((kind, block.id, block.name, arguments))
             calls += [block.id] if block.id else []
             weight += len(arguments)
@@ -97,7 +97,7 @@ def _read(message: _AnthropicMessage, source: ItemPosition) -> Item:
             weight += len(said) if isinstance(said, str) else weigh(said)
         elif kind not in _DROPPED:
             whole = whole or load_elements(source, "content")
-            parts.append(settle_object(whole[place]))
+            parts.append(normalize_object(whole[place]))
             weight += weigh(parts[-1])
     form = digest_form((_WIRE, message.role, collapse(parts)))
     return Item("tool" if results else name_role(message.role), form, tuple(calls), tuple(results), weight)

@@ -12,10 +12,23 @@ from msgspec.structs import replace
 from proxy.model.exchange import Answer, Usage
 from proxy.wire import anthropic_identity
 from proxy.wire.body import ByteRange
-from proxy.wire.deltas import Places, assemble, keep, merge, settle_object
-from proxy.wire.evidence import UsageNames, read_error, read_fields, read_kind, read_object, read_text, read_typed_error
 from proxy.wire.identity import Item
-from proxy.wire.sse import EVENT_LINE, TYPED_DATA_LINE, ServerEvent
+from proxy.wire.json_values import read_object, read_text
+from proxy.wire.streams import (
+    EVENT_LINE,
+    TYPED_DATA_LINE,
+    IndexedSlots,
+    ServerEvent,
+    UsageNames,
+    assemble,
+    finish_object,
+    merge,
+    read_error,
+    read_fields,
+    read_kind,
+    read_typed_error,
+    set_members,
+)
 
 _USAGE = UsageNames(
     input=("input_tokens",),
@@ -86,7 +99,7 @@ class _AnthropicStream:
         self.is_ended = False
         self.error = ""
         self._message: dict[str, object] = {}
-        self._blocks = Places[_Block]()
+        self._blocks = IndexedSlots[_Block]()
 
     def take(self, event: ServerEvent) -> None:
         """Add an event."""
@@ -107,10 +120,10 @@ class _AnthropicStream:
         else:
             self.error = self.error or read_typed_error(kind, sent)
 
-    def settle(self) -> dict[str, object]:
+    def finish(self) -> dict[str, object]:
         """The message so far."""
         value: dict[str, object] = {"type": "message", "role": "assistant", "content": [], **self._message}
-        blocks = [block.settle() for block in self._blocks.ordered()]
+        blocks = [block.finish() for block in self._blocks.ordered()]
         return {**value, "content": blocks} if blocks else value
 
     def _take_message(self, message: object) -> None:
@@ -120,13 +133,13 @@ class _AnthropicStream:
     def _take_message_delta(self, sent: dict[str, object]) -> None:
         delta, counts = sent.pop("delta", None), sent.pop("usage", None)
         sent.pop("type", None)
-        keep(self._message, sent)
+        set_members(self._message, sent)
         if isinstance(delta, dict):
-            keep(self._message, delta)
+            set_members(self._message, delta)
         if isinstance(counts, dict):
             known = self._message.get("usage")
             usage = self._message["usage"] = known if isinstance(known, dict) else {}
-            keep(usage, counts)
+            set_members(usage, counts)
 
     def _take_block(self, index: object, value: object) -> None:
         if isinstance(value, dict):
@@ -160,9 +173,9 @@ class _Block:
         else:
             merge(self._value, delta)
 
-    def settle(self) -> dict[str, object]:
+    def finish(self) -> dict[str, object]:
         """The block so far. A tool's input that is cut, or was never JSON, stays a string."""
-        value = settle_object(self._value)
+        value = finish_object(self._value)
         sent = "".join(self._input)
         if sent:
             parsed = read_object(sent)

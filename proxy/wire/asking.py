@@ -10,9 +10,16 @@ import msgspec
 
 from proxy.model.exchange import Answer, Usage
 from proxy.wire.body import SplitBody
-from proxy.wire.evidence import read_objects, read_text
+from proxy.wire.json_values import (
+    encode_text,
+    join_array,
+    list_elements,
+    read_member,
+    read_objects,
+    read_text,
+    set_member,
+)
 from proxy.wire.shaping import read_shape
-from proxy.wire.splicing import join_array, list_elements, read_member, set_member, spell_text
 
 _WIRE = "chat_completions"
 _LIMITS = ("max_completion_tokens", "max_tokens")
@@ -67,7 +74,7 @@ def write_compact(model: str, orders: str, text: str, room: Room) -> bytes:
     """A small request of its own: what the model is told it is, and what it is asked."""
     limit = _LIMITS[0] if _NEWER_LIMIT.match(model.strip().lower()) else _LIMITS[1]
     return b'{"model":%b,"messages":%b,"%b":%d,"stream":true,"stream_options":{"include_usage":true}}' % (
-        spell_text(model),
+        encode_text(model),
         join_array((_write_message("system", orders), _write_message("user", text))),
         limit.encode(),
         room.visible + room.reasoning,
@@ -137,9 +144,9 @@ def _lengthen(raw: bytes, instruction: str) -> bytes | None:
     """A message of the user's with more text at its end; None where its content is neither text nor parts."""
     content = read_member(raw, "content")
     if content[:1] == b'"':
-        return set_member(raw, "content", content[:-1] + b"\\n\\n" + spell_text(instruction)[1:])
+        return set_member(raw, "content", content[:-1] + b"\\n\\n" + encode_text(instruction)[1:])
     if content[:1] == b"[":
-        part = b'{"type":"text","text":%b}' % spell_text(instruction)
+        part = b'{"type":"text","text":%b}' % encode_text(instruction)
         return set_member(raw, "content", join_array((*list_elements(content), part)))
     return None
 
@@ -153,7 +160,7 @@ def _list_limits(body: SplitBody, room: Room) -> list[tuple[int, int, bytes]]:
 
 
 def _write_message(role: str, text: str) -> bytes:
-    return b'{"role":"%b","content":%b}' % (role.encode(), spell_text(text))
+    return b'{"role":"%b","content":%b}' % (role.encode(), encode_text(text))
 
 
 def _read_content(content: object) -> str:

@@ -10,10 +10,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from proxy.model.exchange import Answer
 from proxy.wire import chat_identity
 from proxy.wire.body import ByteRange
-from proxy.wire.deltas import Places, assemble, keep, merge, settle, settle_object
-from proxy.wire.evidence import UsageNames, read_error, read_fields, read_objects, read_text
 from proxy.wire.identity import Item
-from proxy.wire.sse import DATA_LINE, ServerEvent
+from proxy.wire.json_values import read_objects, read_text
+from proxy.wire.streams import (
+    DATA_LINE,
+    IndexedSlots,
+    ServerEvent,
+    UsageNames,
+    assemble,
+    finish,
+    finish_object,
+    merge,
+    read_error,
+    read_fields,
+    set_members,
+)
 
 _END = "[DONE]"
 _PADDING = "obfuscation"
@@ -108,11 +119,11 @@ class _ChatStream:
         if isinstance(groq, dict):
             self._take_usage(groq.get("usage"))
         chunk.pop(_PADDING, None)
-        keep(self._head, chunk)
+        set_members(self._head, chunk)
 
-    def settle(self) -> dict[str, object]:
+    def finish(self) -> dict[str, object]:
         """The object so far."""
-        choices = [self._choices[index].settle(index) for index in sorted(self._choices)]
+        choices = [self._choices[index].finish(index) for index in sorted(self._choices)]
         value = {**self._head, "object": "chat.completion", "choices": choices}
         if not value.get("usage"):
             value.pop("usage", None)  # null in all chunks: a non-streamed answer would not have it
@@ -120,7 +131,7 @@ class _ChatStream:
 
     def _take_usage(self, usage: object) -> None:
         if isinstance(usage, dict):
-            keep(self._head, {"usage": usage})
+            set_members(self._head, {"usage": usage})
 
     def _take_choice(self, sent: dict[str, object]) -> None:
         if "usage" in sent:
@@ -156,23 +167,23 @@ class _Choice:
             elif key == "logprobs" or isinstance(value, list):
                 merge(self._rest, {key: value})
             else:
-                keep(self._rest, {key: value})
+                set_members(self._rest, {key: value})
 
-    def settle(self, index: int) -> dict[str, object]:
+    def finish(self, index: int) -> dict[str, object]:
         """The choice so far."""
-        message = {"role": "assistant", "content": None, **settle_object(self._message)}
+        message = {"role": "assistant", "content": None, **finish_object(self._message)}
         message["role"] = message["role"] or "assistant"
-        calls = self._calls.settle()
+        calls = self._calls.finish()
         if calls:
             message["tool_calls"] = calls
-        return {"index": index, "message": message, "finish_reason": None, **settle_object(self._rest)}
+        return {"index": index, "message": message, "finish_reason": None, **finish_object(self._rest)}
 
 
 class _Calls:
     """A message's tool calls, in fragments that servers number and name in several ways."""
 
     def __init__(self) -> None:
-        self._places = Places[dict[str, object]]()
+        self._places = IndexedSlots[dict[str, object]]()
 
     def take(self, fragments: list[dict[str, object]]) -> None:
         """Add fragments of calls."""
@@ -184,9 +195,9 @@ class _Calls:
                 call = self._places.put(place, {})
             merge(call, fragment)
 
-    def settle(self) -> list[object]:
+    def finish(self) -> list[object]:
         """The calls so far."""
-        return [settle(call) for call in self._places.ordered()]
+        return [finish(call) for call in self._places.ordered()]
 
 
 def _begins_another(call: Mapping[str, object], fragment: Mapping[str, object], *, is_placed: bool) -> bool:

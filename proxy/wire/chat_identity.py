@@ -10,8 +10,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-from proxy.wire.canonical import settle_arguments, settle_object
-from proxy.wire.evidence import read_objects
 from proxy.wire.identity import (
     Item,
     ItemPosition,
@@ -25,6 +23,7 @@ from proxy.wire.identity import (
     settle_parts,
     weigh,
 )
+from proxy.wire.json_values import normalize_arguments, normalize_object, read_objects
 
 _WIRE = "chat_completions"
 _TEXTS = frozenset({"text"})
@@ -95,16 +94,16 @@ def _settle_calls(message: _ChatMessage, source: ItemPosition) -> tuple[list[Set
     for place, call in enumerate(message.tool_calls or ()):
         function = call.function
         if function is not None and call.type in _FUNCTION:
-            arguments = settle_arguments(function.arguments)
+            arguments = normalize_arguments(function.arguments)
             settled.append((call.id or None, function.name, arguments))
             weight += len(arguments)
         else:
             whole = whole or load_elements(source, "tool_calls")
-            settled.append(settle_object(whole[place], "index"))
+            settled.append(normalize_object(whole[place], "index"))
             weight += weigh(settled[-1])
         made += [call.id] if call.id else []
     if message.function_call is not None:
-        arguments = settle_arguments(message.function_call.arguments)
+        arguments = normalize_arguments(message.function_call.arguments)
         settled.append((message.function_call.name, arguments))
         weight += len(arguments)
     return settled, tuple(made), weight

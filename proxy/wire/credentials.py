@@ -1,16 +1,21 @@
-"""What a credential says of itself: whose it is, and whether it is the key of a person's plan (BEHAVIOUR B2, B31).
+"""Credentials: whose they are (BEHAVIOUR B2, B31), and keeping them out of what is stored of responses.
 
-Rule: nothing is checked here; who vouches for a token is the upstream. What cannot be read says nothing.
+Nothing is checked here: who vouches for a token is the upstream.
 """
 
 import base64
 import binascii
-from collections.abc import Mapping
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from urllib.parse import urlsplit
 
 import msgspec
 
 from proxy.model.exchange import Headers
+from proxy.wire.body import decode_content, decode_pieces, encode_content
 from proxy.wire.headers import bare_credential, find, find_credential
 
 _JWT_PARTS = 3
@@ -60,3 +65,179 @@ def _is_signed_in(claims: Mapping[str, msgspec.Raw]) -> bool:
     except ValueError:  # no text, or an address that is none
         return True
     return host.lower().startswith(_SIGN_IN)
+
+
+# Short dummy keys ("lm-studio") are words that answers may well contain, so only error texts are searched for those.
+_SHORTEST = 20
+_SHORTEST_IN_ERRORS = 8
+# Searched where the answer ends, before the client has its last byte: 2 ms for so much plain content, 5 ms for so much
+# in which strings are put together, 6 ms for so much that is decoded.
+_MOST_AT_ONCE = 256 * 1024
+_MOST_SPELT_AT_ONCE = 64 * 1024
+_MOST_DECODED_AT_ONCE = 1024 * 1024
+# A quarter of a second; an answer of which more comes is a bomb.
+_MOST_DECODED = 64 * 1024 * 1024
+_REFUSALS = (401, 403)
+_ERROR = 400
+
+_LINE = re.compile(rb"[^\r\n]+")
+# A string of JSON, which may be cut at the end; the name of a member where a colon follows.
+_STRING = re.compile(rb'"((?:[^"\\]|\\.)*+)(?:"(\s*:)?|\Z)')
+_INDEX = re.compile(rb'"(?:index|output_index|content_index|item_id)"\s*:\s*("[^"]*"|\d+)')
+
+
+def redact(content: bytes, secrets: Iterable[bytes], *, is_error: bool) -> bytes:
+    """Plain content with every credential overwritten, also where JSON has its slashes escaped."""
+    return _replace(content, _list_spellings(secrets, is_error=is_error))
+
+
+def redact_headers(headers: Headers, secrets: Iterable[bytes], *, is_error: bool) -> Headers:
+    """Fields with every credential in their values overwritten."""
+    spellings = _list_spellings(secrets, is_error=is_error)
+    values = b"\n".join([value for _, value in headers])
+    if not any(spelt in values for spelt in spellings):
+        return headers
+    return tuple([(name, _replace(value, spellings)) for name, value in headers])
+
+
+def redact_quickly(content: bytes, headers: Headers, status: int, secrets: Sequence[bytes]) -> bytes | None:
+    """As `redact_answer`; None where that takes longer than others can wait."""
+    spellings = _list_spellings(secrets, is_error=status >= _ERROR)
+    encoding = find(headers, b"content-encoding").decode("latin-1")
+    if not spellings or not content:
+        return content
+    if encoding.strip().lower() in ("", "identity"):
+        size = len(content)
+        if size > _MOST_AT_ONCE or (size > _MOST_SPELT_AT_ONCE and _may_spell(content, spellings)):
+            return None
+        return _overwrite(content, spellings)
+    try:
+        if len(decode_content(content, encoding, _MOST_DECODED_AT_ONCE)) == _MOST_DECODED_AT_ONCE:
+            return None
+    except ValueError:
+        pass  # what is not read here takes no time
+    return redact_answer(content, headers, status, secrets, _MOST_DECODED_AT_ONCE)
+
+
+def redact_answer(content: bytes, headers: Headers, status: int, secrets: Sequence[bytes], cap: int) -> bytes:
+    """The body of an answer with every credential overwritten; as many bytes as before where it is not encoded.
+
+    Where encoded content has one it is encoded anew, of at most `cap` bytes; empty where it has no end, and where it
+    cannot be read and the answer refuses a credential.
+    """
+    spellings = _list_spellings(secrets, is_error=status >= _ERROR)
+    encoding = find(headers, b"content-encoding").decode("latin-1")
+    if not spellings:
+        return content
+    if encoding.strip().lower() in ("", "identity"):
+        return _overwrite(content, spellings)
+    try:
+        is_found = _holds(decode_pieces(content, encoding), spellings)
+        whole = decode_content(content, encoding, cap)
+    except _Endless:
+        return b""
+    except ValueError:
+        return b"" if status in _REFUSALS else _overwrite(content, spellings)
+    kept = _overwrite(whole, spellings)
+    return encode_content(kept, encoding) if is_found or kept != whole else content
+
+
+class _Endless(Exception):
+    """More is decoded than can be searched."""
+
+
+def _list_spellings(secrets: Iterable[bytes], *, is_error: bool) -> list[bytes]:
+    """What to look for: credentials that are long enough, and as they are where JSON has their slashes escaped."""
+    shortest = _SHORTEST_IN_ERRORS if is_error else _SHORTEST
+    long = [secret for secret in secrets if len(secret) >= shortest]
+    return [*long, *[secret.replace(b"/", b"\\/") for secret in long if b"/" in secret]]
+
+
+def _holds(pieces: Iterator[bytes], spellings: Sequence[bytes]) -> bool:
+    """Whether one of the spellings is in the pieces, or across two of them; all of them are read."""
+    reach, is_found, size, tail = max(map(len, spellings)) - 1, False, 0, b""
+    for piece in pieces:
+        size += len(piece)
+        if size > _MOST_DECODED:
+            raise _Endless
+        window = tail + piece
+        is_found = is_found or any(spelt in window for spelt in spellings)
+        tail = window[-reach:]
+    return is_found
+
+
+def _replace(content: bytes, spellings: Sequence[bytes]) -> bytes:
+    for spelt in spellings:
+        if spelt in content:
+            content = content.replace(spelt, b"*" * len(spelt))
+    return content
+
+
+def _overwrite(content: bytes, spellings: Sequence[bytes]) -> bytes:
+    content = _replace(content, spellings)
+    return _overwrite_pieces(content, spellings) if _may_spell(content, spellings) else content
+
+
+def _may_spell(content: bytes, spellings: Sequence[bytes]) -> bool:
+    """Whether there are strings that spell a credential, wherever they stand; answered after a look or two mostly."""
+    return any(_has_pieces(content, spelt) for spelt in spellings)
+
+
+def _has_pieces(content: bytes, spelt: bytes) -> bool:
+    """Whether it can be cut so that a string ends as it begins, another begins as it ends, and all between are there.
+
+    Looked for from its end, which is random where keys begin alike. Most answers lack one of its characters.
+    """
+    if not all(char in content for char in set(spelt)):
+        return False
+    cuts: list[int] = []
+    for i in range(len(spelt) - 1, 0, -1):
+        if b'"' + spelt[i:] in content:
+            cuts.append(i)
+        elif spelt[i:] not in content:
+            break
+    for cut in cuts:
+        if spelt[:cut] + b'"' in content:
+            return True
+        for i in range(cut - 1, 0, -1):
+            piece = spelt[i:cut] + b'"'
+            if piece not in content:
+                break
+            if i not in cuts and b'"' + piece in content:
+                cuts.append(i)
+    return False
+
+
+def _overwrite_pieces(content: bytes, spellings: Sequence[bytes]) -> bytes:
+    """A credential that strings of one name spell, whose lines say that they belong together, or any lines."""
+    runs: defaultdict[tuple[bytes, ...], list[tuple[int, int]]] = defaultdict(list)
+    for line in _LINE.finditer(content):
+        name, indexes = b"", tuple(_INDEX.findall(line[0]))
+        for string in _STRING.finditer(content, *line.span()):
+            if string[2] is not None:
+                name = string[1]
+            elif string[1]:
+                runs[(name,)].append(string.span(1))
+                if indexes:
+                    runs[(name, *indexes)].append(string.span(1))
+    kept = bytearray(content)
+    for spans in runs.values():
+        _overwrite_run(kept, content, spans, spellings)
+    return bytes(kept)
+
+
+def _overwrite_run(
+    kept: bytearray, content: bytes, spans: Sequence[tuple[int, int]], spellings: Sequence[bytes]
+) -> None:
+    text = b"".join([content[start:end] for start, end in spans])
+    begins = [0, *accumulate(end - start for start, end in spans)]
+    for spelt in spellings:
+        at = text.find(spelt)
+        while at >= 0:
+            stop = at + len(spelt)
+            for i in range(bisect_right(begins, at) - 1, len(spans)):
+                start, first, last = spans[i][0], max(at, begins[i]), min(stop, begins[i + 1])
+                if first >= stop:
+                    break
+                kept[start + first - begins[i] : start + last - begins[i]] = b"*" * (last - first)
+            at = text.find(spelt, stop)

@@ -7,7 +7,7 @@ from typing import Protocol
 from proxy.model.exchange import Answer
 from proxy.wire.body import ByteRange
 from proxy.wire.identity import Item
-from proxy.wire.sse import ServerEvent
+from proxy.wire.streams import ServerEvent
 
 
 class Format(Protocol):

@@ -15,8 +15,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from proxy.wire.body import ByteRange
-from proxy.wire.canonical import REFUSED, canonical, load, settle_number, settle_object
-from proxy.wire.evidence import read_text
+from proxy.wire.json_values import JSON_ERRORS, encode_canonical, load_json, normalize_object, parse_number, read_text
 
 FORM_SIZE = 16
 
@@ -65,7 +64,7 @@ class ItemPosition(msgspec.Struct, frozen=True, gc=False):
 
     def load(self) -> object:
         """The item as decoded JSON."""
-        return load(self.content[self.span.start : self.span.end])
+        return load_json(self.content[self.span.start : self.span.end])
 
 
 def count_preamble(items: Iterable[Item]) -> int:
@@ -108,14 +107,14 @@ def settle_values(values: object, texts: frozenset[str], dropped: frozenset[str]
     if values is None or isinstance(values, str):
         return [values] if values else []
     if not isinstance(values, list):
-        return [("whole", canonical(values))]  # not like a list of it
+        return [("whole", encode_canonical(values))]  # not like a list of it
     parts: list[Settled] = []
     for value in values:
         kind = read_text(value.get("type")) if isinstance(value, dict) else ""
         if kind in texts and isinstance(value.get("text"), str | None):
             parts += [value["text"]] if value.get("text") else []
         elif kind not in dropped:
-            parts.append(settle_object(value))
+            parts.append(normalize_object(value))
     return parts
 
 
@@ -151,8 +150,8 @@ class Reader(Generic[T]):
         self._wire = wire
         self._shape = shape
         self._read = read
-        self._decoder = msgspec.json.Decoder(shape, float_hook=settle_number)
-        self._list_decoder = msgspec.json.Decoder(list[shape], float_hook=settle_number)  # type: ignore[valid-type]
+        self._decoder = msgspec.json.Decoder(shape, float_hook=parse_number)
+        self._list_decoder = msgspec.json.Decoder(list[shape], float_hook=parse_number)  # type: ignore[valid-type]
 
     def read_items(self, content: bytes, spans: Sequence[ByteRange]) -> list[Item]:
         """The items at these spans, in the order of the body."""
@@ -163,7 +162,7 @@ class Reader(Generic[T]):
             read = self._read
             if len(shapes) == len(spans):
                 return [read(shape, ItemPosition(content, span)) for shape, span in zip(shapes, spans, strict=True)]
-        except REFUSED:
+        except JSON_ERRORS:
             pass
         return [self.read_item(content[span.start : span.end]) for span in spans]
 
@@ -172,7 +171,7 @@ class Reader(Generic[T]):
         source = ItemPosition(raw, ByteRange(0, len(raw)))
         try:
             return self._read(self._decoder.decode(raw), source)
-        except REFUSED:
+        except JSON_ERRORS:
             return self._read_odd(source)
 
     def read_value(self, value: dict[str, object]) -> Item:
@@ -183,18 +182,18 @@ class Reader(Generic[T]):
         """An item that msgspec refuses: legal JSON all the same, or of another shape, or none."""
         try:
             value = source.load()
-        except REFUSED:
+        except JSON_ERRORS:
             return self._know_by_bytes(source, "")
         try:
             return self._read(msgspec.convert(value, self._shape), source)
-        except REFUSED:
+        except JSON_ERRORS:
             return self._read_other(value, source)
 
     def _read_other(self, value: object, source: ItemPosition) -> Item:
         role = name_role(read_text(value.get("role"))) if isinstance(value, dict) else ""
         try:
-            whole = canonical(value)
-        except REFUSED:
+            whole = encode_canonical(value)
+        except JSON_ERRORS:
             return self._know_by_bytes(source, role)
         return Item(role, digest_form((self._wire, "other", whole)), weight=len(whole))
 
@@ -207,9 +206,9 @@ def _render(value: dict[str, object]) -> bytes:
     """A value as JSON, by the fastest encoder that takes it; nothing if it is deeper than any reader lets through."""
     try:
         return _encode(value)
-    except (*REFUSED, msgspec.MsgspecError, OverflowError, TypeError):  # lone surrogates, integers of any size
+    except (*JSON_ERRORS, msgspec.MsgspecError, OverflowError, TypeError):  # lone surrogates, integers of any size
         pass
     try:
         return dumps(value).encode()
-    except REFUSED:
+    except JSON_ERRORS:
         return b""

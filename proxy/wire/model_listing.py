@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from proxy.model.card import Offer, Prices, Rates
-from proxy.wire.canonical import REFUSED, load
-from proxy.wire.evidence import read_count, read_objects, read_text
+from proxy.wire.json_values import JSON_ERRORS, load_json, read_count, read_objects, read_text
 
 _LISTS = ("data", "models")
 _NAMES = ("id", "name", "model", "key")
@@ -34,8 +33,8 @@ _NUM_CTX = re.compile(r"(?m)^\s*num_ctx\s+(\d{1,9})\s*$")
 def read_listing(content: bytes) -> Mapping[str, Offer]:
     """The models in an answer that lists them, by name; those of which it says nothing are left out."""
     try:
-        value = load(content)
-    except REFUSED:
+        value = load_json(content)
+    except JSON_ERRORS:
         return {}
     listed = [each for name in _LISTS for each in read_objects(_member(value, name))] or read_objects(value)
     return {name: offer for each in listed if (offer := read_offer(each)) != _NOTHING for name in _list_names(each)}

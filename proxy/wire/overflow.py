@@ -11,10 +11,10 @@ from typing import Literal
 import msgspec
 
 from proxy.model.exchange import Headers
-from proxy.wire.encoding import decode_content
-from proxy.wire.evidence import read_count, read_fields, read_kind, read_object, read_objects, read_text
+from proxy.wire.body import decode_content
 from proxy.wire.headers import find
-from proxy.wire.sse import EVENT_END, ServerEvent, read_events
+from proxy.wire.json_values import read_count, read_object, read_objects, read_text
+from proxy.wire.streams import EVENT_END, ServerEvent, read_events, read_fields, read_kind
 
 StreamStart = Literal["overflow", "content", "undecided"]
 _Fields = Mapping[str, object]

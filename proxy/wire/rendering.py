@@ -12,9 +12,18 @@ from typing import Literal
 
 from proxy.model.plan import Edit, Kept, Replaced, Written
 from proxy.wire.body import SplitBody
-from proxy.wire.evidence import read_object, read_objects, read_text
+from proxy.wire.json_values import (
+    change_members,
+    encode_text,
+    join_array,
+    list_elements,
+    read_member,
+    read_object,
+    read_objects,
+    read_text,
+    set_member,
+)
 from proxy.wire.shaping import TEXTS, THINKING, is_answer, read_item_kind, read_shape
-from proxy.wire.splicing import change_members, join_array, list_elements, read_member, set_member, spell_text
 
 Role = Literal["user", "assistant"]
 
@@ -70,7 +79,7 @@ def place_marker(wire: str, rendered: tuple[bytes, ...], lost: Sequence[str]) ->
     """The rendered messages with a cache marker at their end, if the request lost any; `lost` are their retentions."""
     if not lost or wire == "responses":
         return rendered
-    limit = b"" if lost[0] == "5m" else b',"ttl":%b' % spell_text(lost[0])
+    limit = b"" if lost[0] == "5m" else b',"ttl":%b' % encode_text(lost[0])
     marker = b'{"type":"ephemeral"%b}' % limit
     for place in reversed(range(len(rendered))):
         marked = _mark(rendered[place], marker)
@@ -150,7 +159,7 @@ def _render_edit(wire: str, edit: Edit, messages: Sequence[bytes], role: Role) -
 
 
 def _write(wire: str, text: str, role: Role) -> bytes:
-    content = spell_text(text)
+    content = encode_text(text)
     if wire != "responses":
         return b'{"role":"%b","content":%b}' % (role.encode(), content)
     part = _spell_part(wire, role, content)
@@ -180,15 +189,15 @@ def _replace(wire: str, raw: bytes, edit: Replaced) -> bytes:
 def _replace_content(wire: str, raw: bytes, role: str, text: str) -> bytes:
     content = read_member(raw, "content")
     if content[:1] != b"[":
-        return set_member(raw, "content", spell_text(text))
+        return set_member(raw, "content", encode_text(text))
     parts = list_elements(content)
     kinds = [_read_kind(part) for part in parts]
     if "tool_result" in kinds:
         written = list(_replace_results(parts, kinds, text))
     elif role in ("tool", "function"):
-        written = [_spell_part(wire, role, spell_text(text))]
+        written = [_spell_part(wire, role, encode_text(text))]
     else:
-        written = _replace_texts(parts, kinds, _spell_part(wire, role, spell_text(text)))
+        written = _replace_texts(parts, kinds, _spell_part(wire, role, encode_text(text)))
     return set_member(raw, "content", join_array(written))
 
 
@@ -219,7 +228,7 @@ def _set_arguments(raw: bytes, value: Mapping[str, object], new: str) -> bytes:
     """What is called with other arguments: JSON where they are an object, else a string."""
     for name in _ARGUMENTS:
         if isinstance(value.get(name), str):
-            return set_member(raw, name, spell_text(new))
+            return set_member(raw, name, encode_text(new))
         if isinstance(value.get(name), dict):
             return set_member(raw, name, new.encode())
     return raw
@@ -250,15 +259,15 @@ def _replace_results(parts: Sequence[bytes], kinds: Sequence[str], text: str) ->
 
 def _replace_result(block: bytes, text: str) -> bytes:
     is_list = read_member(block, "content")[:1] == b"["
-    content = spell_text(text)
+    content = encode_text(text)
     return set_member(block, "content", join_array([_spell_part("", "", content)]) if is_list else content)
 
 
 def _replace_output(raw: bytes, kind: str, output: object, text: str) -> bytes:
     if isinstance(output, str):
-        return set_member(raw, "output", spell_text(text))
+        return set_member(raw, "output", encode_text(text))
     if isinstance(output, list) and kind in _OUTPUT_LISTS:
-        return set_member(raw, "output", join_array([_spell_part("responses", "tool", spell_text(text))]))
+        return set_member(raw, "output", join_array([_spell_part("responses", "tool", encode_text(text))]))
     return raw
 
 

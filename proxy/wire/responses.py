@@ -11,18 +11,25 @@ from dataclasses import dataclass
 from proxy.model.exchange import Answer
 from proxy.wire import responses_identity
 from proxy.wire.body import ByteRange
-from proxy.wire.deltas import Places, assemble, keep, merge, settle, settle_object
-from proxy.wire.evidence import (
+from proxy.wire.identity import Item
+from proxy.wire.json_values import read_objects, read_text
+from proxy.wire.streams import (
+    DATA_LINE,
+    EVENT_LINE,
+    TYPED_DATA_LINE,
+    IndexedSlots,
+    ServerEvent,
     UsageNames,
+    assemble,
+    finish,
+    finish_object,
+    merge,
     read_error,
     read_fields,
     read_kind,
-    read_objects,
-    read_text,
     read_typed_error,
+    set_members,
 )
-from proxy.wire.identity import Item
-from proxy.wire.sse import DATA_LINE, EVENT_LINE, TYPED_DATA_LINE, ServerEvent
 
 _ENDS = frozenset({"response.completed", "response.failed", "response.incomplete"})
 _END = rb"response\.(?:completed|failed|incomplete)"
@@ -122,7 +129,7 @@ class _ResponsesStream:
         self.is_ended = False
         self.error = ""
         self._response: dict[str, object] = {}
-        self._items = Places[_Item]()
+        self._items = IndexedSlots[_Item]()
         self._places: dict[str, int] = {}
 
     def take(self, event: ServerEvent) -> None:
@@ -138,12 +145,12 @@ class _ResponsesStream:
         self.is_ended = self.is_ended or kind in _ENDS
         self._take_change(kind, sent)
 
-    def settle(self) -> dict[str, object]:
+    def finish(self) -> dict[str, object]:
         """The object so far."""
         value: dict[str, object] = {"object": "response", "output": [], **self._response}
         # ChatGPT's own backend ends with an empty `output`, the items having come before.
         if not (self.is_ended and value["output"]):
-            value["output"] = [item.settle() for item in self._items.ordered()] or value["output"] or []
+            value["output"] = [item.finish() for item in self._items.ordered()] or value["output"] or []
         return value
 
     def _take_change(self, kind: str, sent: dict[str, object]) -> None:
@@ -193,7 +200,7 @@ class _Item:
 
     def __init__(self, value: dict[str, object]) -> None:
         self.value = value
-        self._parts: dict[str, Places[dict[str, object]]] = {}
+        self._parts: dict[str, IndexedSlots[dict[str, object]]] = {}
 
     def replace(self, value: dict[str, object]) -> None:
         """Take the item as sent whole."""
@@ -203,22 +210,22 @@ class _Item:
         """The part at an index, begun if need be."""
         parts = self._parts.get(slot.parts)
         if parts is None:
-            parts = self._parts[slot.parts] = Places()
+            parts = self._parts[slot.parts] = IndexedSlots()
             for place, known in enumerate(read_objects(self.value.get(slot.parts))):
                 parts.put(place, known)
         place = parts.locate(index)
         part = parts.get(place)
         return parts.put(place, {"type": slot.part_type}) if part is None else part
 
-    def settle(self) -> dict[str, object]:
+    def finish(self) -> dict[str, object]:
         """The item so far."""
-        parts = {name: [settle(part) for part in places.ordered()] for name, places in self._parts.items()}
-        return {**settle_object(self.value), **parts}
+        parts = {name: [finish(part) for part in places.ordered()] for name, places in self._parts.items()}
+        return {**finish_object(self.value), **parts}
 
 
 def _take_part(holder: dict[str, object], part: object) -> None:
     if isinstance(part, dict):
-        keep(holder, part)
+        set_members(holder, part)
 
 
 def _take_text(holder: dict[str, object], key: str, act: str, sent: Mapping[str, object]) -> None:
@@ -226,7 +233,7 @@ def _take_text(holder: dict[str, object], key: str, act: str, sent: Mapping[str,
     if act == "delta":
         merge(holder, {key: sent.get("delta"), **fields})
     elif act == "done":
-        keep(holder, {key: sent.get(key), **fields})
+        set_members(holder, {key: sent.get(key), **fields})
 
 
 def _take_annotation(holder: dict[str, object], annotation: object) -> None:

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-from proxy.wire.canonical import settle_arguments, settle_object
-from proxy.wire.evidence import read_objects
 from proxy.wire.identity import (
     Item,
     ItemPosition,
@@ -24,6 +22,7 @@ from proxy.wire.identity import (
     settle_values,
     weigh,
 )
+from proxy.wire.json_values import normalize_arguments, normalize_object, read_objects
 
 _WIRE = "responses"
 _TEXTS = frozenset({"input_text", "output_text", "text"})
@@ -82,7 +81,7 @@ def _read_message(element: _Element, source: ItemPosition) -> Item:
 
 
 def _read_call(element: _Element) -> Item:
-    arguments = settle_arguments(element.arguments)
+    arguments = normalize_arguments(element.arguments)
     form = digest_form((_WIRE, "function_call", element.call_id, element.name, arguments))
     return Item("assistant", form, _name(element.call_id), (), len(arguments))
 
@@ -90,7 +89,7 @@ def _read_call(element: _Element) -> Item:
 def _read_other(element: _Element, source: ItemPosition) -> Item:
     """An item of a server's tool, or of a kind not known here: outputs answer a call, the rest is the model's."""
     kind = element.type or ""
-    whole = settle_object(source.load(), "id", "status")
+    whole = normalize_object(source.load(), "id", "status")
     form = digest_form((_WIRE, "other", whole))
     if kind.endswith("_output") or kind == _APPROVAL:
         return Item("tool", form, (), _name(element.call_id), len(whole))

@@ -10,9 +10,8 @@ from hashlib import sha256
 from itertools import chain
 
 from proxy.model.shapes import Shape
-from proxy.wire.canonical import REFUSED, canonical, load
-from proxy.wire.evidence import read_objects, read_text
 from proxy.wire.identity import name_role
+from proxy.wire.json_values import JSON_ERRORS, encode_canonical, load_json, read_objects, read_text
 
 _Fields = Mapping[str, object]
 
@@ -30,8 +29,8 @@ _TEXT_ROLES = frozenset({"system", "tool"})
 def read_shape(wire: str, raw: bytes) -> Shape:
     """The shape of one raw message, or item, of a wire (`Format.name`)."""
     try:
-        value = load(raw)
-    except REFUSED:
+        value = load_json(raw)
+    except JSON_ERRORS:
         value = None
     if not isinstance(value, dict):
         return Shape("", flaws=("unreadable",))
@@ -143,8 +142,8 @@ def _digest(values: Sequence[object]) -> bytes:
     if not values:
         return b""
     try:
-        return sha256(canonical(values)).digest()[:16]
-    except REFUSED:
+        return sha256(encode_canonical(values)).digest()[:16]
+    except JSON_ERRORS:
         return _UNSPELT
 
 

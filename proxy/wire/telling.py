@@ -7,9 +7,8 @@ of user and assistant, JSON where there is nothing plainer; reasoning is none, a
 from collections.abc import Callable, Iterator, Mapping
 
 from proxy.model.told import Told, ToolCall
-from proxy.wire.countable import load_shallow, spell
-from proxy.wire.evidence import read_objects, read_text
-from proxy.wire.media import read_medium, tell_medium
+from proxy.wire.json_values import format_json, load_lenient, read_objects, read_text
+from proxy.wire.media import format_medium, read_medium
 from proxy.wire.shaping import TEXTS, THINKING, is_answer, name_message_role, read_item_kind, read_shape
 
 _Fields = Mapping[str, object]
@@ -21,9 +20,9 @@ _UNTOLD = frozenset({"type", "id", "call_id", "status", "cache_control", "encryp
 
 def read_told(wire: str, raw: bytes) -> Told:
     """What one raw message, or item, of a wire (`Format.name`) says."""
-    value = load_shallow(raw)
+    value = load_lenient(raw)
     if not isinstance(value, dict):
-        return Told(read_shape(wire, raw).role, value if isinstance(value, str) else spell(value))
+        return Told(read_shape(wire, raw).role, value if isinstance(value, str) else format_json(value))
     return _READERS[wire](value)
 
 
@@ -107,7 +106,7 @@ _READERS: Mapping[str, Callable[[_Fields], Told]] = {
 def _tell_arguments(arguments: object) -> str:
     if isinstance(arguments, str):
         return arguments
-    return "" if arguments is None else spell(arguments)
+    return "" if arguments is None else format_json(arguments)
 
 
 def _tell(content: object) -> tuple[str, tuple[str, ...]]:
@@ -128,7 +127,7 @@ def _tell(content: object) -> tuple[str, tuple[str, ...]]:
             else:
                 left.extend(reversed(_open(kind, found, media)))
         elif found is not None and found != "":
-            texts.append(found if isinstance(found, str) else spell(found))
+            texts.append(found if isinstance(found, str) else format_json(found))
     return "\n".join(texts), tuple(media)
 
 
@@ -142,13 +141,13 @@ def _open(kind: str, part: _Fields, media: list[str]) -> tuple[object, ...]:
         return (part.get("content"),)
     medium = read_medium(part)
     if medium is not None:
-        media.append(tell_medium(medium))
+        media.append(format_medium(medium))
         return ()
     source = part.get("source")
     if kind == "document" and isinstance(source, dict):
         return (part.get("title"), source.get("data"), source.get("content"))
     told = _list_told(part)
-    return (spell(told),) if told else ()
+    return (format_json(told),) if told else ()
 
 
 def _list_told(item: _Fields) -> dict[str, object]:

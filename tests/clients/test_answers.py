@@ -10,7 +10,7 @@ from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format
 from proxy.wire.responses import Responses
-from proxy.wire.sse import read_events
+from proxy.wire.streams import read_events
 from tests.clients.answers import WRITERS
 from tests.clients.script import Call, Turn
 

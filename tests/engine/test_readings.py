@@ -15,7 +15,7 @@ from proxy.engine.tasks import TaskRunner
 from proxy.model.events import Event, ReadingFailed
 from proxy.model.exchange import Answer, Headers, Reading
 from proxy.wire.chat_completions import ChatCompletions
-from proxy.wire.sse import ServerEvent
+from proxy.wire.streams import ServerEvent
 from tests.support.engine import JSON, STREAM, FakeArchive, FixedClock, make_lineage
 from tests.support.scripted import LIMIT
 

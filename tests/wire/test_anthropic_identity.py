@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.wire.anthropic_messages import AnthropicMessages
-from proxy.wire.sse import read_events
+from proxy.wire.streams import read_events
 from tests.support.echoes import (
     Change,
     Message,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.model.exchange import Answer, Usage
 from proxy.wire.anthropic_messages import AnthropicMessages
-from proxy.wire.sse import ServerEvent, read_events
+from proxy.wire.streams import ServerEvent, read_events
 
 WIRE = AnthropicMessages()
 

@@ -13,7 +13,7 @@ from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format
 from proxy.wire.responses import Responses
-from proxy.wire.sse import ServerEvent, read_events
+from proxy.wire.streams import ServerEvent, read_events
 
 FORMATS: list[Format] = [ChatCompletions(), Responses(), AnthropicMessages()]
 

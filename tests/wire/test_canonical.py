@@ -7,8 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.wire.canonical import REFUSED, canonical, load, prune, settle_arguments, settle_object
-from proxy.wire.evidence import MAX_DEPTH
+from proxy.wire.json_values import (
+    JSON_ERRORS,
+    MAX_DEPTH,
+    drop_markers,
+    encode_canonical,
+    load_json,
+    normalize_arguments,
+    normalize_object,
+)
 from tests.support.echoes import inputs, spell_like_javascript, values
 
 randoms = st.randoms(use_true_random=False)
@@ -16,13 +23,15 @@ randoms = st.randoms(use_true_random=False)
 
 @given(values, randoms)
 def test_every_spelling_of_a_value_has_the_same_bytes(value: object, random: Random) -> None:
-    assert canonical(load(spell_like_javascript(value, random))) == canonical(load(json.dumps(value)))
+    assert encode_canonical(load_json(spell_like_javascript(value, random))) == encode_canonical(
+        load_json(json.dumps(value))
+    )
 
 
 @given(values, values)
 def test_values_that_differ_have_different_bytes(one: object, other: object) -> None:
     is_same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
-    assert (canonical(load(json.dumps(one))) == canonical(load(json.dumps(other)))) == is_same
+    assert (encode_canonical(load_json(json.dumps(one))) == encode_canonical(load_json(json.dumps(other)))) == is_same
 
 
 @pytest.mark.parametrize(
@@ -39,7 +48,7 @@ def test_values_that_differ_have_different_bytes(one: object, other: object) -> 
     ],
 )
 def test_spellings_of_the_same(one: str, other: str) -> None:
-    assert canonical(load(one)) == canonical(load(other.encode()))
+    assert encode_canonical(load_json(one)) == encode_canonical(load_json(other.encode()))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +71,7 @@ def test_spellings_of_the_same(one: str, other: str) -> None:
     ],
 )
 def test_different_values(one: str, other: str) -> None:
-    assert canonical(load(one)) != canonical(load(other))
+    assert encode_canonical(load_json(one)) != encode_canonical(load_json(other))
 
 
 @pytest.mark.parametrize(
@@ -70,15 +79,17 @@ def test_different_values(one: str, other: str) -> None:
     ["", "{", "nul", '"\n"', "1 2", "[" * 100_000, '{"a":' * 100_000, "9" * 5000, b'"\xff"', '["\\ud800",1e400]'],
 )
 def test_what_has_no_spelling_is_refused_in_one_way(text: str | bytes) -> None:
-    with pytest.raises(REFUSED):
-        canonical(load(text))
+    with pytest.raises(JSON_ERRORS):
+        encode_canonical(load_json(text))
 
 
 @given(inputs, randoms)
 def test_arguments_are_compared_as_json(value: object, random: Random) -> None:
-    settled = settle_arguments(json.dumps(value))
+    settled = normalize_arguments(json.dumps(value))
     assert (
-        settled == settle_arguments(spell_like_javascript(value, random)) == settle_arguments(load(json.dumps(value)))
+        settled
+        == normalize_arguments(spell_like_javascript(value, random))
+        == normalize_arguments(load_json(json.dumps(value)))
     )
     assert isinstance(settled, bytes)
 
@@ -86,29 +97,35 @@ def test_arguments_are_compared_as_json(value: object, random: Random) -> None:
 @pytest.mark.parametrize("end", ["1", '"\\ud800"'])
 def test_values_may_be_as_deep_as_answers(end: str) -> None:
     deep = "[" * MAX_DEPTH + end + "]" * MAX_DEPTH
-    assert canonical(load(deep)) == deep.encode()
+    assert encode_canonical(load_json(deep)) == deep.encode()
     for text in (f"[{deep}]", "[" * 900 + end + "]" * 900):
         with pytest.raises(ValueError, match="too deep"):
-            canonical(load(text))
-    assert canonical("[" * 1000) == b'"%b"' % (b"[" * 1000)
+            encode_canonical(load_json(text))
+    assert encode_canonical("[" * 1000) == b'"%b"' % (b"[" * 1000)
 
 
 def test_pruning_goes_as_deep_and_no_deeper() -> None:
     value: object = 1
     for _ in range(MAX_DEPTH - 1):
         value = {"a": value}
-    assert prune(value) == value
+    assert drop_markers(value) == value
     with pytest.raises(ValueError, match="too deep"):
-        prune([value])
+        drop_markers([value])
 
 
 def test_no_arguments_are_an_empty_object() -> None:
-    assert settle_arguments("") == settle_arguments(None) == settle_arguments("{}") == settle_arguments({}) == b"{}"
+    assert (
+        normalize_arguments("")
+        == normalize_arguments(None)
+        == normalize_arguments("{}")
+        == normalize_arguments({})
+        == b"{}"
+    )
 
 
 @pytest.mark.parametrize("text", ['{"a": "cut', "ls -la", " ", '{"a":1}}', "[" * 100_000])
 def test_arguments_that_are_not_json_stay_a_string(text: str) -> None:
-    assert settle_arguments(text) == text
+    assert normalize_arguments(text) == text
 
 
 def test_pruning_takes_markers_and_nulls_except_from_a_tools_input() -> None:
@@ -120,7 +137,7 @@ def test_pruning_takes_markers_and_nulls_except_from_a_tools_input() -> None:
         "input": {"cache_control": 1, "none": None},
         "arguments": {"cache_control": 2},
     }
-    assert prune(part) == {
+    assert drop_markers(part) == {
         "type": "image",
         "source": [{"data": "x", "list": [None, 1]}],
         "input": {"cache_control": 1, "none": None},
@@ -129,5 +146,5 @@ def test_pruning_takes_markers_and_nulls_except_from_a_tools_input() -> None:
 
 
 def test_a_whole_object_is_less_the_named_members_of_its_own() -> None:
-    assert settle_object({"id": 1, "b": {"id": 2}, "status": 3}, "id", "status") == b'{"b":{"id":2}}'
-    assert settle_object(["id"], "id") == b'["id"]'
+    assert normalize_object({"id": 1, "b": {"id": 2}, "status": 3}, "id", "status") == b'{"b":{"id":2}}'
+    assert normalize_object(["id"], "id") == b'["id"]'

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.model.exchange import Answer, Usage
 from proxy.wire.chat_completions import ChatCompletions
-from proxy.wire.sse import ServerEvent, read_events
+from proxy.wire.streams import ServerEvent, read_events
 
 WIRE = ChatCompletions()
 

@@ -6,7 +6,7 @@ import pytest
 
 from proxy.model.exchange import Answer, Usage
 from proxy.wire.chat_completions import ChatCompletions
-from proxy.wire.sse import read_events
+from proxy.wire.streams import read_events
 
 WIRE = ChatCompletions()
 

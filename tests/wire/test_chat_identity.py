@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.identity import Item
-from proxy.wire.sse import read_events
+from proxy.wire.streams import read_events
 from tests.support.echoes import (
     Change,
     Message,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.countable import Countable, Medium
-from proxy.wire.countable import read_message, read_tools
+from proxy.wire.media import read_message, read_tools
 
 IMAGE = {"type": "image_url", "image_url": {"url": "https://x/y.png"}}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.wire.deltas import Places, keep, merge, settle, settle_object
+from proxy.wire.streams import IndexedSlots, finish, finish_object, merge, set_members
 
 
 def put_together(*fragments: dict[str, object]) -> dict[str, object]:
     held: dict[str, object] = {}
     for fragment in deepcopy(fragments):
         merge(held, fragment)
-    return settle_object(held)
+    return finish_object(held)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_an_index_that_is_no_number_places_nothing() -> None:
 def test_a_list_that_was_held_whole_goes_on() -> None:
     held: dict[str, object] = {"l": [{"index": 0, "t": "a"}], "m": ["a"]}
     merge(held, {"l": [{"index": 0, "t": "b"}], "m": "b"})
-    assert settle(held) == {"l": [{"index": 0, "t": "ab"}], "m": ["a", {"type": "text", "text": "b"}]}
+    assert finish(held) == {"l": [{"index": 0, "t": "ab"}], "m": ["a", {"type": "text", "text": "b"}]}
 
 
 def test_identifying_members_are_taken_once() -> None:
@@ -79,14 +79,14 @@ def test_identifying_members_are_taken_once() -> None:
 
 def test_the_last_member_that_says_something_is_kept() -> None:
     held: dict[str, object] = {"a": "x", "b": 1, "c": {"d": 1}}
-    keep(held, {"a": "", "b": 0, "c": {}, "e": None})
+    set_members(held, {"a": "", "b": 0, "c": {}, "e": None})
     assert held == {"a": "x", "b": 0, "c": {"d": 1}, "e": None}
-    keep(held, {"a": "y", "b": False, "e": "z"})
+    set_members(held, {"a": "y", "b": False, "e": "z"})
     assert held == {"a": "y", "b": False, "c": {"d": 1}, "e": "z"}
 
 
 def test_things_are_in_the_order_of_their_places_and_the_newest_is_found() -> None:
-    places = Places[str]()
+    places = IndexedSlots[str]()
     for index, thing in [(2, "c"), (0, "a"), (2, "d")]:
         assert places.put(index, thing) == thing
     assert places.ordered() == ["a", "c", "d"]
@@ -94,7 +94,7 @@ def test_things_are_in_the_order_of_their_places_and_the_newest_is_found() -> No
 
 
 def test_a_missing_index_is_the_last_one_again() -> None:
-    places = Places[str]()
+    places = IndexedSlots[str]()
     assert [places.locate(index) for index in (None, 3, None, "x", True, 0, None)] == [0, 3, 3, 3, 3, 0, 0]
 
 
@@ -113,4 +113,4 @@ def test_one_fragment_is_itself(fragment: dict[str, object]) -> None:
 @given(st.lists(st.dictionaries(st.sampled_from(["a", "b", "index", "type"]), JSON), max_size=4))
 def test_what_is_settled_stays_as_it_is(fragments: list[dict[str, object]]) -> None:
     whole = put_together(*fragments)
-    assert settle(whole) == whole
+    assert finish(whole) == whole

@@ -10,7 +10,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.wire.encoding import decode_content, decode_pieces, encode_content
+from proxy.wire.body import decode_content, decode_pieces, encode_content
 
 ENCODERS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,

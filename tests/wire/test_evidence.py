@@ -8,18 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.exchange import Usage
-from proxy.wire.evidence import (
-    MAX_DEPTH,
-    UsageNames,
-    read_count,
-    read_error,
-    read_fields,
-    read_kind,
-    read_object,
-    read_objects,
-    read_text,
-)
-from proxy.wire.sse import ServerEvent
+from proxy.wire.json_values import MAX_DEPTH, read_count, read_object, read_objects, read_text
+from proxy.wire.streams import ServerEvent, UsageNames, read_error, read_fields, read_kind
 
 
 @pytest.mark.parametrize(

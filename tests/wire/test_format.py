@@ -8,7 +8,7 @@ from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format
 from proxy.wire.responses import Responses
-from proxy.wire.sse import MARKER_REACH, read_events
+from proxy.wire.streams import MARKER_REACH, read_events
 
 CHAT: Format = ChatCompletions()
 RESPONSES: Format = Responses()

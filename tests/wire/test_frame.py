@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from proxy.wire.body import SplitBody, split_body
-from proxy.wire.frame import read_rules
+from proxy.wire.request_rules import read_rules
 from proxy.wire.validity import Rules
 
 MARK = {"cache_control": {"type": "ephemeral"}}

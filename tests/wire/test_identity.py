@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from proxy.wire import chat_identity, identity
 from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.body import ByteRange, split_body
-from proxy.wire.canonical import load
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format
 from proxy.wire.identity import FORM_SIZE, Item, collapse, count_preamble, digest_form, settle_values, weigh
+from proxy.wire.json_values import load_json
 from proxy.wire.responses import Responses
 from proxy.wire.shaping import read_shape
 from tests.support.echoes import read, read_one
@@ -214,7 +214,7 @@ def test_any_bytes_have_a_form(wire: Format, raw: bytes) -> None:
 def test_a_message_with_many_unknown_parts_is_decoded_as_a_whole_only_once(
     wire: Format, message: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoding = Mock(wraps=load)
-    monkeypatch.setattr(identity, "load", decoding)
+    decoding = Mock(wraps=load_json)
+    monkeypatch.setattr(identity, "load_json", decoding)
     read_one(wire, {"role": "assistant", **message})
     assert decoding.call_count == 1

@@ -5,8 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.shapes import Shape
-from proxy.wire.lasting import Verdict, extend_verdict, list_replaced, make_verdict
-from proxy.wire.validity import MessageRuns, Rules, Splice, extend_history, find_faults, judge_history
+from proxy.wire.validity import (
+    MessageRuns,
+    Rules,
+    Splice,
+    Verdict,
+    extend_history,
+    extend_verdict,
+    find_faults,
+    judge_history,
+    list_replaced,
+    make_verdict,
+)
 
 USER, SAID, SYSTEM = Shape("user"), Shape("assistant"), Shape("system")
 PLAIN = Rules()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.countable import Medium
-from proxy.wire.media import count_pages, read_image_size, read_medium, read_seconds, tell_medium
+from proxy.wire.media import count_pages, format_medium, read_image_size, read_medium, read_seconds
 
 PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (640).to_bytes(4, "big") + (480).to_bytes(4, "big") + bytes(9)
 SOF = b"\xff\xc0\0\x11\x08" + (480).to_bytes(2, "big") + (640).to_bytes(2, "big") + bytes(9)
@@ -106,4 +106,4 @@ def test_every_wire_spells_media_in_its_own_way(part: dict[str, object], medium:
     ],
 )
 def test_a_medium_in_words(medium: Medium, words: str) -> None:
-    assert tell_medium(medium) == words
+    assert format_medium(medium) == words

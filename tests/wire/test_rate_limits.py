@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.wire.rate_limits import Allowance, read_allowance, tells_limits
+from proxy.wire.headers import Allowance, read_allowance, tells_limits
 
 NOW_MS = 1_700_000_000_000  # 2023-11-14T22:13:20Z
 

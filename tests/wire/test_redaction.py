@@ -12,8 +12,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.wire.encoding import decode_content
-from proxy.wire.redaction import redact, redact_answer, redact_headers, redact_quickly
+from proxy.wire.body import decode_content
+from proxy.wire.credentials import redact, redact_answer, redact_headers, redact_quickly
 
 SECRET = b"sk-0123456789abcdefghij"
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.wire.splicing import change_members, join_array, list_elements, read_member, set_member, spell_text
+from proxy.wire.json_values import change_members, encode_text, join_array, list_elements, read_member, set_member
 from tests.support.echoes import spell, texts, values
 
 RAW = b' { "a" : 1.0,"b":[1,  {"c":"x,y"}] , "d\\u0065":null } '
@@ -50,7 +50,7 @@ def test_what_is_no_array_has_no_elements(raw: bytes) -> None:
 @given(objects, texts, values, st.randoms())
 def test_a_set_member_is_the_only_one_that_differs(value: dict[str, Any], name: str, new: object, random: Any) -> None:
     raw = spell(value, random).encode()
-    spelled = json.loads(spell_text(name))
+    spelled = json.loads(encode_text(name))
     assert spelled == name
     assert json.loads(set_member(raw, name, json.dumps(new).encode())) == {**value, name: new}
 
@@ -61,4 +61,4 @@ def test_an_array_is_the_same_when_put_together(value: list[object], random: Any
 
 
 def test_a_text_without_an_encoding_is_spelled_all_the_same() -> None:
-    assert spell_text("\ud800é") == b'"\\ud800\\u00e9"'
+    assert encode_text("\ud800é") == b'"\\ud800\\u00e9"'

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.wire.sse import DATA_LINE, EVENT_LINE, ServerEvent, read_events
+from proxy.wire.streams import DATA_LINE, EVENT_LINE, ServerEvent, read_events
 
 
 def test_an_event_is_its_name_and_its_data() -> None:

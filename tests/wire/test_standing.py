@@ -10,7 +10,7 @@ from proxy.model.marker import LEDGER_HEAD
 from proxy.model.plan import Written
 from proxy.wire.body import ByteRange, SplitBody, split_body
 from proxy.wire.rendering import render
-from proxy.wire.standing import find_management
+from proxy.wire.request_rules import find_management
 from tests.support.valid_histories import WIRES
 
 CHAT, ANTHROPIC, RESPONSES = WIRES

@@ -26,7 +26,7 @@ from proxy.model.epoch import Epoch
 from proxy.model.errors import Conflict
 from proxy.model.lineage import Step
 from proxy.model.log import ExchangeRow
-from proxy.wire.standing import find_management
+from proxy.wire.request_rules import find_management
 
 _WIRE = "chat_completions"
 _ACCEPTED = range(200, 300)

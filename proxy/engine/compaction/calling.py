@@ -32,9 +32,8 @@ from proxy.model.exchange import Answer, Headers, Opening, Round, SessionKey, Us
 from proxy.model.manifest import Manifest, keep_to
 from proxy.wire.asking import read_report
 from proxy.wire.format import Format
-from proxy.wire.headers import keep_for_call, keep_for_log, keep_target, list_credentials
+from proxy.wire.headers import keep_for_call, keep_for_log, keep_target, list_credentials, read_allowance
 from proxy.wire.overflow import read_overflow
-from proxy.wire.rate_limits import read_allowance
 
 _METHOD = "POST"
 _TARGET = b"/v1/chat/completions"

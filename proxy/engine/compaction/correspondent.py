@@ -12,7 +12,7 @@ from proxy.model.errors import ProxyError
 from proxy.model.exchange import Headers
 from proxy.wire.asking import is_thinking_aloud, read_report
 from proxy.wire.format import Format
-from proxy.wire.sse import EVENT_END, read_events
+from proxy.wire.streams import EVENT_END, read_events
 
 Verdict = Literal["", "tool_call", "babble"]
 

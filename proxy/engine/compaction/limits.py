@@ -13,7 +13,7 @@ from proxy.engine.compaction.bounded import keep_newest
 from proxy.engine.ports import Clock
 from proxy.model.events import LimitsTold
 from proxy.model.exchange import Headers
-from proxy.wire.rate_limits import read_allowance
+from proxy.wire.headers import read_allowance
 
 _TOO_MANY = 429
 _PAUSE_SECONDS = 60.0

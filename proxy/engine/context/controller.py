@@ -25,7 +25,7 @@ from proxy.model.events import CeilingExceeded, Planned, RungFailed
 from proxy.model.exchange import Headers, Mode
 from proxy.model.plan import Plan
 from proxy.wire.headers import find
-from proxy.wire.standing import find_management
+from proxy.wire.request_rules import find_management
 
 _SHARE = 0.1
 _HEADER = b"x-palimpsest-pin"

@@ -20,8 +20,8 @@ from proxy.model.epoch import Epoch, Original
 from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Replaced, Written
 from proxy.model.shapes import Shape
 from proxy.model.told import Told
-from proxy.wire.frame import read_rules
 from proxy.wire.rendering import reach_user, render
+from proxy.wire.request_rules import read_rules
 from proxy.wire.telling import read_told
 
 _ANY = Provider()

@@ -14,11 +14,19 @@ from proxy.model.epoch import Epoch
 from proxy.model.plan import Edit, Kept, Replaced, Written
 from proxy.model.shapes import Shape
 from proxy.wire.body import split_body
-from proxy.wire.frame import read_rules
-from proxy.wire.lasting import Verdict, extend_verdict, list_replaced, make_verdict
 from proxy.wire.rendering import apply, place_marker, strip_reasoning
+from proxy.wire.request_rules import read_rules
 from proxy.wire.shaping import read_shape
-from proxy.wire.validity import RequestFault, Rules, Splice, find_faults
+from proxy.wire.validity import (
+    RequestFault,
+    Rules,
+    Splice,
+    Verdict,
+    extend_verdict,
+    find_faults,
+    list_replaced,
+    make_verdict,
+)
 
 _MOST_REMEMBERED = 1024
 _ANY = Provider()

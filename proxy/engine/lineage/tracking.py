@@ -31,9 +31,9 @@ from proxy.model.errors import StoreUnavailable
 from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import Adoption, CallFingerprint, NodeRow, Reply, extend_chain, name_mark
-from proxy.wire.evidence import read_text
 from proxy.wire.format import Format
 from proxy.wire.identity import Item
+from proxy.wire.json_values import read_text
 
 # For so long the log is waited for in any case, also behind a wait for something else of the same call.
 _RECALL_SECONDS = 0.25

@@ -14,9 +14,8 @@ from proxy.model.errors import NotFound
 from proxy.model.lineage import root_of_chain
 from proxy.model.log import BranchRow, ExchangeRow
 from proxy.wire.anthropic_messages import AnthropicMessages
-from proxy.wire.body import SplitBody, split_body
+from proxy.wire.body import SplitBody, decode_content, split_body
 from proxy.wire.chat_completions import ChatCompletions
-from proxy.wire.encoding import decode_content
 from proxy.wire.format import Format
 from proxy.wire.headers import find
 from proxy.wire.responses import Responses

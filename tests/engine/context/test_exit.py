@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.model.shapes import Shape
 from proxy.wire.body import split_body
-from proxy.wire.frame import read_rules
+from proxy.wire.request_rules import read_rules
 from proxy.wire.shaping import read_shape
 from proxy.wire.validity import RequestFault, Splice, find_faults, judge_history
 from tests.support.managing import Message

@@ -18,7 +18,7 @@ from proxy.engine.policy import Provider
 from proxy.model.epoch import Epoch, Original
 from proxy.model.manifest import digest_of
 from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Replaced, Written
-from proxy.wire.frame import read_rules
+from proxy.wire.request_rules import read_rules
 from tests.support.managed import OwnBuilder
 from tests.support.managing import Message, QuarterTokens, make_builder, make_history, make_subject
 

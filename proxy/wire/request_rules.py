@@ -1,18 +1,67 @@
-"""Whether a request manages its context already, so that we only watch it (BEHAVIOUR B7).
-
-Rule: only what steers is looked at: some members, and of the messages those that are new and have a suspicious word in
-their bytes. A person who quotes a ledger does not turn managing off: ours begin with it.
-"""
+"""What the members of a request beside its messages, and its newest messages, say of how it may be managed."""
 
 import re
 from collections.abc import Callable, Mapping
+from itertools import chain
 
 from proxy.model.marker import LEDGER_HEAD
 from proxy.wire.body import SplitBody
-from proxy.wire.canonical import REFUSED, load
-from proxy.wire.countable import load_shallow
-from proxy.wire.evidence import read_objects, read_text
+from proxy.wire.json_values import JSON_ERRORS, load_json, load_lenient, read_objects, read_text
+from proxy.wire.shaping import read_markers
 from proxy.wire.telling import read_told
+from proxy.wire.validity import Rules
+
+_MARKER = "cache_control"
+
+
+def read_rules(wire: str, body: SplitBody, leading: int = 0, *, is_alternating: bool = False) -> Rules:
+    """What a request demands of its messages behind the `leading` ones, which always stay.
+
+    `is_alternating` is what is known of its upstream.
+    """
+    return Rules(
+        is_itemised=wire == "responses",
+        is_alternating=is_alternating,
+        needs_json=_read_output_format(body) == "json_object" and not _say_json(body, leading),
+        markers=tuple(chain(_read_marked(body, "tools"), _read_marked(body, "system"), _read_own(body))),
+    )
+
+
+def _read_output_format(body: SplitBody) -> object:
+    """The type of the output format: `response_format`, on the Responses wire under `text`."""
+    text = _load(body, "text")
+    asked = text.get("format") if isinstance(text, dict) else _load(body, "response_format")
+    return asked.get("type") if isinstance(asked, dict) else None
+
+
+def _say_json(body: SplitBody, leading: int) -> bool:
+    """Whether one of the leading messages has the word that the output format wants said."""
+    return any(b"json" in body.content[span.start : span.end].lower() for span in body.items[:leading])
+
+
+def _read_marked(body: SplitBody, name: str) -> tuple[str, ...]:
+    """The markers in a member, which is read only where there may be some: tools are long, and come with every request.
+
+    A name may be spelt with escapes.
+    """
+    raw = body.member(name)
+    return read_markers(_load(body, name)) if _MARKER.encode() in raw or b"\\u" in raw else ()
+
+
+def _read_own(body: SplitBody) -> tuple[str, ...]:
+    """The marker of the request itself."""
+    return read_markers([{_MARKER: _load(body, _MARKER)}]) if _MARKER in body.members else ()
+
+
+def _load(body: SplitBody, name: str) -> object:
+    """A member's value; None where it is absent, null or unreadable."""
+    if name not in body.members:
+        return None
+    try:
+        return load_json(body.member(name))
+    except JSON_ERRORS:
+        return None
+
 
 _SET = bool  # anything but null, false, and what is empty
 
@@ -45,7 +94,7 @@ def find_management(wire: str, body: SplitBody, known: int = 0) -> str:
     """
     telling = _RESPONSES_MEMBERS if wire == "responses" else _MEMBERS
     for name, manages in telling.items():
-        if name in body.members and manages(_load(body.member(name))):
+        if name in body.members and manages(_load(body, name)):
             return f"the request has {name}"
     if known >= len(body.items):
         return ""
@@ -71,18 +120,10 @@ def _find_sign(wire: str, raw: bytes) -> str:
         return "the messages have a ledger of palimpsest"
     if told.role in ("user", "tool") and (_PRUNED.match(told.text) or _FILE.match(told.text)):
         return "the messages have references of palimpsest"
-    return "the messages have a compaction" if _is_compacted(load_shallow(raw)) else ""
+    return "the messages have a compaction" if _is_compacted(load_lenient(raw)) else ""
 
 
 def _is_compacted(value: object) -> bool:
     """Whether an item is a provider's own compaction, or a message has one."""
     parts = [value, *read_objects(value.get("content"))] if isinstance(value, dict) else []
     return any(read_text(part.get("type")) in _COMPACTIONS for part in parts)
-
-
-def _load(member: bytes) -> object:
-    """The value of a member; None where it is unreadable, which is the upstream's to judge."""
-    try:
-        return load(member)
-    except REFUSED:
-        return None

@@ -1,0 +1,315 @@
+"""Streamed responses: server-sent events, and the response that they add up to.
+
+Reading is lenient and total, because recorded bytes are evidence: any bytes give some events, and what is not
+understood is passed over. Events are read as WHATWG HTML says ("Interpreting an event stream"): CR, LF and CRLF end
+lines, comments and unknown fields are ignored, and a last event without its blank line counts.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from proxy.model.exchange import Answer, Usage
+from proxy.wire.json_values import read_count, read_object, read_objects, read_text
+
+# Beginnings of a line, for end markers. The field's name stands before the look-behind, not after it, because only a
+# pattern that begins with letters lets `re` skip through a chunk: 0.3 µs instead of 5.8 for 326 bytes.
+DATA_LINE = rb"data:(?<![^\r\n]data:) ?"
+EVENT_LINE = rb"event:(?<![^\r\n]event:) ?"
+TYPED_DATA_LINE = DATA_LINE + rb'\{[ \t]{0,4}"type"[ \t]{0,4}:[ \t]{0,4}"'
+
+# No end marker is longer, the line end before it included. Who searches a stream in pieces must put as many of the last
+# bytes before each piece, beginning with b"\n" before the first, and search from 1: at 0 any byte looks like a line's
+# first.
+MARKER_REACH = 64
+
+EVENT_END = re.compile(rb"\n\n|\r\r|\r\n\r\n|\n\r\n")
+
+# Identifying members come whole, and from some servers again with each fragment: the first that says anything stays.
+_FIXED = frozenset({"id", "type", "role", "name", "format"})
+_UNSAID = "error without a message"
+
+T = TypeVar("T")
+
+
+class ServerEvent(msgspec.Struct, frozen=True, gc=False):
+    """One event: its `event:` name (empty if none) and its `data:` lines joined by newlines."""
+
+    name: str
+    data: str
+
+
+def read_events(stream: bytes) -> Iterator[ServerEvent]:
+    """Yield the events of a stream; those without data are none."""
+    name, data = "", list[str]()
+    # Lines are split as bytes: `str.splitlines` would also split at U+2028, which JSON strings may contain.
+    for line in stream.removeprefix(b"\xef\xbb\xbf").splitlines():
+        if not line:
+            if data:
+                yield ServerEvent(name, "\n".join(data))
+            name, data = "", []
+            continue
+        field, _, value = line.partition(b":")
+        if field == b"data":
+            data.append(value.removeprefix(b" ").decode("utf-8", "replace"))
+        elif field == b"event":
+            name = value.removeprefix(b" ").decode("utf-8", "replace")
+    if data:
+        yield ServerEvent(name, "\n".join(data))
+
+
+def read_fields(event: ServerEvent) -> dict[str, object] | None:
+    """Return the object in an event's data; an `error` event's plain text becomes its message."""
+    sent = read_object(event.data)
+    return {"message": event.data} if sent is None and event.name == "error" else sent
+
+
+def read_kind(event: ServerEvent, sent: Mapping[str, object]) -> str:
+    """Return an event's type on a wire whose events have types: its `type`, or the event's name."""
+    kind = sent.get("type")
+    return kind if isinstance(kind, str) else event.name
+
+
+class Assembler(Protocol):
+    """A response in the making. A format has its own, made anew for each stream."""
+
+    is_ended: bool
+    error: str
+
+    def take(self, event: ServerEvent) -> None:
+        """Add an event."""
+        ...
+
+    def finish(self) -> dict[str, object]:
+        """Return the object so far, in the shape of a non-streamed response."""
+        ...
+
+
+def assemble(
+    begun: Assembler, events: Iterable[ServerEvent], read_answer: Callable[[Mapping[str, object]], Answer]
+) -> Answer:
+    """Return the response that events add up to, read like a non-streamed one."""
+    for event in events:
+        begun.take(event)
+    answer = read_answer(begun.finish())
+    return msgspec.structs.replace(answer, is_ended=begun.is_ended, error=begun.error or answer.error)
+
+
+class GrowingText:
+    """A string that grows."""
+
+    __slots__ = ("fragments",)
+
+    def __init__(self, *fragments: str) -> None:
+        self.fragments = list(fragments)
+
+
+class GrowingList:
+    """A list that grows; elements of the same `index` and type are one element."""
+
+    __slots__ = ("_placed", "items")
+
+    def __init__(self, fragments: list[object]) -> None:
+        self.items: list[object] = []
+        self._placed: dict[int, dict[str, object]] = {}
+        self.extend(fragments)
+
+    def extend(self, fragments: list[object]) -> None:
+        """Add the elements of a fragment."""
+        for fragment in fragments:
+            index = fragment.get("index") if isinstance(fragment, dict) else None
+            if isinstance(fragment, dict) and type(index) is int:
+                merge(self._find(index, fragment.get("type")), fragment)
+            else:
+                self.items.append(fragment)
+
+    def add_text(self, text: str) -> None:
+        """Add a string where there was a list: content parts became plain text, as Mistral's do after its thinking."""
+        last = self.items[-1] if self.items else None
+        if isinstance(last, dict) and last.get("type") == "text":
+            merge(last, {"text": text})
+        else:
+            self.items.append({"type": "text", "text": text})
+
+    def _find(self, index: int, kind: object) -> dict[str, object]:
+        held = self._placed.get(index)
+        if held is not None:
+            held_kind = held.get("type")
+            if held_kind == kind or not (isinstance(held_kind, str) and isinstance(kind, str)):
+                return held
+        begun = self._placed[index] = {}
+        self.items.append(begun)
+        return begun
+
+
+class IndexedSlots(Generic[T]):
+    """Things by index. A second thing put at an index stands behind the first and gets whatever comes next."""
+
+    def __init__(self) -> None:
+        self._all: list[tuple[int, T]] = []
+        self._newest: dict[int, T] = {}
+        self._last = 0
+
+    def locate(self, index: object) -> int:
+        """Return the index meant; one that is missing is the last one again."""
+        if type(index) is int:
+            self._last = index
+        return self._last
+
+    def get(self, index: int) -> T | None:
+        """Return the newest thing at an index; None where there is none."""
+        return self._newest.get(index)
+
+    def put(self, index: int, thing: T) -> T:
+        """Put a thing at an index, and return it."""
+        self._all.append((index, thing))
+        self._newest[index] = thing
+        return thing
+
+    def ordered(self) -> list[T]:
+        """Return all things, by index."""
+        return [thing for _, thing in sorted(self._all, key=itemgetter(0))]
+
+
+def set_members(held: dict[str, object], fields: Mapping[str, object]) -> None:
+    """Set members of which the last counts, unless it says nothing (null, or empty) after one that did."""
+    for key, value in fields.items():
+        if value or key not in held or isinstance(value, int | float):
+            held[key] = value
+
+
+def merge(held: dict[str, object], fragment: Mapping[str, object]) -> None:
+    """Add a fragment: strings are continued, lists extended, objects merged; of anything else the last counts."""
+    for key, value in fragment.items():
+        was = held.get(key)
+        if was is None:
+            held[key] = _begin(value)
+        elif type(was) is GrowingText and type(value) is str:  # before the rest, for speed: nearly always so
+            was.fragments.append(value)
+        elif value is not None and not (was and key in _FIXED):
+            held[key] = value if key in _FIXED else _continue(was, value)
+
+
+def finish(value: object) -> object:
+    """Return the value as plain JSON, all fragments joined.
+
+    They are gathered and joined once, because adding them one by one copies a long response for every token.
+    """
+    if isinstance(value, GrowingText):
+        return "".join(value.fragments)
+    if isinstance(value, GrowingList):
+        return [finish(item) for item in value.items]
+    if isinstance(value, dict):
+        return {key: finish(inner) for key, inner in value.items()}
+    return value
+
+
+def finish_object(held: Mapping[str, object]) -> dict[str, object]:
+    """Return an object with the fragments of all its members joined."""
+    return {key: finish(value) for key, value in held.items()}
+
+
+def _begin(value: object) -> object:
+    # Merged into nothing rather than kept, since one fragment may hold several of the same index.
+    if isinstance(value, dict):
+        begun: dict[str, object] = {}
+        merge(begun, value)
+        return begun
+    return _lengthen([], value) if isinstance(value, list) else value
+
+
+def _continue(was: object, value: object) -> object:
+    match was, value:
+        case str(), str():
+            return GrowingText(was, value)
+        case dict(), dict():
+            merge(was, value)
+            return was
+        case list() | GrowingList(), list() | str():
+            return _lengthen(was, value)
+        case str() | GrowingText(), list():
+            return _lengthen(_lengthen([], finish(was)), value)
+    return _begin(value)
+
+
+def _lengthen(was: GrowingList | list[object], value: object) -> GrowingList:
+    elements = was if isinstance(was, GrowingList) else GrowingList(was)
+    if isinstance(value, list):
+        elements.extend(value)
+    elif isinstance(value, str) and value:
+        elements.add_text(value)
+    return elements
+
+
+class UsageNames:
+    """Where the servers of a format put their token counts: for each field of Usage its names, the first counts.
+
+    A dot in a name leads into an inner object.
+    """
+
+    def __init__(self, **names: tuple[str, ...]) -> None:
+        self._paths = [[_split_path(path) for path in names.get(field, ())] for field in Usage.__struct_fields__]
+
+    def read(self, value: object) -> Usage | None:
+        """Return the counts in a usage object; None where it has none."""
+        if not isinstance(value, dict) or not value:
+            return None
+        usage = Usage(*[_find_count(value, paths) for paths in self._paths])
+        return None if usage == _NO_COUNTS else usage
+
+
+_NO_COUNTS = Usage()
+
+
+def _split_path(path: str) -> tuple[str, list[str]]:
+    first, *inner = path.split(".")
+    return first, inner
+
+
+def _find_count(usage: Mapping[str, object], paths: Sequence[tuple[str, Sequence[str]]]) -> int | None:
+    for first, inner in paths:
+        value = usage.get(first)
+        for name in inner:
+            value = value.get(name) if isinstance(value, dict) else None
+        if value is not None and (count := read_count(value)) is not None:
+            return count
+    return None
+
+
+def read_error(value: Mapping[str, object], *, is_error: bool = False) -> str:
+    """Return the message in an error body, empty if it is none; `is_error`: the object is known to be one.
+
+    Forms: `{"error": {…}}` or `{"error": "…"}` (OpenAI, Anthropic, most), the error itself with `object` or `type`
+    "error" (vLLM, Responses events), `{"detail": …}` (FastAPI).
+    """
+    error = value.get("error")
+    if error:
+        return _describe(error)
+    if is_error or value.get("object") == "error" or value.get("type") == "error":
+        return _describe(value)
+    detail = value.get("detail")
+    return _describe(detail) if detail and "id" not in value else ""
+
+
+def read_typed_error(kind: str, sent: Mapping[str, object]) -> str:
+    """Return the message in an event of a wire with typed events; other types may have an `error` of their own."""
+    if kind in ("error", "") or sent.get("object") == "error":
+        return read_error(sent, is_error=kind == "error")
+    return ""
+
+
+def _describe(error: object) -> str:
+    if isinstance(error, list):
+        return "; ".join(_describe(each) for each in read_objects(error)) or _UNSAID
+    if not isinstance(error, Mapping):
+        return read_text(error) or _UNSAID
+    for key in ("message", "msg", "code", "type"):
+        said = error.get(key)
+        count = read_count(said)
+        text = read_text(said) if count is None else str(count)
+        if text:
+            return text
+    return _UNSAID

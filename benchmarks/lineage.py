@@ -16,16 +16,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
-from proxy.engine.bus import EventBus
-from proxy.engine.histories import Histories, split_known, take_stock
+from proxy.engine.body_cache import Histories, split_known, take_stock
 from proxy.engine.lineage.chain import Chain, Preamble
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.readings import Readings
-from proxy.engine.reception import Reception, ResolvedRequest, Route
-from proxy.engine.system import SystemClock
-from proxy.engine.tasks import TaskRunner
+from proxy.engine.request_resolver import Reception, ResolvedRequest, Route
+from proxy.engine.response_reader import Readings
+from proxy.engine.runtime import EventBus, SystemClock, TaskRunner
 from proxy.model.exchange import ClientRequest
 from proxy.wire.chat_completions import ChatCompletions
 from tests.support.memory_store.archive import MemoryArchive

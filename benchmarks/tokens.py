@@ -18,7 +18,7 @@ import orjson
 
 from proxy.assembly import load_encoder
 from proxy.context.budget import BudgetPolicy, bound_tokens, make_budget
-from proxy.engine.counting import Counting, Piece
+from proxy.engine.token_counter import Counting, Piece
 from proxy.upstream.bundled import find_litellm, read_map
 from proxy.upstream.tokenizer import CountingTokenizer
 

@@ -31,8 +31,7 @@ from proxy.config.problems import Problem
 from proxy.context.budget import AUTO_CEILING, make_budget
 from proxy.engine.context.controller import MANAGED_WIRES
 from proxy.engine.reports.savings import Yardstick
-from proxy.engine.tasks import TaskRunner
-from proxy.engine.writes import Writes
+from proxy.engine.runtime import TaskRunner, Writes
 from proxy.heap import HeapTrimmer, find_slack, find_trim
 from proxy.model.errors import ProxyError, StoreUnavailable
 from proxy.model.events import (

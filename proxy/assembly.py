@@ -18,7 +18,6 @@ from proxy.config.problems import Problem
 from proxy.context.builder import ContextBuilder
 from proxy.context.holdout import Holdout
 from proxy.context.model_names import Encoding
-from proxy.engine.bus import EventBus
 from proxy.engine.compaction.by_hand import Compactor, Tools
 from proxy.engine.compaction.office import Premises
 from proxy.engine.compaction.policy import PromptHook
@@ -27,23 +26,27 @@ from proxy.engine.context.epoch_admin import Caretaker
 from proxy.engine.context.epoch_planner import Studies
 from proxy.engine.context.session_caches import Memory
 from proxy.engine.context.wiring import Surroundings, build_steward
-from proxy.engine.counting import Counting
-from proxy.engine.descriptors import Descriptors, read_descriptor_limit
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import Exchanges
-from proxy.engine.leftovers import Leftovers
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.models import Models
 from proxy.engine.ports import Archive
-from proxy.engine.readings import Readings
-from proxy.engine.reception import Reception, Route
 from proxy.engine.relay import Relay
 from proxy.engine.reports.diff import Tally
 from proxy.engine.reports.savings import Yardstick
-from proxy.engine.system import SystemClock, SystemIds
-from proxy.engine.tasks import TaskRunner
-from proxy.engine.writes import Writes
+from proxy.engine.request_resolver import Reception, Route
+from proxy.engine.response_reader import Leftovers, Readings
+from proxy.engine.runtime import (
+    Descriptors,
+    EventBus,
+    SystemClock,
+    SystemIds,
+    TaskRunner,
+    Writes,
+    read_descriptor_limit,
+)
+from proxy.engine.token_counter import Counting
 from proxy.model.card import LimitKey
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.events import ExchangeRecorded, ReadingFailed

@@ -56,5 +56,5 @@ def patience() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in _WAITS:
             patch.setattr(name, LIMIT)
-        patch.setattr("proxy.engine.readings._GATHER_SECONDS", 0.0)
+        patch.setattr("proxy.engine.response_reader._GATHER_SECONDS", 0.0)
         yield

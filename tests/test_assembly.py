@@ -23,8 +23,8 @@ from proxy.assembly import (
 )
 from proxy.config import ConfigError, Settings, load_settings
 from proxy.context.holdout import Holdout
-from proxy.engine.counting import Piece
-from proxy.engine.tasks import TaskRunner
+from proxy.engine.runtime import TaskRunner
+from proxy.engine.token_counter import Piece
 from proxy.model.card import LimitKey
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable, UpstreamUnreachable
 from proxy.server.routes import MANAGED_PATHS

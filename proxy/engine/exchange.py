@@ -14,14 +14,13 @@ from proxy.engine.behind import Behind
 from proxy.engine.context.accounting import Sending
 from proxy.engine.context.controller import Steward
 from proxy.engine.context.refusal_retry import Reach
-from proxy.engine.flight import Flight, PendingRecord
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Client, RequestBody
-from proxy.engine.reception import Reception, ResolvedRequest
 from proxy.engine.relay import Relay, Send
 from proxy.engine.request import Subject
-from proxy.engine.tape import Tape
-from proxy.engine.tasks import TaskRunner
+from proxy.engine.request_resolver import Reception, ResolvedRequest
+from proxy.engine.round import Flight, PendingRecord, Tape
+from proxy.engine.runtime import TaskRunner
 from proxy.model.epoch import Epoch
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
 from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, Round

@@ -17,9 +17,9 @@ from proxy.context.budget import Budget, BudgetPolicy, make_budget
 from proxy.context.cache import find_cache_model
 from proxy.context.calibration import Calibration, learn_read, learn_seconds, learn_survival
 from proxy.context.tariff import Tariff, make_tariff
-from proxy.engine.counting import Counting
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Catalog, Clock, Upstream
+from proxy.engine.token_counter import Counting
 from proxy.model.card import Card, LimitKey
 from proxy.model.errors import ProxyError
 from proxy.model.events import AnswerRead

@@ -9,14 +9,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from proxy.engine.behind import Behind
-from proxy.engine.bus import EventBus
 from proxy.engine.durability import CommitGate
-from proxy.engine.flight import Flight, PendingRecord
-from proxy.engine.guard import Guard, find_guard, is_open_stream, spell_in_stream
-from proxy.engine.passage import Passage, find_ender, linger
 from proxy.engine.ports import Archive, Clock, RequestBody, UpstreamResponse
-from proxy.engine.readings import Readings, UnreadAnswer
-from proxy.engine.rescue import Retry
+from proxy.engine.response_reader import Readings, UnreadAnswer
+from proxy.engine.response_stream import Guard, Passage, find_ender, find_guard, is_open_stream, linger, spell_in_stream
+from proxy.engine.round import Flight, PendingRecord, Retry
+from proxy.engine.runtime import EventBus
 from proxy.model.errors import ProxyError, UpstreamUnreachable
 from proxy.model.events import ExchangeRecorded, LimitsTold
 from proxy.model.exchange import Completeness, Headers, Opening, Outcome, Timings, Trailer

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from proxy.engine.histories import Holding
+from proxy.engine.body_cache import Holding
 from proxy.engine.lineage.chain import Chain
 from proxy.engine.ports import Upstream
 from proxy.model.exchange import Headers, SessionKey

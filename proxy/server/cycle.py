@@ -15,7 +15,7 @@ from typing import Any
 from uvicorn._types import HTTPDisconnectEvent, HTTPRequestEvent
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from proxy.engine.writes import Writes
+from proxy.engine.runtime import Writes
 from proxy.model.exchange import Headers
 
 _BODILESS = (204, 304)

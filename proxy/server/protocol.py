@@ -20,8 +20,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from proxy.engine.descriptors import Descriptors
-from proxy.engine.writes import Writes
+from proxy.engine.runtime import Descriptors, Writes
 from proxy.server.cycle import Cycle
 from proxy.server.ending import Ending, Look
 from proxy.server.errors import render_plain

@@ -11,7 +11,7 @@ import select
 from collections.abc import Callable
 from typing import cast
 
-from proxy.engine.writes import Writes
+from proxy.engine.runtime import Writes
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers
 from proxy.upstream.incoming import BadAnswer, Incoming

@@ -16,9 +16,8 @@ from typing import Any
 
 import certifi
 
-from proxy.engine.descriptors import Descriptors
 from proxy.engine.ports import RequestBody, UpstreamResponse
-from proxy.engine.writes import Writes
+from proxy.engine.runtime import Descriptors, Writes
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers
 from proxy.upstream.connection import Connection

@@ -5,8 +5,7 @@ import logging
 
 import pytest
 
-from proxy.engine.bus import EventBus
-from proxy.engine.tasks import TaskRunner
+from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.events import Event, ExchangeRecorded, ReadingFailed
 from tests.support.scripted import LIMIT
 

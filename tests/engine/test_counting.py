@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from proxy.context.model_names import Encoding
-from proxy.engine.counting import Counting, Piece
+from proxy.engine.token_counter import Counting, Piece
 from tests.support.managing import QuarterTokens
 
 

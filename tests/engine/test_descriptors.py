@@ -5,7 +5,7 @@ import resource
 
 import pytest
 
-from proxy.engine.descriptors import Descriptors, read_descriptor_limit
+from proxy.engine.runtime import Descriptors, read_descriptor_limit
 
 
 @pytest.mark.parametrize(("limit", "first"), [(128, 112), (1024, 960), (1_000_000, 999_936)])

@@ -2,8 +2,7 @@
 
 import msgspec
 
-from proxy.engine.flight import Flight, PendingRecord
-from proxy.engine.tape import Tape
+from proxy.engine.round import Flight, PendingRecord, Tape
 from proxy.model.exchange import Opening, Round, SessionKey
 from proxy.model.manifest import keep_whole
 from proxy.model.plan import Plan

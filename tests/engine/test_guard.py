@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from proxy.engine import guard
-from proxy.engine.guard import is_open_stream, spell_in_stream
-from proxy.engine.rescue import REFUSAL_BYTES
+from proxy.engine import response_stream
+from proxy.engine.response_stream import is_open_stream, spell_in_stream
+from proxy.engine.round import REFUSAL_BYTES
 from proxy.model.exchange import Headers, Outcome, Round
 from proxy.model.record import Record
 from tests.engine.test_rescue import DONE, ROLE, WORD, Call, refuse, stream
@@ -20,7 +20,7 @@ WAITING = b": waiting\n\n"
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients get a sign of life after a moment."""
-    monkeypatch.setattr(guard, "_HOLD_SECONDS", 0.01)
+    monkeypatch.setattr(response_stream, "_HOLD_SECONDS", 0.01)
 
 
 @pytest.mark.parametrize("cut", [30, -1])

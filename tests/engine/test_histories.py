@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.engine.histories import CachedBody, Histories, Key, split_known, take_stock
+from proxy.engine.body_cache import CachedBody, Histories, Key, split_known, take_stock
 from proxy.engine.lineage.chain import Chain, Preamble
 from proxy.model.manifest import Manifest, root_of
 from tests.support.rebuilding import Log

@@ -7,9 +7,9 @@ import pytest
 
 from proxy.context.budget import BudgetPolicy
 from proxy.context.model_names import Encoding
-from proxy.engine.counting import Counting
 from proxy.engine.models import Models
-from proxy.engine.tasks import TaskRunner
+from proxy.engine.runtime import TaskRunner
+from proxy.engine.token_counter import Counting
 from proxy.model.card import Card, LimitKey
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers

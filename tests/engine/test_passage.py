@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from proxy.engine.passage import EndFinder, is_plain_stream, linger
-from proxy.engine.tape import Tape
+from proxy.engine.response_stream import EndFinder, is_plain_stream, linger
+from proxy.engine.round import Tape
 from proxy.model.exchange import Headers
 from proxy.wire.chat_completions import ChatCompletions
 from tests.support.engine import JSON, LIMIT, STREAM, ScriptedResponse

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from proxy.engine.ports import Archive, Client, Clock, Ids, RequestBody, Upstream, UpstreamResponse
-from proxy.engine.system import SystemClock, SystemIds
+from proxy.engine.runtime import SystemClock, SystemIds
 from proxy.model.errors import BadRequest, NotFound, UpstreamUnreachable
 from tests.support.engine import (
     CountingIds,

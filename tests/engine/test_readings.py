@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from proxy.engine.bus import EventBus
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.readings import Readings, UnreadAnswer, is_event_stream, read_received
-from proxy.engine.tasks import TaskRunner
+from proxy.engine.response_reader import Readings, UnreadAnswer, is_event_stream, read_received
+from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.events import Event, ReadingFailed
 from proxy.model.exchange import Answer, Headers, Reading
 from proxy.wire.chat_completions import ChatCompletions

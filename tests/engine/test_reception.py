@@ -7,13 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from proxy.engine.bus import EventBus
 from proxy.engine.lineage.naming import Name, make_session
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.readings import Readings
-from proxy.engine.reception import Reception, ResolvedRequest, Route
-from proxy.engine.tasks import TaskRunner
+from proxy.engine.request_resolver import Reception, ResolvedRequest, Route
+from proxy.engine.response_reader import Readings
+from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.exchange import ClientRequest, Headers
 from proxy.model.manifest import digest_of
 from proxy.wire.chat_completions import ChatCompletions

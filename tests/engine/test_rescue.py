@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.rescue import REFUSAL_BYTES
+from proxy.engine.round import REFUSAL_BYTES
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, Round

@@ -3,7 +3,7 @@
 import re
 from itertools import pairwise
 
-from proxy.engine.system import SystemClock, SystemIds
+from proxy.engine.runtime import SystemClock, SystemIds
 
 
 def test_ids_are_short_plain_and_never_the_same() -> None:

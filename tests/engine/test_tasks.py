@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from proxy.engine.tasks import TaskRunner
+from proxy.engine.runtime import TaskRunner
 from tests.support.scripted import LIMIT
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from proxy.engine.writes import Writes
+from proxy.engine.runtime import Writes
 from tests.support.writes import Page, as_transport
 
 

@@ -11,14 +11,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from proxy.engine.bus import EventBus
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import Exchanges
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.readings import Readings
-from proxy.engine.reception import Reception, Route
 from proxy.engine.relay import Relay
-from proxy.engine.tasks import TaskRunner
+from proxy.engine.request_resolver import Reception, Route
+from proxy.engine.response_reader import Readings
+from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.exchange import ClientRequest, Headers
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite

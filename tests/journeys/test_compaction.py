@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.system import SystemClock
+from proxy.engine.runtime import SystemClock
 from proxy.model.exchange import Usage
 from tests.journeys.summarising import Agent, break_down, give, report, working
 from tests.support.compacting import REPORT, list_reports, say

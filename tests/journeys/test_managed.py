@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from proxy.assembly import load_encoder
-from proxy.engine.counting import Counting
+from proxy.engine.token_counter import Counting
 from proxy.model.marker import LEDGER_HEAD
 from proxy.upstream.tokenizer import CountingTokenizer
 from tests.cli.calling import call_on_disk

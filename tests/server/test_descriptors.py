@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.engine.descriptors import Descriptors
+from proxy.engine.runtime import Descriptors
 from tests.server.test_protocol import BODY, CHAT, assert_refused
 from tests.support.scripted import Message, ScriptedUpstream, answer, chunk, request, stream_head
 from tests.support.serving import TOKEN, Plan, Served, serving

@@ -10,10 +10,10 @@ from proxy.engine.compaction.keys import CallCredential
 from proxy.engine.compaction.office import Office, Premises, build_office
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.context.session_caches import Memory
-from proxy.engine.counting import Counting
 from proxy.engine.models import Models
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import Upstream
+from proxy.engine.token_counter import Counting
 from proxy.model.exchange import Headers, Usage
 from proxy.wire.chat_completions import ChatCompletions
 from tests.support.engine import Engine, ScriptedUpstream

@@ -7,8 +7,8 @@ from typing import Any
 from proxy.engine.compaction.by_hand import Compactor, Tools
 from proxy.engine.compaction.work import Latest, Wish
 from proxy.engine.ports import Archive
-from proxy.engine.reception import Route
 from proxy.engine.reports.context import Compaction
+from proxy.engine.request_resolver import Route
 from tests.support.compacting import Workshop
 from tests.support.managing import Message, make_history
 

@@ -16,12 +16,12 @@ from proxy.engine.compaction.work import Latest
 from proxy.engine.context.session_caches import Memory
 from proxy.engine.context.session_context import Context
 from proxy.engine.context.wiring import Surroundings, build_steward
-from proxy.engine.counting import Counting
 from proxy.engine.exchange import Exchanges
 from proxy.engine.models import Models
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import RequestBody
-from proxy.engine.reception import Route
+from proxy.engine.request_resolver import Route
+from proxy.engine.token_counter import Counting
 from proxy.model.exchange import ClientRequest, Headers
 from proxy.model.summary import Summary
 from proxy.wire.chat_completions import ChatCompletions

@@ -8,18 +8,16 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Literal, NoReturn, TypeVar
 
-from proxy.engine.bus import EventBus
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import Exchanges
-from proxy.engine.leftovers import Leftovers
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES, Archive, Client, Clock, RequestBody
-from proxy.engine.readings import Readings
-from proxy.engine.reception import Reception, Route
 from proxy.engine.relay import Relay
-from proxy.engine.tasks import TaskRunner
+from proxy.engine.request_resolver import Reception, Route
+from proxy.engine.response_reader import Leftovers, Readings
+from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.errors import NotFound, ProxyError, StoreUnavailable, UpstreamUnreachable
 from proxy.model.events import Event, ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, SessionKey

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from proxy.engine.lineage.naming import Name, make_session
 from proxy.engine.lineage.placing import name_unknown
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.readings import UnreadAnswer as Answered
-from proxy.engine.tasks import TaskRunner
+from proxy.engine.response_reader import UnreadAnswer as Answered
+from proxy.engine.runtime import TaskRunner
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import ClientRequest, Completeness, Headers, Outcome, Round, Timings
 from proxy.model.lineage import Adoption, Step, extend_chain, root_of_chain

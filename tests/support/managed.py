@@ -11,13 +11,12 @@ from typing import Any, TypeVar
 
 from proxy.context.builder import ContextBuilder
 from proxy.context.view import View
-from proxy.engine.bus import EventBus
 from proxy.engine.context.controller import Steward
 from proxy.engine.context.fallback import Footing
 from proxy.engine.context.request_state import Case
 from proxy.engine.exchange import Exchanges
 from proxy.engine.policy import EnginePolicy, Provider
-from proxy.engine.tasks import TaskRunner
+from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.epoch import Epoch, Pin, StoredContext
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import Event, RungFailed

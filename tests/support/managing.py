@@ -9,18 +9,17 @@ from proxy.context.builder import ContextBuilder
 from proxy.context.holdout import Holdout
 from proxy.context.model_names import Encoding
 from proxy.context.policy import BuilderPolicy
-from proxy.engine.bus import EventBus
 from proxy.engine.context.accounting import Unwatched, Watcher
 from proxy.engine.context.controller import Steward
 from proxy.engine.context.session_caches import Memory
 from proxy.engine.context.wiring import Surroundings, build_steward
-from proxy.engine.counting import Counting
 from proxy.engine.lineage.chain import make_chain, read_messages
 from proxy.engine.models import Models
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Archive, Clock
 from proxy.engine.request import Subject
-from proxy.engine.tasks import TaskRunner
+from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.engine.token_counter import Counting
 from proxy.model.card import Card, LimitKey
 from proxy.model.exchange import Headers, SessionKey
 from proxy.model.lineage import Relation, Step, root_of_chain

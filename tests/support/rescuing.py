@@ -5,11 +5,10 @@ from collections import deque
 from typing import Any
 
 from proxy.engine.exchange import Exchanges
-from proxy.engine.flight import Flight
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import RequestBody
 from proxy.engine.relay import Relay, Send
-from proxy.engine.rescue import Refusal, Retry, Start
+from proxy.engine.round import Flight, Refusal, Retry, Start
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers, Round
 from proxy.model.manifest import keep_whole

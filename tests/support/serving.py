@@ -15,20 +15,16 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from proxy.context.budget import BudgetPolicy
-from proxy.engine.bus import EventBus
 from proxy.engine.context.controller import Steward
 from proxy.engine.context.epoch_admin import Caretaker
-from proxy.engine.descriptors import Descriptors
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import Exchanges
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.readings import Readings
-from proxy.engine.reception import Reception, Route
 from proxy.engine.relay import Relay
 from proxy.engine.reports.savings import Yardstick
-from proxy.engine.system import SystemClock, SystemIds
-from proxy.engine.tasks import TaskRunner
-from proxy.engine.writes import Writes
+from proxy.engine.request_resolver import Reception, Route
+from proxy.engine.response_reader import Readings
+from proxy.engine.runtime import Descriptors, EventBus, SystemClock, SystemIds, TaskRunner, Writes
 from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import Opening, Outcome
 from proxy.server.contexts import ContextApi

@@ -3,7 +3,7 @@
 import asyncio
 from typing import cast
 
-from proxy.engine.writes import Writes
+from proxy.engine.runtime import Writes
 
 
 class Page:

@@ -7,8 +7,7 @@ from typing import cast
 
 import pytest
 
-from proxy.engine.tasks import TaskRunner
-from proxy.engine.writes import Writes
+from proxy.engine.runtime import TaskRunner, Writes
 from proxy.model.errors import UpstreamUnreachable
 from proxy.upstream.connection import Connection
 from proxy.upstream.forwarder import Forwarder

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from proxy.engine.writes import Writes
+from proxy.engine.runtime import Writes
 from proxy.model.errors import UpstreamUnreachable
 from proxy.upstream.connection import Connection
 from tests.support.scripted import LAST_CHUNK, LIMIT, answer, chunk, stream_head

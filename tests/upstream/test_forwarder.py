@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from proxy.engine.descriptors import Descriptors
 from proxy.engine.ports import RequestBody, UpstreamResponse
-from proxy.engine.tasks import TaskRunner
+from proxy.engine.runtime import Descriptors, TaskRunner
 from proxy.model.errors import BadRequest, UpstreamUnreachable
 from proxy.model.exchange import Headers
 from proxy.upstream.forwarder import Forwarder

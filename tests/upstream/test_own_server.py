@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from proxy.engine.tasks import TaskRunner
+from proxy.engine.runtime import TaskRunner
 from proxy.model.errors import TooLarge, UpstreamUnreachable
 from proxy.upstream.own_server import ask_own_server, leads_back, name_address
 from tests.support.scripted import ScriptedUpstream, Wire, answer

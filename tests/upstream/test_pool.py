@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.engine.tasks import TaskRunner
+from proxy.engine.runtime import TaskRunner
 from proxy.model.errors import UpstreamUnreachable
 from proxy.upstream.forwarder import Forwarder
 from proxy.upstream.policy import UpstreamPolicy

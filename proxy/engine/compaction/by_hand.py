@@ -17,11 +17,11 @@ from proxy.engine.context.rewriter import Invalid
 from proxy.engine.durability import CommitGate
 from proxy.engine.exchange import read_ceiling
 from proxy.engine.ports import Archive, Clock, Ids, Upstream
-from proxy.engine.reception import Route, read_output_limit
 from proxy.engine.reports.context import Compaction
 from proxy.engine.reports.conversation import find_format, load_chain
 from proxy.engine.reports.lookup import pick_branch, read_back, read_branch_back
 from proxy.engine.request import Subject
+from proxy.engine.request_resolver import Route, read_output_limit
 from proxy.model.epoch import Epoch
 from proxy.model.errors import Conflict
 from proxy.model.lineage import Step

@@ -12,20 +12,18 @@ from typing import Literal
 
 from proxy.context.cost import Cost
 from proxy.engine.boundary import attempt
-from proxy.engine.bus import EventBus
 from proxy.engine.compaction.correspondent import Correspondent
 from proxy.engine.compaction.keys import CallCredential
 from proxy.engine.compaction.spending import Purse
 from proxy.engine.compaction.warmth import Warmth
 from proxy.engine.context.session_caches import Memory
-from proxy.engine.flight import Flight
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Clock, Ids, RequestBody, Upstream, UpstreamResponse
-from proxy.engine.readings import read_received
 from proxy.engine.relay import Relay
 from proxy.engine.request import Subject
-from proxy.engine.tape import Tape
-from proxy.engine.tasks import TaskRunner
+from proxy.engine.response_reader import read_received
+from proxy.engine.round import Flight, Tape
+from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.errors import ProxyError
 from proxy.model.events import AuxiliaryEnded
 from proxy.model.exchange import Answer, Headers, Opening, Round, SessionKey, Usage

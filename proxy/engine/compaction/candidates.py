@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.ports import Upstream
-from proxy.engine.reception import Route
+from proxy.engine.request_resolver import Route
 
 
 class Candidate(NamedTuple):

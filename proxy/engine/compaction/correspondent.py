@@ -7,7 +7,7 @@ for, or has come to its end while its connection goes on, is waited for no longe
 from collections.abc import Callable
 from typing import Literal
 
-from proxy.engine.passage import is_plain_stream
+from proxy.engine.response_stream import is_plain_stream
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import Headers
 from proxy.wire.asking import is_thinking_aloud, read_report

@@ -26,7 +26,7 @@ from proxy.engine.compaction.work import Work, tell_date
 from proxy.engine.models import Models
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Clock
-from proxy.engine.reception import Route
+from proxy.engine.request_resolver import Route
 from proxy.model.summary import Level, Summary
 from proxy.wire.asking import enlarge
 from proxy.wire.headers import keep_for_log

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from proxy.engine.bus import EventBus
 from proxy.engine.compaction.breaker import Breakers
 from proxy.engine.compaction.calling import Means, ModelCaller
 from proxy.engine.compaction.keys import Keys, Later
@@ -17,7 +16,7 @@ from proxy.engine.models import Models
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import Clock, Ids
 from proxy.engine.relay import Relay
-from proxy.engine.tasks import TaskRunner
+from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.events import AnswerRead, ExchangeRecorded, LimitsTold
 from proxy.wire.format import Format
 

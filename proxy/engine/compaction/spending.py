@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from proxy.context.cost import Cost, price_usage
-from proxy.engine.bus import EventBus
 from proxy.engine.compaction.bounded import keep_newest
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.ports import Clock
+from proxy.engine.runtime import EventBus
 from proxy.model.card import Card
 from proxy.model.events import AnswerRead, ExchangeRecorded, SummaryWasted
 from proxy.model.exchange import Usage

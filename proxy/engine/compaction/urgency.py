@@ -11,7 +11,7 @@ from proxy.engine.compaction.candidates import list_candidates
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.warmth import Warmth
 from proxy.engine.compaction.work import Latest
-from proxy.engine.reception import Route
+from proxy.engine.request_resolver import Route
 
 
 @dataclass(frozen=True, slots=True)

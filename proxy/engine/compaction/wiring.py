@@ -23,7 +23,7 @@ from proxy.engine.context.epoch_planner import Ground, Opener
 from proxy.engine.durability import CommitGate
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Archive, Leases
-from proxy.engine.reception import Route
+from proxy.engine.request_resolver import Route
 from proxy.model.events import ExchangeRecorded
 
 _log = logging.getLogger("palimpsest.compaction")

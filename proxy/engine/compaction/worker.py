@@ -19,7 +19,6 @@ from proxy.context.compaction.graph import says_more
 from proxy.context.compaction.spans import MessageRange, choose_span
 from proxy.context.survey import Survey
 from proxy.engine.boundary import attempt
-from proxy.engine.bus import EventBus
 from proxy.engine.compaction.branches import Branches, Making
 from proxy.engine.compaction.drafting import Drafter
 from proxy.engine.compaction.keys import Keys
@@ -32,7 +31,7 @@ from proxy.engine.context.session_caches import Memory
 from proxy.engine.durability import CommitGate
 from proxy.engine.ports import Archive, Leases
 from proxy.engine.request import Subject
-from proxy.engine.tasks import TaskRunner
+from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.errors import Conflict
 from proxy.model.events import SummaryAdded
 from proxy.model.summary import Summary

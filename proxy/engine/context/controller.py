@@ -11,7 +11,6 @@ from proxy.context.budget import Budget, has_room_for
 from proxy.context.economics import BOUND, NO_ROOM, SIDE, Decision, decide
 from proxy.context.holdout import HELD_OUT
 from proxy.engine.boundary import attempt, attempt_now
-from proxy.engine.bus import EventBus
 from proxy.engine.context.accounting import Books, Sending, Watcher, list_labels
 from proxy.engine.context.fallback import Commit, Footing, Ladder, is_fruitless
 from proxy.engine.context.refusal_retry import Reach, Rescues
@@ -19,7 +18,8 @@ from proxy.engine.context.request_state import Ahead, Case, Lookout
 from proxy.engine.context.session_context import Context
 from proxy.engine.ports import Clock
 from proxy.engine.request import Subject
-from proxy.engine.rescue import Rescuer
+from proxy.engine.round import Rescuer
+from proxy.engine.runtime import EventBus
 from proxy.model.epoch import Epoch, Pin
 from proxy.model.events import CeilingExceeded, Planned, RungFailed
 from proxy.model.exchange import Headers, Mode

@@ -7,7 +7,6 @@ first.
 from collections.abc import Collection, Sequence
 
 from proxy.context.savings import quote_revert
-from proxy.engine.bus import EventBus
 from proxy.engine.context.controller import find_objection
 from proxy.engine.context.request_state import Lookout
 from proxy.engine.context.session_context import Context
@@ -16,6 +15,7 @@ from proxy.engine.ports import Archive, Clock, Ids
 from proxy.engine.reports.context import Pinned, Reversion
 from proxy.engine.reports.conversation import MessageList, load_history
 from proxy.engine.reports.lookup import read_back
+from proxy.engine.runtime import EventBus
 from proxy.model.card import LimitKey
 from proxy.model.epoch import Epoch, Pin
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable

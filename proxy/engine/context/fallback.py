@@ -15,12 +15,12 @@ import msgspec
 from proxy.context.account import note_epoch
 from proxy.context.budget import Budget
 from proxy.engine.boundary import attempt, attempt_now
-from proxy.engine.bus import EventBus
 from proxy.engine.context.epoch_planner import Draft, Ground, Opener, read_plan
 from proxy.engine.context.request_state import Case
 from proxy.engine.context.rewriter import Rewriter
 from proxy.engine.context.session_caches import Memory
 from proxy.engine.ports import Clock
+from proxy.engine.runtime import EventBus
 from proxy.model.epoch import Epoch, Why
 from proxy.model.errors import Conflict, StoreUnavailable
 from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed

@@ -8,8 +8,8 @@ from itertools import accumulate
 import msgspec
 
 from proxy.context.budget import is_bounded
-from proxy.engine.counting import Counting, Piece
 from proxy.engine.request import Subject
+from proxy.engine.token_counter import Counting, Piece
 from proxy.model.growing import count_common, extend
 from proxy.model.manifest import digest_of
 from proxy.model.shapes import Shape

@@ -14,13 +14,13 @@ import msgspec
 
 from proxy.context.budget import Budget, lower_output
 from proxy.engine.boundary import attempt
-from proxy.engine.bus import EventBus
 from proxy.engine.context.accounting import Sending, list_labels
 from proxy.engine.context.fallback import Commit, Ladder
 from proxy.engine.context.request_state import Case, Lookout, find_key
 from proxy.engine.context.session_context import Context
 from proxy.engine.request import Subject
-from proxy.engine.rescue import Refusal, Retry, Start
+from proxy.engine.round import Refusal, Retry, Start
+from proxy.engine.runtime import EventBus
 from proxy.model.epoch import Epoch
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import CeilingExceeded, EpochRefused

@@ -1,13 +1,13 @@
 """What is kept in memory of managed sessions. A cache of the log: forgetting costs time or bytes, never correctness."""
 
+from proxy.engine.body_cache import BodySource, CachedBody, Histories, hold, list_links, split_known, take_stock
 from proxy.engine.context.epoch_scope import Twins
 from proxy.engine.context.history_cache import Paths
 from proxy.engine.context.session_context import Contexts
-from proxy.engine.counting import Counting
-from proxy.engine.histories import BodySource, CachedBody, Histories, hold, list_links, split_known, take_stock
 from proxy.engine.policy import RECORD_CAP_BYTES
 from proxy.engine.ports import Archive
 from proxy.engine.request import Subject
+from proxy.engine.token_counter import Counting
 from proxy.model.growing import count_common, extend
 from proxy.model.manifest import Manifest, keep_to
 from proxy.wire.body import ByteRange, SplitBody

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from proxy.context.builder import ContextBuilder
 from proxy.context.holdout import Holdout
-from proxy.engine.bus import EventBus
 from proxy.engine.context.accounting import Books, Watcher
 from proxy.engine.context.controller import Steward
 from proxy.engine.context.epoch_planner import Opener
@@ -17,6 +16,7 @@ from proxy.engine.context.session_caches import Memory
 from proxy.engine.models import Lessons, Models
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Archive, Clock
+from proxy.engine.runtime import EventBus
 from proxy.model.events import AnswerRead
 
 

@@ -9,7 +9,7 @@ import pytest
 from proxy.engine.compaction.work import Wish
 from proxy.engine.context.rewriter import Invalid
 from proxy.engine.ports import Upstream
-from proxy.engine.reception import Route
+from proxy.engine.request_resolver import Route
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable
 from proxy.model.log import ExchangeRow
 from tests.support.by_hand import STEPS, carry, compact, go_on, make_compactor, stand_in

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from proxy.engine.body_cache import take_stock
 from proxy.engine.compaction.calling import Answered
-from proxy.engine.histories import take_stock
 from proxy.model.exchange import Opening
 from proxy.model.manifest import keep_whole
 from proxy.model.record import Record

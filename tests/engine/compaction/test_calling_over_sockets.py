@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from proxy.engine.compaction.calling import Answered, Unanswered
-from proxy.engine.tasks import TaskRunner
+from proxy.engine.runtime import TaskRunner
 from proxy.upstream.forwarder import Forwarder
 from proxy.upstream.policy import UpstreamPolicy
 from tests.support.auxiliary import ASKING, Desk

@@ -4,7 +4,7 @@ import pytest
 
 from proxy.engine.compaction.candidates import list_candidates
 from proxy.engine.compaction.policy import CompactionPolicy
-from proxy.engine.reception import Route
+from proxy.engine.request_resolver import Route
 from tests.support.engine import ScriptedUpstream
 
 HOME, OTHER = ScriptedUpstream("home"), ScriptedUpstream("other")

@@ -13,7 +13,7 @@ from proxy.engine.compaction.keys import CallCredential
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.work import Work
 from proxy.engine.policy import Provider
-from proxy.engine.reception import Route
+from proxy.engine.request_resolver import Route
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.events import AuxiliaryEnded
 from proxy.model.exchange import Opening, Usage

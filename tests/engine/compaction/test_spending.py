@@ -7,10 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.context.cost import Cost
-from proxy.engine.bus import EventBus
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.spending import Purse
-from proxy.engine.tasks import TaskRunner
+from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.card import Card, Prices, Rates
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import AnswerRead, Event, ExchangeRecorded, SummaryWasted

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.engine.context.session_caches import SentBodies
-from proxy.engine.counting import Counting
+from proxy.engine.token_counter import Counting
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.events import Planned
 from proxy.model.exchange import Opening, Outcome, Round

@@ -12,8 +12,8 @@ from proxy.context.tariff import make_tariff
 from proxy.engine.context.history_cache import Path, Paths
 from proxy.engine.context.request_state import Case, estimate_protected, find_kept
 from proxy.engine.context.session_context import Context
-from proxy.engine.counting import Counting
 from proxy.engine.request import Subject
+from proxy.engine.token_counter import Counting
 from proxy.model.card import UNPRICED
 from proxy.model.epoch import Epoch
 from tests.support.contexts import BUDGET, HISTORY, ask, make_epoch

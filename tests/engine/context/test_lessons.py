@@ -5,9 +5,9 @@ import pytest
 from proxy.context.estimate import Ratio
 from proxy.context.tariff import Tariff
 from proxy.engine import models as module
-from proxy.engine.counting import Counting
 from proxy.engine.models import Lesson, Lessons
 from proxy.engine.policy import Provider
+from proxy.engine.token_counter import Counting
 from proxy.model.card import Card
 from proxy.model.events import AnswerRead
 from proxy.model.exchange import Usage

@@ -10,10 +10,10 @@ from proxy.context.budget import Budget, BudgetPolicy, make_budget
 from proxy.engine.context.request_state import Lookout, find_key
 from proxy.engine.context.session_caches import Memory
 from proxy.engine.context.session_context import Context
-from proxy.engine.counting import Counting
 from proxy.engine.models import Lessons, Models
 from proxy.engine.request import Subject
-from proxy.engine.tasks import TaskRunner
+from proxy.engine.runtime import TaskRunner
+from proxy.engine.token_counter import Counting
 from proxy.model.card import Card, LimitKey
 from proxy.model.exchange import Headers
 from proxy.wire.body import split_body

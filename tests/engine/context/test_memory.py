@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from proxy.engine.context.session_caches import Memory
-from proxy.engine.counting import Counting
+from proxy.engine.token_counter import Counting
 from tests.support.contexts import HISTORY, StatedArchive, ask, make_epoch
 from tests.support.managing import QuarterTokens, spell
 

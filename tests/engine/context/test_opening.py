@@ -13,8 +13,8 @@ from proxy.context.view import View
 from proxy.engine.context.epoch_planner import Draft, Ground, Opener, read_plan
 from proxy.engine.context.history_cache import Paths
 from proxy.engine.context.rewriter import find_problem, list_splices
-from proxy.engine.counting import Counting
 from proxy.engine.policy import Provider
+from proxy.engine.token_counter import Counting
 from proxy.model.epoch import Epoch, Original
 from proxy.model.manifest import digest_of
 from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Replaced, Written

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from proxy.engine.context.history_cache import Path, Paths, count_shared
-from proxy.engine.counting import Counting, Piece
 from proxy.engine.request import Subject
+from proxy.engine.token_counter import Counting, Piece
 from proxy.wire.shaping import read_shape
 from tests.support.managing import SESSION, QuarterTokens, make_history, make_subject
 

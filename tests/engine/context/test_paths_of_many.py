@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from proxy.engine.context.history_cache import Path, Paths
-from proxy.engine.counting import Counting
 from proxy.engine.lineage.chain import make_chain, read_messages
 from proxy.engine.request import Subject
+from proxy.engine.token_counter import Counting
 from proxy.wire.body import count_shared, split_after
 from proxy.wire.chat_completions import ChatCompletions
 from tests.support.managing import SESSION, QuarterTokens, make_subject, spell

@@ -9,9 +9,9 @@ import pytest
 from proxy.engine.context import rewriter as module
 from proxy.engine.context.history_cache import Path, Paths
 from proxy.engine.context.rewriter import Invalid, Rewriter
-from proxy.engine.counting import Counting
 from proxy.engine.policy import Provider
 from proxy.engine.request import Subject
+from proxy.engine.token_counter import Counting
 from proxy.model.epoch import Epoch
 from proxy.model.plan import Edit, Kept, Written
 from tests.support.managing import QuarterTokens, make_history, make_subject

@@ -5,12 +5,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from proxy.context.economics import Decision
-from proxy.engine.bus import EventBus
 from proxy.engine.context.accounting import Sending, Unwatched
 from proxy.engine.context.fallback import Footing
 from proxy.engine.context.request_state import Case
 from proxy.engine.request import Subject
-from proxy.engine.tasks import TaskRunner
+from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.epoch import Epoch
 from proxy.model.events import Planned
 from proxy.model.plan import Plan

@@ -1,8 +1,7 @@
 """Managing put together: whoever decides what is sent shares one memory, and learns from answers."""
 
-from proxy.engine.bus import EventBus
 from proxy.engine.policy import Provider
-from proxy.engine.tasks import TaskRunner
+from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.events import AnswerRead
 from tests.support.engine import FakeArchive, FixedClock
 from tests.support.managed import ManagedEngine

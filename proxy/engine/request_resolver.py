@@ -14,8 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from proxy.context.budget import is_bounded
-from proxy.engine.boundary import attempt, attempt_now
-from proxy.engine.histories import (
+from proxy.engine.body_cache import (
     CachedBody,
     Histories,
     Holding,
@@ -26,6 +25,7 @@ from proxy.engine.histories import (
     split_known,
     take_stock,
 )
+from proxy.engine.boundary import attempt, attempt_now
 from proxy.engine.lineage.chain import Chain, make_chain, read_messages
 from proxy.engine.lineage.known import Traits
 from proxy.engine.lineage.naming import Naming, make_session, read_body, read_text
@@ -34,8 +34,8 @@ from proxy.engine.lineage.tenants import Credential
 from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Clock, Ids, Upstream
-from proxy.engine.readings import Readings
 from proxy.engine.request import Subject
+from proxy.engine.response_reader import Readings
 from proxy.model.exchange import ClientRequest, Kind, Mode, Opening, SessionKey
 from proxy.model.lineage import Step, root_of_chain
 from proxy.model.manifest import Manifest, keep_to, keep_whole

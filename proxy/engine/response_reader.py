@@ -1,15 +1,20 @@
-"""What recorded answers say. Rule: derived from bytes that are already safe; any failure here is a missing reading."""
+"""Reading recorded responses: what they say.
+
+Derived from bytes that are already safe: any failure is a missing reading.
+"""
 
 import asyncio
 import json
+import logging
+from collections.abc import Mapping
 from itertools import islice
 
 import msgspec
 
-from proxy.engine.bus import EventBus
 from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.ports import Archive
-from proxy.engine.tasks import TaskRunner
+from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.model.errors import StoreUnavailable
 from proxy.model.events import AnswerRead, ReadingFailed
 from proxy.model.exchange import Answer, Headers, Reading
 from proxy.wire.body import decode_content
@@ -26,6 +31,10 @@ _MOST_WAITING_BYTES = 32 * 1024 * 1024
 _GATHER_SECONDS = 0.05
 # The most that are read in one turn of the event loop. With 64 clients that never pause some thirty are answered in it.
 _MOST_AT_ONCE = 64
+
+_MOST_SECONDS = 0.5
+
+_log = logging.getLogger("palimpsest.leftovers")
 
 
 class UnreadAnswer(msgspec.Struct, frozen=True, gc=False):
@@ -182,3 +191,55 @@ def _try_to_read(received: UnreadAnswer, cap: int) -> tuple[Answer, bytes] | Exc
         return read_received(received.format, received.headers, received.content, cap)
     except Exception as error:  # noqa: BLE001 - a boundary: an answer nobody can read must not stop the reader
         return error
+
+
+class Leftovers:
+    """Takes up, at the start, what an earlier process left."""
+
+    def __init__(
+        self,
+        archive: Archive,
+        bus: EventBus,
+        tasks: TaskRunner,
+        lineage: Lineage,
+        readings: Readings,
+        formats: Mapping[str, Format],
+    ) -> None:
+        self._archive = archive
+        self._bus = bus
+        self._tasks = tasks
+        self._lineage = lineage
+        self._readings = readings
+        self._formats = formats
+
+    async def read(self, most_seconds: float = _MOST_SECONDS) -> None:
+        """Read what was left; what takes longer is read while calls are taken."""
+        await asyncio.wait((self._tasks.spawn(self._read()),), timeout=most_seconds)
+
+    async def take_up(self) -> set[str]:
+        """Let them wait to be read, as what this process records does; the newest first. The exchanges they are of."""
+        taken: set[str] = set()
+        for row in await self._archive.list_unread():
+            form = self._formats.get(row.wire)
+            if form is None or row.exchange in taken:  # of several rounds the last is what the client saw
+                continue
+            if row.tip and not await self._lineage.reopen(row.exchange, row.session, row.tip):
+                continue
+            self._readings.submit(UnreadAnswer(row.exchange, row.k, form, row.headers, row.received))
+            taken.add(row.exchange)
+        return taken
+
+    async def _read(self) -> None:
+        failures: list[ReadingFailed] = []
+        self._bus.subscribe(ReadingFailed, failures.append)
+        try:
+            taken = await self.take_up()
+            await self._readings.finish()
+        except StoreUnavailable as error:
+            _log.warning("what was left unread before the start stays so: %s", error)
+            return
+        finally:
+            self._bus.unsubscribe(failures.append)
+        if failed := [failure for failure in failures if failure.exchange in taken]:
+            told = (len(failed), failed[0].error)
+            _log.info("%d answers from before the start cannot be read, and stay as they are; the first: %s", *told)

@@ -1,18 +1,116 @@
-"""A round under way, and the opening of its exchange on the way to the log.
-
-Rule: of a call there is one opening, and one flight for each of its rounds.
-"""
+"""One round of an exchange under way: what is kept of its bodies, and its records on their way to the log."""
 
 import asyncio
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
 from proxy.engine.ports import Archive, Client, Clock
-from proxy.engine.rescue import Rescuer
-from proxy.engine.tape import Tape
-from proxy.model.exchange import Opening
+from proxy.model.exchange import Headers, Opening, Round
+from proxy.model.plan import Plan
 from proxy.model.record import Record
 from proxy.wire.format import Format
+
+Start = Literal["overflow", "content", "undecided"]
+
+REFUSAL_BYTES = 64 * 1024
+
+
+class Tape:
+    """Takes the pieces of one body as they pass; holds at most `cap` bytes."""
+
+    __slots__ = ("_hash", "_kept", "_pieces", "cap", "size")
+
+    def __init__(self, cap: int) -> None:
+        self.cap = cap
+        self._kept = 0
+        self._pieces: list[bytes] = []
+        self._hash: hashlib._Hash | None = None
+        self.size = 0
+
+    def add(self, content: bytes) -> None:
+        """Take one piece."""
+        self.size += len(content)
+        if self._hash is not None:
+            self._hash.update(content)
+            return
+        if self.size <= self.cap:
+            self._pieces.append(content)
+            self._kept += len(content)
+            return
+        self._hash = hashlib.sha256(b"".join(self._pieces))
+        self._hash.update(content)
+        self._pieces.append(content[: self.cap - self._kept])
+        self._kept = self.cap
+
+    @property
+    def is_capped(self) -> bool:
+        """Whether more passed than was kept."""
+        return self._hash is not None
+
+    @property
+    def content(self) -> bytes:
+        """What was kept, in order."""
+        if len(self._pieces) != 1:
+            self._pieces = [b"".join(self._pieces)]
+        return self._pieces[0]
+
+    @property
+    def whole_digest(self) -> bytes:
+        """SHA-256 of all that passed, where not all was kept; else empty."""
+        return self._hash.digest() if self._hash is not None else b""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An answer that may refuse what was sent as too long, or because it was rewritten: as it came, encoded or not.
+
+    Of at most `REFUSAL_BYTES`: what is longer is none.
+    """
+
+    status: int
+    headers: Headers
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """The body that is sent in place of the one that was refused, and what is recorded of that.
+
+    Whatever else the round refers to, an epoch above all, is in the log already.
+    """
+
+    body: bytes
+    round: Round
+    plan: Plan | None = None
+
+
+class Rescuer(Protocol):
+    """Stands by a call. Nothing here raises: what goes wrong inside is no retry."""
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether answers with a status of success are held back, too, until they have begun in earnest."""
+        ...
+
+    def read_start(self, content: bytes) -> Start:
+        """What the events at the beginning of a stream are, as far as they came; a part of one may stand at the end.
+
+        Comments at the very beginning may be missing. Called by the transport: it must not take long.
+        """
+        ...
+
+    async def rescue(self, refusal: Refusal) -> Retry | None:
+        """What to send in place of what was sent last; None where the answer is to go on as it came.
+
+        Cancelled when the client has left.
+        """
+        ...
+
+    async def accept(self) -> None:
+        """What was sent in place of a refused request is accepted: its answer begins. It must not take long."""
+        ...
 
 
 class PendingRecord:

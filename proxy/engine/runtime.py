@@ -1,0 +1,230 @@
+"""What a running process has once: its tasks, events, clock, ids, file descriptors, and batched writes."""
+
+import asyncio
+import logging
+import os
+import random
+import resource
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from time import monotonic
+from typing import Any, TypeVar
+
+from proxy.model.events import Event
+
+_log = logging.getLogger("palimpsest.tasks")
+
+E = TypeVar("E", bound=Event)
+Subscriber = Callable[[E], Awaitable[None] | None]
+
+_bus_log = logging.getLogger("palimpsest.bus")
+
+_RESERVE = 64
+_RESERVE_FRACTION = 8
+
+_descriptor_log = logging.getLogger("palimpsest.descriptors")
+
+# Below, there is nothing to gather, and to be told of the turn's end costs the loop another round.
+_MANY_CALLS = 8
+_LONGEST_SECONDS = 0.001
+
+
+class TaskRunner:
+    """Owns tasks: starts or takes them, keeps them alive, reports what they raise, ends them."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __contains__(self, task: object) -> bool:
+        return task in self._tasks
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Start a task and hold it until it is done."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._let_go)
+        return task
+
+    async def host(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do work in the task at hand, and hold that one meanwhile as if it had been spawned: a task less per call."""
+        task = asyncio.current_task()
+        assert task is not None, "work is hosted by a task"
+        self._tasks.add(task)
+        try:
+            await work
+        finally:
+            self._tasks.discard(task)
+
+    def cancel(self) -> None:
+        """Tell every task to end."""
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    async def finish(self, seconds: float) -> bool:
+        """Wait for all tasks, then cancel what is left and wait for that; True if nothing had to be cancelled."""
+        await asyncio.sleep(0)  # a task that never took a step could not put its things in order
+        deadline = asyncio.get_running_loop().time() + seconds
+        while self._tasks and (left_s := deadline - asyncio.get_running_loop().time()) > 0:
+            await asyncio.wait(tuple(self._tasks), timeout=left_s)  # what they start meanwhile is waited for, too
+        left = tuple(self._tasks)
+        self.cancel()
+        if left:
+            await asyncio.wait(left, timeout=5.0)
+        return not left
+
+    def _let_go(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a task failed", exc_info=error)
+
+
+class EventBus:
+    """Hands each event to the subscribers of its type and to those of all, in order of subscription."""
+
+    def __init__(self, tasks: TaskRunner) -> None:
+        self._tasks = tasks
+        self._by_type: dict[type[object] | None, list[Subscriber[Any]]] = {}
+        self._gathered: dict[type[object], tuple[Subscriber[Any], ...]] = {}
+
+    def subscribe(self, kind: type[E], subscriber: Subscriber[E]) -> None:
+        """Call `subscriber` with every event of exactly this type."""
+        self._by_type.setdefault(kind, []).append(subscriber)
+        self._gathered.clear()
+
+    def subscribe_all(self, subscriber: Subscriber[Event]) -> None:
+        """Call `subscriber` with every event."""
+        self._by_type.setdefault(None, []).append(subscriber)
+        self._gathered.clear()
+
+    def unsubscribe(self, subscriber: Subscriber[Any]) -> None:
+        """Forget a subscriber, wherever it subscribed."""
+        for subscribers in self._by_type.values():
+            if subscriber in subscribers:
+                subscribers.remove(subscriber)
+        self._gathered.clear()
+
+    def publish(self, event: Event) -> None:
+        """Tell everybody; an asynchronous subscriber gets a task of its own."""
+        for subscriber in self._gathered.get(type(event)) or self._gather(type(event)):
+            try:
+                waiting = subscriber(event)
+            except Exception:  # noqa: BLE001 - a boundary: a subscriber must not reach the publisher
+                _bus_log.exception("a subscriber failed")
+                continue
+            if waiting is not None:
+                self._tasks.spawn(_wait_for(waiting))
+
+    def _gather(self, kind: type[object]) -> tuple[Subscriber[Any], ...]:
+        """Whoever is told of events of a type, kept until somebody comes or goes."""
+        everybody = (*self._by_type.get(kind, ()), *self._by_type.get(None, ()))
+        return self._gathered.setdefault(kind, everybody)
+
+
+async def _wait_for(waiting: Awaitable[None]) -> None:
+    await waiting
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch; may jump."""
+        return time.time_ns() // 1_000_000
+
+    # Seconds, never backwards. The function itself: it is asked seven times a call.
+    monotonic = staticmethod(time.monotonic)
+
+
+class SystemIds:
+    """Exchange ids: 48 bits of wall time in milliseconds, then 48 random bits, in hexadecimal.
+
+    They name, they do not protect: the random bits come from a generator that the system seeds once.
+    """
+
+    def __init__(self) -> None:
+        self._random = random.Random(os.urandom(32))
+
+    def next_exchange(self) -> str:
+        """A new id; ids of later milliseconds sort behind earlier ones."""
+        return f"{time.time_ns() // 1_000_000:012x}{self._random.getrandbits(48):012x}"
+
+
+def read_descriptor_limit() -> int:
+    """How many the process may have."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+class Descriptors:
+    """Knows when they are scarce, and who can let go of some. `shortages` counts how often that was needed."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._most = limit - min(_RESERVE, limit // _RESERVE_FRACTION)
+        self._holders: list[Callable[[], int]] = []
+        self.shortages = 0
+
+    def add_holder(self, let_go: Callable[[], int]) -> None:
+        """Have this called when they are scarce; it says how many connections it has closed."""
+        self._holders.append(let_go)
+
+    def is_scarce(self, newest: int) -> bool:
+        """Whether only the reserve is left, now that this one was opened."""
+        return newest >= self._most
+
+    def relieve(self) -> int:
+        """Have connections closed that carry nothing; how many there were."""
+        self.shortages += 1
+        count = sum([let_go() for let_go in self._holders])
+        _descriptor_log.warning(
+            "nearly all of the %d file descriptors are taken (ulimit -n): %s",
+            self._limit,
+            "idle connections are closed" if count else "no connection is idle, so new ones are refused",
+        )
+        return count
+
+
+class Writes:
+    """Gathers the writes to many transports; of those that are closing nothing more is written.
+
+    `count_calls` tells how many calls are under way, about; `now` is in seconds and never goes back.
+    """
+
+    def __init__(self, count_calls: Callable[[], int], now: Callable[[], float] = monotonic) -> None:
+        self._count_calls = count_calls
+        self._now = now
+        self._held: list[tuple[asyncio.WriteTransport, bytes]] = []
+        self._is_under_way = False
+        self._until = 0.0
+        self.turn = 0
+
+    def put(self, transport: asyncio.WriteTransport, content: bytes) -> int:
+        """Write, now or when the turn is over; it has been done once `turn` is greater than what this returns."""
+        turn = self.turn
+        if self._is_under_way:
+            self._held.append((transport, content))
+            if self._now() >= self._until:
+                self.flush()
+            return turn
+        if self._count_calls() >= _MANY_CALLS:
+            self._is_under_way = True
+            self._until = self._now() + _LONGEST_SECONDS
+            asyncio.get_running_loop().call_soon(self._end_turn)
+        transport.write(content)
+        return turn - 1
+
+    def flush(self) -> None:
+        """Write what is held. The turn goes on."""
+        if self._held:
+            held, self._held = self._held, []
+            self.turn += 1
+            self._until = self._now() + _LONGEST_SECONDS
+            for transport, content in held:
+                if not transport.is_closing():
+                    transport.write(content)
+
+    def _end_turn(self) -> None:
+        self._is_under_way = False
+        self.flush()

@@ -21,8 +21,8 @@ LAZY_IMPORTS: dict[str, set[str]] = {
 # The functions in which an exception of any kind is caught for good, and why.
 BROAD_EXCEPTS = {
     "engine.boundary.attempt": "a call goes on without what is done beside it",
-    "engine.bus.EventBus.publish": "a subscriber must not reach the publisher",
-    "engine.readings._try_to_read": "a response that cannot be read must not stop the reader",
+    "engine.runtime.EventBus.publish": "a subscriber must not reach the publisher",
+    "engine.response_reader._try_to_read": "a response that cannot be read must not stop the reader",
     "store.sqlite.writer.Writer._write_some": "a record that cannot be written must not end the writer thread",
 }
 MOST_BROAD_EXCEPTS = 10

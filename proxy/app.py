@@ -47,14 +47,13 @@ from proxy.model.events import (
     SummaryAdded,
     SummaryWasted,
 )
-from proxy.server.contexts import ContextApi
-from proxy.server.health import Health
+from proxy.server.context_api import ContextApi
+from proxy.server.health import Health, Metrics
 from proxy.server.inspector import Inspector
-from proxy.server.management import ManagementApi
-from proxy.server.metrics import Metrics
 from proxy.server.policy import ServerPolicy
 from proxy.server.protocol import GuardedProtocol, close_idle
 from proxy.server.routes import Endpoints, build_routes
+from proxy.server.sessions_api import SessionsApi
 from proxy.upstream.own_server import leads_back
 
 _KEEP_ALIVE_SECONDS = 75
@@ -292,7 +291,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     health = Health(lambda: engine.relay.problem, metrics, refuses=settings.store.on_failure == "refuse")
     inspector = Inspector(_list_facts(settings))
     contexts = ContextApi(engine.archive, engine.caretaker, engine.compactor, engine.models.count.tally)
-    management = ManagementApi(engine.archive, Yardstick(engine.models.card, settings.budget_policy()))
+    management = SessionsApi(engine.archive, Yardstick(engine.models.card, settings.budget_policy()))
     endpoints = Endpoints(engine.exchanges, health, inspector, management, contexts)
     return build_routes(endpoints, policy), health
 

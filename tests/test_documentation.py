@@ -13,9 +13,9 @@ from proxy import __version__
 from proxy.cli.main import build
 from proxy.config.example import write_default
 from proxy.config.keys import list_keys
-from proxy.server.contexts import ContextApi
-from proxy.server.management import ManagementApi
+from proxy.server.context_api import ContextApi
 from proxy.server.routes import MANAGED_PATHS
+from proxy.server.sessions_api import SessionsApi
 from proxy.wire.headers import OWN_PREFIX
 from tests.support.memory_store.archive import MemoryArchive
 
@@ -89,7 +89,7 @@ def list_api() -> list[str]:
     """The paths of the API; what is received stands beside what is sent."""
     unused: Any = None
     routes = (
-        *ManagementApi(MemoryArchive(), unused).list_routes(),
+        *SessionsApi(MemoryArchive(), unused).list_routes(),
         *ContextApi(MemoryArchive(), unused, unused, unused).list_routes(),
     )
     paths = [f"/-{route.path}" for route in routes if isinstance(route, Route)]

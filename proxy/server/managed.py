@@ -9,8 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.engine.exchange import Exchanges
 from proxy.model.errors import ProxyError
-from proxy.server.body_budget import BodyBudget, Share
-from proxy.server.client import ServedClient, read_request
+from proxy.server.client import BodyBudget, ServedClient, Share, read_request
 from proxy.server.passthrough import Passthrough
 from proxy.server.policy import ServerPolicy
 

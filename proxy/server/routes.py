@@ -14,15 +14,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.engine.exchange import Exchanges
 from proxy.server.access import START_PAGE, AccessRules, Entrance, Management
-from proxy.server.body_budget import BodyBudget
-from proxy.server.contexts import ContextApi
+from proxy.server.client import BodyBudget
+from proxy.server.context_api import ContextApi
 from proxy.server.errors import render_body
 from proxy.server.health import Health
 from proxy.server.inspector import Inspector
 from proxy.server.managed import Managed
-from proxy.server.management import ManagementApi
 from proxy.server.passthrough import Passthrough
 from proxy.server.policy import ServerPolicy
+from proxy.server.sessions_api import SessionsApi
 
 MANAGED_PATHS = {
     "/v1/chat/completions": "chat_completions",
@@ -45,7 +45,7 @@ class Endpoints:
     exchanges: Exchanges
     health: Health
     inspector: Inspector
-    api: ManagementApi
+    api: SessionsApi
     contexts: ContextApi
 
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.server.body_budget import SMALL_BYTES, BodyBudget, Share
-from proxy.server.client import find_patience
+from proxy.server.client import SMALL_BYTES, BodyBudget, Share, find_patience
 from proxy.server.policy import ServerPolicy
 from tests.server.test_protocol import BODY, CHAT
 from tests.support.scripted import LIMIT, ScriptedUpstream, answer, chunk, request

@@ -27,14 +27,13 @@ from proxy.engine.response_reader import Readings
 from proxy.engine.runtime import Descriptors, EventBus, SystemClock, SystemIds, TaskRunner, Writes
 from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import Opening, Outcome
-from proxy.server.contexts import ContextApi
-from proxy.server.health import Health
+from proxy.server.context_api import ContextApi
+from proxy.server.health import Health, Metrics
 from proxy.server.inspector import Inspector
-from proxy.server.management import ManagementApi
-from proxy.server.metrics import Metrics
 from proxy.server.policy import ServerPolicy
 from proxy.server.protocol import GuardedProtocol, close_idle
 from proxy.server.routes import Endpoints, build_routes
+from proxy.server.sessions_api import SessionsApi
 from proxy.upstream.forwarder import Forwarder
 from proxy.upstream.policy import UpstreamPolicy
 from proxy.wire.anthropic_messages import AnthropicMessages
@@ -143,7 +142,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     gate = CommitGate(archive, plan.engine.commit_wait_ms)
     care = Caretaker(steward.lookout, archive, gate, bus, SystemIds(), SystemClock())
     contexts = ContextApi(archive, care, plan.compacting, steward.lookout.models.count.tally)
-    management = ManagementApi(archive, Yardstick(steward.lookout.models.card, BudgetPolicy(plan.ceiling)))
+    management = SessionsApi(archive, Yardstick(steward.lookout.models.card, BudgetPolicy(plan.ceiling)))
     endpoints = Endpoints(exchanges, health, inspector, management, contexts)
     app = build_routes(endpoints, replace(plan.server, has_own_key=bool(plan.api_key)))
     config = uvicorn.Config(

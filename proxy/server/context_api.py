@@ -1,6 +1,6 @@
 """The API of managed context, under `/-/api`: originals, epochs, summaries, pins, and what was sent in place of what.
 
-Rule: as in `server/management`; what changes anything takes POST or DELETE, and is in the log when it is answered.
+Rule: as in `server/sessions_api`; what changes anything takes POST or DELETE, and is in the log when it is answered.
 """
 
 from collections.abc import Sequence

@@ -25,7 +25,7 @@ _CALLS, _MOST_CALLS = 100, 1000
 _MEDIA: dict[Form, str] = {"json": JSON, "jsonl": "application/x-ndjson", "openai": JSON}
 
 
-class ManagementApi:
+class SessionsApi:
     """The log over HTTP, read where it is written: what has been recorded is seen."""
 
     def __init__(self, log: LogReader, yardstick: Yardstick) -> None:

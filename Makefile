@@ -6,13 +6,13 @@ BIN := $(VENV)/bin
 PIP := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check --quiet
 LOCK := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --build-deps-for editable \
 	--no-header --no-emit-index-url --no-emit-trusted-host --no-emit-find-links
-CODE := proxy tests benchmarks
+CODE := proxy scripts tests benchmarks
 # One worker more than there are cores: some tests wait for processes that they started.
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist=worksteal
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run check test static journeys golden bench format lock clean
+.PHONY: help run check test static journeys golden bench format lock map clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,9 +51,12 @@ lock: $(VENV)/.dev ## resolve pyproject.toml anew into the two locks
 	$(LOCK) --upgrade --output-file requirements.lock pyproject.toml
 	$(LOCK) --upgrade --output-file requirements-dev.lock --extra dev --constraint requirements.lock pyproject.toml
 
+map: $(VENV)/.dev ## make the map of models anew from the installed litellm
+	$(BIN)/python -m scripts.model_map
+
 clean: ## remove the virtual environments and all caches
 	rm -rf $(VENV) .journeys build dist *.egg-info .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find proxy tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
 
 # The environment is made without a pip of its own, so that Pythons whose `venv` lacks ensurepip will do.
 $(BIN)/python:

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from proxy.assembly import load_encoder
 from proxy.context.budget import Budget, BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
 from proxy.context.findings import Findings, study
@@ -26,7 +25,7 @@ from proxy.context.policy import BuilderPolicy
 from proxy.context.view import Seen, View
 from proxy.model.plan import ContextPlan, Kept, Reference, Replaced
 from proxy.model.told import Told, ToolCall
-from proxy.upstream.tokenizer import CountingTokenizer
+from proxy.upstream.tokenizer import CountingTokenizer, load_encoder
 from proxy.wire.shaping import read_shape
 
 Message = dict[str, Any]

@@ -12,7 +12,6 @@ from itertools import cycle
 from pathlib import Path
 
 from benchmarks.lineage import take_time
-from proxy.assembly import load_encoder
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
 from proxy.context.findings import Study, study
@@ -20,7 +19,7 @@ from proxy.context.policy import BuilderPolicy
 from proxy.context.view import Seen, View
 from proxy.context.words import name_word
 from proxy.model.told import Told, ToolCall
-from proxy.upstream.tokenizer import CountingTokenizer
+from proxy.upstream.tokenizer import CountingTokenizer, load_encoder
 from proxy.wire.shaping import read_shape
 
 ROOT = Path(__file__).parents[1]

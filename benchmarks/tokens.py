@@ -16,11 +16,10 @@ from pathlib import Path
 
 import orjson
 
-from proxy.assembly import load_encoder
 from proxy.context.budget import BudgetPolicy, bound_tokens, make_budget
 from proxy.engine.token_counter import Counting, Piece
-from proxy.upstream.bundled import find_litellm, read_map
-from proxy.upstream.tokenizer import CountingTokenizer
+from proxy.upstream.model_map import load_model_map
+from proxy.upstream.tokenizer import CountingTokenizer, load_encoder
 
 ROOT = Path(__file__).parents[1]
 ROUNDS = 9
@@ -66,8 +65,8 @@ def find_memory() -> float:
 
 def show_start() -> CountingTokenizer:
     before = find_memory()
-    show("the map of models, by msgspec, entries left raw", measure(lambda _: read_map(find_litellm())))
-    show("o200k: rank file checked, encoder made", measure(lambda _: load_encoder("o200k_base"), 3))
+    show("the map of models read", measure(lambda _: load_model_map()))
+    show("o200k: encoder made", measure(lambda _: load_encoder("o200k_base"), 3))
     show("cl100k: the same", measure(lambda _: load_encoder("cl100k_base"), 3))
     print(f"{'memory at its highest, before and after':52}{before:10.0f} MB  {find_memory():.0f} MB")
     encoders = {name: load_encoder(name) for name in ("o200k_base", "cl100k_base")}

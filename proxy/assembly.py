@@ -58,7 +58,7 @@ from proxy.upstream.catalog import ModelCatalog
 from proxy.upstream.forwarder import Forwarder
 from proxy.upstream.outlining import Outliner
 from proxy.upstream.own_server import ask_own_server, name_address
-from proxy.upstream.tokenizer import CountingTokenizer, Encoder
+from proxy.upstream.tokenizer import CountingTokenizer
 from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format
@@ -153,7 +153,7 @@ async def build_engine(settings: Settings) -> Engine:
     formats = build_formats()
     if not is_fresh:
         await Leftovers(archive, bus, tasks, lineage, readings, formats).read()
-    tokenizer, outliner, studies = CountingTokenizer(load_encoder), Outliner(), Studies(policy.cache_bytes // 8)
+    tokenizer, outliner, studies = CountingTokenizer(), Outliner(), Studies(policy.cache_bytes // 8)
     models = build_models(settings, tokenizer, tasks)
 
     def count(text: str) -> int:
@@ -218,7 +218,7 @@ def find_prompt_hook(settings: Settings) -> PromptHook | None:
 
 def build_tally() -> Tally:
     """What counts messages where nothing is served. No encoder is read before it is needed."""
-    return Counting(CountingTokenizer(load_encoder)).tally
+    return Counting(CountingTokenizer()).tally
 
 
 async def measure(settings: Settings) -> Yardstick:
@@ -226,20 +226,6 @@ async def measure(settings: Settings) -> Yardstick:
     catalog = ModelCatalog(settings.stated_windows(), settings.stated_prices(), SystemClock())
     await catalog.open()
     return Yardstick(lambda upstream, model: catalog.find(LimitKey(upstream, model)), settings.budget_policy())
-
-
-def load_encoder(encoding: Encoding) -> Encoder | None:
-    """An encoding's encoder, None where its ranks are missing. Blocks for 50 ms; without splintr for 0.5 s.
-
-    Neither library is imported before: many runs count nothing.
-    """
-    try:
-        from proxy.upstream.splintr_encoder import load_encoder as load_quick  # noqa: PLC0415 - as said above
-    except ImportError:  # a machine that it has no wheel for
-        from proxy.upstream.tiktoken_encoder import load_encoder as load_named  # noqa: PLC0415 - as said above
-
-        return load_named(encoding)
-    return load_quick(encoding)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ from proxy.assembly import (
     find_admin_token,
     find_link,
     find_prompt_hook,
-    load_encoder,
     measure,
     note_address,
     open_log,
@@ -28,8 +27,6 @@ from proxy.engine.token_counter import Piece
 from proxy.model.card import LimitKey
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable, UpstreamUnreachable
 from proxy.server.routes import MANAGED_PATHS
-from proxy.upstream.splintr_encoder import SplintrEncoder
-from proxy.upstream.tiktoken_encoder import TiktokenEncoder
 from proxy.upstream.tokenizer import CountingTokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -238,15 +235,6 @@ async def test_tokens_are_counted_by_encoders_that_are_loaded_at_the_first_count
     assert counted.tokens > (3,)
     assert not counted.is_estimate
     await engine.close()
-
-
-def test_tokens_are_counted_by_splintr_and_by_tiktoken_where_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(load_encoder("o200k_base"), SplintrEncoder)
-    monkeypatch.delitem(sys.modules, "proxy.upstream.splintr_encoder")
-    monkeypatch.setitem(sys.modules, "splintr", None)
-    found = load_encoder("cl100k_base")
-    assert isinstance(found, TiktokenEncoder)
-    assert found.count("hello world") == 2
 
 
 def test_neither_encoders_nor_grammars_are_there_before_they_are_needed() -> None:

@@ -11,16 +11,11 @@ from fnmatch import fnmatchcase
 from proxy.context.catalogue import Names, Said, find_offer, make_card
 from proxy.engine.ports import Clock
 from proxy.model.card import Card, Limit, LimitKey, Offer
-from proxy.upstream.bundled import BundledMap, find_litellm, read_map
+from proxy.upstream.model_map import ModelMap, load_model_map
 from proxy.wire.model_listing import read_listing
 
 _MOST_LIMITS = 1024
 _NOTHING = Offer()
-
-
-def read_bundled_map() -> BundledMap:
-    """The map in the installed litellm."""
-    return read_map(find_litellm())
 
 
 class ModelCatalog:
@@ -34,13 +29,13 @@ class ModelCatalog:
         stated: Mapping[str, Offer],
         priced: Mapping[str, Offer],
         clock: Clock,
-        load: Callable[[], BundledMap] = read_bundled_map,
+        load: Callable[[], ModelMap] = load_model_map,
     ) -> None:
         self._stated = stated
         self._priced = priced
         self._clock = clock
         self._load = load
-        self._bundled: BundledMap | None = None
+        self._bundled: ModelMap | None = None
         self._opening = asyncio.Lock()
         self._listed: dict[str, tuple[Names, Mapping[str, Offer]]] = {}
         self._limits: dict[LimitKey, Limit] = {}

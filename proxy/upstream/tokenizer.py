@@ -1,54 +1,109 @@
-"""Counting the tokens of text.
+"""Counting the tokens of text by OpenAI's encodings; an estimate where there is no encoder.
 
-Rule: counting never fails, never downloads, and takes time in proportion to the text; without an encoder it estimates,
-and says so. It blocks, the first count by loading ranks: call it in a thread.
+splintr counts as tiktoken does (tests compare them token by token), in a third of the time, and has the vocabularies in
+its wheel: nothing is downloaded. Counting never fails and takes time in proportion to the text. It blocks, the first
+count by loading the vocabulary: call it in a thread.
 """
 
+import importlib.util
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from proxy.context.estimate import cut_stretches, estimate_tokens
 from proxy.context.model_names import Encoding
 
+if TYPE_CHECKING:
+    import splintr
+
+_ID_BYTES = 4
+_NO_TOKEN = "palimpsest"
+# How every special token of these encodings begins. `encode_flat` takes one that is spelt out for the token itself.
+_SPECIAL = "<|"
+# Longer texts are counted without the interpreter's lock; a short one takes less time than getting the lock back may.
+_LONG = 32 * 1024
+
 
 class Encoder(Protocol):
-    """Knows the tokens of one encoding."""
+    """Counts the tokens of one encoding; what looks like a special token is text."""
 
     def warm(self) -> None:
         """Do what the first count would do beside counting; other threads run meanwhile."""
         ...
 
     def count(self, text: str) -> int:
-        """How many a text has; what looks like a special token is text."""
+        """Return the number of tokens of a text."""
         ...
+
+
+class SplintrEncoder:
+    """An encoding of splintr's, with the patterns interpreted.
+
+    Patterns compiled to machine code are no faster, and memory that is written and run would be the only such in a
+    process that holds keys.
+    """
+
+    def __init__(self, tokens: "splintr.AnyTokenizer") -> None:
+        self._tokens = tokens.jit(False)
+
+    def warm(self) -> None:
+        """Have the merge table made, as the first word that is no token by itself would; 0.1 s without the GIL."""
+        self._tokens.encode_batch_flat([_NO_TOKEN])
+
+    def count(self, text: str) -> int:
+        """Return the number of tokens of a text, without the GIL if it is long."""
+        try:
+            return self._count(text)
+        except UnicodeEncodeError:  # a lone surrogate counts as the character that stands for what cannot be shown
+            return self._count(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+
+    def _count(self, text: str) -> int:
+        if _SPECIAL in text:
+            return len(self._tokens.encode_ordinary(text))
+        if len(text) < _LONG:
+            return len(self._tokens.encode_flat(text)) // _ID_BYTES
+        return len(self._tokens.encode_batch_flat([text])[0]) // _ID_BYTES
+
+
+def has_encoder() -> bool:
+    """Return whether this machine has splintr. It has wheels for every machine that tiktoken has wheels for."""
+    return importlib.util.find_spec("splintr") is not None
+
+
+def load_encoder(encoding: Encoding) -> Encoder | None:
+    """Return an encoder that is still to be warmed; None without splintr. Takes 20 to 50 ms, holding the GIL."""
+    try:
+        import splintr  # noqa: PLC0415 - 37 MB that many runs do not need
+    except ImportError:
+        return None
+    return SplintrEncoder(splintr.Tokenizer.from_pretrained(encoding))
 
 
 class CountingTokenizer:
     """Counts by encodings that are loaded when first needed, once each."""
 
-    def __init__(self, load: Callable[[Encoding], Encoder | None]) -> None:
+    def __init__(self, load: Callable[[Encoding], Encoder | None] = load_encoder) -> None:
         self._load = load
         self._prepared: dict[Encoding, Encoder | None] = {}
         self._encoders: dict[Encoding, Encoder | None] = {}
         self._loading = threading.Lock()
 
     def prepare(self, encoding: Encoding) -> None:
-        """Load an encoding as far as no other thread could run meanwhile: before there is any that must not wait."""
+        """Load an encoding, but do not warm it: at the start, while no other thread has to wait for the GIL."""
         with self._loading:
             if encoding not in self._encoders:
                 self._prepared[encoding] = self._load(encoding)
 
     def warm(self, encoding: Encoding) -> None:
-        """Have an encoding ready. Blocks."""
+        """Make an encoding ready for counting. Blocks for 0.1 s."""
         self._find(encoding)
 
     def is_ready(self, encoding: Encoding) -> bool:
-        """Whether an encoding is loaded, or known to be missing."""
+        """Return whether an encoding is ready, or known to be missing."""
         return encoding in self._encoders
 
     def count(self, text: str, encoding: Encoding) -> tuple[int, bool]:
-        """The tokens of a text, and whether they are but an estimate."""
+        """Return the number of tokens of a text, and whether it is an estimate."""
         encoder = self._find(encoding)
         if encoder is None:
             return estimate_tokens(text), True

@@ -2,23 +2,23 @@
 
 import asyncio
 
-import orjson
+import msgspec
 
 from proxy.model.card import UNPRICED, Card, LimitKey, Offer, Prices, Rates
-from proxy.upstream.bundled import BundledMap
-from proxy.upstream.catalog import ModelCatalog, read_bundled_map
+from proxy.upstream.catalog import ModelCatalog
+from proxy.upstream.model_map import ModelEntry, ModelMap
 from tests.support.engine import FixedClock
 
 KEY = LimitKey("main", "m")
-ENTRY = {"mode": "chat", "max_input_tokens": 1000, "max_output_tokens": 100}
 
 
-def load() -> BundledMap:
-    return BundledMap(orjson.dumps({"m": ENTRY}))
+def load() -> ModelMap:
+    models = {"m": ModelEntry(1000, 100)}
+    return ModelMap(msgspec.json.encode({"source": "a test", "date": "2026-11-24", "models": models}))
 
 
 def list_models(window: int) -> bytes:
-    return orjson.dumps({"data": [{"id": "m", "max_model_len": window}]})
+    return msgspec.json.encode({"data": [{"id": "m", "max_model_len": window}]})
 
 
 def test_before_it_is_opened_nothing_is_known_from_the_map() -> None:
@@ -28,7 +28,7 @@ def test_before_it_is_opened_nothing_is_known_from_the_map() -> None:
 async def test_the_map_is_read_once_however_many_open_it() -> None:
     reads: list[int] = []
 
-    def read() -> BundledMap:
+    def read() -> ModelMap:
         reads.append(1)
         return load()
 
@@ -78,8 +78,10 @@ def test_the_oldest_limits_are_forgotten() -> None:
     assert [catalog.find(LimitKey("main", name)).window for name in ("0", "m", "1", "1023")] == [None, 500, 600, 600]
 
 
-def test_the_map_is_the_one_that_is_installed() -> None:
-    assert read_bundled_map().find("gpt-4o").window == 128_000
+async def test_the_map_is_the_one_of_the_package() -> None:
+    catalog = ModelCatalog({}, {}, FixedClock())
+    await catalog.open()
+    assert catalog.find(LimitKey("main", "gpt-4o")).window == 128_000
 
 
 async def test_a_price_of_the_settings_is_of_the_first_pattern_that_matches() -> None:

@@ -1,11 +1,14 @@
-"""Counting text."""
+"""Counting text by encodings that are loaded when first needed."""
 
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from proxy.context.estimate import LONGEST_RUN
 from proxy.context.model_names import Encoding
-from proxy.upstream.tokenizer import CountingTokenizer, Encoder
+from proxy.upstream.tokenizer import CountingTokenizer, Encoder, SplintrEncoder, has_encoder, load_encoder
 from tests.support.scripted import LIMIT
 
 
@@ -95,3 +98,34 @@ def test_long_runs_reach_the_encoder_in_stretches() -> None:
     letters = Letters()
     assert CountingTokenizer(lambda _: letters).count("a" * (3 * LONGEST_RUN), "o200k_base") == (3 * LONGEST_RUN, False)
     assert [len(each) for each in letters.seen] == [LONGEST_RUN] * 3
+
+
+@pytest.mark.parametrize("encoding", ["o200k_base", "cl100k_base"])
+def test_both_encodings_are_counted_by_splintr(encoding: Encoding) -> None:
+    assert has_encoder()
+    assert isinstance(load_encoder(encoding), SplintrEncoder)
+    assert CountingTokenizer().count("hello world", encoding) == (2, False)
+
+
+def test_where_splintr_cannot_be_imported_tokens_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "splintr", None)
+    assert load_encoder("cl100k_base") is None
+    assert CountingTokenizer().count("x" * 300, "o200k_base") == (100, True)
+
+
+def test_other_threads_run_while_an_encoder_is_warmed() -> None:
+    """The merge table takes 0.1 s; with the interpreter's lock it would hold everybody up."""
+    encoder = load_encoder("o200k_base")
+    assert encoder is not None
+    begun, steps = threading.Event(), 0
+
+    def warm() -> None:
+        begun.set()
+        encoder.warm()
+
+    warming = threading.Thread(target=warm)
+    warming.start()
+    assert begun.wait(LIMIT)
+    while warming.is_alive():
+        steps += 1
+    assert steps > 10_000  # one turn of five milliseconds between two native calls is some 10,000 of these

@@ -1,0 +1,1 @@
+"""Programs for developers of the project; none is part of the package."""

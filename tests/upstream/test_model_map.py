@@ -1,0 +1,126 @@
+"""The package's map of models, and the program that makes it from litellm's."""
+
+import json
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from proxy.model.card import Offer, Prices, Rates, Tier
+from proxy.upstream.model_map import PATH, ModelMap, load_model_map
+from scripts import model_map as program
+from scripts.model_map import convert, find_source, format_map
+
+SOURCE: dict[str, dict[str, object]] = {
+    "m": {
+        "mode": "chat",
+        "max_tokens": 10,
+        "max_input_tokens": 100,
+        "max_output_tokens": 20,
+        "input_cost_per_token": 2.0,
+        "output_cost_per_token": 8.0,
+        "cache_creation_input_token_cost": 0.0,
+        "input_cost_per_token_above_200k_tokens": 4.0,
+        "cache_read_input_token_cost_above_200k_tokens": 1.0,
+        "input_cost_per_token_above_128k_tokens": 3.0,
+        "input_cost_per_token_above_200k_tokens_batches": 1.0,
+        "input_cost_per_token_above_somek_tokens": 1.0,
+        "supports_vision": True,
+    },
+    "old": {"mode": "completion", "max_tokens": 10},
+    "spec": {"mode": "one of: chat, embedding", "max_tokens": "a number"},
+    "odd": {"mode": "chat", "max_tokens": "many", "input_cost_per_token": None},
+    "free": {"mode": "chat", "input_cost_per_token": 0, "input_cost_per_token_above_200k_tokens": 1.0},
+    "drawing": {"mode": "image_generation", "max_tokens": 10},
+    "a/shared": {"mode": "chat", "max_input_tokens": 100},
+    "b/shared": {"mode": "chat", "max_input_tokens": 50},
+}
+MADE = ModelMap(format_map(convert(SOURCE), "litellm 1.0", date(2026, 11, 24)).encode())
+
+
+def test_a_model_has_sizes_and_prices_and_higher_ones_above_a_size() -> None:
+    base = Rates(2.0, 8.0, 0.2, 2.0)
+    tiers = (Tier(128_000, Rates(3.0, 12.0, 0.2 * 1.5, 3.0)), Tier(200_000, Rates(4.0, 16.0, 1.0, 4.0)))
+    found = MADE.find("m")
+    assert (found.window, found.output) == (100, 20)
+    assert found.prices is not None
+    assert found.prices.rates == base
+    assert [tier.above for tier in found.prices.tiers] == [128_000, 200_000]
+    for tier, wanted in zip(found.prices.tiers, tiers, strict=True):
+        assert tier.rates.cached == pytest.approx(wanted.rates.cached)
+        assert (tier.rates.input, tier.rates.output, tier.rates.written) == (
+            wanted.rates.input,
+            wanted.rates.output,
+            wanted.rates.written,
+        )
+
+
+def test_an_entry_with_one_size_has_it_for_both() -> None:
+    assert MADE.find("old") == Offer(10, 10)
+
+
+@pytest.mark.parametrize("name", ["spec", "odd", "free", "drawing", "nobody"])
+def test_what_holds_no_conversation_or_says_nothing_is_unknown(name: str) -> None:
+    assert MADE.find(name) == Offer()
+
+
+def test_a_model_of_several_providers_is_as_large_as_the_smallest() -> None:
+    assert MADE.find("shared").window == 50
+
+
+def test_a_line_of_the_file_is_a_model_with_what_is_used_of_it() -> None:
+    lines = format_map(convert(SOURCE), "litellm 1.0", date(2026, 11, 24)).splitlines()
+    assert lines[0] == '{"source":"litellm 1.0","date":"2026-11-24","models":{'
+    assert lines[1] == (
+        '"m":{"window":100,"output":20,"rates":[2.0,8.0,null,0.0],'
+        '"tiers":{"128000":[3.0,null,null,null],"200000":[4.0,null,1.0,null]}},'
+    )
+    assert lines[2:] == [
+        *('"old":{"window":10,"output":10},', '"odd":{},', '"free":{},'),
+        *('"a/shared":{"window":100},', '"b/shared":{"window":50}', "}}"),
+    ]
+
+
+def test_the_map_knows_the_models_of_the_day() -> None:
+    found = load_model_map()
+    for model, window in (("gpt-4o", 128_000), ("claude-sonnet-4-5", 200_000), ("gemini-2.5-pro", 1_048_576)):
+        offer = found.find(model)
+        assert offer.window == window
+        assert offer.prices is not None
+        assert offer.prices != Prices(offer.prices.rates) or model != "gemini-2.5-pro"
+
+
+def test_the_map_is_small_and_says_when_it_was_made_of_what() -> None:
+    found = load_model_map()
+    assert found.source.startswith("litellm 1.")
+    assert date(2026, 11, 24) <= date.fromisoformat(found.date)
+    assert len(found.entries) > 2000
+    assert PATH.stat().st_size < 500_000
+
+
+def test_the_map_has_every_value_of_the_locked_source() -> None:
+    """Whoever updates litellm runs `make map`."""
+    assert load_model_map().entries == convert(json.loads(find_source().read_bytes()))
+
+
+def test_the_program_writes_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "PATH", tmp_path / "map.json")
+    program.main()
+    made, own = ModelMap((tmp_path / "map.json").read_bytes()), load_model_map()
+    assert (made.source, made.entries) == (own.source, own.entries)
+
+
+def test_without_litellm_the_program_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(SystemExit, match="litellm is not installed: make test installs it"):
+        find_source()
+
+
+def test_litellm_is_imported_neither_for_the_map_nor_by_the_program() -> None:
+    code = (
+        "import sys; from scripts.model_map import find_source; assert find_source().exists();"
+        "from proxy.upstream.model_map import load_model_map; load_model_map(); sys.exit('litellm' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0

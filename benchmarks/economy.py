@@ -19,10 +19,9 @@ from typing import Any
 
 from proxy.context.budget import Budget, BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
-from proxy.context.findings import Findings, study
-from proxy.context.original import PAGE, write_original
-from proxy.context.policy import BuilderPolicy
-from proxy.context.view import Seen, View
+from proxy.context.conversation import BuilderPolicy, Seen, View
+from proxy.context.message_features import Findings, study
+from proxy.context.references import PAGE, write_original
 from proxy.model.plan import ContextPlan, Kept, Reference, Replaced
 from proxy.model.told import Told, ToolCall
 from proxy.upstream.tokenizer import CountingTokenizer, load_encoder

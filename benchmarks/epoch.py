@@ -14,10 +14,8 @@ from pathlib import Path
 from benchmarks.lineage import take_time
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
-from proxy.context.findings import Study, study
-from proxy.context.policy import BuilderPolicy
-from proxy.context.view import Seen, View
-from proxy.context.words import name_word
+from proxy.context.conversation import BuilderPolicy, Seen, View
+from proxy.context.message_features import Study, name_word, study
 from proxy.model.told import Told, ToolCall
 from proxy.upstream.tokenizer import CountingTokenizer, load_encoder
 from proxy.wire.shaping import read_shape

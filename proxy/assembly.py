@@ -16,8 +16,8 @@ from urllib.parse import quote
 from proxy.config import ConfigError, Settings
 from proxy.config.problems import Problem
 from proxy.context.builder import ContextBuilder
-from proxy.context.holdout import Holdout
-from proxy.context.model_names import Encoding
+from proxy.context.epoch_decision import Holdout
+from proxy.context.model_catalog import Encoding
 from proxy.engine.compaction.by_hand import Compactor, Tools
 from proxy.engine.compaction.office import Premises
 from proxy.engine.compaction.policy import PromptHook

@@ -21,7 +21,7 @@ from proxy.assembly import (
     open_log,
 )
 from proxy.config import ConfigError, Settings, load_settings
-from proxy.context.holdout import Holdout
+from proxy.context.epoch_decision import Holdout
 from proxy.engine.runtime import TaskRunner
 from proxy.engine.token_counter import Piece
 from proxy.model.card import LimitKey

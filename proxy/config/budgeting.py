@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from proxy.config.kinds import AutoFraction, AutoTokens, Price, Seconds, Section, Tokens
 from proxy.context.budget import AUTO_CEILING, BudgetPolicy
-from proxy.context.policy import BuilderPolicy
+from proxy.context.conversation import BuilderPolicy
 from proxy.engine.policy import EnginePolicy
 from proxy.model.card import Offer, Prices, Rates
 

@@ -26,7 +26,7 @@ from proxy.config.kinds import (
 )
 from proxy.config.problems import ConfigError, Problem
 from proxy.context.budget import BudgetPolicy
-from proxy.context.policy import BuilderPolicy
+from proxy.context.conversation import BuilderPolicy
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.policy import EnginePolicy, Principal, Provider
 from proxy.model.card import Offer

@@ -9,16 +9,13 @@ from functools import partial
 
 import msgspec
 
-from proxy.context.archive import Bounds, LedgerText, make_archive
-from proxy.context.eviction import Marked, bury, cut_words, order_outputs, outline_output, trim
-from proxy.context.findings import Study, glance, study
-from proxy.context.generations import NOTHING, Heritage, inherit, leave_room
+from proxy.context.conversation import REAL_GROUPS, BuilderPolicy, Survey, View, find_fresh, find_tail, survey
+from proxy.context.ledger import NOTHING, Heritage, inherit, leave_room
+from proxy.context.ledger_builder import Bounds, LedgerText, make_archive
+from proxy.context.message_features import Study, glance, study
 from proxy.context.outline import Parse
-from proxy.context.policy import REAL_GROUPS, BuilderPolicy
-from proxy.context.pruning import measure_gain, prune
-from proxy.context.survey import Survey, find_fresh, find_tail, survey
-from proxy.context.user_words import Forms, Shown, shorten_newest, show_older, spell_older
-from proxy.context.view import View
+from proxy.context.tool_outputs import Marked, bury, cut_words, measure_gain, order_outputs, outline_output, prune, trim
+from proxy.context.user_messages import Forms, Shown, shorten_newest, show_older, spell_older
 from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Rung, Written
 
 _ARCHIVE_SHARE, _ARCHIVE_MOST = 0.28, 16_000

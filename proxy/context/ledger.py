@@ -1,19 +1,131 @@
-"""The ledger: one message of ours in place of many of theirs (BEHAVIOUR B14, B15, B22).
+"""The ledger: one message of ours in place of many steps, in pages that each have a reference (BEHAVIOUR B14, B15).
 
-Rule: it can be understood by itself: what it is, that the originals are intact, how to get one back. It reports in
-the third person and asks for nothing. Foreign words in it stand on the line of a reference whose first page has them,
-and cannot pass for markers of ours; no line looks like a call.
+It can be understood by itself, reports in the third person and asks for nothing. No line of it looks like a call.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import log, log2
 
 import msgspec
 
-from proxy.context.pages import Page
-from proxy.context.plain import clean
-from proxy.context.quotes import QuotedLine
-from proxy.context.survey import AgentStep, Survey
+from proxy.context.conversation import AgentStep, Survey
+from proxy.context.references import PAGE, clean, read_arguments
 from proxy.model.marker import LEDGER_HEAD
+from proxy.model.plan import ContextPlan, Reference, Written
+
+_OVERLAP = 200
+_SMALL = 1000
+
+
+class Page(msgspec.Struct, frozen=True, gc=False):
+    """The steps from `first` to `last`, both included, from a character of their text on."""
+
+    first: int
+    last: int
+    start: int
+    stop: int
+    offset: int = 0
+
+
+def cut_pages(
+    steps: Sequence[AgentStep], is_archived: Callable[[int], bool], stop: int, most: int = PAGE
+) -> list[Page]:
+    """The pages of the archived ones among the first `stop` steps."""
+    stretches = _find_stretches(steps, is_archived, stop, most)
+    return [page for first, last in stretches for page in _cut(steps, first, last)]
+
+
+def _find_stretches(
+    steps: Sequence[AgentStep], is_archived: Callable[[int], bool], stop: int, most: int
+) -> Iterator[tuple[int, int]]:
+    """Steps of a page: the first and the last; small ones that are kept may stand between."""
+    first = last = -1
+    size = 0
+    for i in range(stop):
+        if first >= 0 and (size + steps[i].characters > most or (not is_archived(i) and steps[i].characters > _SMALL)):
+            yield first, last
+            first = -1
+        if is_archived(i):
+            first, size = (first, size) if first >= 0 else (i, 0)
+            last = i
+        size += steps[i].characters
+    if first >= 0:
+        yield first, last
+
+
+def _cut(steps: Sequence[AgentStep], first: int, last: int) -> Iterator[Page]:
+    start, stop = steps[first].start, steps[last].stop
+    size = sum(step.characters for step in steps[first : last + 1])
+    yield Page(first, last, start, stop)
+    for offset in range(PAGE - _OVERLAP, size - _OVERLAP, PAGE - _OVERLAP):
+        yield Page(first, last, start, stop, offset)
+
+
+def merge_oldest(pages: Sequence[Page], most: int) -> list[Page]:
+    """At most so many pages: the oldest become one, whose reader must turn its pages."""
+    surplus = len(pages) - max(most, 1)
+    if surplus <= 0:
+        return list(pages)
+    old = pages[: surplus + 1]
+    return [Page(old[0].first, old[-1].last, old[0].start, old[-1].stop), *pages[surplus + 1 :]]
+
+
+_SHORTEST, _LONGEST = 20, 120
+_LOOKED_AT = 64_000
+_YOUNG = 8_000
+
+_NUMBERED = re.compile(r"\d+[:\-\t ]\s*")
+_IMPORT = re.compile(r"(?:from|import|#include|use|require|using)\b")
+_IN_LETTERS = re.compile(r"[A-Za-z]{3}")
+
+_LINE_TYPED, _LINE_AGAIN, _LINE_IMPORTED, _LINE_SAME_TURN, _LINE_AGE, _LINE_LENGTH = 1.0, 0.8, 1.0, 1.0, -0.15, 0.8
+
+
+class QuotedLine(msgspec.Struct, frozen=True, gc=False):
+    """A line and the step in which it stood last."""
+
+    line: str
+    step: int
+
+
+def order_quotes(survey: Survey, gone: Iterable[int], ages: Sequence[int]) -> list[QuotedLine]:
+    """Lines of archived steps that are worth telling, the most useful for their length first."""
+    newest: dict[str, int] = {}
+    seen: Counter[str] = Counter()
+    typed: set[str] = set()
+    for i in sorted(gone):
+        for place in range(survey.steps[i].start, survey.steps[i].stop):
+            told = survey.messages[place].told
+            lines = list_lines(told.text) if survey.messages[place].shape.role != "assistant" else {}
+            own = list_lines("\n".join(line for call in told.calls for line in read_arguments(call.arguments)))
+            seen.update(lines.keys())
+            seen.update(own.keys())
+            typed.update(own)
+            newest.update(dict.fromkeys((*lines, *own), i))
+    current = survey.steps[-1].turn
+    worth: dict[str, float] = {}
+    for line, i in newest.items():
+        z = (_LINE_TYPED if line in typed else 0.0) + (_LINE_IMPORTED if _IMPORT.match(line) else 0.0)
+        z += _LINE_AGAIN * log(seen[line]) + (_LINE_SAME_TURN if survey.steps[i].turn == current else 0.0)
+        if z and _IN_LETTERS.search(line):
+            age = max(ages[survey.steps[i].start], 1)
+            worth[line] = z + _LINE_AGE * log2(age / _YOUNG) - _LINE_LENGTH * log(4 + len(line) / 4)
+    return [QuotedLine(line, newest[line]) for line in sorted(worth, key=lambda line: (-worth[line], line))]
+
+
+def list_lines(text: str) -> dict[str, None]:
+    """The lines of a text that can be quoted, in order."""
+    found: dict[str, None] = {}
+    for line in text[:_LOOKED_AT].split("\n"):
+        bare = line.strip()
+        if bare[:1].isdigit():
+            bare = _NUMBERED.sub("", bare, count=1)
+        if _SHORTEST <= len(bare) <= _LONGEST:
+            found[bare] = None
+    return found
+
 
 _LONGEST_TOOL = 40
 
@@ -114,3 +226,72 @@ def group_words(words: Iterable[str], where: Mapping[str, int]) -> dict[int, lis
     for word in words:
         grouped.setdefault(where[word], []).append(word)
     return grouped
+
+
+MOST = 4
+_FIRST_SHARE = 0.55
+_NEXT_SHARE, _NEXT_RATIO = 0.2, 0.143
+# What summaries tell in words a ledger need not tell in lines; but names and quotes that steps need are in it alone.
+_LEFT_TO_REPORTS = 0.5
+_FRAME = 4
+_REFERENCE = re.compile(r"\bref:([a-z0-9]{10})\b")
+
+
+class Heritage(msgspec.Struct, frozen=True, gc=False):
+    """What of ours stays, its tokens and references; steps that it tells of; and tokens for a new ledger behind it.
+
+    `reported` are the tokens of the summaries in it.
+    """
+
+    written: tuple[Written, ...]
+    tokens: int
+    references: tuple[Reference, ...]
+    told: frozenset[int]
+    room: float
+    reported: int = 0
+
+    @property
+    def ledgers(self) -> tuple[Written, ...]:
+        """The ledgers that stay."""
+        return tuple(each for each in self.written if not each.report)
+
+
+NOTHING = Heritage((), 0, (), frozenset(), 0.0)
+
+
+def inherit(
+    survey: Survey, frozen: ContextPlan | None, tail: int, room: float, count: Callable[[str], int]
+) -> Heritage:
+    """What the plan in force leaves to the next one, whose ledgers may have `room` tokens together.
+
+    A ledger behind others gets room by what it tells of, so that it is no larger where epochs follow soon. Summaries
+    beside the ledgers count as such: they tell of the same steps.
+    """
+    written = tuple(edit for edit in (frozen.edits if frozen else ()) if isinstance(edit, Written))
+    ledgers = [each for each in written if not each.report]
+    stop = max((each.stop for each in ledgers), default=0)
+    tokens = sum(count(each.text) + _FRAME for each in ledgers)
+    end = survey.steps[tail].start if tail < len(survey.steps) else len(survey.messages)
+    fresh = sum(step.tokens for step in survey.steps[:tail] if step.stop > stop and step.kind == "step")
+    next_room = min(_NEXT_SHARE * room, _NEXT_RATIO * fresh)
+    reported = sum(count(each.text) + _FRAME for each in written if each.report)
+    if frozen is None or not 0 < len(ledgers) < MOST or stop > end or tokens + reported + next_room > room:
+        return Heritage((), 0, (), frozenset(), _FIRST_SHARE * room)
+    named = {id for each in ledgers for id in _REFERENCE.findall(each.text)}
+    references = tuple(each for each in frozen.references if each.id in named)
+    return Heritage(written, tokens + reported, references, _find_told(survey, frozen, stop), next_room, reported)
+
+
+def leave_room(heritage: Heritage, reported: int) -> Heritage:
+    """The same with less room where the first ledger is written anew, beside new summaries of so many tokens."""
+    if heritage.ledgers:
+        return heritage
+    return msgspec.structs.replace(heritage, room=max(0.0, heritage.room - _LEFT_TO_REPORTS * reported))
+
+
+def _find_told(survey: Survey, frozen: ContextPlan, stop: int) -> frozenset[int]:
+    """Steps of which the ledgers up to `stop` tell: all that were not kept beside them."""
+    kept = {edit.place for edit in frozen.edits if not isinstance(edit, Written)}
+    return frozenset(
+        i for i, step in enumerate(survey.steps) if step.stop <= stop and kept.isdisjoint(range(step.start, step.stop))
+    )

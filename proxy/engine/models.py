@@ -14,9 +14,8 @@ from typing import Any
 import msgspec
 
 from proxy.context.budget import Budget, BudgetPolicy, make_budget
-from proxy.context.cache import find_cache_model
-from proxy.context.calibration import Calibration, learn_read, learn_seconds, learn_survival
-from proxy.context.tariff import Tariff, make_tariff
+from proxy.context.pricing import Tariff, make_tariff
+from proxy.context.provider_cache import Calibration, find_cache_model, learn_read, learn_seconds, learn_survival
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Catalog, Clock, Upstream
 from proxy.engine.token_counter import Counting

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from proxy.context.model_names import Encoding
+from proxy.context.model_catalog import Encoding
 from proxy.model.card import Card, LimitKey
 from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
 from proxy.model.errors import ProxyError

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from proxy.context.estimate import Ratio, guess_ratio
-from proxy.context.media_tokens import count_media, count_tool_prompt
-from proxy.context.model_names import Encoding, Family, find_family
+from proxy.context.budget import Ratio, guess_ratio
+from proxy.context.model_catalog import Encoding, Family, count_media, count_tool_prompt, find_family
 from proxy.engine.ports import Tokenizer
 from proxy.model.countable import Countable, Weight
 from proxy.model.manifest import digest_of

@@ -20,7 +20,7 @@ class Original(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What a reference stands for, as the log keeps it.
 
     `digests` are the SHA-256 of the raw messages, each of which is content of the tenant in the log; `place` is that of
-    the first in its conversation, `offset` the character of their text (`context/original`) at which it begins.
+    the first in its conversation, `offset` the character of their text (`context/references`) at which it begins.
     """
 
     id: str

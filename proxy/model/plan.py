@@ -54,7 +54,7 @@ Edit = Kept | Replaced | Written
 class Reference(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What a `ref:ID` in an edit stands for: the messages from `start` up to `stop`.
 
-    Their text is that of `context/original`, from the character `offset` on.
+    Their text is that of `context/references`, from the character `offset` on.
     """
 
     id: str

@@ -1,7 +1,7 @@
 """A message as far as its neighbours are concerned: who speaks, what it calls, what it answers.
 
 Rule: what the assistant says in one go and the results directly behind it are one run, on every wire; a run is judged
-as a whole (`wire/validity`) and is the least that may be taken out of a history (`context/turns`).
+as a whole (`wire/validity`) and is the least that may be taken out of a history (`context/conversation`).
 """
 
 from collections.abc import Sequence

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 
-from proxy.context.catalogue import Names, Said, find_offer, make_card
+from proxy.context.model_catalog import Names, Said, find_offer, make_card
 from proxy.engine.ports import Clock
 from proxy.model.card import Card, Limit, LimitKey, Offer
 from proxy.upstream.model_map import ModelMap, load_model_map

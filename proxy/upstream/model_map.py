@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from proxy.context.catalogue import Names, agree
+from proxy.context.model_catalog import Names, agree
 from proxy.model.card import Offer, Prices, Rates, Tier
 from proxy.wire.model_listing import make_prices
 

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from proxy.context.estimate import cut_stretches, estimate_tokens
-from proxy.context.model_names import Encoding
+from proxy.context.budget import cut_stretches, estimate_tokens
+from proxy.context.model_catalog import Encoding
 
 if TYPE_CHECKING:
     import splintr

@@ -82,7 +82,7 @@ _RESPONSES_MEMBERS: Mapping[str, Callable[[object], bool]] = {
 _OUR_SIGNS = (LEDGER_HEAD.encode(), b'"[tool: ', b'"[FILE: ')
 _SIGNS = (*_OUR_SIGNS, b'"compaction', b'"context_compaction"')
 _COMPACTIONS = frozenset({"compaction", "compaction_summary", "context_compaction"})
-# As `context/reference` writes them.
+# As `context/references` writes them.
 _PRUNED = re.compile(r"\[tool: [^\n]* — output pruned; completed[^\n]*; ref:[a-z2-7]{10}\]")
 _FILE = re.compile(r"\[FILE: [^\n]*\]\nref:[a-z2-7]{10} · ")
 

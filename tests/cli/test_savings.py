@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from proxy.cli.reports import tell_savings
-from proxy.context.comparison import Comparison
+from proxy.context.pricing import Comparison
 from proxy.engine.reports.savings import Arm, Savings
 from proxy.model.exchange import Usage
 from proxy.model.log import Bill

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from proxy.config import ConfigError, load_settings
 from proxy.config.settings import Settings
 from proxy.context.budget import BudgetPolicy
-from proxy.context.policy import BuilderPolicy
+from proxy.context.conversation import BuilderPolicy
 from proxy.model.card import Offer, Prices, Rates
 
 

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
-from proxy.context.policy import BuilderPolicy
-from proxy.context.turns import split_groups
-from proxy.context.view import View
+from proxy.context.conversation import BuilderPolicy, View, split_groups
 from proxy.model.plan import Edit, Kept, Replaced, Written
 from proxy.wire.validity import Rules, find_faults, judge_history
 from tests.support.views import (

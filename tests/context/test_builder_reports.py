@@ -3,9 +3,8 @@
 import msgspec
 
 from proxy.context.builder import ContextBuilder, choose_reports, find_reports_room
-from proxy.context.generations import NOTHING, Heritage
-from proxy.context.policy import BuilderPolicy
-from proxy.context.view import LiveSummary, View
+from proxy.context.conversation import BuilderPolicy, LiveSummary, View
+from proxy.context.ledger import NOTHING, Heritage
 from proxy.model.plan import ContextPlan, Written
 from tests.context.test_builder import DAY
 from tests.support.views import act, count, view

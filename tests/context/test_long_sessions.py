@@ -11,13 +11,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from proxy.context.archive import MOST_SEARCHED
 from proxy.context.builder import ContextBuilder
-from proxy.context.findings import Findings, glance
-from proxy.context.policy import BuilderPolicy
-from proxy.context.rules import Rule, find_rules
-from proxy.context.survey import Survey
-from proxy.context.view import View
+from proxy.context.conversation import BuilderPolicy, Survey, View
+from proxy.context.ledger_builder import MOST_SEARCHED
+from proxy.context.message_features import Findings, glance
+from proxy.context.user_rules import Rule, find_rules
 from proxy.engine.context.rewriter import list_splices
 from proxy.model.plan import ContextPlan, Kept, Replaced, Written
 from proxy.model.told import Told
@@ -335,7 +333,7 @@ def weigh_work(turns: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, i
         return find_rules(survey, places)
 
     monkeypatch.setattr("proxy.context.builder.glance", glance_noted)
-    monkeypatch.setattr("proxy.context.rules.find_rules", find_rules_noted)
+    monkeypatch.setattr("proxy.context.user_rules.find_rules", find_rules_noted)
     messages = [user("begin")]
     for number in range(turns):
         messages.append(user(ask(number, "ticket", 3, 300, is_repeated=True)))

@@ -1,10 +1,205 @@
-"""Outlines: the type by path or content, a structure if there is one, else a preview, and never too much of it."""
+import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.context.outline import LONGEST_LINE, MOST_LINES, Outline, name_kind, outline, preview
+from proxy.context.outline import (
+    LONGEST_LINE,
+    MOST_LINES,
+    Outline,
+    name_kind,
+    outline,
+    outline_csv,
+    outline_json,
+    outline_json_lines,
+    outline_markdown,
+    outline_python,
+    outline_toml,
+    outline_tsv,
+    outline_yaml,
+    preview,
+)
+
+PYTHON = r'''"""Doc."""
+import os, re
+from a.b import c
+from . import d
+import os
+
+PATTERN = "\d"
+
+
+class A(B):
+    """It."""
+    x = 1
+
+    def f(self, a, /, b, *, c):
+        def inner(): ...
+
+    class C:
+        pass
+
+
+async def g():
+    pass
+'''
+
+
+def test_python() -> None:
+    assert outline_python(PYTHON) == [
+        "imports os, re, a.b, .",
+        "class A · lines 10-18",
+        "  def f takes self, a, b, c · lines 14-15",
+        "  class C · lines 17-18",
+        "def g takes nothing · lines 21-22",
+    ]
+    assert outline_python("x = 1") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(:",
+        "[" * 200_000,
+        "-" * 199_999 + "1",
+        "1" + "+1" * 99_000,
+        "x" + ".a" * 99_000,
+        "\0",
+        "\ud800",
+        "not " * 49_000,
+        "1 " + "if 1 else 1 " * 16_000,
+        "'" * 3,
+        "lambda:" * 28_000,
+        "  x",
+        "{1:" * 50_000,
+        "9" * 10_000,
+        "if 1:\n" * 9,
+        "'\\",
+    ],
+)
+def test_what_is_no_python(text: str) -> None:
+    assert outline_python(text) == []
+
+
+def test_what_is_nested_deeply_is_left_alone() -> None:
+    shallow, deep = (f"x = {'[' * depth}{']' * depth}\ndef f(): pass" for depth in (60, 61))
+    assert outline_python(shallow) == ["def f takes nothing · lines 2-2"]
+    assert outline_python(deep) == []
+
+
+def test_markdown() -> None:
+    text = "# One\n```\n# code\n~~~\n```\n## Two  \n~~~\n# no\n~~~\n#none\n### Three\n"
+    assert outline_markdown(text) == ["One · line 1", "  Two · line 6", "    Three · line 11"]
+    assert outline_markdown("words") == []
+
+
+def test_tables() -> None:
+    assert outline_csv('a,b\n1,"x\ny"\n2,z\n') == [
+        "2 columns, 3 lines below the first",
+        "columns: a, b",
+        "row: 1, xy",
+        "row: 2, z",
+    ]
+    assert outline_csv("a;b,c\n1;2;3") == ["2 columns, 1 lines below the first", "columns: a, b,c", "row: 1, 2, 3"]
+    assert outline_tsv("a\tb") == ["2 columns, 0 lines below the first", "columns: a, b"]
+
+
+@pytest.mark.parametrize("text", ["", "words", "a" * 5_000_000, "," + "x" * 190_000, "\n"])
+def test_what_is_no_table(text: str) -> None:
+    assert outline_csv(text) == []
+
+
+def test_json() -> None:
+    value = {
+        "s": "x",
+        "n": 1,
+        "f": 1.5,
+        "b": True,
+        "z": None,
+        "o": {"a": 1, "b": 2},
+        "e": {},
+        "l": [{"id": 1}, 2],
+        "m": [],
+    }
+    assert outline_json(json.dumps(value)) == [
+        "s: string",
+        "n: number",
+        "f: number",
+        "b: boolean",
+        "z: null",
+        "o: object of a, b",
+        "e: object of nothing",
+        "l: array of 2, the first: object of id",
+        "m: array of 0",
+    ]
+    assert outline_json("[[1], 2]") == ["array of 2, the first: array"]
+    assert outline_json('"x"') == []
+
+
+def test_of_many_keys_some_are_shown() -> None:
+    many = {f"key{i}": i for i in range(50)}
+    assert outline_json(json.dumps(many))[-1] == "and 10 more keys"
+    assert outline_json(json.dumps({"a": many}))[0].endswith("key11, …")
+
+
+def test_lines_of_json() -> None:
+    assert outline_json_lines('{"a":1}\n{"a":2}\n{"a":3}') == ["2 lines below the first", "a: number"]
+    assert outline_json_lines('{"a":1}') == ["0 lines below the first", "a: number"]
+    assert outline_json_lines("x\n") == outline_json_lines("[" * 2_000_000) == []
+    assert outline_json_lines(f'{{"a":"{"x" * 1_000_000}"}}') == []
+
+
+def test_toml() -> None:
+    text = "when = 2020-01-01\n[tool.x]\na = 1\n[[point]]\nx = 1\n[[point]]\n"
+    assert outline_toml(text) == ["when: date", "tool: object of x", "point: array of 2, the first: object of x"]
+
+
+@pytest.mark.parametrize(
+    "text", ["a = ", "a = " + "[" * 90_000, "a" + ".a" * 49_000 + " = 1", "\0", "\ud800", "a = " + "9" * 9000]
+)
+def test_what_is_no_toml(text: str) -> None:
+    assert outline_toml(text) == []
+
+
+def test_yaml() -> None:
+    text = "a: 1\nb:\n  c: &x [1, {no: 1}]\n  d: {e: {f: 1}}\n? [k]\n: v\ng:\n- h: 1\ni: *x\n---\nother: 1\n"
+    assert outline_yaml(text) == [
+        "a · line 1",
+        "b · line 2",
+        "  c · line 3",
+        "  d · line 4",
+        "g · line 7",
+        "i · line 9",
+    ]
+    assert outline_yaml("") == outline_yaml("words") == outline_yaml("- a: 1\n") == []
+
+
+def test_of_much_yaml_the_beginning_is_shown() -> None:
+    assert len(outline_yaml("".join(f"k{i}: 1\n" for i in range(1000)))) == 81
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: [",
+        "[" * 99_000,
+        "- " * 49_000,
+        "a: \0",
+        "\ud800: 1",
+        "{a: " * 20_000,
+        "[" + "1," * 49_000 + "]",
+        "%x\n",
+        "a: *b\n- c",
+    ],
+)
+def test_what_is_no_yaml(text: str) -> None:
+    assert outline_yaml(text) == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 3_000_000, '{"a":' * 500_000, '"\ud800"', "[1e999999999]", "nul"])
+def test_what_is_no_json(text: str) -> None:
+    assert outline_json(text) == []
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from proxy.context.model_names import Encoding
+from proxy.context.model_catalog import Encoding
 from proxy.engine.token_counter import Counting, Piece
 from tests.support.managing import QuarterTokens
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from proxy.context.budget import BudgetPolicy
-from proxy.context.model_names import Encoding
+from proxy.context.model_catalog import Encoding
 from proxy.engine.models import Models
 from proxy.engine.runtime import TaskRunner
 from proxy.engine.token_counter import Counting

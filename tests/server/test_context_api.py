@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.context.original import PAGE
+from proxy.context.references import PAGE
 from proxy.engine.compaction.work import Wish
 from proxy.engine.reports.context import Compaction
 from proxy.model.errors import Conflict, ProxyError

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from proxy.context.compaction.graph import find_live
+from proxy.context.compaction.spans import find_live
 from proxy.engine.ports import MOST_SUMMARIES, Archive
 from proxy.model.epoch import StoredContext, StoredOriginal
 from proxy.model.errors import NotFound

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from proxy.context.budget import BudgetPolicy
-from proxy.context.findings import study
-from proxy.context.holdout import Holdout
-from proxy.context.policy import BuilderPolicy
+from proxy.context.conversation import BuilderPolicy
+from proxy.context.epoch_decision import Holdout
+from proxy.context.message_features import study
 from proxy.engine.compaction.office import Premises
 from proxy.engine.compaction.policy import CompactionPolicy, PromptHook
 from proxy.engine.compaction.wiring import Ingredients, build_watch

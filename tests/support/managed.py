@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from proxy.context.builder import ContextBuilder
-from proxy.context.view import View
+from proxy.context.conversation import View
 from proxy.engine.context.controller import Steward
 from proxy.engine.context.fallback import Footing
 from proxy.engine.context.request_state import Case

@@ -6,9 +6,9 @@ from typing import Any
 
 from proxy.context.budget import BudgetPolicy
 from proxy.context.builder import ContextBuilder
-from proxy.context.holdout import Holdout
-from proxy.context.model_names import Encoding
-from proxy.context.policy import BuilderPolicy
+from proxy.context.conversation import BuilderPolicy
+from proxy.context.epoch_decision import Holdout
+from proxy.context.model_catalog import Encoding
 from proxy.engine.context.accounting import Unwatched, Watcher
 from proxy.engine.context.controller import Steward
 from proxy.engine.context.session_caches import Memory

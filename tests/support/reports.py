@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 
 from proxy.context.compaction.acceptance import Task
-from proxy.context.compaction.framing import Frame
 from proxy.context.compaction.spans import MessageRange
-from proxy.context.findings import study
-from proxy.context.policy import BuilderPolicy
-from proxy.context.survey import Survey, survey
+from proxy.context.compaction.summary_text import Frame
+from proxy.context.conversation import BuilderPolicy, Survey, survey
+from proxy.context.message_features import study
 from proxy.model.summary import Level
 from tests.support.views import Message, act, said, user, view
 

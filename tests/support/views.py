@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from proxy.context.budget import BudgetPolicy, make_budget
-from proxy.context.view import Seen, View
+from proxy.context.conversation import Seen, View
 from proxy.model.plan import ContextPlan, Kept, Replaced, Written
 from proxy.model.shapes import Shape
 from proxy.model.told import Told, ToolCall

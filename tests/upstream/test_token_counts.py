@@ -20,8 +20,8 @@ import tiktoken_ext.openai_public as definitions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.context.estimate import LONGEST_RUN, cut_stretches
-from proxy.context.model_names import Encoding
+from proxy.context.budget import LONGEST_RUN, cut_stretches
+from proxy.context.model_catalog import Encoding
 from proxy.upstream.tokenizer import SplintrEncoder
 from scripts.model_map import find_source
 

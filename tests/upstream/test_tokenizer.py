@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from proxy.context.estimate import LONGEST_RUN
-from proxy.context.model_names import Encoding
+from proxy.context.budget import LONGEST_RUN
+from proxy.context.model_catalog import Encoding
 from proxy.upstream.tokenizer import CountingTokenizer, Encoder, SplintrEncoder, has_encoder, load_encoder
 from tests.support.scripted import LIMIT
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.context.reference import FileReference, Tombstone, render_file, render_tombstone
+from proxy.context.references import FileReference, Tombstone, render_file, render_tombstone
 from proxy.model.marker import LEDGER_HEAD
 from proxy.model.plan import Written
 from proxy.wire.body import ByteRange, SplitBody, split_body

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.context.turns import split_groups
+from proxy.context.conversation import split_groups
 from proxy.model.shapes import Shape
 from proxy.wire.validity import MessageRuns, RequestFault, Rules, Splice, extend_history, find_faults, judge_history
 from tests.support.valid_histories import WIRES, shape, steps, write

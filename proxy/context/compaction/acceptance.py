@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from proxy.context.compaction.citations import Citation, UserWords, cite, keep_cited, label
-from proxy.context.compaction.framing import Frame, frame_text, unframe, write_foot, write_head
-from proxy.context.compaction.lookalikes import defuse, find_references
-from proxy.context.compaction.sections import (
+from proxy.context.compaction.spans import MessageRange
+from proxy.context.compaction.summary_text import (
     CONSTRAINTS,
     FILES,
     GOAL,
@@ -22,15 +21,21 @@ from proxy.context.compaction.sections import (
     OTHER,
     REMAINING,
     SHORT_NAMES,
+    Frame,
     Sections,
+    defuse,
+    find_references,
+    find_touched,
+    frame_text,
     read_sections,
+    unframe,
+    write_foot,
+    write_head,
     write_sections,
 )
-from proxy.context.compaction.spans import MessageRange
-from proxy.context.compaction.touched import find_touched
-from proxy.context.plain import clean
-from proxy.context.rules import find_rules
-from proxy.context.survey import Survey
+from proxy.context.conversation import Survey
+from proxy.context.references import clean
+from proxy.context.user_rules import find_rules
 from proxy.model.summary import Level
 
 _MOST_CHARACTERS = 40

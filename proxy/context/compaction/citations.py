@@ -11,11 +11,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
-from proxy.context.compaction.lookalikes import CLAIM
-from proxy.context.plain import clean
-from proxy.context.rules import name_message
-from proxy.context.sentences import Sentence, find_sentences, list_user_places
-from proxy.context.survey import Survey
+from proxy.context.compaction.summary_text import CLAIM
+from proxy.context.conversation import Survey
+from proxy.context.references import clean
+from proxy.context.user_rules import Sentence, find_sentences, list_user_places, name_message
 
 LONGEST = 300
 _SHARE_IN_TENTHS = 7

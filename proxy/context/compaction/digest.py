@@ -9,27 +9,32 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 
 from proxy.context.compaction.citations import Citation, keep_cited
-from proxy.context.compaction.framing import END, Frame, frame_text, unframe, write_foot, write_head
-from proxy.context.compaction.lookalikes import cut_to, find_references
-from proxy.context.compaction.sections import (
+from proxy.context.compaction.spans import MessageRange
+from proxy.context.compaction.summary_text import (
     COMPLETED,
     CONSTRAINTS,
     DISCOVERIES,
+    END,
     FILES,
     GOAL,
     IN_PROGRESS,
     OTHER,
     REMAINING,
+    Frame,
     Sections,
+    cut_to,
+    find_references,
+    find_touched,
+    frame_text,
     read_sections,
+    unframe,
+    write_foot,
+    write_head,
     write_sections,
 )
-from proxy.context.compaction.spans import MessageRange
-from proxy.context.compaction.touched import find_touched
-from proxy.context.plain import clean
-from proxy.context.rules import find_rules
-from proxy.context.sentences import find_sentences, list_user_places
-from proxy.context.survey import Survey
+from proxy.context.conversation import Survey
+from proxy.context.references import clean
+from proxy.context.user_rules import find_rules, find_sentences, list_user_places
 
 MOST = 512
 """Tokens of such a report."""

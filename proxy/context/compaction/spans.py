@@ -1,16 +1,12 @@
-"""Which messages a report is made of.
+"""Which messages a summary is made of, when that is due, and which summaries are merged (FEATURES M9)."""
 
-Rule: a span is a run of whole steps without a gap to the span before it, and the newest three call groups and whatever
-is fresh are never in it. Finished turns are taken whole; only where those older than the newest are worth little,
-groups behind the user's newest words are taken. Those words may lie within such a span: it covers them, so that spans
-have no gaps and a report can speak of them, but the builder keeps them in view word for word (BEHAVIOUR B13).
-"""
-
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf
 
 import msgspec
 
-from proxy.context.survey import Survey, find_tail
+from proxy.context.conversation import Survey, find_tail
+from proxy.model.summary import Summary
 
 GROUPS = 3
 LEAST = 3
@@ -88,3 +84,129 @@ def _size(span: MessageRange) -> int:
 
 def _is_enough(span: MessageRange) -> bool:
     return span.stop - span.start >= LEAST
+
+
+_TIMES = 2
+
+
+class Pace(msgspec.Struct, frozen=True, gc=False):
+    """How a conversation grows: the tokens that a call adds to it, and the seconds between two, None where unknown."""
+
+    tokens: float
+    seconds: float | None
+
+    def find_time(self, left: int) -> float:
+        """The seconds until so many tokens more are there, if it goes on so."""
+        if self.seconds is None or left <= 0:
+            return 0.0
+        return left / self.tokens * self.seconds if self.tokens else inf
+
+
+def is_due(left: int, pace: Pace, takes: float, *, is_warm: bool) -> bool:
+    """Whether it is time for a report that `takes` so many seconds, `left` tokens before the high mark."""
+    return is_warm or pace.find_time(left) < _TIMES * takes
+
+
+_DETERMINISTIC = 3
+
+
+def find_live(summaries: Sequence[Summary]) -> list[Summary]:
+    """Those that stand for messages now, in their order; `summaries` are all that hold on a path, oldest first."""
+    replaced = {id for each in summaries for id in (*each.supersedes, *each.parents)}
+    standing = [(i, each) for i, each in enumerate(summaries) if each.id not in replaced]
+    by_width = sorted(standing, key=lambda found: (found[1].start - found[1].stop, -found[0]))
+    live: list[Summary] = []
+    for _, each in by_width:
+        if all(each.stop <= other.start or other.stop <= each.start for other in live):
+            live.append(each)
+    return sorted(live, key=lambda each: each.start)
+
+
+def says_more(summary: Summary) -> bool:
+    """Whether it says more than a ledger does, so that it may be shown: not what was made of messages by no model."""
+    return summary.level < _DETERMINISTIC or bool(summary.parents)
+
+
+def expand(summary: Summary, known: Mapping[str, Summary]) -> list[Summary]:
+    """The leaves that a summary is made of, in order. Raises KeyError where one is not known."""
+    leaves: list[Summary] = []
+    left = [summary]
+    while left:
+        each = left.pop()
+        if each.parents:
+            left.extend(known[id] for id in reversed(each.parents))
+        else:
+            leaves.append(each)
+    return leaves
+
+
+def measure_ranks(summaries: Iterable[Summary]) -> dict[str, int]:
+    """How many rounds of condensation lie beneath each, 0 for leaves; parents come before their children."""
+    ranks: dict[str, int] = {}
+    for each in summaries:
+        ranks[each.id] = 1 + max((ranks.get(id, 0) for id in each.parents), default=-1)
+    return ranks
+
+
+FAN_IN = 4
+_SLACK = 2
+
+
+class MergeCandidate(msgspec.Struct, frozen=True, gc=False):
+    """A live report: its span, its tokens, its rank (0 for a leaf), and of how many leaves it is made."""
+
+    id: str
+    start: int
+    stop: int
+    tokens: int
+    rank: int
+    leaves: int
+
+
+def list_nodes(live: Sequence[Summary], known: Mapping[str, Summary]) -> list[MergeCandidate]:
+    """The live ones as nodes; `known` are all of a session by their ids, oldest first."""
+    ranks = measure_ranks(known.values())
+    return [
+        MergeCandidate(each.id, each.start, each.stop, each.tokens, ranks[each.id], _count_leaves(each, known))
+        for each in live
+    ]
+
+
+def _count_leaves(summary: Summary, known: Mapping[str, Summary]) -> int:
+    """Of how many leaves it is made; one whose parents nobody knows counts as a leaf."""
+    parents = [known[id] for id in summary.parents if id in known]
+    return sum(_count_leaves(parent, known) for parent in parents) or 1
+
+
+def choose_run(nodes: Sequence[MergeCandidate], room: int) -> Sequence[MergeCandidate]:
+    """The neighbours that are merged next so that all come into so many tokens; empty where none need to, or can."""
+    if sum(node.tokens for node in nodes) <= room:
+        return ()
+    equals = [run for run in _list_runs(nodes, FAN_IN) if len({node.rank for node in run}) == 1]
+    if equals:
+        return min(equals, key=lambda run: (run[0].rank, run[0].start))
+    allowed = [run for size in range(FAN_IN, 1, -1) for run in _list_runs(nodes, size) if _is_shallow(run)]
+    return min(allowed, key=lambda run: (_find_rank(run), run[0].start), default=())
+
+
+def _list_runs(nodes: Sequence[MergeCandidate], size: int) -> Iterator[Sequence[MergeCandidate]]:
+    """So many neighbours without a gap, in every place."""
+    for i in range(len(nodes) - size + 1):
+        run = nodes[i : i + size]
+        if all(run[k].stop == run[k + 1].start for k in range(size - 1)):
+            yield run
+
+
+def _find_rank(run: Sequence[MergeCandidate]) -> int:
+    return 1 + max(node.rank for node in run)
+
+
+def _is_shallow(run: Sequence[MergeCandidate]) -> bool:
+    """Whether the merged node lies no deeper than log4 of its leaves, and two."""
+    least: int = FAN_IN ** max(0, _find_rank(run) - _SLACK)
+    return least <= sum(node.leaves for node in run)
+
+
+def is_progress(run: Sequence[MergeCandidate], tokens: int) -> bool:
+    """Whether a report of so many tokens is worth having in place of these."""
+    return tokens < sum(node.tokens for node in run)

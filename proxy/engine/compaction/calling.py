@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from proxy.context.cost import Cost
+from proxy.context.pricing import Cost
 from proxy.engine.boundary import attempt
 from proxy.engine.compaction.correspondent import Correspondent
 from proxy.engine.compaction.keys import CallCredential

@@ -14,7 +14,7 @@ import msgspec
 
 from proxy.context.compaction.acceptance import Accepted, Rejected, Task, accept
 from proxy.context.compaction.digest import digest_reports, digest_span
-from proxy.context.compaction.framing import Frame
+from proxy.context.compaction.summary_text import Frame
 from proxy.engine.boundary import attempt
 from proxy.engine.compaction.calling import Answered, Errand, Unanswered
 from proxy.engine.compaction.candidates import Candidate, list_candidates

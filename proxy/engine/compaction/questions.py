@@ -10,14 +10,17 @@ import msgspec
 
 from proxy.context.compaction.prompts import (
     MOST,
+    NODE,
+    SHORT,
     SummaryOrder,
     describe_span,
     write_instruction,
+    write_reports,
     write_request,
+    write_transcript,
     write_wording,
 )
 from proxy.context.compaction.spans import LEAST, find_most
-from proxy.context.compaction.transcript import NODE, SHORT, write_reports, write_transcript
 from proxy.engine.compaction.policy import CompactionPolicy, PromptHook
 from proxy.engine.compaction.work import Work, count_hidden
 from proxy.model.exchange import Usage

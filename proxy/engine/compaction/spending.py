@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from proxy.context.cost import Cost, price_usage
+from proxy.context.pricing import Cost, price_usage
 from proxy.engine.compaction.bounded import keep_newest
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.ports import Clock

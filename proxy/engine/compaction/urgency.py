@@ -6,7 +6,7 @@ Rule: what was seen of the upstream decides: whether its cache is read, and how 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxy.context.compaction.timing import Pace, is_due
+from proxy.context.compaction.spans import Pace, is_due
 from proxy.engine.compaction.candidates import list_candidates
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.warmth import Warmth

@@ -7,7 +7,7 @@ import ipaddress
 from collections import OrderedDict
 from collections.abc import Mapping
 
-from proxy.context.economics import Decision
+from proxy.context.epoch_decision import Decision
 from proxy.engine.compaction.bounded import keep_newest
 from proxy.engine.compaction.keys import CallCredential, Keys, Later
 from proxy.engine.compaction.policy import CompactionPolicy

@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from proxy.context.builder import ContextBuilder
-from proxy.context.findings import Study
-from proxy.context.policy import BuilderPolicy
-from proxy.context.survey import Survey, survey
+from proxy.context.conversation import BuilderPolicy, Survey, survey
+from proxy.context.message_features import Study
 from proxy.engine.boundary import attempt
 from proxy.engine.compaction.drafting import Desk, Drafter
 from proxy.engine.compaction.keys import Later

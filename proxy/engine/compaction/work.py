@@ -7,9 +7,9 @@ from hashlib import sha256
 import msgspec
 
 from proxy.context.compaction.spans import MessageRange
-from proxy.context.cost import Cost
-from proxy.context.reference import make_reference
-from proxy.context.survey import Survey
+from proxy.context.conversation import Survey
+from proxy.context.pricing import Cost
+from proxy.context.references import make_reference
 from proxy.engine.context.request_state import Case
 from proxy.model.epoch import Epoch
 from proxy.model.summary import Kind, Level, Summary

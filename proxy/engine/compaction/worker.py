@@ -14,10 +14,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from proxy.context.builder import find_reports_room
-from proxy.context.compaction.condensing import choose_run, is_progress, list_nodes
-from proxy.context.compaction.graph import says_more
-from proxy.context.compaction.spans import MessageRange, choose_span
-from proxy.context.survey import Survey
+from proxy.context.compaction.spans import MessageRange, choose_run, choose_span, is_progress, list_nodes, says_more
+from proxy.context.conversation import Survey
 from proxy.engine.boundary import attempt
 from proxy.engine.compaction.branches import Branches, Making
 from proxy.engine.compaction.drafting import Drafter

@@ -8,9 +8,8 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from proxy.context.account import Account, Sent, note_sent, note_use
-from proxy.context.economics import Decision
-from proxy.context.savings import Trip, estimate_client_read, estimate_saving
+from proxy.context.epoch_decision import Account, Decision, Sent, note_sent, note_use
+from proxy.context.pricing import Trip, estimate_client_read, estimate_saving
 from proxy.engine.boundary import attempt_now
 from proxy.engine.context.fallback import Footing
 from proxy.engine.context.history_cache import count_shared

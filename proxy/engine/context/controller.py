@@ -6,10 +6,8 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from proxy.context.account import note_use
 from proxy.context.budget import Budget, has_room_for
-from proxy.context.economics import BOUND, NO_ROOM, SIDE, Decision, decide
-from proxy.context.holdout import HELD_OUT
+from proxy.context.epoch_decision import BOUND, HELD_OUT, NO_ROOM, SIDE, Decision, decide, note_use
 from proxy.engine.boundary import attempt, attempt_now
 from proxy.engine.context.accounting import Books, Sending, Watcher, list_labels
 from proxy.engine.context.fallback import Commit, Footing, Ladder, is_fruitless

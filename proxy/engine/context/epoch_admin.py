@@ -6,7 +6,7 @@ first.
 
 from collections.abc import Collection, Sequence
 
-from proxy.context.savings import quote_revert
+from proxy.context.pricing import quote_revert
 from proxy.engine.context.controller import find_objection
 from proxy.engine.context.request_state import Lookout
 from proxy.engine.context.session_context import Context

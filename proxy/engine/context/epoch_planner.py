@@ -10,9 +10,9 @@ import msgspec
 
 from proxy.context.budget import Budget
 from proxy.context.builder import ContextBuilder
-from proxy.context.findings import Findings, study
-from proxy.context.reference import make_reference
-from proxy.context.view import LiveSummary, Seen, View
+from proxy.context.conversation import LiveSummary, Seen, View
+from proxy.context.message_features import Findings, study
+from proxy.context.references import make_reference
 from proxy.engine.context.history_cache import Path
 from proxy.engine.policy import Provider
 from proxy.engine.request import Subject

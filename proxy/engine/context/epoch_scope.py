@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from proxy.context.policy import REAL_GROUPS, BuilderPolicy
+from proxy.context.conversation import REAL_GROUPS, BuilderPolicy
 from proxy.engine.context.epoch_planner import read_plan
 from proxy.engine.request import Subject
 from proxy.model.epoch import Epoch

@@ -12,8 +12,8 @@ from functools import partial
 
 import msgspec
 
-from proxy.context.account import note_epoch
 from proxy.context.budget import Budget
+from proxy.context.epoch_decision import note_epoch
 from proxy.engine.boundary import attempt, attempt_now
 from proxy.engine.context.epoch_planner import Draft, Ground, Opener, read_plan
 from proxy.engine.context.request_state import Case

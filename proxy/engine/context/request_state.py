@@ -4,13 +4,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from proxy.context.account import Account
-from proxy.context.budget import Budget, is_surely_below
-from proxy.context.economics import Facts
-from proxy.context.estimate import Ratio
-from proxy.context.holdout import Holdout
-from proxy.context.model_names import may_bind_reasoning
-from proxy.context.tariff import Tariff
+from proxy.context.budget import Budget, Ratio, is_surely_below
+from proxy.context.epoch_decision import Account, Facts, Holdout
+from proxy.context.model_catalog import may_bind_reasoning
+from proxy.context.pricing import Tariff
 from proxy.engine.context.history_cache import Beginning, Path, count_shared, is_head_of
 from proxy.engine.context.session_caches import Memory
 from proxy.engine.context.session_context import Context, Standing

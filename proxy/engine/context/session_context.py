@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from proxy.context.account import Account, restore_account
 from proxy.context.budget import Budget
-from proxy.context.compaction.graph import find_live, says_more
-from proxy.context.view import LiveSummary
+from proxy.context.compaction.spans import find_live, says_more
+from proxy.context.conversation import LiveSummary
+from proxy.context.epoch_decision import Account, restore_account
 from proxy.engine.context.epoch_planner import Draft
 from proxy.engine.context.epoch_scope import Covers, Reaches, weigh_epoch
 from proxy.engine.context.history_cache import PromptPrefix, count_shared

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from proxy.context.builder import ContextBuilder
-from proxy.context.holdout import Holdout
+from proxy.context.epoch_decision import Holdout
 from proxy.engine.context.accounting import Books, Watcher
 from proxy.engine.context.controller import Steward
 from proxy.engine.context.epoch_planner import Opener

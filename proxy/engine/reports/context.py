@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from proxy.context.budget import bound_tokens
-from proxy.context.original import PAGE, write_original
-from proxy.context.savings import RevertPrice
+from proxy.context.pricing import RevertPrice
+from proxy.context.references import PAGE, write_original
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.lookup import find_session
 from proxy.model.epoch import Epoch

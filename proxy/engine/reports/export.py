@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
-from proxy.context.original import read_arguments
+from proxy.context.references import read_arguments
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.context import find_bound
 from proxy.engine.reports.conversation import load_conversation, load_history

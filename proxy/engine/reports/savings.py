@@ -12,9 +12,8 @@ from itertools import groupby
 from typing import Any, Literal
 
 from proxy.context.budget import BudgetPolicy, find_soft
-from proxy.context.comparison import LEAST_SESSIONS, Comparison, compare
-from proxy.context.cost import Cost, price_usage
-from proxy.context.holdout import HELD_OUT
+from proxy.context.epoch_decision import HELD_OUT
+from proxy.context.pricing import LEAST_SESSIONS, Comparison, Cost, compare, price_usage
 from proxy.engine.ports import LogReader
 from proxy.model.card import Card
 from proxy.model.log import Bill

@@ -7,9 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.context.compaction.acceptance import Accepted, Rejected, Task, accept
-from proxy.context.compaction.framing import END
-from proxy.context.compaction.lookalikes import CLAIM, find_references
-from proxy.context.compaction.sections import CONSTRAINTS, read_sections
+from proxy.context.compaction.summary_text import CLAIM, CONSTRAINTS, END, find_references, read_sections
 from proxy.model.summary import Level
 from tests.support.reports import ANSWER, DAY, FRAME, POISON, make_task
 from tests.support.views import act, count, said, user

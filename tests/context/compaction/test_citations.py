@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.context.compaction.citations import UserWords, cite, claim, keep_cited, label
-from proxy.context.compaction.lookalikes import CLAIM
+from proxy.context.compaction.summary_text import CLAIM
 from tests.support.reports import DAY, POISON, look
 from tests.support.views import act, said, user
 

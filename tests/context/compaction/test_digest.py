@@ -6,10 +6,8 @@ from hypothesis import strategies as st
 
 from proxy.context.compaction.acceptance import Accepted, accept
 from proxy.context.compaction.digest import MOST, digest_reports, digest_span
-from proxy.context.compaction.framing import END, Frame
-from proxy.context.compaction.lookalikes import find_references
-from proxy.context.compaction.sections import CONSTRAINTS, read_sections
 from proxy.context.compaction.spans import MessageRange
+from proxy.context.compaction.summary_text import CONSTRAINTS, END, Frame, find_references, read_sections
 from tests.support.reports import ANSWER, DAY, FRAME, POISON, look, make_task
 from tests.support.views import Message, act, count, said, user
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from proxy.context.cost import Cost
+from proxy.context.pricing import Cost
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.spending import Purse
 from proxy.engine.runtime import EventBus, TaskRunner

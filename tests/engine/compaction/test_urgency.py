@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 from msgspec.structs import replace
 
-from proxy.context.cache import CacheModel
-from proxy.context.tariff import make_tariff
+from proxy.context.pricing import make_tariff
+from proxy.context.provider_cache import CacheModel
 from proxy.engine.compaction.urgency import Urgency
 from proxy.engine.policy import Provider
 from proxy.model.card import UNPRICED

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.context.economics import Decision
+from proxy.context.epoch_decision import Decision
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.work import Latest
 from proxy.engine.context.accounting import Unwatched

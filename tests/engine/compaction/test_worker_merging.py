@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from proxy.context.compaction.graph import expand, measure_ranks
+from proxy.context.compaction.spans import expand, measure_ranks
 from proxy.model.summary import Summary
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import open_sqlite

@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.context.account import Account
-from proxy.context.cache import CacheModel
-from proxy.context.estimate import Ratio
-from proxy.context.tariff import make_tariff
+from proxy.context.budget import Ratio
+from proxy.context.epoch_decision import Account
+from proxy.context.pricing import make_tariff
+from proxy.context.provider_cache import CacheModel
 from proxy.engine.context.history_cache import Path, Paths
 from proxy.engine.context.request_state import Case, estimate_protected, find_kept
 from proxy.engine.context.session_context import Context

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from proxy.context.account import Account
-from proxy.context.view import LiveSummary
+from proxy.context.conversation import LiveSummary
+from proxy.context.epoch_decision import Account
 from proxy.engine.context import session_context as module
 from proxy.engine.context.epoch_planner import Draft
 from proxy.engine.context.session_context import Context

@@ -2,8 +2,8 @@
 
 import pytest
 
-from proxy.context.estimate import Ratio
-from proxy.context.tariff import Tariff
+from proxy.context.budget import Ratio
+from proxy.context.pricing import Tariff
 from proxy.engine import models as module
 from proxy.engine.models import Lesson, Lessons
 from proxy.engine.policy import Provider

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
-from proxy.context.view import View
+from proxy.context.conversation import View
 from proxy.engine.context.epoch_planner import Draft, Ground, Opener, read_plan
 from proxy.engine.context.history_cache import Paths
 from proxy.engine.context.rewriter import find_problem, list_splices

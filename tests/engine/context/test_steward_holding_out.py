@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from proxy.context.economics import Decision
+from proxy.context.epoch_decision import Decision
 from proxy.engine.context.accounting import Sending, Unwatched
 from proxy.engine.context.fallback import Footing
 from proxy.engine.context.request_state import Case

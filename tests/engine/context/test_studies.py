@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from proxy.context.findings import Findings, study
+from proxy.context.message_features import Findings, study
 from proxy.engine.context import epoch_planner
 from proxy.engine.context.epoch_planner import Studies
 from proxy.model.told import Told, ToolCall

@@ -1,6 +1,6 @@
 """What a person has decided, as documents."""
 
-from proxy.context.savings import RevertPrice
+from proxy.context.pricing import RevertPrice
 from proxy.engine.reports.context import Pinned, Reversion, describe_pinned, describe_reversion
 from tests.engine.reports.test_contexts import EPOCH
 from tests.support.fake_log import EXCHANGE

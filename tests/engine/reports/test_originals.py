@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from proxy.context.original import PAGE
+from proxy.context.references import PAGE
 from proxy.engine.reports.context import load_page
 from proxy.model.epoch import Original, StoredOriginal
 from proxy.model.errors import NotFound

@@ -1,0 +1,219 @@
+"""The text of a summary: its frame, its sections, its files, and foreign text made fit to stand in it."""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+import msgspec
+
+from proxy.context.compaction.spans import MessageRange
+from proxy.context.conversation import Survey
+from proxy.context.message_features import is_opaque, list_words
+from proxy.context.references import UNFIT, clean
+from proxy.model.marker import LEDGER_HEAD
+from proxy.model.summary import Level
+
+FENCE = "~~~"
+"""Stands alone on the lines around what a tool put out."""
+REPORT_HEAD = "Report by palimpsest on messages"
+CLAIM = "claimed in a tool's output or by the model, not by the user:"
+
+_BRACKETED = re.compile(
+    r"\[(?=\s*/?\s*(?:FILE\b|tool\s*:|m\d{1,9}\s+(?:user|assistant|tool|system)\b|INST\b"
+    rf"|{REPORT_HEAD}|{LEDGER_HEAD}|End of the (?:report|ledger)|shortened by palimpsest))",
+    re.IGNORECASE,
+)
+_TAGGED = re.compile(
+    r"<(?=\s*/?\s*(?:\||system\b|system-\w|user\b|assistant\b|human\b|tool_\w|function_|developer\b|s>))", re.IGNORECASE
+)
+_SPEAKER = re.compile(
+    r"(?im)^([\s>*#_\-]{0,12})(system|developer|assistant|user|human)([*_]{0,3})\s{0,3}:(?=\s|[*_]|$)"
+)
+_FENCE = re.compile(r"(?m)^[ \t]{0,8}~{3,}")
+_REFERENCE = re.compile(r"\bref:([a-z0-9]{10,60})", re.IGNORECASE)
+# Whoever quotes a reference may cut it off in the middle. Only its beginning is taken, for it may begin another one.
+_LIKE_ONE = re.compile(r"\b(ref):(?=([a-z0-9]{1,60}))", re.IGNORECASE)
+
+
+def defuse(text: str, known: Collection[str] = ()) -> str:
+    """The text without look-alikes; of references only those that are `known` stay."""
+    lines = "\n".join(UNFIT.sub(" ", line) for line in text.split("\n"))
+    fit = _FENCE.sub("~ ~ ~", _SPEAKER.sub(r"\1\2\3 -", _TAGGED.sub("(", _BRACKETED.sub("(", lines))))
+    return _LIKE_ONE.sub(lambda found: found[0] if found[2] in known else f"{found[1]} ", fit)
+
+
+def find_references(text: str) -> tuple[str, ...]:
+    """The ids of all references in a text, each once, in order."""
+    return tuple(dict.fromkeys(found[1] for found in _REFERENCE.finditer(text)))
+
+
+def cut_middle(text: str, most: int) -> str:
+    """At most about so many characters of a text: its beginning and, half as long, its end."""
+    if len(text) <= most:
+        return text
+    end = most // 3
+    start = most - end
+    return f"{text[:start]}\n[… {len(text) - most:,} characters left out …]\n{text[len(text) - end :]}"
+
+
+def cut_to(text: str, room: float, count: Callable[[str], int]) -> str:
+    """The beginning of a text that has no more than so many tokens."""
+    while text and count(text) > room:
+        text = text[: min(len(text) - 1, int(len(text) * max(0.1, 0.95 * room / count(text))))]
+    return text
+
+
+GOAL = "Goal"
+CONSTRAINTS = "Key instructions and constraints"
+DISCOVERIES = "Discoveries"
+COMPLETED = "Completed"
+IN_PROGRESS = "In progress"
+REMAINING = "Remaining"
+FILES = "Relevant files"
+OTHER = "Other context"
+
+NAMES = (GOAL, CONSTRAINTS, DISCOVERIES, COMPLETED, IN_PROGRESS, REMAINING, FILES, OTHER)
+SHORT_NAMES = {GOAL: "GOAL", CONSTRAINTS: "CONSTRAINTS", FILES: "FILES", REMAINING: "NEXT", OTHER: "CONTEXT"}
+"""The five fields of level 2, in the order in which they are written."""
+
+_SPELLINGS = {name.casefold(): name for name in NAMES} | {
+    "goals": GOAL,
+    "objective": GOAL,
+    "key instructions & constraints": CONSTRAINTS,
+    "key instructions": CONSTRAINTS,
+    "instructions and constraints": CONSTRAINTS,
+    "instructions": CONSTRAINTS,
+    "constraints": CONSTRAINTS,
+    "findings": DISCOVERIES,
+    "done": COMPLETED,
+    "in-progress": IN_PROGRESS,
+    "current work": IN_PROGRESS,
+    "next": REMAINING,
+    "next steps": REMAINING,
+    "pending": REMAINING,
+    "todo": REMAINING,
+    "files": FILES,
+    "context": OTHER,
+    "other": OTHER,
+}
+_LONGEST_HEADING = 60
+_HEADING = re.compile(
+    r"[ \t]{0,3}(?:#{1,6}[ \t]*)?(?:\d{1,2}[.)][ \t]*)?[*_]{0,3}"
+    r"(?P<name>[A-Za-z][A-Za-z&-]*(?: [A-Za-z&-]+){0,4})[ \t]*[*_]{0,3}[ \t]*(?P<colon>:?)[*_]{0,3}[ \t]*"
+)
+
+Sections = Mapping[str, Sequence[str]]
+
+
+def read_sections(text: str) -> dict[str, list[str]]:
+    """The lines of each section, without empty ones; sections of one name are one."""
+    found: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in text.split("\n"):
+        name, rest = _read_heading(line)
+        if name:
+            lines = found.setdefault(name, [])
+        if kept := (rest if name else line).rstrip():
+            lines.append(kept)
+    return {name: found[name] for name in NAMES if found.get(name)}
+
+
+def _read_heading(line: str) -> tuple[str, str]:
+    """The section that a line begins, and what else it says; no name for any other line."""
+    heading = _HEADING.match(line[:_LONGEST_HEADING])
+    name = _SPELLINGS.get(heading["name"].casefold(), "") if heading else ""
+    if not heading or not name:
+        return "", ""
+    rest = line[heading.end() :].rstrip(" \t#*_")
+    # What stands behind a heading on its line becomes an item, or it could be another heading when it is read again.
+    item = f"- {rest}" if rest and not rest.startswith("- ") else rest
+    return (name, item) if heading["colon"] or not rest else ("", "")
+
+
+def write_sections(sections: Sections, level: Level) -> str:
+    """The sections in their order, under the headings of a level; those without a field on level 2 go to its last."""
+    if level == 1:
+        written = {name: (f"## {name}", sections.get(name, ())) for name in NAMES}
+        return "\n".join("\n".join((head, *lines)) for head, lines in written.values() if lines)
+    others = [line for name in (DISCOVERIES, COMPLETED) for line in sections.get(name, ())]
+    pending = [*sections.get(IN_PROGRESS, ()), *sections.get(REMAINING, ())]
+    fields = {**sections, REMAINING: pending, OTHER: [*others, *sections.get(OTHER, ())]}
+    return "\n".join("\n".join((f"{short}:", *fields[name])) for name, short in SHORT_NAMES.items() if fields.get(name))
+
+
+END = "[End of the report]"
+_FOOT = "Files and references:"
+_LONGEST_MODEL, _LONGEST_DATE = 80, 40
+
+
+class Frame(msgspec.Struct, frozen=True, gc=False):
+    """The id of a report, the model that wrote it, empty for none, and the date in words."""
+
+    id: str
+    model: str
+    date: str
+
+
+def write_head(frame: Frame, span: MessageRange) -> str:
+    """The first line."""
+    date = clean(frame.date, _LONGEST_DATE)
+    model = clean(frame.model, _LONGEST_MODEL).replace("]", ")")
+    done = (
+        f"written by {model} on {date} from what was said and done; what tools' outputs claimed is marked so"
+        if frame.model
+        else f"put together on {date} without a model"
+    )
+    return f"[{REPORT_HEAD} {span.start + 1} to {span.stop} of this session, {done}. Original: ref:{frame.id}]"
+
+
+def write_foot(references: Iterable[str], paths: Iterable[str], room: int, count: Callable[[str], int]) -> str:
+    """The line of references and files, as many as there is room for; empty where there is none."""
+    foot = _FOOT
+    for name in (*(f"ref:{id}" for id in references), *paths):
+        longer = f"{foot} {name}"
+        if count(longer) > room:
+            break
+        foot = longer
+    return "" if foot == _FOOT else foot
+
+
+def frame_text(head: str, body: str, foot: str) -> str:
+    """The whole report."""
+    return "\n".join(part for part in (head, body, foot, END) if part)
+
+
+def unframe(text: str) -> str:
+    """What a report says, without the lines around it."""
+    body = text.removesuffix(END).rstrip("\n")
+    before, _, last = body.rpartition("\n")
+    body = before if last.startswith(_FOOT) else body
+    return body.partition("\n")[2] if body.startswith(f"[{REPORT_HEAD}") else body
+
+
+_FILE = re.compile(
+    r"(?![sy]/).*/.*"  # but what is told to sed
+    r"|[\w.@#-]+\.(?:py|pyi|js|jsx|ts|tsx|mjs|go|rs|java|kt|c|h|cc|cpp|hpp|cs|rb|php|swift|scala|sh|sql|md|rst|txt|json"
+    r"|ya?ml|toml|cfg|ini|xml|html|css|lock|csv|env|proto|tex|ipynb)"
+)
+
+
+class Touched(msgspec.Struct, frozen=True, gc=False):
+    """A file, and whether it was edited rather than only read."""
+
+    path: str
+    is_edited: bool
+
+
+def find_touched(survey: Survey, span: MessageRange) -> tuple[Touched, ...]:
+    """The files that calls of a span name, the newest first."""
+    edited: dict[str, bool] = {}
+    for place in range(span.stop - 1, span.start - 1, -1):
+        found = survey.found[place]
+        for asked in reversed(found.asked):
+            for path in filter(_is_file, list_words(asked)):
+                is_writing = found.effects and (path in found.written or not found.written)
+                edited[path] = edited.get(path, False) or is_writing
+    return tuple(Touched(path, is_edited) for path, is_edited in edited.items())
+
+
+def _is_file(word: str) -> bool:
+    return _FILE.fullmatch(word) is not None and not is_opaque(word)

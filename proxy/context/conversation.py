@@ -1,0 +1,261 @@
+"""A conversation as steps and user turns: what may be removed, and what has to stay.
+
+A call goes with all its results, with the calls made beside it and with the reasoning that led to them; such groups
+stay or go whole.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import msgspec
+
+from proxy.context.budget import Budget
+from proxy.context.message_features import Findings, Study
+from proxy.model.plan import ContextPlan
+from proxy.model.shapes import Shape, find_runs
+from proxy.model.told import Told
+
+# So many of the newest groups of calls and results stay real where they fit (BEHAVIOUR B14).
+REAL_GROUPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class BuilderPolicy:
+    """Which messages stay, and which are shown by an outline.
+
+    `protect_turns`: so many of the user's newest turns stay word for word. Where `is_pruning`, outputs that
+    would stay but were asked for again, repeated, or errors that were mended, are replaced by a marker, unless they are
+    among the newest `protect_tokens` of outputs or of one of the `protected_tools`, and if at least `minimum_tokens`
+    go; both scale down with a small budget. Outputs above
+    `inline_tokens` are shown whole once, then as a block, with their structure where `has_outlines`.
+    """
+
+    protect_turns: int = 2
+    is_pruning: bool = True
+    protect_tokens: int = 40_000
+    minimum_tokens: int = 20_000
+    protected_tools: tuple[str, ...] = ("skill",)
+    inline_tokens: int = 10_000
+    has_outlines: bool = True
+
+
+class Seen(msgspec.Struct, frozen=True, gc=False):
+    """A message: what it says, how it hangs together with its neighbours, and how many tokens it has."""
+
+    told: Told
+    shape: Shape
+    tokens: int
+
+
+class LiveSummary(msgspec.Struct, frozen=True, gc=False):
+    """A summary that holds for this conversation: of its messages from `start` up to `stop`, in so many tokens."""
+
+    id: str
+    text: str
+    start: int
+    stop: int
+    tokens: int
+
+
+class View(msgspec.Struct, frozen=True, gc=False):
+    """The whole conversation as the client holds it, behind its preamble.
+
+    `head` are the tokens of what goes before (system messages, tools). `name` gives the id of a reference to the
+    messages from one place up to another, from a character of their text on; equal arguments have equal ids. `pinned`
+    are places that must stay, as must those of messages that the log has not whole, the `unkept`, even in the least
+    that can be sent. `frozen` is the plan of the epoch that holds now, None where there is none. `reports` are the
+    summaries that hold, oldest first, none over another. `goal`, where there is one, is the budget that what is
+    told of old steps, and how many of them stay, is measured by; all else is measured by `budget`. `sent` is how
+    many of the messages went out before, None where that tells nothing of what a model has seen. `depth` counts pairs
+    of epochs in a row that left too little room: the more, the more a plan has to free. `must_fit`: more than the
+    budget has room for would be refused.
+    """
+
+    messages: Sequence[Seen]
+    head: int
+    budget: Budget
+    name: Callable[[int, int, int], str]
+    pinned: frozenset[int] = frozenset()
+    frozen: ContextPlan | None = None
+    reports: Sequence[LiveSummary] = ()
+    goal: Budget | None = None
+    sent: int | None = None
+    depth: int = 0
+    must_fit: bool = False
+    unkept: frozenset[int] = frozenset()
+
+
+class Group(msgspec.Struct, frozen=True, gc=False):
+    """The messages from `start` up to `stop`, and whether there is a call among them."""
+
+    start: int
+    stop: int
+    has_calls: bool
+
+
+def split_groups(shapes: Sequence[Shape]) -> list[Group]:
+    """A history's groups, in order and without gaps."""
+    reach = _find_answers(shapes)
+    kept: list[int] = []
+    held = at = 0
+    for start in find_runs(shapes):
+        held = max([held, *(reach.get(place, 0) for place in range(at, start))])
+        at = start
+        if not start or start > held:
+            kept.append(start)
+    return [
+        Group(start, stop, any(shape.calls or shape.results for shape in shapes[start:stop]))
+        for start, stop in pairwise([*kept, len(shapes)])
+    ]
+
+
+def _find_answers(shapes: Sequence[Shape]) -> dict[int, int]:
+    """The place of the last result by that of its call. A result is of the newest call before it that has its id."""
+    made: dict[str, int] = {}
+    found: dict[int, int] = {}
+    for place, shape in enumerate(shapes):
+        made.update(dict.fromkeys(shape.calls, place))
+        found.update((made[result], place) for result in shape.results if result in made)
+    return found
+
+
+Kind = Literal["user", "system", "step"]
+
+_DIGITS = re.compile(r"\d+")
+_MARKUP = re.compile(r"[<>\[\]{}#=|]")
+# How agents that have no calls write an action: a block of code, an element, an object, a line that says so.
+_ACTION = re.compile(
+    r"```|<[A-Za-z_][^<>\n]*>|\{\s*\"|^\W*(?:action|command|tool)\b[^\n]*:", re.IGNORECASE | re.MULTILINE
+)
+# How what a machine put out begins: people begin their prompts alike, too ("Ticket 12:", "## Task 5"), but not so.
+_OF_MACHINE = re.compile(
+    r"\W*(?:(?:the|tool|command|execut(?:e|ion)|bash|shell|python|ipython|function|code|action|system)[ _-]){0,2}"
+    r"(?:observations?|outputs?|results?|returns?[ _-]?code|exit(?:ed)?|stdout|stderr|tools?|execution|command)"
+    r"(?![a-z])",
+    re.IGNORECASE,
+)
+_HEAD = 40
+_ALIKE = 3
+
+
+class AgentStep(msgspec.Struct, frozen=True, gc=False):
+    """The messages from `start` up to `stop`, and how much they hold; `turn` counts the user's turns so far."""
+
+    start: int
+    stop: int
+    kind: Kind
+    has_calls: bool
+    tokens: int
+    characters: int
+    turn: int
+
+
+class Survey(msgspec.Struct, frozen=True, gc=False):
+    """A conversation. `fresh` is the step where what no model has seen yet begins.
+
+    `users` are the user's steps in order, `newest` those of the newest turns. `fixed` are steps that must stay, `bound`
+    the places of messages in them that must stay as they are.
+    """
+
+    messages: Sequence[Seen]
+    found: Sequence[Findings]
+    steps: Sequence[AgentStep]
+    fresh: int
+    users: tuple[int, ...]
+    newest: frozenset[int]
+    fixed: frozenset[int]
+    bound: frozenset[int]
+
+
+def survey(view: View, policy: BuilderPolicy, study: Study) -> Survey:
+    """What a view holds."""
+    messages = view.messages
+    found = [study(seen.told) for seen in messages]
+    groups = split_groups([seen.shape for seen in messages])
+    echoes = _find_echoes(messages, groups)
+    steps = list(_list_steps(messages, found, groups, echoes))
+    users = tuple(i for i, step in enumerate(steps) if step.kind == "user")
+    turns = sorted({steps[i].turn for i in users})[-policy.protect_turns :] if policy.protect_turns else []
+    newest = frozenset({*(i for i in users if steps[i].turn in turns), *users[-1:]})
+    bound = view.pinned | view.unkept | frozenset(_find_protected(messages, policy.protected_tools))
+    fixed = frozenset(
+        i
+        for i, step in enumerate(steps)
+        if step.kind == "system" or any(place in bound for place in range(step.start, step.stop))
+    )
+    return Survey(messages, found, steps, find_fresh(messages, steps), users, newest, fixed, bound)
+
+
+def find_tail(seen: Survey, groups: int) -> int:
+    """The step from which on everything stays: so many groups with calls, and whatever is fresh."""
+    calling = [i for i, step in enumerate(seen.steps) if step.has_calls]
+    return min(seen.fresh, *calling[-groups:]) if groups and calling else seen.fresh
+
+
+def _list_steps(
+    messages: Sequence[Seen], found: Sequence[Findings], groups: Sequence[Group], echoes: frozenset[int]
+) -> Iterator[AgentStep]:
+    turn, before = 0, ""
+    for group in groups:
+        kind = _name_kind(messages, group, echoes)
+        turn += kind == "user" and before != "user"
+        before = kind
+        tokens = sum(seen.tokens for seen in messages[group.start : group.stop])
+        characters = sum(each.characters for each in found[group.start : group.stop])
+        yield AgentStep(group.start, group.stop, kind, group.has_calls, tokens, characters, turn)
+
+
+def _name_kind(messages: Sequence[Seen], group: Group, echoes: frozenset[int]) -> Kind:
+    """What a group is: the strictest of what its messages are."""
+    roles = {messages[place].shape.role for place in range(group.start, group.stop) if place not in echoes}
+    return "system" if "system" in roles else "user" if "user" in roles else "step"
+
+
+def _find_echoes(messages: Sequence[Seen], groups: Sequence[Group]) -> frozenset[int]:
+    """Places of the user's messages that a machine wrote: several with like heads, each behind an action."""
+    if any(seen.told.calls or seen.told.answers for seen in messages):
+        return frozenset()
+    users = [group.start for group in groups if messages[group.start].shape.role == "user"]
+    heads = {place: head for place in users if (head := _head(messages[place].told.text))}
+    wrapped = heads.get(users[0]) if users else None
+    echoing = [place for place, head in heads.items() if head != wrapped and _is_action(messages[place - 1])]
+    alike = Counter(heads[place] for place in echoing)
+    return frozenset(place for place in echoing if alike[heads[place]] >= _ALIKE)
+
+
+def _is_action(seen: Seen) -> bool:
+    return seen.shape.role == "assistant" and _ACTION.search(seen.told.text) is not None
+
+
+def _head(text: str) -> str:
+    """How a text begins, without its numbers; empty where it begins as people write."""
+    line = text.split("\n", 1)[0].rstrip()
+    if not _OF_MACHINE.match(line):
+        return ""
+    is_label = line.endswith(":") and len(line) <= _HEAD
+    return _DIGITS.sub("0", line[:_HEAD]) if is_label or _MARKUP.search(line[:_HEAD]) else ""
+
+
+def _find_protected(messages: Sequence[Seen], tools: Sequence[str]) -> Iterator[int]:
+    """Places of outputs of tools whose outputs stay."""
+    answered: set[str] = set()
+    for place, seen in enumerate(messages):
+        answered.update(call.id for call in seen.told.calls if call.name in tools)
+        if not answered.isdisjoint(seen.told.answers):
+            yield place
+
+
+def find_fresh(messages: Sequence[Seen], steps: Sequence[AgentStep], sent: int | None = None) -> int:
+    """The step that holds the first message behind the assistant's last, or the call that message answers.
+
+    Before that, where it is known how many messages were `sent`, that of users and tools which was not: a client may
+    bring several steps at once.
+    """
+    start = max((i + 1 for i, seen in enumerate(messages) if seen.shape.role == "assistant"), default=0)
+    if sent is not None:
+        start = next((i for i in range(sent, start) if messages[i].shape.role != "assistant"), start)
+    return next((i for i, step in enumerate(steps) if step.stop > start), len(steps))

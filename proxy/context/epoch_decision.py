@@ -1,0 +1,269 @@
+"""When an epoch opens, and what that decision rests on (BEHAVIOUR B4, B10, B12).
+
+Below the soft mark none opens, at the high mark always, between them only where it pays. Everything that is used is
+known: nothing forecasts how long a session goes on.
+"""
+
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
+
+from proxy.context.budget import Budget
+from proxy.context.pricing import Tariff
+from proxy.model.epoch import Epoch, Why
+from proxy.model.plan import Pressure
+
+MOST_FUTILE = 2
+# An epoch that misses its mark by what a budget leaves its estimator has not missed it.
+_MARGIN_PERCENT = 3
+# The part of what is usable that an epoch frees at least, or it was in vain.
+_LEAST_FREED = 0.1
+
+
+class Account(msgspec.Struct, frozen=True, gc=False):
+    """`base`: tokens right after the last epoch, 0 before the first. `owed`: the excess reads since.
+
+    `futile` counts the epochs in a row that did not get below the low mark, or freed hardly anything. `stuck` is the
+    low mark of the last epoch where it was so or the ceiling was out of reach, else 0. `is_held`: a revert holds until
+    the high mark. `sent`: the tokens of the last request, 0 where none is known that the next one goes on from;
+    `sent_at` is when it was sent, in monotonic seconds, None where unknown.
+    """
+
+    base: int = 0
+    owed: float = 0.0
+    futile: int = 0
+    stuck: int = 0
+    is_held: bool = False
+    sent: int = 0
+    sent_at: float | None = None
+
+    @property
+    def depth(self) -> int:
+        """How much deeper the next epoch has to go: how often two in a row did not help (B12)."""
+        return self.futile // MOST_FUTILE
+
+    def find_target(self, low: int) -> int:
+        """What the next epoch will probably leave: as much as the last one, or the low mark before the first."""
+        return self.base or low
+
+    def find_idle(self, now: float) -> float | None:
+        """Seconds since the last request, None where nobody knows."""
+        return None if self.sent_at is None else max(0.0, now - self.sent_at)
+
+
+class Sent(msgspec.Struct, frozen=True, gc=False):
+    """A request that was sent: its tokens, and what the upstream said it read of them from its cache.
+
+    `kept` are the tokens at its beginning that were sent before, None where it goes on from the last request. `at` is
+    in monotonic seconds, None where that is not known.
+    """
+
+    tokens: int
+    cached: int | None = None
+    kept: int | None = None
+    at: float | None = None
+
+
+def note_sent(account: Account, sent: Sent, tariff: Tariff, low: int) -> Account:
+    """After a request: what it cost more than one that an epoch at the low mark had made shorter.
+
+    The excess is what was sent before and lies above the target; without it the rest would have cost the same. Where
+    all is read at a tenth this is CONTEXT-ECONOMY's sum of 0.1 (size - L), but for what is new in the request.
+    """
+    read, old = _find_read(account, sent, tariff)
+    excess = max(0, old - account.find_target(low))
+    kept = min(read, old - excess)
+    as_it_was = tariff.price(read, sent.tokens - read)
+    shorter = tariff.price(kept, sent.tokens - excess - kept)
+    owed = account.owed + max(0.0, as_it_was - shorter)
+    return replace(account, owed=owed, sent=sent.tokens, sent_at=account.sent_at if sent.at is None else sent.at)
+
+
+def note_use(account: Account, at: float) -> Account:
+    """After a request that was not counted: it kept the cache warm, no more."""
+    return replace(account, sent_at=at)
+
+
+def note_epoch(account: Account, before: int, after: int, protected: int, budget: Budget) -> Account:
+    """After an epoch that left `after` of `before` tokens, `protected` of which had to stay: a new account.
+
+    The ledger is part of what an epoch leaves for a reason, so it is judged by the highest low mark there is (0.85 of
+    what is usable): below it there is room to go on, and the next epoch is worth opening.
+    """
+    mark = min(budget.find_low(after), before - int(_LEAST_FREED * budget.usable))
+    settled = _settle(account, after, mark, budget.find_low(protected))
+    return replace(settled, stuck=budget.find_low(protected)) if budget.is_out_of_reach(protected) else settled
+
+
+def note_revert(account: Account, after: int) -> Account:
+    """After a person went back to what stood before, which is `after` tokens: it holds until the high mark (B19)."""
+    return Account(base=after, is_held=True, sent_at=account.sent_at)
+
+
+def restore_account(epochs: Iterable[Epoch], owed: float, budget: Budget) -> Account:
+    """The account as the log tells of it: the epochs of its path and view, oldest first, and what was owed last.
+
+    The log does not tell what had to stay then, and so the low mark: only what is above the highest there can be counts
+    as futile.
+    """
+    account = Account()
+    low = budget.find_low(budget.usable)
+    for epoch in epochs:
+        after = epoch.tokens_after
+        mark = min(low, epoch.tokens_before - int(_LEAST_FREED * budget.usable))
+        account = note_revert(account, after) if epoch.is_reversion else _settle(account, after, mark, low)
+    return replace(account, owed=owed, sent=account.base)
+
+
+def _settle(account: Account, after: int, mark: int, low: int) -> Account:
+    is_futile = after * 100 > mark * (100 + _MARGIN_PERCENT)
+    futile, stuck = (account.futile + 1, low) if is_futile else (0, 0)
+    return Account(after, futile=futile, stuck=stuck, sent_at=account.sent_at)
+
+
+def _find_read(account: Account, sent: Sent, tariff: Tariff) -> tuple[int, int]:
+    """Of a request: the tokens read from the cache, and those that were sent before."""
+    kept = min(account.sent if sent.kept is None else sent.kept, sent.tokens)
+    if sent.cached is None:
+        return tariff.expect_read(kept), kept
+    read = min(sent.cached, sent.tokens)
+    return read, max(kept, read)
+
+
+# By how much of the budget the low mark must have fallen below the one that was missed, before it is tried again.
+_RELIEF = 0.1
+
+BOUND = "the model signs its reasoning over what goes before it"
+SIDE = "a side request opens no epoch"
+FUTILE = f"{MOST_FUTILE} epochs in a row did not get below the low mark"
+HELD = "a revert holds until the high mark"
+OUT_OF_REACH = "more must stay than the ceiling leaves room for"
+NO_ROOM = "the answer asked for leaves no room to manage"
+NOTHING_TO_GAIN = "an epoch would leave no less"
+
+
+class Facts(msgspec.Struct, frozen=True, gc=False):
+    """What is known of a request before it is sent.
+
+    `tokens` are those it has without a new epoch, `protected` those that no epoch may take. `kept` are the tokens at
+    its beginning that were sent before, None where it goes on from the last request; `stable` those at its beginning
+    that an epoch would leave as they are. `idle` are the seconds since anything kept this prompt's cache warm, None
+    where that is not known. `is_bound`: it has signed reasoning that a new beginning would make invalid (B37).
+    """
+
+    tokens: int
+    budget: Budget
+    tariff: Tariff
+    protected: int = 0
+    kept: int | None = None
+    stable: int = 0
+    idle: float | None = None
+    is_side: bool = False
+    is_bound: bool = False
+
+    @property
+    def low(self) -> int:
+        """What an epoch should leave."""
+        return self.budget.find_low(self.protected)
+
+
+class Decision(msgspec.Struct, frozen=True, gc=False):
+    """Whether an epoch opens: why, or None and the reason in words."""
+
+    why: Why | None
+    pressure: Pressure
+    reason: str = ""
+
+
+def decide(account: Account, facts: Facts) -> Decision:
+    """Whether an epoch opens before this request."""
+    pressure = facts.budget.find_pressure(facts.tokens)
+    if pressure == "none":
+        return Decision(None, pressure, _tell_none(facts))
+    if against := _find_objection(account, facts, pressure):
+        return Decision(None, pressure, against)
+    if pressure == "hard":
+        return Decision("hard", pressure)
+    if facts.tokens <= account.find_target(facts.low):
+        return Decision(None, pressure, NOTHING_TO_GAIN)
+    return _weigh(account, facts, pressure)
+
+
+def price_opening(account: Account, facts: Facts) -> float:
+    """What an epoch would cost now: the price of the bust, in tokens of uncached input."""
+    return facts.tariff.price_bust(account.find_target(facts.low), facts.stable)
+
+
+def _tell_none(facts: Facts) -> str:
+    if not facts.budget.usable:
+        return NO_ROOM
+    return f"{facts.tokens} tokens are below the soft mark of {facts.budget.soft}"
+
+
+def _find_objection(account: Account, facts: Facts, pressure: Pressure) -> str:
+    """Why none opens whatever it would save. Above the ceiling one opens always (B12): what did not help goes deeper.
+
+    Below it, what did not help twice is not done again.
+    """
+    if facts.is_side or facts.is_bound:
+        return SIDE if facts.is_side else BOUND
+    if pressure == "hard":
+        return ""
+    if account.futile >= MOST_FUTILE and facts.low > account.stuck - _RELIEF * facts.budget.usable:
+        return FUTILE
+    if account.stuck and facts.budget.is_out_of_reach(facts.protected):
+        return OUT_OF_REACH
+    return HELD if account.is_held else ""
+
+
+def _weigh(account: Account, facts: Facts, pressure: Pressure) -> Decision:
+    """Ski-rental (Karlin et al. 1988): what was paid for hiring reaches the price of buying.
+
+    Then no more is paid than twice what the best moment would have cost, whatever comes, and the one excess read that
+    went over it. What is owed is `Account.owed`, the price `price_opening`.
+    """
+    if facts.tariff.cache.is_cold(facts.idle):
+        return Decision("cold", pressure)
+    if _is_broken(account, facts):
+        return Decision("client", pressure)
+    price = price_opening(account, facts)
+    if account.owed >= price:
+        return Decision("soft", pressure)
+    return Decision(None, pressure, f"excess reads of {account.owed:.0f} have not reached the price of {price:.0f}")
+
+
+def _is_broken(account: Account, facts: Facts) -> bool:
+    """Whether the client changed so much of what was sent that going on costs no less than an epoch (B6)."""
+    if facts.kept is None or facts.kept >= account.sent:
+        return False
+    read = facts.tariff.expect_read(min(facts.kept, facts.tokens))
+    rewritten = facts.tariff.price_rewritten(account.find_target(facts.low), facts.stable)
+    return rewritten <= facts.tariff.price(read, facts.tokens - read)
+
+
+HELD_OUT = "holdout"
+"""The reason that the log has with every call of such a session."""
+
+_BITS = 53  # those of a float: nothing is rounded, so that all is never reached
+_WHOLE = 1 << _BITS
+
+
+@dataclass(frozen=True, slots=True)
+class Holdout:
+    """The sessions whose hash is below a threshold; `secret` is the log's own, so that they stay as long as it does."""
+
+    fraction: float = 0.0
+    secret: bytes = b""
+
+    def has(self, session: str) -> bool:
+        """Whether the session with this id is one of them."""
+        return self.fraction > 0.0 and _draw(self.secret, session) < self.fraction
+
+
+def _draw(secret: bytes, session: str) -> float:
+    """From 0 to below 1, evenly."""
+    tag = hmac.digest(secret, b"holdout\0" + session.encode("utf-8", "surrogatepass"), "sha256")
+    return (int.from_bytes(tag[:8]) >> (64 - _BITS)) / _WHOLE

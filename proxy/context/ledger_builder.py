@@ -1,0 +1,315 @@
+"""What the ledger tells of archived steps in a given number of tokens: lines of the newest steps, quotes, identifiers.
+
+Greedy by how likely a word is needed again for its length; of equal ones the newer. No model is asked.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import log, log2
+
+import msgspec
+
+from proxy.context.conversation import Survey, View
+from proxy.context.ledger import (
+    Heritage,
+    LedgerEntry,
+    Page,
+    QuotedLine,
+    cut_pages,
+    group_words,
+    merge_oldest,
+    order_quotes,
+    tell_step,
+    tell_turns,
+    write_ledger,
+)
+from proxy.context.message_features import find_family, is_name, is_opaque, list_words
+from proxy.context.references import PAGE, write_original
+from proxy.context.user_rules import find_room, find_unshown, write_rules
+
+_NEAR = 32_000
+_YOUNG = 8_000
+
+# What speaks for a word being needed again, in units of the logarithm of its chance.
+_USED, _USED_TWICE, _USED_LATELY = 0.5, 0.3, 0.5
+_WRITTEN, _SAME_TURN, _NAME, _OPAQUE, _IMPORTED = 1.2, 1.0, 0.5, -0.8, 0.3
+_UNSEEN = -1.5
+_IN_USED_FAMILY, _SEEN_AGAIN, _AGE = 0.5, 0.3, -0.25
+_LENGTH = 1.0
+
+
+class Index(msgspec.Struct, frozen=True, gc=False):
+    """Words with the place of their newest mention, and what the agent did with them.
+
+    `uses` counts the agent's messages that hold a word, `used` is the place of the newest of these, `shown` counts the
+    others. `families` counts uses by folder, or by the first part of a dotted name. `ages` are the tokens from each
+    place to the end.
+    """
+
+    newest: dict[str, int]
+    uses: Counter[str]
+    used: dict[str, int]
+    shown: Counter[str]
+    written: frozenset[str]
+    imported: frozenset[str]
+    families: Counter[str]
+    ages: Sequence[int]
+    turns: Sequence[int]
+
+
+def make_index(survey: Survey) -> Index:
+    """The words of a conversation."""
+    newest: dict[str, int] = {}
+    used: dict[str, int] = {}
+    uses: Counter[str] = Counter()
+    shown: Counter[str] = Counter()
+    written: set[str] = set()
+    imported: set[str] = set()
+    for place, (seen, found) in enumerate(zip(survey.messages, survey.found, strict=True)):
+        spot = dict.fromkeys(found.words, place)
+        newest.update(spot)
+        if seen.shape.role == "assistant":
+            uses.update(found.words)
+            used.update(spot)
+            written.update(found.written)
+        else:
+            shown.update(found.words)
+            imported.update(found.imported)
+    families = Counter({family: 0 for family in map(find_family, uses) if family})
+    for word, times in uses.items():
+        if family := find_family(word):
+            families[family] += times
+    return Index(
+        newest, uses, used, shown, frozenset(written), frozenset(imported), families,
+        _measure_ages(survey), _list_turns(survey),
+    )  # fmt: skip
+
+
+def _measure_ages(survey: Survey) -> list[int]:
+    ages, age = [], 0
+    for seen in reversed(survey.messages):
+        ages.append(age)
+        age += seen.tokens
+    return ages[::-1]
+
+
+def _list_turns(survey: Survey) -> list[int]:
+    return [step.turn for step in survey.steps for _ in range(step.start, step.stop)]
+
+
+def predict(index: Index, word: str) -> float:
+    """How likely a word is needed again: the logarithm of its odds, up to a constant."""
+    place = index.newest[word]
+    z = _AGE * log2(max(index.ages[place], 1) / _YOUNG) + _judge_form(word)
+    uses = index.uses[word]
+    if uses:
+        z += _USED + (_USED_TWICE if uses > 1 else 0.0)
+        z += _USED_LATELY if index.ages[index.used[word]] < _NEAR else 0.0
+    z += _WRITTEN if word in index.written else 0.0
+    z += _SAME_TURN if index.turns[place] == index.turns[-1] else 0.0
+    z += _IMPORTED if word in index.imported else 0.0
+    times = index.shown[word]
+    z += _SEEN_AGAIN * log(times) if times else _UNSEEN
+    family = find_family(word)
+    return z + _IN_USED_FAMILY * log(1 + index.families[family]) if family else z
+
+
+def _judge_form(word: str) -> float:
+    if is_opaque(word):
+        return _OPAQUE
+    return _NAME if is_name(word) else 0.0
+
+
+def guess_tokens(text: str) -> float:
+    """Tokens of a word, roughly, with the space before it."""
+    return 1.0 + len(text) / 4.0
+
+
+def order_words(index: Index, words: Iterable[str]) -> list[str]:
+    """Words, the most useful for their length first."""
+    return sorted(words, key=lambda word: (_LENGTH * log(guess_tokens(word)) - predict(index, word), word))
+
+
+_LINES_SHARE, _USERS_SHARE = 0.08, 0.3
+_QUOTED_SHARE = 0.22
+_REFERENCES_SHARE = 0.5
+_REFERENCE_TOKENS = 8.0
+_FRAME_TOKENS, _NEXT_FRAME_TOKENS = 160.0, 40.0
+_ASKED = 60
+# Characters of a user's turn on a line of the ledger, where there is room for so many.
+_HEAD, _LONG_HEAD = 120, 400
+_MOST_TRIED = 6000
+# Characters that a plan in short searches for rules of the user.
+MOST_SEARCHED = 40_000
+_FULL = 0.97
+_MOST_STRETCHED = 1.3
+
+
+class Bounds(msgspec.Struct, frozen=True, gc=False):
+    """The step at which the tail begins, those before it that stay in any case, and what is told already.
+
+    `has_words`: lines and words of outputs are told, too, which takes most of the time. `shortened` are the words that
+    are sent in place of a user's own, by their places.
+    """
+
+    tail: int
+    staying: frozenset[int]
+    heritage: Heritage
+    has_words: bool = True
+    shortened: Mapping[int, str] = {}
+
+
+class LedgerText(msgspec.Struct, frozen=True, gc=False):
+    """The ledger of archived steps; empty where there are none."""
+
+    entries: tuple[LedgerEntry, ...]
+    text: str
+    tokens: int
+
+
+def make_archive(view: View, survey: Survey, bounds: Bounds, count: Callable[[str], int]) -> LedgerText:
+    """The archive of all steps before the tail that do not stay otherwise, and of rules that would not be sent."""
+    gone = frozenset(range(bounds.tail)) - bounds.staying - bounds.heritage.told
+    # Rules have room of their own: they are of those words that are not given up for others.
+    inherited = [each.text for each in bounds.heritage.ledgers]
+    unshown = find_unshown(survey, gone, bounds.shortened, inherited, None if bounds.has_words else MOST_SEARCHED)
+    rules = write_rules(unshown, find_room(view.budget.usable), count) if unshown else ""
+    if not gone and not rules:
+        return LedgerText((), "", 0)
+    index = make_index(survey)
+    is_first = not bounds.heritage.ledgers
+    ruled = count(rules) if rules else 0
+    left = bounds.heritage.room
+    most = int(_REFERENCES_SHARE * left / _REFERENCE_TOKENS)
+    pages = merge_oldest(cut_pages(survey.steps, gone.__contains__, bounds.tail), most)
+    material = _gather(survey, index, pages, gone, bounds.heritage)
+    names = [view.name(page.start, page.stop, page.offset) for page in pages]
+    # What is chosen is weighed by its length; a second choice makes good what that was wrong by.
+    ordered = order_quotes(survey, gone, index.ages) if bounds.has_words else ()
+    quotes = _choose_quotes(ordered, _QUOTED_SHARE * left)
+    frame = _FRAME_TOKENS if is_first else _NEXT_FRAME_TOKENS
+    entries = _fill(material, names, (1 - _QUOTED_SHARE) * left - frame)
+    text = write_ledger(entries, quotes, rules, is_first=is_first)
+    tokens = count(text) - ruled
+    if tokens > left or tokens < _FULL * left:
+        entries = _fill(material, names, left * min(_MOST_STRETCHED, left / tokens) * (1 - _QUOTED_SHARE) - frame)
+        text = write_ledger(entries, quotes, rules, is_first=is_first)
+        tokens = count(text) - ruled
+    return LedgerText(tuple(entries), text, tokens + ruled)
+
+
+class _Material(msgspec.Struct, frozen=True, gc=False):
+    """What a ledger can tell: pages, words by their value, newest steps first; the page of each."""
+
+    survey: Survey
+    pages: Sequence[Page]
+    words: Sequence[str]
+    steps: Sequence[int]
+    page_of_word: Mapping[str, int]
+    page_of_step: Mapping[int, int]
+
+
+def _gather(survey: Survey, index: Index, pages: Sequence[Page], gone: frozenset[int], heritage: Heritage) -> _Material:
+    step_of_place = [i for i, step in enumerate(survey.steps) for _ in range(step.start, step.stop)]
+    page_of_step = {i: n for n in reversed(range(len(pages))) for i in range(pages[n].first, pages[n].last + 1)}
+    live = {word for each in heritage.ledgers for word in list_words(each.text)}
+    for place, found in enumerate(survey.found):
+        if step_of_place[place] not in gone and step_of_place[place] not in heritage.told:
+            live.update(found.words)
+    words = [word for word, place in index.newest.items() if step_of_place[place] in gone and word not in live]
+    ordered = order_words(index, words)[:_MOST_TRIED]
+    cut = _read_cut(survey, pages)
+    page_of_word = {
+        word: _find_page(word, page_of_step[step_of_place[index.newest[word]]], pages, cut) for word in ordered
+    }
+    return _Material(survey, pages, ordered, sorted(gone, reverse=True), page_of_word, page_of_step)
+
+
+def _read_cut(survey: Survey, pages: Sequence[Page]) -> dict[int, str]:
+    """The texts of those pages that are one of several of the same steps, by their numbers."""
+    several = {page.start for page in pages if page.offset}
+    texts = {
+        page.start: write_original([seen.told for seen in survey.messages[page.start : page.stop]])
+        for page in pages
+        if page.start in several and not page.offset
+    }
+    return {
+        n: texts[page.start][page.offset : page.offset + PAGE] for n, page in enumerate(pages) if page.start in texts
+    }
+
+
+def _find_page(word: str, first: int, pages: Sequence[Page], cut: Mapping[int, str]) -> int:
+    number = first
+    while number in cut and pages[number].start == pages[first].start:
+        if word in cut[number]:
+            return number
+        number += 1
+    return first
+
+
+def _fill(material: _Material, names: Sequence[str], room: float) -> list[LedgerEntry]:
+    """The user's turns, lines of the newest steps, then words, as long as there is room; for turns there is always."""
+    room -= _REFERENCE_TOKENS * len(names)
+    turns = _tell_turns(material, _USERS_SHARE * room)
+    lines = dict(_tell_steps(material, _LINES_SHARE * room))
+    room -= sum(guess_tokens(line) + 1 for line in (*turns.values(), *lines.values()))
+    said = {word for line in (*turns.values(), *lines.values()) for word in list_words(line)}
+    chosen = list(_choose_words((word for word in material.words if word not in said), room))
+    words = group_words(chosen, material.page_of_word)
+    told = {n: [line] for n, line in turns.items()}
+    for i in sorted(lines):
+        told.setdefault(material.page_of_step[i], []).append(lines[i])
+    return [
+        LedgerEntry(page, names[n], tuple(told.get(n, ())), tuple(words.get(n, ())))
+        for n, page in enumerate(material.pages)
+    ]
+
+
+def _tell_turns(material: _Material, room: float) -> dict[int, str]:
+    """A line by page for the user's turns in it (BEHAVIOUR B13), with words of theirs where there is room."""
+    turns: dict[int, list[int]] = {}
+    for i in sorted(material.steps):
+        if material.survey.steps[i].kind == "user":
+            turns.setdefault(material.page_of_step[i], []).append(i)
+    told = {n: tell_turns(material.survey, steps, 0) for n, steps in turns.items()}
+    room -= sum(guess_tokens(line) + 1 for line in told.values())
+    for most in (_HEAD, _LONG_HEAD):
+        for n in sorted(turns, reverse=True):
+            line = tell_turns(material.survey, turns[n], most)
+            cost = guess_tokens(line) - guess_tokens(told[n])
+            if cost <= room:
+                room -= cost
+                told[n] = line
+    return told
+
+
+def _tell_steps(material: _Material, room: float) -> Iterator[tuple[int, str]]:
+    """A line each of the newest steps that are not the user's, while there is room."""
+    for i in material.steps:
+        step = material.survey.steps[i]
+        if step.kind != "user":
+            line = tell_step(material.survey, step, _ASKED)
+            room -= guess_tokens(line) + 1
+            if room < 0:
+                return
+            yield i, line
+
+
+def _choose_quotes(quotes: Iterable[QuotedLine], room: float) -> list[QuotedLine]:
+    chosen = []
+    for quote in quotes:
+        room -= guess_tokens(quote.line) + 3
+        if room < 0:
+            break
+        chosen.append(quote)
+    return chosen
+
+
+def _choose_words(words: Iterable[str], room: float) -> Iterator[str]:
+    for word in words:
+        cost = guess_tokens(word)
+        if cost <= room:
+            room -= cost
+            yield word
+        elif room < 2:
+            return

@@ -1,0 +1,209 @@
+"""What is found in one message and kept: identifiers, what its calls asked, how its outputs ended.
+
+All of it depends on the message alone, so that it can be cached for any length of time.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from hashlib import sha256
+
+import msgspec
+
+from proxy.context.references import read_arguments, write_message
+from proxy.model.told import Told, ToolCall
+
+_SHORTEST, _LONGEST = 4, 120
+_WORDS_SEARCHED = 200_000
+
+_WORD = re.compile(r"[A-Za-z0-9_#@][A-Za-z0-9_./@#-]{2,}")
+_CASES = re.compile(r"[a-z][A-Z]")
+_HEXES = re.compile(r"(?=[0-9a-f-]*\d)[0-9a-f]{7,}[0-9a-f-]*")
+_STAMP = re.compile(r"[0-9TZ:./_-]+")
+
+
+def list_words(text: str) -> tuple[str, ...]:
+    """The words of a text, each once, in the order of their first places."""
+    part = text if len(text) <= 2 * _WORDS_SEARCHED else f"{text[:_WORDS_SEARCHED]}\n{text[-_WORDS_SEARCHED:]}"
+    named = dict.fromkeys(map(name_word, dict.fromkeys(_WORD.findall(part))))
+    named.pop("", None)
+    return tuple(named)
+
+
+@lru_cache(maxsize=65_536)
+def name_word(found: str) -> str:
+    """The word in what was found, empty where it is none of those: plain language, a short number."""
+    word = found.strip("./-@")
+    if not _SHORTEST <= len(word) <= _LONGEST:
+        return ""
+    return word if _is_to_the_letter(word) else ""
+
+
+def _is_to_the_letter(word: str) -> bool:
+    if word.isdigit() or any(sign in word for sign in "_/#@"):
+        return True
+    has_letters = any(map(str.isalpha, word))
+    has_digits = any(map(str.isdigit, word))
+    return has_letters and (has_digits or "." in word or _CASES.search(word) is not None)
+
+
+def is_opaque(word: str) -> bool:
+    """Whether it says nothing by itself: a hash, a time, a number."""
+    return _HEXES.fullmatch(word) is not None or _STAMP.fullmatch(word) is not None
+
+
+def is_name(word: str) -> bool:
+    """Whether it names something: a path, a dotted or a snake name."""
+    return ("/" in word or "." in word or "_" in word) and not is_opaque(word)
+
+
+def find_family(word: str) -> str:
+    """The folder of a path, the first part of a dotted name; empty for what is neither."""
+    if "/" in word:
+        return word.rpartition("/")[0]
+    first, dot, _ = word.partition(".")
+    return first + dot if dot else ""
+
+
+_LITERALS_SEARCHED = 64_000
+_LONGEST_ERROR = 200
+MOST = {"errors": 4, "paths": 8, "names": 12, "numbers": 8}
+
+_ERROR = re.compile(r"(?i)\b(?:error|exception|traceback|failed|failure|fatal|panic|denied|not found|no such)\b|Error:")
+_PATH = re.compile(r"(?<![\w./~@:-])(?:[\w.~@-]{0,64}/){1,16}[\w.@-]{1,80}(?::\d{1,7})?")
+_NAME = re.compile(r"(?<![\w./-])[A-Za-z_][\w.]{3,60}(?![\w/-])")
+_COMPOUND = re.compile(r"[A-Za-z0-9][_.][A-Za-z0-9]|[a-z0-9][A-Z]")
+_NUMBER = re.compile(r"(?<![\w.])\d{3,20}(?:\.\d{1,12})?(?![\w.])|(?<![\w.])\d{1,20}\.\d{1,12}(?![\w.])")
+
+
+def find_literals(text: str) -> dict[str, tuple[str, ...]]:
+    """The words by kind, each kind's best first; kinds that have none are left out."""
+    part = text if len(text) <= 2 * _LITERALS_SEARCHED else f"{text[:_LITERALS_SEARCHED]}\n{text[-_LITERALS_SEARCHED:]}"
+    paths = _choose(_strip(_PATH.findall(part)), MOST["paths"])
+    found = {
+        "errors": _find_errors(part),
+        "paths": paths,
+        "names": _choose(filter(_COMPOUND.search, _strip(_NAME.findall(part))), MOST["names"]),
+        "numbers": _choose(_NUMBER.findall(part), MOST["numbers"]),
+    }
+    return {kind: words for kind, words in found.items() if words}
+
+
+def _strip(words: Iterable[str]) -> Iterator[str]:
+    return (stripped for word in words if (stripped := word.rstrip(".")))
+
+
+def _choose(words: Iterable[str], most: int) -> tuple[str, ...]:
+    """The most frequent words, of equal ones the earlier."""
+    return tuple(word for word, _ in Counter(words).most_common(most))
+
+
+def _find_errors(text: str) -> tuple[str, ...]:
+    """The first lines that speak of an error, and the last one, which often says what it was."""
+    lines = [line.strip()[:_LONGEST_ERROR] for line in text.splitlines() if _ERROR.search(line[:2000])]
+    unlike = list(dict.fromkeys(lines))
+    return tuple(unlike if len(unlike) <= MOST["errors"] else [*unlike[: MOST["errors"] - 1], unlike[-1]])
+
+
+_LONGEST_ASKED = 240
+_LONGEST_OUTCOME = 100
+_OUTCOME_SEARCHED, _NEAR_END = 4000, 300
+_SPARSE = 12
+
+_IMPORT = re.compile(r"(?m)^[ \t]*(?:\d+[:\t ][ \t]*)?(?:from|import|#include|use|require|using)\b.{1,300}$")
+_WRITES = re.compile(
+    r"(?:>>?|\btee(?: -a)?|\bsed -i\b[^\n|;&]{0,400}[ \t]|\b(?:cp|mv|patch|touch|mkdir)\b[^\n|;&]{0,200}[ \t])[ \t]*"
+    r"([\w./-]*[\w-]\.\w{1,8}|[\w.-]*/[\w./-]+)"
+)
+_WRITING_TOOL = re.compile(r"(?i)write|edit|create|replace|patch|insert|update|delete|book|cancel|send|modify|apply")
+_CODE = re.compile(r"(?i)(?:return[ _-]?code|exit(?:ed)?(?: with)?(?:[ _-]?(?:code|status))?)\W{1,4}(-?\d{1,5})\b")
+_BAD = ("error", "exception", "failed", "failure", "fatal", "panic", "denied", "not found", "no such")
+
+
+class Findings(msgspec.Struct, frozen=True, gc=False):
+    """`words` it says, those of them that it `imported`, those that its calls have `written`.
+
+    `asked` is what each of its calls asks, in a line. `outcome` is how an output ended where that was not well, empty
+    otherwise. `effects`: whether a call of its changes something. `lines` are those of its text, `characters` those of
+    its original (`context/references`).
+    """
+
+    words: tuple[str, ...]
+    imported: tuple[str, ...]
+    written: tuple[str, ...]
+    asked: tuple[str, ...]
+    effects: bool
+    outcome: str
+    lines: int
+    characters: int
+    digest: bytes
+
+
+Study = Callable[[Told], Findings]
+
+
+def study(told: Told) -> Findings:
+    """What there is to know of a message."""
+    typed = ["\n".join(read_arguments(call.arguments)) for call in told.calls]
+    imports = "\n".join(_IMPORT.findall(told.text)) if _is_output(told) else ""
+    return msgspec.structs.replace(
+        glance(told), words=list_words("\n".join((told.text, *typed))), imported=list_words(imports)
+    )
+
+
+def glance(told: Told) -> Findings:
+    """The same without its words, which take most of the time."""
+    typed = ["\n".join(read_arguments(call.arguments)) for call in told.calls]
+    written = [word for text in typed for word in _find_written(text)]
+    is_output = _is_output(told)
+    return Findings(
+        (),
+        (),
+        list_words("\n".join(written)),
+        tuple(_tell_asked(call, text) for call, text in zip(told.calls, typed, strict=True)),
+        bool(written) or any(_WRITING_TOOL.search(call.name) for call in told.calls),
+        find_outcome(told.text) if is_output else "",
+        told.text.count("\n") + bool(told.text),
+        len(write_message(told)),
+        sha256(told.text.encode("utf-8", "surrogatepass")).digest(),
+    )
+
+
+def _is_output(told: Told) -> bool:
+    return bool(told.answers) or told.role == "tool"
+
+
+def find_outcome(text: str) -> str:
+    """How an output says that it ended, empty where it says nothing bad."""
+    code = _CODE.search(text[:_NEAR_END]) or _CODE.search(text[-_NEAR_END:])
+    if code and int(code[1]) == 0:
+        return ""
+    ends = text if len(text) <= 2 * _OUTCOME_SEARCHED else f"{text[:_OUTCOME_SEARCHED]}\n{text[-_OUTCOME_SEARCHED:]}"
+    errors = _find_bad(ends)
+    if not code and len(errors) * _SPARSE <= ends.count("\n"):
+        return ""
+    said = errors[-1].strip()[:_LONGEST_OUTCOME] if errors else ""
+    return " ".join(filter(None, (f"exit {code[1]}" if code else "", said)))
+
+
+def _find_bad(text: str) -> list[str]:
+    """Lines that speak of a failure."""
+    whole = text.lower()
+    said = [word for word in _BAD if word in whole]
+    if not said:
+        return []
+    lines = zip(text.split("\n"), whole.split("\n"), strict=False)
+    return [line for line, lower in lines if any(word in lower for word in said)]
+
+
+def _find_written(text: str) -> list[str]:
+    return _WRITES.findall(text)
+
+
+def _tell_asked(call: ToolCall, text: str) -> str:
+    """What a call asks: its values, without their names where one is all there is."""
+    lines = text.split("\n", 1) if text.count(": ") and not call.arguments.startswith("[") else [text]
+    only = re.match(r"\w{1,20}: ", lines[0]) if len(re.findall(r"(?m)^\w{1,20}: ", text)) == 1 else None
+    said = text[only.end() :] if only else text
+    return " ".join(said[:_LONGEST_ASKED].split())

@@ -1,0 +1,179 @@
+"""How providers keep prompts, and what is learned of that from the tokens they report (BEHAVIOUR B11).
+
+A retention is what somebody declared; None is unknown and never turns cold. Sources are what providers publish:
+OpenAI's and Azure's "Prompt caching", Anthropic's "Prompt caching", DeepSeek's "Context caching".
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from proxy.context.model_catalog import find_family
+
+CacheKind = Literal["prefix", "breakpoints", "units", "local"]
+"""`prefix`: the longest beginning that was sent before. `breakpoints`: up to the last marker behind which nothing
+changed. `units`: whole stored units. `local`: the longest beginning, and what is saved is time, not money."""
+
+# A retention runs from the last use, and a provider's clock begins later than ours.
+_MARGIN = 1.2
+_TTL = re.compile(r"(\d{1,6})([smhd])")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+# Anthropic: writing costs 2 where it is kept for an hour, 1.25 (what a price list states) where for five minutes.
+_SHORT_TTL = 300.0
+_LONG_WRITE = 2.0
+
+
+class CacheModel(msgspec.Struct, frozen=True, gc=False):
+    """A provider's cache: what is read of it is whole blocks, from so many tokens on.
+
+    `retention` are the seconds after which what nobody read is surely gone. `is_used` is False where a request asks for
+    none. `least_write` is the least that writing costs, in multiples of uncached input.
+    """
+
+    kind: CacheKind = "prefix"
+    block: int = 1
+    minimum: int = 0
+    retention: float | None = None
+    is_used: bool = True
+    least_write: float = 0.0
+
+    @property
+    def is_head_kept(self) -> bool:
+        """Whether what stands before the first change is sure to be read again (B11: else a rewrite is a whole one)."""
+        return self.is_used and self.kind in ("breakpoints", "local")
+
+    def find_read(self, matching: int, ends: Sequence[int] | None = None) -> int:
+        """The tokens that are read of a request whose first `matching` ones were sent before.
+
+        `ends` are where markers or units end, in tokens; None where that is not known: then at the end of the match.
+        """
+        if not self.is_used:
+            return 0
+        if ends is not None and self.kind in ("breakpoints", "units"):
+            matching = max((end for end in ends if end <= matching), default=0)
+        whole = matching // self.block * self.block
+        return whole if whole >= self.minimum else 0
+
+    def is_cold(self, idle: float | None) -> bool:
+        """Whether nothing can be left after so many seconds without a request."""
+        return self.retention is not None and idle is not None and idle > self.retention * _MARGIN
+
+
+UNKNOWN = CacheModel()
+# OpenAI keeps a prompt for an hour at most, or a day where a request, or the model's default, says so.
+_OPENAI = CacheModel(block=128, minimum=1024, retention=86_400.0)
+_DEEPSEEK = CacheModel(block=64)
+# The least of what Anthropic states for its models (1024 to 4096). Its markers say how long.
+_ANTHROPIC = CacheModel("breakpoints", minimum=1024)
+_HOSTS = (
+    ("anthropic.com", _ANTHROPIC),
+    ("openai.com", _OPENAI),
+    ("azure.com", _OPENAI),
+    ("deepseek.com", _DEEPSEEK),
+)
+
+
+def find_cache_model(
+    kind: CacheKind | None, host: str, model: str, ttls: Sequence[str] = (), retention: float | None = None
+) -> CacheModel:
+    """The cache of a model at a host; `kind` and `retention` are what a person set, None where nobody did.
+
+    `ttls` are those of the request's markers (`Shape.markers`), as they are sent. Where a model whose provider wants
+    markers is reached by another host and has none, nobody knows what that host does: then it is the longest beginning.
+    """
+    found = _find_by_host(host.lower().rstrip("."))
+    if kind is None and ttls and find_family(model).vendor == "anthropic":
+        found = _ANTHROPIC
+    if kind is not None and kind != found.kind:
+        found = _ANTHROPIC if kind == "breakpoints" else CacheModel(kind)
+    if found.kind == "breakpoints":
+        found = _read_markers(found, ttls)
+    return found if retention is None else replace(found, retention=retention)
+
+
+def _find_by_host(host: str) -> CacheModel:
+    for suffix, model in _HOSTS:
+        if host == suffix or host.endswith(f".{suffix}"):
+            return model
+    return UNKNOWN
+
+
+def _read_markers(model: CacheModel, ttls: Sequence[str]) -> CacheModel:
+    """With the longest retention of the markers; one that cannot be read may be any."""
+    kept = [_read_seconds(ttl) for ttl in ttls]
+    known = [seconds for seconds in kept if seconds is not None]
+    retention = max(known) if known and len(known) == len(kept) else None
+    is_long = any(seconds > _SHORT_TTL for seconds in known)
+    return replace(model, retention=retention, is_used=bool(ttls), least_write=_LONG_WRITE if is_long else 0.0)
+
+
+def _read_seconds(ttl: str) -> float | None:
+    match = _TTL.fullmatch(ttl)
+    return int(match[1]) * _SECONDS[match[2]] if match else None
+
+
+_WEIGHT = 0.2
+# Below it the time to the first byte tells of the way there, not of the tokens.
+_LEAST_TIMED = 4096
+_HARDLY, _MOSTLY = 0.1, 0.9
+
+
+class Calibration(msgspec.Struct, frozen=True, gc=False):
+    """`read`: the share that was read of what should have been. `survival`: that of what stood before an epoch's first
+    edit, when the epoch opened; None while nobody reported it. Seconds per token: of uncached input, and of cached.
+    """
+
+    read: float = 1.0
+    survival: float | None = None
+    fresh_seconds: float | None = None
+    cached_seconds: float | None = None
+
+    @property
+    def cached_ratio(self) -> float:
+        """The time that a cached token takes as a share of an uncached one's; nothing while it was not measured."""
+        if not self.fresh_seconds or self.cached_seconds is None:
+            return 0.0
+        return min(1.0, self.cached_seconds / self.fresh_seconds)
+
+
+def learn_read(calibration: Calibration, expected: int, cached: int | None) -> Calibration:
+    """With one more report of a request of which `expected` tokens should have been read (0: it tells nothing)."""
+    if cached is None or expected <= 0:
+        return calibration
+    return replace(calibration, read=_move(calibration.read, _share(cached, expected)))
+
+
+def learn_survival(calibration: Calibration, stable: int, cached: int | None) -> Calibration:
+    """With the report of the first request of an epoch, the first `stable` tokens of which were as before."""
+    if cached is None or stable <= 0:
+        return calibration
+    return replace(calibration, survival=_learn(calibration.survival, _share(cached, stable)))
+
+
+def learn_seconds(calibration: Calibration, tokens: int, cached: int | None, seconds: float) -> Calibration:
+    """With the time to the first byte of a request, where it was nearly all cached or hardly at all."""
+    if cached is None or tokens < _LEAST_TIMED or seconds < 0:
+        return calibration
+    share = _share(cached, tokens)
+    if share <= _HARDLY:
+        return replace(calibration, fresh_seconds=_learn(calibration.fresh_seconds, seconds / ((1 - share) * tokens)))
+    fresh = calibration.fresh_seconds
+    if share < _MOSTLY or fresh is None:
+        return calibration
+    left = max(0.0, seconds - (1 - share) * tokens * fresh)
+    return replace(calibration, cached_seconds=_learn(calibration.cached_seconds, left / (share * tokens)))
+
+
+def _share(part: int, whole: int) -> float:
+    return min(1.0, max(0, part) / whole)
+
+
+def _learn(known: float | None, seen: float) -> float:
+    return seen if known is None else _move(known, seen)
+
+
+def _move(known: float, seen: float) -> float:
+    return known + _WEIGHT * (seen - known)

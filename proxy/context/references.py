@@ -1,0 +1,155 @@
+"""References in the model's context: the text that each stands for, and the markers in place of content.
+
+A marker says what it stands for, how it ended and how to get it back (BEHAVIOUR B9, B15, B22); it never looks like a
+call. The same messages have the same text for ever, because references begin at characters of it.
+"""
+
+import hmac
+import re
+from base64 import b32encode
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from proxy.model.told import Told, ToolCall
+
+UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
+_BRACKETED = re.compile(r"\[(?=\s*/?\s*(?:FILE\b|tool\s*:))", re.IGNORECASE)
+_REFERRING = re.compile(r"\bref:(?=[a-z0-9]{10})", re.IGNORECASE)
+
+
+def clean(text: str, most: int) -> str:
+    """At most so many characters of a text, in one line."""
+    cut = text[: most + 1]
+    fit = _REFERRING.sub("ref ", _BRACKETED.sub("(", UNFIT.sub(" ", cut)))
+    return fit if len(cut) <= most else f"{fit[: most - 1]}…"
+
+
+PAGE = 12_000
+"""Characters of a page; of what a reference stands for, the first page is what a reader surely sees."""
+
+_MOST_DEPTH = 16
+
+_decode = msgspec.json.Decoder().decode
+
+
+def write_original(messages: Sequence[Told]) -> str:
+    """The text of messages."""
+    return "".join(map(write_message, messages))
+
+
+def write_message(told: Told) -> str:
+    """The part of one message; it ends with an empty line."""
+    answered = f" · answers {', '.join(told.answers)}" if told.answers else ""
+    parts = [f"--- {told.role or 'unknown'}{answered}", *([told.text] if told.text else ())]
+    parts += [f"({each})" for each in told.media]
+    parts += map(_write_call, told.calls)
+    return "\n".join((*parts, "", ""))
+
+
+def _write_call(call: ToolCall) -> str:
+    return "\n".join((f"--- calls {call.name} · {call.id}", *read_arguments(call.arguments)))
+
+
+def read_arguments(arguments: str) -> list[str]:
+    """The arguments as lines, one `name: value` each; what is not JSON as it is."""
+    try:
+        value = _decode(arguments)
+    except (ValueError, RecursionError):
+        return [arguments] if arguments else []
+    return list(_list_values("", value, 0))
+
+
+def _list_values(name: str, value: object, depth: int) -> Iterator[str]:
+    if depth < _MOST_DEPTH and isinstance(value, dict):
+        for key, each in value.items():
+            yield from _list_values(f"{name}.{key}" if name else str(key), each, depth + 1)
+    elif depth < _MOST_DEPTH and isinstance(value, list):
+        for each in value:
+            yield from _list_values(name, each, depth + 1)
+    else:
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        yield f"{name}: {text}" if name else text
+
+
+_ID_LENGTH = 10
+_LONGEST_NAME = 80
+_LONGEST_LINE = 200
+
+
+class FileReference(msgspec.Struct, frozen=True, gc=False):
+    """A large content: its id, where it is from (a path, or what it was called), what it is and how much.
+
+    `way` says how to obtain it again, in words; empty where only the reference does.
+    """
+
+    reference: str
+    path: str
+    kind: str
+    tokens: int
+    lines: int
+    digest: bytes
+    outline: Sequence[str]
+    way: str = ""
+
+
+class Tombstone(msgspec.Struct, frozen=True, gc=False):
+    """A tool's output: its id, the tool, what was asked of it and how it ended.
+
+    `literals` are words of the output by kind (`literals.find_literals`). `has_effects`: it changed something.
+    """
+
+    reference: str
+    tool: str
+    asked: str
+    outcome: str
+    lines: int
+    characters: int
+    literals: Mapping[str, Sequence[str]]
+    way: str = ""
+    has_effects: bool = False
+
+
+def make_reference(secret: bytes, session: str, digest: bytes) -> str:
+    """The id of a content in a session: ten of `[a-z2-7]`, foreseen by nobody who has not the secret."""
+    tag = hmac.digest(secret, b"reference\0" + session.encode("utf-8", "surrogatepass") + b"\0" + digest, "sha256")
+    return b32encode(tag).decode()[:_ID_LENGTH].lower()
+
+
+def render_file(file: FileReference) -> str:
+    """The block of a large content."""
+    head = (
+        f"ref:{file.reference} · {clean(file.kind, _LONGEST_NAME)} · {file.tokens:,} tokens · {file.lines:,} lines"
+        f" · sha256 {file.digest.hex()[:12]}"
+    )
+    outline = (f"  {clean(line, _LONGEST_LINE)}" for line in file.outline)
+    return "\n".join((f"[FILE: {clean(file.path, _LONGEST_LINE)}]", head, *outline, _tell_way(file.way), "[/FILE]"))
+
+
+def render_tombstone(stone: Tombstone) -> str:
+    """The marker of a tool's output."""
+    return "\n".join(_write_tombstone(stone))
+
+
+def _write_tombstone(stone: Tombstone) -> Iterator[str]:
+    ended = f"completed, {clean(stone.outcome, _LONGEST_LINE)}" if stone.outcome else "completed"
+    yield (
+        f"[tool: {clean(stone.tool, _LONGEST_NAME)} — output pruned; {ended}; {stone.lines:,} lines, "
+        f"{stone.characters:,} characters; shown in full earlier; ref:{stone.reference}]"
+    )
+    if stone.asked:
+        yield f"asked: {clean(stone.asked, _LONGEST_LINE)}"
+    for kind, words in stone.literals.items():
+        yield f"{kind}: {_separator(kind).join(clean(word, _LONGEST_LINE) for word in words)}"
+    if stone.has_effects:
+        yield "It had effects: do not repeat it."
+    yield _tell_way(stone.way)
+
+
+def _separator(kind: str) -> str:
+    return " | " if kind == "errors" else ", "
+
+
+def _tell_way(way: str) -> str:
+    told = f" To see it again: {clean(way, _LONGEST_LINE)}." if way else ""
+    return f"The original is intact under its reference.{told}"

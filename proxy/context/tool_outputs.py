@@ -1,0 +1,268 @@
+"""Tool outputs that give way inside what is kept: which, in which order, and what stands in their place.
+
+What was superseded goes first, then what is repeated, then errors, then the oldest (BEHAVIOUR B16).
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from proxy.context.conversation import BuilderPolicy, Seen, Survey, View
+from proxy.context.message_features import find_literals
+from proxy.context.outline import Parse, outline
+from proxy.context.references import (
+    PAGE,
+    FileReference,
+    Tombstone,
+    clean,
+    read_arguments,
+    render_file,
+    render_tombstone,
+)
+from proxy.model.plan import Reference, Replaced
+from proxy.model.told import ToolCall
+
+_OVERLAP = 200
+_MOST_PARTS = 24
+LEAST = 100
+"""Tokens of an output that is not worth a marker."""
+_MOST_WORDS = 400
+_MOST_DEPTH = 32
+_WAY = "run it once more if it only reads, or ask the user for `palimpsest expand ID`"
+_WAY_TO_RESULT = "ask the user for `palimpsest expand ID`"
+
+
+class Marked(msgspec.Struct, frozen=True, gc=False):
+    """A message that gives way, and the references its marker names."""
+
+    edit: Replaced
+    references: tuple[Reference, ...]
+
+
+def order_outputs(survey: Survey, places: Iterable[int]) -> list[int]:
+    """Those of the places that hold outputs worth replacing, in the order in which they go."""
+    overtaken = find_overtaken(survey)
+
+    def rank(place: int) -> tuple[int, int]:
+        return overtaken.get(place, 3 if survey.found[place].outcome else 4), place
+
+    outputs = (place for place in places if survey.messages[place].shape.role == "tool")
+    return sorted((place for place in outputs if survey.messages[place].tokens > LEAST), key=rank)
+
+
+def find_overtaken(survey: Survey) -> dict[int, int]:
+    """Outputs that a newer one has overtaken: 0 where the same was asked again, 1 repeated, 2 an error that was mended.
+
+    An output is repeated only by one that was not asked for again itself, so that the newest copy is never among them.
+    """
+    calls = {
+        place: call
+        for place, seen in enumerate(survey.messages)
+        if seen.shape.role == "tool" and (call := _find_call(survey, place))
+    }
+    asked = {(call.name, call.arguments): place for place, (call, _, _) in calls.items()}
+    outputs = [place for place, seen in enumerate(survey.messages) if seen.shape.role == "tool"]
+    again = {place for place, (call, _, _) in calls.items() if asked[call.name, call.arguments] != place}
+    copies = {survey.found[place].digest: place for place in outputs if place not in again}
+    mended = {_name_deed(call): place for place, (call, _, _) in calls.items() if not survey.found[place].outcome}
+    overtaken = dict.fromkeys(again, 0)
+    for place in outputs:
+        if place in again:
+            continue
+        if copies[survey.found[place].digest] != place:
+            overtaken[place] = 1
+        elif survey.found[place].outcome and place in calls and mended.get(_name_deed(calls[place][0]), 0) > place:
+            overtaken[place] = 2
+    return overtaken
+
+
+def _name_deed(call: ToolCall) -> tuple[str, ...]:
+    """What a call does, whatever its options."""
+    words = " ".join(read_arguments(call.arguments)).split()
+    return call.name, *(word for word in words if not word.startswith("-"))
+
+
+def _find_call(survey: Survey, place: int) -> tuple[ToolCall, str, bool] | None:
+    """The call that an output answers, what it asked, and whether it changed something; the first of several."""
+    answers = survey.messages[place].told.answers
+    for before in range(place - 1, -1, -1):
+        for call, asked in zip(survey.messages[before].told.calls, survey.found[before].asked, strict=True):
+            if call.id in answers:
+                return call, asked, survey.found[before].effects
+        if survey.messages[before].shape.role == "user":
+            return None
+    return None
+
+
+def bury(view: View, survey: Survey, place: int) -> Marked:
+    """A tombstone in place of an output."""
+    told, found = survey.messages[place].told, survey.found[place]
+    references = name_parts(view, place, 0, survey.found[place].characters)
+    call = _find_call(survey, place)
+    stone = Tombstone(
+        references[0].id,
+        call[0].name if call else "unknown",
+        call[1] if call else "",
+        found.outcome,
+        found.lines,
+        len(told.text),
+        find_literals(told.text),
+        _WAY_TO_RESULT if call and call[2] else _WAY,
+        bool(call and call[2]),
+    )
+    return Marked(Replaced(place, _add_parts(render_tombstone(stone), references), "tombstone"), references)
+
+
+def cut_words(view: View, survey: Survey, place: int) -> Marked:
+    """The beginning of what was said, in place of all of it."""
+    references = name_parts(view, place, 0, survey.found[place].characters)
+    lines = survey.messages[place].told.text[:_MOST_WORDS].split("\n")
+    text = "\n".join(clean(line, _MOST_WORDS) for line in lines)
+    note = f"[cut by the proxy palimpsest; the original is intact: ref:{references[0].id}]"
+    return Marked(Replaced(place, _add_parts(f"{text}…\n{note}", references), "shortened"), references)
+
+
+def trim(view: View, survey: Survey, place: int, most: int) -> Marked:
+    """The head and the tail of long words and of long values in calls; from about so many tokens on they are long."""
+    told = survey.messages[place].told
+    references = name_parts(view, place, 0, survey.found[place].characters)
+    parts = " ".join(f"ref:{each.id}" for each in references)
+    cutter = _Cutter(3 * most, f"[… cut by the proxy palimpsest; the original is intact: {parts} …]")
+    text = cutter.cut(told.text)
+    called = ((call, _trim_arguments(call.arguments, cutter)) for call in told.calls)
+    arguments = tuple([(call.id, spelled) for call, spelled in called if spelled != call.arguments])
+    return Marked(Replaced(place, "" if text == told.text else text, "shortened", arguments), references)
+
+
+class _Cutter(msgspec.Struct, frozen=True, gc=False):
+    """Cuts texts of more than so many characters to half of that, with a note where words are missing."""
+
+    most: int
+    note: str
+
+    def cut(self, text: str) -> str:
+        if len(text) <= self.most + len(self.note):
+            return text
+        head, tail = self.most // 3, self.most // 6
+        return f"{text[:head]}\n{self.note}\n{text[-tail:]}"
+
+    def cut_within(self, value: object, depth: int = 0) -> object:
+        """The same of each text in a JSON value."""
+        if isinstance(value, str):
+            return self.cut(value)
+        if depth < _MOST_DEPTH and isinstance(value, dict):
+            return {key: self.cut_within(each, depth + 1) for key, each in value.items()}
+        if depth < _MOST_DEPTH and isinstance(value, list):
+            return [self.cut_within(each, depth + 1) for each in value]
+        return value
+
+
+def _trim_arguments(arguments: str, cutter: _Cutter) -> str:
+    """Arguments with their long values cut; what is not JSON, such as the text that a tool takes as it is, as one."""
+    if len(arguments) <= cutter.most:
+        return arguments
+    try:
+        value = msgspec.json.decode(arguments)
+    except (ValueError, RecursionError):
+        return cutter.cut(arguments)
+    cut = cutter.cut_within(value)
+    return arguments if cut == value else msgspec.json.encode(cut).decode()
+
+
+def outline_output(
+    view: View, survey: Survey, place: int, *, has_outline: bool = True, parse: Parse | None = None
+) -> Marked:
+    """The block of a file in place of an output that is too large to be shown again, or at all."""
+    told, found = survey.messages[place].told, survey.found[place]
+    references = name_parts(view, place, 0, survey.found[place].characters)
+    call = _find_call(survey, place)
+    seen = outline(told.text, _find_path(survey, place), parse if has_outline else None)
+    block = FileReference(
+        references[0].id,
+        _find_path(survey, place) or (f"output of {call[0].name}" if call else "a message"),
+        seen.kind,
+        survey.messages[place].tokens,
+        found.lines,
+        found.digest,
+        seen.structure if has_outline else (),
+        _WAY_TO_RESULT if call and call[2] else _WAY,
+    )
+    return Marked(Replaced(place, _add_parts(render_file(block), references), "file"), references)
+
+
+def _find_path(survey: Survey, place: int) -> str:
+    """The path that a call read, where it names just one."""
+    call = _find_call(survey, place)
+    paths = [word for word in call[1].split() if "/" in word or "." in word.strip(".")] if call else []
+    return paths[0].strip("'\"") if len(paths) == 1 else ""
+
+
+def name_parts(view: View, place: int, start: int, stop: int) -> tuple[Reference, ...]:
+    """References of a message whose first pages hold its original from one character up to another."""
+    offsets = range(start, max(start + 1, stop - _OVERLAP), PAGE - _OVERLAP)[:_MOST_PARTS]
+    return tuple(Reference(view.name(place, place + 1, offset), place, place + 1, offset) for offset in offsets)
+
+
+def _add_parts(text: str, references: tuple[Reference, ...]) -> str:
+    if len(references) < 2:
+        return text
+    parts = " ".join(f"ref:{each.id}" for each in references)
+    return f"{text}\n[its parts in order: {parts}]"
+
+
+_PROTECTED_SHARE, _MINIMUM_SHARE = 0.25, 0.05
+_FRAME = 4
+
+
+def prune(
+    view: View, survey: Survey, policy: BuilderPolicy, steps: range, count: Callable[[str], int]
+) -> dict[int, Marked]:
+    """Tombstones for overtaken outputs of these steps, by their places; none where too little would go."""
+    if not policy.is_pruning or not steps:
+        return {}
+    usable = view.budget.usable
+    protected = min(policy.protect_tokens, _PROTECTED_SHARE * usable)
+    marked = {place: bury(view, survey, place) for place in _list_overtaken(survey, steps, protected)}
+    marked = {place: made for place, made in marked.items() if measure_gain(survey, {place: made}, count) > 0}
+    return marked if measure_gain(survey, marked, count) >= min(policy.minimum_tokens, _MINIMUM_SHARE * usable) else {}
+
+
+def measure_gain(survey: Survey, marked: Mapping[int, Marked], count: Callable[[str], int]) -> int:
+    """The tokens that markers save."""
+    return sum(_measure_saved(survey.messages[place], made, count) for place, made in marked.items())
+
+
+def _measure_saved(seen: Seen, made: Marked, count: Callable[[str], int]) -> int:
+    edit = made.edit
+    if edit.arguments:
+        known = {call.id: call.arguments for call in seen.told.calls}
+        cut = sum(count(known[id]) - count(arguments) for id, arguments in edit.arguments)
+        return cut + (count(seen.told.text) - count(edit.text) if edit.text else 0)
+    if edit.kind != "shortened":
+        return seen.tokens - count(edit.text) - _FRAME
+    # Where words are shortened, pictures and calls beside them stay.
+    said = min(seen.tokens, count(seen.told.text) + _FRAME)
+    return said - count(edit.text) - _FRAME if edit.text else 0
+
+
+def _list_overtaken(survey: Survey, steps: range, protected: float) -> list[int]:
+    newest = _find_newest(survey, protected)
+    places = [
+        place
+        for i in steps
+        if i not in survey.fixed
+        for place in range(survey.steps[i].start, min(survey.steps[i].stop, newest))
+        if survey.messages[place].shape.role == "tool" and survey.messages[place].tokens > LEAST
+    ]
+    overtaken = find_overtaken(survey) if places else {}
+    return [place for place in places if place in overtaken]
+
+
+def _find_newest(survey: Survey, tokens: float) -> int:
+    """The place from which on the outputs have so many tokens together, the one they begin in included."""
+    for place in reversed(range(len(survey.messages))):
+        if tokens <= 0:
+            return place + 1
+        if survey.messages[place].shape.role == "tool":
+            tokens -= survey.messages[place].tokens
+    return 0

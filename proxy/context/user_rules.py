@@ -1,0 +1,269 @@
+"""The sentences that a user wrote, and the rules among them that hold for the whole conversation (BEHAVIOUR B13, B32).
+
+Pasted blocks and what a client put in are left out first. A rule is in the user's own words, never a paraphrase.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+
+import msgspec
+
+from proxy.context.conversation import Survey
+from proxy.context.references import clean
+
+_OPENING = re.compile(
+    r"(?m)^ {0,3}(?P<fence>`{3,8}(?!`)|~{3,8}(?!~))[^`\n]*$"
+    r"|^[ \t]*<(?P<tag>files?|documents?|logs?|output|stdout|stderr|code|diff|patch|attachment|file_contents?)"
+    r"\b[^>\n]*>"
+)
+_OF_MACHINE = re.compile(
+    r"\W?\d{2,4}[-:/.]\d\d\b"  # a time or a date
+    r"|\W{0,2}(?:TRACE|DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|FATAL|CRITICAL)\b"
+    r"|[\w./-]+:\d+[: ]"  # a place in a file
+    r"|\s*(?:at |File \"|Traceback )|(?:\+\+\+|---|@@) "
+    r"|(?: {4,}|\t)\s*(?![-*+\d\s])"
+)
+_SYMBOLS = re.compile(r"[^\w\s.,;]|\d")
+_MOST_SYMBOLS = 0.25
+
+
+def find_pasted(text: str, shortest: int) -> list[tuple[int, int]]:
+    """Where the blocks of at least so many characters begin and end, in order; none of them overlap."""
+    found: list[tuple[int, int]] = []
+    at = 0
+    for start, stop in [*_find_marked(text), (len(text), len(text))]:
+        found += [*_find_stretches(text, at, start), (start, stop)]
+        at = stop
+    return [(start, stop) for start, stop in found if stop - start >= shortest]
+
+
+def _find_marked(text: str) -> Iterator[tuple[int, int]]:
+    """Fenced and wrapped blocks, one after the other."""
+    # What is not closed once is not closed behind that either: a text of openings alone takes no longer than others.
+    open_for_ever: set[str] = set()
+    at = 0
+    while opening := _OPENING.search(text, at):
+        at = opening.end()
+        mark = opening["fence"] or opening["tag"]
+        if mark in open_for_ever:
+            continue
+        end = rf"^ {{0,3}}{mark}{mark[0]}*[ \t]*$" if opening["fence"] else rf"</{mark}>[ \t]*$"
+        if closing := re.compile(end, re.MULTILINE).search(text, at):
+            yield opening.start(), closing.end()
+            at = closing.end()
+        else:
+            open_for_ever.add(mark)
+
+
+def _find_stretches(text: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Runs of lines that a machine wrote; empty lines may stand between."""
+    first = last = at = start
+    for line in text[start:stop].splitlines(keepends=True):
+        if _is_of_machine(line):
+            last = at + len(line.rstrip("\n"))
+        elif line.strip():
+            yield first, last
+            first = last = at + len(line)
+        at += len(line)
+    yield first, last
+
+
+def _is_of_machine(line: str) -> bool:
+    bare = line.strip()
+    if not bare:
+        return False
+    return bool(_OF_MACHINE.match(line)) or len(_SYMBOLS.findall(bare)) > _MOST_SYMBOLS * len(bare)
+
+
+_LEAST_PASTED = 400
+_LOOKED_AT = 200_000
+_LONGEST_INTRO = 160
+
+_MARKS = ("`", "~", "<")
+_CLIENT = re.compile(
+    r"<(system-reminder|environment_details|environment_context|ide_\w{1,40}|local-command-\w{1,20}"
+    r"|command-(?:name|message|args|output)|bash-(?:input|stdout|stderr)|task-notification)\b[^>\n]{0,200}>"
+)
+_ITEM = re.compile(r"[ \t]*(?:[-*+\u2022\u2013]|\(?\d{1,3}[.)]|[a-z][.)])[ \t]+")
+_END = re.compile(
+    r"(?<=[.!?])[\"'\u201d\u2019)*_`]{0,3}[ \t]+(?=[\"'\u201c\u2018(\[*_`¿¡]{0,3}[A-ZÀ-ÖØ-Þ])|(?<=[\u3002\uff01\uff1f])"
+)
+
+
+class Sentence(msgspec.Struct, frozen=True, gc=False):
+    """A sentence in the user's characters, and the line that leads to it where it is an item of a list."""
+
+    text: str
+    intro: str = ""
+
+    @property
+    def said(self) -> str:
+        """Both, as they are to be read."""
+        return f"{self.intro} {self.text}" if self.intro else self.text
+
+
+def list_user_places(survey: Survey) -> list[int]:
+    """Places of what the user wrote; what a machine put out in the user's role is not among them."""
+    return [
+        place
+        for i in survey.users
+        for place in range(survey.steps[i].start, survey.steps[i].stop)
+        if survey.messages[place].shape.role == "user"
+    ]
+
+
+def find_sentences(text: str) -> Iterator[Sentence]:
+    """The sentences of a user's message in order; none of fenced or pasted blocks, nor of a client's reminders."""
+    intro = ""
+    is_in_list = False
+    for line in _leave_out_foreign(text[:_LOOKED_AT]).split("\n"):
+        item = _ITEM.match(line)
+        bare = (line[item.end() :] if item else line).strip()
+        if not bare:
+            continue
+        if not item:
+            intro = bare if bare.endswith((":", "\uff1a")) and len(bare) <= _LONGEST_INTRO else ""
+        is_in_list = bool(item)
+        if is_in_list or not intro:
+            yield from (Sentence(part, intro) for part in _split(bare))
+
+
+def _split(line: str) -> Iterator[str]:
+    at = 0
+    for end in _END.finditer(line):
+        yield line[at : end.start()] + end[0].rstrip()
+        at = end.end()
+    if at < len(line):
+        yield line[at:]
+
+
+def _leave_out_foreign(text: str) -> str:
+    """The text without what its user did not write, and a line end where that stood: no sentence reaches over it."""
+    own = "\n".join(_list_outside_tags(text))
+    kept: list[str] = []
+    at = 0
+    for start, stop in find_pasted(own, 1):
+        block = own[start:stop]
+        if stop - start >= _LEAST_PASTED or block.lstrip().startswith(_MARKS):
+            kept.append(own[at:start])
+            at = stop
+    return "\n".join((*kept, own[at:]))
+
+
+def _list_outside_tags(text: str) -> Iterator[str]:
+    """What stands outside a client's tags; one that is not closed reaches to the end."""
+    at = 0
+    while opening := _CLIENT.search(text, at):
+        yield text[at : opening.start()]
+        end = f"</{opening[1]}>"
+        found = text.find(end, opening.end())
+        at = found + len(end) if found >= 0 else len(text)
+    yield text[at:]
+
+
+MOST, SHARE = 2000, 0.06
+"""Tokens of the block, and the part of what is usable that it may take."""
+
+_LONGEST = 600
+_HEAD = "Rules that the user stated, in the user's own words, each behind the number of its message:"
+
+_LASTING = re.compile(
+    r"(?i)\b(?:always|never|must(?:n't)?|shall not"
+    r"|(?<!\bI )(?:do not|don['\u2019]t|dont)(?! worry| mind| know| understand| think| see)"
+    r"|(?<=\bI )(?:do not|don['\u2019]t|dont) (?:want|wish|like|allow|accept|expect|permit)"  # not: have, remember
+    r"|make sure|ensure|be sure to|from now on|at all times|under no circumstances|no matter what|in (?:the )?future"
+    r"|only use|use only|only ever|prefer|avoid|please keep|keep in mind|remember (?:to|that)|refrain from|stick to"
+    r"|unless I|without (?:asking|my)|(?:is|are) (?:forbidden|not allowed|off[- ]limits)|may not"
+    r"|immer|niemals|nie|musst|müsst|müssen|darfst|dürft|dürfen nicht|auf keinen fall|achte darauf|stell(?:e)? sicher"
+    r"|ab (?:jetzt|sofort)|von nun an|vermeide|bevorzuge|bitte (?:nicht|nur|kein\w{0,2})|nur \w{1,40} verwenden"
+    r"|(?:verwende|benutze|nutze) (?:nur|kein\w{0,2}|ausschließlich)"
+    r"|toujours|jamais|ne \w{1,30} pas|n['\u2019]\w{1,30} pas|dois|devez|il (?:ne )?faut|assure-toi|assurez-vous"
+    r"|désormais|à partir de maintenant|évite[sz]?|préfère[sz]?|utilise[sz]? (?:uniquement|seulement)"
+    r"|siempre|nunca|jamás|debes?|asegúrate|a partir de ahora|evita|prefiere|(?:usa|utiliza) (?:solo|sólo)"
+    r"|(?:solo|sólo) (?:usa|utiliza)|no (?:uses|utilices|hagas|toques|modifiques|cambies|borres|elimines|escribas))\b"
+)
+_LEADING = re.compile(
+    r"(?i)\b(?:rules?|constraints?|requirements?|guidelines?|conventions?|regeln|vorgaben|règles|consignes|reglas)\b"
+)
+
+
+class Rule(msgspec.Struct, frozen=True, gc=False):
+    """A rule in the user's words, and the place of the message that states it."""
+
+    place: int
+    text: str
+
+
+def name_message(place: int) -> str:
+    """What a message is called in words of ours: they are numbered from 1."""
+    return f"m{place + 1}"
+
+
+def find_rules(survey: Survey, places: Collection[int] | None = None) -> tuple[Rule, ...]:
+    """The rules in the user's messages, or in those at some places; of equal ones the newest, in their order."""
+    found: dict[str, Rule] = {}
+    for place in list_user_places(survey):
+        if places is None or place in places:
+            for sentence in find_sentences(survey.messages[place].told.text):
+                if _is_rule(sentence):
+                    key = " ".join(sentence.said.casefold().split())
+                    found.pop(key, None)
+                    found[key] = Rule(place, sentence.said)
+    return tuple(found.values())
+
+
+def _is_rule(sentence: Sentence) -> bool:
+    said = sentence.said
+    if said.endswith("?") or len(said) > _LONGEST:
+        return False
+    return bool(_LASTING.search(said) or _LEADING.search(sentence.intro))
+
+
+def write_rules(rules: Sequence[Rule], room: float, count: Callable[[str], int]) -> str:
+    """The block of these rules in so many tokens, the newest where not all fit; empty where none does."""
+    lines = [f"{name_message(rule.place)}: {clean(rule.text, _LONGEST)}" for rule in rules]
+    room -= count(_HEAD) + 1
+    kept: list[str] = []
+    for line in reversed(lines):
+        room -= count(line) + 1
+        if room < 0:
+            break
+        kept.append(line)
+    return "\n".join((_HEAD, *reversed(kept))) if kept else ""
+
+
+def find_room(usable: float) -> float:
+    """The tokens that the block may have of so many that are usable."""
+    return min(MOST, SHARE * usable)
+
+
+def _take_newest(survey: Survey, places: Collection[int], most: int | None) -> Collection[int]:
+    """The newest of the places whose messages have so many characters together."""
+    if most is None:
+        return places
+    sizes = accumulate(len(survey.messages[place].told.text) for place in sorted(places, reverse=True))
+    return {place for place, size in zip(sorted(places, reverse=True), sizes, strict=True) if size <= most}
+
+
+def find_unshown(
+    survey: Survey,
+    steps: Iterable[int],
+    shortened: Mapping[int, str],
+    known: Sequence[str],
+    most: int | None = None,
+) -> tuple[Rule, ...]:
+    """The rules of these steps, and of messages that are sent in other words, that nothing sent has in its words.
+
+    `shortened` are those other words by their places, `known` are words of ours that are sent. Of the newest messages
+    `most` characters are searched, None: all of them.
+    """
+    gone = {place for i in steps for place in range(survey.steps[i].start, survey.steps[i].stop)}
+    newest = {survey.steps[i].start for i in survey.newest} - gone - shortened.keys()
+    said = [survey.messages[place].told.text for place in newest]
+    return tuple(
+        rule
+        for rule in find_rules(survey, _take_newest(survey, gone | shortened.keys(), most))
+        if not any(rule.text in text for text in (shortened.get(rule.place, ""), *said))
+        and not any(clean(rule.text, _LONGEST) in text for text in known)
+    )

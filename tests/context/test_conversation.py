@@ -1,0 +1,226 @@
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.context.budget import BudgetPolicy, make_budget
+from proxy.context.conversation import BuilderPolicy, Group, Seen, Survey, View, find_fresh, split_groups, survey
+from proxy.context.message_features import study
+from proxy.model.shapes import Shape
+from proxy.model.told import Told
+from tests.support.views import Message, act, call, result, said, user, view
+
+
+def test_the_defaults_are_those_the_documents_name() -> None:
+    policy = BuilderPolicy()
+    assert (policy.is_pruning, policy.protect_tokens, policy.minimum_tokens) == (True, 40_000, 20_000)
+    assert (policy.protected_tools, policy.inline_tokens, policy.has_outlines) == (("skill",), 10_000, True)
+    assert policy.protect_turns == 2
+
+
+def test_a_policy_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        BuilderPolicy().inline_tokens = 1  # type: ignore[misc]
+
+
+SEEN = Seen(Told("user", "hello"), Shape("user"), 3)
+
+
+def test_a_view_of_a_fresh_conversation_has_only_its_messages() -> None:
+    budget = make_budget(128_000, 8192, 1000, BudgetPolicy())
+    view = View((SEEN, SEEN), 40, budget, lambda start, stop, offset: f"r{start}-{stop}-{offset}")
+    assert (view.pinned, view.frozen) == (frozenset(), None)
+    assert view.name(0, 2, 5) == "r0-2-5"
+    assert sum(seen.tokens for seen in view.messages) + view.head == 46
+
+
+def test_what_was_seen_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        SEEN.tokens = 4  # type: ignore[misc]
+    assert Seen(Told("user", "hello"), Shape("user"), 3) == SEEN
+
+
+USER = Shape("user")
+
+
+def call_shape(*ids: str) -> Shape:
+    return Shape("assistant", ids)
+
+
+def answer_shape(*ids: str) -> Shape:
+    return Shape("tool", (), ids)
+
+
+def test_parallel_calls_go_with_all_their_results() -> None:
+    assert split_groups(
+        [USER, call_shape("a", "b"), answer_shape("a"), answer_shape("b"), call_shape("c"), answer_shape("c"), USER]
+    ) == [
+        Group(0, 1, has_calls=False),
+        Group(1, 4, has_calls=True),
+        Group(4, 6, has_calls=True),
+        Group(6, 7, has_calls=False),
+    ]
+
+
+def test_reasoning_goes_with_what_it_led_to() -> None:
+    thought = Shape("assistant", reasoning=b"x")
+    assert split_groups([thought, call_shape("a"), answer_shape("a"), thought, Shape("assistant")]) == [
+        Group(0, 3, has_calls=True),
+        Group(3, 5, has_calls=False),
+    ]
+
+
+def test_a_result_far_behind_its_call_holds_what_is_between() -> None:
+    groups = split_groups([call_shape("a"), USER, call_shape("b"), answer_shape("a"), USER, answer_shape("b"), USER])
+    assert groups == [Group(0, 6, has_calls=True), Group(6, 7, has_calls=False)]
+
+
+def test_an_id_used_again_is_answered_behind_its_newest_use() -> None:
+    groups = split_groups([call_shape("a"), answer_shape("a"), USER, call_shape("a"), USER, answer_shape("a")])
+    assert [group.start for group in groups] == [0, 2, 3]
+
+
+def test_a_result_without_a_call_goes_with_what_it_stands_behind() -> None:
+    assert split_groups([answer_shape("x"), USER, answer_shape("y")]) == [
+        Group(0, 1, has_calls=True),
+        Group(1, 3, has_calls=True),
+    ]
+
+
+_ids = st.lists(st.sampled_from("abc"), max_size=2).map(tuple)
+_shapes = st.builds(Shape, st.sampled_from(["user", "assistant", "tool"]), _ids, _ids)
+
+
+@given(st.lists(_shapes, max_size=12))
+def test_groups_cover_everything_once_and_part_no_call_from_its_result(shapes: list[Shape]) -> None:
+    groups = split_groups(shapes)
+    assert [place for group in groups for place in range(group.start, group.stop)] == list(range(len(shapes)))
+    for place, shape in enumerate(shapes):
+        for answered in shape.results:
+            callers = [i for i in range(place + 1) if answered in shapes[i].calls]
+            if callers:
+                assert sum(group.start <= callers[-1] and place < group.stop for group in groups) == 1
+
+
+def look(messages: list[Message], *pinned: int, turns: int = 2) -> Survey:
+    return survey(view(messages, 10_000, pinned=pinned), BuilderPolicy(protect_turns=turns), study)
+
+
+def test_steps_are_groups_and_know_their_turn() -> None:
+    seen = look([user("a"), *act("1", "ls", "x"), user("b"), user("c"), said("done")])
+    assert [(step.start, step.stop, step.kind, step.turn) for step in seen.steps] == [
+        (0, 1, "user", 1), (1, 3, "step", 1), (3, 4, "user", 2), (4, 5, "user", 2), (5, 6, "step", 2),
+    ]  # fmt: skip
+
+
+def test_the_newest_turns_are_whole_turns() -> None:
+    messages = [user("a"), said("1"), user("b"), user("c"), said("2"), user("d")]
+    assert look(messages).newest == {2, 3, 5}
+    assert look(messages, turns=0).newest == {5}
+
+
+def echo(*actions: str, first: str = "task", observed: str = "Observation: [exit {}]\nfine") -> Survey:
+    """An agent without calls: what it says, and what comes back in the user's name."""
+    outputs = [(said(action), user(observed.format(i))) for i, action in enumerate(actions)]
+    return look([user(first), *[message for pair in outputs for message in pair]])
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "Let me look.\n```bash\nls\n```",
+        "<execute_bash>\nls\n</execute_bash>",
+        "Thought: I should look.\nAction: ls[.]",
+        'I do it: {"command": {"name": "ls"}}',
+    ],
+)
+def test_what_a_machine_put_out_as_the_user_is_no_turn(action: str) -> None:
+    assert echo(action, action, action).users == (0,)
+    assert len(echo(action, action).users) == 3  # twice is chance
+    assert len(echo(action, action, action, observed="yes, do it").users) == 4
+    assert (
+        len(echo(action, action, action, observed="result: now please do all of what is in part number {}:").users) == 4
+    )
+
+
+FENCED = "Like this:\n```python\npass\n```"
+
+
+@pytest.mark.parametrize(
+    "observed",
+    [
+        "Observation: [exit {}]",
+        "<returncode>{}</returncode>",
+        "[The command completed with exit code {}.]",
+        "<tool_response>\n{}\n</tool_response>",
+        "EXECUTION RESULT of [{}]:",
+        "OUTPUT:\n{}",
+        '{{"stdout": "{}"}}',
+    ],
+)
+def test_what_a_machine_put_out_is_known_by_how_it_begins(observed: str) -> None:
+    assert echo(*[FENCED] * 3, observed=observed).users == (0,)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "Ticket {}:\nMend it.",
+        "## Task {}\nMend it.",
+        "[{}] the next one",
+        "<task>{}</task>",
+        "Please run the command {}:",
+        "Results of {} are wrong, so mend them.",
+    ],
+)
+def test_prompts_of_a_person_that_begin_alike_are_the_user_s(prompt: str) -> None:
+    assert len(echo(*[FENCED] * 6, observed=prompt).users) == 7
+
+
+def test_what_looks_alike_behind_an_answer_is_the_user_s() -> None:
+    assert len(echo("It is done.", "That is so.", "No, it is not.", observed="<output>{}</output>").users) == 4
+
+
+def test_a_client_that_wraps_every_prompt_wraps_the_first() -> None:
+    answer = "Like this:\n```python\npass\n```"
+    seen = echo(*[answer] * 4, first="<tool_query>\nbegin\n</tool_query>", observed="<tool_query>\n{}\n</tool_query>")
+    assert len(seen.users) == 5
+
+
+def test_an_agent_with_calls_acts_by_them() -> None:
+    tasks = [
+        message
+        for i in range(4)
+        for message in (*act(f"{i}", "ls", "x"), said("```\nok\n```"), user("<output>do</output>"))
+    ]
+    assert len(look([user("begin"), *tasks]).users) == 5
+
+
+def test_like_tasks_behind_results_are_the_user_s() -> None:
+    tasks = [message for i in range(4) for message in (*act(f"{i}", "ls", "x"), user("<output>\ndo"))]
+    assert len(look([user("begin"), *tasks]).users) == 5
+
+
+def test_fresh_is_what_the_newest_answer_has_not_seen() -> None:
+    begin = [user("a"), *act("1", "ls", "x")]
+    assert look(begin).fresh == 1
+    assert look([*begin, said("done"), user("next")]).fresh == 3
+    assert look([user("a")]).fresh == 0
+
+
+def test_fresh_is_what_was_never_sent_too() -> None:
+    seen = look([user("a"), *act("1", "ls", "x"), *act("2", "ls", "y"), said("so"), said("done"), user("next")])
+    fresh = [find_fresh(seen.messages, seen.steps, sent) for sent in (None, 8, 7, 6, 5, 4, 3, 2, 1, 0)]
+    assert fresh == [4, 4, 4, 4, 4, 2, 2, 1, 1, 0]
+
+
+def test_pins_and_outputs_of_protected_tools_stay() -> None:
+    seen = look([user("a"), *act("1", "ls", "x"), *act("2", "x", "y", name="skill"), said("z"), user("b")], 5)
+    assert seen.fixed == {2, 3}
+    assert seen.bound == {4, 5}
+
+
+def test_a_user_s_words_inside_a_group_make_it_the_user_s() -> None:
+    seen = look([user("a"), call("1", "ls"), user("wait"), result("1", "x"), said("b"), user("c")])
+    assert [step.kind for step in seen.steps] == ["user", "user", "step", "user"]

@@ -1,0 +1,403 @@
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from proxy.context.budget import BudgetPolicy, make_budget
+from proxy.context.conversation import Seen
+from proxy.context.epoch_decision import (
+    FUTILE,
+    HELD,
+    NO_ROOM,
+    NOTHING_TO_GAIN,
+    OUT_OF_REACH,
+    SIDE,
+    Account,
+    Decision,
+    Facts,
+    Holdout,
+    Sent,
+    decide,
+    note_epoch,
+    note_revert,
+    note_sent,
+    note_use,
+    price_opening,
+    restore_account,
+)
+from proxy.context.pricing import Tariff, make_tariff
+from proxy.context.provider_cache import UNKNOWN, CacheModel, Calibration, find_cache_model
+from proxy.model.card import UNPRICED, Prices, Rates, Tier
+from proxy.model.epoch import Epoch, Why
+from proxy.model.shapes import Shape
+from proxy.model.told import Told
+
+TARIFF = make_tariff(UNPRICED, UNKNOWN)
+BUDGET = make_budget(None, None, None, BudgetPolicy(ceiling_tokens=32_000))
+LOW_MARK = 9000
+# Twice the price above 20,000 tokens.
+TIERED = make_tariff(Prices(Rates(1, 5, 0.1, 1), (Tier(20_000, Rates(2, 10, 0.2, 2)),)), UNKNOWN)
+
+sizes = st.lists(st.integers(0, 300_000), max_size=30)
+
+
+def make_epoch(after: int, why: Why = "soft") -> Epoch:
+    return Epoch("e", "s", "m", "", b"", 1, why, "", 0, 30_000, after, b"", ())
+
+
+def say(role: str, tokens: int) -> Seen:
+    return Seen(Told(role, ""), Shape(role), tokens)
+
+
+def test_the_first_request_owes_nothing() -> None:
+    account = note_sent(Account(), Sent(20_000, at=5.0), TARIFF, LOW_MARK)
+    assert account == Account(sent=20_000, sent_at=5.0)
+
+
+def test_what_was_sent_before_above_the_target_is_owed_at_the_price_of_reading() -> None:
+    account = note_sent(Account(sent=20_000), Sent(21_000), TARIFF, LOW_MARK)
+    assert account.owed == pytest.approx(0.1 * 11_000)
+    assert account.sent == 21_000
+    assert note_sent(account, Sent(22_000), TARIFF, LOW_MARK).owed == pytest.approx(0.1 * (11_000 + 12_000))
+
+
+def test_the_target_is_what_the_last_epoch_reached_where_that_is_more() -> None:
+    account = note_sent(Account(base=15_000, sent=20_000), Sent(21_000), TARIFF, LOW_MARK)
+    assert account.owed == pytest.approx(0.1 * 5000)
+
+
+def test_below_the_target_nothing_is_owed() -> None:
+    assert note_sent(Account(sent=8000), Sent(40_000), TARIFF, LOW_MARK).owed == 0
+
+
+def test_a_miss_is_owed_at_the_price_of_writing_but_for_what_an_epoch_would_have_missed_too() -> None:
+    miss = note_sent(Account(sent=20_000), Sent(21_000, cached=0), TARIFF, LOW_MARK)
+    assert miss.owed == pytest.approx(11_000)
+    half = note_sent(Account(sent=20_000), Sent(21_000, cached=12_000), TARIFF, LOW_MARK)
+    assert half.owed == pytest.approx(0.1 * 3000 + 8000)
+
+
+def test_what_the_upstream_did_not_say_is_taken_as_it_usually_is() -> None:
+    learned = make_tariff(UNPRICED, UNKNOWN, Calibration(read=0.5))
+    account = note_sent(Account(sent=20_000), Sent(21_000), learned, LOW_MARK)
+    assert account.owed == pytest.approx(0.1 * 1000 + 10_000)
+
+
+def test_what_is_read_was_sent_before_whoever_sent_it() -> None:
+    assert note_sent(Account(), Sent(21_000, cached=20_000), TARIFF, LOW_MARK).owed == pytest.approx(0.1 * 11_000)
+    assert note_sent(Account(), Sent(21_000, cached=90_000), TARIFF, LOW_MARK).owed == pytest.approx(0.1 * 12_000)
+    none, odd = (note_sent(Account(sent=20_000), Sent(21_000, cached=cached), TARIFF, LOW_MARK) for cached in (0, -50))
+    assert odd == none
+
+
+def test_what_the_client_changed_was_not_sent_before() -> None:
+    account = note_sent(Account(sent=20_000), Sent(21_000, kept=10_000), TARIFF, LOW_MARK)
+    assert account.owed == pytest.approx(0.1 * 1000)
+
+
+def test_a_tier_that_an_epoch_would_have_stayed_below_is_owed_whole() -> None:
+    account = note_sent(Account(sent=21_000), Sent(22_000), TIERED, LOW_MARK)
+    assert account.owed == pytest.approx((0.2 * 21_000 + 2 * 1000) - (0.1 * LOW_MARK + 1000))
+
+
+def test_at_home_reading_costs_no_time_and_nothing_is_owed() -> None:
+    local = make_tariff(UNPRICED, CacheModel("local"))
+    assert note_sent(Account(sent=20_000), Sent(21_000), local, LOW_MARK).owed == 0
+
+
+def test_a_request_that_was_not_counted_keeps_the_cache_warm() -> None:
+    account = Account(base=1, owed=2.0, sent=3, sent_at=4.0)
+    assert note_use(account, 9.0) == Account(base=1, owed=2.0, sent=3, sent_at=9.0)
+    assert note_sent(account, Sent(3), TARIFF, LOW_MARK).sent_at == 4.0
+
+
+def test_idle_is_since_the_last_request_and_never_negative() -> None:
+    assert Account().find_idle(100.0) is None
+    assert [Account(sent_at=40.0).find_idle(now) for now in (100.0, 30.0)] == [60.0, 0.0]
+
+
+def test_an_epoch_will_leave_as_much_as_the_last_one() -> None:
+    assert [Account(base).find_target(9000) for base in (0, 8000, 12_000)] == [9000, 8000, 12_000]
+
+
+def test_an_epoch_settles_the_account() -> None:
+    account = Account(base=5, owed=99.0, futile=1, stuck=9312, is_held=True, sent=30_000, sent_at=7.0)
+    assert note_epoch(account, 30_000, 8000, 0, BUDGET) == Account(base=8000, sent_at=7.0)
+
+
+# 0.85 of what is usable is 26,384; a margin of 3 % more is forgiven. The low mark is 9312.
+@pytest.mark.parametrize(("after", "futile", "stuck"), [(9313, 0, 0), (27_175, 0, 0), (27_176, 2, 9312)])
+def test_an_epoch_is_futile_that_leaves_no_room_to_go_on(after: int, futile: int, stuck: int) -> None:
+    account = note_epoch(Account(futile=1), 40_000, after, 0, BUDGET)
+    assert (account.futile, account.stuck) == (futile, stuck)
+
+
+def test_an_epoch_under_a_ceiling_out_of_reach_is_remembered_as_such() -> None:
+    assert note_epoch(Account(), 31_000, 26_000, 21_727, BUDGET) == Account(26_000)
+    assert note_epoch(Account(), 31_000, 26_000, 21_729, BUDGET) == Account(26_000, stuck=26_384)
+
+
+def test_a_revert_holds_and_begins_anew() -> None:
+    account = note_revert(Account(base=8000, owed=50.0, futile=2, sent=9000, sent_at=7.0), 25_000)
+    assert account == Account(base=25_000, is_held=True, sent_at=7.0)
+
+
+def test_an_account_is_restored_from_its_epochs() -> None:
+    assert restore_account([], 7.0, BUDGET) == Account(owed=7.0)
+    found = restore_account([make_epoch(8000), make_epoch(12_000)], 7.0, BUDGET)
+    assert found == Account(base=12_000, owed=7.0, sent=12_000)
+    held = restore_account([make_epoch(8000), make_epoch(25_000, "revert")], 0.0, BUDGET)
+    assert held == Account(base=25_000, is_held=True, sent=25_000)
+    assert not restore_account([make_epoch(25_000, "revert"), make_epoch(8000, "hard")], 0.0, BUDGET).is_held
+
+
+def test_of_restored_epochs_those_are_futile_that_are_above_any_low_mark() -> None:
+    highest = BUDGET.find_low(BUDGET.usable)
+    epochs = [make_epoch(highest + 2000), make_epoch(highest + 2000)]
+    assert restore_account(epochs, 0.0, BUDGET).futile == 2
+    assert restore_account([*epochs, make_epoch(highest)], 0.0, BUDGET).futile == 0
+
+
+def test_an_epoch_is_futile_that_frees_hardly_anything() -> None:
+    """Of 31,040 usable tokens a tenth; a margin of 3 % of what is left is forgiven."""
+    tenth = BUDGET.usable // 10
+    assert note_epoch(Account(), 20_000 + tenth, 20_000, 0, BUDGET).futile == 0
+    assert note_epoch(Account(), 20_000 + tenth, 20_602, 0, BUDGET).futile == 1
+    epochs = [msgspec.structs.replace(make_epoch(20_000), tokens_before=before) for before in (23_000, 22_000)]
+    assert restore_account(epochs, 0.0, BUDGET).futile == 1
+    assert restore_account(epochs[:1], 0.0, BUDGET).futile == 0
+
+
+def test_two_futile_epochs_make_the_next_go_deeper() -> None:
+    assert [Account(futile=futile).depth for futile in range(6)] == [0, 0, 1, 1, 2, 2]
+
+
+@given(sizes, st.integers(0, 50_000))
+def test_what_is_owed_only_grows(seen: list[int], low: int) -> None:
+    account = Account()
+    for size in seen:
+        after = note_sent(account, Sent(size), TIERED, low)
+        assert after.owed >= account.owed
+        account = after
+
+
+SOFT, HIGH, LOW = BUDGET.soft, BUDGET.high, BUDGET.find_low(0)
+SHORT_LIVED = make_tariff(UNPRICED, CacheModel(retention=300.0))
+PRICE = 0.9 * LOW
+RICH = Account(owed=1e9)
+POOR = Account(sent=20_000)
+
+sessions = st.lists(st.integers(SOFT, HIGH - 1), min_size=1, max_size=60)
+accounts = st.builds(
+    Account, st.integers(0, 50_000), st.floats(0, 1e9), st.integers(0, 3), st.just(LOW), st.booleans(), st.integers(0)
+)
+
+
+def see(tokens: int, tariff: Tariff = TARIFF) -> Facts:
+    return Facts(tokens, BUDGET, tariff)
+
+
+def price_reading(cached: float) -> Tariff:
+    return make_tariff(Prices(Rates(1, 5, cached, 1), (Tier(25_000, Rates(2, 10, 2 * cached, 2)),)), UNKNOWN)
+
+
+def play(sizes: list[int], tariff: Tariff) -> int | None:
+    """The place of the request before which an epoch opens."""
+    account = Account()
+    for place, size in enumerate(sizes):
+        if decide(account, see(size, tariff)).why:
+            return place
+        account = note_sent(account, Sent(size), tariff, LOW)
+    return None
+
+
+def test_below_the_soft_mark_none_opens() -> None:
+    assert decide(RICH, see(SOFT - 1)) == Decision(None, "none", f"{SOFT - 1} tokens are below the soft mark of {SOFT}")
+    assert decide(RICH, see(SOFT)) == Decision("soft", "soft")
+
+
+def test_at_the_high_mark_one_opens_whatever_it_costs() -> None:
+    assert decide(POOR, see(HIGH - 1)).why is None
+    assert decide(POOR, see(HIGH)) == Decision("hard", "hard")
+    assert decide(Account(base=HIGH), see(HIGH)).why == "hard"
+
+
+def test_between_the_marks_one_opens_once_it_pays() -> None:
+    assert price_opening(POOR, see(20_000)) == pytest.approx(PRICE)
+    short = decide(replace(POOR, owed=PRICE - 1), see(20_000))
+    assert short == Decision(None, "soft", "excess reads of 8380 have not reached the price of 8381")
+    assert decide(replace(POOR, owed=PRICE + 1), see(20_000)).why == "soft"
+
+
+def test_a_rewrite_is_priced_at_what_the_last_one_reached() -> None:
+    account = Account(base=18_000, owed=PRICE + 1)
+    assert price_opening(account, see(20_000)) == pytest.approx(0.9 * 18_000)
+    assert decide(account, see(20_000)).why is None
+
+
+def test_writing_at_a_higher_price_waits_longer_and_a_marker_that_survives_less_long() -> None:
+    prices = Prices(Rates(1, 5, 0.1, 1.25))
+    marked = make_tariff(prices, find_cache_model("breakpoints", "", "", ["5m"]))
+    assert price_opening(POOR, see(20_000, marked)) == pytest.approx(1.15 * LOW)
+    facts = replace(see(20_000, marked), stable=4000)
+    assert price_opening(POOR, facts) == pytest.approx(1.15 * (LOW - 4000))
+
+
+def test_without_a_cache_a_rewrite_pays_at_once() -> None:
+    uncached = make_tariff(UNPRICED, find_cache_model("breakpoints", "", ""))
+    assert decide(POOR, see(SOFT, uncached)).why == "soft"
+
+
+@pytest.mark.parametrize("owed", [0.0, 1e9])
+def test_where_an_epoch_would_leave_no_less_none_opens(owed: float) -> None:
+    account = Account(base=20_000, owed=owed)
+    assert decide(account, see(20_000)).reason == NOTHING_TO_GAIN
+    assert decide(account, replace(see(20_001, SHORT_LIVED), idle=1e6)).why == "cold"
+
+
+def test_a_cold_cache_makes_it_free() -> None:
+    assert [decide(POOR, replace(see(20_000, SHORT_LIVED), idle=idle)).why for idle in (None, 300.0, 360.0, 361.0)] == [
+        None,
+        None,
+        None,
+        "cold",
+    ]
+    assert decide(POOR, replace(see(20_000), idle=1e9)).why is None  # nobody declared how long it is kept
+
+
+def test_a_prefix_that_the_client_broke_makes_it_free() -> None:
+    # Going on costs 0.1 of what is kept and 1 of the rest, an epoch the low mark: 9312.
+    assert decide(POOR, replace(see(20_000), kept=11_000)).why == "client"
+    assert decide(POOR, replace(see(20_000), kept=12_000)).why is None
+    assert decide(POOR, replace(see(20_000), kept=20_000)).why is None
+    assert decide(Account(), replace(see(20_000), kept=0)).why is None  # nothing had been sent
+
+
+def test_a_side_request_opens_none() -> None:
+    for tokens in (20_000, HIGH):
+        decision = decide(RICH, replace(see(tokens), is_side=True))
+        assert (decision.why, decision.reason) == (None, SIDE)
+
+
+def test_a_revert_holds_until_the_high_mark() -> None:
+    held = replace(RICH, is_held=True)
+    for facts in (see(HIGH - 1), replace(see(20_000, SHORT_LIVED), idle=1e6), replace(see(20_000), kept=0)):
+        assert decide(held, facts).reason == HELD
+    assert decide(held, see(HIGH)).why == "hard"
+
+
+def test_two_futile_epochs_stop_it_below_the_ceiling_until_less_must_stay() -> None:
+    once = note_epoch(RICH, HIGH, HIGH, 20_000, BUDGET)
+    account = note_epoch(once, HIGH, HIGH, 20_000, BUDGET)
+    stuck = replace(account, owed=1e9, base=9000)
+    assert decide(stuck, replace(see(HIGH - 1), protected=20_000)).reason == FUTILE
+    fallen = int(20_000 - 0.1 * BUDGET.usable)
+    assert decide(stuck, replace(see(HIGH - 1), protected=fallen + 2)).reason == FUTILE
+    assert decide(stuck, replace(see(HIGH - 1), protected=fallen - 2)).why == "soft"
+    assert decide(replace(once, owed=1e9, base=9000), replace(see(HIGH - 1), protected=20_000)).why == "soft"
+
+
+def test_under_a_ceiling_out_of_reach_none_opens_below_it_until_that_changes() -> None:
+    facts = replace(see(HIGH - 1), protected=22_000)
+    tried = replace(note_epoch(POOR, HIGH, 22_000, 22_000, BUDGET), owed=1e9, base=9000)
+    assert decide(tried, facts).reason == OUT_OF_REACH
+    assert decide(tried, replace(facts, protected=21_000)).why == "soft"
+    assert decide(replace(tried, stuck=0), facts).why == "soft"
+
+
+@given(accounts, st.integers(0, 100_000), st.integers(HIGH, 10**6))
+def test_at_the_high_mark_one_opens_whatever_was_in_vain(account: Account, protected: int, tokens: int) -> None:
+    assert decide(account, replace(see(tokens), protected=protected)) == Decision("hard", "hard")
+
+
+def test_a_request_whose_answer_fills_the_window_has_nothing_to_manage() -> None:
+    full = make_budget(32_768, 32_768, 32_768, BudgetPolicy())
+    assert decide(RICH, Facts(100_000, full, TARIFF)) == Decision(None, "none", NO_ROOM)
+
+
+@given(accounts, st.integers(0, SOFT - 1), st.none() | st.floats(0, 1e9), st.none() | st.integers(0, 10**6))
+def test_never_one_below_the_soft_mark(account: Account, tokens: int, idle: float | None, kept: int | None) -> None:
+    for tariff in (TARIFF, SHORT_LIVED, price_reading(1.0)):
+        assert decide(account, Facts(tokens, BUDGET, tariff, idle=idle, kept=kept)).why is None
+
+
+@given(accounts, st.integers(0, 100_000), st.integers(0, 100_000), st.booleans())
+def test_either_one_opens_or_there_is_a_reason(account: Account, tokens: int, protected: int, is_side: bool) -> None:
+    decision = decide(account, Facts(tokens, BUDGET, TARIFF, protected=protected, is_side=is_side))
+    assert bool(decision.why) != bool(decision.reason)
+
+
+@given(sessions)
+def test_no_more_is_paid_than_twice_the_least_and_the_read_that_went_over_it(sizes: list[int]) -> None:
+    """Whatever comes, against somebody who knew it (the rents and the price by hand)."""
+    rents = [0.0, *(0.1 * (min(before, size) - LOW) for before, size in pairwise(sizes))]
+    opened = play(sizes, TARIFF)
+    paid = sum(rents) if opened is None else sum(rents[:opened]) + PRICE
+    assert paid <= 2 * min(sum(rents), PRICE) + max(rents) + 0.001
+
+
+@given(sessions, st.floats(0, 1), st.floats(0, 1))
+def test_the_dearer_reading_is_the_sooner_an_epoch_opens(sizes: list[int], one: float, other: float) -> None:
+    cheap, dear = sorted([one, other])
+    late, soon = play(sizes, price_reading(cheap)), play(sizes, price_reading(dear))
+    assert late is None or (soon is not None and soon <= late)
+
+
+@given(
+    accounts,
+    st.lists(st.integers(SOFT - 2000, 2 * SOFT), min_size=2, max_size=2),
+    st.integers(0, 20_000),
+    st.none() | st.floats(0, 1e9),
+    st.none() | st.integers(0, 10**6),
+)
+def test_where_none_opens_none_opens_for_less(
+    account: Account, sizes: list[int], protected: int, idle: float | None, kept: int | None
+) -> None:
+    """Of an account in which nothing was in vain: what is decided of the most that may be sent holds for less."""
+    account = replace(account, futile=0, base=account.base % HIGH, is_held=False)
+    most = replace(see(max(sizes)), protected=protected, idle=idle, kept=kept)
+    if most.budget.is_out_of_reach(protected) or decide(account, most).why is not None:
+        return
+    assert decide(account, replace(most, tokens=min(sizes))).why is None
+
+
+SESSIONS = [f"session-{number}" for number in range(4000)]
+fractions = st.floats(0, 1)
+
+
+def choose(fraction: float, secret: bytes = b"secret") -> set[str]:
+    holdout = Holdout(fraction, secret)
+    return {session for session in SESSIONS if holdout.has(session)}
+
+
+def test_without_a_share_there_are_none_and_with_all_of_it_every_session_is_one() -> None:
+    assert not any(map(Holdout().has, SESSIONS))
+    assert choose(0.0) == set()
+    assert choose(1.0) == set(SESSIONS)
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.2, 0.5])
+def test_so_many_are_as_were_asked_for(fraction: float) -> None:
+    assert len(choose(fraction)) / len(SESSIONS) == pytest.approx(fraction, abs=0.03)
+
+
+@given(st.text(), st.binary(), fractions, fractions)
+def test_who_is_one_stays_one_when_there_are_to_be_more(session: str, secret: bytes, one: float, other: float) -> None:
+    few, many = sorted((one, other))
+    assert Holdout(many, secret).has(session) or not Holdout(few, secret).has(session)
+
+
+def test_it_is_the_same_wherever_it_is_asked_and_another_under_another_key() -> None:
+    assert choose(0.2) == choose(0.2)
+    odd = [name for name in map(chr, range(0xD800, 0xD840)) if Holdout(0.5, b"secret").has(name)]
+    assert 0 < len(odd) < 64
+    both = choose(0.2) & choose(0.2, b"other")
+    assert len(both) / len(SESSIONS) == pytest.approx(0.04, abs=0.02)
+
+
+def test_who_is_one_does_not_hang_on_the_release() -> None:
+    found = [int(session[8:]) for session in SESSIONS[:40] if Holdout(0.1, b"secret").has(session)]
+    assert found == [3, 12, 19, 27, 29]

@@ -1,0 +1,224 @@
+import json
+import re
+
+import msgspec
+
+from proxy.context.conversation import BuilderPolicy, Survey, survey
+from proxy.context.message_features import study
+from proxy.context.references import PAGE
+from proxy.context.tool_outputs import Marked, bury, cut_words, measure_gain, order_outputs, outline_output, prune, trim
+from tests.support.views import Message, act, call, count, result, said, user, view
+
+BIG = "some words that fill an output; " * 40
+
+
+def look(messages: list[Message]) -> Survey:
+    return survey(view(messages, 10_000), BuilderPolicy(), study)
+
+
+def test_superseded_goes_before_repeated_before_errors_before_old() -> None:
+    messages = [
+        user("go"),
+        *act("1", "cat old", f"{BIG}old"),
+        *act("2", "make", f"<returncode>1</returncode>\nerror: {BIG}"),
+        *act("3", "cat a", f"{BIG}same"),
+        *act("4", "cat b", f"{BIG}1"),
+        *act("5", "cat c", f"{BIG}same"),
+        *act("6", "cat b", f"{BIG}2"),
+        *act("7", "ls", "small"),
+    ]
+    assert order_outputs(look(messages), range(len(messages))) == [8, 6, 4, 2, 10, 12]
+    assert order_outputs(look(messages), [2, 0, 1]) == [2]
+
+
+def test_a_tombstone_names_the_call_and_all_parts_of_the_original() -> None:
+    messages = [user("go"), *act("1", "cat src/a.py", "read_shape " * 2500), user("b")]
+    made = bury(view(messages, 10_000), look(messages), 2)
+    assert made.edit.text.startswith("[tool: shell — output pruned; completed")
+    assert "asked: cat src/a.py" in made.edit.text
+    assert [each.offset for each in made.references] == [0, PAGE - 200, 2 * (PAGE - 200)]
+    assert set(re.findall(r"ref:(\w{10})", made.edit.text)) == {each.id for each in made.references}
+
+
+def test_what_had_effects_is_not_to_be_repeated() -> None:
+    messages = [user("go"), *act("1", "sed -i s/a/b/ src/a.py", BIG), user("b")]
+    text = bury(view(messages, 10_000), look(messages), 2).edit.text
+    assert "do not repeat" in text and "run it once more" not in text
+
+
+def test_the_block_of_a_file_shows_its_path_and_structure() -> None:
+    source = "import os\n\n\ndef read_shape(raw):\n    return raw\n" + "# more\n" * 100
+    messages = [user("go"), *act("1", "cat src/a.py", source), user("b")]
+    text = outline_output(view(messages, 10_000), look(messages), 2).edit.text
+    assert text.startswith("[FILE: src/a.py]") and "def read_shape takes raw" in text
+    assert "read_shape" not in outline_output(view(messages, 10_000), look(messages), 2, has_outline=False).edit.text
+
+
+def test_a_language_that_is_not_read_here_is_outlined_by_whoever_can() -> None:
+    messages = [user("go"), *act("1", "cat src/a.go", "package main\n" * 100), user("b")]
+    told = [
+        outline_output(view(messages, 10_000), look(messages), 2, has_outline=has, parse=parse).edit.text
+        for has in (True, False)
+        for parse in (lambda _, kind: [f"func main of {kind}"], None)
+    ]
+    assert ["func main of go" in text for text in told] == [True, False, False, False]
+
+
+def test_words_are_cut_with_a_reference() -> None:
+    messages = [user("go"), said(f"ref:abcdefghij {BIG}"), user("b")]
+    made = cut_words(view(messages, 10_000), look(messages), 1)
+    assert made.edit.text.startswith("ref abcdefghij some words") and f"ref:{made.references[0].id}" in made.edit.text
+    assert len(made.edit.text) < 600
+
+
+def test_an_output_that_nobody_asked_for_is_of_an_unknown_tool() -> None:
+    for messages in ([user("go"), result("x", BIG)], [said("hm"), result("x", BIG)]):
+        seen = look(messages)
+        assert order_outputs(seen, [1]) == [1]
+        assert "[tool: unknown" in bury(view(messages, 10_000), seen, 1).edit.text
+
+
+def test_an_output_whose_call_is_nowhere_is_of_an_unknown_tool() -> None:
+    for messages in ([user("go"), result("9", BIG), user("b")], [result("9", BIG), user("b")]):
+        place = len(messages) - 2
+        assert bury(view(messages, 10_000), look(messages), place).edit.text.startswith("[tool: unknown")
+
+
+def trim_call(arguments: str, text: str = "", most: int = 120) -> tuple[Marked, str]:
+    """A trimmed call with these arguments, and what they are then."""
+    messages = [user("go"), {**call("1", ""), "content": text}, result("1", "ok"), user("b")]
+    messages[1]["tool_calls"][0]["function"]["arguments"] = arguments
+    made = trim(view(messages, 10_000), look(messages), 1, most)
+    return made, dict(made.edit.arguments).get("1", arguments)
+
+
+NOTE = "cut by the proxy palimpsest; the original is intact: ref:"
+
+
+def test_long_values_of_a_call_are_cut_and_it_stays_json() -> None:
+    value = {"path": "a.py", "edits": [{"new": BIG, "old": "short", "n": 3}], "text": BIG}
+    made, arguments = trim_call(json.dumps(value))
+    cut = json.loads(arguments)
+    short = cut["text"]
+    assert cut == {"path": "a.py", "edits": [{"new": short, "old": "short", "n": 3}], "text": short}
+    head, note, tail = short.split("\n")
+    assert BIG.startswith(head) and BIG.endswith(tail) and note == f"[… {NOTE}{made.references[0].id} …]"
+    assert (len(head), len(tail), made.edit.text, made.edit.kind) == (120, 60, "", "shortened")
+
+
+def test_what_a_tool_takes_as_it_is_and_what_is_no_json_is_cut_as_a_text() -> None:
+    for arguments in (f"*** Begin Patch\n{BIG}", '{"content": "' + BIG):
+        assert NOTE in trim_call(arguments)[1]
+
+
+def test_short_values_and_those_too_deep_to_be_looked_at_stay() -> None:
+    many = json.dumps({"rows": ["short"] * 300})
+    deep = "[" * 33 + json.dumps(BIG) + "]" * 33
+    deeper = json.dumps({"a": "b"} | {"c": json.loads('{"a":' * 33 + json.dumps([BIG]) + "}" * 33)})
+    for arguments in ("{}", many, deep, deeper):
+        made, after = trim_call(arguments)
+        assert (after, made.edit.arguments) == (arguments, ())
+
+
+def test_long_words_beside_a_call_are_cut_by_themselves() -> None:
+    made, arguments = trim_call('{"a": 1}', BIG)
+    assert (arguments, NOTE in made.edit.text) == ('{"a": 1}', True)
+
+
+def test_what_is_trimmed_names_all_parts_of_its_original() -> None:
+    made, arguments = trim_call(json.dumps({"content": BIG * 20}))
+    assert [each.offset for each in made.references] == [0, PAGE - 200, 2 * (PAGE - 200)]
+    assert set(re.findall(r"ref:(\w{10})", arguments)) == {each.id for each in made.references}
+
+
+LONG = "some words that fill an output; " * 80
+TOKENS = count(LONG)
+NEWEST = [message for i in range(9) for message in act(f"n{i}", f"cat new_{i}", f"{i} {LONG}")]
+OVERTAKEN = [*act("1", "cat a", f"old {LONG}"), *act("2", "cat a", f"new {LONG}")]
+
+
+def find(
+    old: list[Message],
+    policy: BuilderPolicy | None = None,
+    ceiling: int = 10_000,
+    pinned: tuple[int, ...] = (),
+    spared: int = 3,
+) -> list[int]:
+    """Places that give way among all steps but so many of the newest."""
+    policy = policy or BuilderPolicy()
+    seen = view([user("go"), *old, *NEWEST], ceiling, 0, pinned)
+    surveyed = survey(seen, policy, study)
+    return sorted(prune(seen, surveyed, policy, range(len(surveyed.steps) - spared), count))
+
+
+def test_what_was_asked_again_or_stands_again_goes_and_the_newest_copy_stays() -> None:
+    assert find(OVERTAKEN) == [2]
+    assert find([*act("1", "cat a", LONG), *act("2", "cat b", LONG)]) == [2]
+    assert find([*act("1", "cat a", LONG), *act("2", "cat b", LONG), *act("3", "cat b", f"new {LONG}")]) == [4]
+    assert find(act("1", "cat a", LONG)) == []
+
+
+def test_an_error_goes_where_the_same_succeeded_later_with_other_options() -> None:
+    failed = f"<returncode>1</returncode>\nerror: {LONG}"
+    assert find([*act("1", "pytest -x a", failed), *act("2", "pytest a", LONG)]) == [2]
+    assert find([*act("1", "pytest -x a", failed), *act("2", "pytest b", LONG)]) == []
+    assert find([*act("1", "pytest -x a", failed), *act("2", "pytest a", f"{failed}again")]) == []
+    assert find([*act("1", "pytest a", LONG), *act("2", "pytest -x a", failed)]) == []
+    assert find([*act("1", "pytest -x a", LONG), *act("2", "pytest a", f"again {LONG}")]) == []
+
+
+def test_the_newest_outputs_stay_and_the_measure_follows_the_budget() -> None:
+    loose = BuilderPolicy(minimum_tokens=1)
+    assert find(OVERTAKEN, loose) == [2]
+    assert find(OVERTAKEN, loose, ceiling=100_000) == []
+    assert find(OVERTAKEN, BuilderPolicy(minimum_tokens=1, protect_tokens=9 * TOKENS), ceiling=100_000) == [2]
+    assert find(OVERTAKEN, BuilderPolicy(minimum_tokens=1, protect_tokens=11 * TOKENS), ceiling=100_000) == []
+
+
+def test_nothing_goes_unless_enough_goes_together() -> None:
+    loose = BuilderPolicy(protect_tokens=0)
+    thrice = [*OVERTAKEN, *act("3", "cat a", f"newer {LONG}")]
+    assert find(OVERTAKEN, loose, ceiling=20_000) == []
+    assert find(thrice, loose, ceiling=20_000) == [2, 4]
+    assert find(thrice, loose, ceiling=40_000) == []
+    assert find(thrice, BuilderPolicy(protect_tokens=0, minimum_tokens=1000), ceiling=40_000) == [2, 4]
+    assert find(thrice, BuilderPolicy(protect_tokens=0, minimum_tokens=1300), ceiling=40_000) == []
+
+
+def test_pins_protected_tools_and_small_outputs_stay() -> None:
+    assert find(OVERTAKEN, pinned=(1,)) == []
+    assert find(OVERTAKEN, BuilderPolicy(protected_tools=("shell",))) == []
+    small = "word; " * 62
+    assert find([*act("1", "ls", small), *act("2", "ls", "others"), *OVERTAKEN]) == [6]
+    assert find([*act("1", "ls", small * 2), *act("2", "ls", "others"), *OVERTAKEN]) == [2, 6]
+
+
+def test_it_can_be_turned_off_and_touches_no_other_steps() -> None:
+    assert find(OVERTAKEN, BuilderPolicy(is_pruning=False)) == []
+    assert find(OVERTAKEN, spared=10) == [2]
+    assert find(OVERTAKEN, spared=11) == []
+
+
+def test_a_gain_is_what_a_marker_saves() -> None:
+    seen = view([user("go"), *OVERTAKEN, *NEWEST], 10_000)
+    surveyed = survey(seen, BuilderPolicy(), study)
+    marked = prune(seen, surveyed, BuilderPolicy(), range(3), count)
+    (made,) = marked.values()
+    assert measure_gain(surveyed, marked, count) == seen.messages[2].tokens - count(made.edit.text) - 4
+
+
+def test_a_marker_that_is_longer_than_its_output_is_none() -> None:
+    seen = view([user("go"), *OVERTAKEN, *act("3", "cat a", f"newer {LONG}"), *NEWEST], 10_000)
+    surveyed = survey(seen, BuilderPolicy(), study)
+    dear = msgspec.structs.replace(seen, name=lambda start, _, offset: "x" * 6000 if start == 2 else f"{offset}")
+    assert list(prune(dear, surveyed, BuilderPolicy(), range(4), count)) == [4]
+
+
+def test_what_stays_beside_shortened_words_is_not_saved() -> None:
+    """An image is counted with its message, and goes on with what is left of the words."""
+    seen = view([user("go"), user(f"look: {LONG}"), user("b")], 10_000)
+    pictured = msgspec.structs.replace(seen.messages[1], tokens=seen.messages[1].tokens + 800)
+    seen = msgspec.structs.replace(seen, messages=[seen.messages[0], pictured, seen.messages[2]])
+    surveyed = survey(seen, BuilderPolicy(), study)
+    made = cut_words(seen, surveyed, 1)
+    assert measure_gain(surveyed, {1: made}, count) == count(f"look: {LONG}") - count(made.edit.text)

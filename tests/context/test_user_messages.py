@@ -1,0 +1,234 @@
+import msgspec
+import pytest
+
+from proxy.context.conversation import BuilderPolicy, View, survey
+from proxy.context.message_features import study
+from proxy.context.references import PAGE, write_original
+from proxy.context.user_messages import (
+    WHOLE_SHARE,
+    Forms,
+    Older,
+    Shown,
+    find_lines,
+    leave_out_repeated,
+    shorten_newest,
+    show_older,
+    spell_older,
+)
+from proxy.model.plan import ContextPlan, Edit, Kept, Replaced, Written
+from tests.support.views import Message, act, count, see, user, view
+
+RULES = "\n".join(f"Rule {i}: some words that are said in every task." for i in range(12))
+POLICY = BuilderPolicy()
+
+
+def spell(seen: View) -> Forms:
+    return spell_older(seen, survey(seen, POLICY, study), count)
+
+
+def show(messages: list[Message], room: float) -> list[Shown]:
+    return list(settle(messages, room).shown)
+
+
+def settle(messages: list[Message], room: float, frozen: ContextPlan | None = None, least: int = 10**6) -> Older:
+    """The older turns, of which those that stay whole have so many tokens."""
+    seen = msgspec.structs.replace(view(messages, 10_000), frozen=frozen)
+    share = room / (WHOLE_SHARE * seen.budget.usable)
+    return show_older(seen, survey(seen, POLICY, study), spell(seen), least, share)
+
+
+def list_levels(messages: list[Message], older: Older) -> dict[int, int]:
+    """The form of each turn that is sent as a message, by its number."""
+    forms = spell(view(messages, 10_000))
+    return {shown.step // 2: forms[shown.step].index(shown) for shown in older.shown}
+
+
+def write(*texts: str) -> list[Message]:
+    return [message for i, text in enumerate(texts) for message in (user(text), *act(f"{i}", "ls", "x"))]
+
+
+NINE = write(*[f"Turn {i}: {'word ' * 400}" for i in range(9)], "one of the newest", "the other")
+WHOLE, HEAD, SHORT = (shown.tokens for shown in spell(view(NINE, 10_000))[0])
+
+
+def test_a_turn_has_forms_of_its_words_and_of_fewer_and_fewer_of_its_first_ones() -> None:
+    whole, head, short = spell(view(NINE, 10_000))[2]
+    assert whole == Shown(2, see(NINE[3]).tokens)
+    for shown, most in ((head, 400), (short, 120)):
+        (edit,) = shown.edits
+        said, note = edit.text.split("\n")
+        assert said == NINE[3]["content"][:most].rstrip() + "…"
+        assert note.endswith(f"the original is intact: ref:{shown.references[0].id}]")
+        assert (edit.place, edit.kind, shown.tokens) == (3, "shortened", count(edit.text) + 4)
+        assert (shown.references[0].start, shown.references[0].stop) == (3, 4)
+
+
+def test_all_stay_while_they_fit_together() -> None:
+    older = settle(NINE, 9 * WHOLE)
+    assert (list_levels(NINE, older), older.spare) == (dict.fromkeys(range(9), 0), 0.0)
+    assert list(spell(view(NINE, 10_000))) == [2 * i for i in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("room", "levels"),
+    [
+        # The first and the newest stay whole in six tenths of their room, and the others by their beginning.
+        (9 * WHOLE - 1, [0, 1, 1, 1, 1, 0, 0, 0, 0]),
+        (2000, [0, 1, 1, 1, 1, 1, 1, 1, 0]),
+        # Their beginnings have six tenths of that room: they become shorter, the newest last, and then lines.
+        (1500, [0, 2, 2, 2, 2, 2, 2, 2, 1]),
+        (1000, [0, None, None, 2, 2, 2, 2, 2, 2]),
+        (300, [None, None, None, None, None, None, None, None, 2]),
+        (100, [None] * 9),
+    ],
+)
+def test_where_they_do_not_fit_each_has_as_much_as_there_is_room_for(room: int, levels: list[int | None]) -> None:
+    older = settle(NINE, room)
+    assert list_levels(NINE, older) == {i: level for i, level in enumerate(levels) if level is not None}
+    left = room * (0.25 + 0.15) / 0.25 - sum(shown.tokens for shown in older.shown)
+    assert older.spare == (pytest.approx(left) if None in levels else 0.0)
+
+
+def test_a_first_turn_that_is_too_long_leaves_its_room_to_the_newest() -> None:
+    messages = write("word " * 1500, *[f"Turn {i}: {'word ' * 300}" for i in range(4)], "a", "b")
+    assert list_levels(messages, settle(messages, 1400)) == {0: 1, 1: 1, 2: 1, 3: 0, 4: 0}
+
+
+def test_only_turns_before_the_tail_need_room() -> None:
+    assert list_levels(NINE, settle(NINE, 5 * WHOLE, least=10)) == dict.fromkeys(range(5), 0)
+
+
+def leave(levels: dict[int, int], through: int = 27) -> ContextPlan:
+    """A plan in force up to the last of the older words, in which turns had these forms."""
+    forms = spell(view(NINE, 10_000))
+    edits: list[Edit] = [Written("a ledger", 0, 21)]
+    for i, level in levels.items():
+        edits += forms[2 * i][level].edits or [Kept(3 * i)]
+    return ContextPlan(through, tuple(edits), (), 0, 0, "plan")
+
+
+def test_what_was_shortened_stays_so_and_the_others_have_the_room() -> None:
+    before = {0: 0, 1: 2, 3: 1, 6: 0, 7: 0, 8: 0}
+    assert list_levels(NINE, settle(NINE, 4 * WHOLE, leave(before))) == before
+    # One that is new is whole, and what it takes the room of is shortened.
+    new = settle(NINE, 4 * WHOLE, leave(before | {8: 2}, through=24))
+    assert list_levels(NINE, new) == before
+    full = settle(NINE, 3 * WHOLE, leave(before))
+    assert list_levels(NINE, full) == {0: 0, 1: 2, 3: 1, 6: 1, 7: 1, 8: 1}
+
+
+def test_what_was_shortened_comes_back_when_all_fit() -> None:
+    assert list_levels(NINE, settle(NINE, 9 * WHOLE, leave({0: 0, 8: 2}))) == dict.fromkeys(range(9), 0)
+
+
+def test_words_that_the_plan_in_force_has_otherwise_are_as_new() -> None:
+    """An older release left other words in their place, or what a newer turn repeated has gone since."""
+    other = ContextPlan(27, (Written("a ledger", 0, 21), Replaced(24, "other words", "shortened")), (), 0)
+    assert list_levels(NINE, settle(NINE, 4 * WHOLE, other)) == {8: 0}
+
+
+def test_what_a_newer_message_repeats_is_left_out_and_said_so() -> None:
+    (shown,) = show(write(f"Task one\n{RULES}\nthe end", f"Task two\n{RULES}", "third"), 1000)
+    (edit,) = shown.edits
+    assert edit.text.startswith("Task one\n[… 12 lines left out")
+    assert "the end" in edit.text and "Rule 3" not in edit.text
+    assert f"ref:{shown.references[0].id}" in edit.text
+    assert shown.tokens < count(RULES)
+
+
+LOG = "\n".join(f"2024-05-01 10:00:{i % 60:02} INFO worker took job {i * 7}" for i in range(600))
+
+
+def test_a_large_block_that_was_pasted_gives_way_and_the_words_around_it_stay() -> None:
+    messages = write(f"It fails so:\n{LOG}\nNever touch main.", "second", "third")
+    (shown,) = show(messages, 1000)
+    (edit,) = shown.edits
+    assert edit.text.startswith("It fails so:\n[… 600 lines that the user pasted, ")
+    assert "\nNever touch main.\n[shortened by palimpsest" in edit.text and "worker" not in edit.text
+    assert shown.tokens == count(edit.text) + 4
+    assert all(f"ref:{each.id}" in edit.text for each in shown.references)
+    original = write_original([see(messages[0]).told])
+    pages = [original[each.offset : each.offset + PAGE] for each in shown.references if each.offset]
+    assert pages[0].startswith(LOG[:99])
+    assert len(pages) == 3 and all(any(line in page for page in pages) for line in LOG.split("\n"))
+
+
+def test_a_small_block_and_the_blocks_of_the_newest_turns_stay() -> None:
+    small = "\n".join(LOG.split("\n")[:40])
+    (shown,) = show(write(f"It fails so:\n{small}", LOG.replace("job", "task"), LOG.lower()), 10_000)
+    assert shown.edits == ()
+
+
+def test_words_beside_an_image_stay_and_so_do_those_that_would_only_grow() -> None:
+    seen = view(write(f"It fails so:\n{LOG}", "second", "third"), 10_000)
+    first = seen.messages[0]
+    pictured = msgspec.structs.replace(first, told=msgspec.structs.replace(first.told, media=("an image",)))
+    small = msgspec.structs.replace(first, tokens=5)
+    for each, forms in ((pictured, 1), (small, 3)):
+        changed = msgspec.structs.replace(seen, messages=[each, *seen.messages[1:]])
+        assert spell(changed) == {0: (Shown(0, each.tokens),) * forms}
+
+
+def test_what_is_short_or_only_alike_stays() -> None:
+    assert leave_out_repeated("yes\nplease", [find_lines("yes\nplease")], count) == "yes\nplease"
+    shuffled = "\n".join(reversed(RULES.split("\n")))
+    assert leave_out_repeated(RULES, [find_lines(shuffled)], count) == RULES
+    (shown,) = show(write("Task one", "Task two", "third"), 1000)
+    assert shown.edits == ()
+
+
+def test_a_block_gives_way_from_a_hundred_tokens_on() -> None:
+    block = "\n".join(RULES.split("\n")[:9])
+    newer = [find_lines(f"now\n{block}")]
+    assert leave_out_repeated(block, newer, lambda text: 99) == block
+    assert leave_out_repeated(block, newer, lambda text: 100).startswith("[… 9 lines left out")
+
+
+def test_a_block_is_known_wherever_its_first_line_stands_before() -> None:
+    newer = find_lines("\n".join(["Rule 0: some words that are said in every task."] * 5 + [RULES, "end"]))
+    assert leave_out_repeated(f"begin\n{RULES}\nend\nmore", [newer], count).split("\n")[1].startswith("[… 13 lines")
+    behind_many = find_lines("\n".join([RULES.split("\n")[0]] * 20 + [RULES]))
+    assert leave_out_repeated(RULES, [behind_many], count).split("\n")[1].startswith("[… 11 lines")
+
+
+def test_what_is_left_out_stands_in_one_of_the_newest_or_of_the_next_newer_turns() -> None:
+    """What gave way to a turn that is shortened itself stands in the one for whose sake that was."""
+    texts = [f"Task {i}\n{RULES}" for i in range(6)]
+    forms = spell(view(write(*texts), 10_000))
+    assert all("[… 12 lines left out" in forms[2 * i][0].edits[0].text for i in range(4))
+    once = spell(view(write(*texts[:2], *[f"other {i} {'words ' * 40}" for i in range(5)], "a", "b"), 10_000))
+    assert "left out" in once[0][0].edits[0].text and not once[2][0].edits
+
+
+def test_the_first_characters_end_before_a_note_of_ours_that_would_be_cut() -> None:
+    (shown,) = (forms[1] for forms in [spell(view(write(f"{'say ' * 90}\n{RULES}", RULES, "third"), 10_000))[0]])
+    text = shown.edits[0].text.split("\n[shortened by")[0]
+    assert text == f"{('say ' * 90).rstrip()}…"
+    head = spell(view(write(f"Task\n{RULES}\n{'say ' * 200}", RULES, "third"), 10_000))[0][1].edits[0].text
+    assert "stand word for word in a newer message of the user …]\nsay" in head
+
+
+def test_pins_and_the_newest_are_not_among_them() -> None:
+    seen = view(write("one", "two", "three"), 10_000, pinned=[0])
+    assert spell(seen) == {}
+    assert show(write("two", "three"), 1000) == [] and settle(write(), 1000) == Older()
+
+
+def test_what_would_be_no_shorter_stays_as_it_is() -> None:
+    seen = view(write(f"Task one\n{RULES}\nthe end", f"Task two\n{RULES}", "third"), 10_000)
+    forms = spell_older(seen, survey(seen, POLICY, study), lambda text: 10**5)
+    assert {shown.edits for shown in forms[0]} == {()}
+
+
+def test_of_the_newest_turns_all_but_the_very_newest_can_be_shortened() -> None:
+    texts = ("one", f"Task two\n{RULES}\n{LOG}", f"Task three\n{RULES}")
+    seen = view(write(*texts), 10_000)
+    forms = shorten_newest(seen, survey(seen, POLICY, study), count)
+    assert list(forms) == [2]
+    whole, head, short = (shown.edits[0].text for shown in forms[2])
+    assert "[… 12 lines left out" in whole and "600 lines that the user pasted" in whole
+    assert whole.startswith("Task two\n") and head.startswith("Task two\n") and len(head) > len(short)
+    pinned = msgspec.structs.replace(seen, pinned=frozenset([3]))
+    assert shorten_newest(pinned, survey(pinned, POLICY, study), count) == {}
+    silent = view([], 10_000)
+    assert shorten_newest(silent, survey(silent, POLICY, study), count) == {}

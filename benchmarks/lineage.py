@@ -16,13 +16,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
-from proxy.engine.body_cache import Histories, split_known, take_stock
+from proxy.engine.body_cache import BodyCache, build_manifest, split_known
 from proxy.engine.lineage.chain import Chain, Preamble
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.request_resolver import Reception, ResolvedRequest, Route
-from proxy.engine.response_reader import Readings
+from proxy.engine.request_resolver import RequestResolver, ResolvedRequest, Route
+from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import EventBus, SystemClock, TaskRunner
 from proxy.model.exchange import ClientRequest
 from proxy.wire.chat_completions import ChatCompletions
@@ -73,12 +73,12 @@ class Desk:
         self._policy, self._clock, self._ids = EnginePolicy(cache_bytes=1 << 30), SystemClock(), Numbers()
         self.lineage = Lineage(archive, Tenants(b"s", self._clock), self._clock, 1 << 28, is_fresh=True)
         tasks = TaskRunner()
-        self._readings = Readings(archive, EventBus(tasks), tasks, self.lineage, self._policy.record_cap_bytes)
+        self._readings = ResponseReader(archive, EventBus(tasks), tasks, self.lineage, self._policy.record_cap_bytes)
         self.reception = self._make_reception()
 
-    def _make_reception(self) -> Reception:
+    def _make_reception(self) -> RequestResolver:
         upstream: Any = Upstream()
-        return Reception(self._policy, [Route(upstream)], self.lineage, self._readings, self._clock, self._ids)
+        return RequestResolver(self._policy, [Route(upstream)], self.lineage, self._readings, self._clock, self._ids)
 
     def receive(self, body: bytes) -> ResolvedRequest:
         """Nothing is waited for: memory holds all there is."""
@@ -103,14 +103,14 @@ class Bare:
     """What was done of old: a body is split and taken stock of."""
 
     def __init__(self) -> None:
-        self.histories = Histories(1 << 30)
+        self.histories = BodyCache(1 << 30)
         self.chain = Chain(b"", Preamble(0, b"", b"", b""), (), ())
 
     def receive(self, body: bytes) -> None:
         known, shared = self.histories.find(KEY, body)
         split = split_known(body, FORM.items_key, known, shared)
         assert split is not None
-        _, history = take_stock(KEY[0], split, self.chain, known, shared)
+        _, history = build_manifest(KEY[0], split, self.chain, known, shared)
         if history is not None:
             self.histories.remember(KEY, history, known)
 

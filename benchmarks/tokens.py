@@ -17,7 +17,7 @@ from pathlib import Path
 import orjson
 
 from proxy.context.budget import BudgetPolicy, bound_tokens, make_budget
-from proxy.engine.token_counter import Counting, Piece
+from proxy.engine.token_counter import Piece, TokenCounter
 from proxy.upstream.model_map import load_model_map
 from proxy.upstream.tokenizer import CountingTokenizer, load_encoder
 
@@ -77,7 +77,7 @@ def show_counting(tokenizer: CountingTokenizer, runner: asyncio.Runner, tokens: 
     requests = [
         make_pieces(lambda text: tokenizer.count(text, "o200k_base")[0], tokens, i * 1_000_000) for i in range(ROUNDS)
     ]
-    counting = Counting(tokenizer)
+    counting = TokenCounter(tokenizer)
 
     def count_request(pieces: Sequence[Piece]) -> None:
         runner.run(counting.count("gpt-4o", pieces))

@@ -31,7 +31,7 @@ from proxy.config.problems import Problem
 from proxy.context.budget import AUTO_CEILING, make_budget
 from proxy.engine.context.controller import MANAGED_WIRES
 from proxy.engine.reports.savings import Yardstick
-from proxy.engine.runtime import TaskRunner, Writes
+from proxy.engine.runtime import TaskRunner, WriteBatcher
 from proxy.heap import HeapTrimmer, find_slack, find_trim
 from proxy.model.errors import ProxyError, StoreUnavailable
 from proxy.model.events import (
@@ -299,7 +299,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
 def _configure(app: ASGIApp, policy: ServerPolicy, engine: Engine) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=functools.partial(GuardedProtocol, policy, Writes(engine.tasks.__len__), engine.descriptors),  # type: ignore[arg-type]
+        http=functools.partial(GuardedProtocol, policy, WriteBatcher(engine.tasks.__len__), engine.descriptors),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,

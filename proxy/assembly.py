@@ -22,12 +22,12 @@ from proxy.engine.compaction.by_hand import Compactor, Tools
 from proxy.engine.compaction.office import Premises
 from proxy.engine.compaction.policy import PromptHook
 from proxy.engine.compaction.wiring import Ingredients, build_watch
-from proxy.engine.context.epoch_admin import Caretaker
-from proxy.engine.context.epoch_planner import Studies
-from proxy.engine.context.session_caches import Memory
+from proxy.engine.context.epoch_admin import EpochAdmin
+from proxy.engine.context.epoch_planner import FeatureCache
+from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.wiring import Surroundings, build_steward
-from proxy.engine.durability import CommitGate
-from proxy.engine.exchange import Exchanges
+from proxy.engine.durability import DurabilityWaiter
+from proxy.engine.exchange import ExchangeService
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.models import Models
@@ -35,18 +35,18 @@ from proxy.engine.ports import Archive
 from proxy.engine.relay import Relay
 from proxy.engine.reports.diff import Tally
 from proxy.engine.reports.savings import Yardstick
-from proxy.engine.request_resolver import Reception, Route
-from proxy.engine.response_reader import Leftovers, Readings
+from proxy.engine.request_resolver import RequestResolver, Route
+from proxy.engine.response_reader import ResponseReader, UnreadResponses
 from proxy.engine.runtime import (
     Descriptors,
     EventBus,
     SystemClock,
     SystemIds,
     TaskRunner,
-    Writes,
+    WriteBatcher,
     read_descriptor_limit,
 )
-from proxy.engine.token_counter import Counting
+from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import LimitKey
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.events import ExchangeRecorded, ReadingFailed
@@ -98,7 +98,7 @@ def find_admin_token(settings: Settings) -> str:
 class Engine:
     """A running engine and what a shell needs of it. `hop_id` names it to itself (BEHAVIOUR B40)."""
 
-    exchanges: Exchanges
+    exchanges: ExchangeService
     archive: Archive
     relay: Relay
     bus: EventBus
@@ -108,7 +108,7 @@ class Engine:
     models: Models
     tokenizer: CountingTokenizer
     outliner: Outliner
-    caretaker: Caretaker
+    caretaker: EpochAdmin
     compactor: Compactor
     hop_id: str
 
@@ -138,29 +138,29 @@ async def build_engine(settings: Settings) -> Engine:
     policy = replace(policy, own_keys=tuple(p.api_key.encode("latin-1") for p in policies if p.api_key))
     descriptors, hop_id = Descriptors(read_descriptor_limit()), secrets.token_hex(8)
     forwarders = tuple(
-        [Forwarder(each, tasks.spawn, Writes(tasks.__len__), descriptors, hop_id=hop_id) for each in policies]
+        [Forwarder(each, tasks.spawn, WriteBatcher(tasks.__len__), descriptors, hop_id=hop_id) for each in policies]
     )
     routes = tuple(Route(forwarder, p.models) for forwarder, p in zip(forwarders, policies, strict=True))
-    gate = CommitGate(archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")
+    gate = DurabilityWaiter(archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")
     is_fresh = not await archive.has_sessions()
     tenants = Tenants(archive.salt, clock, policy.principals)
     lineage = Lineage(archive, tenants, clock, policy.cache_bytes // 8, is_fresh=is_fresh)
     bus.subscribe(ExchangeRecorded, lineage.note_outcome)
     bus.subscribe(ReadingFailed, lineage.note_unread)
-    readings = Readings(archive, bus, tasks, lineage, policy.record_cap_bytes, policy.own_keys)
+    readings = ResponseReader(archive, bus, tasks, lineage, policy.record_cap_bytes, policy.own_keys)
     relay = Relay(archive, gate, readings, bus, clock)
-    reception = Reception(policy, routes, lineage, readings, clock, SystemIds())
+    reception = RequestResolver(policy, routes, lineage, readings, clock, SystemIds())
     formats = build_formats()
     if not is_fresh:
-        await Leftovers(archive, bus, tasks, lineage, readings, formats).read()
-    tokenizer, outliner, studies = CountingTokenizer(), Outliner(), Studies(policy.cache_bytes // 8)
+        await UnreadResponses(archive, bus, tasks, lineage, readings, formats).read()
+    tokenizer, outliner, studies = CountingTokenizer(), Outliner(), FeatureCache(policy.cache_bytes // 8)
     models = build_models(settings, tokenizer, tasks)
 
     def count(text: str) -> int:
         return tokenizer.count(text, _COUNTED_IN)[0]
 
     builder = ContextBuilder(settings.builder_policy(), count, studies.find, outliner.outline)
-    memory = Memory(archive, models.count, policy.cache_bytes // 4, policy.record_cap_bytes)
+    memory = ContextCaches(archive, models.count, policy.cache_bytes // 4, policy.record_cap_bytes)
     premises = Premises(relay, memory, models, tasks, bus, clock, SystemIds(), formats[_ASKED_IN], settings.providers())
     ingredients = Ingredients(
         archive=archive,
@@ -180,8 +180,8 @@ async def build_engine(settings: Settings) -> Engine:
     holdout, longest = Holdout(settings.compaction.holdout_fraction, archive.salt), policy.hard_wait_seconds
     around = Surroundings(archive, models, builder, bus, clock, settings.providers(), memory, watch, holdout, longest)
     steward = build_steward(around, archive.salt)
-    exchanges = Exchanges(policy, formats, reception, relay, tasks, steward)
-    caretaker = Caretaker(steward.lookout, archive, gate, bus, SystemIds(), clock)
+    exchanges = ExchangeService(policy, formats, reception, relay, tasks, steward)
+    caretaker = EpochAdmin(steward.lookout, archive, gate, bus, SystemIds(), clock)
     tools = Tools(archive, gate, watch.worker, steward.lookout, steward.ladder, routes, clock, SystemIds())
     compactor = Compactor(tools)
     parts = (exchanges, archive, relay, bus, tasks, descriptors, forwarders, models, tokenizer, outliner)
@@ -192,7 +192,7 @@ def build_models(settings: Settings, tokenizer: CountingTokenizer, tasks: TaskRu
     """What is known of models. Neither the map nor an encoder is read before it is needed."""
     clock = SystemClock()
     catalog = ModelCatalog(settings.stated_windows(), settings.stated_prices(), clock)
-    counting = Counting(tokenizer, settings.engine_policy().cache_bytes // _CACHE_FOR_A_WEIGHT)
+    counting = TokenCounter(tokenizer, settings.engine_policy().cache_bytes // _CACHE_FOR_A_WEIGHT)
     return Models(catalog, counting, settings.budget_policy(), clock, tasks.spawn)
 
 
@@ -218,7 +218,7 @@ def find_prompt_hook(settings: Settings) -> PromptHook | None:
 
 def build_tally() -> Tally:
     """What counts messages where nothing is served. No encoder is read before it is needed."""
-    return Counting(CountingTokenizer()).tally
+    return TokenCounter(CountingTokenizer()).tally
 
 
 async def measure(settings: Settings) -> Yardstick:

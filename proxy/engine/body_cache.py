@@ -76,7 +76,7 @@ class CachedBody(msgspec.Struct, frozen=True, gc=False, eq=False):
 Key = tuple[bytes, str, str]
 
 
-class Histories:
+class BodyCache:
     """Recently seen bodies by (tenant, wire, family), the least recently used dropped above `cache_bytes`."""
 
     def __init__(self, cache_bytes: int) -> None:
@@ -203,7 +203,7 @@ def link_items(tenant: bytes, split: SplitBody, cap: int, links: Sequence[bytes]
     return [*links, *[each.link for each in chain_slices(parent, elements)]]
 
 
-def take_stock(
+def build_manifest(
     tenant: bytes,
     split: SplitBody,
     chain: Chain,

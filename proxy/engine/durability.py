@@ -12,7 +12,7 @@ from proxy.model.errors import StoreUnavailable
 _PATIENCE = 20
 
 
-class CommitGate:
+class DurabilityWaiter:
     """Waits for commits, at most `commit_wait_ms` each; once one was late, not at all until that has come.
 
     A strict one lets nothing pass that is not durable.

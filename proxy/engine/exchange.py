@@ -12,14 +12,14 @@ from msgspec.structs import replace
 
 from proxy.engine.behind import Behind
 from proxy.engine.context.accounting import Sending
-from proxy.engine.context.controller import Steward
+from proxy.engine.context.controller import ContextController
 from proxy.engine.context.refusal_retry import Reach
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Client, RequestBody
 from proxy.engine.relay import Relay, Send
-from proxy.engine.request import Subject
-from proxy.engine.request_resolver import Reception, ResolvedRequest
-from proxy.engine.round import Flight, PendingRecord, Tape
+from proxy.engine.request import ManagedRequest
+from proxy.engine.request_resolver import RequestResolver, ResolvedRequest
+from proxy.engine.round import CappedBuffer, PendingRecord, RoundState
 from proxy.engine.runtime import TaskRunner
 from proxy.model.epoch import Epoch
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
@@ -38,17 +38,17 @@ _LONGEST_NUMBER = 9
 _SERVED = {b"x-palimpsest-strategy": ("epochs",), b"x-palimpsest-history": (), b"x-palimpsest-source": ("direct",)}
 
 
-class Exchanges:
+class ExchangeService:
     """Carries client calls. `formats` are by name."""
 
     def __init__(
         self,
         policy: EnginePolicy,
         formats: Mapping[str, Format],
-        reception: Reception,
+        reception: RequestResolver,
         relay: Relay,
         tasks: TaskRunner,
-        steward: Steward,
+        steward: ContextController,
     ) -> None:
         self._policy = policy
         self._formats = formats
@@ -111,7 +111,7 @@ class Exchanges:
         await self._relay.carry(flight, _bind(request, received, flight), body)
 
     async def _settle(
-        self, flight: Flight, received: ResolvedRequest, glanced: Sending | None, ceiling: int | None
+        self, flight: RoundState, received: ResolvedRequest, glanced: Sending | None, ceiling: int | None
     ) -> bytes:
         """The body that is sent; who stands by the call, and what its client is told, is settled with it."""
         subject = received.subject
@@ -130,7 +130,7 @@ class Exchanges:
         return sending.body
 
     async def _manage(
-        self, flight: Flight, received: ResolvedRequest, subject: Subject, ceiling: int | None
+        self, flight: RoundState, received: ResolvedRequest, subject: ManagedRequest, ceiling: int | None
     ) -> Sending:
         """What is sent for a request, once what it refers to is in the log.
 
@@ -151,12 +151,12 @@ class Exchanges:
             entry.postpone(keep, partial(self._complete, flight, received, sending))
         return sending
 
-    def _keep(self, flight: Flight, received: ResolvedRequest, sending: Sending) -> None:
+    def _keep(self, flight: RoundState, received: ResolvedRequest, sending: Sending) -> None:
         """Record what is on its way."""
         assert sending.keep is not None, "what is completed later is kept before"
         self._enter(flight, received, replace(sending, manifest=sending.keep(), plan=None))
 
-    def _complete(self, flight: Flight, received: ResolvedRequest, sending: Sending) -> None:
+    def _complete(self, flight: RoundState, received: ResolvedRequest, sending: Sending) -> None:
         """Record and tell what was left open: tokens only where they are there before the head of the answer goes."""
         assert sending.complete is not None, "else nothing is left"
         whole = sending.complete()
@@ -164,7 +164,7 @@ class Exchanges:
         if whole.plan is not None:
             flight.entry.extend(whole.plan, is_urgent=received.is_stream)
 
-    def _enter(self, flight: Flight, received: ResolvedRequest, sending: Sending) -> None:
+    def _enter(self, flight: RoundState, received: ResolvedRequest, sending: Sending) -> None:
         """Record what is sent for a request."""
         first = Round(flight.exchange, 0, flight.upstream, sending.manifest)
         more = [record for record in (sending.plan, sending.pin) if record is not None]
@@ -178,7 +178,7 @@ class Exchanges:
     async def _carry_stream(self, request: ClientRequest, body: RequestBody | None, client: Client) -> None:
         self._check_log()
         received = self._reception.receive_stream(request, self.read_mode(request.headers))
-        tape = Tape(self._policy.record_cap_bytes)
+        tape = CappedBuffer(self._policy.record_cap_bytes)
 
         def make() -> tuple[Opening, *tuple[Record, ...]]:
             return _list_records(received, replace(received.opening, body=_keep_tape(tape)))
@@ -201,15 +201,15 @@ class Exchanges:
         entry: PendingRecord,
         form: Format | None,
         client: Client,
-    ) -> Flight:
+    ) -> RoundState:
         _tell(client, received)
-        return Flight(
+        return RoundState(
             received.exchange,
             entry,
             form,
             received.upstream.name,
             client,
-            Tape(self._policy.record_cap_bytes),
+            CappedBuffer(self._policy.record_cap_bytes),
             (*self._policy.own_keys, *list_credentials(request.headers, request.target, self._tenant_fields)),
         )
 
@@ -217,7 +217,7 @@ class Exchanges:
 class TapedBody:
     """A streaming request body that is kept as it passes; its opening is recorded when it has passed whole."""
 
-    def __init__(self, body: RequestBody, tape: Tape, entry: PendingRecord) -> None:
+    def __init__(self, body: RequestBody, tape: CappedBuffer, entry: PendingRecord) -> None:
         self._body = body
         self._tape = tape
         self._entry = entry
@@ -253,7 +253,7 @@ def read_ceiling(headers: Headers) -> int | None:
     return int(asked)
 
 
-def _bind(request: ClientRequest, received: ResolvedRequest, flight: Flight) -> Send:
+def _bind(request: ClientRequest, received: ResolvedRequest, flight: RoundState) -> Send:
     """What sends a body with all else that the client asked for; an answer that may be held back must be readable."""
     is_guarded = flight.rescuer is not None and flight.rescuer.is_guarded
     headers = ask_plainly(request.headers) if is_guarded else request.headers
@@ -276,7 +276,7 @@ def _list_records(
     return (opening, *sent) if received.step is None else (opening, *sent, received.step)
 
 
-def _keep_tape(tape: Tape) -> Manifest:
+def _keep_tape(tape: CappedBuffer) -> Manifest:
     if tape.is_capped:
         return keep_head(tape.content, tape.size, tape.whole_digest)
     return keep_whole(tape.content)

@@ -18,7 +18,7 @@ from proxy.context.pricing import Tariff, make_tariff
 from proxy.context.provider_cache import Calibration, find_cache_model, learn_read, learn_seconds, learn_survival
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Catalog, Clock, Upstream
-from proxy.engine.token_counter import Counting
+from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import Card, LimitKey
 from proxy.model.errors import ProxyError
 from proxy.model.events import AnswerRead
@@ -53,7 +53,9 @@ _Basis = tuple[Card, tuple[str, ...], _Taught | None]
 class Models:
     """Cards, budgets and counts. `count` counts the tokens of messages."""
 
-    def __init__(self, catalog: Catalog, counting: Counting, policy: BudgetPolicy, clock: Clock, spawn: Spawn) -> None:
+    def __init__(
+        self, catalog: Catalog, counting: TokenCounter, policy: BudgetPolicy, clock: Clock, spawn: Spawn
+    ) -> None:
         self.count = counting
         self._catalog = catalog
         self._policy = policy
@@ -142,7 +144,7 @@ async def _fetch(upstream: Upstream, headers: Headers) -> bytes:
         answer.close()
 
 
-class Lesson(msgspec.Struct, frozen=True, gc=False):
+class ExpectedUsage(msgspec.Struct, frozen=True, gc=False):
     """A request whose answer will teach something, in tokens as we count them.
 
     `expected` are those that should be read from the cache; of the first request of an epoch, `stable` are those that
@@ -156,13 +158,13 @@ class Lesson(msgspec.Struct, frozen=True, gc=False):
     stable: int | None = None
 
 
-class Lessons:
+class CacheCalibrator:
     """What was learned of each model of each upstream; of models without end, those heard of last."""
 
-    def __init__(self, counting: Counting, providers: Mapping[str, Provider]) -> None:
+    def __init__(self, counting: TokenCounter, providers: Mapping[str, Provider]) -> None:
         self._counting = counting
         self._providers = providers
-        self._waiting: OrderedDict[tuple[str, int], Lesson] = OrderedDict()
+        self._waiting: OrderedDict[tuple[str, int], ExpectedUsage] = OrderedDict()
         self._learned: OrderedDict[tuple[str, str], Calibration] = OrderedDict()
         self._tariffs: OrderedDict[tuple[str, str], tuple[_Basis, Tariff]] = OrderedDict()
 
@@ -180,7 +182,7 @@ class Lessons:
             self._tariffs.popitem(last=False)
         return tariff
 
-    def wait_for(self, exchange: str, k: int, lesson: Lesson) -> None:
+    def wait_for(self, exchange: str, k: int, lesson: ExpectedUsage) -> None:
         """A request was sent."""
         self._waiting[exchange, k] = lesson
         if len(self._waiting) > _MOST_WAITING:

@@ -9,11 +9,19 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from proxy.engine.behind import Behind
-from proxy.engine.durability import CommitGate
+from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.ports import Archive, Clock, RequestBody, UpstreamResponse
-from proxy.engine.response_reader import Readings, UnreadAnswer
-from proxy.engine.response_stream import Guard, Passage, find_ender, find_guard, is_open_stream, linger, spell_in_stream
-from proxy.engine.round import Flight, PendingRecord, Retry
+from proxy.engine.response_reader import ResponseReader, UnreadAnswer
+from proxy.engine.response_stream import (
+    ResponseHold,
+    StreamRelay,
+    find_ender,
+    find_hold,
+    is_open_stream,
+    read_final_event,
+    spell_in_stream,
+)
+from proxy.engine.round import PendingRecord, Retry, RoundState
 from proxy.engine.runtime import EventBus
 from proxy.model.errors import ProxyError, UpstreamUnreachable
 from proxy.model.events import ExchangeRecorded, LimitsTold
@@ -32,7 +40,9 @@ _ERROR, _TOO_MANY = 400, 429
 class Relay:
     """Pumps answers. Every path through `carry` leaves exactly one outcome per round in the log."""
 
-    def __init__(self, archive: Archive, gate: CommitGate, readings: Readings, bus: EventBus, clock: Clock) -> None:
+    def __init__(
+        self, archive: Archive, gate: DurabilityWaiter, readings: ResponseReader, bus: EventBus, clock: Clock
+    ) -> None:
         self._archive = archive
         self._gate = gate
         self._readings = readings
@@ -60,12 +70,12 @@ class Relay:
         self._archive.flush()
         return await self._gate.confirm(entry.commit)
 
-    def abandon(self, flight: Flight) -> None:
+    def abandon(self, flight: RoundState) -> None:
         """Record a round that was given up before anything was sent."""
         flight.began = self._clock.monotonic()
         self._record(flight, 0, (), "aborted", "", b"")
 
-    async def carry(self, flight: Flight, send: Send, body: bytes | RequestBody) -> None:
+    async def carry(self, flight: RoundState, send: Send, body: bytes | RequestBody) -> None:
         """Send the body, await the answer and pass it on; where it is refused and a rescuer has something else to send,
         the answer to that.
 
@@ -77,14 +87,14 @@ class Relay:
             flight.entry.extend(*[record for record in (retry.round, retry.plan) if record is not None])
             retry = await self._fly(flight, send(retry.body))
 
-    async def _fly(self, flight: Flight, sending: Awaitable[UpstreamResponse]) -> Retry | None:
+    async def _fly(self, flight: RoundState, sending: Awaitable[UpstreamResponse]) -> Retry | None:
         """One round; a retry in place of all that was not passed on yet."""
         response = await self._await_head(flight, sending)
         try:
             begun = b""
             if flight.k and flight.rescuer is not None and response.status < _ERROR:
                 await flight.rescuer.accept()
-            if flight.rescuer is not None and (guard := find_guard(flight, response, self._clock)) is not None:
+            if flight.rescuer is not None and (guard := find_hold(flight, response, self._clock)) is not None:
                 if (retry := await self._rescue(flight, response, guard)) is not None:
                     return retry
                 begun = guard.held
@@ -93,7 +103,7 @@ class Relay:
             response.close()
         return None
 
-    async def _await_head(self, flight: Flight, sending: Awaitable[UpstreamResponse]) -> UpstreamResponse:
+    async def _await_head(self, flight: RoundState, sending: Awaitable[UpstreamResponse]) -> UpstreamResponse:
         flight.began = self._clock.monotonic()
         flushing: asyncio.TimerHandle | None = None
 
@@ -130,7 +140,7 @@ class Relay:
         if not _is_durable(entry):
             self._archive.flush()
 
-    async def _rescue(self, flight: Flight, response: UpstreamResponse, guard: Guard) -> Retry | None:
+    async def _rescue(self, flight: RoundState, response: UpstreamResponse, guard: ResponseHold) -> Retry | None:
         """Hold the answer back as long as it may be a refusal; what to send in its place, where that is to be."""
         assert flight.rescuer is not None, "only what can be rescued is guarded"
         completeness: Completeness = "aborted"
@@ -152,7 +162,7 @@ class Relay:
             self._record(flight, response.status, response.headers, completeness, "", kept)
         return retry
 
-    async def _make_durable(self, flight: Flight) -> None:
+    async def _make_durable(self, flight: RoundState) -> None:
         """Wait for what the first byte waits for."""
         flight.entry.settle()
         commit = flight.entry.commit
@@ -161,7 +171,7 @@ class Relay:
         if commit is not None:
             await self._gate.pass_on(commit)
 
-    async def _pump(self, flight: Flight, response: UpstreamResponse, begun: bytes) -> None:
+    async def _pump(self, flight: RoundState, response: UpstreamResponse, begun: bytes) -> None:
         """Pass an answer on, of which `begun` was read and held back."""
         status, headers = response.status, response.headers
         held, is_ended, break_off = b"", False, None
@@ -188,7 +198,7 @@ class Relay:
         if not is_ended:
             await self._pass_rest(flight, response)
 
-    async def _pass_on(self, flight: Flight, response: UpstreamResponse, begun: bytes) -> tuple[bytes, bool]:
+    async def _pass_on(self, flight: RoundState, response: UpstreamResponse, begun: bytes) -> tuple[bytes, bool]:
         """Pass on all but the bytes that complete the answer; returns those, and whether the body ends with them."""
         if flight.is_head_out and not is_open_stream(response.headers):
             return await self._embed(flight, response), True
@@ -196,29 +206,29 @@ class Relay:
             return begun + await self._read(flight, response), True
         await self._make_durable(flight)
         _start(flight, response)
-        passage = Passage(flight, find_ender(flight, response.headers), self._clock)
+        passage = StreamRelay(flight, find_ender(flight, response.headers), self._clock)
         if begun:
             passage.pass_on(begun)
         while not passage.held and not response.is_received:
             await flight.client.drain()
             await response.pump(passage.take)
         if passage.held:
-            return await linger(response, flight.tape, passage.held)
+            return await read_final_event(response, flight.tape, passage.held)
         return await self._read(flight, response), True
 
-    async def _read(self, flight: Flight, response: UpstreamResponse) -> bytes:
+    async def _read(self, flight: RoundState, response: UpstreamResponse) -> bytes:
         """What comes next of an answer."""
         content = await response.read()
         flight.note(content, self._clock)
         return content
 
-    async def _embed(self, flight: Flight, response: UpstreamResponse) -> bytes:
+    async def _embed(self, flight: RoundState, response: UpstreamResponse) -> bytes:
         """An answer that is no stream, as an event of the stream that the client is reading already."""
         while not response.is_ended:
             await self._read(flight, response)
         return spell_in_stream(response.headers, flight.tape.content)
 
-    async def _pass_rest(self, flight: Flight, response: UpstreamResponse) -> None:
+    async def _pass_rest(self, flight: RoundState, response: UpstreamResponse) -> None:
         """What comes after a stream's end marker: passed on at once, recorded as trailers up to the cap."""
         i = 0
         try:
@@ -234,7 +244,7 @@ class Relay:
         except UpstreamUnreachable:
             flight.client.abort()
 
-    async def _search(self, flight: Flight, response: UpstreamResponse) -> bytes:
+    async def _search(self, flight: RoundState, response: UpstreamResponse) -> bytes:
         """What of an answer may rest in the log; what takes long to search is searched in a thread."""
         content, headers, status = flight.tape.content, response.headers, response.status
         kept = redact_quickly(content, headers, status, flight.secrets)
@@ -242,7 +252,7 @@ class Relay:
             kept = await asyncio.to_thread(redact_answer, content, headers, status, flight.secrets, flight.tape.cap)
         return kept
 
-    async def _search_anyhow(self, flight: Flight, response: UpstreamResponse) -> bytes:
+    async def _search_anyhow(self, flight: RoundState, response: UpstreamResponse) -> bytes:
         """The same of a call that was cancelled; nothing where it is cancelled once more, which is in a hurry."""
         try:
             return await self._search(flight, response)
@@ -250,13 +260,13 @@ class Relay:
             return b""
 
     def _record(
-        self, flight: Flight, status: int, headers: Headers, completeness: Completeness, problem: str, kept: bytes
+        self, flight: RoundState, status: int, headers: Headers, completeness: Completeness, problem: str, kept: bytes
     ) -> None:
         outcome, _ = self._keep(flight, status, headers, completeness, problem, kept)
         self._tell(flight, outcome)
 
     def _keep(
-        self, flight: Flight, status: int, headers: Headers, completeness: Completeness, problem: str, kept: bytes
+        self, flight: RoundState, status: int, headers: Headers, completeness: Completeness, problem: str, kept: bytes
     ) -> tuple[Outcome, "asyncio.Future[bool]"]:
         """How a round ended goes to the log; the future is done when it is there."""
         flight.entry.append()
@@ -274,7 +284,7 @@ class Relay:
         )
         return outcome, self._archive.append(outcome)
 
-    def _tell(self, flight: Flight, outcome: Outcome) -> None:
+    def _tell(self, flight: RoundState, outcome: Outcome) -> None:
         """Let everybody know who makes something of it."""
         flight.entry.settle()
         self._announce(flight, outcome)
@@ -289,7 +299,7 @@ class Relay:
         else:
             self._readings.read_refusal(received)
 
-    def _announce(self, flight: Flight, outcome: Outcome) -> None:
+    def _announce(self, flight: RoundState, outcome: Outcome) -> None:
         opening = flight.entry.append()
         self._bus.publish(_sum_up(flight, opening, outcome))
         if outcome.status == _TOO_MANY or tells_limits(outcome.headers):
@@ -297,7 +307,7 @@ class Relay:
             self._bus.publish(LimitsTold(flight.exchange, flight.upstream, *told))
 
 
-def _measure(flight: Flight, kept: bytes) -> tuple[bytes, int, bytes]:
+def _measure(flight: RoundState, kept: bytes) -> tuple[bytes, int, bytes]:
     """What is kept of an answer, how much it counts, and the digest of all of it where not all is kept."""
     tape = flight.tape
     if tape.is_capped:
@@ -309,7 +319,7 @@ def _is_durable(entry: PendingRecord) -> bool:
     return entry.commit is not None and entry.commit.done()
 
 
-def _sum_up(flight: Flight, opening: Opening, outcome: Outcome) -> ExchangeRecorded:
+def _sum_up(flight: RoundState, opening: Opening, outcome: Outcome) -> ExchangeRecorded:
     return ExchangeRecorded(
         flight.exchange,
         opening.session.id,
@@ -329,7 +339,7 @@ def _sum_up(flight: Flight, opening: Opening, outcome: Outcome) -> ExchangeRecor
     )
 
 
-def _start(flight: Flight, response: UpstreamResponse) -> None:
+def _start(flight: RoundState, response: UpstreamResponse) -> None:
     """The answer's head, if it has not been sent."""
     flight.client.start(response.status, forward_response(response.headers))
 

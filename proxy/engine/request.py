@@ -13,7 +13,7 @@ from proxy.model.manifest import digest_of
 from proxy.wire.body import SplitBody
 
 
-class Subject(msgspec.Struct, frozen=True, gc=False):
+class ManagedRequest(msgspec.Struct, frozen=True, gc=False):
     """A request whose body was split, and where it stands. `wire` and `items_key` are its format's.
 
     `step` is None while the upstream has not accepted its credential: what is known of the session may not be used

@@ -15,15 +15,15 @@ import msgspec
 
 from proxy.context.budget import is_bounded
 from proxy.engine.body_cache import (
+    BodyCache,
     CachedBody,
-    Histories,
     Holding,
     Key,
+    build_manifest,
     hold,
     link_items,
     list_links,
     split_known,
-    take_stock,
 )
 from proxy.engine.boundary import attempt, attempt_now
 from proxy.engine.lineage.chain import Chain, make_chain, read_messages
@@ -34,8 +34,8 @@ from proxy.engine.lineage.tenants import Credential
 from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Clock, Ids, Upstream
-from proxy.engine.request import Subject
-from proxy.engine.response_reader import Readings
+from proxy.engine.request import ManagedRequest
+from proxy.engine.response_reader import ResponseReader
 from proxy.model.exchange import ClientRequest, Kind, Mode, Opening, SessionKey
 from proxy.model.lineage import Step, root_of_chain
 from proxy.model.manifest import Manifest, keep_to, keep_whole
@@ -111,7 +111,7 @@ class _Recognised(msgspec.Struct, frozen=True, gc=False):
     take_stock: Callable[[], Manifest]
     is_stream: bool = False
     step: Step | None = None
-    subject: Subject | None = None
+    subject: ManagedRequest | None = None
 
 
 class _Remembered(NamedTuple):
@@ -131,7 +131,7 @@ class _Reading(msgspec.Struct, frozen=True, gc=False):
     opened_ms: int
 
 
-class Reception:
+class RequestResolver:
     """Turns requests into openings."""
 
     def __init__(
@@ -139,7 +139,7 @@ class Reception:
         policy: EnginePolicy,
         routes: Sequence[Route],
         lineage: Lineage,
-        readings: Readings,
+        readings: ResponseReader,
         clock: Clock,
         ids: Ids,
     ) -> None:
@@ -148,7 +148,7 @@ class Reception:
         self._lineage = lineage
         self._readings = readings
         self._naming = Naming(policy.session_headers)
-        self._histories = Histories(policy.cache_bytes // 2)
+        self._histories = BodyCache(policy.cache_bytes // 2)
         self._clock = clock
         self._ids = ids
 
@@ -269,7 +269,7 @@ class Reception:
         if losses != self._histories.losses:
             known, shared = None, 0
             holding = hold(split, holding.cap, ()) if holding is not None else None
-        body, history = take_stock(key[0], split, chain, known, shared, holding=holding)
+        body, history = build_manifest(key[0], split, chain, known, shared, holding=holding)
         if history is not None:
             self._histories.remember(key, history, known)
         return body
@@ -316,9 +316,9 @@ def _make_subject(
     asked: LineageQuery,
     body: tuple[SplitBody, Chain, Holding | None],
     place: Placement,
-) -> Subject:
+) -> ManagedRequest:
     split, chain, holding = body
-    return Subject(
+    return ManagedRequest(
         asked.exchange,
         place.session,
         form.name,

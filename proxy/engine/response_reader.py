@@ -79,7 +79,7 @@ def is_event_stream(headers: Headers) -> bool:
     return find(headers, b"content-type").lower().startswith(b"text/event-stream")
 
 
-class Readings:
+class ResponseReader:
     """Reads recorded answers one after another, off the hot path, the long ones in a thread.
 
     They are gathered for a moment, so that reading one does not delay the call that comes right behind it. `own_keys`
@@ -193,7 +193,7 @@ def _try_to_read(received: UnreadAnswer, cap: int) -> tuple[Answer, bytes] | Exc
         return error
 
 
-class Leftovers:
+class UnreadResponses:
     """Takes up, at the start, what an earlier process left."""
 
     def __init__(
@@ -202,7 +202,7 @@ class Leftovers:
         bus: EventBus,
         tasks: TaskRunner,
         lineage: Lineage,
-        readings: Readings,
+        readings: ResponseReader,
         formats: Mapping[str, Format],
     ) -> None:
         self._archive = archive

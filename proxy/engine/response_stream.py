@@ -8,7 +8,7 @@ import re
 
 from proxy.engine.ports import Clock, UpstreamResponse
 from proxy.engine.response_reader import is_event_stream
-from proxy.engine.round import REFUSAL_BYTES, Flight, Refusal, Rescuer, Start, Tape
+from proxy.engine.round import REFUSAL_BYTES, CappedBuffer, Refusal, RetrySource, RoundState, Start
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers
 from proxy.wire.body import decode_content
@@ -42,10 +42,10 @@ class EndFinder:
         return max(0, match.start() - known) if match else -1
 
 
-class Passage:
+class StreamRelay:
     """Passes pieces of an answer on until its end marker; holds what begins with that."""
 
-    def __init__(self, flight: Flight, ender: EndFinder | None, clock: Clock) -> None:
+    def __init__(self, flight: RoundState, ender: EndFinder | None, clock: Clock) -> None:
         self._flight = flight
         self._write = flight.client.write
         self._ender = ender
@@ -68,7 +68,7 @@ class Passage:
         return False
 
 
-def find_ender(flight: Flight, headers: Headers) -> EndFinder | None:
+def find_ender(flight: RoundState, headers: Headers) -> EndFinder | None:
     """What looks for the end of a stream; None where there is no stream, or none that can be read as it passes."""
     return EndFinder(flight.format.end_marker) if flight.format is not None and is_plain_stream(headers) else None
 
@@ -78,7 +78,7 @@ def is_plain_stream(headers: Headers) -> bool:
     return is_event_stream(headers) and find(headers, b"content-encoding") in (b"", b"identity")
 
 
-async def linger(response: UpstreamResponse, tape: Tape, held: bytes) -> tuple[bytes, bool]:
+async def read_final_event(response: UpstreamResponse, tape: CappedBuffer, held: bytes) -> tuple[bytes, bool]:
     """Wait for the rest of the event that ends a stream, and a moment for the body to end behind it.
 
     What still comes in that moment does not make it longer.
@@ -98,14 +98,14 @@ async def linger(response: UpstreamResponse, tape: Tape, held: bytes) -> tuple[b
     return held, response.is_ended
 
 
-def find_guard(flight: Flight, response: UpstreamResponse, clock: Clock) -> "Guard | None":
+def find_hold(flight: RoundState, response: UpstreamResponse, clock: Clock) -> "ResponseHold | None":
     """What holds this answer back; None where it goes on as it comes."""
     rescuer, status = flight.rescuer, response.status
     if rescuer is None or (status not in _REFUSED and not (rescuer.is_guarded and status in _SUCCESS)):
         return None
     if status in _SUCCESS and is_event_stream(response.headers) and not is_plain_stream(response.headers):
         return None
-    return Guard(flight, rescuer, response, clock)
+    return ResponseHold(flight, rescuer, response, clock)
 
 
 def is_open_stream(headers: Headers) -> bool:
@@ -113,10 +113,10 @@ def is_open_stream(headers: Headers) -> bool:
     return is_plain_stream(headers) and not find(headers, b"content-length")
 
 
-class Guard:
+class ResponseHold:
     """Holds the beginning of one answer: in `held`, what the client has not got yet."""
 
-    def __init__(self, flight: Flight, rescuer: Rescuer, response: UpstreamResponse, clock: Clock) -> None:
+    def __init__(self, flight: RoundState, rescuer: RetrySource, response: UpstreamResponse, clock: Clock) -> None:
         self._flight = flight
         self._rescuer = rescuer
         self._response = response
@@ -164,7 +164,7 @@ class Guard:
         if self._start == "undecided":
             self._take(await response.read())
         if self._start == "overflow":
-            self._pieces[:], _ = await linger(response, self._flight.tape, self.held)
+            self._pieces[:], _ = await read_final_event(response, self._flight.tape, self.held)
         return self._start != "content"
 
     def _take(self, piece: bytes) -> bool:

@@ -17,7 +17,7 @@ Start = Literal["overflow", "content", "undecided"]
 REFUSAL_BYTES = 64 * 1024
 
 
-class Tape:
+class CappedBuffer:
     """Takes the pieces of one body as they pass; holds at most `cap` bytes."""
 
     __slots__ = ("_hash", "_kept", "_pieces", "cap", "size")
@@ -86,7 +86,7 @@ class Retry:
     plan: Plan | None = None
 
 
-class Rescuer(Protocol):
+class RetrySource(Protocol):
     """Stands by a call. Nothing here raises: what goes wrong inside is no retry."""
 
     @property
@@ -175,7 +175,7 @@ class PendingRecord:
 
 
 @dataclass(slots=True)
-class Flight:
+class RoundState:
     """One round under way: who asked for what, and what has come of it so far. Times on the monotonic clock.
 
     `secrets` are the credentials that may be echoed; they live until the answer has been read. `is_head_out`: the
@@ -188,9 +188,9 @@ class Flight:
     format: Format | None
     upstream: str
     client: Client
-    tape: Tape
+    tape: CappedBuffer
     secrets: tuple[bytes, ...]
-    rescuer: Rescuer | None = None
+    rescuer: RetrySource | None = None
     k: int = 0
     began: float = 0.0
     head_at: float = 0.0
@@ -206,7 +206,7 @@ class Flight:
             self.first_at = clock.monotonic()
         self.tape.add(piece)
 
-    def go_again(self, k: int) -> "Flight":
+    def go_again(self, k: int) -> "RoundState":
         """The next round of the same call."""
-        fresh = Tape(self.tape.cap)
+        fresh = CappedBuffer(self.tape.cap)
         return replace(self, k=k, tape=fresh, head_at=0.0, first_at=0.0, ended_at=0.0, is_final=True)

@@ -186,7 +186,7 @@ class Descriptors:
         return count
 
 
-class Writes:
+class WriteBatcher:
     """Gathers the writes to many transports; of those that are closing nothing more is written.
 
     `count_calls` tells how many calls are under way, about; `now` is in seconds and never goes back.

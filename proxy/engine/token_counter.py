@@ -47,7 +47,7 @@ class Count(NamedTuple):
     is_estimate: bool
 
 
-class _Ledger(NamedTuple):
+class _CountJob(NamedTuple):
     """What is to be counted: pieces, those of them that are new, and the weights of the others."""
 
     model: str
@@ -57,7 +57,7 @@ class _Ledger(NamedTuple):
     known: dict[bytes, Weight]
 
 
-class Counting:
+class TokenCounter:
     """Weights of messages, the newest `most` of them (180 bytes each), and each model's ratio."""
 
     def __init__(self, tokenizer: Tokenizer, most: int = 65_536) -> None:
@@ -103,15 +103,15 @@ class Counting:
         self._ratios[upstream, model] = ratio.learn(ours, theirs)
         _forget_oldest(self._ratios, _MOST_RATIOS)
 
-    def _open(self, model: str, pieces: Sequence[Piece]) -> "_Ledger":
+    def _open(self, model: str, pieces: Sequence[Piece]) -> "_CountJob":
         family = find_family(model)
         pieces = _spell_for(family, pieces)
         before = _BEFORE[family.encoding]
         fresh = {piece.digest: piece for piece in pieces if before + piece.digest not in self._weights}
         known = {piece.digest: self._recall(family, piece.digest) for piece in pieces if piece.digest not in fresh}
-        return _Ledger(model, family, pieces, fresh, known)
+        return _CountJob(model, family, pieces, fresh, known)
 
-    def _sum_up(self, ledger: "_Ledger", found: Sequence[Weight]) -> Count:
+    def _sum_up(self, ledger: "_CountJob", found: Sequence[Weight]) -> Count:
         """The count, with the weights found of what was fresh, which are known from now on."""
         weights = ledger.known
         for digest, weight in zip(ledger.fresh, found, strict=True):

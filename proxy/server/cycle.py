@@ -15,7 +15,7 @@ from typing import Any
 from uvicorn._types import HTTPDisconnectEvent, HTTPRequestEvent
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from proxy.engine.runtime import Writes
+from proxy.engine.runtime import WriteBatcher
 from proxy.model.exchange import Headers
 
 _BODILESS = (204, 304)
@@ -32,7 +32,7 @@ class Cycle(RequestResponseCycle):
     `close` ends the connection once what was written has left.
     """
 
-    def __init__(self, writes: Writes, close: Callable[[], None], **uvicorns: Any) -> None:
+    def __init__(self, writes: WriteBatcher, close: Callable[[], None], **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
         self._writes = writes
         self._close = close

@@ -7,7 +7,7 @@ import asyncio
 
 from starlette.types import Receive, Scope, Send
 
-from proxy.engine.exchange import Exchanges
+from proxy.engine.exchange import ExchangeService
 from proxy.model.errors import ProxyError
 from proxy.server.client import BodyBudget, ServedClient, Share, read_request
 from proxy.server.passthrough import Passthrough
@@ -18,7 +18,7 @@ class Managed:
     """The endpoint of one wire format; a request in mode `bypass` goes the way of the other paths."""
 
     def __init__(
-        self, wire: str, exchanges: Exchanges, policy: ServerPolicy, passthrough: Passthrough, bodies: BodyBudget
+        self, wire: str, exchanges: ExchangeService, policy: ServerPolicy, passthrough: Passthrough, bodies: BodyBudget
     ) -> None:
         self._wire = wire
         self._exchanges = exchanges

@@ -7,7 +7,7 @@ import http
 
 from starlette.types import Receive, Scope, Send
 
-from proxy.engine.exchange import Exchanges
+from proxy.engine.exchange import ExchangeService
 from proxy.model.exchange import Headers
 from proxy.server.client import ServedClient, read_request
 from proxy.server.errors import PAGE_GUARDS
@@ -37,7 +37,7 @@ server answers {status} here. What went through is on <a href="/-/">the page of 
 class Passthrough:
     """The endpoint of what has no other."""
 
-    def __init__(self, exchanges: Exchanges, policy: ServerPolicy) -> None:
+    def __init__(self, exchanges: ExchangeService, policy: ServerPolicy) -> None:
         self._exchanges = exchanges
         self._policy = policy
 

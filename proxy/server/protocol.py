@@ -20,7 +20,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from proxy.engine.runtime import Descriptors, Writes
+from proxy.engine.runtime import Descriptors, WriteBatcher
 from proxy.server.cycle import Cycle
 from proxy.server.ending import Ending, Look
 from proxy.server.errors import render_plain
@@ -49,7 +49,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def __init__(
         self,
         policy: ServerPolicy,
-        writes: Writes,
+        writes: WriteBatcher,
         descriptors: Descriptors,
         config: Config,
         server_state: ServerState,

@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from proxy.engine.exchange import Exchanges
+from proxy.engine.exchange import ExchangeService
 from proxy.server.access import START_PAGE, AccessRules, Entrance, Management
 from proxy.server.client import BodyBudget
 from proxy.server.context_api import ContextApi
@@ -42,7 +42,7 @@ _ENDINGS = {
 class Endpoints:
     """What the table points to."""
 
-    exchanges: Exchanges
+    exchanges: ExchangeService
     health: Health
     inspector: Inspector
     api: SessionsApi

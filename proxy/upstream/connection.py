@@ -11,7 +11,7 @@ import select
 from collections.abc import Callable
 from typing import cast
 
-from proxy.engine.runtime import Writes
+from proxy.engine.runtime import WriteBatcher
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers
 from proxy.upstream.incoming import BadAnswer, Incoming
@@ -33,7 +33,7 @@ class Connection(asyncio.Protocol):
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        writes: Writes,
+        writes: WriteBatcher,
         on_idle_close: "Callable[[Connection], None] | None" = None,
     ) -> None:
         self._loop = loop

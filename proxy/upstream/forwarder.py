@@ -17,7 +17,7 @@ from typing import Any
 import certifi
 
 from proxy.engine.ports import RequestBody, UpstreamResponse
-from proxy.engine.runtime import Descriptors, Writes
+from proxy.engine.runtime import Descriptors, WriteBatcher
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers
 from proxy.upstream.connection import Connection
@@ -102,7 +102,7 @@ class Forwarder:
         self,
         policy: UpstreamPolicy,
         spawn: Spawn,
-        writes: Writes | None = None,
+        writes: WriteBatcher | None = None,
         descriptors: Descriptors | None = None,
         now: Callable[[], float] = time.monotonic,
         *,
@@ -118,7 +118,7 @@ class Forwarder:
         self._descriptors = descriptors
         if descriptors is not None:
             descriptors.add_holder(self.close)
-        self._writes = writes if writes is not None else Writes(lambda: 1)
+        self._writes = writes if writes is not None else WriteBatcher(lambda: 1)
         self._tls: ssl.SSLContext | None = None
         self._own_field = _own_field(policy)
         self._hop_id = hop_id.encode()

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from proxy.context.model_catalog import Encoding
-from proxy.engine.token_counter import Counting, Piece
+from proxy.engine.token_counter import Piece, TokenCounter
 from tests.support.managing import QuarterTokens
 
 
@@ -35,7 +35,7 @@ def make_piece(name: str, words: int = 1) -> Piece:
 
 async def test_a_message_is_counted_once() -> None:
     words = Words()
-    counting = Counting(words)
+    counting = TokenCounter(words)
     first = await counting.count("gpt-4o", [make_piece("a", 5), make_piece("b", 6)])
     assert (first.tokens, first.is_estimate) == ((8, 9), False)
     more = await counting.count("gpt-5", [make_piece(name, 5) for name in "abca"])
@@ -46,25 +46,25 @@ async def test_a_message_is_counted_once() -> None:
 @pytest.mark.parametrize(("is_loaded", "words"), [(False, 1), (True, 5000)], ids=["not loaded", "long"])
 async def test_what_takes_its_time_is_counted_in_another_thread(is_loaded: bool, words: int) -> None:
     tokenizer = Words(is_loaded=is_loaded)
-    await Counting(tokenizer).count("gpt-4o", [make_piece("a", words)])
+    await TokenCounter(tokenizer).count("gpt-4o", [make_piece("a", words)])
     assert tokenizer.threads
     assert threading.get_ident() not in tokenizer.threads
 
 
 async def test_a_short_message_is_counted_where_it_is() -> None:
     tokenizer = Words(is_loaded=True)
-    await Counting(tokenizer).count("gpt-4o", [make_piece("a", 2000), make_piece("b", 2000)])
+    await TokenCounter(tokenizer).count("gpt-4o", [make_piece("a", 2000), make_piece("b", 2000)])
     assert tokenizer.threads == {threading.get_ident()}
 
 
 async def test_short_messages_that_are_long_together_are_counted_in_another_thread() -> None:
     tokenizer = Words(is_loaded=True)
-    await Counting(tokenizer).count("gpt-4o", [make_piece(name, 2000) for name in "abc"])
+    await TokenCounter(tokenizer).count("gpt-4o", [make_piece(name, 2000) for name in "abc"])
     assert threading.get_ident() not in tokenizer.threads
 
 
 async def test_what_is_known_needs_no_thread() -> None:
-    counting = Counting(Words())
+    counting = TokenCounter(Words())
     await counting.count("gpt-4o", [make_piece("a")])
     with pytest.raises(StopIteration) as done:
         counting.count("gpt-4o", [make_piece("a")]).send(None)
@@ -73,41 +73,41 @@ async def test_what_is_known_needs_no_thread() -> None:
 
 async def test_another_encoding_counts_anew() -> None:
     words = Words()
-    counting = Counting(words)
+    counting = TokenCounter(words)
     for model in ("gpt-4o", "gpt-4", "claude-x"):
         await counting.count(model, [make_piece("a")])
     assert [encoding for _, encoding in words.counted] == ["o200k_base", "cl100k_base"]
 
 
 async def test_an_estimate_says_so() -> None:
-    counting = Counting(Words(is_estimate=True))
+    counting = TokenCounter(Words(is_estimate=True))
     assert [(await counting.count("gpt-4o", [make_piece("a")])).is_estimate for _ in range(2)] == [True, True]
 
 
 async def test_media_count_by_the_models_own_rule() -> None:
     image = Piece(b"i", b'{"content":[{"type":"image_url","image_url":{"url":"https://x"}}]}')
-    counting = Counting(Words())
+    counting = TokenCounter(Words())
     found = [(await counting.count(model, [image])).tokens for model in ("gpt-4o", "claude-x")]
     assert found == [(3 + 1445,), (3 + 1600,)]
 
 
 async def test_tools_count_by_their_rule() -> None:
     tools = Piece(b"t", b'[{"type":"function","function":{"name":"f","parameters":{}}}]', is_tools=True)
-    counting = Counting(Words())
+    counting = TokenCounter(Words())
     found = [(await counting.count(model, [tools])).tokens for model in ("gpt-4o", "claude-x", "qwen3", "gpt-4o")]
     assert found == [(1 + 7 + 12,), (1 + 346,), (1,), (1 + 7 + 12,)]  # of others the JSON, which has no white space
 
 
 async def test_the_oldest_are_forgotten_first() -> None:
     words = Words()
-    counting = Counting(words, most=2)
+    counting = TokenCounter(words, most=2)
     for name in "abacab":
         await counting.count("gpt-4o", [make_piece(name)])
     assert [text for text, _ in words.counted] == ["a", "b", "c", "b"]
 
 
 async def test_a_message_that_was_counted_takes_no_more_memory_than_is_said() -> None:
-    counting = Counting(QuarterTokens())
+    counting = TokenCounter(QuarterTokens())
     await counting.count("gpt-4o", [make_piece("a", 1000)])
     tracemalloc.start()
     gc.collect()  # what other tests left is not ours
@@ -121,12 +121,12 @@ async def test_a_message_that_was_counted_takes_no_more_memory_than_is_said() ->
 
 
 async def test_more_pieces_than_are_remembered_are_counted_all_the_same() -> None:
-    found = await Counting(Words(), most=1).count("gpt-4o", [make_piece(name) for name in "abc"])
+    found = await TokenCounter(Words(), most=1).count("gpt-4o", [make_piece(name) for name in "abc"])
     assert found.tokens == (4, 4, 4)
 
 
 async def test_other_families_differ_by_a_ratio_learned_from_usage() -> None:
-    counting = Counting(Words())
+    counting = TokenCounter(Words())
     [ours] = (await counting.count("claude-x", [make_piece("a", 997)])).tokens
     assert ours == 1000
     assert counting.find_ratio("main", "claude-x").apply(ours) == 1150
@@ -138,7 +138,7 @@ async def test_other_families_differ_by_a_ratio_learned_from_usage() -> None:
 
 
 def test_ratios_are_bounded_in_number() -> None:
-    counting = Counting(Words())
+    counting = TokenCounter(Words())
     for number in range(1025):
         counting.learn("main", f"m{number}", 1000, 2000)
     guessed = counting.find_ratio("main", "nobody")
@@ -148,7 +148,7 @@ def test_ratios_are_bounded_in_number() -> None:
 
 async def test_messages_without_hashes_are_tallied_as_the_others() -> None:
     words = Words()
-    counting = Counting(words)
+    counting = TokenCounter(words)
     piece = make_piece("a", 5)
     assert await counting.tally("gpt-4o", [piece.raw, piece.raw]) == (8, 8)
     assert await counting.tally("gpt-4o", [piece.raw]) == (8,)

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from proxy.engine.round import Flight, PendingRecord, Tape
+from proxy.engine.round import CappedBuffer, PendingRecord, RoundState
 from proxy.model.exchange import Opening, Round, SessionKey
 from proxy.model.manifest import keep_whole
 from proxy.model.plan import Plan
@@ -16,9 +16,11 @@ FIRST, SECOND = Round("x1", 0, "main", None), Round("x1", 1, "main", keep_whole(
 PLAN = Plan("x1", 0, "m", "epoch")
 
 
-def make_flight(archive: FakeArchive) -> Flight:
+def make_flight(archive: FakeArchive) -> RoundState:
     entry = PendingRecord(archive, lambda: (OPENING, FIRST), is_urgent=True)
-    return Flight("x1", entry, ChatCompletions(), "main", RecordingClient(), Tape(7), (b"key",), ScriptedRescuer())
+    return RoundState(
+        "x1", entry, ChatCompletions(), "main", RecordingClient(), CappedBuffer(7), (b"key",), ScriptedRescuer()
+    )
 
 
 async def test_an_opening_is_queued_once() -> None:

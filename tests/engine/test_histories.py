@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.engine.body_cache import CachedBody, Histories, Key, split_known, take_stock
+from proxy.engine.body_cache import BodyCache, CachedBody, Key, build_manifest, split_known
 from proxy.engine.lineage.chain import Chain, Preamble
 from proxy.model.manifest import Manifest, root_of
 from tests.support.rebuilding import Log
@@ -17,12 +17,12 @@ UNNAMED: Key = (b"tenant", "chat_completions", "")
 PLENTY = 10_000_000
 
 
-def see(histories: Histories, content: bytes, key: Key = KEY) -> Manifest:
+def see(histories: BodyCache, content: bytes, key: Key = KEY) -> Manifest:
     """Take stock of a body as the reception does."""
     known, shared = histories.find(key, content)
     split = split_known(content, "messages", known, shared)
     assert split is not None
-    manifest, history = take_stock(key[0], split, CHAIN, known, shared)
+    manifest, history = build_manifest(key[0], split, CHAIN, known, shared)
     if history is not None:
         histories.remember(key, history, known)
     return manifest
@@ -43,7 +43,7 @@ def contents(manifest: Manifest) -> list[object]:
 
 def test_a_first_body_brings_everything() -> None:
     content = chat(say(1), say(2))
-    manifest, log = see(Histories(PLENTY), content), Log()
+    manifest, log = see(BodyCache(PLENTY), content), Log()
     log.take(manifest)
     assert contents(manifest) == [say(1), say(2)]
     assert len(manifest.blobs) == 1
@@ -51,7 +51,7 @@ def test_a_first_body_brings_everything() -> None:
 
 
 def test_a_growing_session_brings_only_its_new_messages() -> None:
-    histories, log = Histories(PLENTY), Log()
+    histories, log = BodyCache(PLENTY), Log()
     for count in range(1, 12, 2):
         content = chat(*(say(n) for n in range(count)))
         manifest = see(histories, content)
@@ -62,14 +62,14 @@ def test_a_growing_session_brings_only_its_new_messages() -> None:
 
 
 def test_the_same_body_again_brings_nothing() -> None:
-    histories = Histories(PLENTY)
+    histories = BodyCache(PLENTY)
     first = see(histories, chat(say(1), say(2)))
     again = see(histories, chat(say(1), say(2)))
     assert (again.slices, again.blobs, again.recipe) == ((), (), first.recipe)
 
 
 def test_a_body_edited_in_the_middle_shares_what_comes_before_only() -> None:
-    histories, log = Histories(PLENTY), Log()
+    histories, log = BodyCache(PLENTY), Log()
     log.take(see(histories, chat(say(1), say(2), say(3), say(4))))
     edited = chat(say(1), say(2), say(33), say(4))
     manifest = see(histories, edited)
@@ -79,7 +79,7 @@ def test_a_body_edited_in_the_middle_shares_what_comes_before_only() -> None:
 
 
 def test_a_changed_large_member_is_brought_and_the_messages_are_not() -> None:
-    histories = Histories(PLENTY)
+    histories = BodyCache(PLENTY)
     see(histories, chat(say(1)))
     manifest = see(histories, chat(say(1), system="other"))
     assert (len(manifest.slices), len(manifest.blobs)) == (0, 1)
@@ -87,7 +87,7 @@ def test_a_changed_large_member_is_brought_and_the_messages_are_not() -> None:
 
 def test_a_small_member_is_no_blob() -> None:
     content = b'{"model": "m", "messages": [1], "user": "%b"}' % (b"u" * 400)
-    manifest, log = see(Histories(PLENTY), content), Log()
+    manifest, log = see(BodyCache(PLENTY), content), Log()
     assert manifest.blobs == ()
     log.take(manifest)
     assert log.rebuild(manifest.recipe) == content
@@ -95,7 +95,7 @@ def test_a_small_member_is_no_blob() -> None:
 
 @pytest.mark.parametrize("content", [b'{"a":1}', b'{"messages":[],"a":"%b"}' % (b"x" * 5000), b"{}"])
 def test_a_body_without_messages_is_kept_and_not_remembered(content: bytes) -> None:
-    histories, log = Histories(PLENTY), Log()
+    histories, log = BodyCache(PLENTY), Log()
     for _ in range(2):
         manifest = see(histories, content)
         log.take(manifest)
@@ -105,7 +105,7 @@ def test_a_body_without_messages_is_kept_and_not_remembered(content: bytes) -> N
 
 def test_a_number_that_goes_on_is_kept_as_it_came() -> None:
     """`[1` begins `[12` too: the bytes of an element are shared, the element is not."""
-    histories, log = Histories(PLENTY), Log()
+    histories, log = BodyCache(PLENTY), Log()
     for content in (chat(1, 2), chat(12), chat(1.5, 2), chat(125)):
         manifest = see(histories, content)
         log.take(manifest)
@@ -130,13 +130,13 @@ steps = st.tuples(
 def test_every_body_of_every_history_can_be_put_together_and_is_named_as_without_memory(
     story: list[tuple[int, list[object], str, tuple[str, str], Key]], cache_bytes: int
 ) -> None:
-    histories, logs = Histories(cache_bytes), {b"tenant": Log(), b"other": Log()}
+    histories, logs = BodyCache(cache_bytes), {b"tenant": Log(), b"other": Log()}
     messages: list[object] = []
     for kept, new, system, separators, key in story:
         messages = messages[:kept] + new
         content = json.dumps(json.loads(chat(*messages, system=system)), separators=separators).encode()
         manifest = see(histories, content, key)
-        alone = see(Histories(0), content, key)
+        alone = see(BodyCache(0), content, key)
         assert (manifest.recipe, manifest.size, manifest.digest) == (alone.recipe, alone.size, alone.digest)
         assert manifest.slices == alone.slices[len(alone.slices) - len(manifest.slices) :]
         assert set(manifest.blobs) <= set(alone.blobs)
@@ -145,12 +145,12 @@ def test_every_body_of_every_history_can_be_put_together_and_is_named_as_without
 
 
 def test_slices_come_parents_first() -> None:
-    slices = see(Histories(PLENTY), chat(*(say(n) for n in range(5)))).slices
+    slices = see(BodyCache(PLENTY), chat(*(say(n) for n in range(5)))).slices
     assert [each.parent for each in slices] == [root_of(KEY[0]), *(each.link for each in slices[:-1])]
 
 
 def test_tenants_never_share_links_nor_memory() -> None:
-    histories = Histories(PLENTY)
+    histories = BodyCache(PLENTY)
     mine = see(histories, chat(say(1), say(2)))
     theirs = see(histories, chat(say(1), say(2)), (b"other", *KEY[1:]))
     assert len(theirs.slices) == len(mine.slices)
@@ -159,13 +159,13 @@ def test_tenants_never_share_links_nor_memory() -> None:
 
 @pytest.mark.parametrize("key", [(b"tenant", "responses", "family"), (b"tenant", "chat_completions", "other")])
 def test_another_wire_or_family_is_remembered_apart_under_the_same_names(key: Key) -> None:
-    histories = Histories(PLENTY)
+    histories = BodyCache(PLENTY)
     mine, theirs = see(histories, chat(say(1))), see(histories, chat(say(1)), key)
     assert mine.slices == theirs.slices
 
 
 def test_unnamed_sessions_are_recognised_by_what_they_repeat() -> None:
-    histories = Histories(PLENTY)
+    histories = BodyCache(PLENTY)
     for session in range(20):
         see(histories, chat(say(session), say(100)), UNNAMED)
     for session in range(20):
@@ -174,7 +174,7 @@ def test_unnamed_sessions_are_recognised_by_what_they_repeat() -> None:
 
 
 def test_the_longest_of_several_matching_histories_counts() -> None:
-    histories = Histories(PLENTY)
+    histories = BodyCache(PLENTY)
     see(histories, chat(say(1), say(2)), UNNAMED)
     see(histories, chat(say(1), say(2), say(3), say(4)), UNNAMED)
     see(histories, chat(say(1), say(2), say(33)), UNNAMED)
@@ -182,7 +182,7 @@ def test_the_longest_of_several_matching_histories_counts() -> None:
 
 
 def test_side_calls_of_a_family_do_not_make_it_forget_its_main_history() -> None:
-    histories = Histories(PLENTY)
+    histories = BodyCache(PLENTY)
     main = [say(n) for n in range(10)]
     see(histories, chat(*main))
     for turn in range(20, 30):
@@ -193,7 +193,7 @@ def test_side_calls_of_a_family_do_not_make_it_forget_its_main_history() -> None
 
 def test_side_calls_that_begin_like_the_main_history_do_not_make_it_forgotten() -> None:
     """Title and summary calls often share the first (system) message with the session they belong to."""
-    histories = Histories(PLENTY)
+    histories = BodyCache(PLENTY)
     main = [say(n) for n in range(10)]
     see(histories, chat(*main))
     see(histories, chat(say(0), say(99)))
@@ -201,7 +201,7 @@ def test_side_calls_that_begin_like_the_main_history_do_not_make_it_forgotten() 
 
 
 def test_a_family_remembers_few_bodies_and_the_unnamed_more() -> None:
-    histories = Histories(PLENTY)
+    histories = BodyCache(PLENTY)
     for session in range(100):
         see(histories, chat(say(session)))
         see(histories, chat(say(session)), UNNAMED)
@@ -211,7 +211,7 @@ def test_a_family_remembers_few_bodies_and_the_unnamed_more() -> None:
 
 
 def test_a_small_body_is_not_worth_remembering() -> None:
-    histories = Histories(PLENTY)
+    histories = BodyCache(PLENTY)
     small = json.dumps({"messages": [say(1, 10)]}).encode()
     see(histories, small)
     assert histories.find(KEY, small) == (None, 0)
@@ -221,7 +221,7 @@ def test_a_small_body_is_not_worth_remembering() -> None:
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 9000)), max_size=25))
 def test_what_is_remembered_never_weighs_more_than_the_bound(calls: list[tuple[int, int, int]]) -> None:
     bound = 20_000
-    histories = Histories(bound)
+    histories = BodyCache(bound)
     seen: dict[tuple[Key, bytes], None] = {}
     for family, number, size in calls:
         key: Key = (*KEY[:2], f"f{family}")
@@ -239,7 +239,7 @@ def test_what_is_remembered_never_weighs_more_than_the_bound(calls: list[tuple[i
 
 
 def test_the_least_recently_used_are_forgotten_first() -> None:
-    histories = Histories(14_000)
+    histories = BodyCache(14_000)
     bodies = {name: chat(say(n)) for n, name in enumerate("abc")}
     for name in "abac":
         see(histories, bodies[name], (*KEY[:2], name))
@@ -247,7 +247,7 @@ def test_the_least_recently_used_are_forgotten_first() -> None:
 
 
 def test_a_body_too_large_to_remember_drives_out_nothing() -> None:
-    histories = Histories(10_000)
+    histories = BodyCache(10_000)
     see(histories, chat(say(1)))
     huge = chat(say(2, 20_000))
     see(histories, huge)
@@ -256,7 +256,7 @@ def test_a_body_too_large_to_remember_drives_out_nothing() -> None:
 
 
 def test_members_weigh_too() -> None:
-    histories = Histories(100_000)
+    histories = BodyCache(100_000)
     body = json.dumps({"messages": [say(1, 5000)], **{f"k{n}": n for n in range(1000)}}).encode()
     assert len(body) < 20_000
     see(histories, body)
@@ -264,7 +264,7 @@ def test_members_weigh_too() -> None:
 
 
 def test_more_new_messages_than_are_looked_at_are_kept_as_one_piece() -> None:
-    histories, log = Histories(PLENTY), Log()
+    histories, log = BodyCache(PLENTY), Log()
     log.take(see(histories, chat(say(1))))
     content = chat(say(1), *[{}] * 20_001)
     manifest = see(histories, content)
@@ -274,7 +274,7 @@ def test_more_new_messages_than_are_looked_at_are_kept_as_one_piece() -> None:
 
 
 def test_after_clearing_a_manifest_is_complete_again() -> None:
-    histories, log = Histories(PLENTY), Log()
+    histories, log = BodyCache(PLENTY), Log()
     see(histories, chat(say(1), say(2)))
     histories.clear()
     content = chat(say(1), say(2), say(3))

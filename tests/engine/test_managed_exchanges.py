@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.engine.context import session_context
-from proxy.engine.context.controller import Steward
+from proxy.engine.context.controller import ContextController
 from proxy.engine.lineage import tracking
 from proxy.engine.policy import EnginePolicy
 from proxy.model.epoch import Epoch, Pin
@@ -532,13 +532,13 @@ async def test_an_unproven_token_is_not_managed() -> None:
 
 async def test_who_leaves_while_it_is_decided_is_recorded_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, entered = ManagedEngine(), asyncio.Event()
-    prepare = Steward.prepare
+    prepare = ContextController.prepare
 
-    async def hang(self: Steward, *arguments: Any) -> Any:
+    async def hang(self: ContextController, *arguments: Any) -> Any:
         entered.set()
         await asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr(Steward, "prepare", hang)
+    monkeypatch.setattr(ContextController, "prepare", hang)
     turn = engine.start(until(4))
     async with asyncio.timeout(LIMIT):
         await entered.wait()
@@ -548,7 +548,7 @@ async def test_who_leaves_while_it_is_decided_is_recorded_all_the_same(monkeypat
     assert [type(record) for each in engine.log.appended for record in each.records] == [Opening, Step, Round, Outcome]
     assert (engine.log.outcome.completeness, engine.log.outcome.status) == ("aborted", 0)
     assert (engine.upstream.calls, turn.client.is_aborted) == ([], True)
-    monkeypatch.setattr(Steward, "prepare", prepare)
+    monkeypatch.setattr(ContextController, "prepare", prepare)
     assert (await engine.send(until(5))).client.status == 200
 
 

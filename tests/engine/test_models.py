@@ -9,7 +9,7 @@ from proxy.context.budget import BudgetPolicy
 from proxy.context.model_catalog import Encoding
 from proxy.engine.models import Models
 from proxy.engine.runtime import TaskRunner
-from proxy.engine.token_counter import Counting
+from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import Card, LimitKey
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers
@@ -57,7 +57,7 @@ class World:
         self.catalog, self.clock, self.tasks = ListedCatalog(), FixedClock(), TaskRunner()
         self.upstream = ScriptedUpstream()
         policy = BudgetPolicy(ceiling_tokens=100_000)
-        self.models = Models(self.catalog, Counting(NoTokens()), policy, self.clock, self.tasks.spawn)
+        self.models = Models(self.catalog, TokenCounter(NoTokens()), policy, self.clock, self.tasks.spawn)
 
     async def ask(self, *answers: ScriptedResponse | Exception, headers: Headers = KEY) -> None:
         """Ask once; the upstream answers so."""

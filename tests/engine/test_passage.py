@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from proxy.engine.response_stream import EndFinder, is_plain_stream, linger
-from proxy.engine.round import Tape
+from proxy.engine.response_stream import EndFinder, is_plain_stream, read_final_event
+from proxy.engine.round import CappedBuffer
 from proxy.model.exchange import Headers
 from proxy.wire.chat_completions import ChatCompletions
 from tests.support.engine import JSON, LIMIT, STREAM, ScriptedResponse
@@ -33,7 +33,7 @@ def test_a_stream_is_read_as_it_passes_where_it_is_not_encoded(headers: Headers,
 
 
 async def test_what_comes_behind_the_end_does_not_keep_it_from_the_client() -> None:
-    response, tape = ScriptedResponse(headers=STREAM), Tape(1000)
+    response, tape = ScriptedResponse(headers=STREAM), CappedBuffer(1000)
 
     async def talk() -> None:
         while True:
@@ -42,7 +42,7 @@ async def test_what_comes_behind_the_end_does_not_keep_it_from_the_client() -> N
 
     talking = asyncio.ensure_future(talk())
     async with asyncio.timeout(LIMIT):
-        held, is_ended = await linger(response, tape, b"data: [DONE]\n\n")
+        held, is_ended = await read_final_event(response, tape, b"data: [DONE]\n\n")
     talking.cancel()
     assert held.startswith(b"data: [DONE]\n\n")
     assert not is_ended

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import pytest
 
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.response_reader import Readings, UnreadAnswer, is_event_stream, read_received
+from proxy.engine.response_reader import ResponseReader, UnreadAnswer, is_event_stream, read_received
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.events import Event, ReadingFailed
 from proxy.model.exchange import Answer, Headers, Reading
@@ -33,7 +33,9 @@ class Desk:
         bus = EventBus(self.tasks)
         bus.subscribe(ReadingFailed, self.failures.append)
         lineage = make_lineage(self.archive, FixedClock(), EnginePolicy())
-        self.readings = Readings(self.archive, bus, self.tasks, lineage, CAP, own_keys=(b"sk-of-the-settings-0123",))
+        self.readings = ResponseReader(
+            self.archive, bus, self.tasks, lineage, CAP, own_keys=(b"sk-of-the-settings-0123",)
+        )
 
     def submit(self, exchange: str, content: bytes = ANSWER, headers: Headers = JSON) -> None:
         self.readings.submit(UnreadAnswer(exchange, 0, ChatCompletions(), headers, content))

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from proxy.engine.lineage.naming import Name, make_session
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.request_resolver import Reception, ResolvedRequest, Route
-from proxy.engine.response_reader import Readings
+from proxy.engine.request_resolver import RequestResolver, ResolvedRequest, Route
+from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.exchange import ClientRequest, Headers
 from proxy.model.manifest import digest_of
@@ -31,8 +31,8 @@ class Desk:
         policy = EnginePolicy(record_cap_bytes=cap)
         clock, tasks = FixedClock(), TaskRunner()
         lineage = make_lineage(self.archive, clock, policy)
-        readings = Readings(self.archive, EventBus(tasks), tasks, lineage, cap)
-        self.reception = Reception(policy, chosen, lineage, readings, clock, CountingIds())
+        readings = ResponseReader(self.archive, EventBus(tasks), tasks, lineage, cap)
+        self.reception = RequestResolver(policy, chosen, lineage, readings, clock, CountingIds())
 
     async def receive(self, body: bytes, headers: Headers = ()) -> ResolvedRequest:
         request = ClientRequest("POST", b"/v1/chat/completions?key=secret", headers, body)

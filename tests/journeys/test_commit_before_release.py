@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from proxy.engine.durability import CommitGate
-from proxy.engine.exchange import Exchanges
+from proxy.engine.durability import DurabilityWaiter
+from proxy.engine.exchange import ExchangeService
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.relay import Relay
-from proxy.engine.request_resolver import Reception, Route
-from proxy.engine.response_reader import Readings
+from proxy.engine.request_resolver import RequestResolver, Route
+from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.exchange import ClientRequest, Headers
 from proxy.store.policy import StorePolicy
@@ -113,13 +113,13 @@ async def carry(archive: SqliteArchive, response: ScriptedResponse, client: Reco
     policy, tasks = EnginePolicy(commit_wait_ms=10_000), TaskRunner()
     bus, clock = EventBus(tasks), FixedClock()
     lineage = make_lineage(archive, clock, policy)
-    readings = Readings(archive, bus, tasks, lineage, policy.record_cap_bytes)
-    relay = Relay(archive, CommitGate(archive, policy.commit_wait_ms), readings, bus, clock)
+    readings = ResponseReader(archive, bus, tasks, lineage, policy.record_cap_bytes)
+    relay = Relay(archive, DurabilityWaiter(archive, policy.commit_wait_ms), readings, bus, clock)
     routes = [Route(ScriptedUpstream(answer=response))]
-    reception = Reception(policy, routes, lineage, readings, clock, CountingIds())
+    reception = RequestResolver(policy, routes, lineage, readings, clock, CountingIds())
     form = ChatCompletions()
     steward = make_steward(archive, bus, clock, tasks)
-    exchanges = Exchanges(policy, {form.name: form}, reception, relay, tasks, steward)
+    exchanges = ExchangeService(policy, {form.name: form}, reception, relay, tasks, steward)
     request = ClientRequest("POST", b"/v1/chat/completions", (), BODY)
     try:
         await exchanges.carry(request, form.name, client)

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from proxy.engine.token_counter import Counting
+from proxy.engine.token_counter import TokenCounter
 from proxy.model.marker import LEDGER_HEAD
 from proxy.upstream.tokenizer import CountingTokenizer
 from tests.cli.calling import call_on_disk
@@ -41,7 +41,7 @@ class Dummy:
     def __init__(self) -> None:
         self.sent: list[bytes] = []
         self.asked: list[bytes] = []
-        self._counting = Counting(CountingTokenizer())
+        self._counting = TokenCounter(CountingTokenizer())
         self.app = Starlette(routes=[Route("/v1/chat/completions", self._answer, methods=["POST"])])
 
     def say(self, body: bytes) -> str:

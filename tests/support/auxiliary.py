@@ -9,11 +9,11 @@ from proxy.engine.compaction.calling import Answered, Errand, Unanswered
 from proxy.engine.compaction.keys import CallCredential
 from proxy.engine.compaction.office import Office, Premises, build_office
 from proxy.engine.compaction.policy import CompactionPolicy
-from proxy.engine.context.session_caches import Memory
+from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.models import Models
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import Upstream
-from proxy.engine.token_counter import Counting
+from proxy.engine.token_counter import TokenCounter
 from proxy.model.exchange import Headers, Usage
 from proxy.wire.chat_completions import ChatCompletions
 from tests.support.engine import Engine, ScriptedUpstream
@@ -38,10 +38,10 @@ class Desk:
         engine_policy = engine_policy or EnginePolicy(commit_wait_ms=60_000)
         self.engine = Engine(policy=engine_policy, is_instant=True)
         self.later: list[tuple[float, Callable[[], None]]] = []
-        engine, counting = self.engine, Counting(QuarterTokens())
+        engine, counting = self.engine, TokenCounter(QuarterTokens())
         self.catalog = StatedCatalog(1_000_000)
         models = Models(self.catalog, counting, BudgetPolicy(), engine.clock, engine.tasks.spawn)
-        self.memory = Memory(engine.archive, counting, 1 << 24)
+        self.memory = ContextCaches(engine.archive, counting, 1 << 24)
         premises = Premises(
             *(engine.relay, self.memory, models, engine.tasks, engine.bus, engine.clock, engine.ids),
             *(ChatCompletions(), providers or {}),

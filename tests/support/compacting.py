@@ -13,15 +13,15 @@ from proxy.engine.compaction.office import Premises
 from proxy.engine.compaction.policy import CompactionPolicy, PromptHook
 from proxy.engine.compaction.wiring import Ingredients, build_watch
 from proxy.engine.compaction.work import Latest
-from proxy.engine.context.session_caches import Memory
-from proxy.engine.context.session_context import Context
+from proxy.engine.context.session_caches import ContextCaches
+from proxy.engine.context.session_context import SessionContext
 from proxy.engine.context.wiring import Surroundings, build_steward
-from proxy.engine.exchange import Exchanges
+from proxy.engine.exchange import ExchangeService
 from proxy.engine.models import Models
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import RequestBody
 from proxy.engine.request_resolver import Route
-from proxy.engine.token_counter import Counting
+from proxy.engine.token_counter import TokenCounter
 from proxy.model.exchange import ClientRequest, Headers
 from proxy.model.summary import Summary
 from proxy.wire.chat_completions import ChatCompletions
@@ -129,10 +129,10 @@ class Workshop(Engine):
         self.log = log
         self.later: list[Callable[[], None]] = []
         models = Models(
-            StatedCatalog(window), Counting(QuarterTokens()), BudgetPolicy(ceiling), self.clock, self.tasks.spawn
+            StatedCatalog(window), TokenCounter(QuarterTokens()), BudgetPolicy(ceiling), self.clock, self.tasks.spawn
         )
         providers = {"main": provider} if provider is not None else {}
-        self.memory, builder = Memory(log, models.count, 1 << 26), make_builder()
+        self.memory, builder = ContextCaches(log, models.count, 1 << 26), make_builder()
         self.leases = MemoryLeases(self.clock)
         made = Ingredients(
             archive=log, gate=self.gate, leases=self.leases, routes=[Route(self.model), *map(Route, others)],
@@ -150,7 +150,7 @@ class Workshop(Engine):
         around = (log, models, builder, self.bus, self.clock, providers, self.memory, self.watch, Holdout())
         self.steward = build_steward(Surroundings(*around, hard_wait_seconds=30.0), b"secret")
         formats = {form.name: form}
-        self.exchanges = Exchanges(engine_policy, formats, self.reception, self.relay, self.tasks, self.steward)
+        self.exchanges = ExchangeService(engine_policy, formats, self.reception, self.relay, self.tasks, self.steward)
 
     async def call(
         self, messages: Sequence[Message], headers: Headers = (), *, model: str = MODEL, **members: Any
@@ -189,7 +189,7 @@ class Workshop(Engine):
         return str(only)
 
     @property
-    def context(self) -> Context:
+    def context(self) -> SessionContext:
         """What holds in it."""
         context = self.memory.contexts.get(self.session)
         assert context is not None

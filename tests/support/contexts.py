@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from proxy.context.budget import BudgetPolicy, make_budget
-from proxy.engine.request import Subject
+from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Epoch, StoredContext
 from proxy.model.errors import StoreUnavailable
 from proxy.model.exchange import SessionKey
@@ -15,7 +15,7 @@ HISTORY = make_history(6)
 BUDGET = make_budget(100_000, None, 1000, BudgetPolicy(ceiling_tokens=50_000))
 
 
-def ask(count: int = len(HISTORY), session: str = SESSION.id, *, base: int = 1, exchange: str = "x1") -> Subject:
+def ask(count: int = len(HISTORY), session: str = SESSION.id, *, base: int = 1, exchange: str = "x1") -> ManagedRequest:
     """A request with the first messages of the history."""
     key = SessionKey(session, SESSION.tenant, "main", "family")
     return make_subject(HISTORY[:count], exchange, base=base, session=key)

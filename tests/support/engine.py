@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Literal, NoReturn, TypeVar
 
-from proxy.engine.durability import CommitGate
-from proxy.engine.exchange import Exchanges
+from proxy.engine.durability import DurabilityWaiter
+from proxy.engine.exchange import ExchangeService
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES, Archive, Client, Clock, RequestBody
 from proxy.engine.relay import Relay
-from proxy.engine.request_resolver import Reception, Route
-from proxy.engine.response_reader import Leftovers, Readings
+from proxy.engine.request_resolver import RequestResolver, Route
+from proxy.engine.response_reader import ResponseReader, UnreadResponses
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.errors import NotFound, ProxyError, StoreUnavailable, UpstreamUnreachable
 from proxy.model.events import Event, ExchangeRecorded, ReadingFailed
@@ -460,20 +460,20 @@ class Engine:
         self.bus = EventBus(self.tasks)
         self.events: list[Event] = []
         self.bus.subscribe_all(self.events.append)
-        self.gate = CommitGate(self.archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")
+        self.gate = DurabilityWaiter(self.archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")
         self.lineage = make_lineage(self.archive, self.clock, policy, is_fresh=is_fresh and after is None)
         self.bus.subscribe(ExchangeRecorded, self.lineage.note_outcome)
         self.bus.subscribe(ReadingFailed, self.lineage.note_unread)
-        self.readings = Readings(self.archive, self.bus, self.tasks, self.lineage, policy.record_cap_bytes)
+        self.readings = ResponseReader(self.archive, self.bus, self.tasks, self.lineage, policy.record_cap_bytes)
         self.relay = Relay(self.archive, self.gate, self.readings, self.bus, self.clock)
         routes = [Route(self.upstream)]
-        self.reception = Reception(policy, routes, self.lineage, self.readings, self.clock, self.ids)
+        self.reception = RequestResolver(policy, routes, self.lineage, self.readings, self.clock, self.ids)
         forms: tuple[Format, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
         formats: Mapping[str, Format] = {form.name: form for form in forms}
-        self.leftovers = Leftovers(self.archive, self.bus, self.tasks, self.lineage, self.readings, formats)
+        self.leftovers = UnreadResponses(self.archive, self.bus, self.tasks, self.lineage, self.readings, formats)
         self.steward = make_steward(self.archive, self.bus, self.clock, self.tasks, ceiling=ceiling)
         policy = replace(policy, own_keys=own_keys)
-        self.exchanges = Exchanges(policy, formats, self.reception, self.relay, self.tasks, self.steward)
+        self.exchanges = ExchangeService(policy, formats, self.reception, self.relay, self.tasks, self.steward)
 
     def begin(self, request: ClientRequest, wire: str, client: Client) -> "asyncio.Task[None]":
         """A call in a task of its own, as the server has one for each."""

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import View
-from proxy.engine.context.controller import Steward
+from proxy.engine.context.controller import ContextController
 from proxy.engine.context.fallback import Footing
-from proxy.engine.context.request_state import Case
-from proxy.engine.exchange import Exchanges
+from proxy.engine.context.request_state import RequestState
+from proxy.engine.exchange import ExchangeService
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.epoch import Epoch, Pin, StoredContext
@@ -133,7 +133,7 @@ class ManagedEngine(Engine):
             hard_wait_seconds=hard_wait_seconds,
         )
         formats = {"chat_completions": ChatCompletions()}
-        self.exchanges = Exchanges(policy, formats, self.reception, self.relay, self.tasks, self.steward)
+        self.exchanges = ExchangeService(policy, formats, self.reception, self.relay, self.tasks, self.steward)
 
     def start(
         self, messages: Sequence[Message], headers: Headers = (), *, base: Headers = NAMED, **members: Any
@@ -290,7 +290,7 @@ class Desk:
         self.events: list[Event] = []
         bus.subscribe_all(self.events.append)
         self.builder, self.clock, self.log = OwnBuilder(*acts), FixedClock(), ContextLog()
-        self.steward: Steward = make_steward(
+        self.steward: ContextController = make_steward(
             *(self.log, bus, self.clock, tasks),
             ceiling=ceiling,
             window=window,
@@ -307,13 +307,13 @@ class Desk:
         await asyncio.sleep(0)
         return not self.is_lost
 
-    async def look_at(self, messages: Sequence[Message], exchange: str = "x1", **options: Any) -> Case:
+    async def look_at(self, messages: Sequence[Message], exchange: str = "x1", **options: Any) -> RequestState:
         subject = make_subject(messages, exchange, **options)
         context = await self.steward._memory.contexts.open(subject)
         epoch, budget = context.find(subject.model, subject), self.steward._lookout.find_budget(subject)
         return await self.steward._lookout.look_at(subject, context, epoch, budget)
 
-    async def climb(self, case: Case, why: Any = "hard") -> Footing:
+    async def climb(self, case: RequestState, why: Any = "hard") -> Footing:
         return await self.ladder.climb(case, why, self.commit)
 
     def list_events(self, kind: type[Any]) -> list[Any]:

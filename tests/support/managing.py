@@ -9,17 +9,17 @@ from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import BuilderPolicy
 from proxy.context.epoch_decision import Holdout
 from proxy.context.model_catalog import Encoding
-from proxy.engine.context.accounting import Unwatched, Watcher
-from proxy.engine.context.controller import Steward
-from proxy.engine.context.session_caches import Memory
+from proxy.engine.context.accounting import NoObserver, SentObserver
+from proxy.engine.context.controller import ContextController
+from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.wiring import Surroundings, build_steward
 from proxy.engine.lineage.chain import make_chain, read_messages
 from proxy.engine.models import Models
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Archive, Clock
-from proxy.engine.request import Subject
+from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EventBus, TaskRunner
-from proxy.engine.token_counter import Counting
+from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import Card, LimitKey
 from proxy.model.exchange import Headers, SessionKey
 from proxy.model.lineage import Relation, Step, root_of_chain
@@ -89,18 +89,18 @@ def make_steward(
     window: int | None = 1_000_000,
     provider: Provider | None = None,
     builder: ContextBuilder | None = None,
-    watcher: Watcher | None = None,
+    watcher: SentObserver | None = None,
     held_out: float = 0.0,
     hard_wait_seconds: float = 30.0,
-) -> Steward:
+) -> ContextController:
     """Whoever decides what is sent, with a ceiling in tokens of four characters."""
     tokenizer = QuarterTokens()
-    models = Models(StatedCatalog(window), Counting(tokenizer), BudgetPolicy(ceiling), clock, tasks.spawn)
+    models = Models(StatedCatalog(window), TokenCounter(tokenizer), BudgetPolicy(ceiling), clock, tasks.spawn)
     builder = builder or make_builder()
     providers = {"main": provider, "scripted": provider} if provider is not None else {}
-    memory, holdout = Memory(archive, models.count, 1 << 26), Holdout(held_out, b"secret")
+    memory, holdout = ContextCaches(archive, models.count, 1 << 26), Holdout(held_out, b"secret")
     known = (archive, models, builder, bus, clock, providers, memory)
-    return build_steward(Surroundings(*known, watcher or Unwatched(), holdout, hard_wait_seconds), b"secret")
+    return build_steward(Surroundings(*known, watcher or NoObserver(), holdout, hard_wait_seconds), b"secret")
 
 
 def make_builder() -> ContextBuilder:
@@ -144,7 +144,7 @@ def make_subject(
     headers: Headers = (),
     session: SessionKey = SESSION,
     **members: Any,
-) -> Subject:
+) -> ManagedRequest:
     """A request as reception hands it on, in a session where it shares `base` messages with what is known."""
     form = ChatCompletions()
     split = split_body(spell(messages, **members), form.items_key)
@@ -154,7 +154,7 @@ def make_subject(
     tip = chain.nodes[-1] if chain.nodes else root
     step = Step(exchange, "root" if not base else relation, is_side, tip, len(chain.nodes), base, (), ())
     limit = members.get("max_tokens", 0)
-    return Subject(
+    return ManagedRequest(
         exchange,
         session,
         form.name,

@@ -4,11 +4,11 @@ import asyncio
 from collections import deque
 from typing import Any
 
-from proxy.engine.exchange import Exchanges
+from proxy.engine.exchange import ExchangeService
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import RequestBody
 from proxy.engine.relay import Relay, Send
-from proxy.engine.round import Flight, Refusal, Retry, Start
+from proxy.engine.round import Refusal, Retry, RoundState, Start
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers, Round
 from proxy.model.manifest import keep_whole
@@ -67,7 +67,7 @@ class RescuedRelay(Relay):
         super().__init__(*parts)
         self._rescuer = rescuer
 
-    async def carry(self, flight: Flight, send: Send, body: bytes | RequestBody) -> None:
+    async def carry(self, flight: RoundState, send: Send, body: bytes | RequestBody) -> None:
         flight.rescuer, self._rescuer.exchange, self._rescuer.upstream = self._rescuer, flight.exchange, flight.upstream
         await super().carry(flight, send, body)
 
@@ -81,7 +81,7 @@ class RescuedEngine(Engine):
         self.relay = RescuedRelay(rescuer, *parts)
         formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
         policy = options.get("policy") or EnginePolicy()
-        self.exchanges = Exchanges(policy, formats, self.reception, self.relay, self.tasks, self.steward)
+        self.exchanges = ExchangeService(policy, formats, self.reception, self.relay, self.tasks, self.steward)
 
 
 class UpstreamInTurn(ScriptedUpstream):

@@ -15,16 +15,16 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from proxy.context.budget import BudgetPolicy
-from proxy.engine.context.controller import Steward
-from proxy.engine.context.epoch_admin import Caretaker
-from proxy.engine.durability import CommitGate
-from proxy.engine.exchange import Exchanges
+from proxy.engine.context.controller import ContextController
+from proxy.engine.context.epoch_admin import EpochAdmin
+from proxy.engine.durability import DurabilityWaiter
+from proxy.engine.exchange import ExchangeService
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.relay import Relay
 from proxy.engine.reports.savings import Yardstick
-from proxy.engine.request_resolver import Reception, Route
-from proxy.engine.response_reader import Readings
-from proxy.engine.runtime import Descriptors, EventBus, SystemClock, SystemIds, TaskRunner, Writes
+from proxy.engine.request_resolver import RequestResolver, Route
+from proxy.engine.response_reader import ResponseReader
+from proxy.engine.runtime import Descriptors, EventBus, SystemClock, SystemIds, TaskRunner, WriteBatcher
 from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import Opening, Outcome
 from proxy.server.context_api import ContextApi
@@ -59,7 +59,7 @@ class Served:
     state: ServerState
     forwarder: Forwarder
     bus: EventBus
-    readings: Readings
+    readings: ResponseReader
 
     async def connect(self) -> Wire:
         """A client's connection."""
@@ -114,7 +114,7 @@ class Plan:
     rescuer: ScriptedRescuer | None = None
     ceiling: int | None = None
     compacting: Any = None
-    writes: Writes = field(default_factory=lambda: Writes(lambda: 1))
+    writes: WriteBatcher = field(default_factory=lambda: WriteBatcher(lambda: 1))
     descriptors: Descriptors = field(default_factory=lambda: Descriptors(1_000_000))
 
 
@@ -139,8 +139,8 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     bus.subscribe(ExchangeRecorded, metrics.count_exchange)
     health = Health(lambda: archive.health.problem, metrics, refuses=plan.engine.on_failure == "refuse")
     inspector = Inspector((("mode", plan.engine.mode),))
-    gate = CommitGate(archive, plan.engine.commit_wait_ms)
-    care = Caretaker(steward.lookout, archive, gate, bus, SystemIds(), SystemClock())
+    gate = DurabilityWaiter(archive, plan.engine.commit_wait_ms)
+    care = EpochAdmin(steward.lookout, archive, gate, bus, SystemIds(), SystemClock())
     contexts = ContextApi(archive, care, plan.compacting, steward.lookout.models.count.tally)
     management = SessionsApi(archive, Yardstick(steward.lookout.models.card, BudgetPolicy(plan.ceiling)))
     endpoints = Endpoints(exchanges, health, inspector, management, contexts)
@@ -163,18 +163,18 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
 
 
 def _build_exchanges(
-    plan: Plan, archive: FakeArchive, forwarder: Forwarder, bus: EventBus, tasks: TaskRunner, steward: Steward
-) -> tuple[Exchanges, Readings]:
+    plan: Plan, archive: FakeArchive, forwarder: Forwarder, bus: EventBus, tasks: TaskRunner, steward: ContextController
+) -> tuple[ExchangeService, ResponseReader]:
     lineage = make_lineage(archive, SystemClock(), plan.engine)
     bus.subscribe(ExchangeRecorded, lineage.note_outcome)
     bus.subscribe(ReadingFailed, lineage.note_unread)
-    readings = Readings(archive, bus, tasks, lineage, plan.engine.record_cap_bytes)
-    parts = (archive, CommitGate(archive, plan.engine.commit_wait_ms), readings, bus, SystemClock())
+    readings = ResponseReader(archive, bus, tasks, lineage, plan.engine.record_cap_bytes)
+    parts = (archive, DurabilityWaiter(archive, plan.engine.commit_wait_ms), readings, bus, SystemClock())
     relay = RescuedRelay(plan.rescuer, *parts) if plan.rescuer is not None else Relay(*parts)
-    reception = Reception(plan.engine, [Route(forwarder)], lineage, readings, SystemClock(), SystemIds())
+    reception = RequestResolver(plan.engine, [Route(forwarder)], lineage, readings, SystemClock(), SystemIds())
     formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
     policy = replace(plan.engine, own_keys=(plan.api_key.encode(),) if plan.api_key else ())
-    return Exchanges(policy, formats, reception, relay, tasks, steward), readings
+    return ExchangeService(policy, formats, reception, relay, tasks, steward), readings
 
 
 async def _stop(served: Served) -> None:

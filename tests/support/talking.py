@@ -10,8 +10,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from proxy.engine.context.epoch_admin import Caretaker
-from proxy.engine.durability import CommitGate
+from proxy.engine.context.epoch_admin import EpochAdmin
+from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.ports import Archive, RequestBody
 from proxy.model.exchange import ClientRequest, Headers
 from proxy.store.policy import StorePolicy
@@ -75,8 +75,8 @@ class Talk:
             after.archive = log
         self.engine = Engine(self.upstream, archive=log, ceiling=self._ceiling, after=after)
         parts = self.engine
-        gate = CommitGate(self.log, 5_000)
-        self.care = Caretaker(parts.steward.lookout, self.log, gate, parts.bus, parts.ids, parts.clock)
+        gate = DurabilityWaiter(self.log, 5_000)
+        self.care = EpochAdmin(parts.steward.lookout, self.log, gate, parts.bus, parts.ids, parts.clock)
 
     async def ask(self, messages: Sequence[Message], *headers: tuple[bytes, bytes], **members: Any) -> RecordingClient:
         """One call, carried to its end; its answer is read when that is needed."""

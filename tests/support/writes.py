@@ -3,7 +3,7 @@
 import asyncio
 from typing import cast
 
-from proxy.engine.runtime import Writes
+from proxy.engine.runtime import WriteBatcher
 
 
 class Page:
@@ -26,7 +26,7 @@ def as_transport(page: Page) -> asyncio.WriteTransport:
     return cast(asyncio.WriteTransport, page)
 
 
-class BusyWrites(Writes):
+class BusyWrites(WriteBatcher):
     """Writes of many calls; another has always written just before, so that each waits for the end of the turn."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from proxy.engine.runtime import TaskRunner, Writes
+from proxy.engine.runtime import TaskRunner, WriteBatcher
 from proxy.model.errors import UpstreamUnreachable
 from proxy.upstream.connection import Connection
 from proxy.upstream.forwarder import Forwarder
@@ -130,13 +130,13 @@ class Pair:
 
 
 @pytest.fixture
-def writes() -> Writes:
+def writes() -> WriteBatcher:
     """Where the connection writes."""
-    return Writes(lambda: 1)
+    return WriteBatcher(lambda: 1)
 
 
 @pytest.fixture
-async def pair(upstream: ScriptedUpstream, writes: Writes) -> AsyncIterator[Pair]:
+async def pair(upstream: ScriptedUpstream, writes: WriteBatcher) -> AsyncIterator[Pair]:
     """A connection that was just made."""
     loop, watch = asyncio.get_running_loop(), Watch()
     made = Connection(cast(asyncio.AbstractEventLoop, watch), writes)

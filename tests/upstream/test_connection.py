@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from proxy.engine.runtime import Writes
+from proxy.engine.runtime import WriteBatcher
 from proxy.model.errors import UpstreamUnreachable
 from proxy.upstream.connection import Connection
 from tests.support.scripted import LAST_CHUNK, LIMIT, answer, chunk, stream_head
@@ -405,7 +405,7 @@ async def test_what_is_near_is_this_machine_or_no_public_address(peer: str, own:
         def get_extra_info(self, name: str, default: object = None) -> object:
             return {"peername": (peer, 1), "sockname": (own, 2)}.get(name, default)
 
-    connection = Connection(asyncio.get_running_loop(), Writes(lambda: 1))
+    connection = Connection(asyncio.get_running_loop(), WriteBatcher(lambda: 1))
     assert not connection.is_near
     connection.connection_made(Transport())
     assert connection.is_near == is_near

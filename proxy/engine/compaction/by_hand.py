@@ -11,16 +11,16 @@ from msgspec.structs import replace
 
 from proxy.engine.compaction.work import Latest, Made, Wish
 from proxy.engine.compaction.worker import Worker
-from proxy.engine.context.fallback import Ladder
-from proxy.engine.context.request_state import Case, Lookout
+from proxy.engine.context.fallback import FallbackChain
+from proxy.engine.context.request_state import RequestState, StateReader
 from proxy.engine.context.rewriter import Invalid
-from proxy.engine.durability import CommitGate
+from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import read_ceiling
 from proxy.engine.ports import Archive, Clock, Ids, Upstream
 from proxy.engine.reports.context import Compaction
 from proxy.engine.reports.conversation import find_format, load_chain
 from proxy.engine.reports.lookup import pick_branch, read_back, read_branch_back
-from proxy.engine.request import Subject
+from proxy.engine.request import ManagedRequest
 from proxy.engine.request_resolver import Route, read_output_limit
 from proxy.model.epoch import Epoch
 from proxy.model.errors import Conflict
@@ -47,10 +47,10 @@ class Tools:
     """With what it is done. `routes` are all upstreams there are."""
 
     archive: Archive
-    gate: CommitGate
+    gate: DurabilityWaiter
     worker: Worker
-    lookout: Lookout
-    ladder: Ladder
+    lookout: StateReader
+    ladder: FallbackChain
     routes: Sequence[Route]
     clock: Clock
     ids: Ids
@@ -102,12 +102,12 @@ class Compactor:
         what = "branch" if branch else "session"
         raise Conflict(f"this {what} has no call{of_view} that was read and answered; there is nothing to compact")
 
-    async def _load(self, row: ExchangeRow) -> Subject:
+    async def _load(self, row: ExchangeRow) -> ManagedRequest:
         """The request of a call as if it stood before its answer, but of no call."""
         archive = self._tools.archive
         key = await archive.find_key(row.session)
         split, chain = await load_chain(archive, row, key.upstream)
-        return Subject(
+        return ManagedRequest(
             exchange="",
             session=key,
             wire=row.wire,
@@ -128,7 +128,7 @@ class Compactor:
                 return route.upstream
         raise Conflict(f"the upstream of this session, {name!r}, is none of the settings' any more")
 
-    async def _look_at(self, subject: Subject, row: ExchangeRow) -> Case:
+    async def _look_at(self, subject: ManagedRequest, row: ExchangeRow) -> RequestState:
         """How what goes on from this request will stand."""
         lookout = self._tools.lookout
         lookout.memory.forget_lost()
@@ -136,13 +136,13 @@ class Compactor:
         budget = lookout.find_budget(subject, read_ceiling(row.headers))
         return await lookout.look_at(subject, context, context.find(subject.model, subject, is_next=True), budget)
 
-    def _stand_in(self, case: Case) -> Latest:
+    def _stand_in(self, case: RequestState) -> Latest:
         """The request as it was sent; a report of it is no longer than befits a conversation of its size."""
         sent = self._tools.ladder.keep(case)
         body = case.subject.split.content if sent is None else sent.body
         return Latest(replace(case, budget=case.budget.limit(max(case.tokens, _LEAST_BUDGET))), body)
 
-    async def _open(self, case: Case) -> Epoch | None:
+    async def _open(self, case: RequestState) -> Epoch | None:
         """An epoch that leaves what it must, with a ledger as befits a conversation of this size."""
         tools, goal = self._tools, case.budget.limit(case.tokens)
         try:
@@ -167,14 +167,14 @@ def _check_managed(row: ExchangeRow) -> None:
         raise Conflict(f"the newest call was in mode {row.mode}, in which nothing is sent in short; send it in manage")
 
 
-def _check_unmanaged_by_others(case: Case) -> None:
+def _check_unmanaged_by_others(case: RequestState) -> None:
     """Raises Conflict where the client manages its context itself; under an epoch of ours signs of that are echoes."""
     split = case.subject.split
     if managing := find_management(_WIRE, split, 0 if case.epoch is None else len(split.items)):
         raise Conflict(f"the conversation is managed already: {managing}")
 
 
-def _conclude(case: Case, made: Made, epoch: Epoch | None, ms: int) -> Compaction:
+def _conclude(case: RequestState, made: Made, epoch: Epoch | None, ms: int) -> Compaction:
     if epoch is None:
         made.say(_NO_SHORTER)
     elif not made.summaries:

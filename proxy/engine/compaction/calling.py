@@ -16,13 +16,13 @@ from proxy.engine.compaction.correspondent import Correspondent
 from proxy.engine.compaction.keys import CallCredential
 from proxy.engine.compaction.spending import Purse
 from proxy.engine.compaction.warmth import Warmth
-from proxy.engine.context.session_caches import Memory
+from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Clock, Ids, RequestBody, Upstream, UpstreamResponse
 from proxy.engine.relay import Relay
-from proxy.engine.request import Subject
+from proxy.engine.request import ManagedRequest
 from proxy.engine.response_reader import read_received
-from proxy.engine.round import Flight, Tape
+from proxy.engine.round import CappedBuffer, RoundState
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.errors import ProxyError
 from proxy.model.events import AuxiliaryEnded
@@ -55,7 +55,7 @@ class Errand:
     body: bytes = field(repr=False)
     most_characters: int
     expected: Usage
-    warm_behind: Subject | None = None
+    warm_behind: ManagedRequest | None = None
 
     @property
     def is_at_home(self) -> bool:
@@ -110,7 +110,7 @@ class Means:
     """With what calls are made and recorded, and who keeps account of them."""
 
     relay: Relay
-    memory: Memory
+    memory: ContextCaches
     tasks: TaskRunner
     bus: EventBus
     clock: Clock
@@ -158,14 +158,16 @@ class ModelCaller:
         except ProxyError as error:
             flight.client.fail(error)
 
-    def _take_off(self, call: "_RunningCall") -> Flight:
+    def _take_off(self, call: "_RunningCall") -> RoundState:
         errand, policy, means = call.errand, self._policy, self._means
         opening, sent = self._open(call), Round(call.exchange, 0, errand.upstream.name, None)
         entry = means.relay.enter(lambda: (opening, sent))
         entry.append()
-        call.tape = Tape(policy.record_cap_bytes)
+        call.tape = CappedBuffer(policy.record_cap_bytes)
         secrets = (*policy.own_keys, *list_credentials(errand.headers, errand.target))
-        return Flight(call.exchange, entry, self._form, errand.upstream.name, call.correspondent, call.tape, secrets)
+        return RoundState(
+            call.exchange, entry, self._form, errand.upstream.name, call.correspondent, call.tape, secrets
+        )
 
     def _open(self, call: "_RunningCall") -> Opening:
         errand = call.errand
@@ -263,7 +265,7 @@ class _RunningCall:
         self.exchange = exchange
         self.began = began
         self.task: asyncio.Task[None] | None = None
-        self.tape = Tape(0)
+        self.tape = CappedBuffer(0)
         self.is_late = self.is_let_go = False
         self.correspondent = Correspondent(form, errand.most_characters, self.stop)
 

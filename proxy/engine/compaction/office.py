@@ -11,7 +11,7 @@ from proxy.engine.compaction.permission import Permission
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.spending import Purse
 from proxy.engine.compaction.warmth import Warmth
-from proxy.engine.context.session_caches import Memory
+from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.models import Models
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import Clock, Ids
@@ -26,7 +26,7 @@ class Premises:
     """What stands there already. `form` is the wire of all calls of our own; `providers` are by the upstream's name."""
 
     relay: Relay
-    memory: Memory
+    memory: ContextCaches
     models: Models
     tasks: TaskRunner
     bus: EventBus

@@ -16,10 +16,10 @@ from proxy.engine.compaction.work import Latest
 from proxy.engine.compaction.worker import Worker
 from proxy.engine.context.accounting import find_matching
 from proxy.engine.context.fallback import Footing
-from proxy.engine.context.request_state import Case
+from proxy.engine.context.request_state import RequestState
 from proxy.engine.models import Models
 from proxy.engine.policy import Provider
-from proxy.engine.request import Subject
+from proxy.engine.request import ManagedRequest
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import Usage
 
@@ -65,19 +65,19 @@ class Watch:
         """Who makes the summaries; others that want some ask there."""
         return self._worker
 
-    def note_arrival(self, subject: Subject) -> None:
+    def note_arrival(self, subject: ManagedRequest) -> None:
         """A call has come, managed or not."""
         upstream = subject.upstream.name
         if self._is_local(upstream, subject.model):
             keep_newest(self._newest, upstream, subject.exchange, _MOST_CALLS)
             self._worker.stop_at(upstream)
 
-    def note_asked(self, subject: Subject) -> None:
+    def note_asked(self, subject: ManagedRequest) -> None:
         """A call is managed."""
         key = CallCredential(subject.upstream, subject.target, subject.headers)
         keep_newest(self._asked, subject.exchange, (subject.tip, key), _MOST_CALLS)
 
-    def note_sent(self, case: Case, footing: Footing, decision: Decision) -> None:
+    def note_sent(self, case: RequestState, footing: Footing, decision: Decision) -> None:
         """What was sent for a call, and how it stood."""
         read = case.tariff.expect_read(find_matching(case, footing))
         expected = Usage(case.tell(footing.tokens), 0, case.tell(read))
@@ -89,7 +89,7 @@ class Watch:
             latest = Latest(case, footing.body, opened, interval)
             keep_newest(self._sent, case.subject.exchange, latest, _MOST_CALLS)
 
-    async def wait(self, subject: Subject) -> None:
+    async def wait(self, subject: ManagedRequest) -> None:
         """Return when nothing is being made for a call's branch, or when it has waited for long enough."""
         await self._worker.wait(subject)
 

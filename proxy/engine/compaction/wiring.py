@@ -18,8 +18,8 @@ from proxy.engine.compaction.urgency import Urgency
 from proxy.engine.compaction.watching import Watch
 from proxy.engine.compaction.work import Latest
 from proxy.engine.compaction.worker import Shop, Worker
-from proxy.engine.context.epoch_planner import Ground, Opener
-from proxy.engine.durability import CommitGate
+from proxy.engine.context.epoch_planner import EpochPlanner, PlanInputs
+from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Archive, Leases
 from proxy.engine.request_resolver import Route
@@ -35,7 +35,7 @@ class Ingredients:
     """
 
     archive: Archive
-    gate: CommitGate
+    gate: DurabilityWaiter
     leases: Leases
     routes: Sequence[Route]
     builder: ContextBuilder
@@ -53,10 +53,10 @@ def build_watch(policy: CompactionPolicy, engine: EnginePolicy, on: Premises, ma
     office = build_office(policy, engine, on, made.later)
     questions = Questions(policy, made.count, made.hook)
     desk = Desk(policy, office, questions, on.models, made.routes, on.providers, on.clock, made.secret, made.count)
-    opener = Opener(made.builder, made.secret, on.providers)
+    opener = EpochPlanner(made.builder, made.secret, on.providers)
     spans = replace(made.build, protect_turns=policy.protect_turns)
 
-    def look_at(latest: Latest, ground: Ground) -> Survey:
+    def look_at(latest: Latest, ground: PlanInputs) -> Survey:
         return survey(opener.see(latest.case.subject, latest.case.path, ground), spans, made.find)
 
     shop = Shop(

@@ -10,7 +10,7 @@ from proxy.context.compaction.spans import MessageRange
 from proxy.context.conversation import Survey
 from proxy.context.pricing import Cost
 from proxy.context.references import make_reference
-from proxy.engine.context.request_state import Case
+from proxy.engine.context.request_state import RequestState
 from proxy.model.epoch import Epoch
 from proxy.model.summary import Kind, Level, Summary
 
@@ -29,7 +29,7 @@ class Latest(msgspec.Struct, frozen=True, gc=False):
     `interval` are the seconds since the request that it goes on from, None where that is not known.
     """
 
-    case: Case
+    case: RequestState
     body: bytes
     opened: Epoch | None = None
     interval: float | None = None

@@ -24,11 +24,11 @@ from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.spending import Purse
 from proxy.engine.compaction.urgency import Urgency
 from proxy.engine.compaction.work import Latest, Made, Wish, Work, find_foreign, find_references
-from proxy.engine.context.epoch_planner import Ground
-from proxy.engine.context.session_caches import Memory
-from proxy.engine.durability import CommitGate
+from proxy.engine.context.epoch_planner import PlanInputs
+from proxy.engine.context.session_caches import ContextCaches
+from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.ports import Archive, Leases
-from proxy.engine.request import Subject
+from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.errors import Conflict
 from proxy.model.events import SummaryAdded
@@ -57,7 +57,7 @@ _NOT_KEPT = "the log did not take a summary in time"
 
 _log = logging.getLogger("palimpsest.compaction")
 
-LookAt = Callable[[Latest, Ground], Survey]
+LookAt = Callable[[Latest, PlanInputs], Survey]
 """The survey of a conversation. Blocks."""
 
 
@@ -66,9 +66,9 @@ class Shop:
     """What the worker works with. `owner` names this process among those that share a log."""
 
     archive: Archive
-    gate: CommitGate
+    gate: DurabilityWaiter
     leases: Leases
-    memory: Memory
+    memory: ContextCaches
     tasks: TaskRunner
     bus: EventBus
     keys: Keys
@@ -124,7 +124,7 @@ class Worker:
         for making in self._branches.list_at(upstream):
             making.task.cancel()
 
-    async def wait(self, subject: Subject) -> None:
+    async def wait(self, subject: ManagedRequest) -> None:
         """Return when nothing is being made for a request's branch, or it has waited for long enough.
 
         The request's plan, which is made afterwards, has the rest of the time (BEHAVIOUR B8b).
@@ -132,7 +132,7 @@ class Worker:
         if self._policy.hard_wait_seconds:
             await self.wait_out(subject, _SUMMARY_SHARE * self._policy.hard_wait_seconds)
 
-    async def wait_out(self, subject: Subject, seconds: float) -> bool:
+    async def wait_out(self, subject: ManagedRequest, seconds: float) -> bool:
         """Wait for what is being made for a request's branch, so long at most; whether there was anything."""
         making = self._branches.find(subject.session.id, subject.nodes)
         if making is None:
@@ -221,7 +221,7 @@ class Worker:
 
     async def _survey(self, latest: Latest) -> Survey:
         case = latest.case
-        ground = Ground(case.budget, None, case.context.list_pinned(latest.nodes))
+        ground = PlanInputs(case.budget, None, case.context.list_pinned(latest.nodes))
         return await asyncio.to_thread(self._shop.look_at, latest, ground)
 
     async def _report(self, latest: Latest, survey: Survey, *, is_needed: bool = False) -> Summary | None:

@@ -13,10 +13,10 @@ from proxy.context.pricing import Trip, estimate_client_read, estimate_saving
 from proxy.engine.boundary import attempt_now
 from proxy.engine.context.fallback import Footing
 from proxy.engine.context.history_cache import count_shared
-from proxy.engine.context.request_state import Case
+from proxy.engine.context.request_state import RequestState
 from proxy.engine.context.session_caches import SentBodies
-from proxy.engine.models import Lesson, Lessons
-from proxy.engine.request import Subject
+from proxy.engine.models import CacheCalibrator, ExpectedUsage
+from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Epoch, Pin
 from proxy.model.exchange import Headers
 from proxy.model.manifest import Manifest
@@ -67,55 +67,55 @@ def list_labels(plan: Plan, epoch: Epoch | None, *, is_opened: bool) -> Headers:
     return tuple(labels)
 
 
-class Watcher(Protocol):
+class SentObserver(Protocol):
     """Whoever makes something of what was sent, beside the calls."""
 
-    def note_arrival(self, subject: Subject) -> None:
+    def note_arrival(self, subject: ManagedRequest) -> None:
         """A call has come, managed or not."""
         ...
 
-    def note_asked(self, subject: Subject) -> None:
+    def note_asked(self, subject: ManagedRequest) -> None:
         """A call is managed."""
         ...
 
-    def note_sent(self, case: Case, footing: Footing, decision: Decision) -> None:
+    def note_sent(self, case: RequestState, footing: Footing, decision: Decision) -> None:
         """How a request stood, and what was sent for it."""
         ...
 
-    async def wait(self, subject: Subject) -> None:
+    async def wait(self, subject: ManagedRequest) -> None:
         """Return when nothing is being made for a call's branch, or when it has waited for long enough."""
         ...
 
 
-class Unwatched:
+class NoObserver:
     """Nobody does."""
 
-    def note_arrival(self, subject: Subject) -> None:
+    def note_arrival(self, subject: ManagedRequest) -> None:
         """Nothing comes of it."""
 
-    def note_asked(self, subject: Subject) -> None:
+    def note_asked(self, subject: ManagedRequest) -> None:
         """Nothing comes of it."""
 
-    def note_sent(self, case: Case, footing: Footing, decision: Decision) -> None:
+    def note_sent(self, case: RequestState, footing: Footing, decision: Decision) -> None:
         """Nothing comes of it."""
 
-    async def wait(self, subject: Subject) -> None:
+    async def wait(self, subject: ManagedRequest) -> None:
         """There is nothing to wait for."""
 
 
-class Books:
+class UsageAccounting:
     """Enters requests, one after the other."""
 
-    def __init__(self, sent: SentBodies, lessons: Lessons, watcher: Watcher) -> None:
+    def __init__(self, sent: SentBodies, lessons: CacheCalibrator, watcher: SentObserver) -> None:
         self._sent = sent
         self._lessons = lessons
         self._watcher = watcher
 
-    def enter(self, case: Case, footing: Footing, decision: Decision) -> Sending:
+    def enter(self, case: RequestState, footing: Footing, decision: Decision) -> Sending:
         """What is sent, with all that there is to tell of it."""
         return replace(self.note(case, footing, decision), manifest=self.keep(case.subject, footing))
 
-    def keep(self, subject: Subject, footing: Footing) -> Manifest | None:
+    def keep(self, subject: ManagedRequest, footing: Footing) -> Manifest | None:
         """What is sent, as the log has it; None for the client's own. Does not fail: at worst it is kept by itself."""
         if footing.rung == "original":
             return None
@@ -123,7 +123,7 @@ class Books:
         keep = partial(self._sent.keep, subject, footing.body, depth)
         return attempt_now(keep, _note) or self._sent.keep_apart(footing.body)
 
-    def note(self, case: Case, footing: Footing, decision: Decision) -> Sending:
+    def note(self, case: RequestState, footing: Footing, decision: Decision) -> Sending:
         """The same as `enter`, but for the manifest."""
         saving = _estimate_saving(case, footing)
         self._expect(case, footing)
@@ -131,15 +131,17 @@ class Books:
         account = _charge(case, footing)
         return self._report(case, footing, decision, account, saving)
 
-    def _expect(self, case: Case, footing: Footing) -> None:
+    def _expect(self, case: RequestState, footing: Footing) -> None:
         """Learn from the answer, once it is there."""
         upstream, matching = case.subject.session.upstream, find_matching(case, footing)
         expected = case.tariff.cache.find_read(matching)
         stable = matching if footing.is_opened else None
-        self._lessons.wait_for(case.subject.exchange, 0, Lesson(upstream, case.view, footing.tokens, expected, stable))
+        self._lessons.wait_for(
+            case.subject.exchange, 0, ExpectedUsage(upstream, case.view, footing.tokens, expected, stable)
+        )
 
     def _report(
-        self, case: Case, footing: Footing, decision: Decision, account: Account, saving: float | None
+        self, case: RequestState, footing: Footing, decision: Decision, account: Account, saving: float | None
     ) -> Sending:
         subject, epoch = case.subject, footing.epoch
         plan = Plan(
@@ -169,7 +171,7 @@ def _note(error: Exception) -> None:
     _log.error("what is sent could not be told from what was sent before; it is kept whole", exc_info=error)
 
 
-def _charge(case: Case, footing: Footing) -> Account:
+def _charge(case: RequestState, footing: Footing) -> Account:
     """The account of what holds, with this request."""
     standing = case.find_standing(footing.epoch)
     if case.subject.is_side:
@@ -183,14 +185,14 @@ def _charge(case: Case, footing: Footing) -> Account:
     return account
 
 
-def find_matching(case: Case, footing: Footing) -> int:
+def find_matching(case: RequestState, footing: Footing) -> int:
     """The tokens at the beginning of what is sent that were sent before."""
     if footing.is_opened:
         return case.path.head.tokens
     return min(footing.tokens, case.account.sent if case.kept is None else case.kept)
 
 
-def _estimate_saving(case: Case, footing: Footing) -> float | None:
+def _estimate_saving(case: RequestState, footing: Footing) -> float | None:
     """What a request saves against the client's own, as far as the cache is known; before it is answered."""
     before = case.standing.before
     if before is None:

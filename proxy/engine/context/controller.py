@@ -9,14 +9,14 @@ from msgspec.structs import replace
 from proxy.context.budget import Budget, has_room_for
 from proxy.context.epoch_decision import BOUND, HELD_OUT, NO_ROOM, SIDE, Decision, decide, note_use
 from proxy.engine.boundary import attempt, attempt_now
-from proxy.engine.context.accounting import Books, Sending, Watcher, list_labels
-from proxy.engine.context.fallback import Commit, Footing, Ladder, is_fruitless
-from proxy.engine.context.refusal_retry import Reach, Rescues
-from proxy.engine.context.request_state import Ahead, Case, Lookout
-from proxy.engine.context.session_context import Context
+from proxy.engine.context.accounting import Sending, SentObserver, UsageAccounting, list_labels
+from proxy.engine.context.fallback import Commit, FallbackChain, Footing, is_fruitless
+from proxy.engine.context.refusal_retry import Reach, RefusalRetries
+from proxy.engine.context.request_state import RequestState, StateReader, UncountedState
+from proxy.engine.context.session_context import SessionContext
 from proxy.engine.ports import Clock
-from proxy.engine.request import Subject
-from proxy.engine.round import Rescuer
+from proxy.engine.request import ManagedRequest
+from proxy.engine.round import RetrySource
 from proxy.engine.runtime import EventBus
 from proxy.model.epoch import Epoch, Pin
 from proxy.model.events import CeilingExceeded, Planned, RungFailed
@@ -58,12 +58,12 @@ def find_objection(tokens: int, usable: int) -> str:
     )
 
 
-def is_pinning(subject: Subject) -> bool:
+def is_pinning(subject: ManagedRequest) -> bool:
     """Whether a request asks that its newest message stay."""
     return find(subject.headers, _HEADER).strip().lower() == b"true"
 
 
-def refuse_pin(subject: Subject, reason: str) -> Headers:
+def refuse_pin(subject: ManagedRequest, reason: str) -> Headers:
     """What the client is told of a pin that is not taken; nothing where it asked for none."""
     if not is_pinning(subject):
         return ()
@@ -73,11 +73,11 @@ def refuse_pin(subject: Subject, reason: str) -> Headers:
 class Pinning:
     """Takes pins that come with requests."""
 
-    def __init__(self, lookout: Lookout, clock: Clock) -> None:
+    def __init__(self, lookout: StateReader, clock: Clock) -> None:
         self._lookout = lookout
         self._clock = clock
 
-    async def take(self, subject: Subject, ceiling: int | None) -> tuple[Pin | None, Headers]:
+    async def take(self, subject: ManagedRequest, ceiling: int | None) -> tuple[Pin | None, Headers]:
         """The pin of a request's newest message, which holds at once; or what the client is told of the refusal."""
         if not is_pinning(subject):
             return None, ()
@@ -99,11 +99,17 @@ class Pinning:
         return pin, ()
 
 
-class Steward:
+class ContextController:
     """Decides for each managed request what is sent."""
 
     def __init__(
-        self, lookout: Lookout, ladder: Ladder, rescues: Rescues, books: Books, bus: EventBus, watcher: Watcher
+        self,
+        lookout: StateReader,
+        ladder: FallbackChain,
+        rescues: RefusalRetries,
+        books: UsageAccounting,
+        bus: EventBus,
+        watcher: SentObserver,
     ) -> None:
         self._memory = lookout.memory
         self._lookout = lookout
@@ -116,23 +122,23 @@ class Steward:
         self._pinning = Pinning(lookout, lookout.clock)
 
     @property
-    def lookout(self) -> Lookout:
+    def lookout(self) -> StateReader:
         """What looks at requests; others that look at sessions share its memory."""
         return self._lookout
 
     @property
-    def ladder(self) -> Ladder:
+    def ladder(self) -> FallbackChain:
         """What opens epochs; others that open some do it there."""
         return self._ladder
 
-    def glance(self, subject: Subject, mode: Mode, ceiling: int | None) -> Sending | None:
+    def glance(self, subject: ManagedRequest, mode: Mode, ceiling: int | None) -> Sending | None:
         """What to send where that is told at once; None for what takes a closer look.
 
         Most calls are short ones of sessions in which nothing was ever managed: nothing is looked up for those.
         """
         return attempt_now(partial(self._glance, subject, mode, ceiling), _note_blindness)
 
-    def _glance(self, subject: Subject, mode: Mode, ceiling: int | None) -> Sending | None:
+    def _glance(self, subject: ManagedRequest, mode: Mode, ceiling: int | None) -> Sending | None:
         self._watcher.note_arrival(subject)
         content = subject.split.content
         if is_pinning(subject):
@@ -151,18 +157,18 @@ class Steward:
         self._watcher.note_asked(subject)
         return Sending(content, is_managed=True, is_guarded=_is_risky(budget, subject))
 
-    async def prepare(self, subject: Subject, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:
+    async def prepare(self, subject: ManagedRequest, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:
         """What to send. Never fails: what cannot be managed goes as the client sent it."""
         sending = await self._try(subject, self._prepare(subject, mode, ceiling, commit))
         if sending.complete is None:
             self._publish(subject, sending)
         return sending
 
-    def _publish(self, subject: Subject, sending: Sending) -> None:
+    def _publish(self, subject: ManagedRequest, sending: Sending) -> None:
         if sending.plan is not None:
             self._bus.publish(Planned(subject.session.id, sending.plan))
 
-    async def _prepare(self, subject: Subject, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:
+    async def _prepare(self, subject: ManagedRequest, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:
         if subject.wire not in MANAGED_WIRES:
             labels = self._tell_unmanaged(subject, mode)
             return Sending(subject.split.content, labels=labels).add(refuse_pin(subject, _RECORDED_ONLY))
@@ -174,11 +180,11 @@ class Steward:
         self._watcher.note_asked(subject)
         return (await self._try(subject, self._manage(subject, ceiling, commit))).add(told, pin)
 
-    async def _try(self, subject: Subject, work: Awaitable[Sending]) -> Sending:
+    async def _try(self, subject: ManagedRequest, work: Awaitable[Sending]) -> Sending:
         problems: list[Exception] = []
         return await attempt(work, problems.append) or self._give_up(subject, problems[0])
 
-    def _give_up(self, subject: Subject, error: Exception) -> Sending:
+    def _give_up(self, subject: ManagedRequest, error: Exception) -> Sending:
         """The client's own request, after a fault of ours."""
         _log.error("a request could not be managed; it goes on as it came", exc_info=error)
         problem = f"{type(error).__name__}: {error}"
@@ -186,15 +192,15 @@ class Steward:
         plan = Plan(subject.exchange, 0, subject.model, "original", reason=problem)
         return Sending(subject.split.content, plan=plan, labels=_label_observed(NOT_CUT))
 
-    def _inquire(self, subject: Subject) -> None:
+    def _inquire(self, subject: ManagedRequest) -> None:
         """Have the upstream asked for its models, for nobody knows how much this one takes; beside the calls."""
         attempt_now(partial(self._lookout.models.ask, subject.upstream, subject.headers), _note_blindness)
 
-    def stand_by(self, subject: Subject, sending: Sending, reach: Reach) -> Rescuer:
+    def stand_by(self, subject: ManagedRequest, sending: Sending, reach: Reach) -> RetrySource:
         """Who cuts a managed request that is refused as too long, and tells the client of it."""
         return self._rescues.stand_by(subject, sending, reach)
 
-    async def _is_held_out(self, subject: Subject) -> bool:
+    async def _is_held_out(self, subject: ManagedRequest) -> bool:
         """Whether its session is only observed; not where an epoch was opened in it before, or nobody can tell."""
         if not self._lookout.holdout.has(subject.session.id):
             return False
@@ -202,7 +208,7 @@ class Steward:
         context = await self._memory.contexts.open(subject, subject.until - self._clock.monotonic())
         return context.is_known and not context.epochs
 
-    def _hold_out(self, subject: Subject, ceiling: int | None) -> Sending:
+    def _hold_out(self, subject: ManagedRequest, ceiling: int | None) -> Sending:
         """A request that would be managed in another session.
 
         Its tokens are told by its provider; what they are to be compared with is known here.
@@ -215,7 +221,7 @@ class Steward:
         labels = () if self._lookout.is_below(subject, budget) else _label_observed(HELD_OUT)
         return Sending(subject.split.content, plan=plan, labels=labels)
 
-    async def _manage(self, subject: Subject, ceiling: int | None, commit: Commit) -> Sending:
+    async def _manage(self, subject: ManagedRequest, ceiling: int | None, commit: Commit) -> Sending:
         self._memory.forget_lost()
         context = await self._memory.contexts.open(subject, subject.until - self._clock.monotonic())
         model, budget = subject.model, self._lookout.find_budget(subject, ceiling)
@@ -238,7 +244,7 @@ class Steward:
         sending = replace(self._books.enter(case, footing, decision), ceiling=ceiling)
         return self._tell_excess(case, footing, decision, sending.add(_tell_own(case, footing, decision)))
 
-    async def _climb(self, case: Case, decision: Decision, commit: Commit) -> Footing:
+    async def _climb(self, case: RequestState, decision: Decision, commit: Commit) -> Footing:
         """What the request is sent as; above the ceiling it waits for a running summary and its plan together (B8b)."""
         if decision.why != "hard":
             return await self._ladder.climb(case, decision.why, commit, seconds=min(_SOFT_WAIT, self._ladder.seconds))
@@ -248,7 +254,7 @@ class Steward:
         left = self._ladder.seconds - (self._clock.monotonic() - began)
         return await self._ladder.climb(case, decision.why, commit, seconds=max(0.0, left))
 
-    def _tell_excess(self, case: Case, footing: Footing, decision: Decision, sending: Sending) -> Sending:
+    def _tell_excess(self, case: RequestState, footing: Footing, decision: Decision, sending: Sending) -> Sending:
         """The same, with what is to be said of a request that goes out above its ceiling: by header, event and plan."""
         if not case.budget.usable or footing.tokens <= case.budget.usable or sending.plan is None:
             return sending
@@ -260,7 +266,7 @@ class Steward:
         labels = ((b"x-palimpsest-notice", told.encode("ascii", "replace")),)
         return replace(sending, plan=replace(sending.plan, reason=told)).add(labels)
 
-    def _keep(self, subject: Subject, context: Context, epoch: Epoch, budget: Budget) -> Sending | None:
+    def _keep(self, subject: ManagedRequest, context: SessionContext, epoch: Epoch, budget: Budget) -> Sending | None:
         """What goes on under its epoch whatever its new messages count: that is done once it is on its way.
 
         None where it depends on their count, or they are so much that it is done elsewhere.
@@ -283,18 +289,18 @@ class Steward:
             complete=partial(self._complete, ahead, footing, plan),
         )
 
-    def _complete(self, ahead: Ahead, footing: Footing, plan: Plan) -> Sending:
+    def _complete(self, ahead: UncountedState, footing: Footing, plan: Plan) -> Sending:
         """What is left to do for a request that is on its way; `plan` is what is known without."""
         note = partial(self._note, ahead, footing)
         sending = attempt_now(note, _note_blindness) or Sending(footing.body, plan=plan, is_managed=True)
         self._publish(ahead.case.subject, sending)
         return sending
 
-    def _note(self, ahead: Ahead, footing: Footing) -> Sending:
+    def _note(self, ahead: UncountedState, footing: Footing) -> Sending:
         case = self._lookout.count(ahead)
         return self._books.note(case, replace(footing, tokens=case.tokens), self._decide(case))
 
-    def _decide(self, case: Case) -> Decision:
+    def _decide(self, case: RequestState) -> Decision:
         """Whether an epoch opens; none where the log may know of another (B10) and the ceiling does not ask for one
         (B8b), for what was sent before (B5), or where the upstream has refused the last one (B8a).
         """
@@ -315,7 +321,7 @@ class Steward:
     def _is_refused(self, epoch: Epoch | None) -> bool:
         return epoch is not None and epoch.why == "refused" and self._clock.now_ms() - epoch.opened_ms < _REFUSED_MS
 
-    def _tell_unmanaged(self, subject: Subject, mode: Mode) -> Headers:
+    def _tell_unmanaged(self, subject: ManagedRequest, mode: Mode) -> Headers:
         """What the client is told of a large request on a wire that is not managed; its size is told by its bytes."""
         if mode != "manage":
             return ()
@@ -323,7 +329,7 @@ class Steward:
         is_large = len(subject.split.content) >= _BYTES_OF_A_TOKEN * budget.soft
         return ((b"x-palimpsest-mode", b"observe; recorded-only"),) if is_large else ()
 
-    def _find_sign(self, subject: Subject) -> str:
+    def _find_sign(self, subject: ManagedRequest) -> str:
         """What in the messages says that they are managed already; those that were managed before are not looked at.
 
         Not asked under an epoch of ours: what looks like one there is an echo, and as it came it would be too long.
@@ -332,7 +338,7 @@ class Steward:
         seen = subject.chain.preamble.count + shared if known is not None else 0
         return find_management(subject.wire, subject.split, seen)
 
-    def _stand_aside(self, subject: Subject, mode: Mode, reason: str) -> Sending:
+    def _stand_aside(self, subject: ManagedRequest, mode: Mode, reason: str) -> Sending:
         """A request that is not managed though its session may be; what that costs is told."""
         content = subject.split.content
         is_told = mode == "manage" and not self._lookout.is_below(subject, self._lookout.find_budget(subject))
@@ -354,7 +360,7 @@ class Steward:
         return Sending(content, plan=plan, labels=labels)
 
 
-def _is_kept(case: Case) -> bool:
+def _is_kept(case: RequestState) -> bool:
     """Whether no epoch opens, however little the new messages count: where none does at the most, none does at less.
 
     Not told where an epoch was in vain: what must stay is then estimated by what is counted.
@@ -364,18 +370,18 @@ def _is_kept(case: Case) -> bool:
     return decide(case.account, case.facts).why is None
 
 
-def _is_cheap_retry(case: Case, decision: Decision) -> bool:
+def _is_cheap_retry(case: RequestState, decision: Decision) -> bool:
     """Whether the log has this very history, and nothing but its price asks for an epoch; memory may have lost it."""
     step = case.subject.step
     return step is not None and step.relation == "retry" and decision.why != "hard"
 
 
-def _is_tried(case: Case) -> bool:
+def _is_tried(case: RequestState) -> bool:
     """Whether a plan was made for this very request that makes it no shorter."""
     return case.context.fruitless.get(case.view) == (case.tokens, case.subject.tip)
 
 
-def _choose(case: Case, footing: Footing) -> None:
+def _choose(case: RequestState, footing: Footing) -> None:
     """Send this history, and what goes on from it, so from now on."""
     case.context.choose(case.view, case.subject, _name(footing.epoch))
     if footing.epoch is not None:
@@ -388,7 +394,7 @@ def _label_observed(reason: str) -> Headers:
     return ((b"x-palimpsest-mode", f"observe; {told}".encode("ascii", "replace")),)
 
 
-def _tell_own(case: Case, footing: Footing, decision: Decision) -> Headers:
+def _tell_own(case: RequestState, footing: Footing, decision: Decision) -> Headers:
     """The same of one that goes as its client sent it though it is above the soft mark, and not for its price."""
     if footing.rung != "original" or decision.pressure == "none":
         return ()
@@ -405,7 +411,7 @@ def _note_blindness(error: Exception) -> None:
     _log.error("a request could not be looked at; it goes on without that", exc_info=error)
 
 
-def _find_exemption(subject: Subject, mode: Mode) -> str:
+def _find_exemption(subject: ManagedRequest, mode: Mode) -> str:
     """Why a request is not managed; empty where it is."""
     if mode != "manage":
         return f"{mode} was asked for"
@@ -414,7 +420,7 @@ def _find_exemption(subject: Subject, mode: Mode) -> str:
     return find_management(subject.wire, subject.split, len(subject.split.items))
 
 
-def _is_risky(budget: Budget, subject: Subject) -> bool:
+def _is_risky(budget: Budget, subject: ManagedRequest) -> bool:
     """Whether the upstream may refuse a request as too long that is below the soft mark of its budget."""
     return budget.window is None and len(subject.split.content) >= _SAFE_BYTES
 

@@ -8,9 +8,9 @@ from collections.abc import Collection, Sequence
 
 from proxy.context.pricing import quote_revert
 from proxy.engine.context.controller import find_objection
-from proxy.engine.context.request_state import Lookout
-from proxy.engine.context.session_context import Context
-from proxy.engine.durability import CommitGate
+from proxy.engine.context.request_state import StateReader
+from proxy.engine.context.session_context import SessionContext
+from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.ports import Archive, Clock, Ids
 from proxy.engine.reports.context import Pinned, Reversion
 from proxy.engine.reports.conversation import MessageList, load_history
@@ -26,11 +26,11 @@ from proxy.model.plan import Plan
 from proxy.model.record import Record
 
 
-class Caretaker:
+class EpochAdmin:
     """Reverts and pins. Sessions and exchanges are those of the log; whoever asks has found them there."""
 
     def __init__(
-        self, lookout: Lookout, archive: Archive, gate: CommitGate, bus: EventBus, ids: Ids, clock: Clock
+        self, lookout: StateReader, archive: Archive, gate: DurabilityWaiter, bus: EventBus, ids: Ids, clock: Clock
     ) -> None:
         self._lookout = lookout
         self._archive = archive
@@ -109,7 +109,7 @@ class Caretaker:
             for place, count in zip(places, tokens, strict=True)
         ]
 
-    async def _plan_reversion(self, session: str, reverted: Epoch, context: Context) -> Reversion:
+    async def _plan_reversion(self, session: str, reverted: Epoch, context: SessionContext) -> Reversion:
         holding = context.find_newest(reverted.id) or reverted
         target = context.get_epoch(reverted.parent)
         if target is None and reverted.parent:
@@ -161,7 +161,7 @@ class Caretaker:
         upstream = (await self._archive.find_session(row.session)).upstream
         return self._lookout.models.budget(LimitKey(upstream, row.model)).usable
 
-    async def _note(self, context: Context, session: str, node: bytes, *, is_on: bool) -> None:
+    async def _note(self, context: SessionContext, session: str, node: bytes, *, is_on: bool) -> None:
         pin = Pin(session, node, is_on, self._clock.now_ms())
         await self._keep(pin)
         context.pin(pin)

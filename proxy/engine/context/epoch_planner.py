@@ -13,9 +13,9 @@ from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import LiveSummary, Seen, View
 from proxy.context.message_features import Findings, study
 from proxy.context.references import make_reference
-from proxy.engine.context.history_cache import Path
+from proxy.engine.context.history_cache import MeasuredHistory
 from proxy.engine.policy import Provider
-from proxy.engine.request import Subject
+from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Epoch, Original
 from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Replaced, Written
 from proxy.model.shapes import Shape
@@ -32,7 +32,7 @@ _MESSAGE_WEIGHT = 600
 _WORD_WEIGHT = 60
 
 
-class Draft(msgspec.Struct, frozen=True, gc=False):
+class RenderedPlan(msgspec.Struct, frozen=True, gc=False):
     """A plan, and the raw messages it comes to."""
 
     plan: ContextPlan
@@ -40,7 +40,7 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
     originals: tuple[Original, ...]
 
 
-class Ground(msgspec.Struct, frozen=True, gc=False):
+class PlanInputs(msgspec.Struct, frozen=True, gc=False):
     """What a draft stands on beside the conversation: the epoch that holds, the places that are pinned, summaries.
 
     `goal`, `depth` and `must_fit` are as a view has them. `known` are references that have their originals, by id: what
@@ -57,7 +57,7 @@ class Ground(msgspec.Struct, frozen=True, gc=False):
     must_fit: bool = False
 
 
-class Opener:
+class EpochPlanner:
     """Drafts epochs. `secret` makes references unguessable."""
 
     def __init__(self, builder: ContextBuilder, secret: bytes, providers: Mapping[str, Provider]) -> None:
@@ -65,7 +65,9 @@ class Opener:
         self._secret = secret
         self._providers = providers
 
-    def draft(self, subject: Subject, path: Path, ground: Ground, *, is_minimal: bool = False) -> Draft:
+    def draft(
+        self, subject: ManagedRequest, path: MeasuredHistory, ground: PlanInputs, *, is_minimal: bool = False
+    ) -> RenderedPlan:
         """What would be sent in place of the beginning of a request's history. Raises whatever goes wrong."""
         raws, view = subject.list_raws(), self.see(subject, path, ground)
         view = msgspec.structs.replace(view, sent=_find_sent(subject))
@@ -83,9 +85,9 @@ class Opener:
         role = "user" if is_alternating else provider.summary_role
         rendered = render(subject.wire, plan.edits, raws, role=role, is_alternating=is_alternating)
         originals = [ground.known.get(each.id) or _keep_original(subject, each) for each in plan.references]
-        return Draft(plan, rendered, tuple(originals))
+        return RenderedPlan(plan, rendered, tuple(originals))
 
-    def see(self, subject: Subject, path: Path, ground: Ground) -> View:
+    def see(self, subject: ManagedRequest, path: MeasuredHistory, ground: PlanInputs) -> View:
         """The conversation as plans see it. Raises whatever goes wrong."""
         return View(
             messages=_see(subject.wire, subject.list_raws(), path),
@@ -101,13 +103,13 @@ class Opener:
             must_fit=ground.must_fit,
         )
 
-    def _name(self, subject: Subject, start: int, stop: int, offset: int) -> str:
+    def _name(self, subject: ManagedRequest, start: int, stop: int, offset: int) -> str:
         """The id of a reference: the node of the last message names all before it."""
         named = b"%b%d:%d" % (subject.nodes[stop - 1], stop - start, offset)
         return make_reference(self._secret, subject.session.id, sha256(named).digest())
 
 
-def _find_sent(subject: Subject) -> int | None:
+def _find_sent(subject: ManagedRequest) -> int | None:
     """How many messages went out before; None unless the rest was put behind them: elsewhere all may be old."""
     step = subject.step
     return step.base if step is not None and step.base and step.relation == "append" else None
@@ -121,7 +123,7 @@ def read_plan(epoch: Epoch) -> ContextPlan:
     return ContextPlan(epoch.depth, _edits.decode(epoch.edits), references, epoch.tokens_after)
 
 
-def _see(wire: str, raws: Sequence[bytes], path: Path) -> list[Seen]:
+def _see(wire: str, raws: Sequence[bytes], path: MeasuredHistory) -> list[Seen]:
     tokens = [after - before for before, after in pairwise([0, *path.sums])]
     return [Seen(read_told(wire, raw), shape, each) for raw, shape, each in zip(raws, path.shapes, tokens, strict=True)]
 
@@ -155,12 +157,12 @@ def _says_json(plan: ContextPlan, shapes: Sequence[Shape]) -> bool:
     return any("json" in edit.text.lower() for edit in plan.edits if not isinstance(edit, Kept))
 
 
-def _keep_original(subject: Subject, reference: Reference) -> Original:
+def _keep_original(subject: ManagedRequest, reference: Reference) -> Original:
     digests = subject.list_digests(reference.start, reference.stop)
     return Original(reference.id, digests, subject.wire, reference.start, reference.offset)
 
 
-class Studies:
+class FeatureCache:
     """The findings of the messages that were looked at last, of `most_bytes` together."""
 
     def __init__(self, most_bytes: int) -> None:

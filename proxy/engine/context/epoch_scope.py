@@ -10,7 +10,7 @@ from itertools import islice
 
 from proxy.context.conversation import REAL_GROUPS, BuilderPolicy
 from proxy.engine.context.epoch_planner import read_plan
-from proxy.engine.request import Subject
+from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Epoch
 from proxy.model.plan import Kept, Written
 from proxy.wire.identity import Item
@@ -33,7 +33,7 @@ _SAYS_SO = re.compile(
 _Key = tuple[bytes, str, str, bytes]
 
 
-class Reaches:
+class EpochReaches:
     """How many messages the requests had that the epochs of a session were opened for, as far as that is known."""
 
     __slots__ = ("_known",)
@@ -50,7 +50,7 @@ class Reaches:
         """An epoch is forgotten."""
         self._known.pop(epoch, None)
 
-    def choose(self, epochs: Sequence[Epoch], known: Sequence[Epoch], subject: Subject) -> Epoch | None:
+    def choose(self, epochs: Sequence[Epoch], known: Sequence[Epoch], subject: ManagedRequest) -> Epoch | None:
         """The newest of the epochs on a request's path that holds for it; `known` are all of its session.
 
         One that leaves no more than a newer one that does not hold is none: that may have taken it back.
@@ -71,7 +71,7 @@ class Reaches:
         return next((self._known[id] for id in same if id in self._known), None)
 
 
-def holds(epoch: Epoch, reach: int | None, subject: Subject) -> bool:
+def holds(epoch: Epoch, reach: int | None, subject: ManagedRequest) -> bool:
     """Whether an epoch may be sent for a request that has its messages.
 
     `reach` is how many messages the request had that it was opened for, None where nobody knows. A history that went
@@ -111,7 +111,7 @@ def _find_turns(items: Sequence[Item], turns: int) -> Iterator[int]:
         later = role
 
 
-class Covers:
+class ClearedOutputDetector:
     """The messages that the epochs stand for under which something went out last."""
 
     __slots__ = ("_items",)
@@ -130,13 +130,13 @@ class Covers:
         if len(self._items) > _MOST_COVERED:
             self._items.popitem(last=False)
 
-    def is_cleared(self, epoch: Epoch, subject: Subject) -> bool:
+    def is_cleared(self, epoch: Epoch, subject: ManagedRequest) -> bool:
         """Whether a request begins with what an epoch stands for, but for outputs that the client has cleared since."""
         items = self._items.get(epoch.id)
         return items is not None and is_cleared(items, subject)
 
 
-def is_cleared(before: Sequence[Item], subject: Subject) -> bool:
+def is_cleared(before: Sequence[Item], subject: ManagedRequest) -> bool:
     """Whether a request begins with these messages, of some of whose tools' outputs little is left, that says so."""
     now = subject.chain.items
     if len(now) < len(before):
@@ -152,13 +152,13 @@ def _are_outputs(old: Item, new: Item) -> bool:
     return old.role == new.role == "tool" and bool(old.results) and old.results == new.results and new.weight <= _LITTLE
 
 
-def _says_so(subject: Subject, place: int) -> bool:
+def _says_so(subject: ManagedRequest, place: int) -> bool:
     span = subject.split.items[subject.chain.preamble.count + place]
     text = read_told(subject.wire, subject.split.content[span.start : span.end]).text
     return not text.strip() or _SAYS_SO.search(text) is not None
 
 
-class Twins:
+class AnonymousEpochCache:
     """The epochs that were opened last, the oldest dropped above `most_bytes`."""
 
     def __init__(self, most_bytes: int) -> None:
@@ -166,7 +166,7 @@ class Twins:
         self._weight = 0
         self._known: OrderedDict[_Key, tuple[Epoch, int]] = OrderedDict()
 
-    def note(self, subject: Subject, epoch: Epoch) -> None:
+    def note(self, subject: ManagedRequest, epoch: Epoch) -> None:
         """An epoch was opened for a request. One with a summary, which is its session's, is left alone."""
         edits = read_plan(epoch).edits
         if subject.session.family or any(isinstance(edit, Written) and edit.report for edit in edits):
@@ -179,7 +179,7 @@ class Twins:
             _, dropped = self._known.popitem(last=False)
             self._weight -= weigh_epoch(dropped[0])
 
-    def find(self, subject: Subject) -> Epoch | None:
+    def find(self, subject: ManagedRequest) -> Epoch | None:
         """The epoch that takes most of a request's history, and leaves enough of it, of another unnamed session."""
         if subject.session.family or not self._known:
             return None
@@ -192,7 +192,7 @@ class Twins:
         self._weight = 0
 
 
-def _key_of(subject: Subject, node: bytes) -> _Key:
+def _key_of(subject: ManagedRequest, node: bytes) -> _Key:
     return subject.session.tenant, subject.session.upstream, subject.model, node
 
 

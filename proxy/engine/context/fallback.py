@@ -15,10 +15,10 @@ import msgspec
 from proxy.context.budget import Budget
 from proxy.context.epoch_decision import note_epoch
 from proxy.engine.boundary import attempt, attempt_now
-from proxy.engine.context.epoch_planner import Draft, Ground, Opener, read_plan
-from proxy.engine.context.request_state import Case
+from proxy.engine.context.epoch_planner import EpochPlanner, PlanInputs, RenderedPlan, read_plan
+from proxy.engine.context.request_state import RequestState
 from proxy.engine.context.rewriter import Rewriter
-from proxy.engine.context.session_caches import Memory
+from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.ports import Clock
 from proxy.engine.runtime import EventBus
 from proxy.model.epoch import Epoch, Why
@@ -60,11 +60,17 @@ class _Wish(msgspec.Struct, frozen=True, gc=False):
     seconds: float
 
 
-class Ladder:
+class FallbackChain:
     """Climbs down. Nothing here raises what a rung did wrong."""
 
     def __init__(
-        self, memory: Memory, opener: Opener, rewriter: Rewriter, bus: EventBus, clock: Clock, hard_wait_seconds: float
+        self,
+        memory: ContextCaches,
+        opener: EpochPlanner,
+        rewriter: Rewriter,
+        bus: EventBus,
+        clock: Clock,
+        hard_wait_seconds: float,
     ) -> None:
         self._contexts = memory.contexts
         self._paths = memory.paths
@@ -83,7 +89,7 @@ class Ladder:
         return self._seconds
 
     async def climb(
-        self, case: Case, why: Why | None, commit: Commit, name: str = "", *, seconds: float | None = None
+        self, case: RequestState, why: Why | None, commit: Commit, name: str = "", *, seconds: float | None = None
     ) -> Footing:
         """The first rung that bears; `why` an epoch should open, None where none should, and `name` its id.
 
@@ -97,7 +103,7 @@ class Ladder:
             return opened
         return self.keep(case) or Footing("original", case.subject.split.content, case.client_tokens)
 
-    def keep(self, case: Case) -> Footing | None:
+    def keep(self, case: RequestState) -> Footing | None:
         """The epoch that stands; None where there is none, or where what comes of it is not valid."""
         epoch = case.epoch
         if epoch is None:
@@ -111,7 +117,7 @@ class Ladder:
         body = attempt_now(rewrite, partial(self._tell, case, "epoch"))
         return None if body is None else Footing("epoch", body, case.tokens, epoch, is_opened=is_opened)
 
-    async def open_by_hand(self, case: Case, goal: Budget, commit: Commit, name: str) -> Epoch | None:
+    async def open_by_hand(self, case: RequestState, goal: Budget, commit: Commit, name: str) -> Epoch | None:
         """The epoch that a person asks for, with a ledger as befits a budget of its own, however long its plan takes.
 
         None where nothing gets shorter by it. Raises Conflict where another was opened meanwhile, StoreUnavailable, and
@@ -131,7 +137,7 @@ class Ladder:
             context.unsent.add(footing.epoch.id)
             return footing.epoch
 
-    async def _open(self, case: Case, wish: "_Wish") -> Footing | None:
+    async def _open(self, case: RequestState, wish: "_Wish") -> Footing | None:
         """A new epoch, or the one that another request has opened meanwhile; None where what stands is good enough."""
         async with case.context.opening:
             found = case.context.find(case.view, case.subject)
@@ -155,12 +161,12 @@ class Ladder:
                     return opened
             return None
 
-    async def _take_over(self, case: Case, wish: "_Wish") -> Footing | None:
+    async def _take_over(self, case: RequestState, wish: "_Wish") -> Footing | None:
         """What stands for the same messages in a session that nobody names; None where it is not short enough."""
         twin = self._find_twin(case)
         if twin is None:
             return None
-        draft = Draft(read_plan(twin), twin.rendered, twin.originals)
+        draft = RenderedPlan(read_plan(twin), twin.rendered, twin.originals)
         frozen = await self._paths.count_messages(case.subject, draft.rendered)
         if msgspec.structs.replace(case, epoch=twin, frozen=frozen).tokens >= case.budget.high:
             return None
@@ -168,7 +174,7 @@ class Ladder:
         begun = await attempt(begin, tell)
         return None if begun is None else msgspec.structs.replace(begun, rung="epoch", is_opened=False)
 
-    async def _draft_and_begin(self, case: Case, wish: "_Wish", rung: Rung) -> Footing | None:
+    async def _draft_and_begin(self, case: RequestState, wish: "_Wish", rung: Rung) -> Footing | None:
         if rung == "minimal":
             draft = await asyncio.to_thread(
                 self._opener.draft, case.subject, case.path, self._find_ground(case, wish.why), is_minimal=True
@@ -181,7 +187,7 @@ class Ladder:
             return None
         return await self._begin(case, draft, wish, rung)
 
-    async def _draft(self, case: Case, wish: "_Wish") -> Draft:
+    async def _draft(self, case: RequestState, wish: "_Wish") -> RenderedPlan:
         """A draft, in time; a plan that comes too late is there for the next request."""
         context, subject, seconds = case.context, case.subject, wish.seconds
         deadline = asyncio.get_running_loop().time() + seconds
@@ -200,21 +206,21 @@ class Ladder:
         context.note_late(subject, drafting)
         raise TimeoutError(f"planning took more than {seconds:g} s")
 
-    async def _is_enough(self, case: Case, draft: Draft) -> bool:
+    async def _is_enough(self, case: RequestState, draft: RenderedPlan) -> bool:
         """Whether a draft that was made for an earlier request leaves this one below its ceiling, and shorter."""
         frozen = await self._paths.count_messages(case.subject, draft.rendered)
         tokens = case.path.tokens - case.path.count_to(draft.plan.through) + frozen
         return tokens < min(case.budget.high, case.tokens)
 
-    def _note_fruitless(self, case: Case) -> None:
+    def _note_fruitless(self, case: RequestState) -> None:
         case.context.fruitless[case.view] = case.tokens, case.subject.tip
 
-    def _find_ground(self, case: Case, why: Why) -> Ground:
+    def _find_ground(self, case: RequestState, why: Why) -> PlanInputs:
         context, nodes, frozen = case.context, case.subject.nodes, case.epoch or self._find_twin(case)
         epochs = context.epochs if frozen is None else (*context.epochs, frozen)
         known = {original.id: original for epoch in epochs for original in epoch.originals}
         pinned, reports = context.list_pinned(nodes), context.list_reports(nodes)
-        return Ground(
+        return PlanInputs(
             case.budget,
             frozen,
             pinned,
@@ -224,10 +230,10 @@ class Ladder:
             must_fit=why == "overflow",
         )
 
-    def _find_twin(self, case: Case) -> Epoch | None:
+    def _find_twin(self, case: RequestState) -> Epoch | None:
         return self._twins.find(case.subject) if case.epoch is None else None
 
-    async def _begin(self, case: Case, draft: Draft, wish: "_Wish", rung: Rung) -> Footing | None:
+    async def _begin(self, case: RequestState, draft: RenderedPlan, wish: "_Wish", rung: Rung) -> Footing | None:
         """Have a draft hold from now on."""
         plan, path = draft.plan, case.path
         frozen = await self._paths.count_messages(case.subject, draft.rendered)
@@ -254,7 +260,7 @@ class Ladder:
         )
         return Footing(rung, body, tokens, epoch, is_opened=True)
 
-    def _say_unreachable(self, case: Case, protected: int) -> None:
+    def _say_unreachable(self, case: RequestState, protected: int) -> None:
         """Once, until an epoch has room for all that should stay."""
         if not protected:
             case.context.told.discard(case.view)
@@ -270,13 +276,13 @@ class Ladder:
         )
         self._bus.publish(CeilingUnreachable(*named, case.view, told, case.tell(case.budget.usable)))
 
-    def _tell(self, case: Case, rung: Rung, error: Exception) -> None:
+    def _tell(self, case: RequestState, rung: Rung, error: Exception) -> None:
         problem = f"{type(error).__name__}: {error}"
         _log.warning("exchange %s: %s does not bear: %s", case.subject.exchange, rung, problem)
         self._bus.publish(RungFailed(case.subject.exchange, case.subject.session.id, rung, problem))
 
 
-def is_fruitless(case: Case, why: Why) -> bool:
+def is_fruitless(case: RequestState, why: Why) -> bool:
     """Whether a plan made nothing shorter of late, and the request has hardly grown since, or not at all."""
     tokens, tip = case.context.fruitless.get(case.view, (0, b""))
     if why == "hard":
@@ -284,14 +290,14 @@ def is_fruitless(case: Case, why: Why) -> bool:
     return why in _OF_OUR_OWN_ACCORD and tokens <= case.tokens < tokens * _GROWN
 
 
-def _goes_on(case: Case, draft: Draft) -> bool:
+def _goes_on(case: RequestState, draft: RenderedPlan) -> bool:
     """Whether a draft is of more than the epoch that holds, or has a summary that is not in that."""
     depth, edits = (case.epoch.depth, case.epoch.edits) if case.epoch is not None else (0, b"")
     reports = [edit.report for edit in draft.plan.edits if isinstance(edit, Written) and edit.report]
     return draft.plan.through > depth or any(report.encode() not in edits for report in reports)
 
 
-def _make_epoch(case: Case, draft: Draft, why: Why, name: str, tokens: int, now_ms: int) -> Epoch:
+def _make_epoch(case: RequestState, draft: RenderedPlan, why: Why, name: str, tokens: int, now_ms: int) -> Epoch:
     return Epoch(
         id=name,
         session=case.subject.session.id,

@@ -8,8 +8,8 @@ from itertools import accumulate
 import msgspec
 
 from proxy.context.budget import is_bounded
-from proxy.engine.request import Subject
-from proxy.engine.token_counter import Counting, Piece
+from proxy.engine.request import ManagedRequest
+from proxy.engine.token_counter import Piece, TokenCounter
 from proxy.model.growing import count_common, extend
 from proxy.model.manifest import digest_of
 from proxy.model.shapes import Shape
@@ -37,7 +37,7 @@ class PromptPrefix(msgspec.Struct, frozen=True, gc=False):
     tokens: int
 
 
-class Path(msgspec.Struct, frozen=True, gc=False, eq=False):
+class MeasuredHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
     """The messages up to a node, behind the preamble. `sums` are tokens up to the end of each, without the head's.
 
     `marked` are the places of messages with cache markers, `signed` those of messages with signed reasoning. `items`
@@ -77,11 +77,11 @@ class Path(msgspec.Struct, frozen=True, gc=False, eq=False):
         """Bytes of memory, roughly."""
         return _PATH_WEIGHT + _MESSAGE_WEIGHT * len(self.nodes) + sum(map(len, self.head.members))
 
-    def continues(self, other: "Path") -> bool:
+    def continues(self, other: "MeasuredHistory") -> bool:
         """Whether this one has all the messages of the other, and perhaps more."""
         return count_shared(other.nodes, self.nodes) == len(other.nodes)
 
-    def count_alike(self, subject: Subject) -> int:
+    def count_alike(self, subject: ManagedRequest) -> int:
         """How many messages of a request are those of this path, and no other bytes as far as their length tells."""
         shared = count_shared(self.nodes, subject.nodes)
         items, first = subject.split.items, subject.chain.preamble.count
@@ -94,24 +94,24 @@ class Path(msgspec.Struct, frozen=True, gc=False, eq=False):
         return shared
 
 
-class Beginning(msgspec.Struct, frozen=True, gc=False, eq=False):
+class PartialHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
     """A path whose newest messages, which are `pieces`, are not counted: `sums` have their bytes, which are more.
 
     `most` is how many tokens too many these may be.
     """
 
-    path: Path
+    path: MeasuredHistory
     pieces: tuple[Piece, ...]
     most: int
 
 
-class Paths:
+class HistoryCache:
     """The paths seen last, the least recently used dropped above `most_bytes`."""
 
-    def __init__(self, counting: Counting, most_bytes: int) -> None:
+    def __init__(self, counting: TokenCounter, most_bytes: int) -> None:
         self._counting = counting
         self._most = most_bytes
-        self._seen: OrderedDict[Key, list[Path]] = OrderedDict()
+        self._seen: OrderedDict[Key, list[MeasuredHistory]] = OrderedDict()
         self._weight = 0
 
     @property
@@ -119,7 +119,7 @@ class Paths:
         """Bytes of memory, roughly."""
         return self._weight
 
-    def find(self, subject: Subject) -> tuple[Path | None, int]:
+    def find(self, subject: ManagedRequest) -> tuple[MeasuredHistory | None, int]:
         """The path seen before that shares most messages with a request's, and how many; (None, 0) if none does."""
         best, most = None, 0
         for path in reversed(self._seen.get(_name(subject), ())):
@@ -130,7 +130,7 @@ class Paths:
                 break
         return best, most
 
-    async def follow(self, subject: Subject) -> Path:
+    async def follow(self, subject: ManagedRequest) -> MeasuredHistory:
         """The path of a request; only messages that are new are read and counted."""
         known, shared = self.find(subject)
         head = await self._count_head(subject, known)
@@ -145,7 +145,7 @@ class Paths:
         self._remember(_name(subject), path)
         return path
 
-    def begin(self, subject: Subject) -> "Beginning | None":
+    def begin(self, subject: ManagedRequest) -> "PartialHistory | None":
         """The path of a request as far as it is known without counting what is new in it; `finish` counts that.
 
         None where nothing is known of it, or what is new is so much, or such, that `follow` must see to it.
@@ -161,9 +161,9 @@ class Paths:
         if any(map(_is_long_named, shapes)):
             return None
         bounds = [len(raw) for raw in raws]
-        return Beginning(_go_on(known, shared, subject, shapes, bounds, known.head), tuple(pieces), sum(bounds))
+        return PartialHistory(_go_on(known, shared, subject, shapes, bounds, known.head), tuple(pieces), sum(bounds))
 
-    def finish(self, subject: Subject, begun: "Beginning") -> Path:
+    def finish(self, subject: ManagedRequest, begun: "PartialHistory") -> MeasuredHistory:
         """The path that was begun, counted. Blocks as long as that takes."""
         tokens = self._counting.count_now(subject.model, begun.pieces).tokens
         path, shared = begun.path, len(begun.path.sums) - len(tokens)
@@ -172,11 +172,11 @@ class Paths:
         self._remember(_name(subject), path)
         return path
 
-    async def count_messages(self, subject: Subject, raws: Sequence[bytes]) -> int:
+    async def count_messages(self, subject: ManagedRequest, raws: Sequence[bytes]) -> int:
         """The tokens of messages that are sent in place of others."""
         return sum(await self._count(subject, [Piece(digest_of(raw), raw) for raw in raws]))
 
-    async def _count_head(self, subject: Subject, known: Path | None) -> PromptPrefix:
+    async def _count_head(self, subject: ManagedRequest, known: MeasuredHistory | None) -> PromptPrefix:
         if known is not None and is_head_of(known.head, subject):
             return known.head
         tools, orders = members = list_members(subject)
@@ -187,12 +187,12 @@ class Paths:
             pieces.append(Piece(digest_of(tools), tools, is_tools=True))
         return PromptPrefix(subject.chain.preamble.system, members, sum(await self._count(subject, pieces)))
 
-    async def _count(self, subject: Subject, pieces: Sequence[Piece]) -> tuple[int, ...]:
+    async def _count(self, subject: ManagedRequest, pieces: Sequence[Piece]) -> tuple[int, ...]:
         if not pieces:
             return ()
         return (await self._counting.count(subject.model, pieces)).tokens
 
-    def _remember(self, key: Key, path: Path) -> None:
+    def _remember(self, key: Key, path: MeasuredHistory) -> None:
         """Keep a path, in place of those that it continues."""
         if path.weight > self._most:
             return
@@ -229,18 +229,18 @@ def count_shared(known: Sequence[bytes], nodes: Sequence[bytes]) -> int:
     return low
 
 
-def list_members(subject: Subject) -> tuple[bytes, bytes]:
+def list_members(subject: ManagedRequest) -> tuple[bytes, bytes]:
     """The raw members that go before the messages: tools, and orders on wires that have them; empty for none."""
     tools = subject.split.member("tools")
     return (b"" if tools in _NOTHING else tools), subject.chain.preamble.orders
 
 
-def is_head_of(head: PromptPrefix, subject: Subject) -> bool:
+def is_head_of(head: PromptPrefix, subject: ManagedRequest) -> bool:
     """Whether that is what goes before the messages of a request."""
     return head.leading == subject.chain.preamble.system and head.members == list_members(subject)
 
 
-def _name(subject: Subject) -> Key:
+def _name(subject: ManagedRequest) -> Key:
     return subject.session.id, subject.model
 
 
@@ -264,16 +264,21 @@ def _add_up(before: int, tokens: Sequence[int]) -> list[int]:
 
 
 def _go_on(
-    known: Path | None, shared: int, subject: Subject, shapes: list[Shape], tokens: Sequence[int], head: PromptPrefix
-) -> Path:
+    known: MeasuredHistory | None,
+    shared: int,
+    subject: ManagedRequest,
+    shapes: list[Shape],
+    tokens: Sequence[int],
+    head: PromptPrefix,
+) -> MeasuredHistory:
     items, first = subject.split.items, subject.chain.preamble.count
     sums = _add_up(known.count_to(shared) if known is not None else 0, tokens)
     fresh = tuple(place for place, shape in enumerate(shapes, shared) if shape.markers)
     signed = tuple(place for place, shape in enumerate(shapes, shared) if shape.is_signed)
     if known is None or not shared:
         history = judge_history(shapes, is_itemised=subject.wire == "responses")
-        return Path(subject.nodes, shapes, sums, history, head, items, first, fresh, signed)
-    return Path(
+        return MeasuredHistory(subject.nodes, shapes, sums, history, head, items, first, fresh, signed)
+    return MeasuredHistory(
         subject.nodes,
         extend(known.shapes, shared, shapes),
         extend(known.sums, shared, sums),

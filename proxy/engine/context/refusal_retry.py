@@ -15,10 +15,10 @@ import msgspec
 from proxy.context.budget import Budget, lower_output
 from proxy.engine.boundary import attempt
 from proxy.engine.context.accounting import Sending, list_labels
-from proxy.engine.context.fallback import Commit, Ladder
-from proxy.engine.context.request_state import Case, Lookout, find_key
-from proxy.engine.context.session_context import Context
-from proxy.engine.request import Subject
+from proxy.engine.context.fallback import Commit, FallbackChain
+from proxy.engine.context.request_state import RequestState, StateReader, find_key
+from proxy.engine.context.session_context import SessionContext
+from proxy.engine.request import ManagedRequest
 from proxy.engine.round import Refusal, Retry, Start
 from proxy.engine.runtime import EventBus
 from proxy.model.epoch import Epoch
@@ -58,23 +58,23 @@ class Reach(msgspec.Struct, frozen=True):
     settle: Callable[[], None]
 
 
-class Rescues:
+class RefusalRetries:
     """Makes the rescuers of calls."""
 
-    def __init__(self, lookout: Lookout, ladder: Ladder, bus: EventBus) -> None:
+    def __init__(self, lookout: StateReader, ladder: FallbackChain, bus: EventBus) -> None:
         self.lookout = lookout
         self.ladder = ladder
         self.bus = bus
 
-    def stand_by(self, subject: Subject, sending: Sending, reach: Reach) -> "Rescue":
+    def stand_by(self, subject: ManagedRequest, sending: Sending, reach: Reach) -> "RefusalRetry":
         """The rescuer of a call that is managed."""
-        return Rescue(self, subject, sending, reach)
+        return RefusalRetry(self, subject, sending, reach)
 
 
-class Rescue:
+class RefusalRetry:
     """Stands by one call (`engine/rescue.Rescuer`)."""
 
-    def __init__(self, rescues: Rescues, subject: Subject, sending: Sending, reach: Reach) -> None:
+    def __init__(self, rescues: RefusalRetries, subject: ManagedRequest, sending: Sending, reach: Reach) -> None:
         self._rescues = rescues
         self._subject = subject
         self._sending = sending
@@ -147,7 +147,7 @@ class Rescue:
             return None
         return await self._send_minimal(case, said)
 
-    async def _send_minimal(self, case: Case, said: str) -> Retry | None:
+    async def _send_minimal(self, case: RequestState, said: str) -> Retry | None:
         """The least that can be sent, without signed reasoning."""
         name = f"{self._subject.exchange}-{self._k + 1}"
         case = msgspec.structs.replace(case, budget=case.budget.limit(int(case.tokens * _CAUTION)))
@@ -168,7 +168,7 @@ class Rescue:
         self._level = level
         return self._keep(content, plan)
 
-    def _make_plan(self, case: Case, rung: Rung, tokens: int, reason: str) -> Plan:
+    def _make_plan(self, case: RequestState, rung: Rung, tokens: int, reason: str) -> Plan:
         return Plan(
             self._subject.exchange,
             self._k + 1,
@@ -201,7 +201,7 @@ class Rescue:
             named = subject.exchange, subject.session.id, subject.model
             self._rescues.bus.publish(CeilingExceeded(*named, plan.tokens_upstream, plan.usable, plan.reason))
 
-    async def _stand_down(self, context: Context) -> None:
+    async def _stand_down(self, context: SessionContext) -> None:
         """Send the view as its client does from now on; an epoch that takes back the refused one says so."""
         subject, refused = self._subject, context.get_epoch(self._refused)
         if refused is None or self._plan is None:
@@ -247,7 +247,7 @@ class Rescue:
         self._reach.tell(list_labels(plan, footing.epoch, is_opened=True))
         return self._keep(footing.body, plan)
 
-    async def _look_at_sent(self) -> Case:
+    async def _look_at_sent(self) -> RequestState:
         """How the request stands that was refused, under the epoch that it was sent under."""
         subject, lookout, plan = self._subject, self._rescues.lookout, self._plan
         context = await lookout.memory.contexts.open(subject)
@@ -263,7 +263,7 @@ class Rescue:
         known = models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant).window
         return overflow.window if overflow.window == known else None
 
-    def _tighten(self, case: Case, window: int | None, sent: int) -> Budget:
+    def _tighten(self, case: RequestState, window: int | None, sent: int) -> Budget:
         """The budget of the second attempt, in our tokens, which the upstream counts as `sent` for so many of ours."""
         budget = self._rescues.lookout.find_budget(self._subject, self._sending.ceiling)
         room = int(case.tokens * _BLIND_SHARE)

@@ -8,12 +8,12 @@ from proxy.context.budget import Budget, Ratio, is_surely_below
 from proxy.context.epoch_decision import Account, Facts, Holdout
 from proxy.context.model_catalog import may_bind_reasoning
 from proxy.context.pricing import Tariff
-from proxy.engine.context.history_cache import Beginning, Path, count_shared, is_head_of
-from proxy.engine.context.session_caches import Memory
-from proxy.engine.context.session_context import Context, Standing
-from proxy.engine.models import Lessons, Models
+from proxy.engine.context.history_cache import MeasuredHistory, PartialHistory, count_shared, is_head_of
+from proxy.engine.context.session_caches import ContextCaches
+from proxy.engine.context.session_context import EpochAccount, SessionContext
+from proxy.engine.models import CacheCalibrator, Models
 from proxy.engine.ports import Clock
-from proxy.engine.request import Subject
+from proxy.engine.request import ManagedRequest
 from proxy.model.card import LimitKey
 from proxy.model.epoch import Epoch, Why
 from proxy.wire.body import ByteRange
@@ -26,7 +26,7 @@ _OVER_SIGNED: tuple[Why, ...] = ("overflow", "manual")
 _NOBODY = Holdout()
 
 
-class Case(msgspec.Struct, frozen=True, gc=False):
+class RequestState(msgspec.Struct, frozen=True, gc=False):
     """Tokens are as we count them, the budget's too; `ratio` gives the model's.
 
     `epoch` is the one that holds, None where none does, and `standing` how the view stands under it; `frozen` are the
@@ -35,12 +35,12 @@ class Case(msgspec.Struct, frozen=True, gc=False):
     are those that no epoch may take, as far as the last one told. `now` is in monotonic seconds.
     """
 
-    subject: Subject
-    context: Context
+    subject: ManagedRequest
+    context: SessionContext
     epoch: Epoch | None
-    standing: Standing
+    standing: EpochAccount
     frozen: int
-    path: Path
+    path: MeasuredHistory
     kept: int | None
     budget: Budget
     tariff: Tariff
@@ -98,13 +98,13 @@ class Case(msgspec.Struct, frozen=True, gc=False):
         """Whether its messages have signed reasoning that holds only behind the beginning it was made behind."""
         return bool(self.path.signed) and may_bind_reasoning(self.view)
 
-    def find_standing(self, epoch: Epoch | None) -> Standing:
+    def find_standing(self, epoch: Epoch | None) -> EpochAccount:
         """How the view stands under an epoch, or under none."""
         if epoch is self.epoch:
             return self.standing
         return self.context.get_standing(self.view, epoch.id if epoch is not None else "", self.budget)
 
-    def stand_under(self, epoch: Epoch, frozen: int) -> "Case":
+    def stand_under(self, epoch: Epoch, frozen: int) -> "RequestState":
         """The same request under another epoch, for which so many tokens are sent."""
         return msgspec.structs.replace(self, epoch=epoch, standing=self.find_standing(epoch), frozen=frozen)
 
@@ -113,7 +113,7 @@ class Case(msgspec.Struct, frozen=True, gc=False):
         return self.ratio.apply(tokens)
 
 
-def find_kept(path: Path, before: Sequence[bytes] | None, frozen: int, depth: int) -> int | None:
+def find_kept(path: MeasuredHistory, before: Sequence[bytes] | None, frozen: int, depth: int) -> int | None:
     """The tokens at a request's beginning that were sent before; None where all of the last request is there.
 
     `before` are the nodes of the last request under the same epoch, which stands for the first `depth` messages: these
@@ -127,7 +127,7 @@ def find_kept(path: Path, before: Sequence[bytes] | None, frozen: int, depth: in
     return path.head.tokens + frozen + path.count(depth, shared)
 
 
-def estimate_protected(path: Path) -> int:
+def estimate_protected(path: MeasuredHistory) -> int:
     """About the tokens that no epoch may take: the newest groups with calls, and all that is newer; the newest users.
 
     As `context/builder` tells them of a plan, which is known for the request only that it was made for.
@@ -147,21 +147,21 @@ def estimate_protected(path: Path) -> int:
     return path.head.tokens + path.count(first, len(path.shapes)) + apart
 
 
-class Ahead(msgspec.Struct, frozen=True, gc=False):
+class UncountedState(msgspec.Struct, frozen=True, gc=False):
     """A case in which the tokens of what is new are not counted, but for the most that they may be."""
 
-    case: Case
-    begun: Beginning
+    case: RequestState
+    begun: PartialHistory
 
 
-class Lookout:
+class StateReader:
     """Looks at requests. Tokens are as we count them, budgets too; `memory` is what is known of earlier ones.
 
     `holdout` are the sessions that are only observed.
     """
 
     def __init__(
-        self, memory: Memory, models: Models, lessons: Lessons, clock: Clock, holdout: Holdout = _NOBODY
+        self, memory: ContextCaches, models: Models, lessons: CacheCalibrator, clock: Clock, holdout: Holdout = _NOBODY
     ) -> None:
         self.memory = memory
         self.models = models
@@ -169,16 +169,16 @@ class Lookout:
         self._lessons = lessons
         self.clock = clock
 
-    def find_ratio(self, subject: Subject) -> Ratio:
+    def find_ratio(self, subject: ManagedRequest) -> Ratio:
         """How many tokens the model counts for each of ours."""
         return self.models.count.find_ratio(subject.session.upstream, subject.model)
 
-    def find_budget(self, subject: Subject, ceiling: int | None = None) -> Budget:
+    def find_budget(self, subject: ManagedRequest, ceiling: int | None = None) -> Budget:
         """What may be sent of a request; a `ceiling` in the model's tokens takes the place of the configured one."""
         budget = self.models.budget(find_key(subject), subject.most_output or None, ceiling)
         return budget.scale(self.find_ratio(subject).value)
 
-    def find_tariff(self, subject: Subject, path: Path) -> Tariff:
+    def find_tariff(self, subject: ManagedRequest, path: MeasuredHistory) -> Tariff:
         """What its input costs."""
         key = find_key(subject)
         card = self.models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant)
@@ -188,40 +188,50 @@ class Lookout:
         """The same for a model of which no request is at hand."""
         return self._lessons.find_tariff(upstream, model, self.models.card(upstream, model), ())
 
-    def is_below(self, subject: Subject, budget: Budget) -> bool:
+    def is_below(self, subject: ManagedRequest, budget: Budget) -> bool:
         """Whether bytes prove that a request is below the soft mark, beside what of it was counted before."""
         known, shared = self.memory.paths.find(subject)
         if known is None or not is_head_of(known.head, subject):
             return is_surely_below(budget, subject.split.content)
         return is_surely_below(budget, _list_uncounted(subject, shared), known.head.tokens + known.count_to(shared))
 
-    async def look_at(self, subject: Subject, context: Context, epoch: Epoch | None, budget: Budget) -> Case:
+    async def look_at(
+        self, subject: ManagedRequest, context: SessionContext, epoch: Epoch | None, budget: Budget
+    ) -> RequestState:
         """All that is known of a request; what of it is new is counted."""
         path = await self.memory.paths.follow(subject)
         frozen = await self._weigh(subject, context, epoch) if epoch is not None else 0
         return self._make_case(subject, context, epoch, budget, path, frozen)
 
-    def look_ahead(self, subject: Subject, context: Context, epoch: Epoch, budget: Budget) -> "Ahead | None":
+    def look_ahead(
+        self, subject: ManagedRequest, context: SessionContext, epoch: Epoch, budget: Budget
+    ) -> "UncountedState | None":
         """The same of a request to which little is new, before that is counted; None of any other."""
         frozen = context.sizes.get(epoch.id)
         begun = self.memory.paths.begin(subject) if frozen is not None else None
         if frozen is None or begun is None:
             return None
-        return Ahead(self._make_case(subject, context, epoch, budget, begun.path, frozen), begun)
+        return UncountedState(self._make_case(subject, context, epoch, budget, begun.path, frozen), begun)
 
-    def count(self, ahead: "Ahead") -> Case:
+    def count(self, ahead: "UncountedState") -> RequestState:
         """The case, once what is new in it is counted. Blocks as long as that takes."""
         return msgspec.structs.replace(ahead.case, path=self.memory.paths.finish(ahead.case.subject, ahead.begun))
 
     def _make_case(
-        self, subject: Subject, context: Context, epoch: Epoch | None, budget: Budget, path: Path, frozen: int
-    ) -> Case:
+        self,
+        subject: ManagedRequest,
+        context: SessionContext,
+        epoch: Epoch | None,
+        budget: Budget,
+        path: MeasuredHistory,
+        frozen: int,
+    ) -> RequestState:
         model = subject.model
         standing = context.get_standing(model, epoch.id if epoch is not None else "", budget)
         kept = find_kept(path, standing.before, frozen, epoch.depth if epoch is not None else 0)
         if standing.head not in (None, path.head):
             kept = 0  # a provider reads from its cache what is alike from the very beginning
-        return Case(
+        return RequestState(
             subject=subject,
             context=context,
             epoch=epoch,
@@ -236,7 +246,7 @@ class Lookout:
             now=self.clock.monotonic(),
         )
 
-    async def _weigh(self, subject: Subject, context: Context, epoch: Epoch) -> int:
+    async def _weigh(self, subject: ManagedRequest, context: SessionContext, epoch: Epoch) -> int:
         """The tokens of what is sent for an epoch, counted once."""
         tokens = context.sizes.get(epoch.id)
         if tokens is None:
@@ -244,13 +254,13 @@ class Lookout:
         return tokens
 
 
-def _find_protected(known: int, path: Path, budget: Budget, account: Account) -> int:
+def _find_protected(known: int, path: MeasuredHistory, budget: Budget, account: Account) -> int:
     """What the last plan had to leave; where that was too much, no more than has to stay by now (BEHAVIOUR B12)."""
     is_much = account.futile > 0 or budget.is_out_of_reach(known)
     return min(known, estimate_protected(path)) if is_much else known
 
 
-def _list_uncounted(subject: Subject, shared: int) -> bytes:
+def _list_uncounted(subject: ManagedRequest, shared: int) -> bytes:
     """The bytes of a request beside its preamble, its tools, and the first messages behind the preamble."""
     split = subject.split
     counted = [ByteRange(split.items[0].start, split.items[subject.chain.preamble.count + shared - 1].end)]
@@ -262,7 +272,7 @@ def _list_uncounted(subject: Subject, shared: int) -> bytes:
     return b"".join([*uncounted, split.content[at:]])
 
 
-def find_key(subject: Subject) -> LimitKey:
+def find_key(subject: ManagedRequest) -> LimitKey:
     """For whom a limit that is learned from a request holds (BEHAVIOUR B18)."""
     beta = b""
     if subject.wire == "anthropic_messages":

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
-from proxy.engine.context.history_cache import Path
+from proxy.engine.context.history_cache import MeasuredHistory
 from proxy.engine.policy import Provider
-from proxy.engine.request import Subject
+from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Epoch
 from proxy.model.plan import Edit, Kept, Replaced, Written
 from proxy.model.shapes import Shape
@@ -39,7 +39,7 @@ class Invalid(ValueError):
     """What would be sent has a fault that the client's request has not."""
 
 
-class _Judged:
+class _CheckedSplices:
     """What an epoch replaces, and what was said of the last request in which it did."""
 
     __slots__ = ("ids", "splices", "verdict")
@@ -55,10 +55,16 @@ class Rewriter:
 
     def __init__(self, providers: Mapping[str, Provider]) -> None:
         self._providers = providers
-        self._judged: dict[tuple[str, int], _Judged] = {}
+        self._judged: dict[tuple[str, int], _CheckedSplices] = {}
 
     def rewrite(
-        self, subject: Subject, path: Path, epoch: Epoch, pinned: Collection[int] = (), *, is_unsigned: bool = False
+        self,
+        subject: ManagedRequest,
+        path: MeasuredHistory,
+        epoch: Epoch,
+        pinned: Collection[int] = (),
+        *,
+        is_unsigned: bool = False,
     ) -> bytes:
         """The body under an epoch, in which the pinned messages must stand as they are; `is_unsigned`: without
         signed reasoning.
@@ -85,13 +91,13 @@ class Rewriter:
             raise Invalid("signed reasoning cannot be taken out")
         return strip_reasoning(split)
 
-    def _find_judged(self, subject: Subject, path: Path, epoch: Epoch) -> _Judged:
+    def _find_judged(self, subject: ManagedRequest, path: MeasuredHistory, epoch: Epoch) -> _CheckedSplices:
         key = epoch.id, hash(epoch.edits)  # a plan that does not bear leaves its epoch's id to a minimal one
         judged = self._judged.get(key)
         if judged is None:
             edits = _edits.decode(epoch.edits)
             splices = list_splices(subject.wire, edits, epoch.rendered, path.shapes, epoch.depth)
-            judged = self._judged[key] = _Judged(splices, path.shapes)
+            judged = self._judged[key] = _CheckedSplices(splices, path.shapes)
             if len(self._judged) > _MOST_REMEMBERED:
                 del self._judged[next(iter(self._judged))]
         return judged
@@ -112,7 +118,12 @@ def list_splices(
 
 
 def find_problem(
-    path: Path, splices: Sequence[Splice], rules: Rules, protected: Collection[int] = (), *, is_marked: bool = False
+    path: MeasuredHistory,
+    splices: Sequence[Splice],
+    rules: Rules,
+    protected: Collection[int] = (),
+    *,
+    is_marked: bool = False,
 ) -> str:
     """What is wrong with a rewritten history and was not with the client's, in a few words; empty for nothing.
 

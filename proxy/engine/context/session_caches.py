@@ -1,13 +1,13 @@
 """What is kept in memory of managed sessions. A cache of the log: forgetting costs time or bytes, never correctness."""
 
-from proxy.engine.body_cache import BodySource, CachedBody, Histories, hold, list_links, split_known, take_stock
-from proxy.engine.context.epoch_scope import Twins
-from proxy.engine.context.history_cache import Paths
-from proxy.engine.context.session_context import Contexts
+from proxy.engine.body_cache import BodyCache, BodySource, CachedBody, build_manifest, hold, list_links, split_known
+from proxy.engine.context.epoch_scope import AnonymousEpochCache
+from proxy.engine.context.history_cache import HistoryCache
+from proxy.engine.context.session_context import SessionContexts
 from proxy.engine.policy import RECORD_CAP_BYTES
 from proxy.engine.ports import Archive
-from proxy.engine.request import Subject
-from proxy.engine.token_counter import Counting
+from proxy.engine.request import ManagedRequest
+from proxy.engine.token_counter import TokenCounter
 from proxy.model.growing import count_common, extend
 from proxy.model.manifest import Manifest, keep_to
 from proxy.wire.body import ByteRange, SplitBody
@@ -20,10 +20,10 @@ class SentBodies:
     """
 
     def __init__(self, cache_bytes: int, record_cap: int = RECORD_CAP_BYTES) -> None:
-        self._histories = Histories(cache_bytes)
+        self._histories = BodyCache(cache_bytes)
         self._cap = record_cap
 
-    def keep(self, subject: Subject, content: bytes, depth: int = 0) -> Manifest:
+    def keep(self, subject: ManagedRequest, content: bytes, depth: int = 0) -> Manifest:
         """The manifest of a body; of one in which others stand for the first `depth` messages, and the rest as it came.
 
         Where only the end of that is new, nothing else is looked for.
@@ -44,7 +44,7 @@ class SentBodies:
         if len(content) > self._cap:
             holding = hold(split, self._cap, list_links(known, shared), known, _find_lent(subject, split))
         tenant, chain = subject.session.tenant, subject.chain
-        manifest, history = take_stock(tenant, split, chain, known, shared, source=source, holding=holding)
+        manifest, history = build_manifest(tenant, split, chain, known, shared, source=source, holding=holding)
         if history is not None:
             self._histories.remember(key, history, known)
         return manifest
@@ -58,7 +58,9 @@ class SentBodies:
         self._histories.clear()
 
 
-def _grow(subject: Subject, content: bytes, depth: int, known: CachedBody) -> tuple[SplitBody, int, BodySource] | None:
+def _grow(
+    subject: ManagedRequest, content: bytes, depth: int, known: CachedBody
+) -> tuple[SplitBody, int, BodySource] | None:
     """A body split after the known one, how many items they share, and its source; None where it goes not on from that.
 
     What the client's requests share was compared when they came: then they hold their places in one sequence.
@@ -80,7 +82,7 @@ def _grow(subject: Subject, content: bytes, depth: int, known: CachedBody) -> tu
     return split, kept, BodySource(client.items, start, source.at)
 
 
-def _find_source(subject: Subject, split: SplitBody, depth: int) -> BodySource | None:
+def _find_source(subject: ManagedRequest, split: SplitBody, depth: int) -> BodySource | None:
     """What a body was made of, where it is the client's but for the messages that others stand for."""
     client, start = subject.split, subject.chain.preamble.count + depth
     at = len(split.items) - (len(client.items) - start)
@@ -88,7 +90,7 @@ def _find_source(subject: Subject, split: SplitBody, depth: int) -> BodySource |
     return BodySource(client.items, start, at) if is_so else None
 
 
-def _find_lent(subject: Subject, split: SplitBody) -> range:
+def _find_lent(subject: ManagedRequest, split: SplitBody) -> range:
     """The items at a body's end that are the client's own, word for word: as far as it is in the log they are, too."""
     ours, theirs, client = split.items, subject.split.items, subject.split.content
     same = 0
@@ -105,18 +107,18 @@ def _move(span: ByteRange, at: int, by: int) -> ByteRange:
     return ByteRange(span.start if span.start < at else span.start + by, span.end if span.end <= at else span.end + by)
 
 
-class Memory:
+class ContextCaches:
     """Contexts, paths, sent bodies and twins; each takes its part of `most_bytes`."""
 
     def __init__(
-        self, archive: Archive, counting: Counting, most_bytes: int, record_cap: int = RECORD_CAP_BYTES
+        self, archive: Archive, counting: TokenCounter, most_bytes: int, record_cap: int = RECORD_CAP_BYTES
     ) -> None:
         self._archive = archive
         self._generation = archive.health.generation
-        self.contexts = Contexts(archive, most_bytes // 4)
-        self.paths = Paths(counting, most_bytes // 4)
+        self.contexts = SessionContexts(archive, most_bytes // 4)
+        self.paths = HistoryCache(counting, most_bytes // 4)
         self.sent = SentBodies(most_bytes // 2, record_cap)
-        self.twins = Twins(most_bytes // 16)
+        self.twins = AnonymousEpochCache(most_bytes // 16)
 
     def forget_lost(self) -> None:
         """Forget what leans on records that the log has lost since this was called last."""

@@ -13,11 +13,11 @@ from proxy.context.budget import Budget
 from proxy.context.compaction.spans import find_live, says_more
 from proxy.context.conversation import LiveSummary
 from proxy.context.epoch_decision import Account, restore_account
-from proxy.engine.context.epoch_planner import Draft
-from proxy.engine.context.epoch_scope import Covers, Reaches, weigh_epoch
+from proxy.engine.context.epoch_planner import RenderedPlan
+from proxy.engine.context.epoch_scope import ClearedOutputDetector, EpochReaches, weigh_epoch
 from proxy.engine.context.history_cache import PromptPrefix, count_shared
 from proxy.engine.ports import Archive
-from proxy.engine.request import Subject
+from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Epoch, Pin, StoredContext
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.record import weigh
@@ -36,7 +36,7 @@ _ITEM_WEIGHT = 250
 _LOAD_SECONDS = 0.25
 
 
-class Standing:
+class EpochAccount:
     """What holds of one view of a session under one epoch, or under none.
 
     `before` are the nodes of the last request that was charged to `account`, `head` what went before its messages.
@@ -50,7 +50,7 @@ class Standing:
         self.head: PromptPrefix | None = None
 
 
-class Context:
+class SessionContext:
     """What holds in one session. `is_known`: the log has said all it knows of it.
 
     `reaches` tell how far the requests went that epochs were opened for. `sizes` are the tokens of epochs' rendered
@@ -88,13 +88,13 @@ class Context:
         self._epochs_weight = 0
         self._pins: dict[bytes, bool] = {}
         self._chosen: OrderedDict[tuple[str, bytes], str] = OrderedDict()
-        self._covered = Covers()
-        self._standings: OrderedDict[tuple[str, str], Standing] = OrderedDict()
+        self._covered = ClearedOutputDetector()
+        self._standings: OrderedDict[tuple[str, str], EpochAccount] = OrderedDict()
         self._owed: dict[tuple[str, str], float] = {}
-        self._late: tuple[Subject, asyncio.Future[Draft]] | None = None
+        self._late: tuple[ManagedRequest, asyncio.Future[RenderedPlan]] | None = None
         self._opening: asyncio.Lock | None = None
         self._summaries: dict[str, Summary] = {}
-        self.reaches = Reaches()
+        self.reaches = EpochReaches()
         self.sizes: dict[str, int] = {}
         self.protected: dict[str, int] = {}
         self.told: set[str] = set()
@@ -130,15 +130,15 @@ class Context:
         return self._late is not None and not self._late[1].done()
 
     @property
-    def late(self) -> "asyncio.Future[Draft] | None":
+    def late(self) -> "asyncio.Future[RenderedPlan] | None":
         """The plan that came too late for its request, if it was not used since."""
         return self._late[1] if self._late is not None else None
 
-    def note_late(self, subject: Subject, drafting: "asyncio.Future[Draft]") -> None:
+    def note_late(self, subject: ManagedRequest, drafting: "asyncio.Future[RenderedPlan]") -> None:
         """A plan is still being made: the next request may have it."""
         self._late = (subject, drafting)
 
-    def take_late(self, subject: Subject) -> Draft | None:
+    def take_late(self, subject: ManagedRequest) -> RenderedPlan | None:
         """The plan that came too late for an earlier request, where this one goes on from that. Raises as it did."""
         if self._late is None or not self._late[1].done():
             return None
@@ -228,13 +228,13 @@ class Context:
         shown = filter(says_more, self.list_summaries(nodes))
         return [LiveSummary(each.id, each.text, each.start, each.stop, each.tokens) for each in shown]
 
-    def get_standing(self, view: str, epoch: str, budget: Budget) -> Standing:
+    def get_standing(self, view: str, epoch: str, budget: Budget) -> EpochAccount:
         """How a view stands under an epoch, empty for none; as the log tells it where memory does not."""
         standing = self._standings.get((view, epoch))
         if standing is None:
             owed = self._owed.pop((view, epoch), 0.0)
             account = restore_account(self.trace(epoch), owed, budget)
-            standing = self._standings[view, epoch] = Standing(account)
+            standing = self._standings[view, epoch] = EpochAccount(account)
             self._forget_standings()
         self._standings.move_to_end((view, epoch))
         return standing
@@ -253,7 +253,7 @@ class Context:
         """The epoch with this id."""
         return next((each for each in reversed(self._epochs) if each.id == epoch), None)
 
-    def find(self, view: str, subject: Subject, *, is_next: bool = False) -> Epoch | None:
+    def find(self, view: str, subject: ManagedRequest, *, is_next: bool = False) -> Epoch | None:
         """The epoch that holds for a request: the one this very history was sent under before, else the newest.
 
         None also where it was sent under none. `is_next`: the one that will hold for what goes on from the request.
@@ -274,11 +274,11 @@ class Context:
         """Remember what an epoch stands for, to know it again when the client has cleared some of it."""
         self._covered.note(epoch, items)
 
-    def was_sent(self, view: str, subject: Subject) -> bool:
+    def was_sent(self, view: str, subject: ManagedRequest) -> bool:
         """Whether this very history was sent before, as far as memory tells."""
         return (view, subject.tip) in self._chosen
 
-    def choose(self, view: str, subject: Subject, epoch: str) -> None:
+    def choose(self, view: str, subject: ManagedRequest, epoch: str) -> None:
         """Send this history under the same epoch whenever it is sent again (BEHAVIOUR B5)."""
         self.unsent.discard(epoch)
         self._chosen[view, subject.tip] = epoch
@@ -316,11 +316,11 @@ def is_on_path(summary: Summary, nodes: Sequence[bytes]) -> bool:
 
 
 # Stands for all sessions of which the log knows nothing to load; it is never written to.
-_BLANK = Context()
+_BLANK = SessionContext()
 _BLANK_WEIGHT = _BLANK.weight
 
 
-class Contexts:
+class SessionContexts:
     """The contexts used last, the least recently used dropped above `most_bytes`; of one alone, its oldest epochs."""
 
     def __init__(self, archive: Archive, most_bytes: int) -> None:
@@ -328,7 +328,7 @@ class Contexts:
         self._most = most_bytes
         self._weight = 0
         self._weights: dict[str, int] = {}
-        self._contexts: OrderedDict[str, Context] = OrderedDict()
+        self._contexts: OrderedDict[str, SessionContext] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._contexts)
@@ -338,12 +338,12 @@ class Contexts:
         """Bytes of memory, roughly; of each context as it was when it was last asked for."""
         return self._weight
 
-    def get(self, session: str) -> Context | None:
+    def get(self, session: str) -> SessionContext | None:
         """The context in memory; None where there is nothing in it."""
         context = self._contexts.get(session)
         return None if context is _BLANK else context
 
-    def is_blank(self, subject: Subject) -> bool:
+    def is_blank(self, subject: ManagedRequest) -> bool:
         """Whether nothing was ever managed in a request's session, as far as memory tells."""
         session = subject.session.id
         context = self._contexts.get(session)
@@ -357,7 +357,7 @@ class Contexts:
                 self._shrink()
         return context is _BLANK
 
-    async def open(self, subject: Subject, seconds: float = 0.0) -> Context:
+    async def open(self, subject: ManagedRequest, seconds: float = 0.0) -> SessionContext:
         """The context of a request's session. Asks the log for one that memory does not know, for so long at most, or
         a little longer.
         """
@@ -374,7 +374,7 @@ class Contexts:
             await self._load_reach(context)
         return context
 
-    async def load(self, session: str) -> Context:
+    async def load(self, session: str) -> SessionContext:
         """The context of a session that a person names. Raises StoreUnavailable."""
         context = self._enter(session)
         if not context.is_known:
@@ -400,25 +400,25 @@ class Contexts:
         self._weights.clear()
         self._weight = 0
 
-    def _enter(self, session: str) -> Context:
+    def _enter(self, session: str) -> SessionContext:
         """The context in memory, made if it is not there; now the most recently used."""
         context = self._contexts.get(session)
         if context is None or context is _BLANK:
             is_known = context is _BLANK
-            context = self._contexts[session] = Context()
+            context = self._contexts[session] = SessionContext()
             context.is_known = is_known
         self._contexts.move_to_end(session)
         self._settle(session, context)
         return context
 
-    async def _load(self, session: str, context: Context) -> None:
+    async def _load(self, session: str, context: SessionContext) -> None:
         stored = await self._archive.load_context(session)
         if not context.is_known:  # else another request has waited for the same
             context.absorb(stored)
         if self._contexts.get(session) is context:
             self._settle(session, context)
 
-    async def _load_reach(self, context: Context) -> None:
+    async def _load_reach(self, context: SessionContext) -> None:
         """How far the requests went that epochs were opened for, for a bounded time: it is good to know, no more."""
         opened = {epoch.exchange: epoch.id for epoch in context.epochs if epoch.exchange}
         try:
@@ -430,7 +430,7 @@ class Contexts:
         except (StoreUnavailable, NotFound, TimeoutError):
             pass  # what can be told of the epochs themselves has to do
 
-    def _settle(self, session: str, context: Context) -> None:
+    def _settle(self, session: str, context: SessionContext) -> None:
         """Reckon with what a context weighs now: it has grown since it was last asked for."""
         self._reckon(session, context)
         self._shrink()
@@ -442,7 +442,7 @@ class Contexts:
             dropped, _ = self._contexts.popitem(last=False)
             self._weight -= self._weights.pop(dropped)
 
-    def _reckon(self, session: str, context: Context) -> None:
+    def _reckon(self, session: str, context: SessionContext) -> None:
         weight = context.weight
         self._weight += weight - self._weights.get(session, 0)
         self._weights[session] = weight

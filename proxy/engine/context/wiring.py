@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 from proxy.context.builder import ContextBuilder
 from proxy.context.epoch_decision import Holdout
-from proxy.engine.context.accounting import Books, Watcher
-from proxy.engine.context.controller import Steward
-from proxy.engine.context.epoch_planner import Opener
-from proxy.engine.context.fallback import Ladder
-from proxy.engine.context.refusal_retry import Rescues
-from proxy.engine.context.request_state import Lookout
+from proxy.engine.context.accounting import SentObserver, UsageAccounting
+from proxy.engine.context.controller import ContextController
+from proxy.engine.context.epoch_planner import EpochPlanner
+from proxy.engine.context.fallback import FallbackChain
+from proxy.engine.context.refusal_retry import RefusalRetries
+from proxy.engine.context.request_state import StateReader
 from proxy.engine.context.rewriter import Rewriter
-from proxy.engine.context.session_caches import Memory
-from proxy.engine.models import Lessons, Models
+from proxy.engine.context.session_caches import ContextCaches
+from proxy.engine.models import CacheCalibrator, Models
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Archive, Clock
 from proxy.engine.runtime import EventBus
@@ -33,19 +33,23 @@ class Surroundings:
     bus: EventBus
     clock: Clock
     providers: Mapping[str, Provider]
-    memory: Memory
-    watcher: Watcher
+    memory: ContextCaches
+    watcher: SentObserver
     holdout: Holdout
     hard_wait_seconds: float
 
 
-def build_steward(around: Surroundings, secret: bytes) -> Steward:
+def build_steward(around: Surroundings, secret: bytes) -> ContextController:
     """Whoever decides what is sent; `secret` makes references unguessable."""
     counting, memory = around.models.count, around.memory
-    lessons = Lessons(counting, around.providers)
+    lessons = CacheCalibrator(counting, around.providers)
     around.bus.subscribe(AnswerRead, lessons.note_answer)
-    lookout = Lookout(memory, around.models, lessons, around.clock, around.holdout)
-    opener = Opener(around.builder, secret, around.providers)
-    ladder = Ladder(memory, opener, Rewriter(around.providers), around.bus, around.clock, around.hard_wait_seconds)
-    books = Books(memory.sent, lessons, around.watcher)
-    return Steward(lookout, ladder, Rescues(lookout, ladder, around.bus), books, around.bus, around.watcher)
+    lookout = StateReader(memory, around.models, lessons, around.clock, around.holdout)
+    opener = EpochPlanner(around.builder, secret, around.providers)
+    ladder = FallbackChain(
+        memory, opener, Rewriter(around.providers), around.bus, around.clock, around.hard_wait_seconds
+    )
+    books = UsageAccounting(memory.sent, lessons, around.watcher)
+    return ContextController(
+        lookout, ladder, RefusalRetries(lookout, ladder, around.bus), books, around.bus, around.watcher
+    )

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.work import Wish
-from proxy.engine.context.epoch_admin import Caretaker
+from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.policy import Provider
 from proxy.model.card import LimitKey
 from proxy.model.errors import Conflict
@@ -123,7 +123,7 @@ async def test_a_second_one_covers_what_came_since(shop: Workshop) -> None:
 async def test_a_revert_takes_it_back(shop: Workshop) -> None:
     history = await carry(shop)
     await compact(shop)
-    care = Caretaker(shop.steward.lookout, shop.log, shop.gate, shop.bus, shop.ids, shop.clock)
+    care = EpochAdmin(shop.steward.lookout, shop.log, shop.gate, shop.bus, shop.ids, shop.clock)
     await care.revert(shop.session, 1)
     sent, labels = await go_on(shop, history)
     assert sent[: len(history)] == history

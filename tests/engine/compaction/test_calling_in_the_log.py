@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from proxy.engine.body_cache import take_stock
+from proxy.engine.body_cache import build_manifest
 from proxy.engine.compaction.calling import Answered
 from proxy.model.exchange import Opening
 from proxy.model.manifest import keep_whole
@@ -36,7 +36,7 @@ async def ask_warm(desk: Desk) -> tuple[bytes, list[Record]]:
 def open_request(desk: Desk) -> Opening:
     """The client's own request, as reception records it."""
     subject = make_subject(make_history(50), max_tokens=7)
-    body, _ = take_stock(SESSION.tenant, subject.split, subject.chain, None, 0)
+    body, _ = build_manifest(SESSION.tenant, subject.split, subject.chain, None, 0)
     opening = desk.engine.archive.opening
     return replace(opening, exchange="x0", kind="managed", body=body)
 

@@ -9,10 +9,10 @@ import pytest
 from proxy.context.epoch_decision import Decision
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.work import Latest
-from proxy.engine.context.accounting import Unwatched
+from proxy.engine.context.accounting import NoObserver
 from proxy.engine.context.fallback import Footing
 from proxy.engine.policy import Provider
-from proxy.engine.request import Subject
+from proxy.engine.request import ManagedRequest
 from proxy.model.card import Card
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import Headers
@@ -76,7 +76,7 @@ class Recording:
     def start(self, latest: Latest) -> None:
         self.started.append(latest)
 
-    async def wait(self, subject: Subject) -> None:
+    async def wait(self, subject: ManagedRequest) -> None:
         """There is nothing to wait for."""
 
     def stop_at(self, upstream: str) -> None:
@@ -275,7 +275,7 @@ async def test_other_servers_are_not_cared_for_so() -> None:
 
 async def test_where_nobody_watches_nothing_is_noted() -> None:
     latest = await Workshop().look_at(until(ABOVE))
-    nobody: Any = Unwatched()
+    nobody: Any = NoObserver()
     nobody.note_arrival(latest.case.subject)
     nobody.note_asked(latest.case.subject)
     nobody.note_sent(latest.case, None, None)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from proxy.engine.policy import Provider
-from proxy.engine.request import Subject
+from proxy.engine.request import ManagedRequest
 from proxy.model.events import SummaryAdded, SummaryWasted
 from proxy.model.marker import LEDGER_HEAD
 from proxy.model.summary import Summary
@@ -140,7 +140,7 @@ async def test_a_call_above_the_high_mark_waits_for_what_is_being_made_and_uses_
     await reach_without_end(shop, SOFT)
     waiting, wait = asyncio.Event(), shop.worker.wait
 
-    async def note_and_wait(subject: Subject) -> None:
+    async def note_and_wait(subject: ManagedRequest) -> None:
         waiting.set()
         await wait(subject)
 
@@ -188,7 +188,7 @@ async def test_where_no_epoch_would_open_nobody_waits(monkeypatch: pytest.Monkey
     await reach(shop, 3)
     waited: list[str] = []
 
-    async def wait(subject: Subject) -> None:
+    async def wait(subject: ManagedRequest) -> None:
         waited.append(subject.session.id)
 
     monkeypatch.setattr(shop.worker, "wait", wait)

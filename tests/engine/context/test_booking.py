@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.engine.context.session_caches import SentBodies
-from proxy.engine.token_counter import Counting
+from proxy.engine.token_counter import TokenCounter
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.events import Planned
 from proxy.model.exchange import Opening, Outcome, Round
@@ -45,7 +45,7 @@ def until(steps: int) -> list[Message]:
 
 
 def use(engine: ManagedEngine, tokenizer: QuarterTokens) -> None:
-    counting: Counting = engine.steward._memory.paths._counting
+    counting: TokenCounter = engine.steward._memory.paths._counting
     counting._tokenizer = tokenizer
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.engine.context.epoch_admin import Caretaker
+from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable
 from proxy.model.events import EpochOpened
 from tests.store.samples import make_key, make_opening
@@ -240,7 +240,7 @@ async def test_what_the_log_does_not_take_is_not_done(talk: Talk) -> None:
     history = await talk.grow_to(1)
     shortened = talk.upstream.bodies[-1]
     parts = talk.engine
-    care = Caretaker(parts.steward.lookout, talk.log, Late(), parts.bus, parts.ids, parts.clock)  # type: ignore[arg-type]
+    care = EpochAdmin(parts.steward.lookout, talk.log, Late(), parts.bus, parts.ids, parts.clock)  # type: ignore[arg-type]
     with pytest.raises(StoreUnavailable, match="try again"):
         await care.revert(talk.session, 1)
     with pytest.raises(StoreUnavailable):

@@ -9,11 +9,11 @@ from proxy.context.budget import Ratio
 from proxy.context.epoch_decision import Account
 from proxy.context.pricing import make_tariff
 from proxy.context.provider_cache import CacheModel
-from proxy.engine.context.history_cache import Path, Paths
-from proxy.engine.context.request_state import Case, estimate_protected, find_kept
-from proxy.engine.context.session_context import Context
-from proxy.engine.request import Subject
-from proxy.engine.token_counter import Counting
+from proxy.engine.context.history_cache import HistoryCache, MeasuredHistory
+from proxy.engine.context.request_state import RequestState, estimate_protected, find_kept
+from proxy.engine.context.session_context import SessionContext
+from proxy.engine.request import ManagedRequest
+from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import UNPRICED
 from proxy.model.epoch import Epoch
 from tests.support.contexts import BUDGET, HISTORY, ask, make_epoch
@@ -23,13 +23,13 @@ FROZEN = 50
 DEPTH = 4
 
 
-async def follow(subject: Subject) -> Path:
-    return await Paths(Counting(QuarterTokens()), 1 << 30).follow(subject)
+async def follow(subject: ManagedRequest) -> MeasuredHistory:
+    return await HistoryCache(TokenCounter(QuarterTokens()), 1 << 30).follow(subject)
 
 
-async def make_case(epoch: Epoch | None = None, context: Context | None = None, **fields: Any) -> Case:
-    subject, context = ask(), context or Context()
-    case = Case(
+async def make_case(epoch: Epoch | None = None, context: SessionContext | None = None, **fields: Any) -> RequestState:
+    subject, context = ask(), context or SessionContext()
+    case = RequestState(
         subject=subject,
         context=context,
         epoch=epoch,

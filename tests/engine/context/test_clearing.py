@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.engine.context.epoch_scope import Covers, is_cleared
+from proxy.engine.context.epoch_scope import ClearedOutputDetector, is_cleared
 from tests.support.contexts import HISTORY, ask, make_epoch
 from tests.support.managing import make_subject
 
@@ -44,7 +44,7 @@ def test_an_output_of_another_call_is_not_a_cleared_one() -> None:
 
 
 def test_it_is_known_of_what_an_epoch_stands_for() -> None:
-    covers, epoch = Covers(), make_epoch("a", 4)
+    covers, epoch = ClearedOutputDetector(), make_epoch("a", 4)
     assert not covers.is_cleared(epoch, ask())
     covers.note(epoch, BEFORE)
     assert len(covers) == 4

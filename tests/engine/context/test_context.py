@@ -9,9 +9,9 @@ import pytest
 from proxy.context.conversation import LiveSummary
 from proxy.context.epoch_decision import Account
 from proxy.engine.context import session_context as module
-from proxy.engine.context.epoch_planner import Draft
-from proxy.engine.context.session_context import Context
-from proxy.engine.request import Subject
+from proxy.engine.context.epoch_planner import RenderedPlan
+from proxy.engine.context.session_context import SessionContext
+from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Epoch, Original, Pin, StoredContext
 from proxy.model.plan import ContextPlan
 from proxy.model.summary import Summary
@@ -20,8 +20,8 @@ from tests.support.managing import MODEL, SESSION, make_subject
 from tests.support.summaries import make_summary
 
 
-def make_context(*epochs: Epoch) -> Context:
-    context = Context()
+def make_context(*epochs: Epoch) -> SessionContext:
+    context = SessionContext()
     for epoch in epochs:
         context.add(epoch)
     return context
@@ -39,7 +39,7 @@ def test_the_newest_epoch_on_the_path_holds() -> None:
 
 
 def test_one_that_leaves_hardly_anything_does_not_hold() -> None:
-    context = Context()
+    context = SessionContext()
     context.add(first := make_epoch("a", 2), 4)
     context.add(second := make_epoch("b", 6), 9)
     found = [context.find(MODEL, ask(count)) for count in (10, 9, 7, 5, 4)]
@@ -76,7 +76,7 @@ def test_what_holds_next_is_the_newest_whatever_a_history_was_sent_under() -> No
 
 
 def test_what_the_log_calls_unsent_is_but_for_what_memory_knows_of() -> None:
-    context = Context()
+    context = SessionContext()
     context.add(make_epoch("b"))
     context.choose(MODEL, make_subject([]), "b")
     context.absorb(StoredContext((make_epoch("a"), make_epoch("b")), unsent=("a", "b")))
@@ -148,7 +148,7 @@ def test_what_the_log_knows_goes_before_what_happened_since() -> None:
     assert context.weight == make_weighed(context)
 
 
-def make_weighed(context: Context) -> int:
+def make_weighed(context: SessionContext) -> int:
     """What a context with the same epochs and pins weighs that was never anything else."""
     other = make_context(*context.epochs)
     for node in ask().nodes[1:3]:
@@ -157,7 +157,7 @@ def make_weighed(context: Context) -> int:
 
 
 def test_an_account_is_restored_from_the_epochs_of_its_path() -> None:
-    context = Context()
+    context = SessionContext()
     chain = (
         make_epoch("a", tokens_after=43_000),
         make_epoch("other", view="other", tokens_after=7),
@@ -172,14 +172,14 @@ def test_an_account_is_restored_from_the_epochs_of_its_path() -> None:
 
 
 def test_what_is_owed_belongs_to_the_newest_epoch_whoever_asks_first() -> None:
-    context = Context()
+    context = SessionContext()
     context.absorb(StoredContext((make_epoch("a"),), (), ((MODEL, 12.5),)))
     assert context.get_standing(MODEL, "", BUDGET).account.owed == 0.0
     assert context.get_standing(MODEL, "a", BUDGET).account.owed == 12.5
 
 
 def test_what_is_owed_is_added_to_what_was_owed_before_the_log_answered() -> None:
-    context = Context()
+    context = SessionContext()
     standing = context.get_standing(MODEL, "", BUDGET)
     standing.account = Account(owed=1.0, sent=70)
     context.absorb(StoredContext((), (), ((MODEL, 12.5),)))
@@ -202,7 +202,7 @@ def test_epochs_that_follow_each_other_in_a_circle_are_traced_once() -> None:
 
 def test_of_models_without_end_those_used_last_stand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_STANDINGS", 3)
-    context = Context()
+    context = SessionContext()
     for view in ("a", "b", "c", "a", "d"):
         context.protected[view] = 1
         context.told.add(view)
@@ -222,14 +222,16 @@ def test_a_view_that_still_stands_keeps_what_is_known_of_it(monkeypatch: pytest.
     assert context.protected == {MODEL: 7}
 
 
-def draft(through: int) -> Draft:
-    return Draft(ContextPlan(through, (), (), 10), (b"{}",), ())
+def draft(through: int) -> RenderedPlan:
+    return RenderedPlan(ContextPlan(through, (), (), 10), (b"{}",), ())
 
 
-async def make_late(context: Context, subject: Subject, outcome: Draft | Exception | None) -> "asyncio.Future[Draft]":
-    drafting: asyncio.Future[Draft] = asyncio.get_running_loop().create_future()
+async def make_late(
+    context: SessionContext, subject: ManagedRequest, outcome: RenderedPlan | Exception | None
+) -> "asyncio.Future[RenderedPlan]":
+    drafting: asyncio.Future[RenderedPlan] = asyncio.get_running_loop().create_future()
     context.note_late(subject, drafting)
-    if isinstance(outcome, Draft):
+    if isinstance(outcome, RenderedPlan):
         drafting.set_result(outcome)
     elif outcome is not None:
         drafting.set_exception(outcome)
@@ -237,7 +239,7 @@ async def make_late(context: Context, subject: Subject, outcome: Draft | Excepti
 
 
 async def test_a_plan_that_came_too_late_is_there_for_the_next_request_once() -> None:
-    context = Context()
+    context = SessionContext()
     assert (context.take_late(ask()), context.is_drafting) == (None, False)
     drafting = await make_late(context, ask(8), None)
     assert (context.take_late(ask()), context.is_drafting) == (None, True)
@@ -248,13 +250,13 @@ async def test_a_plan_that_came_too_late_is_there_for_the_next_request_once() ->
 
 
 @pytest.mark.parametrize("outcome", [draft(5), ValueError("no plan")])
-async def test_a_late_plan_waits_for_a_request_that_goes_on_from_its_own(outcome: Draft | Exception) -> None:
-    context = Context()
+async def test_a_late_plan_waits_for_a_request_that_goes_on_from_its_own(outcome: RenderedPlan | Exception) -> None:
+    context = SessionContext()
     await make_late(context, ask(8), outcome)
     apart = make_subject([{"role": "user", "content": "A title, please."}])
     for other in (apart, make_subject(HISTORY[:1]), msgspec.structs.replace(ask(), model="other")):
         assert context.take_late(other) is None
-    if isinstance(outcome, Draft):
+    if isinstance(outcome, RenderedPlan):
         assert context.take_late(ask(5)) is None
         assert context.take_late(ask(6)) is outcome
     else:
@@ -264,13 +266,13 @@ async def test_a_late_plan_waits_for_a_request_that_goes_on_from_its_own(outcome
 
 
 async def test_a_late_plan_that_changes_nothing_is_none() -> None:
-    context = Context()
+    context = SessionContext()
     await make_late(context, ask(8), draft(0))
     assert context.take_late(ask()) is None
 
 
 async def test_what_a_context_holds_is_weighed() -> None:
-    context, weights = Context(), [0]
+    context, weights = SessionContext(), [0]
 
     def note() -> None:
         weights.append(context.weight)
@@ -297,7 +299,7 @@ async def test_what_a_context_holds_is_weighed() -> None:
 
 
 async def test_one_epoch_opens_at_a_time() -> None:
-    context, order = Context(), list[str]()
+    context, order = SessionContext(), list[str]()
 
     async def open_one(name: str) -> None:
         async with context.opening:
@@ -310,7 +312,7 @@ async def test_one_epoch_opens_at_a_time() -> None:
 
 
 def test_only_so_many_epochs_are_known_again_by_what_they_cover() -> None:
-    context, items = Context(), ask().chain.items
+    context, items = SessionContext(), ask().chain.items
     epochs = [make_epoch(name, 4) for name in "abcdef"]
     for epoch in epochs:
         context.add(epoch)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from proxy.engine.context import session_context as module
-from proxy.engine.context.session_context import Context, Contexts
+from proxy.engine.context.session_context import SessionContext, SessionContexts
 from proxy.model.epoch import StoredContext
 from proxy.model.errors import StoreUnavailable
 from tests.support.contexts import BUDGET, StatedArchive, ask, make_epoch
@@ -21,7 +21,7 @@ PLENTY = 1 << 30
 
 async def test_a_context_is_asked_of_the_log_once() -> None:
     archive = StatedArchive(s1=StoredContext((make_epoch("a"),)))
-    contexts = Contexts(archive, PLENTY)
+    contexts = SessionContexts(archive, PLENTY)
     context = await contexts.open(ask())
     assert [epoch.id for epoch in context.epochs] == ["a"]
     assert await contexts.open(ask()) is await contexts.load("s1") is contexts.get("s1") is context
@@ -30,7 +30,7 @@ async def test_a_context_is_asked_of_the_log_once() -> None:
 
 async def test_of_a_new_session_the_log_is_not_asked() -> None:
     archive = StatedArchive()
-    contexts = Contexts(archive, PLENTY)
+    contexts = SessionContexts(archive, PLENTY)
     assert (await contexts.open(ask(base=0))).is_known
     await contexts.open(ask())
     assert archive.asked == []
@@ -40,7 +40,7 @@ async def test_a_log_that_hangs_is_waited_for_no_longer_than_a_moment(monkeypatc
     monkeypatch.setattr(module, "_LOAD_SECONDS", 0)
     archive = StatedArchive(s1=StoredContext((make_epoch("a"),)))
     archive.may_answer.clear()
-    contexts = Contexts(archive, PLENTY)
+    contexts = SessionContexts(archive, PLENTY)
     context = await contexts.open(ask())
     assert (context.is_known, list(context.epochs)) == (False, [])
     monkeypatch.setattr(module, "_LOAD_SECONDS", 5)
@@ -52,7 +52,7 @@ async def test_a_log_that_hangs_is_waited_for_no_longer_than_a_moment(monkeypatc
 async def test_a_log_that_cannot_be_read_is_asked_again() -> None:
     archive = StatedArchive(s1=StoredContext((make_epoch("a"),)))
     archive.is_broken = True
-    contexts = Contexts(archive, PLENTY)
+    contexts = SessionContexts(archive, PLENTY)
     assert not (await contexts.open(ask())).is_known
     with pytest.raises(StoreUnavailable):
         await contexts.load("s1")
@@ -63,7 +63,7 @@ async def test_a_log_that_cannot_be_read_is_asked_again() -> None:
 async def test_two_requests_at_once_take_what_the_log_knows_once() -> None:
     archive = StatedArchive(s1=StoredContext((make_epoch("a"),), (), ((MODEL, 12.5),)))
     archive.may_answer.clear()
-    contexts = Contexts(archive, PLENTY)
+    contexts = SessionContexts(archive, PLENTY)
     opening = asyncio.gather(contexts.open(ask()), contexts.open(ask(8)))
     await asyncio.sleep(0)
     contexts.add("s1", make_epoch("b"))
@@ -80,7 +80,7 @@ async def test_two_requests_at_once_take_what_the_log_knows_once() -> None:
 async def test_what_the_log_says_of_a_context_that_was_dropped_meanwhile_is_not_reckoned_with() -> None:
     archive = StatedArchive(s1=StoredContext((make_epoch("a"),)))
     archive.may_answer.clear()
-    contexts = Contexts(archive, PLENTY)
+    contexts = SessionContexts(archive, PLENTY)
     opening = asyncio.create_task(contexts.open(ask()))
     await asyncio.sleep(0)
     contexts.clear()
@@ -90,14 +90,14 @@ async def test_what_the_log_says_of_a_context_that_was_dropped_meanwhile_is_not_
 
 
 async def test_the_contexts_used_least_are_dropped() -> None:
-    contexts = Contexts(StatedArchive(), 3 * Context().weight)
+    contexts = SessionContexts(StatedArchive(), 3 * SessionContext().weight)
     for session in ("s1", "s2", "s3", "s1", "s4"):
         await contexts.open(ask(session=session, base=0))
     assert [contexts.get(name) is not None for name in ("s1", "s2", "s3", "s4")] == [True, False, True, True]
 
 
 async def test_a_context_that_has_grown_drives_others_out_when_it_is_used_again() -> None:
-    contexts = Contexts(StatedArchive(), 3 * Context().weight)
+    contexts = SessionContexts(StatedArchive(), 3 * SessionContext().weight)
     for session in ("s1", "s2", "s3"):
         await contexts.open(ask(session=session, base=0))
     grown = await contexts.open(ask(session="s1"))
@@ -109,7 +109,7 @@ async def test_a_context_that_has_grown_drives_others_out_when_it_is_used_again(
 
 
 async def test_a_context_alone_keeps_its_newest_epochs() -> None:
-    contexts = Contexts(StatedArchive(), 8000)
+    contexts = SessionContexts(StatedArchive(), 8000)
     context = await contexts.open(ask(base=0))
     for number in range(6):
         context.sizes[f"e{number}"] = 7
@@ -122,7 +122,7 @@ async def test_a_context_alone_keeps_its_newest_epochs() -> None:
 
 
 async def test_one_epoch_is_kept_however_large() -> None:
-    contexts = Contexts(StatedArchive(), 100)
+    contexts = SessionContexts(StatedArchive(), 100)
     contexts.add("s1", epoch := make_epoch("a"))
     context = contexts.get("s1")
     assert context is not None
@@ -141,7 +141,7 @@ class ManyContexts(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.archive = StatedArchive()
-        self.contexts = Contexts(self.archive, 0)
+        self.contexts = SessionContexts(self.archive, 0)
         self.most = 0
         self.used: list[str] = []
         self.names = count()
@@ -149,7 +149,7 @@ class ManyContexts(RuleBasedStateMachine):
     @initialize(most=st.sampled_from([3_000, 12_000, PLENTY]))
     def begin(self, most: int) -> None:
         self.most = most
-        self.contexts = Contexts(self.archive, most)
+        self.contexts = SessionContexts(self.archive, most)
 
     def use(self, session: str) -> None:
         self.used = [*(each for each in self.used if each != session), session]
@@ -216,7 +216,7 @@ def test_whatever_happens_weights_add_up() -> None:
 
 
 async def test_a_summary_is_known_in_its_session_and_weighs_something() -> None:
-    contexts = Contexts(StatedArchive(), PLENTY)
+    contexts = SessionContexts(StatedArchive(), PLENTY)
     contexts.add_summary(make_summary("a", 0, 2))
     context = contexts.get("s")
     assert context is not None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.context.history_cache import Path, PromptPrefix
+from proxy.engine.context.history_cache import MeasuredHistory, PromptPrefix
 from proxy.engine.context.rewriter import find_problem, list_splices
 from proxy.model.plan import Edit, Kept, Replaced, Written
 from proxy.model.shapes import Shape
@@ -39,9 +39,9 @@ def spell(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
     return [json.dumps(message).encode() for message in messages]
 
 
-def make_path(messages: Sequence[Mapping[str, Any]]) -> Path:
+def make_path(messages: Sequence[Mapping[str, Any]]) -> MeasuredHistory:
     shapes = [read_shape(CHAT, raw) for raw in spell(messages)]
-    return Path([], shapes, [], judge_history(shapes), PromptPrefix(b"", (), 0), (), 0)
+    return MeasuredHistory([], shapes, [], judge_history(shapes), PromptPrefix(b"", (), 0), (), 0)
 
 
 def splice(

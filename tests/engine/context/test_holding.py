@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from proxy.engine.context.epoch_scope import Reaches, holds, keeps_tail
-from proxy.engine.request import Subject
+from proxy.engine.context.epoch_scope import EpochReaches, holds, keeps_tail
+from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Epoch
 from proxy.model.plan import Edit, Kept, Replaced, Written
 from tests.support.contexts import HISTORY, ask, make_epoch
@@ -28,7 +28,7 @@ def stand_for(depth: int, *edits: Edit) -> Epoch:
     return msgspec.structs.replace(make_epoch("e", depth), edits=msgspec.json.encode((Written("w", 0, depth), *edits)))
 
 
-def repeat(subject: Subject) -> Subject:
+def repeat(subject: ManagedRequest) -> ManagedRequest:
     assert subject.step is not None
     return msgspec.structs.replace(subject, step=msgspec.structs.replace(subject.step, relation="retry"))
 
@@ -89,7 +89,7 @@ def test_one_that_stands_for_nothing_holds_for_anything() -> None:
 
 
 def test_of_those_that_hold_it_is_the_newest() -> None:
-    reaches, first, second = Reaches(), make_epoch("a", 2), make_epoch("b", 6)
+    reaches, first, second = EpochReaches(), make_epoch("a", 2), make_epoch("b", 6)
     reaches.note("a", 4)
     reaches.note("b", 9)
     chosen = [reaches.choose((first, second), (first, second), ask(count)) for count in (11, 10, 9, 8, 5, 4)]
@@ -103,7 +103,7 @@ def test_a_revert_holds_where_that_does_which_it_goes_back_to() -> None:
     """And what it has taken back does not return where it holds no more."""
     first, second = stand_for(4), msgspec.structs.replace(stand_for(6), id="b", parent="e")
     revert = msgspec.structs.replace(first, id="r", why="revert", parent="b")
-    all_, reaches = (first, second, revert), Reaches()
+    all_, reaches = (first, second, revert), EpochReaches()
     reaches.note("e", 8)
     assert reaches.choose(all_, all_, ask(9)) is revert
     reaches.note("b", 5)

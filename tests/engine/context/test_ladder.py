@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from proxy.engine.context.fallback import Footing
-from proxy.engine.context.request_state import Case
+from proxy.engine.context.request_state import RequestState
 from proxy.model.epoch import Epoch
 from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
 from proxy.model.plan import ContextPlan, Kept, Written
@@ -161,7 +161,7 @@ class Late:
         self.hang = Hanging()
         self.desk = Desk(self.hang, *acts, hard_wait_seconds=PLANNING_SECONDS)
 
-    async def release(self, case: Case) -> None:
+    async def release(self, case: RequestState) -> None:
         self.hang.released.set()
         assert case.context.late is not None
         async with asyncio.timeout(LIMIT):

@@ -5,9 +5,9 @@ import pytest
 from proxy.context.budget import Ratio
 from proxy.context.pricing import Tariff
 from proxy.engine import models as module
-from proxy.engine.models import Lesson, Lessons
+from proxy.engine.models import CacheCalibrator, ExpectedUsage
 from proxy.engine.policy import Provider
-from proxy.engine.token_counter import Counting
+from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import Card
 from proxy.model.events import AnswerRead
 from proxy.model.exchange import Usage
@@ -21,10 +21,10 @@ class World:
     """Lessons of one upstream, that keeps prompts the way it is told to."""
 
     def __init__(self, provider: Provider | None = None) -> None:
-        self.counting = Counting(QuarterTokens())
-        self.lessons = Lessons(self.counting, {UPSTREAM: provider} if provider is not None else {})
+        self.counting = TokenCounter(QuarterTokens())
+        self.lessons = CacheCalibrator(self.counting, {UPSTREAM: provider} if provider is not None else {})
 
-    def send(self, lesson: Lesson, exchange: str = "x1", k: int = 0) -> None:
+    def send(self, lesson: ExpectedUsage, exchange: str = "x1", k: int = 0) -> None:
         self.lessons.wait_for(exchange, k, lesson)
 
     def answer(self, usage: Usage, exchange: str = "x1", k: int = 0, seconds: float = 0.0) -> None:
@@ -37,8 +37,8 @@ class World:
         return self.counting.find_ratio(UPSTREAM, model)
 
 
-def lesson(tokens: int = 10_000, expected: int = 8_000, stable: int | None = None, model: str = MODEL) -> Lesson:
-    return Lesson(UPSTREAM, model, tokens, expected, stable)
+def lesson(tokens: int = 10_000, expected: int = 8_000, stable: int | None = None, model: str = MODEL) -> ExpectedUsage:
+    return ExpectedUsage(UPSTREAM, model, tokens, expected, stable)
 
 
 def test_before_anything_is_heard_it_is_as_published() -> None:

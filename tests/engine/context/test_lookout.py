@@ -7,13 +7,13 @@ import msgspec
 import pytest
 
 from proxy.context.budget import Budget, BudgetPolicy, make_budget
-from proxy.engine.context.request_state import Lookout, find_key
-from proxy.engine.context.session_caches import Memory
-from proxy.engine.context.session_context import Context
-from proxy.engine.models import Lessons, Models
-from proxy.engine.request import Subject
+from proxy.engine.context.request_state import StateReader, find_key
+from proxy.engine.context.session_caches import ContextCaches
+from proxy.engine.context.session_context import SessionContext
+from proxy.engine.models import CacheCalibrator, Models
+from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import TaskRunner
-from proxy.engine.token_counter import Counting
+from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import Card, LimitKey
 from proxy.model.exchange import Headers
 from proxy.wire.body import split_body
@@ -31,12 +31,12 @@ class World:
 
     def __init__(self, window: int | None = 100_000) -> None:
         self.clock = FixedClock()
-        self.counting = Counting(QuarterTokens())
+        self.counting = TokenCounter(QuarterTokens())
         self.catalog = StatedCatalog(window)
         policy = BudgetPolicy(ceiling_tokens=50_000)
         self.models = Models(self.catalog, self.counting, policy, self.clock, TaskRunner().spawn)
-        self.memory = Memory(StatedArchive(), self.counting, 1 << 24)
-        self.lookout = Lookout(self.memory, self.models, Lessons(self.counting, {}), self.clock)
+        self.memory = ContextCaches(StatedArchive(), self.counting, 1 << 24)
+        self.lookout = StateReader(self.memory, self.models, CacheCalibrator(self.counting, {}), self.clock)
 
     def learn_double(self) -> None:
         """The model counts two tokens for each of ours."""
@@ -53,7 +53,7 @@ def body_size(**members: Any) -> int:
     return len(make_subject(HISTORY, **members).split.content)
 
 
-def spell_as(content: bytes, subject: Subject) -> Subject:
+def spell_as(content: bytes, subject: ManagedRequest) -> ManagedRequest:
     """The same request with its body spelt otherwise."""
     split = split_body(content, subject.items_key)
     assert split is not None
@@ -162,7 +162,7 @@ async def test_what_an_older_message_has_got_since_is_not_overlooked() -> None:
 
 async def test_a_request_is_looked_at_as_it_stands() -> None:
     world = World()
-    context = Context()
+    context = SessionContext()
     context.protected[MODEL] = 70
     case = await world.lookout.look_at(ask(), context, None, budget := world.lookout.find_budget(ask()))
     assert (case.epoch, case.frozen, case.kept, case.budget, case.protected) == (None, 0, None, budget, 70)
@@ -173,7 +173,7 @@ async def test_a_request_is_looked_at_as_it_stands() -> None:
 async def test_what_is_sent_for_an_epoch_is_counted_once() -> None:
     world = World()
     epoch = make_epoch("a", 4, rendered=(b'{"role":"user","content":"%b"}' % (b"word " * 100),))
-    context, budget = Context(), world.lookout.find_budget(ask())
+    context, budget = SessionContext(), world.lookout.find_budget(ask())
     context.add(epoch)
     case = await world.lookout.look_at(ask(), context, epoch, budget)
     assert case.frozen == context.sizes["a"] > 100
@@ -183,7 +183,7 @@ async def test_what_is_sent_for_an_epoch_is_counted_once() -> None:
 
 async def test_what_was_sent_before_is_that_under_the_same_epoch() -> None:
     world = World()
-    context, budget = Context(), world.lookout.find_budget(ask())
+    context, budget = SessionContext(), world.lookout.find_budget(ask())
     context.add(epoch := make_epoch("a", 4))
     context.get_standing(MODEL, "", budget).before = ask(3).nodes
     context.get_standing(MODEL, "a", budget).before = ask(12).nodes
@@ -194,8 +194,8 @@ async def test_what_was_sent_before_is_that_under_the_same_epoch() -> None:
 
 async def test_looking_ahead_needs_the_tokens_of_the_epoch() -> None:
     world = World()
-    epoch, context, budget = make_epoch("a", 2), Context(), world.lookout.find_budget(ask())
-    await world.lookout.look_at(ask(), Context(), None, budget)
+    epoch, context, budget = make_epoch("a", 2), SessionContext(), world.lookout.find_budget(ask())
+    await world.lookout.look_at(ask(), SessionContext(), None, budget)
     assert world.lookout.look_ahead(ask(), context, epoch, budget) is None
     context.sizes["a"] = 70
     ahead = world.lookout.look_ahead(ask(), context, epoch, budget)
@@ -205,6 +205,6 @@ async def test_looking_ahead_needs_the_tokens_of_the_epoch() -> None:
 
 
 async def test_looking_ahead_needs_to_know_the_request_before() -> None:
-    world, context = World(), Context()
+    world, context = World(), SessionContext()
     context.sizes["a"] = 70
     assert world.lookout.look_ahead(ask(), context, make_epoch("a", 2), world.lookout.find_budget(ask())) is None

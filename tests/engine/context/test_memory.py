@@ -2,27 +2,27 @@
 
 from msgspec.structs import replace
 
-from proxy.engine.context.session_caches import Memory
-from proxy.engine.token_counter import Counting
+from proxy.engine.context.session_caches import ContextCaches
+from proxy.engine.token_counter import TokenCounter
 from tests.support.contexts import HISTORY, StatedArchive, ask, make_epoch
 from tests.support.managing import QuarterTokens, spell
 
 
-async def fill(memory: Memory) -> None:
+async def fill(memory: ContextCaches) -> None:
     await memory.contexts.open(ask(base=0))
     memory.contexts.add("s1", make_epoch("a"))
     await memory.paths.follow(ask())
     memory.sent.keep(ask(), spell(HISTORY))
 
 
-def count_kept(memory: Memory) -> tuple[int, int, int]:
+def count_kept(memory: ContextCaches) -> tuple[int, int, int]:
     """Contexts; messages whose tokens are known; messages of what was sent that the log need not be brought again."""
     fresh = len(memory.sent.keep(ask(), spell(HISTORY)).slices)
     return len(memory.contexts), memory.paths.find(ask())[1], len(HISTORY) - fresh
 
 
 async def test_while_nothing_is_lost_everything_stays() -> None:
-    memory = Memory(StatedArchive(), Counting(QuarterTokens()), 1 << 20)
+    memory = ContextCaches(StatedArchive(), TokenCounter(QuarterTokens()), 1 << 20)
     await fill(memory)
     memory.forget_lost()
     assert count_kept(memory) == (1, len(HISTORY) - 1, len(HISTORY))
@@ -31,7 +31,7 @@ async def test_while_nothing_is_lost_everything_stays() -> None:
 async def test_what_leans_on_lost_records_is_forgotten_once() -> None:
     archive = StatedArchive()
     archive.health = replace(archive.health, generation=3)
-    memory = Memory(archive, Counting(QuarterTokens()), 1 << 20)
+    memory = ContextCaches(archive, TokenCounter(QuarterTokens()), 1 << 20)
     await fill(memory)
     memory.forget_lost()
     assert len(memory.contexts) == 1
@@ -44,7 +44,7 @@ async def test_what_leans_on_lost_records_is_forgotten_once() -> None:
 
 
 async def test_each_takes_its_part_of_what_may_be_remembered() -> None:
-    memory = Memory(StatedArchive(), Counting(QuarterTokens()), 40_000)
+    memory = ContextCaches(StatedArchive(), TokenCounter(QuarterTokens()), 40_000)
     for number in range(30):
         await memory.contexts.open(ask(session=f"s{number}", base=0))
         await memory.paths.follow(ask(3, session=f"s{number}"))

@@ -10,11 +10,11 @@ import pytest
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import View
-from proxy.engine.context.epoch_planner import Draft, Ground, Opener, read_plan
-from proxy.engine.context.history_cache import Paths
+from proxy.engine.context.epoch_planner import EpochPlanner, PlanInputs, RenderedPlan, read_plan
+from proxy.engine.context.history_cache import HistoryCache
 from proxy.engine.context.rewriter import find_problem, list_splices
 from proxy.engine.policy import Provider
-from proxy.engine.token_counter import Counting
+from proxy.engine.token_counter import TokenCounter
 from proxy.model.epoch import Epoch, Original
 from proxy.model.manifest import digest_of
 from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Replaced, Written
@@ -48,11 +48,11 @@ async def draft(
     secret: bytes = b"secret",
     provider: Provider | None = None,
     **options: Any,
-) -> Draft:
+) -> RenderedPlan:
     subject = make_subject(messages, **options.pop("members", {}))
-    path = await Paths(Counting(QuarterTokens()), 1 << 22).follow(subject)
-    opener = Opener(builder or make_builder(), secret, {"main": provider} if provider else {})
-    ground = Ground(BUDGET, options.pop("frozen", None), known=options.pop("known", {}))
+    path = await HistoryCache(TokenCounter(QuarterTokens()), 1 << 22).follow(subject)
+    opener = EpochPlanner(builder or make_builder(), secret, {"main": provider} if provider else {})
+    ground = PlanInputs(BUDGET, options.pop("frozen", None), known=options.pop("known", {}))
     made = opener.draft(subject, path, ground, **options)
     is_alternating = bool(provider and provider.strict_alternation)
     rules = read_rules(subject.wire, subject.split, subject.chain.preamble.count, is_alternating=is_alternating)

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.engine.context.history_cache import Path, Paths, count_shared
-from proxy.engine.request import Subject
-from proxy.engine.token_counter import Counting, Piece
+from proxy.engine.context.history_cache import HistoryCache, MeasuredHistory, count_shared
+from proxy.engine.request import ManagedRequest
+from proxy.engine.token_counter import Piece, TokenCounter
 from proxy.wire.shaping import read_shape
 from tests.support.managing import SESSION, QuarterTokens, make_history, make_subject
 
@@ -38,9 +38,9 @@ class Tokens(QuarterTokens):
         return super().count(text, encoding)
 
 
-def make_paths(most: int = PLENTY) -> tuple[Paths, Tokens]:
+def make_paths(most: int = PLENTY) -> tuple[HistoryCache, Tokens]:
     tokens = Tokens()
-    return Paths(Counting(tokens), most), tokens
+    return HistoryCache(TokenCounter(tokens), most), tokens
 
 
 def mark(messages: Sequence[Message], *places: int) -> list[Message]:
@@ -52,7 +52,7 @@ def name_session(name: str) -> Any:
     return msgspec.structs.replace(SESSION, id=name)
 
 
-def describe(path: Path) -> dict[str, Any]:
+def describe(path: MeasuredHistory) -> dict[str, Any]:
     """All that is known of it, as far as it does not tell how it came to be known."""
     runs = [(run.shapes, tuple(run.places), run.faults) for run in path.history.runs]
     shapes, sums = list(path.shapes), list(path.sums)
@@ -63,7 +63,7 @@ def describe(path: Path) -> dict[str, Any]:
     }
 
 
-async def follow_anew(subject: Subject) -> dict[str, Any]:
+async def follow_anew(subject: ManagedRequest) -> dict[str, Any]:
     return describe(await make_paths()[0].follow(subject))
 
 
@@ -115,7 +115,7 @@ async def test_other_tools_and_orders_are_counted_as_what_they_are() -> None:
     bare = await paths.follow(subject := make_subject(HISTORY))
     tooled = await paths.follow(with_tools := make_subject(HISTORY, tools=TOOLS))
     piece = Piece(b"tools", with_tools.split.member("tools"), is_tools=True)
-    (tokens,) = (await Counting(Tokens()).count(subject.model, [piece])).tokens
+    (tokens,) = (await TokenCounter(Tokens()).count(subject.model, [piece])).tokens
     assert tooled.head.tokens == bare.head.tokens + tokens
     preamble = msgspec.structs.replace(subject.chain.preamble, orders=b'"Be brief and to the point."')
     chain = msgspec.structs.replace(subject.chain, preamble=preamble)

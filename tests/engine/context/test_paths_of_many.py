@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from proxy.engine.context.history_cache import Path, Paths
+from proxy.engine.context.history_cache import HistoryCache, MeasuredHistory
 from proxy.engine.lineage.chain import make_chain, read_messages
-from proxy.engine.request import Subject
-from proxy.engine.token_counter import Counting
+from proxy.engine.request import ManagedRequest
+from proxy.engine.token_counter import TokenCounter
 from proxy.wire.body import count_shared, split_after
 from proxy.wire.chat_completions import ChatCompletions
 from tests.support.managing import SESSION, QuarterTokens, make_subject, spell
@@ -46,7 +46,7 @@ def spell_otherwise(message: Message, way: int) -> Message:
     return message
 
 
-def grow(before: Subject, content: bytes) -> Subject | None:
+def grow(before: ManagedRequest, content: bytes) -> ManagedRequest | None:
     """A request as reception makes it where it remembers the one before: it shares what it can."""
     shared = count_shared(content, before.split)
     split = split_after(content, FORM.items_key, before.split, shared) if shared else None
@@ -58,7 +58,7 @@ def grow(before: Subject, content: bytes) -> Subject | None:
     return msgspec.structs.replace(before, split=split, chain=chain)
 
 
-def describe(path: Path) -> tuple[object, ...]:
+def describe(path: MeasuredHistory) -> tuple[object, ...]:
     runs = [(run.shapes, tuple(run.places), run.faults) for run in path.history.runs]
     return list(path.nodes), list(path.shapes), list(path.sums), runs, path.history.starts, path.head, path.marked
 
@@ -70,14 +70,14 @@ class ManyPaths(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.said: list[list[Message]] = [[]]
-        self.last: dict[tuple[str, str], Subject] = {}
-        self.paths = Paths(Counting(QuarterTokens()), 0)
+        self.last: dict[tuple[str, str], ManagedRequest] = {}
+        self.paths = HistoryCache(TokenCounter(QuarterTokens()), 0)
         self.most = 0
 
     @initialize(most=st.sampled_from([6_000, 20_000, 1 << 30]))
     def begin(self, most: int) -> None:
         self.most = most
-        self.paths = Paths(Counting(QuarterTokens()), most)
+        self.paths = HistoryCache(TokenCounter(QuarterTokens()), most)
 
     @rule(
         whose=st.integers(0, 9),
@@ -112,7 +112,7 @@ class ManyPaths(RuleBasedStateMachine):
             subject = grow(self.last[key], spell([*system, *spelt], **head)) or subject
         self.last[key] = subject
         path = self.runner.run(self.paths.follow(subject))
-        anew = self.runner.run(Paths(Counting(QuarterTokens()), 1 << 30).follow(subject))
+        anew = self.runner.run(HistoryCache(TokenCounter(QuarterTokens()), 1 << 30).follow(subject))
         assert describe(path) == describe(anew)
         known, shared = self.paths.find(subject)
         assert (known, shared) == (path, len(said)) or (path.weight > self.most and known is not path)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.context.refusal_retry import Rescue
+from proxy.engine.context.refusal_retry import RefusalRetry
 from proxy.model.epoch import Epoch
 from proxy.model.exchange import Outcome, Round
 from tests.support.managed import ContextLog, ManagedEngine, OwnBuilder, answer, cut_end, refuse
@@ -184,7 +184,7 @@ async def test_what_goes_wrong_inside_is_no_retry(monkeypatch: pytest.MonkeyPatc
     async def fail_later(*_: object) -> None:
         fail()
 
-    monkeypatch.setattr(Rescue, "_cut", fail_later)
+    monkeypatch.setattr(RefusalRetry, "_cut", fail_later)
     engine = ManagedEngine(refuse(CONTEXT.format(8192, 9500)), ceiling=None)
     turn = await engine.send(LONG)
     assert (turn.client.status, len(turn.all_sent)) == (400, 1)

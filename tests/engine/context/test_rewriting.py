@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from proxy.engine.context import rewriter as module
-from proxy.engine.context.history_cache import Path, Paths
+from proxy.engine.context.history_cache import HistoryCache, MeasuredHistory
 from proxy.engine.context.rewriter import Invalid, Rewriter
 from proxy.engine.policy import Provider
-from proxy.engine.request import Subject
-from proxy.engine.token_counter import Counting
+from proxy.engine.request import ManagedRequest
+from proxy.engine.token_counter import TokenCounter
 from proxy.model.epoch import Epoch
 from proxy.model.plan import Edit, Kept, Written
 from tests.support.managing import QuarterTokens, make_history, make_subject
@@ -21,12 +21,12 @@ LEDGER = b'{"role":"user","content":"a ledger"}'
 MARK = {"cache_control": {"type": "ephemeral"}}
 
 
-async def look_at(messages: Any = HISTORY) -> tuple[Subject, Path]:
+async def look_at(messages: Any = HISTORY) -> tuple[ManagedRequest, MeasuredHistory]:
     subject = make_subject(messages)
-    return subject, await Paths(Counting(QuarterTokens()), 1 << 20).follow(subject)
+    return subject, await HistoryCache(TokenCounter(QuarterTokens()), 1 << 20).follow(subject)
 
 
-def make_epoch(subject: Subject, *edits: Edit, rendered: tuple[bytes, ...] = (LEDGER,), depth: int = 3) -> Epoch:
+def make_epoch(subject: ManagedRequest, *edits: Edit, rendered: tuple[bytes, ...] = (LEDGER,), depth: int = 3) -> Epoch:
     """One that stands for the first messages; by default for the first step and the task."""
     return Epoch(
         *("x1", "s1", "gpt-4o", "", subject.nodes[depth - 1], depth, "hard", "x1", 1, 2, 1),
@@ -35,7 +35,7 @@ def make_epoch(subject: Subject, *edits: Edit, rendered: tuple[bytes, ...] = (LE
     )
 
 
-def keep_task(subject: Subject) -> Epoch:
+def keep_task(subject: ManagedRequest) -> Epoch:
     raws = subject.list_raws()
     return make_epoch(subject, Written("a ledger", 0, 3), Kept(0), rendered=(LEDGER, raws[0]))
 
@@ -74,7 +74,7 @@ async def test_the_word_that_an_output_format_wants_may_go_where_the_system_mess
     async def rewrite(system: str) -> bytes:
         told = [{"role": "system", "content": system}, *messages]
         subject = make_subject(told, response_format={"type": "json_object"})
-        path = await Paths(Counting(QuarterTokens()), 1 << 20).follow(subject)
+        path = await HistoryCache(TokenCounter(QuarterTokens()), 1 << 20).follow(subject)
         return Rewriter({}).rewrite(subject, path, keep_task(subject))
 
     assert b"the json was read" not in await rewrite("Answer in JSON.")

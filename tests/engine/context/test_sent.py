@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.engine.body_cache import Histories
+from proxy.engine.body_cache import BodyCache
 from proxy.engine.context.session_caches import SentBodies
-from proxy.engine.request import Subject
+from proxy.engine.request import ManagedRequest
 from proxy.model.exchange import SessionKey
 from proxy.model.manifest import Manifest
 from proxy.wire.body import count_shared, split_after
@@ -20,7 +20,7 @@ TOOLS = [{"type": "function", "function": {"name": "bash", "description": "d" * 
 HISTORY = make_history(12)
 
 
-def send(sent: SentBodies, subject: Subject, messages: list[Any], log: Log | None = None) -> Manifest:
+def send(sent: SentBodies, subject: ManagedRequest, messages: list[Any], log: Log | None = None) -> Manifest:
     content = spell(messages, tools=TOOLS)
     manifest = sent.keep(subject, content)
     if log is not None:
@@ -78,7 +78,7 @@ def test_no_more_is_remembered_than_may_be() -> None:
 LEDGER = (b'{"role":"user","content":"a ledger"}',)
 
 
-def go_on(before: Subject | None, messages: list[Any], **members: Any) -> Subject:
+def go_on(before: ManagedRequest | None, messages: list[Any], **members: Any) -> ManagedRequest:
     """A request as reception hands it on: what it shares with the one before holds its places in the same sequence."""
     subject = make_subject(messages, tools=TOOLS, **members)
     content = subject.split.content
@@ -86,7 +86,9 @@ def go_on(before: Subject | None, messages: list[Any], **members: Any) -> Subjec
     return replace(subject, split=split) if split is not None else subject
 
 
-def rewrite(sent: SentBodies, subject: Subject, log: Log, depth: int = 8, rendered: tuple[bytes, ...] = LEDGER) -> int:
+def rewrite(
+    sent: SentBodies, subject: ManagedRequest, log: Log, depth: int = 8, rendered: tuple[bytes, ...] = LEDGER
+) -> int:
     """How many slices the manifest of a request under an epoch brings to the log."""
     content = apply(subject.split, subject.chain.preamble.count, depth, rendered)
     manifest = sent.keep(subject, content, depth)
@@ -104,7 +106,7 @@ def test_what_is_behind_an_epoch_is_taken_from_the_clients_own_request(monkeypat
     first = go_on(go_on(None, HISTORY[:14]), HISTORY[:16], metadata={"n": "x" * 600})
     assert rewrite(sent, first, log) == 9
     second = go_on(first, HISTORY[:18], metadata={"n": "y" * 700})
-    monkeypatch.setattr(Histories, "find", refuse)
+    monkeypatch.setattr(BodyCache, "find", refuse)
     assert rewrite(sent, second, log) == 2
     assert rewrite(sent, go_on(second, HISTORY[:18], metadata={}), log) == 0
     third = go_on(second, HISTORY[:20])

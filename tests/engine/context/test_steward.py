@@ -7,9 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.engine.context.accounting import Sending
-from proxy.engine.context.refusal_retry import Reach, Rescue
-from proxy.engine.context.request_state import Lookout
-from proxy.engine.request import Subject
+from proxy.engine.context.refusal_retry import Reach, RefusalRetry
+from proxy.engine.context.request_state import StateReader
+from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Epoch
 from proxy.model.events import AnswerRead, RungFailed
 from proxy.model.exchange import Headers, Usage
@@ -32,7 +32,7 @@ async def prepare(
     return sending if sending.complete is None else sending.complete()
 
 
-def make_revert(subject: Subject) -> Epoch:
+def make_revert(subject: ManagedRequest) -> Epoch:
     """A person has gone back to the client's own bytes."""
     return Epoch("r", "s1", "gpt-4o", "", subject.chain.root, 0, "revert", "", 1, 2, 6_000, b"[]", ())
 
@@ -77,7 +77,7 @@ async def test_whatever_goes_wrong_the_request_goes_on_as_it_came(monkeypatch: p
     async def fail(*_: Any) -> Any:
         raise RuntimeError("the lookout is blind")
 
-    monkeypatch.setattr(Lookout, "look_at", fail)
+    monkeypatch.setattr(StateReader, "look_at", fail)
     desk = Desk()
     subject = make_subject(until(22))
     problem = "RuntimeError: the lookout is blind"
@@ -93,7 +93,7 @@ async def test_a_rescuer_stands_by_who_is_managed() -> None:
     desk, told = Desk(), list[Headers]()
     sending = Sending(b"", is_managed=True, is_guarded=True)
     rescuer = desk.steward.stand_by(make_subject(until(1)), sending, Reach(desk.commit, told.append, lambda: None))
-    assert isinstance(rescuer, Rescue)
+    assert isinstance(rescuer, RefusalRetry)
     assert rescuer.is_guarded
     assert rescuer.read_start(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n') == "content"
 

@@ -5,10 +5,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from proxy.context.epoch_decision import Decision
-from proxy.engine.context.accounting import Sending, Unwatched
+from proxy.engine.context.accounting import NoObserver, Sending
 from proxy.engine.context.fallback import Footing
-from proxy.engine.context.request_state import Case
-from proxy.engine.request import Subject
+from proxy.engine.context.request_state import RequestState
+from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.epoch import Epoch
 from proxy.model.events import Planned
@@ -116,16 +116,16 @@ async def test_another_reason_to_stand_aside_is_told_in_both_arms_alike() -> Non
         assert held.plan is not None and held.plan.reason != "holdout"
 
 
-class Noting(Unwatched):
+class Noting(NoObserver):
     """Notes the sessions of which it was told."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def note_asked(self, subject: Subject) -> None:
+    def note_asked(self, subject: ManagedRequest) -> None:
         self.told.append(subject.session.id)
 
-    def note_sent(self, case: Case, footing: Footing, decision: Decision) -> None:
+    def note_sent(self, case: RequestState, footing: Footing, decision: Decision) -> None:
         self.told.append(case.subject.session.id)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from proxy.context.message_features import Findings, study
 from proxy.engine.context import epoch_planner
-from proxy.engine.context.epoch_planner import Studies
+from proxy.engine.context.epoch_planner import FeatureCache
 from proxy.model.told import Told, ToolCall
 
 
@@ -28,13 +28,13 @@ def studied(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
 
 
 def test_a_message_is_studied_once(studied: list[Told]) -> None:
-    known = Studies(1 << 20)
+    known = FeatureCache(1 << 20)
     assert [known.find(say(1)) for _ in range(3)] == [study(say(1))] * 3
     assert studied == [say(1)]
 
 
 def test_what_was_used_least_recently_goes_first(studied: list[Told]) -> None:
-    known = Studies(4000)
+    known = FeatureCache(4000)
     for number in (1, 2, 1, 3, 4, 1, 2):
         known.find(say(number, 400))
     assert known.weight <= 4000
@@ -42,14 +42,14 @@ def test_what_was_used_least_recently_goes_first(studied: list[Told]) -> None:
 
 
 def test_what_is_larger_than_all_room_is_not_kept(studied: list[Told]) -> None:
-    known = Studies(1000)
+    known = FeatureCache(1000)
     large = Told("assistant", "", (ToolCall("c", "bash", "word " * 1000),))
     assert known.find(large) == known.find(large)
     assert (known.weight, len(studied)) == (0, 2)
 
 
 def test_threads_may_ask_at_once() -> None:
-    known = Studies(20_000)
+    known = FeatureCache(20_000)
     wrong: list[int] = []
 
     def ask() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.engine.context.epoch_planner import Draft, Ground, Opener
-from proxy.engine.context.epoch_scope import Twins
+from proxy.engine.context.epoch_planner import EpochPlanner, PlanInputs, RenderedPlan
+from proxy.engine.context.epoch_scope import AnonymousEpochCache
 from proxy.model.epoch import Epoch
 from proxy.model.exchange import Headers
 from proxy.model.plan import Written
@@ -135,15 +135,15 @@ async def test_a_minimal_one_is_not_taken_over(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_where_it_is_too_long_the_next_plan_goes_on_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    grounds: list[Ground] = []
+    grounds: list[PlanInputs] = []
     engine = ManagedEngine()
-    draft = Opener.draft
+    draft = EpochPlanner.draft
 
-    def look(opener: Opener, subject: Any, path: Any, ground: Ground, **options: Any) -> Draft:
+    def look(opener: EpochPlanner, subject: Any, path: Any, ground: PlanInputs, **options: Any) -> RenderedPlan:
         grounds.append(ground)
         return draft(opener, subject, path, ground, **options)
 
-    monkeypatch.setattr(Opener, "draft", look)
+    monkeypatch.setattr(EpochPlanner, "draft", look)
     await play(engine, UNNAMED)
     frozen = [ground.frozen for ground in grounds]
     assert frozen[0] is None
@@ -152,7 +152,7 @@ async def test_where_it_is_too_long_the_next_plan_goes_on_from_it(monkeypatch: p
 
 
 def test_the_deepest_is_found() -> None:
-    twins = Twins(1 << 20)
+    twins = AnonymousEpochCache(1 << 20)
     assert twins.find(BARE) is None
     epochs = [make_epoch(4), make_epoch(8), make_epoch(8, id="later")]
     for epoch in epochs:
@@ -170,7 +170,7 @@ def test_the_deepest_is_found() -> None:
 
 @pytest.mark.parametrize("changes", [{"tenant": b"t2"}, {"upstream": "other"}, {"family": "f"}])
 def test_it_is_of_one_tenant_and_upstream_and_of_nobody_with_a_name(changes: dict[str, Any]) -> None:
-    twins = Twins(1 << 20)
+    twins = AnonymousEpochCache(1 << 20)
     twins.note(BARE, make_epoch(4))
     session = msgspec.structs.replace(BARE.session, **changes)
     other = msgspec.structs.replace(BARE, session=session)
@@ -181,13 +181,13 @@ def test_it_is_of_one_tenant_and_upstream_and_of_nobody_with_a_name(changes: dic
 
 
 def test_one_for_another_model_is_not_found() -> None:
-    twins = Twins(1 << 20)
+    twins = AnonymousEpochCache(1 << 20)
     twins.note(BARE, make_epoch(4))
     assert twins.find(msgspec.structs.replace(BARE, model="another")) is None
 
 
 def test_one_with_a_summary_is_left_alone() -> None:
-    twins = Twins(1 << 20)
+    twins = AnonymousEpochCache(1 << 20)
     twins.note(BARE, make_epoch(4, Written("told", 0, 4, report="s1")))
     assert twins.find(BARE) is None
     twins.note(BARE, make_epoch(4, Written("told", 0, 4)))
@@ -195,7 +195,7 @@ def test_one_with_a_summary_is_left_alone() -> None:
 
 
 def test_the_oldest_are_dropped() -> None:
-    twins, epochs = Twins(4_000), [make_epoch(depth) for depth in (2, 4, 6, 8)]
+    twins, epochs = AnonymousEpochCache(4_000), [make_epoch(depth) for depth in (2, 4, 6, 8)]
     for epoch in (*epochs, epochs[3], epochs[3]):
         twins.note(make_subject(HISTORY[: epoch.depth + 1], session=BARE.session), epoch)
     assert twins.find(make_subject(HISTORY[:3], session=BARE.session)) is None

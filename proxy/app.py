@@ -54,7 +54,9 @@ from proxy.server.policy import ServerPolicy
 from proxy.server.protocol import GuardedProtocol, close_idle
 from proxy.server.routes import Endpoints, build_routes
 from proxy.server.sessions_api import SessionsApi
+from proxy.upstream.outlines import has_grammars
 from proxy.upstream.own_server import leads_back
+from proxy.upstream.tokenizer import has_encoder
 
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
@@ -341,6 +343,7 @@ def _list_facts(settings: Settings) -> tuple[tuple[str, str], ...]:
         ("mode", settings.mode),
         ("ceiling", _describe_ceiling(settings.budget.ceiling_tokens)),
         *_describe_shortening(settings),
+        *_describe_missing(settings),
         *(("upstream", f"{upstream.name}: {upstream.base_url}") for upstream in settings.upstreams),
         ("log", f"{store.path} (durability: {store.durability})"),
     )
@@ -355,6 +358,14 @@ def _describe_shortening(settings: Settings) -> Iterator[tuple[str, str]]:
     others = [path for wire, path in _PATHS.items() if settings.mode != "manage" or wire not in MANAGED_WIRES]
     if others and settings.mode != "bypass":
         yield "recorded", f"{', '.join(others)}: kept in the log, not shortened"
+
+
+def _describe_missing(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield what is done otherwise because an optional package is not installed."""
+    if settings.mode == "manage" and settings.files.outline and not has_grammars():
+        yield "outlines", "of Python, JSON and the like; those of other source code need the extra outlines (README.md)"
+    if settings.mode != "bypass" and not has_encoder():
+        yield "tokens", "estimated, for this machine has no splintr"
 
 
 def _describe_ceiling(tokens: int | None) -> str:

@@ -56,7 +56,7 @@ from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.replay import recover_log
 from proxy.upstream.catalog import ModelCatalog
 from proxy.upstream.forwarder import Forwarder
-from proxy.upstream.outlining import Outliner
+from proxy.upstream.outlines import Outliner
 from proxy.upstream.own_server import ask_own_server, name_address
 from proxy.upstream.tokenizer import CountingTokenizer
 from proxy.wire.anthropic_messages import AnthropicMessages

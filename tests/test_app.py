@@ -74,12 +74,24 @@ class Process:
             await reader.close()
 
 
-async def launch(flags: dict[str, object], stderr: int = asyncio.subprocess.PIPE) -> asyncio.subprocess.Process:
+# Has the server find no package of an extra, and no encoder.
+_LEAN = """
+import importlib.util, sys
+find = importlib.util.find_spec
+missing = ("litellm", "splintr", "tiktoken", "tree_sitter", "tree_sitter_language_pack")
+sys.modules |= dict.fromkeys(missing)
+importlib.util.find_spec = lambda name, *others: None if name in missing else find(name, *others)
+"""
+
+
+async def launch(
+    flags: dict[str, object], stderr: int = asyncio.subprocess.PIPE, script: str = _SCRIPT
+) -> asyncio.subprocess.Process:
     """Start a server."""
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
-        _SCRIPT,
+        script,
         json.dumps(flags),
         stderr=stderr,
         stdin=asyncio.subprocess.DEVNULL,
@@ -87,7 +99,9 @@ async def launch(flags: dict[str, object], stderr: int = asyncio.subprocess.PIPE
 
 
 @contextlib.asynccontextmanager
-async def running(upstream: ScriptedUpstream, data: Path, **flags: object) -> AsyncIterator[Process]:
+async def running(
+    upstream: ScriptedUpstream, data: Path, script: str = _SCRIPT, **flags: object
+) -> AsyncIterator[Process]:
     """A server in front of the scripted upstream."""
     every: dict[str, object] = {
         "upstreams": [{"name": "scripted", "base_url": upstream.url}],
@@ -95,7 +109,7 @@ async def running(upstream: ScriptedUpstream, data: Path, **flags: object) -> As
         "server.port": 0,
         **{name.replace("__", "."): value for name, value in flags.items()},
     }
-    process = await launch(every)
+    process = await launch(every, script=script)
     try:
         assert process.stderr is not None
         async with asyncio.timeout(STARTING):
@@ -165,10 +179,29 @@ async def test_a_server_says_where_it_is_serves_and_ends_with_everything_recorde
             assert "ceiling  auto = 200,000 tokens\n" in server.announced
             assert "shortened  /chat/completions, from 77,600 tokens on (" in server.announced
             assert "recorded  /responses, /v1/messages: kept in the log, not shortened\n" in server.announced
+            assert "outlines  " not in server.announced
+            assert "tokens  " not in server.announced
             server.tell()
             assert (await server.end())[0] == 0
         assert await server.completeness() == ["complete"]
     assert ((tmp_path / "admin-token").stat().st_mode & 0o777) == 0o600
+
+
+async def test_a_server_without_optional_packages_says_what_is_done_otherwise_and_serves(
+    upstream: ScriptedUpstream, tmp_path: Path
+) -> None:
+    upstream.answer_with(answer(b'{"id":"x"}', "Content-Type: application/json"))
+    async with running(upstream, tmp_path, _LEAN + _SCRIPT) as server:
+        assert (
+            "  outlines  of Python, JSON and the like; those of other source code need the extra " in server.announced
+        )
+        assert "    tokens  estimated, for this machine has no splintr\n" in server.announced
+        async with await server.connect() as client:
+            client.send(ASK)
+            assert (await client.read_answer()).body == b'{"id":"x"}'
+        server.tell()
+        assert (await server.end())[0] == 0
+    assert await server.completeness() == ["complete"]
 
 
 async def test_the_link_with_the_token_is_for_a_terminal_alone(upstream: ScriptedUpstream, tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ async def test_an_engine_that_is_closed_ends_the_process_that_outlines(tmp_path:
     engine = await build_engine(settings_in(tmp_path))
     assert await asyncio.to_thread(engine.outliner.outline, "func F() {}", "go") == ["function F · lines 1-1"]
     await engine.close()
-    assert not [child for child in list_children() if "grammars.py" in child]
+    assert not [child for child in list_children() if "outline_program.py" in child]
 
 
 def list_children() -> list[str]:

@@ -73,7 +73,9 @@ class FilesSettings(Section):
         _BUILDER.inline_tokens, description="Contents of up to so many tokens stay as they are; longer ones may not."
     )
     outline: bool = Field(
-        _BUILDER.has_outlines, description="Whether a content's structure stands in its place. Off: its first lines."
+        _BUILDER.has_outlines,
+        description="Whether a content's structure stands in its place; source code other than Python needs the "
+        "extra outlines. Off: its first lines.",
     )
 
 

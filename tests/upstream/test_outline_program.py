@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from proxy.upstream.grammars import MOST_FOUND, answer, main, outline
-from proxy.upstream.outlining import GRAMMARS, PROGRAM
+from proxy.upstream.outline_program import MOST_DEFINITIONS, main, outline, serve
+from proxy.upstream.outlines import GRAMMARS, PROGRAM
 
 # Grammars with a text and what is in it; lines are left out.
 TEXTS = {
@@ -77,7 +77,7 @@ def test_it_stops_when_the_time_is_up() -> None:
 
 
 def test_there_is_an_end_to_what_is_found() -> None:
-    assert len(outline("function f() {}\n" * (MOST_FOUND + 5), "javascript")) == MOST_FOUND
+    assert len(outline("function f() {}\n" * (MOST_DEFINITIONS + 5), "javascript")) == MOST_DEFINITIONS
 
 
 def test_deep_text_is_searched_to_a_depth() -> None:
@@ -99,7 +99,7 @@ def test_what_has_no_name_is_left_out() -> None:
 
 def test_lines_are_answered_by_lines() -> None:
     sink = io.StringIO()
-    answer([json.dumps(["go", "package a\nfunc F() {}"]), json.dumps(["go", ""])], sink)
+    serve([json.dumps(["go", "package a\nfunc F() {}"]), json.dumps(["go", ""])], sink)
     assert [json.loads(line) for line in sink.getvalue().splitlines()] == [["function F · lines 2-2"], []]
 
 

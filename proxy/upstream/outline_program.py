@@ -1,8 +1,8 @@
-"""Outlines of program text by tree-sitter's grammars; a program of its own, for a process of its own.
+"""Outlines of program text by tree-sitter's grammars: the program that `outlines.py` runs.
 
-Rule: it runs apart from the proxy, since nested text makes some grammars overflow the stack (3,000 brackets will do)
-and others take gigabytes; what may happen here is that it dies. It imports nothing of ours, so that it can be run as a
-file. A line with a grammar's name and a text as JSON comes in on standard input, a line with the outline goes out.
+It has a process of its own, since nested text makes some grammars overflow the stack (3,000 brackets are enough) and
+others take gigabytes. It imports nothing of this package, so that it can be run as a file. Each line of standard input
+is JSON, a grammar's name and a text; each line of standard output is its outline, a list of lines.
 """
 
 import json
@@ -16,10 +16,10 @@ from typing import IO, NamedTuple
 import tree_sitter_language_pack
 from tree_sitter import Node, Parser
 
-MOST_SECONDS = 0.25
-MOST_DEPTH = 40
-MOST_FOUND = 200
-_MOST_MEMORY = 1024**3
+TIME_LIMIT = 0.25  # seconds, for parsing
+DEEPEST_LEVEL = 40
+MOST_DEFINITIONS = 200
+_MEMORY_LIMIT = 1024**3  # bytes
 _CHUNK = 4096
 _LONGEST_NAME = 100
 
@@ -49,9 +49,9 @@ _FUNCTIONS = frozenset({"arrow_function", "function_expression", "generator_func
 _NAMES = ("name", "declarator", "property", "type")
 _WHOLE_NAMES = frozenset({"qualified_identifier", "user_type"})
 _IDENTIFIERS = frozenset({"simple_identifier", "type_identifier"})
-# Where the same node stands for a mention of the type, too.
+# Where a node of the same type is also a mention of what is defined elsewhere.
 _WITH_BODY = frozenset({"class_specifier", "struct_specifier", "union_specifier", "enum_specifier"})
-_SLACK = 2
+_LEVELS_OF_A_LINE = 2
 
 
 class Definition(NamedTuple):
@@ -65,15 +65,15 @@ class Definition(NamedTuple):
 
 
 def outline(text: str, grammar: str, now: Callable[[], float] = time.monotonic) -> list[str]:
-    """Classes, functions and methods with their lines; empty where it would take too long, or there are none."""
+    """Return classes, functions and methods with their lines; empty where there are none, or parsing takes too long."""
     content = text.encode(errors="replace")
     root = _parse(content, grammar, now)
-    found = islice(_list_definitions(root, content), MOST_FOUND) if root is not None else ()
+    found = islice(_list_definitions(root, content), MOST_DEFINITIONS) if root is not None else ()
     return [f"{'  ' * each.depth}{each.what} {each.name} · lines {each.first}-{each.last}" for each in found]
 
 
-def answer(source: Iterable[str], sink: IO[str]) -> None:
-    """Answer line by line until there are no more."""
+def serve(source: Iterable[str], sink: IO[str]) -> None:
+    """Write an outline for each line, until there are no more."""
     for line in source:
         grammar, text = json.loads(line)
         sink.write(json.dumps(outline(text, grammar)) + "\n")
@@ -81,7 +81,7 @@ def answer(source: Iterable[str], sink: IO[str]) -> None:
 
 
 def _parse(content: bytes, grammar: str, now: Callable[[], float]) -> Node | None:
-    deadline = now() + MOST_SECONDS
+    deadline = now() + TIME_LIMIT
     parser: Parser = tree_sitter_language_pack.get_parser(grammar)  # type: ignore[arg-type]
     try:
         tree = parser.parse(
@@ -93,22 +93,22 @@ def _parse(content: bytes, grammar: str, now: Callable[[], float]) -> Node | Non
 
 
 def _list_definitions(root: Node, content: bytes) -> Iterator[Definition]:
-    """Definitions in the order of the text. What is all on one line is not searched to its bottom."""
-    waiting = [(root, 0, 0, _SLACK)]
+    """Yield definitions in the order of the text. Below a node of one line only two levels are searched."""
+    waiting = [(root, 0, 0, _LEVELS_OF_A_LINE)]
     while waiting:
-        node, level, depth, slack = waiting.pop()
+        node, level, depth, levels_left = waiting.pop()
         first, last = node.start_point[0] + 1, node.end_point[0] + 1
-        what = _judge(node)
+        what = _classify(node)
         if what and (name := _read_name(node, content)):
             yield Definition(what, name, depth, first, last)
             depth += 1
-        slack = _SLACK if last > first else slack - 1
-        if slack and level < MOST_DEPTH:
-            waiting += [(child, level + 1, depth, slack) for child in reversed(node.named_children)]
+        levels_left = _LEVELS_OF_A_LINE if last > first else levels_left - 1
+        if levels_left and level < DEEPEST_LEVEL:
+            waiting += [(child, level + 1, depth, levels_left) for child in reversed(node.named_children)]
 
 
-def _judge(node: Node) -> str:
-    """What a node defines, empty for nothing."""
+def _classify(node: Node) -> str:
+    """Return what a node defines; empty for nothing."""
     if node.type in _NAMING:
         value = node.child_by_field_name("value")
         return "function" if value is not None and value.type in _FUNCTIONS else ""
@@ -118,7 +118,7 @@ def _judge(node: Node) -> str:
 
 
 def _read_name(node: Node, content: bytes) -> str:
-    """The name of what a node defines; a C function's stands inside of its declarators."""
+    """Return the name of what a node defines; a C function's stands inside its declarators."""
     named: Node | None = node
     while named is not None and named.type not in _WHOLE_NAMES:
         node, named = named, _find_inner(named)
@@ -130,7 +130,7 @@ def _read_name(node: Node, content: bytes) -> str:
 
 
 def _find_inner(node: Node) -> Node | None:
-    """The node that has the name of another."""
+    """Return the node that has the name of another."""
     for field in _NAMES:
         if (child := node.child_by_field_name(field)) is not None:
             return child
@@ -140,12 +140,12 @@ def _find_inner(node: Node) -> Node | None:
 
 
 def main() -> None:
-    """Run as a process: with little memory, and nobody waiting for it."""
+    """Serve standard input, with limited memory and no core dump."""
     _, allowed = resource.getrlimit(resource.RLIMIT_AS)
-    most = _MOST_MEMORY if allowed == resource.RLIM_INFINITY else min(allowed, _MOST_MEMORY)
+    most = _MEMORY_LIMIT if allowed == resource.RLIM_INFINITY else min(allowed, _MEMORY_LIMIT)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    answer(sys.stdin, sys.stdout)
+    serve(sys.stdin, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.upstream.outlining import GRAMMARS, PATIENCE_SECONDS, PROGRAM, Outliner
+from proxy.upstream.outlines import GRAMMARS, PROGRAM, TIME_LIMIT, Outliner, has_grammars
 
 LIMIT = 60.0
 JAVA = "class A {\n  void m() {\n  }\n}\n"
@@ -31,7 +31,7 @@ for line in sys.stdin:
 @pytest.fixture
 def outliner() -> Iterator[Outliner]:
     """The real one."""
-    made = Outliner(patience=LIMIT)
+    made = Outliner(time_limit=LIMIT)
     yield made
     made.close()
 
@@ -45,13 +45,13 @@ def starts(tmp_path: Path) -> Path:
 @pytest.fixture
 def played(starts: Path) -> Iterator[Outliner]:
     """One over the program above."""
-    made = Outliner((sys.executable, "-I", "-c", PLAYED, str(starts)), patience=2.0)
+    made = Outliner((sys.executable, "-I", "-c", PLAYED, str(starts)), time_limit=2.0)
     yield made
     made.close()
 
 
 def test_a_text_is_given_a_second() -> None:
-    assert PATIENCE_SECONDS == 1.0
+    assert TIME_LIMIT == 1.0
 
 
 def test_one_process_outlines_text_after_text(outliner: Outliner) -> None:
@@ -88,6 +88,18 @@ def test_a_program_that_is_not_there_outlines_nothing(tmp_path: Path) -> None:
     assert Outliner((str(tmp_path / "none"),)).outline(JAVA, "java") == []
 
 
+def test_without_the_extra_every_outline_is_empty_and_no_process_starts(
+    starts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert has_grammars()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "tree_sitter_language_pack" else name)
+    assert not has_grammars()
+    without = Outliner((sys.executable, "-I", "-c", PLAYED, str(starts)))
+    assert [without.outline(JAVA, kind) for kind in GRAMMARS] == [[]] * len(GRAMMARS)
+    without.close()
+    assert not starts.exists()
+
+
 def test_the_process_is_not_told_the_environment(played: Outliner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "hush")
     assert played.outline("one", "js") == ["javascript", "one"]
@@ -114,5 +126,5 @@ def test_one_that_was_closed_can_be_asked_again(played: Outliner, starts: Path) 
 
 
 def test_the_program_is_the_file_beside_it() -> None:
-    assert Path(PROGRAM[-1]).name == "grammars.py"
+    assert Path(PROGRAM[-1]).name == "outline_program.py"
     assert Path(PROGRAM[-1]).exists()

@@ -1,9 +1,11 @@
-"""Outlines of program text, made by `upstream/grammars` in a process of its own.
+"""Outlines of program text by tree-sitter's grammars, asked of `outline_program.py` in a process of its own.
 
-Rule: total and bounded, whatever the text is. The process is started when it is first needed; one that dies or takes
-too long is done with, and the next text gets a new one. It blocks: call it in a thread.
+The grammars are the extra `outlines`; without it every outline is empty. Whatever a text does to its parser, asking
+neither fails nor takes longer than a second: a process that dies or takes too long is ended, and the next text gets a
+new one. Asking blocks: call it in a thread.
 """
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -11,9 +13,10 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PROGRAM = (sys.executable, "-I", str(Path(__file__).with_name("grammars.py")))
-PATIENCE_SECONDS = 1.0
-_MOST_CHARACTERS = 200_000
+PROGRAM = (sys.executable, "-I", str(Path(__file__).with_name("outline_program.py")))
+TIME_LIMIT = 1.0  # seconds
+_LONGEST_TEXT = 200_000  # characters
+_PACKAGES = ("tree_sitter", "tree_sitter_language_pack")
 
 # The grammar of each kind; kinds are endings of paths.
 GRAMMARS: Mapping[str, str] = {
@@ -26,21 +29,27 @@ GRAMMARS: Mapping[str, str] = {
 }  # fmt: skip
 
 
-class Outliner:
-    """Asks the process, one text at a time."""
+def has_grammars() -> bool:
+    """Return whether the extra `outlines` is installed. Imports nothing."""
+    return all(importlib.util.find_spec(package) is not None for package in _PACKAGES)
 
-    def __init__(self, program: Sequence[str] = PROGRAM, patience: float = PATIENCE_SECONDS) -> None:
+
+class Outliner:
+    """Asks the process, one text at a time; it is started when it is first needed."""
+
+    def __init__(self, program: Sequence[str] = PROGRAM, time_limit: float = TIME_LIMIT) -> None:
         self._program = tuple(program)
-        self._patience = patience
+        self._time_limit = time_limit
+        self._kinds = frozenset(GRAMMARS) if has_grammars() else frozenset()
         self._process: subprocess.Popen[str] | None = None
         self._asking = threading.Lock()
 
     def outline(self, text: str, kind: str) -> list[str]:
-        """Classes, functions and methods with their lines. `kind` is the ending of a path; empty where none is known.
+        """Return classes, functions and methods with their lines. `kind` is the ending of a path.
 
-        Empty too where the text is too long, or too much for its parser.
+        Empty where there are none, there is no grammar of that kind, or the text is too much for its parser.
         """
-        if kind not in GRAMMARS or len(text) > _MOST_CHARACTERS:
+        if kind not in self._kinds or len(text) > _LONGEST_TEXT:
             return []
         with self._asking:
             return self._ask(json.dumps([GRAMMARS[kind], text]))
@@ -50,21 +59,21 @@ class Outliner:
         with self._asking:
             self._end()
 
-    def _ask(self, question: str) -> list[str]:
+    def _ask(self, request: str) -> list[str]:
         process = self._find_process()
         if process is None or process.stdin is None or process.stdout is None:
             return []
-        waiting = threading.Timer(self._patience, process.kill)
-        waiting.start()
+        timer = threading.Timer(self._time_limit, process.kill)
+        timer.start()
         try:
-            process.stdin.write(question + "\n")
+            process.stdin.write(request + "\n")
             process.stdin.flush()
             found: list[str] = json.loads(process.stdout.readline())
         except (OSError, ValueError):  # it died, perhaps of the text
             self._end()
             return []
         finally:
-            waiting.cancel()
+            timer.cancel()
         return found
 
     def _find_process(self) -> "subprocess.Popen[str] | None":

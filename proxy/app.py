@@ -30,7 +30,7 @@ from proxy.config import ConfigError, Settings
 from proxy.config.problems import Problem
 from proxy.context.budget import AUTO_CEILING, make_budget
 from proxy.engine.context.controller import MANAGED_WIRES
-from proxy.engine.reports.savings import Yardstick
+from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.runtime import TaskRunner, WriteBatcher
 from proxy.heap import HeapTrimmer, find_slack, find_trim
 from proxy.model.errors import ProxyError, StoreUnavailable
@@ -293,7 +293,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     health = Health(lambda: engine.relay.problem, metrics, refuses=settings.store.on_failure == "refuse")
     inspector = Inspector(_list_facts(settings))
     contexts = ContextApi(engine.archive, engine.caretaker, engine.compactor, engine.models.count.tally)
-    management = SessionsApi(engine.archive, Yardstick(engine.models.card, settings.budget_policy()))
+    management = SessionsApi(engine.archive, SavingsInputs(engine.models.card, settings.budget_policy()))
     endpoints = Endpoints(engine.exchanges, health, inspector, management, contexts)
     return build_routes(endpoints, policy), health
 

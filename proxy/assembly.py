@@ -34,7 +34,7 @@ from proxy.engine.models import Models
 from proxy.engine.ports import Archive
 from proxy.engine.relay import Relay
 from proxy.engine.reports.diff import Tally
-from proxy.engine.reports.savings import Yardstick
+from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader, UnreadResponses
 from proxy.engine.runtime import (
@@ -221,11 +221,11 @@ def build_tally() -> Tally:
     return TokenCounter(CountingTokenizer()).tally
 
 
-async def measure(settings: Settings) -> Yardstick:
+async def measure(settings: Settings) -> SavingsInputs:
     """What sessions are measured with where nothing is served. Reads the bundled map, 0.1 s or so."""
     catalog = ModelCatalog(settings.stated_windows(), settings.stated_prices(), SystemClock())
     await catalog.open()
-    return Yardstick(lambda upstream, model: catalog.find(LimitKey(upstream, model)), settings.budget_policy())
+    return SavingsInputs(lambda upstream, model: catalog.find(LimitKey(upstream, model)), settings.budget_policy())
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@ from proxy.cli.services import MOST, ConfigOption, DataOption, Doors, JsonOption
 from proxy.config import Settings
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.context import (
-    Standing,
     SummaryNode,
+    SummaryStatus,
     describe_summaries,
     load_page,
     load_summaries,
@@ -72,7 +72,7 @@ def handoff(
 
 
 _SUMMARY_HEADINGS = ("SUMMARY", "LEVEL", "MESSAGES", "COVERED", "TOKENS", "MODEL")
-_MARKS: dict[Standing, str] = {"live": MARK, "parent": "└", "superseded": SIDE_MARK}
+_MARKS: dict[SummaryStatus, str] = {"live": MARK, "parent": "└", "superseded": SIDE_MARK}
 _WIDTH = 80
 _MODEL_WIDTH = 20
 _DEEPEST = 8
@@ -108,7 +108,7 @@ def tell_summaries(found: Sequence[Summary]) -> str:
 
 def _place(node: SummaryNode, indent: str) -> tuple[object, ...]:
     summary = node.summary
-    name = f"{indent}{_MARKS[node.standing]} {summary.id}"
+    name = f"{indent}{_MARKS[node.status]} {summary.id}"
     span = f"{summary.start} to {summary.stop - 1}"
     return name, summary.level, span, summary.covered, summary.tokens, cut(summary.model or "-", _MODEL_WIDTH)
 

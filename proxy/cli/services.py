@@ -11,7 +11,7 @@ import typer
 from proxy.config import Settings, load_settings
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.diff import Tally
-from proxy.engine.reports.savings import Yardstick
+from proxy.engine.reports.savings import SavingsInputs
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class Doors:
     serve: Callable[[Settings], int]
     open_log: Callable[[Settings], Log]
     tally: Tally
-    measure: Callable[[Settings], Awaitable[Yardstick]]
+    measure: Callable[[Settings], Awaitable[SavingsInputs]]
     ask: Callable[[Settings, str, bytes], tuple[int, bytes]]
     find_link: Callable[[Settings], str]
 

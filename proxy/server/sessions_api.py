@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.export import FORMS, Form, describe_whole, open_export
 from proxy.engine.reports.lookup import Part, find_exchange, find_session, list_matching, load_part, read_pages
-from proxy.engine.reports.savings import Yardstick, describe_savings, load_savings
+from proxy.engine.reports.savings import SavingsInputs, describe_savings, load_savings
 from proxy.engine.reports.sessions import describe_overview, describe_sessions, list_calls, load_overview, write_json
 from proxy.model.errors import BadRequest
 from proxy.model.log import ExchangeRow, Selection
@@ -28,9 +28,9 @@ _MEDIA: dict[Form, str] = {"json": JSON, "jsonl": "application/x-ndjson", "opena
 class SessionsApi:
     """The log over HTTP, read where it is written: what has been recorded is seen."""
 
-    def __init__(self, log: LogReader, yardstick: Yardstick) -> None:
+    def __init__(self, log: LogReader, inputs: SavingsInputs) -> None:
         self._log = log
-        self._yardstick = yardstick
+        self._inputs = inputs
 
     def list_routes(self) -> Sequence[BaseRoute]:
         """The paths, below `/-`."""
@@ -90,7 +90,7 @@ class SessionsApi:
         return StreamingResponse(pieces, headers=GUARDS, media_type=_MEDIA[form])
 
     async def _compare(self, request: Request) -> Response:
-        return respond_json(write_json(describe_savings(await load_savings(self._log, self._yardstick))))
+        return respond_json(write_json(describe_savings(await load_savings(self._log, self._inputs))))
 
     async def _find_exchange(self, request: Request) -> ExchangeRow:
         n = read_number(request.path_params["n"], "the number of an exchange")

@@ -1,11 +1,51 @@
-"""`python -m proxy`."""
+"""The command line as a whole: help, exit codes, shared options, errors."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from proxy import __version__
 from proxy.__main__ import main
+from tests.cli.commands import call, call_without_log
+from tests.support.fake_log import FakeLog
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "--version") == 0
+    assert capsys.readouterr().out == f"palimpsest {__version__}\n"
+
+
+def test_help_lists_every_command_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "--help") == 0
+    told = capsys.readouterr().out
+    for command in ("serve", "open", "sessions", "show", "export", "verify", "backup", "config"):
+        assert f"\n  {command} " in told
+    assert "Exit codes: 0 fine; 1 found a fault" in told
+    assert "..." not in told.split("Commands:")[1]
+
+
+def test_nothing_asked_is_answered_with_help_and_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog()) == 2
+    assert "Commands:" in capsys.readouterr().out
+
+
+def test_a_mistyped_command_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "session") == 2
+    assert "sessions" in capsys.readouterr().err
+
+
+def test_wrong_settings_exit_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "sessions", "--config", str(tmp_path / "none.yaml")) == 2
+    assert capsys.readouterr().err.startswith("palimpsest: ")
+
+
+def test_no_output_has_colour(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    call(FakeLog(), "--help")
+    call(FakeLog(), "nothing")
+    told = capsys.readouterr()
+    assert "\x1b" not in told.out + told.err
 
 
 def test_the_process_arguments_are_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -14,3 +54,30 @@ def test_the_process_arguments_are_run(monkeypatch: pytest.MonkeyPatch, capsys: 
         main()
     assert stop.value.code == 0
     assert capsys.readouterr().out == f"palimpsest {__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["sessions", "show", "export", "verify", "backup"])
+def test_every_command_that_reads_the_log_can_be_told_where_it_is(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(FakeLog(), command, "--help")
+    told = capsys.readouterr().out
+    assert "--data DIR" in told
+    assert "--config FILE" in told
+
+
+@pytest.mark.parametrize("command", ["sessions", "show", "export", "verify"])
+def test_every_listing_can_be_had_as_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    call(FakeLog(), command, "--help")
+    assert "--json" in capsys.readouterr().out
+
+
+def test_a_log_that_cannot_be_opened_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call_without_log("sessions") == 1
+    assert capsys.readouterr().err == "palimpsest: there is no log; choose --data\n"
+
+
+def test_the_log_is_closed_even_when_the_question_fails() -> None:
+    log = FakeLog()
+    assert call(log, "show", "x") == 1
+    assert log.is_closed

@@ -13,7 +13,7 @@ from proxy.config import load_settings
 from proxy.model.exchange import Opening, Outcome, Reading, Round, SessionKey, Timings, Usage
 from proxy.model.manifest import keep_whole
 from proxy.store.sqlite.archive import open_sqlite
-from tests.cli.calling import call_on_disk
+from tests.cli.commands import call_on_disk
 
 REQUEST = b'{"model": "m", "messages": [{"role": "user", "content": "caf\\u00e9"}]}'
 RECEIVED = b'{"choices":[{"message":{"role":"assistant","content":"hi"}}],"usage":{}}'

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.marker import LEDGER_HEAD
 from proxy.upstream.tokenizer import CountingTokenizer
-from tests.cli.calling import call_on_disk
+from tests.cli.commands import call_on_disk
 from tests.journeys.provider import run_application, sse
 from tests.journeys.running import TOKEN, Running, run_command, run_proxy
 from tests.support.compacting import is_own

@@ -21,7 +21,7 @@ from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.relay import Relay
-from proxy.engine.reports.savings import Yardstick
+from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import Descriptors, EventBus, SystemClock, SystemIds, TaskRunner, WriteBatcher
@@ -142,7 +142,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     gate = DurabilityWaiter(archive, plan.engine.commit_wait_ms)
     care = EpochAdmin(steward.lookout, archive, gate, bus, SystemIds(), SystemClock())
     contexts = ContextApi(archive, care, plan.compacting, steward.lookout.models.count.tally)
-    management = SessionsApi(archive, Yardstick(steward.lookout.models.card, BudgetPolicy(plan.ceiling)))
+    management = SessionsApi(archive, SavingsInputs(steward.lookout.models.card, BudgetPolicy(plan.ceiling)))
     endpoints = Endpoints(exchanges, health, inspector, management, contexts)
     app = build_routes(endpoints, replace(plan.server, has_own_key=bool(plan.api_key)))
     config = uvicorn.Config(

@@ -3,7 +3,7 @@
 Items are those of the client's wire format: chat messages, Responses input items, Anthropic messages.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from proxy.engine.lineage.chain import Chain, make_chain, read_messages
@@ -20,24 +20,24 @@ from proxy.wire.format import Format
 from proxy.wire.headers import find
 from proxy.wire.responses import Responses
 
-_CAP = 64 * 1024 * 1024  # of a compressed request: what a small one may unfold to
-_ASSISTANT = b'{"role":"assistant","content":%b}'
-_USER = b'{"role":"user","content":%b}'
+# What a compressed request may decompress to: more is a decompression bomb.
+_MAX_DECODED_BYTES = 64 * 1024 * 1024
 
 
-def _read_choices(answer: bytes) -> list[bytes]:
-    """The first choice's message: of several, a client can go on with only one."""
-    messages = [_read_member(choice, "message") for choice in _read_elements(answer, "choices")[:1]]
-    return [message for message in messages if message]
+class Conversation(NamedTuple):
+    """What a client would continue: the exchange that it ends with, and all items, as JSON, up to its response."""
+
+    end: ExchangeRow
+    items: list[bytes]
 
 
-def _read_content(answer: bytes) -> list[bytes]:
-    content = _read_member(answer, "content")
-    return [_ASSISTANT % content] if content else []
+class MessageList(NamedTuple):
+    """A request's messages after its preamble, which is its first `leading` ones, and their nodes."""
 
-
-def _read_output(answer: bytes) -> list[bytes]:
-    return _read_elements(answer, "output")
+    row: ExchangeRow
+    leading: int
+    raws: Sequence[bytes]
+    nodes: Sequence[bytes]
 
 
 def _read_member(content: bytes, name: str) -> bytes:
@@ -47,23 +47,66 @@ def _read_member(content: bytes, name: str) -> bytes:
 
 def _read_elements(content: bytes, name: str) -> list[bytes]:
     split = split_body(content, name, most_items=len(content))  # all of them
-    return [content[span.start : span.end] for span in split.items] if split else []
+    return list_raws(split) if split else []
+
+
+def _read_chat_message(answer: bytes) -> list[bytes]:
+    """Return the first choice's message: of several, a client can continue only one."""
+    messages = [_read_member(choice, "message") for choice in _read_elements(answer, "choices")[:1]]
+    return [message for message in messages if message]
+
+
+def _read_anthropic_message(answer: bytes) -> list[bytes]:
+    content = _read_member(answer, "content")
+    return [b'{"role":"assistant","content":%b}' % content] if content else []
 
 
 _WIRES: Mapping[str, tuple[Format, Callable[[bytes], list[bytes]]]] = {
-    ChatCompletions.name: (ChatCompletions(), _read_choices),
-    AnthropicMessages.name: (AnthropicMessages(), _read_content),
-    Responses.name: (Responses(), _read_output),
+    ChatCompletions.name: (ChatCompletions(), _read_chat_message),
+    AnthropicMessages.name: (AnthropicMessages(), _read_anthropic_message),
+    Responses.name: (Responses(), lambda answer: _read_elements(answer, "output")),
 }
 
 
-def pick_end(rows: Sequence[ExchangeRow], branch: BranchRow | None = None) -> ExchangeRow:
-    """The exchange that a conversation ends with: the newest at a branch's tip, answered if any is.
+def find_format(row: ExchangeRow) -> Format:
+    """Return the wire format of an exchange. Raises NotFound where it has none."""
+    if row.wire not in _WIRES:
+        raise NotFound(f"exchange {row.n} is in no known wire format")
+    return _WIRES[row.wire][0]
 
-    Without a branch it is the newest of all that is no side call, else the newest. No call of our own is in one. Raises
-    NotFound.
+
+async def load_conversation(log: LogReader, session: str, branch: BranchRow | None = None) -> Conversation:
+    """Load a session's conversation, or that of a branch, up to the exchange that `find_end` returns.
+
+    Without a branch, an exchange whose request cannot be read is skipped in favour of the newest before it. A request
+    that continues a stored response holds only what is new: the items before it are put in front. Raises NotFound where
+    a part of the conversation cannot be read.
     """
-    rows = [row for row in rows if _may_hold(row)]
+    end, stored = await _find_end(log, session, branch)
+    if branch is None:
+        end = await _find_readable(log, end)
+    parts: list[list[bytes]] = []
+    row: ExchangeRow | None = end
+    while row is not None:
+        body = read_request(row, await log.load_request(row.id))
+        parts.append(_list_items(row, body))
+        n = _pop_previous(row, body, stored)
+        row = (await log.list_exchanges(session, n - 1, 1))[0] if n else None
+    return Conversation(end, [item for part in reversed(parts) for item in part])
+
+
+async def find_end(log: LogReader, session: str, branch: BranchRow | None = None) -> ExchangeRow:
+    """Return the exchange that a session's conversation, or that of a branch, ends with. Raises NotFound."""
+    return (await _find_end(log, session, branch))[0]
+
+
+def pick_end(rows: Sequence[ExchangeRow], branch: BranchRow | None = None) -> ExchangeRow:
+    """Return the exchange that a conversation ends with: the newest at a branch's tip, one with a response if any has.
+
+    Without a branch it is the newest of all that is not a side call, else the newest. Auxiliary calls, which are the
+    proxy's own, never count. Raises NotFound.
+    """
+    rows = [row for row in rows if _is_conversation(row)]
     if not rows:
         raise NotFound("this session has no call in a known wire format; export it with --json instead")
     if branch is None:
@@ -74,39 +117,29 @@ def pick_end(rows: Sequence[ExchangeRow], branch: BranchRow | None = None) -> Ex
     return next((row for row in reversed(ended) if row.rounds and row.rounds[-1].answer), ended[-1])
 
 
-def _may_hold(row: ExchangeRow) -> bool:
-    """Whether a client's conversation may be in it."""
+def _is_conversation(row: ExchangeRow) -> bool:
     return row.wire in _WIRES and row.kind != "auxiliary"
 
 
-class Conversation(NamedTuple):
-    """What a client would go on with: the exchange that it ends with, and all items up to the answer, in JSON."""
-
-    end: ExchangeRow
-    items: list[bytes]
-
-
-async def load_conversation(log: LogReader, session: str, branch: BranchRow | None = None) -> Conversation:
-    """A session's conversation, or that of a branch, up to the answer it ends with (`pick_end`).
-
-    Without a branch a call that cannot be read ends nothing: the newest before it does. A request that names a stored
-    answer holds only what is new: what came before is put in front. Raises NotFound where a part of it cannot be read.
-    """
-    end, stored = await _survey(log, session, branch)
-    if branch is None:
-        end = await _find_readable(log, end)
-    parts: list[list[bytes]] = []
-    row: ExchangeRow | None = end
-    while row is not None:
-        body = read_request(row, await log.load_request(row.id))
-        parts.append(_list_items(row, body))
-        n = _find_previous(row, body, stored)
-        row = (await log.list_exchanges(session, n - 1, 1))[0] if n else None
-    return Conversation(end, [item for part in reversed(parts) for item in part])
+async def _find_end(log: LogReader, session: str, branch: BranchRow | None) -> tuple[ExchangeRow, dict[str, int]]:
+    """Return the last exchange, and the numbers of all exchanges by the ids of their stored responses."""
+    kept: list[ExchangeRow] = []  # at most one: the rows of a long session do not fit into memory
+    stored: dict[str, int] = {}
+    async for row in read_exchanges(log, session):
+        if row.wire in _WIRES and _WIRES[row.wire][0].previous_key and row.rounds and row.rounds[-1].answer:
+            name = read_text(_read_member(row.rounds[-1].answer, "id"))
+            if name:
+                stored[name] = row.n
+        rows = [*kept, row]
+        try:
+            kept = [pick_end(rows, branch)]
+        except NotFound:
+            kept = [row for row in rows if _is_conversation(row)][:1]
+    return pick_end(kept, branch), stored
 
 
 async def _find_readable(log: LogReader, end: ExchangeRow) -> ExchangeRow:
-    """The exchange itself where its request can be read, else the newest before it that was read. Raises NotFound."""
+    """Return this exchange if its request can be read, else the newest before it whose can. Raises NotFound."""
     try:
         read_request(end, await log.load_request(end.id))
     except NotFound as error:
@@ -119,40 +152,16 @@ async def _find_readable(log: LogReader, end: ExchangeRow) -> ExchangeRow:
 
 async def _is_readable(log: LogReader, row: ExchangeRow) -> bool:
     try:
-        return _may_hold(row) and bool(read_request(row, await log.load_request(row.id)))
+        return _is_conversation(row) and bool(read_request(row, await log.load_request(row.id)))
     except NotFound:
         return False
 
 
-async def find_end(log: LogReader, session: str, branch: BranchRow | None = None) -> ExchangeRow:
-    """The exchange that a session's conversation, or that of a branch, ends with. Raises NotFound."""
-    return (await _survey(log, session, branch))[0]
+def _pop_previous(row: ExchangeRow, body: bytes, stored: dict[str, int]) -> int:
+    """Return the number of the exchange whose stored response a request continues, 0 for none.
 
-
-async def _survey(log: LogReader, session: str, branch: BranchRow | None) -> tuple[ExchangeRow, dict[str, int]]:
-    """The exchange that it ends with, and the numbers of exchanges by the ids of their stored answers."""
-    kept: list[ExchangeRow] = []
-    stored: dict[str, int] = {}
-    async for row in read_exchanges(log, session):
-        rows = [*kept, row]
-        stored.update(_name_stored([row]))
-        try:
-            kept = [pick_end(rows, branch)]
-        except NotFound:
-            kept = [row for row in rows if _may_hold(row)][:1]
-    return pick_end(kept, branch), stored
-
-
-def _name_stored(rows: Sequence[ExchangeRow]) -> Iterator[tuple[str, int]]:
-    for row in rows:
-        if row.wire in _WIRES and _WIRES[row.wire][0].previous_key and row.rounds and row.rounds[-1].answer:
-            name = read_text(_read_member(row.rounds[-1].answer, "id"))
-            if name:
-                yield name, row.n
-
-
-def _find_previous(row: ExchangeRow, body: bytes, stored: dict[str, int]) -> int:
-    """The exchange whose stored answer a request goes on from, taken out, so that no ring can be walked for ever."""
+    It is removed from `stored`, so that responses that name each other do not make an endless loop.
+    """
     key = _WIRES[row.wire][0].previous_key
     name = read_text(_read_member(body, key)) if key else ""
     if not name:
@@ -164,20 +173,13 @@ def _find_previous(row: ExchangeRow, body: bytes, stored: dict[str, int]) -> int
     return stored.pop(name)
 
 
-def find_format(row: ExchangeRow) -> Format:
-    """The wire format of an exchange. Raises NotFound where it has none."""
-    if row.wire not in _WIRES:
-        raise NotFound(f"exchange {row.n} is in no known wire format")
-    return _WIRES[row.wire][0]
-
-
 def read_request(row: ExchangeRow, request: bytes) -> bytes:
-    """A request's body as it is read, decompressed. Raises NotFound where it cannot be."""
+    """Return a request's body, decompressed. Raises NotFound where it cannot be read."""
     encoding = find(row.headers, b"content-encoding").decode("latin-1")
     if row.is_capped:
         raise NotFound(f"the request of exchange {row.n} cannot be read: not all of it was kept")
     try:
-        body = decode_content(request, encoding, _CAP)
+        body = decode_content(request, encoding, _MAX_DECODED_BYTES)
     except ValueError as error:
         raise NotFound(f"the request of exchange {row.n} cannot be read: {error}") from error
     if split_body(body, _WIRES[row.wire][0].items_key) is None:
@@ -188,27 +190,24 @@ def read_request(row: ExchangeRow, request: bytes) -> bytes:
 def _list_items(row: ExchangeRow, body: bytes) -> list[bytes]:
     form, read_answer = _WIRES[row.wire]
     whole = _read_member(body, form.items_key)
-    items = [_USER % whole] if whole.startswith(b'"') else _read_elements(body, form.items_key)
+    if whole.startswith(b'"'):  # Responses: `input` may be a string, which is one message of the user
+        items = [b'{"role":"user","content":%b}' % whole]
+    else:
+        items = _read_elements(body, form.items_key)
     return items + (read_answer(row.rounds[-1].answer) if row.rounds else [])
 
 
-class MessageList(NamedTuple):
-    """A request's messages behind its preamble, which is its first `leading` ones, and their nodes."""
-
-    row: ExchangeRow
-    leading: int
-    raws: Sequence[bytes]
-    nodes: Sequence[bytes]
-
-
 async def load_history(log: LogReader, row: ExchangeRow) -> MessageList:
-    """The messages of an exchange. Raises NotFound where its request was not read, or cannot be any more."""
+    """Load the messages of an exchange. Raises NotFound where its request was not read, or cannot be any more."""
     split, chain = await load_chain(log, row, (await log.find_session(row.session)).upstream)
     return MessageList(row, chain.preamble.count, list_raws(split)[chain.preamble.count :], chain.nodes)
 
 
 async def load_chain(log: LogReader, row: ExchangeRow, upstream: str) -> tuple[SplitBody, Chain]:
-    """The request of an exchange in parts, and its chain; `upstream` is its session's. Raises as `load_history`."""
+    """Load the request of an exchange, split, and its chain of nodes; `upstream` is its session's.
+
+    Raises as `load_history`.
+    """
     form = find_format(row)
     split = split_whole(read_request(row, await log.load_request(row.id)), form.items_key)
     root = root_of_chain(upstream)
@@ -222,7 +221,7 @@ async def load_chain(log: LogReader, row: ExchangeRow, upstream: str) -> tuple[S
 
 
 def split_whole(body: bytes, key: str) -> SplitBody:
-    """A body in parts, however many. Raises NotFound."""
+    """Split a body, however many items it has. Raises NotFound."""
     split = split_body(body, key, most_items=len(body))
     if split is None:
         raise NotFound("what was sent cannot be taken apart")
@@ -230,5 +229,5 @@ def split_whole(body: bytes, key: str) -> SplitBody:
 
 
 def list_raws(split: SplitBody) -> list[bytes]:
-    """The raw messages of a body."""
+    """Return the raw items of a body."""
     return [split.content[span.start : span.end] for span in split.items]

@@ -16,13 +16,13 @@ from proxy.wire.telling import read_told
 
 Document = dict[str, Any]
 Tally = Callable[[str, Sequence[bytes]], Awaitable[Sequence[int]]]
-"""Counts messages for a model: the tokens of each."""
+"""Counts the tokens of each message, for a model."""
 
 _REFERENCE = re.compile(r"\bref:([a-z0-9]{10})\b")
 
 
 class Side(NamedTuple):
-    """A message of one side: who speaks, its tokens, and what it says; `calls` are those it makes, by name."""
+    """A message that was sent or left out: its role, tokens and text, and the names of the tools it calls."""
 
     role: str
     tokens: int
@@ -31,12 +31,16 @@ class Side(NamedTuple):
 
     @property
     def references(self) -> list[str]:
-        """The references in its text, each once."""
+        """Return the references in the text, each once."""
         return list(dict.fromkeys(_REFERENCE.findall(self.text)))
+
+    def describe(self) -> Document:
+        """Return the message as a document, without references."""
+        return {"role": self.role, "tokens": self.tokens, "text": self.text, "calls": self.calls}
 
 
 class Change(NamedTuple):
-    """A run of the client's messages, from `start` up to `stop` behind the preamble, and what was sent in its place."""
+    """A run of the client's messages, from `start` up to `stop` after the preamble, and what was sent in its place."""
 
     start: int
     stop: int
@@ -45,9 +49,10 @@ class Change(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A round against its request. `members` are those beside the messages that differ, with both raw values.
+    """What was sent in a round, compared with the client's request.
 
-    `messages` are how many the client sent behind the preamble, `kept` how many of those went out as they were.
+    `members` are the other members of the body that differ, with both raw values. `messages` is how many messages the
+    client sent after the preamble, `kept` how many of these were sent unchanged.
     """
 
     row: ExchangeRow
@@ -60,22 +65,21 @@ class Difference(NamedTuple):
 
 
 async def load_difference(log: LogReader, prefix: str, n: int, tally: Tally, k: int | None = None) -> Difference:
-    """The n-th exchange of the session whose id begins so, its round k or the last. Raises NotFound."""
+    """Compare round k, or the last, of the n-th exchange of the session with this prefix. Raises NotFound."""
     row = await find_exchange(log, prefix, n)
     rounds = {each.k: each for each in row.rounds}
     found = rounds.get(max(rounds, default=0) if k is None else k)
     if found is None:
         raise NotFound(f"exchange {n} has no round {k or 0}; its rounds are {', '.join(map(str, rounds)) or 'none'}")
-    asked, sent = await log.load_request(row.id), await log.load_sent(row.id, found.k)
-    if asked == sent:
+    request, sent = await log.load_request(row.id), await log.load_sent(row.id, found.k)
+    if request == sent:
         return Difference(row, found, is_equal=True)
     key = find_format(row).items_key
-    ours, theirs = split_whole(sent, key), split_whole(read_request(row, asked), key)
-    return await _compare(row, found, (theirs, ours), tally)
+    return await _compare(row, found, split_whole(read_request(row, request), key), split_whole(sent, key), tally)
 
 
 def describe_difference(found: Difference) -> Document:
-    """A difference as JSON."""
+    """Return a difference as a document."""
     return {
         "session": found.row.session,
         "n": found.row.n,
@@ -85,14 +89,14 @@ def describe_difference(found: Difference) -> Document:
         "messages": found.messages,
         "kept": found.kept,
         "members": [
-            {"name": name, "client": _tell(client), "sent": _tell(sent)} for name, client, sent in found.members
+            {"name": name, "client": _decode(client), "sent": _decode(sent)} for name, client, sent in found.members
         ],
         "changes": [
             {
                 "start": change.start,
                 "stop": change.stop,
-                "client": [_describe(side) for side in change.client],
-                "sent": [_describe(side) | {"references": side.references} for side in change.sent],
+                "client": [side.describe() for side in change.client],
+                "sent": [side.describe() | {"references": side.references} for side in change.sent],
             }
             for change in found.changes
         ],
@@ -100,9 +104,10 @@ def describe_difference(found: Difference) -> Document:
 
 
 def align(client: Sequence[bytes], sent: Sequence[bytes]) -> list[tuple[int, int, int, int]]:
-    """The runs that differ: places of the client's from and to, and of what was sent. What is kept is in order.
+    """Return the runs that differ, each as start and stop among the client's messages, then among those sent.
 
-    What both begin and end with is kept; in between, each message that was sent is the next equal one, if there is one.
+    The common prefix and suffix are equal; in between, each message that was sent is matched with the next equal one of
+    the client's, if there is one, so that matches never cross.
     """
     head = _count_equal(client, sent)
     tail = _count_equal(client[head:][::-1], sent[head:][::-1])
@@ -120,9 +125,10 @@ def align(client: Sequence[bytes], sent: Sequence[bytes]) -> list[tuple[int, int
     return runs
 
 
-async def _compare(row: ExchangeRow, found: RoundRow, bodies: tuple[SplitBody, SplitBody], tally: Tally) -> Difference:
-    theirs, ours = (list_raws(split) for split in bodies)
-    count = count_preamble(find_format(row).read_items(bodies[0].content, bodies[0].items))
+async def _compare(row: ExchangeRow, found: RoundRow, client: SplitBody, sent: SplitBody, tally: Tally) -> Difference:
+    form = find_format(row)
+    theirs, ours = list_raws(client), list_raws(sent)
+    count = count_preamble(form.read_items(client.content, client.items))
     runs = align(theirs, ours)
     raws = [raw for a, b, c, d in runs for raw in (*theirs[a:b], *ours[c:d])]
     tokens = iter(await tally(row.model, raws))
@@ -130,8 +136,8 @@ async def _compare(row: ExchangeRow, found: RoundRow, bodies: tuple[SplitBody, S
         Change(
             a - count,
             b - count,
-            tuple(_see(row.wire, raw, next(tokens)) for raw in theirs[a:b]),
-            tuple(_see(row.wire, raw, next(tokens)) for raw in ours[c:d]),
+            tuple(_read_side(row.wire, raw, next(tokens)) for raw in theirs[a:b]),
+            tuple(_read_side(row.wire, raw, next(tokens)) for raw in ours[c:d]),
         )
         for a, b, c, d in runs
     ]
@@ -142,7 +148,7 @@ async def _compare(row: ExchangeRow, found: RoundRow, bodies: tuple[SplitBody, S
         is_equal=False,
         messages=len(theirs) - count,
         kept=kept - count,
-        members=tuple(_compare_members(*bodies, find_format(row).items_key)),
+        members=tuple(_compare_members(client, sent, form.items_key)),
         changes=tuple(changes),
     )
 
@@ -157,14 +163,10 @@ def _count_equal(one: Sequence[bytes], other: Sequence[bytes]) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def _see(wire: str, raw: bytes, tokens: int) -> Side:
-    told = read_told(wire, raw)
-    return Side(told.role, tokens, told.text, tuple(call.name for call in told.calls))
+def _read_side(wire: str, raw: bytes, tokens: int) -> Side:
+    message = read_told(wire, raw)
+    return Side(message.role, tokens, message.text, tuple(call.name for call in message.calls))
 
 
-def _describe(side: Side) -> Document:
-    return {"role": side.role, "tokens": side.tokens, "text": side.text, "calls": side.calls}
-
-
-def _tell(raw: bytes) -> str | None:
+def _decode(raw: bytes) -> str | None:
     return raw.decode("utf-8", "replace") if raw else None

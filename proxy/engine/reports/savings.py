@@ -1,8 +1,9 @@
-"""What managing saves: sessions that are managed, beside those that are only observed (FEATURES P19).
+"""What managing saves: sessions that are managed compared with sessions that are only observed (FEATURES P19).
 
-Rule: both arms are measured alike. A session counts if it began when some were already observed, and if one of its
-requests as the client made it came up to the soft mark: up to there nothing is managed, so managing has no part in
-which do. Its cost is the whole bill, answers and our own calls included, for each token of the client's own requests.
+Both arms are measured alike. A session counts if it began after the first one that was only observed, and if one of its
+requests, as the client made it, reached the soft mark: below it nothing is managed, so that managing has no influence
+on which sessions count. A session's cost is that of all its calls, responses and our auxiliary calls included, for each
+token of the client's own requests.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -21,16 +22,16 @@ from proxy.model.log import Bill
 Document = dict[str, Any]
 Unit = Literal["money", "tokens"]
 
-_PAGE = 256  # the event loop is held for two milliseconds by each
-_MOST_CARDS = 1024  # to find one takes longer than all else that is done with a call
-_NONE_HELD = "no session was only observed so far; compaction.holdout_fraction says how many of them are"
+_PAGE = 256  # exchanges; the event loop is blocked for 2 ms by each page
+_MAX_CARDS = 1024  # finding one takes longer than all else that is done with an exchange
+_NO_HOLDOUT = "no session was only observed so far; compaction.holdout_fraction says how many of them are"
 _TOO_FEW = f"too few sessions to tell: it takes {LEAST_SESSIONS} of each that came up to the soft mark"
-_FREE = "what these sessions cost is not known"
+_NO_COST = "what these sessions cost is not known"
 
 
 @dataclass(frozen=True, slots=True)
-class Yardstick:
-    """What sessions are measured with: what is known of an upstream's model, and where the soft mark is."""
+class SavingsInputs:
+    """What the comparison needs: the prices of an upstream's model, and the policy that sets the soft mark."""
 
     find_card: Callable[[str, str], Card]
     policy: BudgetPolicy
@@ -38,9 +39,9 @@ class Yardstick:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """So many sessions, and what they cost on average for each token of the client's; None where there are none.
+    """The sessions of one arm, and their mean cost for each token of the client's requests; None without sessions.
 
-    `blind` are those of which no answer told what was read from the cache, so that all of it counts as new.
+    `blind` sessions are those of which no response reported cached tokens: all their input counts as uncached.
     """
 
     sessions: int
@@ -50,10 +51,10 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Savings:
-    """What is saved; where `comparison` is None, `reason` says why. Costs are in money where all prices are known.
+    """The result; where `comparison` is None, `reason` says why. Costs are in money where all prices are known.
 
-    Not counted are `short` sessions, which did not come up to the soft mark, and `mixed` ones, which were in both arms.
-    `since_ms` is when the first one that is only observed began, None where there is none.
+    Not counted are `short` sessions, which did not reach the soft mark, and `mixed` ones, which were in both arms.
+    `since_ms` is when the first session that is only observed began, None without one.
     """
 
     unit: Unit
@@ -68,7 +69,7 @@ class Savings:
 
 @dataclass(slots=True)
 class _Session:
-    """What is known of a session so far."""
+    """What has been read of a session so far."""
 
     began_ms: int
     cost: Cost = field(default_factory=Cost)
@@ -78,25 +79,25 @@ class _Session:
     is_cut: bool = False
     is_blind: bool = True
 
-    def price(self, unit: Unit) -> float:
-        """What it cost for each token of the client's."""
+    def compute_price(self, unit: Unit) -> float:
+        """Return its cost for each token of the client's requests."""
         return ((self.cost.money or 0.0) if unit == "money" else self.cost.tokens) / self.tokens
 
 
-async def load_savings(log: LogReader, yardstick: Yardstick) -> Savings:
-    """Compare the sessions of the log; a page of its calls is in memory at a time. Raises StoreUnavailable."""
-    known = replace(yardstick, find_card=lru_cache(_MOST_CARDS)(yardstick.find_card))
+async def load_savings(log: LogReader, inputs: SavingsInputs) -> Savings:
+    """Compare the sessions of the log, reading it a page at a time. Raises StoreUnavailable."""
+    known = replace(inputs, find_card=lru_cache(_MAX_CARDS)(inputs.find_card))
     sessions: dict[str, _Session] = {}
     page = await log.list_bills(0, _PAGE)
     while page:
         for _, rounds in groupby(page, key=lambda bill: bill.seq):
-            _enter(sessions, list(rounds), known)
+            _add_exchange(sessions, list(rounds), known)
         page = await log.list_bills(page[-1].seq, _PAGE)
-    return _judge(sessions.values())
+    return _compare_arms(sessions.values())
 
 
 def describe_savings(savings: Savings) -> Document:
-    """The comparison as a document: shares of what is saved, from `low` to `high` with a chance of 95 %."""
+    """Return the result as a document. `saving` is a share; `low` and `high` bound its 95 % confidence interval."""
     return {
         "saving": None,
         "low": None,
@@ -106,8 +107,8 @@ def describe_savings(savings: Savings) -> Document:
     }
 
 
-def _enter(sessions: dict[str, _Session], rounds: Sequence[Bill], yardstick: Yardstick) -> None:
-    """One call, all its rounds. What nobody counted is left out on both sides."""
+def _add_exchange(sessions: dict[str, _Session], rounds: Sequence[Bill], inputs: SavingsInputs) -> None:
+    """Add the rounds of one exchange to its session. What was not counted is left out on both sides."""
     first = rounds[0]
     session = sessions.setdefault(first.session, _Session(first.opened_ms))
     session.is_held = session.is_held or any(bill.reason == HELD_OUT for bill in rounds)
@@ -117,15 +118,15 @@ def _enter(sessions: dict[str, _Session], rounds: Sequence[Bill], yardstick: Yar
     if not counted or not (tokens or first.kind == "auxiliary"):
         return
     for bill in counted:
-        session.cost += price_usage(bill.usage, yardstick.find_card(bill.upstream, bill.model))
+        session.cost += price_usage(bill.usage, inputs.find_card(bill.upstream, bill.model))
         session.is_blind = session.is_blind and bill.usage.cached is None
     session.tokens += tokens
-    if first.usable and tokens >= find_soft(first.usable, yardstick.policy):
+    if first.usable and tokens >= find_soft(first.usable, inputs.policy):
         session.is_long = True
 
 
 def _count_client(rounds: Iterable[Bill]) -> int:
-    """The tokens of the client's own request: as the provider counted it where it was sent so; 0 where nobody knows."""
+    """Return the tokens of the client's own request, as the provider counted it if sent unchanged; 0 if unknown."""
     for bill in rounds:
         own = bill.usage.input if bill.rung in ("", "original") else None
         if tokens := own or bill.tokens_client:
@@ -133,29 +134,29 @@ def _count_client(rounds: Iterable[Bill]) -> int:
     return 0
 
 
-def _judge(sessions: Collection[_Session]) -> Savings:
-    all_held = [session.began_ms for session in sessions if session.is_held]
-    since = min(all_held, default=None)
-    asked = [each for each in sessions if since is not None and each.began_ms >= since]
-    pure = [each for each in asked if not (each.is_held and each.is_cut)]
-    long = [each for each in pure if each.is_long]
+def _compare_arms(sessions: Collection[_Session]) -> Savings:
+    observed = [session.began_ms for session in sessions if session.is_held]
+    since = min(observed, default=None)
+    recent = [each for each in sessions if since is not None and each.began_ms >= since]
+    unmixed = [each for each in recent if not (each.is_held and each.is_cut)]
+    long = [each for each in unmixed if each.is_long]
     unit: Unit = "money" if long and all(each.cost.money for each in long) else "tokens"
     managed, held = ([each for each in long if each.is_held == is_held] for is_held in (False, True))
-    comparison = compare(*([each.price(unit) for each in arm] for arm in (managed, held)))
+    comparison = compare(*([each.compute_price(unit) for each in arm] for arm in (managed, held)))
     is_enough = min(len(managed), len(held)) >= LEAST_SESSIONS
-    reason = _NONE_HELD if since is None else _FREE if is_enough else _TOO_FEW
+    reason = _NO_HOLDOUT if since is None else _NO_COST if is_enough else _TOO_FEW
     return Savings(
-        unit,
-        _make_arm(managed, unit),
-        _make_arm(held, unit),
-        comparison,
-        "" if comparison is not None else reason,
-        len(pure) - len(long),
-        len(asked) - len(pure),
-        since,
+        unit=unit,
+        managed=_make_arm(managed, unit),
+        held_out=_make_arm(held, unit),
+        comparison=comparison,
+        reason="" if comparison is not None else reason,
+        short=len(unmixed) - len(long),
+        mixed=len(recent) - len(unmixed),
+        since_ms=since,
     )
 
 
 def _make_arm(sessions: Sequence[_Session], unit: Unit) -> Arm:
-    mean = sum(each.price(unit) for each in sessions) / len(sessions) if sessions else None
+    mean = sum(each.compute_price(unit) for each in sessions) / len(sessions) if sessions else None
     return Arm(len(sessions), mean, sum(each.is_blind for each in sessions))

@@ -1,15 +1,18 @@
-"""The conversation as its client would go on with it, in each wire."""
+"""The conversation as its client would continue it, in each wire format, and the messages of a recorded request."""
 
 import gzip
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from proxy.engine.reports.conversation import load_conversation, pick_end
+from proxy.engine.reports.conversation import load_conversation, load_history, pick_end, split_whole
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow
 from tests.support.fake_log import BRANCHES, EXCHANGE, ROUND, TREE, FakeLog, branch, exchange, stand, tip_of
+from tests.support.managing import make_history
+from tests.support.talking import Talk
 
 
 def row_of(wire: str, answer: bytes, **changes: Any) -> ExchangeRow:
@@ -163,3 +166,36 @@ async def test_where_no_call_can_be_read_a_branch_may_be_named() -> None:
     log = FakeLog(exchanges=rows, bodies={row.id: b"x" for row in rows})
     with pytest.raises(NotFound, match=r"the request of exchange 2 cannot be read: .*--branch TIP"):
         await load_conversation(log, "abc1")
+
+
+async def test_they_are_the_nodes_that_the_request_had() -> None:
+    talk = Talk()
+    history = await talk.grow(3)
+    (row,) = await talk.log.list_exchanges(talk.session, 2, 1)
+    found = await load_history(talk.log, row)
+    assert found.leading == 1
+    assert [json.loads(raw) for raw in found.raws] == history[1:]
+    assert found.nodes[-1] == row.tip
+    assert len(found.nodes) == row.depth
+    await talk.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "body", "told"),
+    [
+        ({"wire": ""}, b"{}", "no known wire format"),
+        ({}, json.dumps({"messages": make_history(1)}).encode(), "have no place of their own"),
+        ({"tip": b"\x01" * 16}, json.dumps({"messages": make_history(1)}).encode(), "have no place of their own"),
+        ({}, b"[]", "it is no JSON object"),
+    ],
+)
+async def test_what_has_no_place_is_told(changes: dict[str, object], body: bytes, told: str) -> None:
+    row = replace(EXCHANGE, **changes)  # type: ignore[arg-type]
+    with pytest.raises(NotFound, match=told):
+        await load_history(FakeLog(exchanges=[row], bodies={row.id: body}), row)
+
+
+def test_a_body_that_cannot_be_taken_apart_is_told() -> None:
+    with pytest.raises(NotFound, match="cannot be taken apart"):
+        split_whole(b"{", "messages")
+    assert len(split_whole(b'{"messages":[%b]}' % b",".join([b"1"] * 30_000), "messages").items) == 30_000

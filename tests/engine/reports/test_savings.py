@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.context.budget import BudgetPolicy
-from proxy.engine.reports.savings import Arm, Savings, Yardstick, describe_savings, load_savings
+from proxy.engine.reports.savings import Arm, Savings, SavingsInputs, describe_savings, load_savings
 from proxy.model.card import Card, Prices, Rates
 from proxy.model.exchange import Usage
 from proxy.model.log import Bill
@@ -53,7 +53,7 @@ def manage(book: Book, session: str, input: int = 2000, client: int | None = 800
 async def judge(book: Book, card: Card | None = None, policy: BudgetPolicy | None = None) -> Savings:
     known = card or Card()
     log: Any = book
-    return await load_savings(log, Yardstick(lambda upstream, model: known, policy or BudgetPolicy()))
+    return await load_savings(log, SavingsInputs(lambda upstream, model: known, policy or BudgetPolicy()))
 
 
 def fill(count: int = 20) -> Book:
@@ -203,5 +203,5 @@ async def test_a_model_is_looked_up_once() -> None:
         return Card()
 
     log: Any = fill(3)
-    await load_savings(log, Yardstick(find_card, BudgetPolicy()))
+    await load_savings(log, SavingsInputs(find_card, BudgetPolicy()))
     assert asked == [("openai", "m")]

@@ -1,4 +1,4 @@
-"""What was sent against what the client sent."""
+"""What was sent compared with what the client sent."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.engine.reports.diff import Difference, align, describe_difference, load_difference
 from proxy.model.errors import NotFound
-from tests.cli.calling import tally
+from tests.cli.commands import tally
 from tests.support.fake_log import EXCHANGE, ROUND, FakeLog
 
 SYSTEM = {"role": "system", "content": "Be good."}

@@ -1,4 +1,4 @@
-"""Finding sessions, exchanges and branches by what somebody calls them."""
+"""Sessions, exchanges and branches found by a prefix of their ids."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Running commands in this process: on a log that a test makes up, or on one that is there."""
+"""Running commands in this process: on a log that a test makes up, or on one on disk."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from proxy.assembly import open_log
 from proxy.cli.main import run
 from proxy.cli.services import Doors
 from proxy.config import Settings
-from proxy.engine.reports.savings import Yardstick
+from proxy.engine.reports.savings import SavingsInputs
 from proxy.model.card import Card
 from proxy.model.errors import NotFound
 from tests.support.fake_log import FakeLog
@@ -18,9 +18,9 @@ async def tally(model: str, raws: Sequence[bytes]) -> Sequence[int]:
     return [len(raw) // 4 for raw in raws]
 
 
-async def measure(settings: Settings) -> Yardstick:
+async def measure(settings: Settings) -> SavingsInputs:
     """Nobody states a price."""
-    return Yardstick(lambda upstream, model: Card(), settings.budget_policy())
+    return SavingsInputs(lambda upstream, model: Card(), settings.budget_policy())
 
 
 def refuse_to_ask(settings: Settings, path: str, body: bytes) -> tuple[int, bytes]:

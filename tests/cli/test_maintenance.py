@@ -1,4 +1,4 @@
-"""`export`."""
+"""`palimpsest verify`, `backup`, `export` and `config`."""
 
 import json
 from dataclasses import replace
@@ -6,8 +6,43 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.calling import call
+from proxy.config.example import render_example
+from proxy.model.log import LogFault
+from tests.cli.commands import call
 from tests.support.fake_log import ANSWER, EXCHANGE, REQUEST, ROUND, FakeLog, exchange, tree_log
+
+BROKEN = (LogFault("exchange 7", "digest \x1bdiffers"),)
+
+
+def test_a_sound_log_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "verify") == 0
+    assert capsys.readouterr().out == "1 exchanges, 2 rounds, 3 blobs, 4 slices: no faults\n"
+
+
+def test_a_fault_is_named_and_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(faults=BROKEN), "verify") == 1
+    told = capsys.readouterr().out
+    assert told.startswith("exchange 7: digest \N{REPLACEMENT CHARACTER}differs\n")
+    assert told.endswith(": 1 faults\n")
+
+
+def test_faults_as_json_exit_with_1_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(faults=BROKEN), "verify", "--json") == 1
+    assert json.loads(capsys.readouterr().out)["faults"][0]["where"] == "exchange 7"
+
+
+def test_a_backup_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "copy.db"
+    assert call(FakeLog(), "backup", str(file)) == 0
+    assert capsys.readouterr().out == f"wrote {file} (6 bytes)\n"
+
+
+def test_a_backup_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "copy.db"
+    file.write_text("mine")
+    assert call(FakeLog(), "backup", str(file)) == 1
+    assert "name another one" in capsys.readouterr().err
+    assert file.read_text() == "mine"
 
 
 def test_a_session_is_one_document_with_requests_as_they_came(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -95,3 +130,44 @@ def test_what_was_erased_leaves_the_rest_to_be_exported(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "session.json").read_bytes())["exchanges"][0]["missing"] == "this content was erased"
     assert not (tmp_path / "0001-request").exists()
     assert (tmp_path / "0002-request").exists()
+
+
+def test_right_settings_are_said_to_be_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "conf.yaml"
+    file.write_text("mode: observe")
+    assert call(FakeLog(), "config", "check", str(file)) == 0
+    assert "right" in capsys.readouterr().out
+
+
+def test_every_wrong_setting_is_one_line_and_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "conf.yaml"
+    file.write_text("mode: a\nport: 1")
+    assert call(FakeLog(), "config", "check", str(file)) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_the_schema_knows_every_section_and_refuses_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "config", "schema") == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert set(schema["properties"]) == {
+        *("mode", "data", "server", "upstreams", "sessions", "store", "tenants"),
+        *("budget", "pruning", "files", "compaction", "pricing"),
+    }
+    assert schema["additionalProperties"] is False
+
+
+def test_init_writes_the_example_and_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "conf.yaml"
+    assert call(FakeLog(), "config", "init", str(file)) == 0
+    assert file.read_text() == render_example()
+    file.write_text("mine")
+    assert call(FakeLog(), "config", "init", str(file)) == 1
+    assert file.read_text() == "mine"
+    assert capsys.readouterr().err == f"palimpsest: {file}: File exists\n"
+
+
+def test_a_check_tells_what_a_start_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "conf.yaml"
+    file.write_text("server: {host: 0.0.0.0}\nupstreams: [{name: a, api_key: sk-own}]")
+    assert call(FakeLog(), "config", "check", str(file)) == 1
+    assert "server.open_to_network" in capsys.readouterr().err

@@ -1,0 +1,152 @@
+"""Tables, trees, plans and differences as plain text."""
+
+from dataclasses import replace
+
+import pytest
+
+from proxy.cli.formatting import (
+    cut,
+    draw_forks,
+    lay_out,
+    make_plain,
+    order_children,
+    tell_difference,
+    tell_plan,
+    write_saving,
+    write_time,
+)
+from proxy.engine.reports.diff import Change, Difference, Side
+from proxy.engine.reports.sessions import Fork
+from proxy.model.plan import Plan
+from tests.support.fake_log import EXCHANGE, ROUND, SESSION, branch
+
+
+def test_control_characters_become_visible_and_line_breaks_stay() -> None:
+    assert make_plain("a\x1b[1m\tb\nc\x85é") == "a\N{REPLACEMENT CHARACTER}[1m\tb\nc\N{REPLACEMENT CHARACTER}é"
+
+
+def test_times_are_utc() -> None:
+    assert write_time(0) == "1970-01-01 00:00:00Z"
+
+
+def test_long_text_is_cut_to_its_width() -> None:
+    assert cut("a  b\nc", 5) == "a b c"
+    assert cut("abcdef", 4) == "abc…"
+
+
+def test_columns_are_as_wide_as_they_need_and_numbers_stand_right() -> None:
+    assert lay_out(("A", "COUNT"), [("abc", 7), ("d", 1234567)]) == "A    COUNT\nabc        7\nd    1234567"
+
+
+def test_a_cell_cannot_break_its_line() -> None:
+    assert len(lay_out(("A",), [("a\nb",)]).splitlines()) == 2
+
+
+def test_fractions_stand_to_the_right_and_lines_as_they_are() -> None:
+    assert lay_out(("A", "SECONDS"), [("x", "1.5"), "a line\tof its own", ("y", "v1.5")]).splitlines() == [
+        "A  SECONDS",
+        "x      1.5",
+        "a line of its own",
+        "y  v1.5",
+    ]
+
+
+def fork(*own: int, after: int = 0) -> Fork:
+    return Fork(branch(f"t{own[-1]}", 1, own), own, after)
+
+
+def draw(*forks: Fork, side: frozenset[int] = frozenset()) -> list[str]:
+    return [line.partition(" tip")[0] for line, _ in draw_forks(forks, side)]
+
+
+def test_a_branch_stands_below_the_call_that_it_goes_on_from() -> None:
+    assert draw(fork(1, 2, 5), fork(3, after=1), fork(4, 6, after=2), side=frozenset({3})) == [
+        "● 1",
+        "├─○ 3",
+        "│ └",
+        "● 2",
+        "├─● 4",
+        "│ ● 6",
+        "│ └",
+        "● 5",
+        "└",
+    ]
+
+
+def test_a_branch_of_a_branch_is_one_level_deeper() -> None:
+    assert draw(fork(1), fork(2, after=1), fork(3, after=2), fork(4, after=3)) == [
+        *("● 1", "├─● 2", "│ ├─● 3", "│ │ ├─● 4", "│ │ │ └", "│ │ └", "│ └", "└"),
+    ]
+
+
+def test_every_line_knows_its_call() -> None:
+    assert [n for _, n in draw_forks([fork(1, 3), fork(2)], frozenset())] == [1, 3, 0, 2, 0]
+
+
+def test_thousands_of_levels_are_drawn_in_a_few_columns() -> None:
+    lines = draw(fork(1), *(fork(n, after=n - 1) for n in range(2, 3000)))
+    assert len(lines) == 2 * 2999
+    assert max(map(len, lines)) < 30
+
+
+def test_thousands_of_generations_of_sessions_are_put_in_order() -> None:
+    rows = [replace(SESSION, id=f"s{i}", parent=f"s{i - 1}") for i in range(3000)]
+    ordered = list(order_children(rows[::-1]))
+    assert [row.id for row, _ in ordered] == [row.id for row in rows]
+    assert max(level for _, level in ordered) == 8
+
+
+PLAN = Plan("x1", 0, "m", "epoch", "e1", "soft", "why not", 900, 300, 1000, 4.5, -2.5)
+
+
+def test_a_plan_is_told_as_far_as_it_is_known() -> None:
+    assert list(tell_plan(PLAN)) == [
+        "sent as   epoch, epoch e1; pressure soft",
+        "context   client 900, upstream 300, usable 1000 tokens",
+        "saved     -2 tokens of uncached input (estimated when it was sent)",
+        "because   why not",
+    ]
+    assert list(tell_plan(Plan("x1", 0, "m", "original"))) == ["sent as   original; pressure none"]
+
+
+@pytest.mark.parametrize(("saving", "told"), [(1234.6, "+1235"), (-7.0, "-7"), (0.0, "+0")])
+def test_a_saving_has_a_sign(saving: float, told: str) -> None:
+    assert write_saving(saving) == f"{told} tokens of uncached input"
+
+
+def test_an_unmodified_call_is_one_line() -> None:
+    told = tell_difference(Difference(EXCHANGE, ROUND, is_equal=True))
+    assert told == "exchange 1 of session abc1, round 0: sent as the client sent it, byte for byte\n"
+
+
+def test_what_stands_for_what_is_told() -> None:
+    gone = tuple(Side("tool", 100 + place, f"output\nof {place} \x1b[2J", ()) for place in range(20))
+    changes = (
+        Change(1, 1, (), (Side("user", 40, "[ledger]\nref:abcdefgh23", ()),)),
+        Change(2, 3, (Side("assistant", 5, "", ("run", "read")),), (Side("assistant", 3, "short", ()),)),
+        Change(4, 24, gone, ()),
+    )
+    found = Difference(
+        EXCHANGE, replace(ROUND, plan=PLAN), False, 30, 9, (("max_tokens", b"900", b"400"), ("n", b"", b"2")), changes
+    )
+    told = tell_difference(found)
+    lines = told.splitlines()
+    assert lines[0] == "exchange 1 of session abc1, round 0: 9 of 30 messages sent as they came"
+    for line in (
+        "context   client 900, upstream 300, usable 1000 tokens",
+        "@@ max_tokens",
+        "- 900",
+        "+ 400",
+        "- (absent)",
+        "@@ before message 1: 0 -> 40 tokens",
+        "+ user (40 tokens):",
+        "+   ref:abcdefgh23",
+        "@@ message 2: 5 -> 3 tokens",
+        "- 2 assistant (5 tokens, calls run, read):",
+        "+   short",
+        "@@ messages 4 to 23: 2190 -> 0 tokens",
+        "- 4 tool (100 tokens): output of 0 \N{REPLACEMENT CHARACTER}[2J",
+        "- ... and 8 more; --json has them all",
+    ):
+        assert line in lines
+    assert max(map(len, lines)) <= 80

@@ -292,7 +292,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     engine.bus.subscribe(ExchangeRecorded, _log_failure)
     health = Health(lambda: engine.relay.problem, metrics, refuses=settings.store.on_failure == "refuse")
     inspector = Inspector(_list_facts(settings))
-    contexts = ContextApi(engine.archive, engine.caretaker, engine.compactor, engine.models.count.tally)
+    contexts = ContextApi(engine.archive, engine.caretaker, engine.manual_compaction, engine.models.count.tally)
     management = SessionsApi(engine.archive, SavingsInputs(engine.models.card, settings.budget_policy()))
     endpoints = Endpoints(engine.exchanges, health, inspector, management, contexts)
     return build_routes(endpoints, policy), health

@@ -9,7 +9,7 @@ import importlib
 import logging
 import math
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import quote
 
@@ -17,11 +17,14 @@ from proxy.config import ConfigError, Settings
 from proxy.config.problems import Problem
 from proxy.context.builder import ContextBuilder
 from proxy.context.epoch_decision import Holdout
+from proxy.context.message_features import Study
 from proxy.context.model_catalog import Encoding
-from proxy.engine.compaction.by_hand import Compactor, Tools
-from proxy.engine.compaction.office import Premises
+from proxy.engine.compaction.manual import ManualCompaction
 from proxy.engine.compaction.policy import PromptHook
-from proxy.engine.compaction.wiring import Ingredients, build_watch
+from proxy.engine.compaction.summarizer import build_summarizer
+from proxy.engine.compaction.trigger import CompactionTrigger, build_trigger
+from proxy.engine.compaction.worker import SummaryWorker
+from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.context.epoch_planner import FeatureCache
 from proxy.engine.context.session_caches import ContextCaches
@@ -31,6 +34,7 @@ from proxy.engine.exchange import ExchangeService
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.models import Models
+from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Archive
 from proxy.engine.relay import Relay
 from proxy.engine.reports.diff import Tally
@@ -51,7 +55,7 @@ from proxy.model.card import LimitKey
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.store.secret import load_or_create_secret, read_secret
-from proxy.store.sqlite.archive import open_sqlite
+from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.replay import recover_log
 from proxy.upstream.catalog import ModelCatalog
@@ -109,7 +113,7 @@ class Engine:
     tokenizer: CountingTokenizer
     outliner: Outliner
     caretaker: EpochAdmin
-    compactor: Compactor
+    manual_compaction: ManualCompaction
     hop_id: str
 
     def prepare(self) -> None:
@@ -161,31 +165,101 @@ async def build_engine(settings: Settings) -> Engine:
 
     builder = ContextBuilder(settings.builder_policy(), count, studies.find, outliner.outline)
     memory = ContextCaches(archive, models.count, policy.cache_bytes // 4, policy.record_cap_bytes)
-    premises = Premises(relay, memory, models, tasks, bus, clock, SystemIds(), formats[_ASKED_IN], settings.providers())
-    ingredients = Ingredients(
+    trigger = _build_compaction(
+        settings,
+        policy,
         archive=archive,
         gate=gate,
-        leases=archive.make_leases(clock),
+        relay=relay,
+        memory=memory,
+        models=models,
+        tasks=tasks,
+        bus=bus,
+        form=formats[_ASKED_IN],
         routes=routes,
         builder=builder,
-        build=settings.builder_policy(),
-        find=studies.find,
+        study=studies.find,
         count=count,
-        hook=find_prompt_hook(settings),
-        secret=archive.salt,
-        owner=SystemIds().next_exchange(),
-        later=asyncio.get_running_loop().call_later,
     )
-    watch = build_watch(settings.compaction_policy(), policy, premises, ingredients)
     holdout, longest = Holdout(settings.compaction.holdout_fraction, archive.salt), policy.hard_wait_seconds
-    around = Surroundings(archive, models, builder, bus, clock, settings.providers(), memory, watch, holdout, longest)
+    around = Surroundings(archive, models, builder, bus, clock, settings.providers(), memory, trigger, holdout, longest)
     steward = build_steward(around, archive.salt)
     exchanges = ExchangeService(policy, formats, reception, relay, tasks, steward)
     caretaker = EpochAdmin(steward.lookout, archive, gate, bus, SystemIds(), clock)
-    tools = Tools(archive, gate, watch.worker, steward.lookout, steward.ladder, routes, clock, SystemIds())
-    compactor = Compactor(tools)
+    manual_compaction = _build_manual_compaction(archive, gate, trigger.worker, steward, routes)
     parts = (exchanges, archive, relay, bus, tasks, descriptors, forwarders, models, tokenizer, outliner)
-    return Engine(*parts, caretaker, compactor, hop_id)
+    return Engine(*parts, caretaker, manual_compaction, hop_id)
+
+
+def _build_manual_compaction(
+    archive: SqliteArchive,
+    gate: DurabilityWaiter,
+    worker: SummaryWorker,
+    steward: ContextController,
+    routes: Sequence[Route],
+) -> ManualCompaction:
+    return ManualCompaction(
+        archive=archive,
+        gate=gate,
+        worker=worker,
+        lookout=steward.lookout,
+        ladder=steward.ladder,
+        routes=routes,
+        clock=SystemClock(),
+        ids=SystemIds(),
+    )
+
+
+def _build_compaction(
+    settings: Settings,
+    policy: EnginePolicy,
+    *,
+    archive: SqliteArchive,
+    gate: DurabilityWaiter,
+    relay: Relay,
+    memory: ContextCaches,
+    models: Models,
+    tasks: TaskRunner,
+    bus: EventBus,
+    form: Format,
+    routes: Sequence[Route],
+    builder: ContextBuilder,
+    study: Study,
+    count: Callable[[str], int],
+) -> CompactionTrigger:
+    clock = SystemClock()
+    summarizer = build_summarizer(
+        settings.compaction_policy(),
+        policy,
+        relay=relay,
+        memory=memory,
+        models=models,
+        tasks=tasks,
+        bus=bus,
+        clock=clock,
+        ids=SystemIds(),
+        form=form,
+        providers=settings.providers(),
+        routes=routes,
+        count=count,
+        hook=find_prompt_hook(settings),
+        secret=archive.salt,
+    )
+    return build_trigger(
+        settings.compaction_policy(),
+        summarizer,
+        archive=archive,
+        gate=gate,
+        leases=archive.make_leases(clock),
+        memory=memory,
+        tasks=tasks,
+        bus=bus,
+        builder=builder,
+        builder_policy=settings.builder_policy(),
+        study=study,
+        owner=SystemIds().next_exchange(),
+        call_later=asyncio.get_running_loop().call_later,
+    )
 
 
 def build_models(settings: Settings, tokenizer: CountingTokenizer, tasks: TaskRunner) -> Models:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from proxy.engine.compaction.work import Wish
+from proxy.engine.compaction.job import ManualOptions
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.context import (
     Compaction,
@@ -81,7 +81,7 @@ class Care(Protocol):
 class Compacting(Protocol):
     """Whoever compacts a session because a person asks for it."""
 
-    async def compact(self, session: str, wish: Wish, view: str, branch: str) -> Compaction:
+    async def compact(self, session: str, options: ManualOptions, view: str, branch: str) -> Compaction:
         """Compact its newest conversation, or the newest with the model `view`, or on a branch named by its tip."""
         ...
 
@@ -147,8 +147,8 @@ class ContextApi:
     async def _compact(self, request: Request) -> Response:
         session = await self._find_session(request)
         asked = read_document(await read_body(request, _MOST_ASKED), CompactionRequest)
-        wish = Wish(asked.model, asked.prompt, asked.level)
-        found = await self._compacting.compact(session, wish, asked.view, asked.branch)
+        options = ManualOptions(asked.model, asked.prompt, asked.level)
+        found = await self._compacting.compact(session, options, asked.view, asked.branch)
         return respond_json(write_json(describe_compaction(found)))
 
     async def _list_summaries(self, request: Request) -> Response:

@@ -12,7 +12,7 @@ from typing import Any
 
 from proxy.assembly import Engine, build_engine
 from proxy.config import load_settings
-from proxy.engine.compaction.worker import Worker
+from proxy.engine.compaction.worker import SummaryWorker
 from proxy.model.exchange import ClientRequest, Headers
 from proxy.model.summary import Summary
 from tests.support.compacting import give_report, is_own, say
@@ -110,10 +110,8 @@ class Agent:
         return self.labels[b"x-palimpsest-session"].decode()
 
     @property
-    def worker(self) -> Worker:
-        watcher: Any = self.engine.exchanges._steward._watcher
-        worker: Worker = watcher._worker
-        return worker
+    def worker(self) -> SummaryWorker:
+        return self.engine.manual_compaction.worker
 
 
 @contextlib.asynccontextmanager

@@ -10,7 +10,7 @@ import pytest
 from proxy.engine.runtime import SystemClock
 from proxy.model.exchange import Usage
 from tests.journeys.summarising import Agent, break_down, give, report, working
-from tests.support.compacting import REPORT, list_reports, say
+from tests.support.compacting import REPORT, list_reports, record_usage, say
 from tests.support.engine import RecordingClient
 from tests.support.managing import Message, make_history
 from tests.support.scripted import LIMIT, chunk, stream_head
@@ -39,8 +39,7 @@ async def grow(agent: Agent, start: int, stop: int) -> list[Message]:
 
 def spend(agent: Agent) -> None:
     """The session's own calls have cost so much that summaries are cheap beside it."""
-    purse = agent.worker._shop.purse
-    purse._find_balance(agent.session).main = purse.price("main", "gpt-4o", SPENT)
+    record_usage(agent.worker.summarizer.health.budget, agent.session, SPENT)
 
 
 def write_rule(number: int) -> str:
@@ -174,7 +173,7 @@ async def test_no_turn_waits_for_a_summary(tmp_path: Path, play: Any) -> None:
             await agent.call(until(steps, history))
         assert len(agent.provider.asked) == len(await agent.list_epochs()) == 1
         assert await agent.list_summaries() == []
-        assert len(agent.worker._branches) == 1
+        assert len(agent.worker.schedule) == 1
 
 
 def play_tool(body: bytes) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.context.references import PAGE
-from proxy.engine.compaction.work import Wish
+from proxy.engine.compaction.job import ManualOptions
 from proxy.engine.reports.context import Compaction
 from proxy.model.errors import Conflict, ProxyError
 from proxy.model.marker import LEDGER_HEAD
@@ -255,11 +255,11 @@ class Compacting:
     """Compacts as it was told; `asked` is what for."""
 
     def __init__(self, found: Compaction | ProxyError) -> None:
-        self.asked: list[tuple[str, Wish, str, str]] = []
+        self.asked: list[tuple[str, ManualOptions, str, str]] = []
         self._found = found
 
-    async def compact(self, session: str, wish: Wish, view: str, branch: str) -> Compaction:
-        self.asked.append((session, wish, view, branch))
+    async def compact(self, session: str, options: ManualOptions, view: str, branch: str) -> Compaction:
+        self.asked.append((session, options, view, branch))
         if isinstance(self._found, ProxyError):
             raise self._found
         return self._found
@@ -284,7 +284,10 @@ async def test_a_session_is_compacted_as_it_is_asked_for(plan: Plan, archive: Me
         status, found = await post(served, b"")
         assert (status, found["session"], found["calls"], found["reason"]) == (200, "session", ["x2"], "it is short")
         await post(served, b'{"model":"m","prompt":"p","level":3,"view":"v","branch":"ab"}')
-        assert compacting.asked == [("session", Wish(), "", ""), ("session", Wish("m", "p", 3), "v", "ab")]
+        assert compacting.asked == [
+            ("session", ManualOptions(), "", ""),
+            ("session", ManualOptions("m", "p", 3), "v", "ab"),
+        ]
         for body in (b'{"level":4}', b'{"spend":true}', b"null"):
             status, found = await post(served, body)
             assert (status, found["error"]["code"]) == (400, "bad_request")

@@ -5,14 +5,17 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from proxy.context.budget import BudgetPolicy
 from proxy.context.conversation import BuilderPolicy
 from proxy.context.epoch_decision import Holdout
 from proxy.context.message_features import study
-from proxy.engine.compaction.office import Premises
+from proxy.engine.compaction.job import SentRequest
 from proxy.engine.compaction.policy import CompactionPolicy, PromptHook
-from proxy.engine.compaction.wiring import Ingredients, build_watch
-from proxy.engine.compaction.work import Latest
+from proxy.engine.compaction.spending import SpendBudget
+from proxy.engine.compaction.summarizer import build_summarizer
+from proxy.engine.compaction.trigger import build_trigger
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.context.wiring import Surroundings, build_steward
@@ -22,7 +25,8 @@ from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import RequestBody
 from proxy.engine.request_resolver import Route
 from proxy.engine.token_counter import TokenCounter
-from proxy.model.exchange import ClientRequest, Headers
+from proxy.model.events import AnswerRead, ExchangeRecorded
+from proxy.model.exchange import ClientRequest, Headers, Usage
 from proxy.model.summary import Summary
 from proxy.wire.chat_completions import ChatCompletions
 from tests.support.engine import (
@@ -134,22 +138,21 @@ class Workshop(Engine):
         providers = {"main": provider} if provider is not None else {}
         self.memory, builder = ContextCaches(log, models.count, 1 << 26), make_builder()
         self.leases = MemoryLeases(self.clock)
-        made = Ingredients(
-            archive=log, gate=self.gate, leases=self.leases, routes=[Route(self.model), *map(Route, others)],
-            builder=builder, build=BuilderPolicy(), find=study,
-            count=lambda text: QuarterTokens().count(text, "o200k_base")[0],
-            hook=hook, secret=b"secret", owner="me", later=lambda seconds, work: self.later.append(work),
+        self.summarizer = build_summarizer(
+            policy, engine_policy, relay=self.relay, memory=self.memory, models=models, tasks=self.tasks, bus=self.bus,
+            clock=self.clock, ids=self.ids, form=ChatCompletions(), providers=providers,
+            routes=[Route(self.model), *map(Route, others)],
+            count=lambda text: QuarterTokens().count(text, "o200k_base")[0], hook=hook, secret=b"secret",
         )  # fmt: skip
-        form = ChatCompletions()
-        premises = Premises(
-            *(self.relay, self.memory, models, self.tasks, self.bus, self.clock, self.ids, form, providers)
-        )
-        self.watch = build_watch(policy, engine_policy, premises, made)
-        self.worker = self.watch._worker
-        self.drafter = self.worker._drafter
-        around = (log, models, builder, self.bus, self.clock, providers, self.memory, self.watch, Holdout())
+        self.trigger = build_trigger(
+            policy, self.summarizer, archive=log, gate=self.gate, leases=self.leases, memory=self.memory,
+            tasks=self.tasks, bus=self.bus, builder=builder, builder_policy=BuilderPolicy(), study=study, owner="me",
+            call_later=lambda seconds, work: self.later.append(work),
+        )  # fmt: skip
+        self.worker = self.trigger.worker
+        around = (log, models, builder, self.bus, self.clock, providers, self.memory, self.trigger, Holdout())
         self.steward = build_steward(Surroundings(*around, hard_wait_seconds=30.0), b"secret")
-        formats = {form.name: form}
+        formats = {"chat_completions": ChatCompletions()}
         self.exchanges = ExchangeService(engine_policy, formats, self.reception, self.relay, self.tasks, self.steward)
 
     async def call(
@@ -163,13 +166,13 @@ class Workshop(Engine):
         assert client.is_whole, client.error
         return client
 
-    async def look_at(self, messages: Sequence[Message], **options: Any) -> Latest:
+    async def look_at(self, messages: Sequence[Message], **options: Any) -> SentRequest:
         """How a request stands, as if it had been sent as it came."""
         subject = make_subject(messages, **options)
         context = await self.memory.contexts.open(subject)
         epoch, lookout = context.find(subject.model, subject), self.steward.lookout
-        case = await lookout.look_at(subject, context, epoch, lookout.find_budget(subject))
-        return Latest(case, subject.split.content)
+        state = await lookout.look_at(subject, context, epoch, lookout.find_budget(subject))
+        return SentRequest(state, subject.split.content)
 
     async def settle(self) -> None:
         """Have all done that goes on beside the calls."""
@@ -204,6 +207,14 @@ class Workshop(Engine):
     def epochs(self) -> list[Any]:
         """All in the log, oldest first."""
         return list(self.log._tables.epochs.values())
+
+
+def record_usage(budget: SpendBudget, session: str, usage: Usage) -> None:
+    """Have a call of the session's own cost so much."""
+    told: Any = ("x0", session, "managed", "chat_completions", "main", 200, "complete", 1, 1, 0.1, 0.1)
+    ended = ExchangeRecorded(*told)
+    budget.record_exchange(msgspec.structs.replace(ended, is_readable=True, model=MODEL))
+    budget.record_answer(AnswerRead("x0", 0, usage))
 
 
 def list_reports(messages: Sequence[Message]) -> list[Message]:

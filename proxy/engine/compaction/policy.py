@@ -1,45 +1,46 @@
-"""What a person may decide of summaries. Rule: values only, settings of the same names; who fills them in is above."""
+"""The settings of summaries, as values; `config` fills them in."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 PromptHook = Callable[[str, int], str]
-"""Given the instruction for a report and its level (1 or 2), the instruction to use."""
+"""Takes the instruction for a summary and its level (1 or 2), returns the instruction to use."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionPolicy:
-    """Who makes summaries, of what, and at what cost.
+    """Who writes summaries, of what, and at what cost; each field has a setting of the same name."""
 
-    Where `auto`, they are made in the background. `model` is who is asked, the conversation's own where it is empty,
-    and `fallback_models` in their order where that fails; they are asked at the conversation's upstream, or at one of
-    those named by `may_receive`. `prompt` stands in place of the instruction that comes with the program, `prompt_hook`
-    is the dotted path of a function that may change it. `level2`: whether a short form is asked for where a report was
-    no good; `condensation`: whether summaries are merged, in `max_rounds` at most.
-
-    A request above the high mark waits `hard_wait_seconds` for a summary that is being made. The user's `protect_turns`
-    newest turns are never part of one; what is asked takes `input_fraction` of the model's window at most. Spending is
-    bounded by `spend_fraction` of what a session's own calls cost, and by `spend_per_day` in money for all of them (a
-    day is UTC's; 0: no cap). So large a share as `holdout_fraction` of all sessions is not managed at all, to compare.
-    `subscription_calls`: whether people's plans may be used. A call ends after `time_limit_seconds`; a model may think
-    for `reasoning_tokens` besides what it writes.
-    """
-
+    # Whether summaries are made in the background.
     auto: bool = True
+    # The model that is asked, where empty the conversation's own; the fallbacks, in their order, where that fails. They
+    # are asked at the conversation's upstream, or at one that `may_receive` names.
     model: str = ""
     fallback_models: tuple[str, ...] = ()
+    may_receive: tuple[str, ...] = ()
+    # Stands in place of the built-in instruction; the hook is the dotted path of a function that may change it.
     prompt: str = ""
     prompt_hook: str = ""
+    # Whether a short form is asked for where a summary was rejected.
     level2: bool = True
-    max_rounds: int = 10
+    # Whether summaries are merged, and in how many rounds at most.
     condensation: bool = True
+    max_rounds: int = 10
+    # How long a request above the high mark waits for a summary that is being made.
     hard_wait_seconds: float = 2.0
+    # The user's newest turns that are never part of a summary.
     protect_turns: int = 2
+    # The part of a model's window that a request for a summary takes at most.
     input_fraction: float = 0.75
+    # Spending is bounded by a part of what a session's own calls cost, and by an amount of money for all sessions in a
+    # day of UTC; 0 is no cap.
     spend_fraction: float = 0.05
     spend_per_day: float = 0.0
+    # The part of all sessions that is not managed at all, to compare with.
     holdout_fraction: float = 0.0
+    # Whether credentials of people's subscriptions may be used.
     subscription_calls: bool = False
-    may_receive: tuple[str, ...] = ()
+    # When a call for a summary ends at the latest.
     time_limit_seconds: float = 60.0
+    # Tokens that a model may think beside what it writes.
     reasoning_tokens: int = 8192

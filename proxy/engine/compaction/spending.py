@@ -1,22 +1,17 @@
-"""The purse: what sessions' own calls cost, and what was spent besides for summaries (BEHAVIOUR B27; FEATURES P19).
+"""What clients' calls cost, and what may be spent on summaries beside them (BEHAVIOUR B27; FEATURES P19)."""
 
-Rule: a call of our own is made only where what it will probably cost fits with all that was spent so far. What a day's
-calls cost is known from the log after a start; the share of a session counts from the start on, on both sides.
-"""
-
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from proxy.context.pricing import Cost, price_usage
-from proxy.engine.compaction.bounded import keep_newest
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.ports import Clock
 from proxy.engine.runtime import EventBus
 from proxy.model.card import Card
 from proxy.model.events import AnswerRead, ExchangeRecorded, SummaryWasted
 from proxy.model.exchange import Usage
+from proxy.model.lru import LruCache
 
 _DAY_MS = 86_400_000
 _MOST_SESSIONS = 4096
@@ -26,200 +21,191 @@ _MOST_UNPRICED = 64
 
 FindCard = Callable[[str, str], Card]
 _Call = tuple[str, str, Usage]
-"""An upstream, a model of it, and what was counted, or will be."""
+"""An upstream, a model of it, and the usage, reported or expected."""
 
 
 class SummarySpending(Protocol):
-    """What a model of an upstream was asked for summaries of a session, all calls together."""
+    """What one model was asked for summaries of one session, all calls together."""
 
     @property
     def upstream(self) -> str:
-        """Whose model it is."""
+        """Return the name of the upstream."""
         ...
 
     @property
     def model(self) -> str:
-        """Its name."""
+        """Return the name of the model."""
         ...
 
     @property
     def usage(self) -> Usage:
-        """As the provider counted it."""
+        """Return the usage as the provider reported it."""
         ...
 
 
 class AuxiliaryLog(Protocol):
-    """What the log knows of calls of our own."""
+    """The log, as far as it knows of calls for summaries."""
 
     async def sum_auxiliary(self, since_ms: int) -> Sequence[SummarySpending]:
-        """What was spent since a time, by session, upstream and model. Raises StoreUnavailable."""
+        """Return what was spent since a time, by session, upstream and model. Raises StoreUnavailable."""
         ...
 
 
 @dataclass(slots=True)
 class _Balance:
-    """Of a session: what its own calls cost, and those for its summaries; `held` for those that are under way.
+    """The costs of a session: of its own calls, of its summaries, and what is reserved for summaries under way.
 
-    Own calls wait in `unpriced` until somebody asks: of most sessions nobody does. Those `expected` are not answered
-    yet, or nobody said how much they were.
+    Own calls wait in `unpriced` until somebody asks: of most sessions nobody does. Those in `expected` have no reported
+    usage, yet or at all.
     """
 
     main: Cost = field(default_factory=Cost)
     unpriced: list[_Call] = field(default_factory=list)
     expected: dict[str, _Call] = field(default_factory=dict)
-    extra: Cost = field(default_factory=Cost)
-    held: Cost = field(default_factory=Cost)
+    summaries: Cost = field(default_factory=Cost)
+    reserved: Cost = field(default_factory=Cost)
 
 
-class Purse:
-    """Keeps account. `find_card` tells what is known of a model of an upstream."""
+class SpendBudget:
+    """Keeps account of what was spent; a summary is paid for only where its expected cost fits with all of that.
+
+    What was spent today is read from the log after a start. The share of a session counts from the start on, for its
+    own calls and for its summaries. `find_card` returns what is known of a model of an upstream.
+    """
 
     def __init__(self, policy: CompactionPolicy, find_card: FindCard, bus: EventBus, clock: Clock) -> None:
         self._policy = policy
         self._find_card = find_card
         self._bus = bus
         self._clock = clock
-        self._balances: OrderedDict[str, _Balance] = OrderedDict()
-        self._waiting: OrderedDict[str, ExchangeRecorded] = OrderedDict()
-        self._estimates: OrderedDict[str, Usage] = OrderedDict()
-        self._calls: OrderedDict[str, Cost] = OrderedDict()
-        self._held = Cost()
-        self._day = self._find_day()
+        self._balances = LruCache[str, _Balance](_MOST_SESSIONS)
+        self._waiting = LruCache[str, ExchangeRecorded](_MOST_WAITING)
+        self._estimates = LruCache[str, Usage](_MOST_WAITING)
+        self._calls = LruCache[str, Cost](_MOST_CALLS)
+        self._reserved = Cost()
+        self._day = clock.now_ms() // _DAY_MS
         self._today = Cost()
-        self._is_open = not policy.spend_per_day
+        self.is_loaded = not policy.spend_per_day
 
-    async def open(self, log: AuxiliaryLog) -> None:
-        """Read what was spent today; until that is known a cap on it lets nothing pass. Raises StoreUnavailable."""
-        day = self._find_day()
+    async def load_today(self, log: AuxiliaryLog) -> None:
+        """Read what was spent today; before, a cap on it allows no call. Raises StoreUnavailable."""
+        day = self._clock.now_ms() // _DAY_MS
         spent = await log.sum_auxiliary(day * _DAY_MS)
-        self._turn_page()
+        self._begin_day()
         if day == self._day:
-            self._today += self._sum_up(spent)
-        self._is_open = True
+            self._today += sum((self.price(each.upstream, each.model, each.usage) for each in spent), Cost())
+        self.is_loaded = True
 
-    def note_estimate(self, exchange: str, expected: Usage) -> None:
-        """What a client's call will probably be counted as: of many streams nobody asks how much it was."""
-        keep_newest(self._estimates, exchange, expected, _MOST_WAITING)
+    def record_estimate(self, exchange: str, expected: Usage) -> None:
+        """Record the usage that a client's call will probably have: in many streams none is reported."""
+        self._estimates.put(exchange, expected)
 
-    def note_exchange(self, event: ExchangeRecorded) -> None:
-        """A subscriber of the bus: a client's call has ended, whose answer will be read."""
-        estimate = self._estimates.pop(event.exchange, None)
-        if event.kind == "managed" and event.is_readable and event.is_final:
-            keep_newest(self._waiting, event.exchange, event, _MOST_WAITING)
-            if estimate is not None:
-                self._expect(event, estimate)
+    def record_exchange(self, event: ExchangeRecorded) -> None:
+        """Record that a client's call has ended, whose response will be read; a subscriber of the bus."""
+        estimate = self._estimates.pop(event.exchange)
+        if event.kind != "managed" or not event.is_readable or not event.is_final:
+            return
+        self._waiting.put(event.exchange, event)
+        if estimate is None:
+            return
+        balance = self._get_balance(event.session)
+        balance.expected[event.exchange] = event.upstream, event.model, estimate
+        if len(balance.expected) > _MOST_UNPRICED:  # the oldest counts as it was expected to, for good
+            oldest = next(iter(balance.expected))
+            self._waiting.pop(oldest)
+            self._add_own_call(balance, balance.expected.pop(oldest))
 
-    def note_answer(self, event: AnswerRead) -> None:
-        """A subscriber of the bus: what a client's call cost is known."""
-        if event.exchange in self._waiting and event.usage.input is not None:
-            call = self._waiting.pop(event.exchange)
-            balance = self._find_balance(call.session)
+    def record_answer(self, event: AnswerRead) -> None:
+        """Record the usage that a client's call was reported with; a subscriber of the bus."""
+        if event.usage.input is not None and (call := self._waiting.pop(event.exchange)) is not None:
+            balance = self._get_balance(call.session)
             balance.expected.pop(event.exchange, None)
-            self._book(balance, (call.upstream, call.model, event.usage))
+            self._add_own_call(balance, (call.upstream, call.model, event.usage))
 
-    def find_objection(self, session: str, expected: Cost, *, is_wished: bool = False) -> str:
-        """Why a call that will probably cost so much is not to be made; empty where it may be.
+    def find_objection(self, session: str, expected: Cost, *, is_manual: bool = False) -> str:
+        """Return why a call that will probably cost so much is not to be made; empty where it may be.
 
-        What a person wished may take more than the share of its session.
+        What a person asked for may take more than the share of its session.
         """
-        policy, balance = self._policy, self._find_balance(session)
-        if policy.spend_per_day and (objection := self._object_to_day(expected)):
+        policy, balance = self._policy, self._get_balance(session)
+        if policy.spend_per_day and (objection := self._find_daily_objection(expected)):
             return objection
-        if is_wished:
+        if is_manual:
             return ""
-        if (balance.extra + balance.held + expected).exceeds(policy.spend_fraction, self._sum_main(balance)):
+        self._price_own_calls(balance)
+        own = sum((self.price(*call) for call in balance.expected.values()), balance.main)
+        if (balance.summaries + balance.reserved + expected).exceeds(policy.spend_fraction, own):
             share = f"{policy.spend_fraction:.0%} of what this session's own calls cost"
             return f"it would take more than {share} (compaction.spend_fraction)"
         return ""
 
-    def find_extra(self, session: str) -> Cost:
-        """What was spent besides for a session, as far as that is known since the start."""
-        return self._find_balance(session).extra
+    def get_summary_cost(self, session: str) -> Cost:
+        """Return what was spent on summaries of a session since the start."""
+        return self._get_balance(session).summaries
 
     def price(self, upstream: str, model: str, usage: Usage) -> Cost:
-        """What a call costs that is, or will be, counted so."""
+        """Return the cost of a call with this usage."""
         return price_usage(usage, self._find_card(upstream, model))
 
-    def hold(self, session: str, expected: Cost) -> None:
-        """A call is made that will probably cost so much; `settle` is called once with the same."""
-        self._find_balance(session).held += expected
-        self._held += expected
+    def reserve(self, session: str, expected: Cost) -> None:
+        """Reserve the expected cost of a call that begins; `settle` is called once with the same."""
+        self._get_balance(session).reserved += expected
+        self._reserved += expected
 
     def settle(self, session: str, exchange: str, expected: Cost, cost: Cost) -> None:
-        """It has ended, and this is what it cost."""
-        balance = self._find_balance(session)
-        balance.held = _release(balance.held, expected)
-        self._held = _release(self._held, expected)
-        balance.extra += cost
-        self._turn_page()
+        """Replace a reservation by what the call cost."""
+        balance = self._get_balance(session)
+        balance.reserved = _release(balance.reserved, expected)
+        self._reserved = _release(self._reserved, expected)
+        balance.summaries += cost
+        self._begin_day()
         self._today += cost
-        keep_newest(self._calls, exchange, cost, _MOST_CALLS)
+        self._calls.put(exchange, cost)
 
-    def book_loss(self, session: str, calls: Sequence[str]) -> Cost:
-        """The exchanges in which a summary was made that is never used; what they cost, as far as that is known yet."""
-        lost = Cost()
+    def record_waste(self, session: str, calls: Sequence[str]) -> Cost:
+        """Record that the summary these exchanges made will never be used; return their cost, as far as it is known."""
+        wasted = Cost()
         for exchange in calls:
-            lost += self._calls.pop(exchange, Cost())
-        self._bus.publish(SummaryWasted(calls[-1] if calls else "", session, lost.tokens))
-        return lost
+            wasted += self._calls.pop(exchange) or Cost()
+        self._bus.publish(SummaryWasted(calls[-1] if calls else "", session, wasted.tokens))
+        return wasted
 
-    def _expect(self, event: ExchangeRecorded, usage: Usage) -> None:
-        """Reckon with what a call will be counted as; with the oldest of very many for good."""
-        balance = self._find_balance(event.session)
-        balance.expected[event.exchange] = event.upstream, event.model, usage
-        if len(balance.expected) > _MOST_UNPRICED:
-            oldest = next(iter(balance.expected))
-            self._waiting.pop(oldest, None)
-            self._book(balance, balance.expected.pop(oldest))
-
-    def _book(self, balance: _Balance, call: _Call) -> None:
+    def _add_own_call(self, balance: _Balance, call: _Call) -> None:
         balance.unpriced.append(call)
         if len(balance.unpriced) > _MOST_UNPRICED:
-            self._price_all(balance)
+            self._price_own_calls(balance)
 
-    def _sum_main(self, balance: _Balance) -> Cost:
-        """What a session's own calls cost, those included that are only expected to."""
-        self._price_all(balance)
-        return sum((self.price(*call) for call in balance.expected.values()), balance.main)
-
-    def _price_all(self, balance: _Balance) -> None:
-        """Add up what a session's own calls cost of which that has not been asked yet."""
+    def _price_own_calls(self, balance: _Balance) -> None:
         for call in balance.unpriced:
             balance.main += self.price(*call)
         balance.unpriced.clear()
 
-    def _object_to_day(self, expected: Cost) -> str:
-        self._turn_page()
-        if not self._is_open:
+    def _find_daily_objection(self, expected: Cost) -> str:
+        self._begin_day()
+        if not self.is_loaded:
             return "what was spent today has not been read from the log yet"
-        spent = self._today + self._held + expected
+        spent = self._today + self._reserved + expected
         if spent.money is None:
             return "compaction.spend_per_day is set, and what models cost is not known; state it under pricing"
         if spent.money > self._policy.spend_per_day:
             return f"it would take more than {self._policy.spend_per_day:g} a day (compaction.spend_per_day)"
         return ""
 
-    def _sum_up(self, spent: Sequence[SummarySpending]) -> Cost:
-        total = Cost()
-        for each in spent:
-            total += self.price(each.upstream, each.model, each.usage)
-        return total
-
-    def _turn_page(self) -> None:
-        """Begin a day."""
-        day = self._find_day()
+    def _begin_day(self) -> None:
+        """Start from nothing where a new day has begun."""
+        day = self._clock.now_ms() // _DAY_MS
         if day != self._day:
             self._day, self._today = day, Cost()
 
-    def _find_day(self) -> int:
-        return self._clock.now_ms() // _DAY_MS
+    def _get_balance(self, session: str) -> _Balance:
+        balance = self._balances.get(session)
+        if balance is None:
+            balance = _Balance()
+            self._balances.put(session, balance)
+        return balance
 
-    def _find_balance(self, session: str) -> _Balance:
-        balance = self._balances.get(session) or _Balance()
-        return keep_newest(self._balances, session, balance, _MOST_SESSIONS)
 
-
-def _release(held: Cost, expected: Cost) -> Cost:
-    """What is still held; nothing at all where the last was let go, whatever rounding left."""
-    left = held - expected
+def _release(reserved: Cost, expected: Cost) -> Cost:
+    """Return what is still reserved: nothing at all where the last was released, whatever rounding left."""
+    left = reserved - expected
     return left if left.tokens > 1e-6 else Cost()

@@ -1,13 +1,13 @@
-"""The background worker: what becomes of a branch that stands above its soft mark (BEHAVIOUR B27, B30, B32a).
+"""The background worker, which has branches above their soft mark summarised (BEHAVIOUR B27, B30, B32a).
 
-Rule: one at a time for each branch, under a lease; beside the calls, which never wait for it but above the high mark.
-A summary is in the log before anybody uses it.
+It makes one summary at a time for each branch, under a lease, beside the clients' calls; these wait for it above the
+high mark only. A summary is in the log before it is used.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,13 +17,18 @@ from proxy.context.builder import find_reports_room
 from proxy.context.compaction.spans import MessageRange, choose_run, choose_span, is_progress, list_nodes, says_more
 from proxy.context.conversation import Survey
 from proxy.engine.boundary import attempt
-from proxy.engine.compaction.branches import Branches, Making
-from proxy.engine.compaction.drafting import Drafter
-from proxy.engine.compaction.keys import Keys
+from proxy.engine.compaction.credentials import CredentialCache
+from proxy.engine.compaction.job import (
+    JobResult,
+    ManualOptions,
+    SentRequest,
+    SummaryJob,
+    make_leaf_job,
+    make_merge_job,
+)
 from proxy.engine.compaction.policy import CompactionPolicy
-from proxy.engine.compaction.spending import Purse
-from proxy.engine.compaction.urgency import Urgency
-from proxy.engine.compaction.work import Latest, Made, Wish, Work, find_foreign, find_references
+from proxy.engine.compaction.scheduling import JobSchedule, RunningJob, is_summary_due
+from proxy.engine.compaction.summarizer import Summarizer
 from proxy.engine.context.epoch_planner import PlanInputs
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.durability import DurabilityWaiter
@@ -34,21 +39,20 @@ from proxy.model.errors import Conflict
 from proxy.model.events import SummaryAdded
 from proxy.model.summary import Summary
 
-# The part of what is usable that a span must have to be worth a call.
+# The part of the usable budget that a span must have to be worth a call; the same where a ledger lists it already.
 WORTH = 0.5
-# The same where ledgers tell of it already.
 _WORTH_IN_LEDGERS = 1.0
-# What a span must have that a person wants a report of: of less, it would be no shorter.
+# The tokens that a span must have where a person asks for a summary: one of less would be no shorter.
 LEAST = 600
-# In so many spans a conversation is reported at a time, where all of it does not go in one.
-_MOST_BY_HAND = 8
-# By how much of what is usable a conversation must grow before what was in vain is tried again.
-# The part of the time that a request waits at most which it may wait for a summary.
-_SUMMARY_SHARE = 0.75
-_GROWN = 0.15
-# A lease is renewed for each question, and so outlasts it: whoever was killed holds it no longer than two would take.
-_TIMES = 2
-_DETERMINISTIC = 3
+# A person has a conversation summarised in so many spans at most, where one does not hold all of it.
+_MOST_MANUAL_SPANS = 8
+# The part of the usable budget by which a conversation must grow before a failed try is repeated.
+_GROWTH = 0.15
+# A request above the high mark waits so long for a summary: its plan, made afterwards, has the rest (BEHAVIOUR B8b).
+_WAIT_SHARE = 0.75
+# A lease is renewed before each call and so outlasts it: after a kill it is held no longer than two calls take.
+_LEASE_CALLS = 2
+_WITHOUT_MODEL = 3
 _ASSUMED_WINDOW = 128_000
 
 _BUSY = "a summary of this conversation is being made; ask again when it is there"
@@ -57,285 +61,266 @@ _NOT_KEPT = "the log did not take a summary in time"
 
 _log = logging.getLogger("palimpsest.compaction")
 
-LookAt = Callable[[Latest, PlanInputs], Survey]
-"""The survey of a conversation. Blocks."""
 
+@dataclass(kw_only=True, eq=False)
+class SummaryWorker:
+    """Makes summaries of requests that were sent.
 
-@dataclass(frozen=True, slots=True)
-class Shop:
-    """What the worker works with. `owner` names this process among those that share a log."""
+    `survey_request` returns the survey of a conversation, and blocks. `owner` names this process among those that share
+    a log.
+    """
 
+    policy: CompactionPolicy
+    summarizer: Summarizer
     archive: Archive
     gate: DurabilityWaiter
     leases: Leases
     memory: ContextCaches
     tasks: TaskRunner
     bus: EventBus
-    keys: Keys
-    purse: Purse
-    urgency: Urgency
-    look_at: LookAt
+    credentials: CredentialCache
+    survey_request: Callable[[SentRequest, PlanInputs], Survey]
     owner: str
+    schedule: JobSchedule = field(default_factory=JobSchedule, init=False)
 
-
-class Worker:
-    """Makes summaries of what was sent."""
-
-    def __init__(self, policy: CompactionPolicy, shop: Shop, drafter: Drafter) -> None:
-        self._policy = policy
-        self._shop = shop
-        self._drafter = drafter
-        self._branches = Branches()
-        self._lease_seconds = _TIMES * policy.time_limit_seconds
-
-    def start(self, latest: Latest) -> None:
-        """Have a branch seen to, unless it is."""
-        if self._branches.find(latest.session, latest.nodes) is None and self._is_worth(latest):
-            lease = self._branches.name(latest)
-            self._enter(latest, lease, latest.case.subject.session.upstream, self._see_to(latest, lease))
-
-    def _enter(self, latest: Latest, lease: str, upstream: str, work: Coroutine[Any, Any, None]) -> Making:
-        making = Making(latest.nodes, lease, upstream, self._shop.tasks.spawn(work))
-        self._branches.enter(latest, making)
-        return making
-
-    def _is_worth(self, latest: Latest) -> bool:
-        """Whether there may be something to do by now, as far as that is told without looking at the messages.
-
-        What was sent in a ledger counts less, as a report of it says little that the ledger does not. It counts
-        because all of a conversation is in ledgers by now where each epoch opens as soon as the soft mark is passed.
-        """
-        case, count = latest.case, len(latest.nodes)
-        if self._branches.is_in_vain(latest):
-            return False
-        live = case.context.list_summaries(latest.nodes)
-        depth = latest.epoch.depth if latest.epoch is not None else 0
-        begin = live[-1].stop if live else 0
-        untold, unreported = case.path.count(max(depth, begin), count), case.path.count(begin, count)
-        is_enough = untold >= WORTH * case.budget.usable or unreported >= _WORTH_IN_LEDGERS * case.budget.usable
-        return (is_enough or any(map(_is_unfinished, live))) and self._shop.urgency.is_due(latest)
-
-    def _pause(self, latest: Latest) -> None:
-        """Nothing came of it: look again when the conversation has grown."""
-        self._branches.note_vain(latest, latest.case.path.tokens + int(_GROWN * latest.case.budget.usable))
+    def start(self, request: SentRequest) -> None:
+        """Have the branch of a request worked on, unless it is or there is nothing to do."""
+        if self.schedule.find(request.session, request.nodes) is None and self._is_worth_it(request):
+            lease = self.schedule.name_lease(request)
+            work = self._run(request, lease)
+            self._spawn(request, lease, request.state.subject.session.upstream, work)
 
     def stop_at(self, upstream: str) -> None:
-        """Make way: a client's call has come to a server that does one thing at a time."""
-        for making in self._branches.list_at(upstream):
-            making.task.cancel()
+        """Cancel the jobs at a server that does one thing at a time: a client's call has come to it."""
+        for job in self.schedule.list_at(upstream):
+            job.task.cancel()
 
     async def wait(self, subject: ManagedRequest) -> None:
-        """Return when nothing is being made for a request's branch, or it has waited for long enough.
-
-        The request's plan, which is made afterwards, has the rest of the time (BEHAVIOUR B8b).
-        """
-        if self._policy.hard_wait_seconds:
-            await self.wait_out(subject, _SUMMARY_SHARE * self._policy.hard_wait_seconds)
+        """Return when nothing is being made for a request's branch, or it has waited for long enough."""
+        if self.policy.hard_wait_seconds:
+            await self.wait_out(subject, _WAIT_SHARE * self.policy.hard_wait_seconds)
 
     async def wait_out(self, subject: ManagedRequest, seconds: float) -> bool:
-        """Wait for what is being made for a request's branch, so long at most; whether there was anything."""
-        making = self._branches.find(subject.session.id, subject.nodes)
-        if making is None:
+        """Wait for the job on a request's branch, at most so long; return whether there was one."""
+        job = self.schedule.find(subject.session.id, subject.nodes)
+        if job is None:
             return False
-        await asyncio.wait((making.task,), timeout=seconds)
+        await asyncio.wait((job.task,), timeout=seconds)
         return True
 
-    async def compact(self, latest: Latest, wish: Wish) -> Made:
-        """Reports of all that may go, because a person wishes so; made to the end though nobody should wait for them.
+    async def compact(self, request: SentRequest, options: ManualOptions) -> JobResult:
+        """Summarise all that may go, because a person asks for it; to the end, even if nobody waits for it any more.
 
-        Raises Conflict where others are being made for the branch.
+        Raises Conflict where the branch is being worked on.
         """
-        made, session = Made(), latest.session
-        if self._branches.find(session, latest.nodes) is not None:
+        result, session, budget = JobResult(), request.session, self.summarizer.health.budget
+        if self.schedule.find(session, request.nodes) is not None:
             raise Conflict(_BUSY)
-        before, lease = self._shop.purse.find_extra(session), self._branches.name(latest)
-        making = self._enter(latest, lease, "", self._fulfil_safely(latest, lease, wish, made))
-        await asyncio.wait((making.task,))
-        if made.is_refused:
+        before, lease = budget.get_summary_cost(session), self.schedule.name_lease(request)
+        job = self._spawn(request, lease, "", self._run_manually(request, lease, options, result))
+        await asyncio.wait((job.task,))
+        if result.is_refused:
             raise Conflict(_BUSY)
-        made.cost = self._shop.purse.find_extra(session) - before
-        return made
+        result.cost = budget.get_summary_cost(session) - before
+        return result
 
-    async def _hold(self, lease: str, work: Callable[[], Awaitable[None]]) -> bool:
-        """Work while a branch is ours; False where it is not."""
-        shop = self._shop
-        if not await shop.leases.acquire(lease, shop.owner, self._lease_seconds):
+    async def survey(self, request: SentRequest) -> Survey:
+        """Return the survey of a conversation, made in a thread."""
+        state = request.state
+        ground = PlanInputs(state.budget, None, state.context.list_pinned(request.nodes))
+        return await asyncio.to_thread(self.survey_request, request, ground)
+
+    def choose_job(
+        self, request: SentRequest, survey: Survey, live: Sequence[Summary], *, is_needed: bool = False
+    ) -> SummaryJob | None:
+        """Return the job of what has no summary yet, where that is worth one."""
+        budget = request.state.budget
+        begin = live[-1].stop if live else 0
+        span = choose_span(survey, begin, int(self.policy.input_fraction * (budget.window or _ASSUMED_WINDOW)))
+        if span is None or span.tokens < (LEAST if is_needed else WORTH * budget.usable):
+            return None
+        return make_leaf_job(request, survey, span)
+
+    async def choose_repeat(self, request: SentRequest, survey: Survey, live: Sequence[Summary]) -> SummaryJob | None:
+        """Return the job of the oldest summary that is to be made again."""
+        again = next(filter(_is_unfinished, live), None)
+        if again is None:
+            return None
+        if not again.parents:
+            return make_leaf_job(request, survey, MessageRange(again.start, again.stop, again.covered), (again.id,))
+        known = await self._load_summaries(live)
+        if not all(id in known for id in again.parents):
+            return None
+        return make_merge_job(request, survey, [known[id] for id in again.parents], (again.id,))
+
+    async def summarize(self, job: SummaryJob, *, is_needed: bool = False) -> Summary | None:
+        """Return a summary that was made under the branch's lease; None also where that is lost.
+
+        None, too, where another branch is at the same span.
+        """
+        request = job.request
+        running = self.schedule.find(request.session, request.nodes)
+        span = job.span.start, request.nodes[job.span.stop - 1]
+        if running is None or not self.schedule.claim(request.session, running, span):
+            return None
+        keeps_lease = partial(self.leases.renew, running.lease, self.owner, self._lease_seconds)
+        credential = self.credentials.find(request.session, request.state.subject.tip)
+        return await self.summarizer.summarize(job, credential, keeps_lease, is_needed=is_needed)
+
+    async def keep(self, job: SummaryJob, summary: Summary) -> bool:
+        """Have the log take a summary, and use it from then on; return False where the log did not take it."""
+        context = job.request.state.context
+        if not await self.gate.confirm(self.archive.append(summary)):
+            _log.warning("session %s: %s", summary.session, _NOT_KEPT)
+            return False
+        for id in (*summary.supersedes, *summary.parents):
+            if not any(id.encode() in epoch.edits for epoch in context.epochs):
+                replaced = context.get_summary(id)
+                if replaced is not None and replaced.calls:  # paid for, and nothing was ever sent under it
+                    self.summarizer.health.budget.record_waste(replaced.session, replaced.calls)
+        context.add_summary(summary)
+        self.memory.contexts.add_summary(summary)  # which may have another context of the session by now
+        made = (summary.id, summary.session, summary.exchange, summary.kind, summary.level)
+        self.bus.publish(SummaryAdded(*made, summary.covered, summary.tokens))
+        return True
+
+    @property
+    def _lease_seconds(self) -> float:
+        return _LEASE_CALLS * self.policy.time_limit_seconds
+
+    def _spawn(self, request: SentRequest, lease: str, upstream: str, work: Coroutine[Any, Any, None]) -> RunningJob:
+        job = RunningJob(request.nodes, lease, upstream, self.tasks.spawn(work))
+        self.schedule.add(request, job)
+        return job
+
+    def _is_worth_it(self, request: SentRequest) -> bool:
+        """Return whether there may be something to do, as far as that is seen without reading the messages.
+
+        What was sent in a ledger counts less, as a summary of it says little that the ledger does not. It counts
+        because all of a conversation is in ledgers by now where each epoch opens as soon as the soft mark is passed.
+        """
+        state, count = request.state, len(request.nodes)
+        if self.schedule.is_postponed(request):
+            return False
+        live = state.context.list_summaries(request.nodes)
+        depth = request.epoch.depth if request.epoch is not None else 0
+        begin, usable = live[-1].stop if live else 0, state.budget.usable
+        unlisted, unsummarised = state.path.count(max(depth, begin), count), state.path.count(begin, count)
+        is_enough = unlisted >= WORTH * usable or unsummarised >= _WORTH_IN_LEDGERS * usable
+        if not (is_enough or any(map(_is_unfinished, live))):
+            return False
+        return is_summary_due(request, self.policy, self.summarizer.health.cache_hits, self.summarizer.routes)
+
+    def _postpone(self, request: SentRequest) -> None:
+        """Leave a branch of which nothing came alone until its conversation has grown."""
+        state = request.state
+        self.schedule.postpone(request, state.path.tokens + int(_GROWTH * state.budget.usable))
+
+    async def _run_leased(self, lease: str, work: Callable[[], Awaitable[None]]) -> bool:
+        """Do work under a lease; return False where another process holds it."""
+        if not await self.leases.acquire(lease, self.owner, self._lease_seconds):
             return False
         try:
             await work()
         finally:
-            await shop.leases.release(lease, shop.owner)
+            await self.leases.release(lease, self.owner)
         return True
 
-    async def _fulfil_safely(self, latest: Latest, lease: str, wish: Wish, made: Made) -> None:
-        problems: list[Exception] = []
-        is_ours = await attempt(self._hold(lease, partial(self._fulfil, latest, wish, made)), problems.append)
-        made.is_refused = is_ours is False
-        for problem in problems:
-            _log.error("session %s: a summary could not be made", latest.session, exc_info=problem)
-            made.say(f"{type(problem).__name__}: {problem}")
+    async def _run(self, request: SentRequest, lease: str) -> None:
+        """Work on a branch in the background; a failure is logged."""
 
-    async def _fulfil(self, latest: Latest, wish: Wish, made: Made) -> None:
-        """Report what no report is of yet; where models can be asked, make one again that is not as it should be."""
-        context, nodes, survey = latest.case.context, latest.nodes, await self._survey(latest)
-        for _ in range(_MOST_BY_HAND):
-            work = self._choose(latest, survey, context.list_summaries(nodes), is_needed=True)
-            if work is None or not await self._fulfil_one(replace(work, wish=wish), made):
+        def note(problem: Exception) -> None:
+            _log.error("session %s: a summary could not be made", request.session, exc_info=problem)
+            self._postpone(request)
+
+        await attempt(self._run_leased(lease, partial(self._work, request)), note)
+
+    async def _run_manually(self, request: SentRequest, lease: str, options: ManualOptions, result: JobResult) -> None:
+        """Work on a branch because a person asks for it; a failure is logged, and told in the result."""
+
+        def note(problem: Exception) -> None:
+            _log.error("session %s: a summary could not be made", request.session, exc_info=problem)
+            result.add_problem(f"{type(problem).__name__}: {problem}")
+
+        work = partial(self._work_manually, request, options, result)
+        result.is_refused = await attempt(self._run_leased(lease, work), note) is False
+
+    async def _work(self, request: SentRequest) -> None:
+        """Make the next summary of a branch; where there is nothing new, make one again that may be better."""
+        survey = await self.survey(request)
+        live = request.state.context.list_summaries(request.nodes)
+        job = self.choose_job(request, survey, live) or await self.choose_repeat(request, survey, live)
+        summary = await self.summarize(job) if job is not None else None
+        if job is None or summary is None or _is_in_vain(job, summary) or not await self.keep(job, summary):
+            self._postpone(request)
+        elif self.policy.condensation:
+            await self.condense(request, survey)
+
+    async def _work_manually(self, request: SentRequest, options: ManualOptions, result: JobResult) -> None:
+        """Summarise what has no summary; where models can be asked, make one again that is not as it should be."""
+        context, nodes, survey = request.state.context, request.nodes, await self.survey(request)
+        for _ in range(_MOST_MANUAL_SPANS):
+            job = self.choose_job(request, survey, context.list_summaries(nodes), is_needed=True)
+            if job is None or not await self._summarize_manually(replace(job, options=options), result):
                 break
-        if all(each.level < _DETERMINISTIC for each in made.summaries):
-            again = await self._choose_again(latest, survey, context.list_summaries(nodes))
-            if again is not None:
-                await self._fulfil_one(replace(again, wish=wish), made)
-        if self._policy.condensation:
-            for merged in await self.condense(latest, survey, wish):
-                made.note(merged, is_kept=True)
+        if all(each.level < _WITHOUT_MODEL for each in result.summaries):
+            job = await self.choose_repeat(request, survey, context.list_summaries(nodes))
+            if job is not None:
+                await self._summarize_manually(replace(job, options=options), result)
+        if self.policy.condensation:
+            for merged in await self.condense(request, survey, options):
+                result.add(merged, is_kept=True)
 
-    async def _fulfil_one(self, work: Work, made: Made) -> bool:
-        """One report of several; whether it is there, so that there may be a next one."""
-        drafted = await self._draft(work, is_needed=True)
-        if drafted is None:
-            made.say(_LOST)
+    async def _summarize_manually(self, job: SummaryJob, result: JobResult) -> bool:
+        """Make one summary of several; return whether it is there, so that there may be a next one."""
+        summary = await self.summarize(job, is_needed=True)
+        if summary is None:
+            result.add_problem(_LOST)
             return False
-        if _is_in_vain(work, drafted):
-            made.note(drafted, is_kept=False)
+        if _is_in_vain(job, summary):
+            result.add(summary, is_kept=False)
             return False
-        is_kept = await self._keep(work, drafted)
-        made.note(drafted, is_kept=is_kept)
-        made.say("" if is_kept else _NOT_KEPT)
+        is_kept = await self.keep(job, summary)
+        result.add(summary, is_kept=is_kept)
+        result.add_problem("" if is_kept else _NOT_KEPT)
         return is_kept
 
-    async def _see_to(self, latest: Latest, lease: str) -> None:
-        problems: list[Exception] = []
-        await attempt(self._hold(lease, partial(self._work, latest)), problems.append)
-        for problem in problems:
-            _log.error("session %s: a summary could not be made", latest.session, exc_info=problem)
-            self._pause(latest)
+    async def condense(
+        self, request: SentRequest, survey: Survey, options: ManualOptions | None = None
+    ) -> list[Summary]:
+        """Merge summaries that take too much room, round by round while that makes them smaller; return the new ones.
 
-    async def _work(self, latest: Latest) -> None:
-        survey = await self._survey(latest)
-        made = await self._report(latest, survey)
-        if made is None:
-            self._pause(latest)
-        elif self._policy.condensation:
-            await self.condense(latest, survey)
-
-    async def _survey(self, latest: Latest) -> Survey:
-        case = latest.case
-        ground = PlanInputs(case.budget, None, case.context.list_pinned(latest.nodes))
-        return await asyncio.to_thread(self._shop.look_at, latest, ground)
-
-    async def _report(self, latest: Latest, survey: Survey, *, is_needed: bool = False) -> Summary | None:
-        """The next report of a branch; where there is nothing new, one that is better made again."""
-        live = latest.case.context.list_summaries(latest.nodes)
-        work = self._choose(latest, survey, live, is_needed=is_needed)
-        work = work or await self._choose_again(latest, survey, live)
-        return None if work is None else await self._make(work, is_needed=is_needed)
-
-    def _choose(self, latest: Latest, survey: Survey, live: Sequence[Summary], *, is_needed: bool) -> Work | None:
-        """What no report is of yet, where it is worth one."""
-        budget = latest.case.budget
-        begin = live[-1].stop if live else 0
-        span = choose_span(survey, begin, int(self._policy.input_fraction * (budget.window or _ASSUMED_WINDOW)))
-        if span is None or span.tokens < (LEAST if is_needed else WORTH * budget.usable):
-            return None
-        return _plan(latest, survey, span)
-
-    async def _choose_again(self, latest: Latest, survey: Survey, live: Sequence[Summary]) -> Work | None:
-        """The oldest that was made in a lesser way."""
-        again = next(filter(_is_unfinished, live), None)
-        if again is None:
-            return None
-        if again.parents:
-            known = await self._list_known(live)
-            if not all(id in known for id in again.parents):
-                return None
-            return _merge(latest, survey, [known[id] for id in again.parents], (again.id,))
-        return _plan(latest, survey, MessageRange(again.start, again.stop, again.covered), (again.id,))
-
-    async def _make(self, work: Work, *, is_needed: bool = False) -> Summary | None:
-        made = await self._draft(work, is_needed=is_needed)
-        if made is None or _is_in_vain(work, made):
-            return None
-        return made if await self._keep(work, made) else None
-
-    async def _draft(self, work: Work, *, is_needed: bool) -> Summary | None:
-        """One report, made while the branch is ours; None also where that is lost, or another branch is at the same."""
-        latest, shop = work.latest, self._shop
-        making = self._branches.find(latest.session, latest.nodes)
-        piece = work.span.start, latest.nodes[work.span.stop - 1]
-        if making is None or not self._branches.claim(latest.session, making, piece):
-            return None
-        renew = partial(shop.leases.renew, making.lease, shop.owner, self._lease_seconds)
-        key = shop.keys.find(latest.session, latest.case.subject.tip)
-        return await self._drafter.draft(work, key, renew, is_needed=is_needed)
-
-    async def _keep(self, work: Work, made: Summary) -> bool:
-        """Have the log take a summary, and use it from then on."""
-        shop, context = self._shop, work.latest.case.context
-        if not await shop.gate.confirm(shop.archive.append(made)):
-            _log.warning("session %s: %s", made.session, _NOT_KEPT)
-            return False
-        for replaced in (*made.supersedes, *made.parents):
-            if not any(replaced.encode() in epoch.edits for epoch in context.epochs):
-                self._book_loss(context.get_summary(replaced))
-        context.add_summary(made)
-        shop.memory.contexts.add_summary(made)  # which may have another one by now
-        shop.bus.publish(
-            SummaryAdded(made.id, made.session, made.exchange, made.kind, made.level, made.covered, made.tokens)
-        )
-        return True
-
-    def _book_loss(self, summary: Summary | None) -> None:
-        """One that was paid for has gone before anything was sent under it."""
-        if summary is not None and summary.calls:
-            self._shop.purse.book_loss(summary.session, summary.calls)
-
-    async def condense(self, latest: Latest, survey: Survey, wish: Wish | None = None) -> list[Summary]:
-        """Merge what has become too much, round by round, as long as that gets smaller; what came of each round.
-
-        What nobody is shown takes no room, and stays as it is until a model has made it again.
+        A summary that is not shown takes no room, and stays as it is until a model has made it again.
         """
         merged: list[Summary] = []
-        room = find_reports_room(latest.case.budget.usable)
-        for _ in range(self._policy.max_rounds):
-            live = list(filter(says_more, latest.case.context.list_summaries(latest.nodes)))
+        room = find_reports_room(request.state.budget.usable)
+        for _ in range(self.policy.max_rounds):
+            live = list(filter(says_more, request.state.context.list_summaries(request.nodes)))
             if sum(each.tokens for each in live) <= room:
                 break
-            known = await self._list_known(live)
+            known = await self._load_summaries(live)
             run = choose_run(list_nodes(live, known), room)
             if not run:
                 break
-            work = replace(_merge(latest, survey, [known[node.id] for node in run]), wish=wish)
-            made = await self._draft(work, is_needed=True)
-            if made is None or not is_progress(run, made.tokens) or not await self._keep(work, made):
+            job = replace(make_merge_job(request, survey, [known[node.id] for node in run]), options=options)
+            summary = await self.summarize(job, is_needed=True)
+            if summary is None or not is_progress(run, summary.tokens) or not await self.keep(job, summary):
                 break
-            merged.append(made)
+            merged.append(summary)
         return merged
 
-    async def _list_known(self, live: Sequence[Summary]) -> dict[str, Summary]:
-        """These and all that they were made of, those first; some may be of sessions that this one goes on from."""
+    async def _load_summaries(self, live: Sequence[Summary]) -> dict[str, Summary]:
+        """Return these and all that they were made of, those first; some may be of sessions that this one extends."""
         sessions = dict.fromkeys(each.session for each in live)
-        stored = [each for session in sessions for each in await self._shop.archive.list_summaries(session)]
+        stored = [each for session in sessions for each in await self.archive.list_summaries(session)]
         return {each.id: each for each in sorted((*stored, *live), key=lambda each: each.made_ms)}
 
 
-def _is_in_vain(work: Work, made: Summary) -> bool:
-    """Whether what was to be better than another is not."""
-    return bool(work.supersedes) and made.level == _DETERMINISTIC
+def _is_in_vain(job: SummaryJob, summary: Summary) -> bool:
+    """Return whether a summary that was to be better than another is not."""
+    return bool(job.supersedes) and summary.level == _WITHOUT_MODEL
 
 
 def _is_unfinished(summary: Summary) -> bool:
-    """Whether it is to be made again: until a model has written it, and once more where that was no good."""
-    return summary.is_provisional and (summary.level == _DETERMINISTIC or not summary.supersedes)
-
-
-def _plan(latest: Latest, survey: Survey, span: MessageRange, supersedes: tuple[str, ...] = ()) -> Work:
-    return Work(
-        latest, survey, span, find_references(latest, span), find_foreign(latest, survey), supersedes=supersedes
-    )
-
-
-def _merge(latest: Latest, survey: Survey, parents: Sequence[Summary], supersedes: tuple[str, ...] = ()) -> Work:
-    span = MessageRange(parents[0].start, parents[-1].stop, sum(parent.covered for parent in parents))
-    files = tuple(dict.fromkeys(id for parent in parents for id in parent.files))
-    return Work(latest, survey, span, files, find_foreign(latest, survey), tuple(parents), supersedes)
+    """Return whether a summary is to be made again: until a model has written it, and once more where it was poor."""
+    return summary.is_provisional and (summary.level == _WITHOUT_MODEL or not summary.supersedes)

@@ -1,4 +1,4 @@
-"""The purse: shares of sessions, caps of days, and what was spent in vain."""
+"""Shares of sessions, caps of days, and what was spent in vain."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from proxy.context.pricing import Cost
 from proxy.engine.compaction.policy import CompactionPolicy
-from proxy.engine.compaction.spending import Purse
+from proxy.engine.compaction.spending import SpendBudget
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.card import Card, Prices, Rates
 from proxy.model.errors import StoreUnavailable
@@ -42,7 +42,7 @@ class Log:
 
 
 class World:
-    """A purse at prices of one a token, where there are any."""
+    """A budget at prices of one a token, where there are any."""
 
     def __init__(self, *, is_priced: bool = True, **policy: float) -> None:
         card = Card(prices=Prices(Rates(1.0, 5.0, 0.1, 1.0)), prices_source="settings")
@@ -55,24 +55,24 @@ class World:
             self.asked.append((upstream, model))
             return card if is_priced else Card()
 
-        self.purse = Purse(CompactionPolicy(**policy), find_card, bus, self.clock)  # type: ignore[arg-type]
+        self.budget = SpendBudget(CompactionPolicy(**policy), find_card, bus, self.clock)  # type: ignore[arg-type]
 
     def earn(self, tokens: int, session: str = "s", **changes: object) -> None:
         """A call of the client's."""
         event = ExchangeRecorded(
             *("x", session, "managed", "w", "main", 200, "complete", 1, 1, 0.1, 0.1), is_readable=True, model="m"
         )
-        self.purse.note_exchange(replace(event, **changes))
-        self.purse.note_answer(AnswerRead("x", 0, Usage(tokens, 0)))
+        self.budget.record_exchange(replace(event, **changes))
+        self.budget.record_answer(AnswerRead("x", 0, Usage(tokens, 0)))
 
     def spend(self, tokens: float, exchange: str = "a1", session: str = "s") -> None:
         """A call of our own, from beginning to end."""
         cost = Cost(tokens, tokens)
-        self.purse.hold(session, cost)
-        self.purse.settle(session, exchange, cost, cost)
+        self.budget.reserve(session, cost)
+        self.budget.settle(session, exchange, cost, cost)
 
     def objects(self, tokens: float, session: str = "s", money: float | None = -1.0) -> str:
-        return self.purse.find_objection(session, Cost(tokens, tokens if money == -1.0 else money))
+        return self.budget.find_objection(session, Cost(tokens, tokens if money == -1.0 else money))
 
 
 def test_before_anything_was_paid_nothing_is_spent() -> None:
@@ -100,14 +100,14 @@ def test_a_call_must_fit_into_the_share_with_all_before_it() -> None:
 
 def test_a_call_counts_as_expected_until_its_answer_tells() -> None:
     world = World()
-    world.purse.note_estimate("x", Usage(1000, 0))
+    world.budget.record_estimate("x", Usage(1000, 0))
     event = ExchangeRecorded(
         *("x", "s", "managed", "w", "main", 200, "complete", 1, 1, 0.1, 0.1), is_readable=True, model="m"
     )
-    world.purse.note_exchange(event)
+    world.budget.record_exchange(event)
     assert not world.objects(50)
     assert world.objects(51)
-    world.purse.note_answer(AnswerRead("x", 0, Usage(400, 0)))
+    world.budget.record_answer(AnswerRead("x", 0, Usage(400, 0)))
     assert not world.objects(20)
     assert world.objects(21)
 
@@ -115,12 +115,12 @@ def test_a_call_counts_as_expected_until_its_answer_tells() -> None:
 def test_many_calls_of_which_nobody_says_how_much_they_were_count_once_each() -> None:
     world, most = World(), 200
     for i in range(most):
-        world.purse.note_estimate(f"x{i}", Usage(100, 0))
+        world.budget.record_estimate(f"x{i}", Usage(100, 0))
         event = ExchangeRecorded(
             *(f"x{i}", "s", "managed", "w", "main", 200, "complete", 1, 1, 0.1, 0.1), is_readable=True, model="m"
         )
-        world.purse.note_exchange(event)
-    world.purse.note_answer(AnswerRead("x0", 0, Usage(100, 0)))  # too late: it was counted as it was expected to be
+        world.budget.record_exchange(event)
+    world.budget.record_answer(AnswerRead("x0", 0, Usage(100, 0)))  # too late: it was counted as it was expected to be
     assert not world.objects(5 * most)
     assert world.objects(5 * most + 1)
 
@@ -129,9 +129,9 @@ def test_what_is_under_way_counts_until_it_is_settled() -> None:
     world = World()
     world.earn(1000)
     expected = Cost(40.0, 40.0)
-    world.purse.hold("s", expected)
+    world.budget.reserve("s", expected)
     assert world.objects(11)
-    world.purse.settle("s", "a1", expected, Cost(5.0, 5.0))
+    world.budget.settle("s", "a1", expected, Cost(5.0, 5.0))
     assert not world.objects(45)
     assert world.objects(46)
 
@@ -154,36 +154,36 @@ def test_only_what_clients_asked_is_the_sessions_own(changes: dict[str, object])
 
 async def test_a_day_has_a_cap_for_all_sessions() -> None:
     world = World(spend_per_day=30)
-    await world.purse.open(Log(Sum("main", "m", Usage(10, 0))))
+    await world.budget.load_today(Log(Sum("main", "m", Usage(10, 0))))
     world.earn(1000)
     world.earn(1000, "t")
     assert not world.objects(20)
     assert world.objects(21) == "it would take more than 30 a day (compaction.spend_per_day)"
     world.spend(15, session="t")
     assert world.objects(6)
-    world.purse.hold("t", Cost(1.0, 1.0))
+    world.budget.reserve("t", Cost(1.0, 1.0))
     assert not world.objects(4)
     assert world.objects(5)
 
 
 async def test_what_a_person_wished_may_take_more_than_the_share_of_its_session_but_not_than_a_days() -> None:
     world = World(spend_per_day=30)
-    await world.purse.open(Log(Sum("main", "m", Usage(10, 0))))
+    await world.budget.load_today(Log(Sum("main", "m", Usage(10, 0))))
     assert world.objects(20).endswith("(compaction.spend_fraction)")
-    assert world.purse.find_objection("s", Cost(20.0, 20.0), is_wished=True) == ""
-    assert world.purse.find_objection("s", Cost(21.0, 21.0), is_wished=True).endswith("(compaction.spend_per_day)")
+    assert world.budget.find_objection("s", Cost(20.0, 20.0), is_manual=True) == ""
+    assert world.budget.find_objection("s", Cost(21.0, 21.0), is_manual=True).endswith("(compaction.spend_per_day)")
 
 
 def test_what_was_spent_besides_can_be_asked_for_each_session() -> None:
     world = World()
     world.spend(15, session="t")
-    assert (world.purse.find_extra("t").tokens, world.purse.find_extra("s").tokens) == (15, 0)
+    assert (world.budget.get_summary_cost("t").tokens, world.budget.get_summary_cost("s").tokens) == (15, 0)
 
 
 async def test_a_day_ends() -> None:
     world = World(spend_per_day=30)
     log = Log(Sum("main", "m", Usage(30, 0)))
-    await world.purse.open(log)
+    await world.budget.load_today(log)
     assert log.asked == [world.clock.now_ms() // (DAY * 1000) * DAY * 1000]
     world.earn(1000)
     assert world.objects(1)
@@ -196,9 +196,9 @@ async def test_until_the_log_was_read_a_cap_lets_nothing_pass() -> None:
     world.earn(1000)
     assert world.objects(1) == "what was spent today has not been read from the log yet"
     with pytest.raises(StoreUnavailable):
-        await world.purse.open(Log())
+        await world.budget.load_today(Log())
     assert world.objects(1)
-    assert not World().purse.find_objection("s", Cost())
+    assert not World().budget.find_objection("s", Cost())
 
 
 async def test_what_is_read_of_yesterday_is_not_of_today() -> None:
@@ -209,24 +209,24 @@ async def test_what_is_read_of_yesterday_is_not_of_today() -> None:
             world.clock.advance(DAY)
             return await super().sum_auxiliary(since_ms)
 
-    await world.purse.open(Slow(Sum("main", "m", Usage(30, 0))))
+    await world.budget.load_today(Slow(Sum("main", "m", Usage(30, 0))))
     world.earn(1000)
     assert not world.objects(30)
 
 
 async def test_what_was_held_at_unknown_prices_is_forgotten_with_it() -> None:
     world = World(spend_per_day=30)
-    await world.purse.open(Log(Sum("main", "m", Usage(1, 0))))
+    await world.budget.load_today(Log(Sum("main", "m", Usage(1, 0))))
     world.earn(1000)
-    world.purse.hold("s", Cost(1.0, None))
+    world.budget.reserve("s", Cost(1.0, None))
     assert world.objects(1).endswith("state it under pricing")
-    world.purse.settle("s", "a1", Cost(1.0, None), Cost())
+    world.budget.settle("s", "a1", Cost(1.0, None), Cost())
     assert not world.objects(29)
 
 
 async def test_a_cap_in_money_cannot_be_kept_without_prices() -> None:
     world = World(is_priced=False, spend_per_day=30)
-    await world.purse.open(Log(Sum("main", "m", Usage(1, 0))))
+    await world.budget.load_today(Log(Sum("main", "m", Usage(1, 0))))
     world.earn(1000)
     assert world.objects(1, money=None).endswith("state it under pricing")
 
@@ -235,9 +235,9 @@ def test_what_was_never_used_is_a_loss() -> None:
     world = World()
     world.spend(7, "a1")
     world.spend(8, "a2")
-    assert world.purse.book_loss("s", ["a1", "a2", "unknown"]).tokens == 15
-    assert world.purse.book_loss("s", ["a1"]).tokens == 0  # once is enough
-    assert world.purse.book_loss("s", []).tokens == 0
+    assert world.budget.record_waste("s", ["a1", "a2", "unknown"]).tokens == 15
+    assert world.budget.record_waste("s", ["a1"]).tokens == 0  # once is enough
+    assert world.budget.record_waste("s", []).tokens == 0
     assert world.events == [
         *(SummaryWasted("unknown", "s", 15.0), SummaryWasted("a1", "s", 0.0), SummaryWasted("", "s", 0.0)),
     ]
@@ -247,9 +247,9 @@ def test_what_is_let_go_leaves_nothing() -> None:
     world = World()
     world.earn(1000)
     for _ in range(10):
-        world.purse.hold("s", Cost(0.1, 0.1))
+        world.budget.reserve("s", Cost(0.1, 0.1))
     for number in range(10):
-        world.purse.settle("s", f"a{number}", Cost(0.1, 0.1), Cost())
+        world.budget.settle("s", f"a{number}", Cost(0.1, 0.1), Cost())
     assert not world.objects(50)
 
 
@@ -259,4 +259,4 @@ def test_only_so_much_is_remembered() -> None:
         world.earn(1000, f"s{number}")
         world.spend(1, f"a{number}", f"s{number}")
     assert world.objects(1, "s0")
-    assert world.purse.book_loss("s", ["a0", "a1"]).tokens == 1
+    assert world.budget.record_waste("s", ["a0", "a1"]).tokens == 1

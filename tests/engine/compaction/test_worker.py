@@ -92,9 +92,9 @@ async def test_what_is_stopped_leaves_its_lease_and_its_place() -> None:
     shop = Workshop(lambda body: None)
     await reach_without_end(shop, SOFT)
     shop.worker.stop_at("other")
-    assert len(shop.worker._branches) == 1
+    assert len(shop.worker.schedule) == 1
     await stop(shop)
-    assert (len(shop.worker._branches), shop.leases._held) == (0, {})
+    assert (len(shop.worker.schedule), shop.leases._held) == (0, {})
     assert shop.summaries == []
     shop.model.summarise = give_report
     await shop.ask(until(SOFT + 1))
@@ -109,7 +109,7 @@ async def test_a_call_on_a_local_server_has_the_way() -> None:
         later()
     await in_time(shop.model.was_asked.wait())
     await shop.ask([{"role": "user", "content": "Hi."}], ((b"x-palimpsest-mode", b"observe"),))
-    assert len(shop.worker._branches) == 0
+    assert len(shop.worker.schedule) == 0
 
 
 async def test_who_else_has_the_lease_does_it() -> None:
@@ -192,7 +192,7 @@ async def test_where_no_epoch_would_open_nobody_waits(monkeypatch: pytest.Monkey
         waited.append(subject.session.id)
 
     monkeypatch.setattr(shop.worker, "wait", wait)
-    case = (await shop.look_at(until(HARD))).case
+    case = (await shop.look_at(until(HARD))).state
     shop.context.fruitless["gpt-4o"] = case.tokens, case.subject.tip
     await shop.ask(until(HARD))
     assert waited == []
@@ -272,7 +272,7 @@ async def test_a_fault_of_ours_is_told_and_not_repeated_at_once(caplog: pytest.L
     async def fault(*args: Any) -> Any:
         raise RuntimeError("not now")
 
-    shop.worker._survey = fault  # type: ignore[assignment, method-assign]
+    shop.worker.survey = fault  # type: ignore[assignment, method-assign]
     await shop.ask(until(SOFT))
     await shop.ask(until(SOFT + 1))
     assert caplog.text.count("a summary could not be made") == 1
@@ -282,22 +282,22 @@ async def test_a_fault_of_ours_is_told_and_not_repeated_at_once(caplog: pytest.L
 async def test_it_reaches_whoever_remembers_the_session_by_then() -> None:
     shop = Workshop(lambda body: None)
     await reach_without_end(shop, SOFT)
-    latest = await shop.look_at(until(SOFT))
+    request = await shop.look_at(until(SOFT))
     shop.memory.contexts.clear()
-    made = msgspec.structs.replace(await _draft(shop, latest), session=shop.session)
-    work = await _plan(shop, latest)
-    assert await shop.worker._keep(work, made)
+    made = msgspec.structs.replace(await _draft(shop, request), session=shop.session)
+    work = await _plan(shop, request)
+    assert await shop.worker.keep(work, made)
     assert shop.context.get_summary(made.id) is made
-    assert len(shop.worker._branches) == 1
+    assert len(shop.worker.schedule) == 1
     await stop(shop)
 
 
-async def _plan(shop: Workshop, latest: Any) -> Any:
-    survey = await shop.worker._survey(latest)
-    work = shop.worker._choose(latest, survey, (), is_needed=True)
+async def _plan(shop: Workshop, request: Any) -> Any:
+    survey = await shop.worker.survey(request)
+    work = shop.worker.choose_job(request, survey, (), is_needed=True)
     assert work is not None
     return work
 
 
-async def _draft(shop: Workshop, latest: Any) -> Summary:
-    return shop.drafter.put_together(await _plan(shop, latest))
+async def _draft(shop: Workshop, request: Any) -> Summary:
+    return shop.summarizer.write_without_model(await _plan(shop, request))

@@ -65,11 +65,11 @@ async def test_in_a_long_session_the_graph_stays_shallow_and_every_summary_cover
     assert len(summaries) > len(leaves) + 4
     ranks = measure_ranks(summaries)
     assert max(ranks.values()) <= math.log(len(leaves), 4) + 2
-    latest = await shop.look_at(history)
-    live = shop.context.list_summaries(latest.nodes)
+    request = await shop.look_at(history)
+    live = shop.context.list_summaries(request.nodes)
     assert live[0].start == 0
     assert all(one.stop == other.start for one, other in itertools.pairwise(live))
-    raws = latest.case.subject.list_raws()
+    raws = request.state.subject.list_raws()
     originals = {each.id: (await shop.log.load_original(each.id)).messages for each in summaries}
     check_covers(summaries, raws, originals)
     assert (await shop.log.verify()).faults == ()
@@ -120,10 +120,10 @@ async def test_what_it_was_made_of_must_be_known_to_be_merged_again() -> None:
     shop = Workshop()
     await reach(shop, SOFT)
     (leaf,) = shop.summaries
-    latest = await shop.look_at(until(SOFT))
-    survey = await shop.worker._survey(latest)
+    request = await shop.look_at(until(SOFT))
+    survey = await shop.worker.survey(request)
     lost = msgspec.structs.replace(leaf, id="x", kind="condensed", level=3, is_provisional=True, parents=("y",))
-    assert await shop.worker._choose_again(latest, survey, [lost]) is None
+    assert await shop.worker.choose_repeat(request, survey, [lost]) is None
 
 
 async def test_what_nobody_is_shown_is_not_merged() -> None:

@@ -9,16 +9,17 @@ import msgspec
 import pytest
 
 from proxy.context.compaction.spans import MessageRange
-from proxy.engine.compaction.keys import CallCredential
+from proxy.context.pricing import Cost
+from proxy.engine.compaction.credentials import CallCredential
+from proxy.engine.compaction.job import SummaryJob
 from proxy.engine.compaction.policy import CompactionPolicy
-from proxy.engine.compaction.work import Work
 from proxy.engine.policy import Provider
 from proxy.engine.request_resolver import Route
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.events import AuxiliaryEnded
 from proxy.model.exchange import Opening, Usage
 from proxy.model.summary import Summary
-from tests.support.compacting import FREE, REPORT, Reply, Workshop, fail, give_report, in_time, say
+from tests.support.compacting import FREE, REPORT, Reply, Workshop, fail, give_report, in_time, record_usage, say
 from tests.support.engine import FakeArchive, ScriptedUpstream
 from tests.support.managing import SESSION, make_history, make_subject
 from tests.support.summaries import make_summary
@@ -54,18 +55,18 @@ class Draft:
         self.renewals -= 1
         return self.renewals != -1
 
-    async def plan(self, **changes: Any) -> Work:
-        latest = await self.shop.look_at(HISTORY)
-        survey = await self.shop.worker._survey(latest)
-        work = Work(latest, survey, MessageRange(0, 29, latest.case.path.count(0, 29)), ("bbbbbbbbbb",))
+    async def plan(self, **changes: Any) -> SummaryJob:
+        request = await self.shop.look_at(HISTORY)
+        survey = await self.shop.worker.survey(request)
+        work = SummaryJob(request, survey, MessageRange(0, 29, request.state.path.count(0, 29)), ("bbbbbbbbbb",))
         return msgspec.structs.replace(work, **changes)
 
     async def make(self, *, is_needed: bool = False, **changes: Any) -> Summary | None:
         work = await self.plan(**changes)
         if not self.is_poor:
-            balance = self.shop.drafter._desk.office.purse._find_balance("s1")
-            balance.main = self.shop.drafter._desk.office.purse.price("main", "gpt-4o", _PLENTY)
-        made: Summary | None = await in_time(self.shop.drafter.draft(work, self.key, self.renew, is_needed=is_needed))
+            record_usage(self.shop.summarizer.health.budget, "s1", _PLENTY)
+        summarizing = self.shop.summarizer.summarize(work, self.key, self.renew, is_needed=is_needed)
+        made: Summary | None = await in_time(summarizing)
         return made
 
     async def get(self, **changes: Any) -> Summary:
@@ -164,9 +165,9 @@ async def test_other_failures_are_not_tried_in_another_way() -> None:
 async def test_a_model_that_thinks_for_too_long_is_asked_once_more_with_more_room() -> None:
     draft = Draft(say("", finish="length"), say(REPORT))
     work = await draft.plan()
-    body = work.latest.body.replace(b'"messages"', b'"max_tokens": 70, "messages"', 1)
-    latest = msgspec.structs.replace(work.latest, body=body)
-    made = await draft.get(latest=latest)
+    body = work.request.body.replace(b'"messages"', b'"max_tokens": 70, "messages"', 1)
+    request = msgspec.structs.replace(work.request, body=body)
+    made = await draft.get(request=request)
     assert (made.level, len(made.calls)) == (1, 2)
     assert [each["max_tokens"] for each in draft.asked] == [300 + 8192, 2 * (300 + 8192)]
 
@@ -182,18 +183,18 @@ async def test_without_money_for_more_room_it_is_speechless_all_the_same() -> No
     draft = Draft(say("", finish="length"))
     draft.shop.model.summarise = lambda body: _spend_all(draft)
     work = await draft.plan()
-    body = work.latest.body.replace(b'"messages"', b'"max_tokens": 70, "messages"', 1)
-    made = await draft.get(latest=msgspec.structs.replace(work.latest, body=body))
+    body = work.request.body.replace(b'"messages"', b'"max_tokens": 70, "messages"', 1)
+    made = await draft.get(request=msgspec.structs.replace(work.request, body=body))
     assert made.level == 3
     assert "all its tokens went into thoughts" in made.reason
     assert "compaction.spend_fraction" in made.reason
-    breakers = draft.shop.drafter._desk.office.breakers
-    assert breakers._find("main", "gpt-4o").failures == 1
+    breakers = draft.shop.summarizer.health.breakers
+    assert breakers.get("main", "gpt-4o").failures == 1
 
 
 def _spend_all(draft: Draft) -> bytes:
-    purse = draft.shop.drafter._desk.office.purse
-    purse._find_balance("s1").main = purse.price("main", "gpt-4o", msgspec.structs.replace(_PLENTY, input=1))
+    spent = draft.shop.summarizer.health.budget.price("main", "gpt-4o", msgspec.structs.replace(_PLENTY, input=10**12))
+    draft.shop.summarizer.health.budget.settle("s1", "a0", Cost(), spent)
     return say("", finish="length")
 
 
@@ -224,12 +225,12 @@ async def test_without_a_key_those_are_asked_that_are_asked_with_one_of_ours_and
     other = ScriptedUpstream("other")
     policy = free(model="theirs", fallback_models=("small",), may_receive=("other",))
     draft = Draft(policy=policy, provider=Provider(has_own_key=True), others=[other])
-    draft.shop.drafter._desk.routes[1:] = [Route(other, models=("theirs",))]  # type: ignore[index]
+    draft.shop.summarizer.routes = [Route(draft.shop.model), Route(other, models=("theirs",))]
     draft.key = None
-    latest = await draft.shop.look_at(HISTORY, headers=((b"authorization", b"Bearer sk-client"),))
-    subject = msgspec.structs.replace(latest.case.subject, upstream=draft.shop.model)
-    case = msgspec.structs.replace(latest.case, subject=subject)
-    made = await draft.get(latest=msgspec.structs.replace(latest, case=case))
+    request = await draft.shop.look_at(HISTORY, headers=((b"authorization", b"Bearer sk-client"),))
+    subject = msgspec.structs.replace(request.state.subject, upstream=draft.shop.model)
+    case = msgspec.structs.replace(request.state, subject=subject)
+    made = await draft.get(request=msgspec.structs.replace(request, state=case))
     assert (made.level, made.model, other.calls) == (1, "small", [])
     assert made.reason.startswith("no model was asked: ")
     (call,) = draft.shop.model.calls
@@ -247,7 +248,7 @@ async def test_other_models_are_asked_in_their_order_and_never_warm() -> None:
 async def test_a_model_that_was_cold_twice_is_asked_in_a_transcript() -> None:
     draft = Draft()
     for _ in range(2):
-        draft.shop.drafter._desk.office.warmth.note(
+        draft.shop.summarizer.health.cache_hits.record_call(
             "main", "gpt-4o", 1.0, msgspec.structs.replace(_PLENTY, input=100, cached=0)
         )
     await draft.get()
@@ -275,7 +276,8 @@ async def test_reports_are_merged() -> None:
     made = await draft.get(parents=parents, span=MessageRange(0, 20, 900), references=("baaaaaaaaa", "aaaaaaaaaa"))
     assert (made.kind, made.parents, made.digests, made.covered) == ("condensed", ("a", "b"), (), 4000)
     assert draft.ways == ["compact"]
-    without = draft.shop.drafter.put_together(await draft.plan(parents=parents, span=MessageRange(0, 20, 900)))
+    job = await draft.plan(parents=parents, span=MessageRange(0, 20, 900))
+    without = draft.shop.summarizer.write_without_model(job)
     assert (without.level, without.kind, without.parents) == (3, "condensed", ("a", "b"))
     assert "The parts up to here were looked at." in without.text
     assert without.files == ("aaaaaaaaaa", "baaaaaaaaa", "bbbbbbbbbb")
@@ -306,14 +308,13 @@ async def test_an_instruction_that_leads_to_nothing_is_held_against_its_session_
         made = await draft.get(is_needed=True)
         assert made.level == 3
     assert "answered this instruction badly of late" in made.reason
-    asked, breakers = len(draft.asked), draft.shop.drafter._desk.office.breakers
+    asked, breakers = len(draft.asked), draft.shop.summarizer.health.breakers
     assert breakers.allows("main", "gpt-4o", draft.shop.clock.monotonic())
-    assert (breakers._find("main", "gpt-4o").failures, asked <= 4) == (0, True)
+    assert (breakers.get("main", "gpt-4o").failures, asked <= 4) == (0, True)
     draft.shop.model.summarise = give_report
-    purse = draft.shop.drafter._desk.office.purse
-    purse._find_balance("s2").main = purse.price("main", "gpt-4o", _PLENTY)
+    record_usage(draft.shop.summarizer.health.budget, "s2", _PLENTY)
     elsewhere = await draft.shop.look_at(HISTORY, session=msgspec.structs.replace(SESSION, id="s2"))
-    assert (await draft.get(latest=elsewhere)).level == 1
+    assert (await draft.get(request=elsewhere)).level == 1
 
 
 async def test_a_prompt_that_a_hook_may_have_changed_is_held_against_its_session_too() -> None:
@@ -321,7 +322,7 @@ async def test_a_prompt_that_a_hook_may_have_changed_is_held_against_its_session
     draft = Draft(*[say("Sorry, what?")] * 4, policy=policy, hook=lambda instruction, level: "Write a poem.")
     for _ in range(2):
         await draft.get(is_needed=True)
-    assert draft.shop.drafter._desk.office.breakers._find("main", "gpt-4o").failures == 0
+    assert draft.shop.summarizer.health.breakers.get("main", "gpt-4o").failures == 0
 
 
 async def test_a_model_that_is_broken_is_left_alone_whatever_it_was_asked() -> None:
@@ -329,7 +330,7 @@ async def test_a_model_that_is_broken_is_left_alone_whatever_it_was_asked() -> N
     for _ in range(3):
         made = await draft.get(is_needed=True)
     assert "failed of late" in made.reason
-    assert draft.shop.drafter._desk.office.breakers._find("main", "gpt-4o").failures == 2
+    assert draft.shop.summarizer.health.breakers.get("main", "gpt-4o").failures == 2
 
 
 async def test_a_fault_of_ours_is_no_failed_report(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +338,7 @@ async def test_a_fault_of_ours_is_no_failed_report(monkeypatch: pytest.MonkeyPat
         raise RuntimeError("not now")
 
     draft = Draft()
-    monkeypatch.setattr("proxy.engine.compaction.drafting.accept", broken)
+    monkeypatch.setattr("proxy.engine.compaction.summarizer.accept", broken)
     made = await draft.get()
     assert (made.level, made.reason) == (3, "RuntimeError: not now")
 

@@ -1,14 +1,13 @@
-"""Calls of our own over fakes: an office as the assembly builds it, in a session with one request behind it."""
+"""Calls for summaries over fakes, with the parts that a summarizer is built of, in a session with one request."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from proxy.context.budget import BudgetPolicy
-from proxy.engine.compaction.calling import Answered, Errand, Unanswered
-from proxy.engine.compaction.keys import CallCredential
-from proxy.engine.compaction.office import Office, Premises, build_office
+from proxy.engine.compaction.credentials import CallCredential
+from proxy.engine.compaction.model_call import FailedCall, ModelCall, ModelResponse
 from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.compaction.summarizer import build_summarizer
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.models import Models
 from proxy.engine.policy import EnginePolicy, Provider
@@ -25,7 +24,7 @@ EXPECTED = Usage(1000, 100)
 
 
 class Desk:
-    """An office, and the engine it stands in. What is to be done later is in `later`."""
+    """What calls models, and its engine."""
 
     def __init__(
         self,
@@ -37,37 +36,34 @@ class Desk:
         self.upstream: Any = ScriptedUpstream() if upstream is None else upstream
         engine_policy = engine_policy or EnginePolicy(commit_wait_ms=60_000)
         self.engine = Engine(policy=engine_policy, is_instant=True)
-        self.later: list[tuple[float, Callable[[], None]]] = []
         engine, counting = self.engine, TokenCounter(QuarterTokens())
         self.catalog = StatedCatalog(1_000_000)
         models = Models(self.catalog, counting, BudgetPolicy(), engine.clock, engine.tasks.spawn)
         self.memory = ContextCaches(engine.archive, counting, 1 << 24)
-        premises = Premises(
-            *(engine.relay, self.memory, models, engine.tasks, engine.bus, engine.clock, engine.ids),
-            *(ChatCompletions(), providers or {}),
-        )
-        self.office: Office = build_office(policy or CompactionPolicy(), engine_policy, premises, self._note_later)
+        summarizer = build_summarizer(
+            policy or CompactionPolicy(), engine_policy, relay=engine.relay, memory=self.memory, models=models,
+            tasks=engine.tasks, bus=engine.bus, clock=engine.clock, ids=engine.ids, form=ChatCompletions(),
+            providers=providers or {}, routes=(), count=len, hook=None, secret=b"secret",
+        )  # fmt: skip
+        self.caller, self.health = summarizer.caller, summarizer.health
 
-    def _note_later(self, seconds: float, work: Callable[[], None]) -> None:
-        self.later.append((seconds, work))
-
-    def errand(self, **changes: Any) -> Errand:
+    def make_call(self, **changes: Any) -> ModelCall:
         """A question in the session of tests."""
         upstream: Upstream = self.upstream
         values: dict[str, Any] = {
             "session": SESSION,
-            "key": CallCredential(upstream, b"/v1/chat/completions?k=v", KEY),
+            "credential": CallCredential(upstream, b"/v1/chat/completions?k=v", KEY),
             "upstream": upstream,
             "model": MODEL,
             "body": ASKING,
             "most_characters": 400,
             "expected": EXPECTED,
         }
-        return Errand(**{**values, **changes})
+        return ModelCall(**{**values, **changes})
 
-    def begin(self, **changes: Any) -> "asyncio.Task[Answered | Unanswered]":
+    def begin(self, **changes: Any) -> "asyncio.Task[ModelResponse | FailedCall]":
         """Ask in a task of its own."""
-        return asyncio.create_task(self.office.caller.ask(self.errand(**changes)))
+        return asyncio.create_task(self.caller.call(self.make_call(**changes)))
 
     def list_events(self, kind: type[Any]) -> list[Any]:
         """The events of a kind so far."""

@@ -1,4 +1,4 @@
-"""When the worker is called, and when it is not."""
+"""When the worker is started, and when it is not."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,17 +7,19 @@ import msgspec
 import pytest
 
 from proxy.context.epoch_decision import Decision
+from proxy.engine.compaction.job import SentRequest
 from proxy.engine.compaction.policy import CompactionPolicy
-from proxy.engine.compaction.work import Latest
 from proxy.engine.context.accounting import NoObserver
 from proxy.engine.context.fallback import Footing
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
 from proxy.model.card import Card
+from proxy.model.errors import StoreUnavailable
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import Headers
 from tests.support.compacting import FREE, Workshop, fail, in_time, is_own
 from tests.support.managing import Message, make_history
+from tests.support.memory_store.archive import MemoryArchive
 
 HISTORY = make_history(22, 1600)
 LOCAL = Provider(cache="local")
@@ -55,26 +57,30 @@ async def test_who_does_not_want_it_pays_for_none(policy: CompactionPolicy, head
     assert shop.summaries == []
 
 
-@pytest.mark.parametrize(("is_side", "pressure", "kept"), [(False, "soft", 1), (True, "soft", 0), (False, "none", 0)])
+@pytest.mark.parametrize(
+    ("is_side", "pressure", "kept"), [(False, "soft", True), (True, "soft", False), (False, "none", False)]
+)
 async def test_what_stands_beside_the_conversation_or_below_the_mark_is_not_kept(
-    is_side: bool, pressure: Any, kept: int
+    is_side: bool, pressure: Any, kept: bool
 ) -> None:
     shop = Workshop()
-    latest = await shop.look_at(until(ABOVE), is_side=is_side)
-    footing = Footing("original", latest.body, latest.tokens)
-    shop.watch.note_sent(latest.case, footing, Decision(None, pressure))
-    assert len(shop.watch._sent) == kept
+    request = await shop.look_at(until(ABOVE), is_side=is_side)
+    shop.trigger.note_asked(request.state.subject)
+    footing = Footing("original", request.body, request.tokens)
+    shop.trigger.note_sent(request.state, footing, Decision(None, pressure))
+    (call,) = shop.trigger.open_calls.values()
+    assert (call.sent is not None) == kept
 
 
 class Recording:
     """A worker that notes what it is told."""
 
     def __init__(self) -> None:
-        self.started: list[Latest] = []
+        self.started: list[SentRequest] = []
         self.stopped: list[str] = []
 
-    def start(self, latest: Latest) -> None:
-        self.started.append(latest)
+    def start(self, request: SentRequest) -> None:
+        self.started.append(request)
 
     async def wait(self, subject: ManagedRequest) -> None:
         """There is nothing to wait for."""
@@ -85,7 +91,7 @@ class Recording:
 
 def record(shop: Workshop) -> Recording:
     worker: Any = Recording()
-    shop.watch._worker = worker
+    shop.trigger.worker = worker
     recording: Recording = worker
     return recording
 
@@ -103,11 +109,11 @@ async def test_an_answer_that_is_none_starts_nothing() -> None:
     shop.model.send = refuse  # type: ignore[assignment, method-assign]
     await shop.ask(until(ABOVE))
     assert worker.started == []
-    assert (len(shop.watch._asked), len(shop.watch._sent)) == (0, 0)
+    assert len(shop.trigger.open_calls) == 0
     shop.model.send = send  # type: ignore[method-assign]
     await shop.ask(until(ABOVE))
     assert len(worker.started) == 1
-    assert (len(shop.watch._asked), len(shop.watch._sent)) == (0, 0)
+    assert len(shop.trigger.open_calls) == 0
 
 
 async def test_what_is_reported_is_what_was_sent() -> None:
@@ -116,12 +122,12 @@ async def test_what_is_reported_is_what_was_sent() -> None:
     for steps in (1, ABOVE, 22):
         await shop.ask(until(steps))
     first, second = worker.started
-    assert (first.body, first.opened, first.tokens) == (shop.model.sent[-2], None, first.case.tokens)
+    assert (first.body, first.opened, first.tokens) == (shop.model.sent[-2], None, first.state.tokens)
     (epoch,) = shop.epochs
     assert second.body == shop.model.sent[-1]
     assert second.opened is not None
     assert second.opened.id == epoch.id
-    assert second.tokens < second.case.tokens
+    assert second.tokens < second.state.tokens
 
 
 async def test_the_time_since_the_request_before_is_known_where_it_goes_on_from_that() -> None:
@@ -131,29 +137,30 @@ async def test_the_time_since_the_request_before_is_known_where_it_goes_on_from_
     for messages in (until(ABOVE), until(ABOVE + 1), edited):
         await shop.ask(messages)
         shop.clock.advance(7)
-    assert [latest.interval for latest in worker.started] == [None, 7.0, None]
+    assert [request.interval for request in worker.started] == [None, 7.0, None]
 
 
 async def test_a_round_that_another_follows_is_not_the_one_that_was_sent_last() -> None:
     shop = Workshop()
     worker = record(shop)
     await shop.ask(until(1))
-    latest = await shop.look_at(until(ABOVE), exchange="x9")
-    exchange = _sent(shop, latest)
+    request = await shop.look_at(until(ABOVE), exchange="x9")
+    exchange = _sent(shop, request)
     shop.bus.publish(_recorded(exchange, is_final=False))
     shop.bus.publish(_recorded(exchange))
     assert worker.started == []
-    assert is_keyed(shop, latest)
+    assert is_keyed(shop, request)
 
 
-def is_keyed(shop: Workshop, latest: Latest) -> bool:
-    return shop.watch._keys.find("s1", latest.case.subject.tip) is not None
+def is_keyed(shop: Workshop, request: SentRequest) -> bool:
+    return shop.trigger.credentials.find("s1", request.state.subject.tip) is not None
 
 
-def _sent(shop: Workshop, latest: Latest) -> str:
-    subject = latest.case.subject
-    shop.watch.note_asked(subject)
-    shop.watch._sent[subject.exchange] = latest
+def _sent(shop: Workshop, request: SentRequest) -> str:
+    subject = request.state.subject
+    shop.trigger.note_asked(subject)
+    (call,) = shop.trigger.open_calls.values()
+    call.sent = request
     return subject.exchange
 
 
@@ -166,11 +173,11 @@ def _recorded(exchange: str, *, is_final: bool = True, status: int = 200, end: A
 async def test_what_broke_off_or_was_refused_starts_nothing(status: int, end: str, is_key: bool) -> None:
     shop = Workshop()
     worker = record(shop)
-    latest = await shop.look_at(until(ABOVE))
-    exchange = _sent(shop, latest)
+    request = await shop.look_at(until(ABOVE))
+    exchange = _sent(shop, request)
     shop.bus.publish(_recorded(exchange, status=status, end=end))
     assert worker.started == []
-    assert is_keyed(shop, latest) == is_key
+    assert is_keyed(shop, request) == is_key
 
 
 async def test_a_local_server_thinks_for_us_when_it_is_idle_and_a_model_was_named() -> None:
@@ -233,7 +240,7 @@ async def test_a_call_at_a_server_of_ones_own_stops_what_is_made_there() -> None
     later()
     await in_time(shop.model.was_asked.wait())
     await shop.call(until(ABOVE + 1))
-    assert shop.worker._branches.list_at("main") == []
+    assert shop.worker.schedule.list_at("main") == []
     await shop.settle()
     assert shop.summaries == []
 
@@ -270,13 +277,36 @@ async def test_other_servers_are_not_cared_for_so() -> None:
     worker = record(shop)
     await shop.ask(until(1))
     assert worker.stopped == []
-    assert len(shop.watch._newest) == 0
 
 
 async def test_where_nobody_watches_nothing_is_noted() -> None:
-    latest = await Workshop().look_at(until(ABOVE))
+    request = await Workshop().look_at(until(ABOVE))
     nobody: Any = NoObserver()
-    nobody.note_arrival(latest.case.subject)
-    nobody.note_asked(latest.case.subject)
-    nobody.note_sent(latest.case, None, None)
-    await in_time(nobody.wait(latest.case.subject))
+    nobody.note_arrival(request.state.subject)
+    nobody.note_asked(request.state.subject)
+    nobody.note_sent(request.state, None, None)
+    await in_time(nobody.wait(request.state.subject))
+
+
+class BrokenLog(MemoryArchive):
+    """Cannot say what was spent."""
+
+    async def sum_auxiliary(self, since_ms: int) -> Any:
+        raise StoreUnavailable("not now")
+
+
+@pytest.mark.parametrize(("archive", "is_open"), [(MemoryArchive, True), (BrokenLog, False)])
+async def test_where_a_day_has_a_cap_what_was_spent_is_read_first(archive: Any, is_open: bool) -> None:
+    shop = Workshop(policy=replace(FREE, spend_per_day=1.0), archive=archive())
+    assert not shop.trigger.budget.is_loaded
+    await shop.settle()
+    assert shop.trigger.budget.is_loaded == is_open
+
+
+async def test_more_turns_can_be_kept_out_of_reports_than_out_of_plans() -> None:
+    surveys = []
+    for turns in (2, 5):
+        shop = Workshop(policy=replace(FREE, protect_turns=turns))
+        messages = [{"role": role, "content": f"{role} {i}"} for i in range(8) for role in ("user", "assistant")]
+        surveys.append(await shop.worker.survey(await shop.look_at(messages)))
+    assert [len(survey.newest) for survey in surveys] == [2, 5]

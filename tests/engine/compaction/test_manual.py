@@ -1,25 +1,24 @@
 """A person asks for a summary of a session, and has it sent in short."""
 
 import asyncio
-import dataclasses
 import json
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from proxy.engine.compaction.job import ManualOptions
 from proxy.engine.compaction.policy import CompactionPolicy
-from proxy.engine.compaction.work import Wish
 from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.policy import Provider
 from proxy.model.card import LimitKey
 from proxy.model.errors import Conflict
 from proxy.model.events import EpochOpened
 from proxy.model.marker import LEDGER_HEAD
-from tests.support.by_hand import STEPS, carry, compact, go_on, make_compactor, stand_in
 from tests.support.compacting import Workshop, fail, give_report, in_time, list_reports, say
 from tests.support.engine import ScriptedResponse
 from tests.support.managing import make_history
+from tests.support.manual_compaction import STEPS, carry, compact, go_on, load_newest, make_manual_compaction
 from tests.support.memory_store.leases import MemoryLeases
 
 
@@ -194,7 +193,7 @@ async def test_with_what_is_new_a_lesser_one_is_made_again(shop: Workshop) -> No
     assert len(list_reports((await go_on(shop, history))[0])) == 2
 
 
-async def test_no_model_is_asked_where_the_lowest_level_is_wished(shop: Workshop) -> None:
+async def test_no_model_is_asked_where_the_lowest_level_is_manual(shop: Workshop) -> None:
     await carry(shop)
     found = await compact(shop, level=3)
     assert [(each.level, each.is_provisional) for each in found.summaries] == [(3, False)]
@@ -203,7 +202,7 @@ async def test_no_model_is_asked_where_the_lowest_level_is_wished(shop: Workshop
         await compact(shop, level=3)
 
 
-async def test_a_level_that_is_wished_is_the_first(shop: Workshop) -> None:
+async def test_a_level_that_is_manual_is_the_first(shop: Workshop) -> None:
     short = "GOAL: mend the tests\nCONSTRAINTS: none\nFILES: none\nNEXT: the other parts\nCONTEXT: none\n"
     shop.model.summarise = lambda body: say(short, sent=len(body) // 4)
     await carry(shop)
@@ -261,7 +260,7 @@ async def test_what_is_being_made_is_waited_for() -> None:
     shop.model.summarise = wait
     await shop.call(make_history(18, 1200))
     await in_time(held.wait())
-    asked = asyncio.create_task(make_compactor(shop).compact(shop.session, Wish()))
+    asked = asyncio.create_task(make_manual_compaction(shop).compact(shop.session, ManualOptions()))
     await asyncio.sleep(0)
     assert not asked.done()
     shop.model.summarise = give_report
@@ -274,15 +273,15 @@ async def test_what_is_being_made_is_waited_for() -> None:
 async def test_one_at_a_time(shop: Workshop) -> None:
     await carry(shop)
     shop.model.summarise = lambda body: None
-    first = asyncio.create_task(shop.worker.compact(await stand_in(shop), Wish()))
+    first = asyncio.create_task(shop.worker.compact(await load_newest(shop), ManualOptions()))
     await in_time(shop.model.was_asked.wait())
     with pytest.raises(Conflict, match="is being made"):
-        await shop.worker.compact(await stand_in(shop), Wish())
+        await shop.worker.compact(await load_newest(shop), ManualOptions())
     shop.tasks.cancel()
     made = await in_time(first)
     assert made.summaries == []
     await shop.settle()
-    assert await shop.leases.acquire(shop.worker._branches.name(await stand_in(shop)), "another", 1.0)
+    assert await shop.leases.acquire(shop.worker.schedule.name_lease(await load_newest(shop)), "another", 1.0)
     with pytest.raises(Conflict, match="is being made"):
         await compact(shop)
 
@@ -290,7 +289,7 @@ async def test_one_at_a_time(shop: Workshop) -> None:
 async def test_a_local_servers_next_call_does_not_stop_what_a_person_waits_for(shop: Workshop) -> None:
     await carry(shop)
     shop.model.summarise = lambda body: None
-    asked = asyncio.create_task(shop.worker.compact(await stand_in(shop), Wish()))
+    asked = asyncio.create_task(shop.worker.compact(await load_newest(shop), ManualOptions()))
     await in_time(shop.model.was_asked.wait())
     shop.worker.stop_at("main")
     await asyncio.sleep(0)
@@ -305,7 +304,7 @@ async def test_a_fault_of_ours_is_told_and_the_epoch_opens(shop: Workshop, caplo
     async def draft(*args: Any, **options: Any) -> None:
         raise RuntimeError("a bug")
 
-    shop.drafter.draft = draft  # type: ignore[method-assign]
+    shop.summarizer.summarize = draft  # type: ignore[method-assign]
     found = await compact(shop)
     assert found.epoch is not None
     assert found.reason.startswith("RuntimeError: a bug")
@@ -321,7 +320,7 @@ class LostLeases(MemoryLeases):
 
 async def test_where_another_process_has_taken_over_no_summary_is_made_and_that_is_told(shop: Workshop) -> None:
     await carry(shop)
-    shop.worker._shop = dataclasses.replace(shop.worker._shop, leases=LostLeases(shop.clock))
+    shop.worker.leases = LostLeases(shop.clock)
     found = await compact(shop)
     assert (found.summaries, shop.model.asked) == ((), [])
     assert "another process has taken over" in found.reason

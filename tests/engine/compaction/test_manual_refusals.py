@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.compaction.work import Wish
+from proxy.engine.compaction.job import ManualOptions
 from proxy.engine.context.rewriter import Invalid
 from proxy.engine.ports import Upstream
 from proxy.engine.request_resolver import Route
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable
 from proxy.model.log import ExchangeRow
-from tests.support.by_hand import STEPS, carry, compact, go_on, make_compactor, stand_in
 from tests.support.compacting import Workshop, give_report, in_time
 from tests.support.engine import JSON, ScriptedResponse, ScriptedUpstream
 from tests.support.fake_log import EXCHANGE, ROUND, FakeLog
 from tests.support.managing import make_history
+from tests.support.manual_compaction import STEPS, carry, compact, go_on, load_newest, make_manual_compaction
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ async def test_little_that_may_go_opens_an_epoch_without_a_summary(shop: Worksho
 async def test_a_session_nobody_knows_is_not_found(shop: Workshop) -> None:
     await carry(shop)
     with pytest.raises(NotFound):
-        await make_compactor(shop).compact("nobody", Wish())
+        await make_manual_compaction(shop).compact("nobody", ManualOptions())
 
 
 async def test_the_conversation_with_a_model_may_be_named(shop: Workshop) -> None:
@@ -91,11 +91,11 @@ async def test_what_is_not_managed_is_not_compacted(shop: Workshop, headers: Any
 
 async def test_an_upstream_that_is_gone_is_told(shop: Workshop) -> None:
     await carry(shop)
-    compactor = make_compactor(shop)
+    compactor = make_manual_compaction(shop)
     elsewhere: Upstream = ScriptedUpstream("elsewhere")
-    compactor._tools.routes[:] = [Route(elsewhere)]  # type: ignore[index]
+    compactor.routes = [Route(elsewhere)]
     with pytest.raises(Conflict, match="'main', is none of the settings' any more"):
-        await compactor.compact(shop.session, Wish())
+        await compactor.compact(shop.session, ManualOptions())
 
 
 async def test_an_epoch_that_the_log_does_not_take_is_none(shop: Workshop) -> None:
@@ -106,7 +106,7 @@ async def test_an_epoch_that_the_log_does_not_take_is_none(shop: Workshop) -> No
 
     history = await carry(shop)
     with pytest.raises(StoreUnavailable):
-        await make_compactor(shop, gate=Late()).compact(shop.session, Wish())
+        await make_manual_compaction(shop, gate=Late()).compact(shop.session, ManualOptions())
     await shop.settle()
     sent, _ = await go_on(shop, history)
     assert sent[: len(history)] == history
@@ -116,10 +116,10 @@ async def test_an_epoch_that_is_opened_while_models_are_asked_is_gone_on_from(sh
     await carry(shop)
     slow = ScriptedResponse(headers=JSON, ending="open")
     shop.model.summarise = lambda body: slow
-    asked = asyncio.create_task(make_compactor(shop).compact(shop.session, Wish()))
+    asked = asyncio.create_task(make_manual_compaction(shop).compact(shop.session, ManualOptions()))
     await in_time(shop.model.was_asked.wait())
-    case = (await stand_in(shop)).case
-    opened = await shop.steward.ladder.open_by_hand(case, case.budget, make_compactor(shop)._commit, "between")
+    case = (await load_newest(shop)).state
+    opened = await shop.steward.ladder.open_by_hand(case, case.budget, make_manual_compaction(shop).commit, "between")
     assert opened is not None
     await shop.call(make_history(STEPS + 3, 1200))
     slow.feed(give_report(b""), ending="whole")
@@ -136,15 +136,15 @@ async def test_the_newest_answered_call_of_a_conversation_is_found() -> None:
         return dataclasses.replace(row, **changes)
 
     rows = [make(1), make(2), make(3, is_side=True), make(4, 500), make(5, rounds=()), make(6, tip=b"")]
-    compactor = make_compactor(Workshop(), archive=FakeLog(exchanges=rows))
-    assert (await compactor._find_newest("abc1", "")).n == 2
+    compactor = make_manual_compaction(Workshop(), archive=FakeLog(exchanges=rows))
+    assert (await compactor.find_newest("abc1", "")).n == 2
     with pytest.raises(Conflict, match="no call that was read and answered"):
-        await make_compactor(Workshop(), archive=FakeLog(exchanges=rows[2:]))._find_newest("abc1", "")
+        await make_manual_compaction(Workshop(), archive=FakeLog(exchanges=rows[2:])).find_newest("abc1", "")
 
 
 async def test_another_epoch_in_between_is_left_alone(shop: Workshop) -> None:
     await carry(shop)
-    case = (await stand_in(shop)).case
+    case = (await load_newest(shop)).state
     first = await compact(shop)
 
     async def commit(epoch: object) -> bool:
@@ -158,15 +158,15 @@ async def test_another_epoch_in_between_is_left_alone(shop: Workshop) -> None:
 async def test_calls_of_other_wires_are_not_compacted() -> None:
     shop = Workshop()
     await carry(shop)
-    compactor = make_compactor(shop)
-    row = dataclasses.replace(await compactor._find_newest(shop.session, ""), wire="responses")
+    compactor = make_manual_compaction(shop)
+    row = dataclasses.replace(await compactor.find_newest(shop.session, ""), wire="responses")
 
     async def find(*asked: object) -> ExchangeRow:
         return row
 
-    compactor._find_newest = find  # type: ignore[method-assign, assignment]
+    compactor.find_newest = find  # type: ignore[method-assign, assignment]
     with pytest.raises(Conflict, match=r"only /v1/chat/completions can be compacted"):
-        await compactor.compact(shop.session, Wish())
+        await compactor.compact(shop.session, ManualOptions())
 
 
 async def test_what_would_not_be_valid_is_not_kept(shop: Workshop) -> None:

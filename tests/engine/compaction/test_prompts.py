@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from proxy.context.compaction.spans import MessageRange
+from proxy.engine.compaction.job import SummaryJob
 from proxy.engine.compaction.policy import CompactionPolicy
-from proxy.engine.compaction.questions import Question, Questions
-from proxy.engine.compaction.work import Work
+from proxy.engine.compaction.summarizer import PromptBuilder, SummaryPrompt
 from proxy.model.exchange import Usage
 from tests.support.compacting import Workshop
 from tests.support.managing import Message, make_history
@@ -23,22 +23,22 @@ def count(text: str) -> int:
     return -(-len(text) // 4)
 
 
-def make(policy: CompactionPolicy | None = None, hook: Any = None) -> Questions:
-    return Questions(policy or CompactionPolicy(), count, hook)
+def make(policy: CompactionPolicy | None = None, hook: Any = None) -> PromptBuilder:
+    return PromptBuilder(policy or CompactionPolicy(), count, hook)
 
 
-async def plan(messages: list[Message] = HISTORY, stop: int = 29, **members: Any) -> Work:
+async def plan(messages: list[Message] = HISTORY, stop: int = 29, **members: Any) -> SummaryJob:
     workshop = Workshop()
-    latest = await workshop.look_at(messages, **members)
-    survey = await workshop.worker._survey(latest)
-    return Work(latest, survey, MessageRange(0, stop, latest.case.path.count(0, stop)))
+    request = await workshop.look_at(messages, **members)
+    survey = await workshop.worker.survey(request)
+    return SummaryJob(request, survey, MessageRange(0, stop, request.state.path.count(0, stop)))
 
 
-def merge(work: Work) -> Work:
+def merge(work: SummaryJob) -> SummaryJob:
     return msgspec.structs.replace(work, parents=PARENTS, span=MessageRange(0, 20, 0))
 
 
-def read(question: Question | None) -> dict[str, Any]:
+def read(question: SummaryPrompt | None) -> dict[str, Any]:
     assert question is not None
     body: dict[str, Any] = json.loads(question.body)
     return body
@@ -49,7 +49,7 @@ async def test_a_warm_question_is_the_last_request_with_an_instruction_behind_it
     question = make().write_warm(work, 1, is_alternating=False)
     assert question is not None
     assert question.is_warm
-    sent = work.latest.body
+    sent = work.request.body
     shared = next(i for i, (a, b) in enumerate(zip(sent, question.body, strict=False)) if a != b)
     assert shared >= sent.rindex(b"}]")
     *before, asked = read(question)["messages"]
@@ -57,7 +57,7 @@ async def test_a_warm_question_is_the_last_request_with_an_instruction_behind_it
     assert asked["role"] == "user"
     assert "the 29 messages from the user's message that begins with “Mend the tests" in asked["content"]
     assert "in a ledger only" not in asked["content"]
-    assert question.expected == Usage(work.latest.tokens + 600, 300, work.latest.tokens)
+    assert question.expected == Usage(work.request.tokens + 600, 300, work.request.tokens)
     assert (question.limit, question.most_characters) == (600, 5400)
 
 
@@ -66,9 +66,9 @@ async def test_where_the_beginning_is_hidden_it_says_so() -> None:
     for steps in range(15, 19):
         await workshop.ask(make_history(steps, 1600))
     (epoch,) = workshop.epochs
-    latest = await workshop.look_at(make_history(19, 1600), base=39, session=_find_key(workshop))
-    assert latest.epoch is not None
-    work = Work(latest, await workshop.worker._survey(latest), MessageRange(0, epoch.depth + 2, 5000))
+    request = await workshop.look_at(make_history(19, 1600), base=39, session=_find_key(workshop))
+    assert request.epoch is not None
+    work = SummaryJob(request, await workshop.worker.survey(request), MessageRange(0, epoch.depth + 2, 5000))
     asked = read(make().write_warm(work, 1, is_alternating=False))["messages"][-1]["content"]
     assert f"The first {epoch.depth} of them stand in a ledger only" in asked
 
@@ -81,8 +81,8 @@ async def test_a_warm_question_is_not_asked_where_it_would_not_be_the_same_or_no
     work = await plan()
     assert make().write_warm(merge(work), 1, is_alternating=False) is None
     assert make().write_warm(await plan(tool_choice="required"), 1, is_alternating=False) is None
-    broken = msgspec.structs.replace(work.latest, body=b"[]")
-    assert make().write_warm(msgspec.structs.replace(work, latest=broken), 1, is_alternating=False) is None
+    broken = msgspec.structs.replace(work.request, body=b"[]")
+    assert make().write_warm(msgspec.structs.replace(work, request=broken), 1, is_alternating=False) is None
 
 
 async def test_strict_templates_get_it_in_the_users_last_message() -> None:
@@ -133,9 +133,9 @@ async def test_what_is_asked_fits_into_the_models_window() -> None:
     assert question.expected.input < 4000 - 300
     assert questions.write_compact(work, 1, "m", 800) is None
     half = make(CompactionPolicy(input_fraction=0.375))
-    assert half.find_room(100_000, 0) == questions.find_room(100_000, 0) // 2 == 37_500
-    assert questions.find_room(None, 0) == questions.find_room(32_768, 0)
-    assert make(CompactionPolicy(input_fraction=1.0)).find_room(100_000, 1000) == 98_400
+    assert half.compute_room(100_000, 0) == questions.compute_room(100_000, 0) // 2 == 37_500
+    assert questions.compute_room(None, 0) == questions.compute_room(32_768, 0)
+    assert make(CompactionPolicy(input_fraction=1.0)).compute_room(100_000, 1000) == 98_400
 
 
 @pytest.mark.parametrize("level", [1, 2])

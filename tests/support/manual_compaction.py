@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from proxy.engine.compaction.by_hand import Compactor, Tools
-from proxy.engine.compaction.work import Latest, Wish
+from proxy.engine.compaction.job import ManualOptions, SentRequest
+from proxy.engine.compaction.manual import ManualCompaction
 from proxy.engine.ports import Archive
 from proxy.engine.reports.context import Compaction
 from proxy.engine.request_resolver import Route
@@ -15,10 +15,10 @@ from tests.support.managing import Message, make_history
 STEPS = 12
 
 
-def make_compactor(shop: Workshop, archive: Any = None, gate: Any = None) -> Compactor:
-    """Whoever compacts the sessions of an engine."""
+def make_manual_compaction(shop: Workshop, archive: Any = None, gate: Any = None) -> ManualCompaction:
+    """Return what compacts the sessions of an engine."""
     log: Archive = archive or shop.log
-    tools = Tools(
+    return ManualCompaction(
         archive=log,
         gate=gate or shop.gate,
         worker=shop.worker,
@@ -28,21 +28,19 @@ def make_compactor(shop: Workshop, archive: Any = None, gate: Any = None) -> Com
         clock=shop.clock,
         ids=shop.ids,
     )
-    return Compactor(tools)
 
 
 async def compact(shop: Workshop, view: str = "", branch: str = "", **wish: Any) -> Compaction:
     """Compact the only session."""
-    found = await make_compactor(shop).compact(shop.session, Wish(**wish), view, branch)
+    found = await make_manual_compaction(shop).compact(shop.session, ManualOptions(**wish), view, branch)
     await shop.settle()
     return found
 
 
-async def stand_in(shop: Workshop) -> Latest:
-    """The newest request of the only session, as a compaction by hand sees it."""
-    compactor = make_compactor(shop)
-    row = await compactor._find_newest(shop.session, "")
-    return compactor._stand_in(await compactor._look_at(await compactor._load(row), row))
+async def load_newest(shop: Workshop) -> SentRequest:
+    """Return the newest request of the only session, as a compaction by hand sees it."""
+    compaction = make_manual_compaction(shop)
+    return await compaction.load_request(await compaction.find_newest(shop.session))
 
 
 async def carry(shop: Workshop, steps: int = STEPS, size: int = 1200) -> list[Message]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from proxy.engine.body_cache import build_manifest
-from proxy.engine.compaction.calling import Answered
+from proxy.engine.compaction.model_call import ModelResponse
 from proxy.model.exchange import Opening
 from proxy.model.manifest import keep_whole
 from proxy.model.record import Record
@@ -15,9 +15,9 @@ from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.wire.asking import Room, write_warm
-from tests.support.auxiliary import Desk
 from tests.support.engine import JSON, LIMIT, ScriptedResponse, ScriptedUpstream
 from tests.support.managing import SESSION, make_history, make_subject
+from tests.support.model_calls import Desk
 
 ANSWER = b'{"choices":[{"message":{"content":"Goal: x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":9}}'
 
@@ -28,7 +28,7 @@ async def ask_warm(desk: Desk) -> tuple[bytes, list[Record]]:
     body = write_warm(subject.split, "Report.", Room(100))
     assert body is not None
     async with asyncio.timeout(LIMIT):
-        assert isinstance(await desk.office.caller.ask(desk.errand(body=body, warm_behind=subject)), Answered)
+        assert isinstance(await desk.caller.call(desk.make_call(body=body, extends=subject)), ModelResponse)
         assert await desk.engine.tasks.finish(LIMIT)
     return body, [record for each in desk.engine.archive.appended for record in each.records]
 

@@ -1,25 +1,29 @@
-"""Keys of sessions: the newest, not for long, and never told."""
+"""CredentialCache of sessions: the newest, not for long, and never told."""
 
 import sys
 from collections.abc import Callable
 
-from proxy.engine.compaction.keys import CallCredential, Keys
+from proxy.engine.compaction.credentials import CallCredential, CredentialCache
 from tests.support.engine import FixedClock, ScriptedUpstream
 
 TIP = b"t" * 16
 
 
+def make_credential(secret: bytes) -> CallCredential:
+    return CallCredential(ScriptedUpstream(), b"/v1/x", ((b"authorization", secret),))
+
+
 class World:
-    """Keys, a clock, and what is to be done later."""
+    """CredentialCache, a clock, and what is to be done later."""
 
     def __init__(self) -> None:
         self.clock = FixedClock()
         self.timers: list[tuple[float, Callable[[], None]]] = []
-        self.keys = Keys(self.clock, lambda seconds, work: self.timers.append((seconds, work)))
+        self.credentials = CredentialCache(self.clock, lambda seconds, work: self.timers.append((seconds, work)))
 
     def note(self, session: str, secret: bytes = b"sk-1") -> CallCredential:
-        key = CallCredential(ScriptedUpstream(), b"/v1/x", ((b"authorization", secret),))
-        self.keys.note(session, TIP, key)
+        key = make_credential(secret)
+        self.credentials.store(session, TIP, key)
         return key
 
 
@@ -27,25 +31,25 @@ def test_the_newest_is_used() -> None:
     world = World()
     world.note("s")
     newest = world.note("s", b"sk-2")
-    assert world.keys.find("s", TIP) == newest
-    assert world.keys.find("other", TIP) is None
+    assert world.credentials.find("s", TIP) == newest
+    assert world.credentials.find("other", TIP) is None
 
 
 def test_a_branch_is_not_asked_with_the_key_of_another() -> None:
     world = World()
     first = world.note("s")
-    world.keys.note("s", b"u" * 16, CallCredential(ScriptedUpstream(), b"/v1/x", ((b"authorization", b"sk-2"),)))
-    assert world.keys.find("s", TIP) == first
-    assert world.keys.find("s", b"v" * 16) is None
+    world.credentials.store("s", b"u" * 16, make_credential(b"sk-2"))
+    assert world.credentials.find("s", TIP) == first
+    assert world.credentials.find("s", b"v" * 16) is None
 
 
 def test_after_half_an_hour_there_is_none() -> None:
     world = World()
     key = world.note("s")
     world.clock.advance(1799)
-    assert world.keys.find("s", TIP) == key
+    assert world.credentials.find("s", TIP) == key
     world.clock.advance(1)
-    assert world.keys.find("s", TIP) is None
+    assert world.credentials.find("s", TIP) is None
 
 
 def test_it_is_not_even_in_memory_then() -> None:
@@ -57,12 +61,12 @@ def test_it_is_not_even_in_memory_then() -> None:
     assert seconds == 1800
     world.clock.advance(1200)
     sweep()
-    assert len(world.keys) == 1
+    assert len(world.credentials) == 1
     [_, (seconds, sweep)] = world.timers
     assert seconds == 600
     world.clock.advance(600)
     sweep()
-    assert len(world.keys) == 0
+    assert len(world.credentials) == 0
     assert len(world.timers) == 2
     world.note("again")
     assert len(world.timers) == 3
@@ -75,7 +79,7 @@ def test_a_session_that_goes_on_keeps_its_key() -> None:
     key = world.note("s")
     world.clock.advance(1)
     world.timers[0][1]()
-    assert world.keys.find("s", TIP) == key
+    assert world.credentials.find("s", TIP) == key
 
 
 def test_it_says_nothing_of_itself() -> None:
@@ -86,14 +90,14 @@ def test_what_is_kept_has_no_object_of_the_request() -> None:
     """Some of a request in every session would keep the memory of all that was made for these requests."""
     world, name, value = World(), bytes(bytearray(b"authorization")), bytes(bytearray(b"sk-1"))
     before = sys.getrefcount(name), sys.getrefcount(value)
-    world.keys.note("s", TIP, CallCredential(ScriptedUpstream(), b"/v1/x", ((name, value),)))
+    world.credentials.store("s", TIP, CallCredential(ScriptedUpstream(), b"/v1/x", ((name, value),)))
     assert (sys.getrefcount(name), sys.getrefcount(value)) == before
-    assert "sk-1" not in repr(vars(world.keys))
+    assert "sk-1" not in repr(vars(world.credentials))
 
 
 def test_only_so_many_are_kept() -> None:
     world = World()
     for number in range(4097):
         world.note(f"s{number}")
-    assert world.keys.find("s0", TIP) is None
-    assert world.keys.find("s1", TIP) is not None
+    assert world.credentials.find("s0", TIP) is None
+    assert world.credentials.find("s1", TIP) is not None

@@ -1,4 +1,4 @@
-"""Calls of our own: what comes of them, and what the log, the purse and the bus are told."""
+"""Calls for summaries: what comes of them, and what the log, the budget and the bus are told."""
 
 import asyncio
 import json
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.compaction.calling import Answered, Unanswered
+from proxy.engine.compaction.model_call import FailedCall, ModelResponse, SummaryResponseReader
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.policy import EnginePolicy
 from proxy.model.errors import UpstreamUnreachable
@@ -15,22 +15,23 @@ from proxy.model.exchange import Headers, Reading, Round, Usage
 from proxy.model.lineage import Reply, Step
 from proxy.model.log import ArchiveHealth
 from proxy.model.manifest import keep_head, keep_whole
-from tests.support.auxiliary import ASKING, KEY, Desk
-from tests.support.engine import JSON, LIMIT, ScriptedResponse, ScriptedUpstream
+from proxy.wire.chat_completions import ChatCompletions
+from tests.support.engine import JSON, LIMIT, STREAM, ScriptedResponse, ScriptedUpstream
 from tests.support.loops import put_forward
 from tests.support.managing import MODEL, SESSION, make_history, make_subject, spell
+from tests.support.model_calls import ASKING, KEY, Desk
 
 USAGE = {"prompt_tokens": 900, "completion_tokens": 50, "prompt_tokens_details": {"cached_tokens": 800}}
 DONE = b"data: [DONE]\n\n"
 
 
-def say(**delta: object) -> bytes:
+def chunk(**delta: object) -> bytes:
     return b"data: %b\n\n" % json.dumps({"choices": [{"index": 0, "delta": delta}]}).encode()
 
 
 END = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
 COUNTED = b"data: %b\n\n" % json.dumps({"choices": [], "usage": USAGE}).encode()
-STREAMED = (say(content="Goal: "), say(content="x"), END, COUNTED, DONE)
+STREAMED = (chunk(content="Goal: "), chunk(content="x"), END, COUNTED, DONE)
 
 
 def answer(content: object, status: int = 200, headers: Headers = JSON) -> ScriptedResponse:
@@ -42,9 +43,9 @@ def complete(text: str | None, finish: str = "stop", **message: Any) -> Scripted
     return answer({"id": "a", "object": "chat.completion", "choices": [choice], "usage": USAGE})
 
 
-async def ask(desk: Desk, **changes: Any) -> Answered | Unanswered:
+async def ask(desk: Desk, **changes: Any) -> ModelResponse | FailedCall:
     async with asyncio.timeout(LIMIT):
-        outcome = await desk.office.caller.ask(desk.errand(**changes))
+        outcome = await desk.caller.call(desk.make_call(**changes))
         assert await desk.engine.tasks.finish(LIMIT)
     return outcome
 
@@ -52,8 +53,8 @@ async def ask(desk: Desk, **changes: Any) -> Answered | Unanswered:
 async def test_a_stream_is_heard_to_its_end() -> None:
     desk = Desk(ScriptedUpstream(answer=ScriptedResponse(*STREAMED, ending="eof")))
     outcome = await ask(desk)
-    assert outcome == Answered("Goal: x", "stop", Usage(900, 50, 800), 0.0, is_tool_call=False, exchange="x1")
-    assert not outcome.wants_more_room
+    assert outcome == ModelResponse("Goal: x", "stop", Usage(900, 50, 800), 0.0, is_tool_call=False, exchange="x1")
+    assert not outcome.has_no_room_left
 
 
 async def test_it_is_an_exchange_of_the_session_in_the_log() -> None:
@@ -112,7 +113,7 @@ async def test_a_warm_question_leans_on_what_was_sent_before() -> None:
     sent = spell(make_history(30), max_tokens=1)
     desk.memory.sent.keep(subject, sent)
     warm = spell([*make_history(30), {"role": "user", "content": "Report."}], max_tokens=1)
-    await ask(desk, body=warm, warm_behind=subject)
+    await ask(desk, body=warm, extends=subject)
     body = desk.engine.archive.opening.body
     assert [piece.content for piece in body.slices] == [b'{"role": "user", "content": "Report."}']
     assert body.size == len(warm)
@@ -123,22 +124,22 @@ async def test_when_the_log_has_lost_something_it_leans_on_nothing() -> None:
     subject = make_subject(make_history(30))
     desk.memory.sent.keep(subject, spell(make_history(30)))
     desk.engine.archive.health = ArchiveHealth("", 0, 0, 0, generation=1)
-    await ask(desk, body=spell(make_history(30)), warm_behind=subject)
+    await ask(desk, body=spell(make_history(30)), extends=subject)
     assert len(desk.engine.archive.opening.body.slices) == 62
 
 
 async def test_nothing_is_asked_that_could_not_be_recorded() -> None:
     desk = Desk()
     desk.engine.archive.health = ArchiveHealth("the disk is full", 0, 0, 0, 0)
-    assert await ask(desk) == Unanswered("nothing is asked that cannot be recorded: the disk is full")
+    assert await ask(desk) == FailedCall("nothing is asked that cannot be recorded: the disk is full")
     assert (desk.upstream.calls, desk.engine.archive.appended) == ([], [])
 
 
 async def test_a_call_of_a_tool_ends_it_at_once_and_is_recorded_as_aborted() -> None:
-    response = ScriptedResponse(say(role="assistant"), say(tool_calls=[{"index": 0, "id": "c"}]))
+    response = ScriptedResponse(chunk(role="assistant"), chunk(tool_calls=[{"index": 0, "id": "c"}]))
     desk = Desk(ScriptedUpstream(answer=response))
     outcome = await ask(desk)
-    assert isinstance(outcome, Answered)
+    assert isinstance(outcome, ModelResponse)
     assert outcome.is_tool_call
     assert desk.engine.archive.outcome.completeness == "aborted"
     assert response.is_closed
@@ -147,44 +148,44 @@ async def test_a_call_of_a_tool_ends_it_at_once_and_is_recorded_as_aborted() -> 
 async def test_a_call_of_a_tool_in_a_whole_answer_is_one_too() -> None:
     desk = Desk(ScriptedUpstream(answer=complete(None, "tool_calls", tool_calls=[{"id": "c"}])))
     outcome = await ask(desk)
-    assert isinstance(outcome, Answered)
+    assert isinstance(outcome, ModelResponse)
     assert (outcome.is_tool_call, outcome.text) == (True, "")
 
 
-@pytest.mark.parametrize("response", [ScriptedResponse(say(content="x" * 401)), complete("x" * 401)])
-async def test_babble_is_no_answer(response: ScriptedResponse) -> None:
+@pytest.mark.parametrize("response", [ScriptedResponse(chunk(content="x" * 401)), complete("x" * 401)])
+async def test_what_is_too_long_is_no_answer(response: ScriptedResponse) -> None:
     outcome = await ask(Desk(ScriptedUpstream(answer=response)))
-    assert outcome == Unanswered("the answer is longer than it may be", 200, exchange="x1")
+    assert outcome == FailedCall("the answer is longer than it may be", 200, exchange="x1")
 
 
 async def test_a_stream_that_has_ended_is_not_waited_for() -> None:
     desk = Desk(ScriptedUpstream(answer=ScriptedResponse(*STREAMED)))  # the connection goes on
-    assert isinstance(await ask(desk), Answered)
+    assert isinstance(await ask(desk), ModelResponse)
     assert desk.engine.archive.outcome.completeness == "complete"
 
 
 async def test_thoughts_alone_want_more_room() -> None:
     outcome = await ask(Desk(ScriptedUpstream(answer=complete("", "length"))))
-    assert isinstance(outcome, Answered)
-    assert outcome.wants_more_room
+    assert isinstance(outcome, ModelResponse)
+    assert outcome.has_no_room_left
 
 
 async def test_a_refusal_is_told() -> None:
     outcome = await ask(Desk(ScriptedUpstream(answer=complete(None, refusal="No."))))
-    assert isinstance(outcome, Answered)
+    assert isinstance(outcome, ModelResponse)
     assert (outcome.text, outcome.refusal) == ("", "No.")
 
 
 async def test_a_refused_call_says_when_to_ask_again() -> None:
     limits = (*JSON, (b"retry-after", b"7"))
     desk = Desk(ScriptedUpstream(answer=answer({"error": {"message": "slow down"}}, 429, limits)))
-    assert await ask(desk) == Unanswered("status 429: slow down", 429, 7.0, "x1")
+    assert await ask(desk) == FailedCall("status 429: slow down", 429, 7.0, "x1")
 
 
 async def test_a_question_that_is_too_long_is_known() -> None:
     error = {"message": "too long", "code": "context_length_exceeded"}
     outcome = await ask(Desk(ScriptedUpstream(answer=answer({"error": error}, 400))))
-    assert isinstance(outcome, Unanswered)
+    assert isinstance(outcome, FailedCall)
     assert outcome.is_too_long
 
 
@@ -192,8 +193,8 @@ async def test_a_question_that_is_too_long_is_known() -> None:
     ("response", "reason"),
     [
         (UpstreamUnreachable("nobody is there"), "nobody is there"),
-        (ScriptedResponse(say(content="Go"), ending="cut"), "the answer broke off"),
-        (ScriptedResponse(say(content="Go"), ending="eof"), "the answer broke off"),
+        (ScriptedResponse(chunk(content="Go"), ending="cut"), "the answer broke off"),
+        (ScriptedResponse(chunk(content="Go"), ending="eof"), "the answer broke off"),
         (ScriptedResponse(b'data: {"error":{"message":"overloaded"}}\n\n', DONE, ending="eof"), "overloaded"),
         (ScriptedResponse(b"hello", headers=JSON, ending="whole"), "the answer is not a JSON object"),
         (ScriptedResponse(b"hello", status=500, headers=JSON, ending="whole"), "status 500: "),
@@ -202,7 +203,7 @@ async def test_a_question_that_is_too_long_is_known() -> None:
 )
 async def test_what_is_no_answer_says_why(response: Any, reason: str) -> None:
     outcome = await ask(Desk(ScriptedUpstream(answer=response)))
-    assert isinstance(outcome, Unanswered)
+    assert isinstance(outcome, FailedCall)
     assert outcome.reason.startswith(reason)
     assert outcome.exchange == "x1"
 
@@ -211,16 +212,16 @@ async def test_a_long_answer_is_read_beside_the_loop() -> None:
     padding = [b": comment %d\n\n" % number * 100 for number in range(60)]
     desk = Desk(ScriptedUpstream(answer=ScriptedResponse(*padding, *STREAMED, ending="eof")))
     assert len(b"".join(padding)) > 64 * 1024
-    assert isinstance(await ask(desk), Answered)
+    assert isinstance(await ask(desk), ModelResponse)
 
 
 async def test_the_time_is_limited() -> None:
-    response = ScriptedResponse(say(content="Go"))
+    response = ScriptedResponse(chunk(content="Go"))
     desk = Desk(ScriptedUpstream(answer=response), CompactionPolicy(time_limit_seconds=10))
     task = desk.begin()
     await response.wait_until_starved()
     await put_forward(10)
-    assert await task == Unanswered("no whole answer came within 10 s", 200, exchange="x1")
+    assert await task == FailedCall("no whole answer came within 10 s", 200, exchange="x1")
     assert desk.engine.archive.outcome.completeness == "aborted"
     assert response.is_closed
 
@@ -230,7 +231,7 @@ async def test_whoever_says_nothing_at_all_is_left() -> None:
     task = desk.begin()
     await desk.upstream.called.wait()
     await put_forward(10)
-    assert await task == Unanswered("no whole answer came within 10 s", exchange="x1")
+    assert await task == FailedCall("no whole answer came within 10 s", exchange="x1")
     assert desk.engine.archive.outcome.status == 0
 
 
@@ -252,14 +253,14 @@ async def test_at_the_end_of_the_process_it_is_ended_too() -> None:
     task = desk.begin()
     await desk.upstream.called.wait()
     assert not await desk.engine.tasks.finish(0)
-    assert isinstance(await task, Unanswered)
+    assert isinstance(await task, FailedCall)
     assert desk.engine.archive.outcome.completeness == "aborted"
 
 
 async def test_a_fault_of_ours_is_no_answer_and_no_more() -> None:
     desk = Desk(ScriptedUpstream(answer=complete("x")))
     outcome = await ask(desk, most_characters="many")
-    assert isinstance(outcome, Unanswered)
+    assert isinstance(outcome, FailedCall)
     assert outcome.reason.startswith("the answer could not be read: TypeError")
 
 
@@ -278,7 +279,7 @@ async def test_what_it_cost_is_told_and_kept_account_of() -> None:
     [ended] = desk.list_events(AuxiliaryEnded)
     cost = 100 + 0.1 * 800 + 5 * 50
     assert ended == AuxiliaryEnded("x1", "s1", "main", MODEL, "answered", cost, 0.0)
-    assert desk.office.purse.book_loss("s1", ["x1"]).tokens == cost
+    assert desk.health.budget.record_waste("s1", ["x1"]).tokens == cost
 
 
 @pytest.mark.parametrize(
@@ -286,7 +287,7 @@ async def test_what_it_cost_is_told_and_kept_account_of() -> None:
     [
         (answer({"error": {"message": "no"}}, 500), 0.0),
         (UpstreamUnreachable("gone"), 0.0),
-        (ScriptedResponse(say(content="Go"), ending="cut"), 1500.0),
+        (ScriptedResponse(chunk(content="Go"), ending="cut"), 1500.0),
         (answer({"choices": []}), 1500.0),
     ],
 )
@@ -298,17 +299,109 @@ async def test_what_nobody_counted_costs_what_it_was_expected_to(response: Any, 
 
 
 async def test_only_warm_questions_tell_whether_the_cache_is_warm() -> None:
-    for warm_behind, is_cold in ((None, False), (make_subject(make_history(1)), True)):
+    for extends, is_cold in ((None, False), (make_subject(make_history(1)), True)):
         desk = Desk()
         for _ in range(2):
             desk.upstream.answer(answer({"choices": [], "usage": {"prompt_tokens": 9, "cached_tokens": 1}}))
-            await ask(desk, warm_behind=warm_behind)
-        assert desk.office.warmth.is_cold("main", MODEL) is is_cold
+            await ask(desk, extends=extends)
+        assert desk.health.cache_hits.is_cold("main", MODEL) is is_cold
 
 
 async def test_a_stream_answered_in_pieces_ends_once() -> None:
     pieces = b"".join(STREAMED)
     response = ScriptedResponse(*[pieces[i : i + 7] for i in range(0, len(pieces), 7)], ending="last")
     outcome = await ask(Desk(ScriptedUpstream(answer=response)))
-    assert isinstance(outcome, Answered)
+    assert isinstance(outcome, ModelResponse)
     assert outcome.text == "Goal: x"
+
+
+class StoppedReader:
+    """A reader that is told to stop."""
+
+    def __init__(self, most: int = 10) -> None:
+        self.stops = 0
+        self.reader = SummaryResponseReader(ChatCompletions(), most, self._stop)
+
+    def _stop(self) -> None:
+        self.stops += 1
+
+
+@pytest.fixture
+def reading() -> StoppedReader:
+    found = StoppedReader()
+    found.reader.start(200, STREAM)
+    return found
+
+
+def test_an_answer_that_comes_to_its_end_is_whole(reading: StoppedReader) -> None:
+    assert reading.reader.write(chunk(content="fine"))
+    assert not reading.reader.is_whole
+    reading.reader.write(DONE, is_last=True)
+    assert reading.reader.is_whole
+    assert (reading.reader.verdict, reading.stops) == ("", 0)
+
+
+def test_nobody_waits_behind_the_end_of_a_stream(reading: StoppedReader) -> None:
+    reading.reader.write(DONE)
+    assert (reading.reader.is_whole, reading.stops) == (True, 1)
+
+
+def test_a_call_of_a_tool_is_seen_with_its_first_piece(reading: StoppedReader) -> None:
+    piece = chunk(tool_calls=[{"index": 0, "id": "c", "function": {"name": "f", "arguments": ""}}])
+    reading.reader.write(piece[:40])
+    assert reading.stops == 0
+    reading.reader.write(piece[40:])
+    assert (reading.reader.verdict, reading.stops) == ("tool_call", 1)
+
+
+def test_more_text_than_was_asked_for_is_too_long(reading: StoppedReader) -> None:
+    reading.reader.write(chunk(content="x" * 10))
+    assert reading.stops == 0
+    reading.reader.write(chunk(content=" "))
+    assert (reading.reader.verdict, reading.stops) == ("too_long", 1)
+
+
+def test_what_is_thought_is_not_text(reading: StoppedReader) -> None:
+    reading.reader.write(chunk(reasoning_content="x" * 100))
+    assert reading.reader.verdict == ""
+
+
+def test_thoughts_spoken_aloud_have_more_room_and_not_for_ever(reading: StoppedReader) -> None:
+    reading.reader.write(chunk(content="<think>"))
+    reading.reader.write(chunk(content="x" * 33))
+    assert reading.stops == 0
+    reading.reader.write(chunk(content="x"))
+    assert reading.reader.verdict == "too_long"
+
+
+def test_an_event_without_end_is_not_kept(reading: StoppedReader) -> None:
+    reading.reader.write(b"data: " + b"x" * 1024 * 1024)
+    assert (reading.reader.verdict, reading.stops) == ("too_long", 1)
+
+
+def test_a_verdict_stays(reading: StoppedReader) -> None:
+    reading.reader.write(chunk(tool_calls=[{"index": 0, "id": "c"}]))
+    reading.reader.write(chunk(content="x" * 11))
+    assert reading.reader.verdict == "tool_call"
+
+
+def test_a_last_event_without_its_blank_line_counts(reading: StoppedReader) -> None:
+    reading.reader.write(chunk(content="x" * 11).rstrip(), is_last=True)
+    assert reading.reader.verdict == "too_long"
+
+
+def test_a_whole_body_is_read_by_others() -> None:
+    reading = StoppedReader()
+    reading.reader.start(200, JSON)
+    reading.reader.write(b'{"choices":[{"message":{"content":"' + b"x" * 50 + b'"}}]}', is_last=True)
+    assert (reading.reader.is_whole, reading.reader.verdict, reading.reader.status) == (True, "", 200)
+
+
+async def test_the_rest_of_what_clients_are_told_is_nothing_to_it(reading: StoppedReader) -> None:
+    reading.reader.label(())
+    reading.reader.dismiss()
+    reading.reader.abort()
+    await reading.reader.drain()
+    reading.reader.fail(UpstreamUnreachable("gone"))
+    assert str(reading.reader.error) == "gone"
+    assert not reading.reader.is_whole

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.engine.compaction.calling import Answered, Unanswered
+from proxy.engine.compaction.model_call import FailedCall, ModelResponse
 from proxy.engine.runtime import TaskRunner
 from proxy.upstream.forwarder import Forwarder
 from proxy.upstream.policy import UpstreamPolicy
-from tests.support.auxiliary import ASKING, Desk
+from tests.support.model_calls import ASKING, Desk
 from tests.support.scripted import (
     LAST_CHUNK,
     LIMIT,
@@ -47,7 +47,7 @@ async def test_what_is_sent_is_the_question_and_whose_it_is() -> None:
         wire, request = await server.accept_request()
         wire.send(WHOLE + LAST_CHUNK)
         outcome = await task
-        assert isinstance(outcome, Answered)
+        assert isinstance(outcome, ModelResponse)
         assert outcome.text == "Goal: x"
         assert (request.target, request.body) == (b"/v1/chat/completions?k=v", ASKING)
         assert request.find(b"authorization") == b"Bearer sk-a-secret-of-the-client"
@@ -59,7 +59,7 @@ async def test_nobody_waits_behind_the_end_of_a_stream() -> None:
         task = desk.begin()
         wire, _ = await server.accept_request()
         wire.send(WHOLE)  # and no last chunk
-        assert isinstance(await task, Answered)
+        assert isinstance(await task, ModelResponse)
         assert await wire.read_to_end() == b""
 
 
@@ -77,7 +77,7 @@ async def test_what_goes_wrong_is_told_and_recorded(content: bytes, reason: str)
     async with standing() as (desk, server):
         server.close_after(content)
         outcome = await desk.begin()
-        assert isinstance(outcome, Unanswered)
+        assert isinstance(outcome, FailedCall)
         assert reason in outcome.reason
         assert desk.engine.archive.outcome.exchange == outcome.exchange
 
@@ -115,7 +115,7 @@ async def test_a_server_that_never_ends_is_left_as_soon_as_that_is_seen(piece: b
                 await wire.flush()
                 await asyncio.sleep(0)
         outcome = await task
-        assert isinstance(outcome, Answered if is_tool_call else Unanswered)
+        assert isinstance(outcome, ModelResponse if is_tool_call else FailedCall)
         recorded = desk.engine.archive.outcome
         assert (recorded.completeness, recorded.exchange) == ("aborted", outcome.exchange)
         await wire.read_to_end()
@@ -128,5 +128,5 @@ async def test_calls_stand_side_by_side_with_others() -> None:
         for wire in reversed(wires):
             wire.send(WHOLE + LAST_CHUNK)
         outcomes = await asyncio.gather(*tasks)
-        assert {type(outcome) for outcome in outcomes} == {Answered}
+        assert {type(outcome) for outcome in outcomes} == {ModelResponse}
         assert len({outcome.exchange for outcome in outcomes}) == 8

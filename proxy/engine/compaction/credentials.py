@@ -1,0 +1,87 @@
+"""The credentials with which a session's upstream may be asked: those of its newest accepted request (BEHAVIOUR B2).
+
+They are kept in memory only, for half an hour, and are never in a log, a record, or the `repr` of an object.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from proxy.engine.ports import Clock, Upstream
+from proxy.model.exchange import Headers
+from proxy.model.lru import LruCache
+
+_IDLE_SECONDS = 1800.0
+_MOST_BRANCHES = 4096
+
+CallLater = Callable[[float, Callable[[], None]], object]
+"""Calls something after so many seconds, as an event loop's `call_later`."""
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(tuple[bytes, Headers]).decode
+
+
+@dataclass(frozen=True, slots=True)
+class CallCredential:
+    """Where the newest request of a branch went, and its headers."""
+
+    upstream: Upstream
+    target: bytes = field(repr=False)
+    headers: Headers = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _PackedCredential:
+    """A credential as it is kept: target and headers in one piece, of 0.5 KB where its objects have 2.
+
+    These were made in the midst of all that a call needs for a moment; kept, they would keep its place in memory.
+    """
+
+    upstream: Upstream
+    packed: bytes = field(repr=False)
+    until: float
+
+
+class CredentialCache:
+    """The newest credential of each branch, by its session and its tip.
+
+    A session may hold several conversations that began alike, and the headers of one are not another's.
+    """
+
+    def __init__(self, clock: Clock, call_later: CallLater) -> None:
+        self._clock = clock
+        self._call_later = call_later
+        self._packed = LruCache[tuple[str, bytes], _PackedCredential](_MOST_BRANCHES)
+        self._is_sweep_due = False
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+    def store(self, session: str, tip: bytes, credential: CallCredential) -> None:
+        """Keep the credential of an accepted request that ends at this node."""
+        until = self._clock.monotonic() + _IDLE_SECONDS
+        packed = _PackedCredential(credential.upstream, _pack((credential.target, credential.headers)), until)
+        self._packed.put((session, tip), packed)
+        if not self._is_sweep_due:
+            self._sweep_later()
+
+    def find(self, session: str, tip: bytes) -> CallCredential | None:
+        """Return the credential of the branch that ends at this node; None where that is too long ago."""
+        packed = self._packed.peek((session, tip))
+        if packed is None or self._clock.monotonic() >= packed.until:
+            return None
+        return CallCredential(packed.upstream, *_unpack(packed.packed))
+
+    def _sweep_later(self) -> None:
+        self._is_sweep_due = True
+        oldest = next(self._packed.values())
+        self._call_later(max(0.0, oldest.until - self._clock.monotonic()), self._sweep)
+
+    def _sweep(self) -> None:
+        """Forget the expired credentials; the oldest stands first."""
+        now, self._is_sweep_due = self._clock.monotonic(), False
+        while self._packed and next(self._packed.values()).until <= now:
+            self._packed.pop_oldest()
+        if self._packed:
+            self._sweep_later()

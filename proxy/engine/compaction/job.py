@@ -1,0 +1,195 @@
+"""What a summary is made of: a request that was sent, a span of its messages, and what a person asked for."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
+
+import msgspec
+
+from proxy.context.compaction.spans import MessageRange
+from proxy.context.conversation import Survey
+from proxy.context.pricing import Cost
+from proxy.context.references import make_reference
+from proxy.engine.context.request_state import RequestState
+from proxy.model.epoch import Epoch
+from proxy.model.summary import Kind, Level, Summary
+
+# A summary is asked to be no longer than this part of the usable budget.
+_TARGET_SHARE = 0.02
+_LEAST_TARGET_TOKENS = 300
+# How many times as long as it was asked to be a summary may be and still be taken.
+_TOLERANCE = 2
+# Clients wrap in such what they say themselves in the user's role.
+_REMINDER = "<system-reminder"
+
+
+class SentRequest(msgspec.Struct, frozen=True, gc=False):
+    """The request of a branch that was sent last: its state when it was planned, and the bytes that went upstream.
+
+    `opened` is the epoch that opened with it, None where it was sent under the one before. `interval` are the seconds
+    since the request that it extends, None where that is not known.
+    """
+
+    state: RequestState
+    body: bytes
+    opened: Epoch | None = None
+    interval: float | None = None
+
+    @property
+    def session(self) -> str:
+        """Return the id of its session."""
+        return self.state.subject.session.id
+
+    @property
+    def nodes(self) -> Sequence[bytes]:
+        """Return the nodes of its messages."""
+        return self.state.subject.nodes
+
+    @property
+    def epoch(self) -> Epoch | None:
+        """Return the epoch that it was sent under."""
+        return self.opened or self.state.epoch
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of what was sent, in our own count."""
+        state, opened = self.state, self.opened
+        if opened is None:
+            return state.tokens
+        return state.path.tokens - state.path.count_to(opened.depth) + state.context.sizes.get(opened.id, 0)
+
+
+class ManualOptions(msgspec.Struct, frozen=True, gc=False):
+    """What a person who asks for a summary may choose: the model, the instruction, and the level to begin with."""
+
+    model: str = ""
+    prompt: str = ""
+    level: Level = 1
+
+
+class SummaryJob(msgspec.Struct, frozen=True, gc=False):
+    """A summary to be made: of the messages of a span, or of the summaries `parents`, which cover it.
+
+    `supersedes` is the provisional summary that it replaces. `references` are the ids of what is elided in the span,
+    the newest last; `foreign` the places of messages in the user's role that are not the user's words. `options` are
+    set where a person asked for it.
+    """
+
+    request: SentRequest
+    survey: Survey
+    span: MessageRange
+    references: tuple[str, ...] = ()
+    foreign: frozenset[int] = frozenset()
+    parents: tuple[Summary, ...] = ()
+    supersedes: tuple[str, ...] = ()
+    options: ManualOptions | None = None
+
+    @property
+    def level(self) -> Level:
+        """Return the level to begin with, which is the best that may come of it."""
+        return 1 if self.options is None else self.options.level
+
+    @property
+    def kind(self) -> Kind:
+        """Return the kind of the summary."""
+        return "condensed" if self.parents else "leaf"
+
+    @property
+    def covered(self) -> int:
+        """Return the tokens of what the summary replaces."""
+        return sum(parent.tokens for parent in self.parents) if self.parents else self.span.tokens
+
+    def compute_target(self, level: Level, most: int) -> int:
+        """Return the tokens that a summary is asked for, in proportion to the budget; at most `most`."""
+        share = int(_TARGET_SHARE * self.request.state.budget.usable) // level
+        return max(1, min(most, max(_LEAST_TARGET_TOKENS, share), self.covered - 1))
+
+    def compute_limit(self, level: Level, most: int) -> int:
+        """Return the tokens above which a summary is rejected; at most `most`."""
+        return min(most, _TOLERANCE * self.compute_target(level, most))
+
+    def make_id(self, secret: bytes, level: Level, now_ms: int) -> str:
+        """Return the id of the summary, which only who knows the secret can compute."""
+        span = f"{self.span.start}:{self.span.stop}:{self.kind}:{level}:{now_ms}".encode()
+        last = self.request.nodes[self.span.stop - 1]
+        return make_reference(secret, self.request.session, sha256(b"summary" + last + span).digest())
+
+    def count_hidden(self) -> int:
+        """Return how many messages at the span's beginning the request showed in a ledger only."""
+        epoch = self.request.epoch
+        return 0 if epoch is None else max(0, min(epoch.depth, self.span.stop) - self.span.start)
+
+    def list_digests(self) -> tuple[bytes, ...]:
+        """Return the hashes of the raw messages of a leaf."""
+        if self.parents:
+            return ()
+        return self.request.state.subject.list_digests(self.span.start, self.span.stop)
+
+
+class JobResult:
+    """What came of a person's request: the summaries in the order in which they were made, all calls, their cost.
+
+    `problems` say, each once, why the result is no better. With `is_refused` another worker has the branch.
+    """
+
+    def __init__(self) -> None:
+        self.summaries: list[Summary] = []
+        self.calls: list[str] = []
+        self.problems: list[str] = []
+        self.is_refused = False
+        self.cost = Cost()
+
+    def add(self, summary: Summary, *, is_kept: bool) -> None:
+        """Record a summary that was made, its calls and its problems; it stands only if `is_kept`."""
+        if is_kept:
+            self.summaries.append(summary)
+        self.calls += summary.calls
+        self.add_problem(summary.reason)
+
+    def add_problem(self, problem: str) -> None:
+        """Record a problem; an empty one is none."""
+        if problem and problem not in self.problems:
+            self.problems.append(problem)
+
+
+def make_leaf_job(
+    request: SentRequest, survey: Survey, span: MessageRange, supersedes: tuple[str, ...] = ()
+) -> SummaryJob:
+    """Return the job of a summary of messages."""
+    foreign = find_foreign_messages(request, survey)
+    return SummaryJob(request, survey, span, list_references(request, span), foreign, supersedes=supersedes)
+
+
+def make_merge_job(
+    request: SentRequest, survey: Survey, parents: Sequence[Summary], supersedes: tuple[str, ...] = ()
+) -> SummaryJob:
+    """Return the job of a summary of summaries, which cover a span without a gap."""
+    span = MessageRange(parents[0].start, parents[-1].stop, sum(parent.covered for parent in parents))
+    files = tuple(dict.fromkeys(id for parent in parents for id in parent.files))
+    return SummaryJob(request, survey, span, files, find_foreign_messages(request, survey), tuple(parents), supersedes)
+
+
+def list_references(request: SentRequest, span: MessageRange) -> tuple[str, ...]:
+    """Return the ids of everything that epochs elided in a span, the newest last."""
+    if request.epoch is None:
+        return ()
+    epochs = request.state.context.trace(request.epoch.id)
+    elided = (each for epoch in epochs for each in epoch.originals if span.start <= each.place < span.stop)
+    return tuple(dict.fromkeys(each.id for each in sorted(elided, key=lambda each: each.place)))
+
+
+def find_foreign_messages(request: SentRequest, survey: Survey) -> frozenset[int]:
+    """Return the places of messages in the user's role that are not the user's words (BEHAVIOUR B32).
+
+    These are the prompts of subagents, and reminders that a client writes.
+    """
+    is_delegated = bool(request.state.subject.session.parent)
+    users = (place for place, seen in enumerate(survey.messages) if seen.shape.role == "user")
+    return frozenset(
+        place for place in users if is_delegated or survey.messages[place].told.text.lstrip().startswith(_REMINDER)
+    )
+
+
+def format_date(now_ms: int) -> str:
+    """Return a time in words."""
+    return datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")

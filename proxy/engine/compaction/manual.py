@@ -1,0 +1,179 @@
+"""Compaction that a person asks for: a session's newest conversation is summarised, and sent in short from then on.
+
+No client's call is needed for it, nor a credential: where no model can be asked, the summary is put together without
+one (BEHAVIOUR B10). Summary and epoch are in the log before they are used.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from proxy.engine.compaction.job import ManualOptions, SentRequest
+from proxy.engine.compaction.worker import SummaryWorker
+from proxy.engine.context.fallback import FallbackChain
+from proxy.engine.context.request_state import RequestState, StateReader
+from proxy.engine.context.rewriter import Invalid
+from proxy.engine.durability import DurabilityWaiter
+from proxy.engine.exchange import read_ceiling
+from proxy.engine.ports import Archive, Clock, Ids, Upstream
+from proxy.engine.reports.context import Compaction
+from proxy.engine.reports.conversation import find_format, load_chain
+from proxy.engine.reports.lookup import pick_branch, read_back, read_branch_back
+from proxy.engine.request import ManagedRequest
+from proxy.engine.request_resolver import Route, read_output_limit
+from proxy.model.epoch import Epoch
+from proxy.model.errors import Conflict
+from proxy.model.lineage import Step
+from proxy.model.log import ExchangeRow
+from proxy.wire.request_rules import find_management
+
+_WIRE = "chat_completions"
+_ACCEPTED = range(200, 300)
+_PATIENCE_SECONDS = 120.0
+# Summaries get no shorter for a conversation that has fewer tokens than this.
+_LEAST_BUDGET = 20_000
+_WAITED = "another summary of this conversation was being made, and was waited for"
+_NO_SHORTER = "no epoch was opened: what is sent would get no shorter; the next one has what was made"
+_NO_SUMMARY = "no summary was made: what there is none of yet is too little"
+_NOTHING = (
+    "there is nothing to compact: what may go is too little, for the newest three groups of calls and the user's newest"
+    " turns stay; go on with the session, or see what was made of it under /-/api/sessions/SESSION/summaries"
+)
+
+
+@dataclass(kw_only=True, eq=False)
+class ManualCompaction:
+    """Compacts sessions of the log. `routes` are all upstreams there are."""
+
+    archive: Archive
+    gate: DurabilityWaiter
+    worker: SummaryWorker
+    lookout: StateReader
+    ladder: FallbackChain
+    routes: Sequence[Route]
+    clock: Clock
+    ids: Ids
+
+    async def compact(self, session: str, options: ManualOptions, view: str = "", branch: str = "") -> Compaction:
+        """Compact the newest conversation of a session, or the newest with the model `view`.
+
+        With `branch` it is the one to that tip, given in hexadecimal digits, or by how these begin.
+
+        Raises NotFound, StoreUnavailable, and Conflict where there is nothing to be had.
+        """
+        began = self.clock.monotonic()
+        row = await self.find_newest(session, view, branch)
+        _check_managed(row)
+        subject = await self._load(row)
+        if has_waited := await self.worker.wait_out(subject, _PATIENCE_SECONDS):
+            row = await self.find_newest(session, view, branch)
+            subject = await self._load(row)
+        state = await self._compute_state(subject, row)
+        _check_unmanaged_by_client(state)
+        result = await self.worker.compact(self._make_request(state), options)
+        if has_waited:
+            result.add_problem(_WAITED)
+        state = await self._compute_state(subject, row)  # epochs may have been opened meanwhile
+        epoch = await self._open_epoch(state)
+        if epoch is None and not result.summaries:
+            raise Conflict("; ".join((_NOTHING, *result.problems)))
+        if epoch is None:
+            result.add_problem(_NO_SHORTER)
+        elif not result.summaries:
+            result.add_problem(_NO_SUMMARY)
+        return Compaction(
+            session=state.subject.session.id,
+            epoch=epoch,
+            summaries=tuple(result.summaries),
+            tokens=state.tell(state.tokens),
+            ms=round(1000 * (self.clock.monotonic() - began)),
+            calls=tuple(dict.fromkeys(result.calls)),
+            cost=result.cost.tokens,
+            reason="; ".join(result.problems),
+        )
+
+    async def find_newest(self, session: str, view: str = "", branch: str = "") -> ExchangeRow:
+        """Return the newest call of a conversation that was answered and is no side call. Raises Conflict."""
+        rows = read_back(self.archive, session)
+        if branch:
+            rows = read_branch_back(
+                self.archive, session, pick_branch(await self.archive.list_branches(session), branch)
+            )
+        async for row in rows:
+            is_answered = bool(row.rounds) and row.rounds[-1].status in _ACCEPTED
+            if row.tip and not row.is_side and is_answered and view in ("", row.model):
+                return row
+        of_view = f" with the model {view[:100]!r}" if view else ""
+        what = "branch" if branch else "session"
+        raise Conflict(f"this {what} has no call{of_view} that was read and answered; there is nothing to compact")
+
+    async def load_request(self, row: ExchangeRow) -> SentRequest:
+        """Return the request of a call as it would be sent now."""
+        return self._make_request(await self._compute_state(await self._load(row), row))
+
+    async def _load(self, row: ExchangeRow) -> ManagedRequest:
+        """Return the request of a call in its place before its response, but of no exchange."""
+        key = await self.archive.find_key(row.session)
+        split, chain = await load_chain(self.archive, row, key.upstream)
+        return ManagedRequest(
+            exchange="",
+            session=key,
+            wire=row.wire,
+            items_key=find_format(row).items_key,
+            model=row.model,
+            most_output=read_output_limit(split),
+            split=split,
+            chain=chain,
+            step=Step("", row.relation or "append", row.is_side, row.tip, row.depth, row.base, (), ()),
+            headers=row.headers,
+            target=row.target.encode(),
+            upstream=self._find_upstream(key.upstream),
+        )
+
+    def _find_upstream(self, name: str) -> Upstream:
+        for route in self.routes:
+            if route.upstream.name == name:
+                return route.upstream
+        raise Conflict(f"the upstream of this session, {name!r}, is none of the settings' any more")
+
+    async def _compute_state(self, subject: ManagedRequest, row: ExchangeRow) -> RequestState:
+        """Return the state of what will extend this request."""
+        lookout = self.lookout
+        lookout.memory.forget_lost()
+        context = await lookout.memory.contexts.load(subject.session.id)
+        budget = lookout.find_budget(subject, read_ceiling(row.headers))
+        return await lookout.look_at(subject, context, context.find(subject.model, subject, is_next=True), budget)
+
+    def _make_request(self, state: RequestState) -> SentRequest:
+        """Return the request as it would be sent; its budget limits a summary to what befits its size."""
+        sent = self.ladder.keep(state)
+        body = state.subject.split.content if sent is None else sent.body
+        return SentRequest(replace(state, budget=state.budget.limit(max(state.tokens, _LEAST_BUDGET))), body)
+
+    async def _open_epoch(self, state: RequestState) -> Epoch | None:
+        """Open an epoch that leaves what it must, with a ledger as befits a conversation of this size."""
+        goal = state.budget.limit(state.tokens)
+        try:
+            return await self.ladder.open_by_hand(state, goal, self.commit, self.ids.next_exchange())
+        except Invalid as error:
+            raise Conflict(f"what would be sent is not as valid as what the client sent: {error}") from error
+
+    async def commit(self, epoch: Epoch) -> bool:
+        """Have the log take an epoch; return False where it did not in time."""
+        return await self.gate.confirm(self.archive.append(epoch))
+
+
+def _check_managed(row: ExchangeRow) -> None:
+    """Raise Conflict where nothing is ever sent under an epoch, so that none is of use."""
+    if row.wire != _WIRE:
+        raise Conflict("calls of this wire are recorded, not managed; only /v1/chat/completions can be compacted")
+    if row.mode != "manage":
+        raise Conflict(f"the newest call was in mode {row.mode}, in which nothing is sent in short; send it in manage")
+
+
+def _check_unmanaged_by_client(state: RequestState) -> None:
+    """Raise Conflict where the client manages its context itself; under an epoch of ours signs of that are echoes."""
+    split = state.subject.split
+    if managing := find_management(_WIRE, split, 0 if state.epoch is None else len(split.items)):
+        raise Conflict(f"the conversation is managed already: {managing}")

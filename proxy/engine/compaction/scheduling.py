@@ -1,0 +1,161 @@
+"""When a summary is made and which models are asked for it; which branches are worked on (BEHAVIOUR B27, B30, B31)."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from proxy.context.compaction.spans import Pace, is_due
+from proxy.engine.compaction.job import SentRequest
+from proxy.engine.compaction.model_health import CacheHitTracker
+from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.context.history_cache import count_shared
+from proxy.engine.ports import Upstream
+from proxy.engine.request_resolver import Route
+from proxy.model.lru import LruCache
+
+_MOST_SESSIONS = 4096
+_MOST_POSTPONED = 8
+
+SpanKey = tuple[int, bytes]
+"""The first place of a span, and its last node."""
+
+
+class SummaryModel(NamedTuple):
+    """A model that may be asked for a summary, and its upstream."""
+
+    upstream: Upstream
+    model: str
+
+
+def list_summary_models(
+    policy: CompactionPolicy, home: Upstream, model: str, routes: Sequence[Route]
+) -> Iterator[SummaryModel]:
+    """Yield the models to ask about a conversation with `model` at `home`, in order.
+
+    What a conversation says goes to its own upstream; to another only where the settings name that.
+    """
+    for name in dict.fromkeys((policy.model or model, *policy.fallback_models)):
+        claiming = next((route.upstream for route in routes if name != model and route.claims(name)), home)
+        yield SummaryModel(claiming if claiming.name in policy.may_receive else home, name)
+
+
+def is_summary_due(
+    request: SentRequest, policy: CompactionPolicy, cache_hits: CacheHitTracker, routes: Sequence[Route]
+) -> bool:
+    """Return whether a branch above its soft mark is summarised now, or only when its high mark is near.
+
+    What was seen of the upstream decides: whether its cache is read, and how long summaries took so far. Before the
+    first one they are taken to last as long as they may.
+    """
+    state, subject = request.state, request.state.subject
+    if state.tariff.cache.kind == "local":  # is asked when it is idle: to wait would save nothing (B30)
+        return True
+    is_read = state.tariff.expect_read(request.tokens) > 0
+    is_warm = is_read and not cache_hits.is_cold(subject.session.upstream, state.view)
+    first = next(list_summary_models(policy, subject.upstream, subject.model, routes))
+    seconds = cache_hits.compute_p95_seconds(first.upstream.name, first.model)
+    calls = 1 + sum(shape.role == "assistant" for shape in state.path.shapes)
+    pace = Pace((state.path.tokens - state.path.head.tokens) / calls, request.interval)
+    left = state.budget.high - request.tokens
+    return is_due(left, pace, policy.time_limit_seconds if seconds is None else seconds, is_warm=is_warm)
+
+
+class RunningJob:
+    """The work on the branch of a request, under a lease; calls of `upstream` cancel it, unless that is empty.
+
+    `claims` are the spans that it has begun to summarise.
+    """
+
+    __slots__ = ("claims", "lease", "nodes", "task", "upstream")
+
+    def __init__(self, nodes: Sequence[bytes], lease: str, upstream: str, task: "asyncio.Task[None]") -> None:
+        self.nodes = nodes
+        self.lease = lease
+        self.upstream = upstream
+        self.task = task
+        self.claims: set[SpanKey] = set()
+
+
+class _Postponed(msgspec.Struct, frozen=True, gc=False):
+    """A branch, by the tip and the depth of a request, that is left alone until it has so many tokens."""
+
+    tip: bytes
+    depth: int
+    tokens: int
+
+    def is_behind(self, request: SentRequest) -> bool:
+        """Return whether a request extends the one that this was recorded for."""
+        return self.depth <= len(request.nodes) and request.nodes[self.depth - 1] == self.tip
+
+
+class JobSchedule:
+    """The branches that are being summarised, and those that were tried in vain not long ago.
+
+    Two requests are of one branch where one extends the other. In memory only, and bounded: to forget a failed try
+    costs one more.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[str, list[RunningJob]] = {}
+        self._postponed = LruCache[str, list[_Postponed]](_MOST_SESSIONS)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._running.values()))
+
+    def find(self, session: str, nodes: Sequence[bytes]) -> RunningJob | None:
+        """Return the job on the branch of a request."""
+        running = self._running.get(session, ())
+        return next((job for job in running if is_one_branch(job.nodes, nodes)), None)
+
+    def list_at(self, upstream: str) -> list[RunningJob]:
+        """Return the jobs that calls of an upstream cancel."""
+        return [job for running in self._running.values() for job in running if job.upstream == upstream]
+
+    def name_lease(self, request: SentRequest) -> str:
+        """Return the name of a branch's lease.
+
+        It names the first message that has no summary, or that no other branch here shares. Other processes compute
+        the same name, unless their branch leaves this one behind that message.
+        """
+        live = request.state.context.list_summaries(request.nodes)
+        shared = [count_shared(job.nodes, request.nodes) for job in self._running.get(request.session, ())]
+        place = min(max([live[-1].stop if live else 0, *shared]), len(request.nodes) - 1)
+        return f"summaries/{request.session}/{request.nodes[place].hex()}"
+
+    def add(self, request: SentRequest, job: RunningJob) -> None:
+        """Hold a job until its task has ended."""
+        self._running.setdefault(request.session, []).append(job)
+        job.task.add_done_callback(partial(self._remove, request.session, job))
+
+    def _remove(self, session: str, job: RunningJob, task: "asyncio.Task[None]") -> None:
+        left = [each for each in self._running.get(session, ()) if each is not job]
+        if left:
+            self._running[session] = left
+        else:
+            self._running.pop(session, None)
+
+    def claim(self, session: str, job: RunningJob, span: SpanKey) -> bool:
+        """Take a span for a branch; return False where another branch is working on it."""
+        if any(span in each.claims for each in self._running[session] if each is not job):
+            return False
+        job.claims.add(span)
+        return True
+
+    def postpone(self, request: SentRequest, tokens: int) -> None:
+        """Leave a branch alone until its conversation has so many tokens."""
+        others = [each for each in self._postponed.get(request.session) or () if not each.is_behind(request)]
+        postponed = [*others, _Postponed(request.nodes[-1], len(request.nodes), tokens)]
+        self._postponed.put(request.session, postponed[-_MOST_POSTPONED:])
+
+    def is_postponed(self, request: SentRequest) -> bool:
+        """Return whether it is too early to try the branch of a request again."""
+        postponed = self._postponed.get(request.session) or ()
+        return any(each.is_behind(request) and request.state.path.tokens < each.tokens for each in postponed)
+
+
+def is_one_branch(one: Sequence[bytes], other: Sequence[bytes]) -> bool:
+    """Return whether one of two chains extends the other."""
+    return count_shared(one, other) == min(len(one), len(other))

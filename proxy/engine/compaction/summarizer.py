@@ -1,0 +1,487 @@
+"""Writing one summary: models are asked in their order, level by level; else it is put together without a model."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import msgspec
+
+from proxy.context.compaction.acceptance import Accepted, Rejected, Task, accept
+from proxy.context.compaction.digest import digest_reports, digest_span
+from proxy.context.compaction.prompts import (
+    MOST,
+    NODE,
+    SHORT,
+    SummaryOrder,
+    describe_span,
+    write_instruction,
+    write_reports,
+    write_request,
+    write_transcript,
+    write_wording,
+)
+from proxy.context.compaction.spans import LEAST, find_most
+from proxy.context.compaction.summary_text import Frame
+from proxy.engine.boundary import attempt
+from proxy.engine.compaction.credentials import CallCredential
+from proxy.engine.compaction.job import SummaryJob, format_date
+from proxy.engine.compaction.model_call import FailedCall, ModelCall, ModelCaller, ModelResponse
+from proxy.engine.compaction.model_health import ModelHealth
+from proxy.engine.compaction.policy import CompactionPolicy, PromptHook
+from proxy.engine.compaction.scheduling import SummaryModel, list_summary_models
+from proxy.engine.compaction.spending import SpendBudget
+from proxy.engine.context.session_caches import ContextCaches
+from proxy.engine.models import Models
+from proxy.engine.policy import EnginePolicy, Provider
+from proxy.engine.ports import Clock, Ids
+from proxy.engine.relay import Relay
+from proxy.engine.request_resolver import Route
+from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.model.events import AnswerRead, ExchangeRecorded, LimitsTold
+from proxy.model.exchange import Usage
+from proxy.model.summary import Level, Summary
+from proxy.wire.asking import Room, enlarge, write_compact, write_warm
+from proxy.wire.body import split_body
+from proxy.wire.format import Format
+from proxy.wire.headers import keep_for_log
+
+# The window of a model of which none is known.
+_ASSUMED_WINDOW = 32_768
+# A response is cut off where it has so many times the characters that it may have.
+_SLACK = 1.5
+_CHARACTERS_PER_TOKEN = 6
+_FRAME_TOKENS = 600
+
+_MODEL_LEVELS: tuple[Level, ...] = (1, 2)
+_WITHOUT_MODEL: Level = 3
+_ANY = Provider()
+# Statuses that may be due to the body of a request, and not to the state of the upstream.
+_DUE_TO_REQUEST = frozenset({200, 400, 413, 422})
+_NO_CREDENTIAL = "no model was asked: no call of this session was accepted in the last half hour, or since the start"
+
+KeepsLease = Callable[[], Awaitable[bool]]
+"""Renews the lease of a branch; returns whether it is still held."""
+
+_log = logging.getLogger("palimpsest.compaction")
+
+
+class SummaryPrompt(msgspec.Struct, frozen=True, gc=False):
+    """The body of a call, the tokens and characters that its response may have, and its expected usage.
+
+    A warm one repeats the request that was sent last, and so reads what that left in the provider's cache.
+    """
+
+    body: bytes
+    limit: int
+    most_characters: int
+    expected: Usage
+    is_warm: bool
+
+
+class PromptBuilder:
+    """Writes the bodies of calls for summaries (BEHAVIOUR B28). Blocks, and so runs in a thread.
+
+    `count` gives the tokens of a text, `hook` may change the instruction.
+    """
+
+    def __init__(self, policy: CompactionPolicy, count: Callable[[str], int], hook: PromptHook | None) -> None:
+        self._policy = policy
+        self._count = count
+        self._hook = hook
+
+    def write_warm(self, job: SummaryJob, level: Level, *, is_alternating: bool) -> SummaryPrompt | None:
+        """Return the last request with an instruction behind it; None where it cannot be extended, or for a merge."""
+        state = job.request.state
+        split = split_body(job.request.body, state.subject.items_key)
+        if job.parents or split is None:
+            return None
+        order = self._make_order(job, level)
+        instruction = write_instruction(order, describe_span(job.survey, job.span, job.count_hidden()))
+        room = Room(order.most, self._policy.reasoning_tokens)
+        body = write_warm(split, instruction, room, is_alternating=is_alternating)
+        if body is None:
+            return None
+        sent = state.tell(job.request.tokens)
+        return _make_prompt(body, job, level, Usage(sent + _FRAME_TOKENS, order.most, sent), is_warm=True)
+
+    def write_compact(self, job: SummaryJob, level: Level, model: str, window: int | None) -> SummaryPrompt | None:
+        """Return a request of its own, with a transcript; None where the model's window is too small for one."""
+        order = self._make_order(job, level)
+        room = self.compute_room(window, order.most)
+        if room < LEAST:
+            return None
+        if job.parents:
+            texts = [parent.text for parent in job.parents]
+            material = write_reports(texts, room, self._count, NODE if level > 1 else None)
+        else:
+            material = write_transcript(job.survey, job.span, room, self._count, SHORT if level > 1 else None)
+        orders, text = write_request(order, material)
+        body = write_compact(model, orders, text, Room(order.most, self._policy.reasoning_tokens))
+        expected = Usage(self._count(orders) + self._count(text), order.most)
+        return _make_prompt(body, job, level, expected, is_warm=False)
+
+    def compute_room(self, window: int | None, most: int) -> int:
+        """Return the tokens that a transcript may have for a model with this window, which may answer with `most`."""
+        known = _ASSUMED_WINDOW if window is None else window
+        scaled = known * self._policy.input_fraction / 0.75
+        return min(find_most(int(scaled), most), known - most - _FRAME_TOKENS)
+
+    def _make_order(self, job: SummaryJob, level: Level) -> SummaryOrder:
+        custom = (job.options.prompt if job.options is not None else "") or self._policy.prompt
+        if self._hook is not None:
+            custom = self._hook(custom or write_wording(level), level)
+        return SummaryOrder(job.kind, level, job.compute_target(level, MOST[level]), custom)
+
+
+def _make_prompt(body: bytes, job: SummaryJob, level: Level, expected: Usage, *, is_warm: bool) -> SummaryPrompt:
+    limit = job.compute_limit(level, MOST[level])
+    return SummaryPrompt(body, limit, int(_SLACK * _CHARACTERS_PER_TOKEN * limit), expected, is_warm)
+
+
+@dataclass(slots=True)
+class SummaryAttempts:
+    """What was tried for a summary: the calls, and what was wrong with each, or why none was made.
+
+    `is_speechless`: a model wrote no text twice; a shorter form would not help that (B29). `is_lost`: the lease is.
+    """
+
+    calls: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    is_speechless: bool = False
+    is_lost: bool = False
+
+    @property
+    def reason(self) -> str:
+        """Return all problems, each once."""
+        return "; ".join(dict.fromkeys(self.problems))
+
+
+class _Attempt(msgspec.Struct, frozen=True, gc=False):
+    """A summary that is asked for on one level and from one model; `attempts` is what was tried so far.
+
+    `keeps_lease` is asked before each call. `is_custom`: the instruction is a person's own.
+    """
+
+    job: SummaryJob
+    credential: CallCredential
+    target: SummaryModel
+    level: Level
+    attempts: SummaryAttempts
+    keeps_lease: KeepsLease
+    is_custom: bool
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Return the upstream and the model."""
+        return self.target.upstream.name, self.target.model
+
+    @property
+    def skill(self) -> tuple[str, str]:
+        """Return what a circuit breaker holds against the model: one that merges badly may summarise well.
+
+        What comes of a person's own instruction says something of that, and of the session it is used in, at most.
+        """
+        upstream, model = self.names
+        skill = f"{model}, merging" if self.job.parents else model
+        return upstream, f"{skill}, as asked in {self.job.request.session}" if self.is_custom else skill
+
+    def add_problem(self, problem: str) -> None:
+        """Record what is wrong with the model's response, or with asking it."""
+        self.attempts.problems.append(f"{self.target.model}: {problem}")
+
+
+@dataclass(kw_only=True, eq=False)
+class Summarizer:
+    """Writes summaries, and never fails: what models give is validated, and what is missing is done without them.
+
+    `secret` makes the ids of summaries unguessable, `providers` are by the upstream's name.
+    """
+
+    policy: CompactionPolicy
+    caller: ModelCaller
+    health: ModelHealth
+    prompts: PromptBuilder
+    models: Models
+    routes: Sequence[Route]
+    providers: Mapping[str, Provider]
+    clock: Clock
+    secret: bytes
+    count: Callable[[str], int]
+
+    async def summarize(
+        self, job: SummaryJob, credential: CallCredential | None, keeps_lease: KeepsLease, *, is_needed: bool = False
+    ) -> Summary | None:
+        """Return the summary; None where the lease was lost.
+
+        Also None where no model could be asked, unless the summary is needed: a ledger says as much meanwhile.
+        """
+        attempts = SummaryAttempts()
+        for each in self._list_attempts(job, credential, attempts, keeps_lease):
+            summary = await attempt(self._try(each), partial(_note_fault, attempts))
+            if summary is not None:
+                return summary
+            if attempts.is_lost:
+                return None
+        if not await keeps_lease():
+            return None
+        if not (attempts.calls or is_needed):
+            _log.info("session %s: no summary for now: %s", job.request.session, attempts.reason or "nobody to ask")
+            return None
+        return await asyncio.to_thread(self.write_without_model, job, attempts)
+
+    def _list_attempts(
+        self, job: SummaryJob, credential: CallCredential | None, attempts: SummaryAttempts, keeps_lease: KeepsLease
+    ) -> Iterator[_Attempt]:
+        """Yield what to try next while there is no summary.
+
+        Without a credential only upstreams are asked for which the settings have an API key.
+        """
+        policy, options, request = self.policy, job.options, job.request
+        levels = [level for level in _MODEL_LEVELS if level >= job.level]
+        if not policy.level2:
+            del levels[1:]
+        is_custom = bool(policy.prompt or policy.prompt_hook or (options is not None and options.prompt))
+        if options is not None and options.model:
+            policy = replace(policy, model=options.model)
+        used = credential or _make_bare_credential(job)
+        for level in levels:
+            if attempts.is_speechless or (level > levels[0] and not attempts.calls):
+                return  # a shorter form is for what was rejected, not for what was not to be asked
+            for target in list_summary_models(policy, used.upstream, request.state.view, self.routes):
+                each = _Attempt(job, used, target, level, attempts, keeps_lease, is_custom)
+                if credential is None and not self.providers.get(target.upstream.name, _ANY).has_own_key:
+                    attempts.problems.append(_NO_CREDENTIAL)
+                elif each.skill == each.names or self.health.breakers.allows(*each.skill, self.clock.monotonic()):
+                    yield each
+                else:
+                    how = "merged" if job.parents else "answered this instruction"
+                    each.add_problem(f"it {how} badly of late, and is left alone with that for a while")
+
+    async def _try(self, each: _Attempt) -> Summary | None:
+        """Return what a model gives; None where that is no summary of this level."""
+        for is_warm in (True, False):
+            if is_warm and not self._may_be_warm(each):
+                continue
+            prompt = await asyncio.to_thread(self._write_prompt, each, is_warm=is_warm)
+            if prompt is None:
+                continue
+            response = await self._call(each, prompt)
+            if isinstance(response, ModelResponse) and not (response.is_tool_call or response.has_no_room_left):
+                return await self._judge(each, prompt, response)
+            if response is None:
+                return None
+            # What was too long in full, or led to a tool call, may be asked with a transcript.
+            is_other_way = response.is_too_long if isinstance(response, FailedCall) else response.is_tool_call
+            if not (is_warm and is_other_way):
+                return None
+        return None
+
+    def _may_be_warm(self, each: _Attempt) -> bool:
+        subject = each.job.request.state.subject
+        is_same = each.names == (subject.session.upstream, subject.model)
+        return is_same and not self.health.cache_hits.is_cold(*each.names)
+
+    def _write_prompt(self, each: _Attempt, *, is_warm: bool) -> SummaryPrompt | None:
+        upstream, model = each.names
+        if is_warm:
+            is_alternating = self.providers.get(upstream, _ANY).strict_alternation
+            return self.prompts.write_warm(each.job, each.level, is_alternating=is_alternating)
+        return self.prompts.write_compact(each.job, each.level, model, self.models.card(upstream, model).window)
+
+    async def _call(self, each: _Attempt, prompt: SummaryPrompt) -> ModelResponse | FailedCall | None:
+        """Send a prompt, and once more with more room where reasoning took all of it (B29); None where not allowed."""
+        health, session = self.health, each.job.request.state.subject.session
+        is_manual, body, response = each.job.options is not None, prompt.body, None
+        for is_first in (True, False):
+            if why := health.find_objection(
+                session, each.credential, *each.names, expected=prompt.expected, is_manual=is_manual
+            ):
+                each.add_problem(why)
+                break
+            if not await each.keeps_lease():
+                each.attempts.is_lost = True
+                break
+            health.breakers.record_start(*each.names, self.clock.monotonic())
+            response = await self.caller.call(_make_call(each, prompt, body))
+            if response.exchange:
+                each.attempts.calls.append(response.exchange)
+            larger = enlarge(body) if isinstance(response, ModelResponse) and response.has_no_room_left else None
+            if not is_first or larger is None:
+                break
+            body = larger
+        self._record_failure(each, response)
+        return response
+
+    def _record_failure(self, each: _Attempt, response: ModelResponse | FailedCall | None) -> None:
+        """Record that nothing came of a call, if so; what may be due to the prompt is not held against every use."""
+        if isinstance(response, FailedCall):
+            problem, is_due_to_prompt = response.reason, response.status in _DUE_TO_REQUEST
+        elif response is not None and response.is_tool_call:
+            problem, is_due_to_prompt = "it called a tool", True
+        elif response is not None and response.has_no_room_left:
+            each.attempts.is_speechless = True
+            problem, is_due_to_prompt = "all its tokens went into thoughts", True
+        else:
+            return
+        each.add_problem(problem)
+        failed = each.skill if is_due_to_prompt and each.is_custom else each.names
+        self.health.breakers.record_failure(*failed, self.clock.monotonic())
+
+    async def _judge(self, each: _Attempt, prompt: SummaryPrompt, response: ModelResponse) -> Summary | None:
+        """Return the summary that a response is; None where it is rejected."""
+        job, level, model, breakers = each.job, each.level, each.target.model, self.health.breakers
+        now_ms = self.clock.now_ms()
+        id = job.make_id(self.secret, level, now_ms)
+        frame = Frame(id, model, format_date(now_ms))
+        parents = tuple(parent.text for parent in job.parents)
+        task = Task(job.survey, job.span, level, prompt.limit, job.covered, job.references, parents, job.foreign)
+        found: Accepted | Rejected = Rejected(response.refusal)
+        if not response.refusal:
+            found = await asyncio.to_thread(accept, response.text, task, frame, self.count)
+        if isinstance(found, Rejected):
+            each.add_problem(f"level {level}: {found.reason}")
+            breakers.record_failure(*each.skill, self.clock.monotonic())
+            return None
+        breakers.record_success(*each.names)
+        breakers.record_success(*each.skill)
+        if found.missed:
+            each.add_problem(f"left out {found.missed}")
+        return _make_summary(
+            job,
+            found,
+            each.attempts,
+            id=id,
+            now_ms=now_ms,
+            level=level,
+            model=model,
+            is_provisional=level > job.level or bool(found.missed),
+        )
+
+    def write_without_model(self, job: SummaryJob, attempts: SummaryAttempts | None = None) -> Summary:
+        """Return a summary that is put together from the messages. Blocks; never fails."""
+        now_ms = self.clock.now_ms()
+        id = job.make_id(self.secret, _WITHOUT_MODEL, now_ms)
+        frame = Frame(id, "", format_date(now_ms))
+        if job.parents:
+            text = digest_reports([parent.text for parent in job.parents], job.span, frame, self.count)
+        else:
+            text = digest_span(job.survey, job.span, frame, job.references, self.count)
+        files = tuple(dict.fromkeys((*(id for parent in job.parents for id in parent.files), *job.references)))
+        written, is_provisional = Accepted(text, self.count(text), files), job.level < _WITHOUT_MODEL
+        return _make_summary(
+            job, written, attempts or SummaryAttempts(), id=id, now_ms=now_ms, level=3, is_provisional=is_provisional
+        )
+
+
+def build_summarizer(
+    policy: CompactionPolicy,
+    engine_policy: EnginePolicy,
+    *,
+    relay: Relay,
+    memory: ContextCaches,
+    models: Models,
+    tasks: TaskRunner,
+    bus: EventBus,
+    clock: Clock,
+    ids: Ids,
+    form: Format,
+    providers: Mapping[str, Provider],
+    routes: Sequence[Route],
+    count: Callable[[str], int],
+    hook: PromptHook | None,
+    secret: bytes,
+) -> Summarizer:
+    """Return a summarizer with all its parts, subscribed to the bus. `form` is the wire of its calls."""
+    owned = frozenset(name for name, provider in providers.items() if provider.has_own_key)
+    health = ModelHealth(policy, SpendBudget(policy, models.card, bus, clock), clock, owned)
+    bus.subscribe(LimitsTold, health.limits.record)
+    bus.subscribe(ExchangeRecorded, health.budget.record_exchange)
+    bus.subscribe(AnswerRead, health.budget.record_answer)
+    caller = ModelCaller(
+        policy=engine_policy,
+        relay=relay,
+        memory=memory,
+        tasks=tasks,
+        bus=bus,
+        clock=clock,
+        ids=ids,
+        health=health,
+        form=form,
+        time_limit_seconds=policy.time_limit_seconds,
+    )
+    return Summarizer(
+        policy=policy,
+        caller=caller,
+        health=health,
+        prompts=PromptBuilder(policy, count, hook),
+        models=models,
+        routes=routes,
+        providers=providers,
+        clock=clock,
+        secret=secret,
+        count=count,
+    )
+
+
+def _make_bare_credential(job: SummaryJob) -> CallCredential:
+    """Return where a session's calls go, without a credential, for upstreams that are asked with a key of ours."""
+    subject = job.request.state.subject
+    return CallCredential(subject.upstream, subject.target, keep_for_log(subject.headers))
+
+
+def _make_call(each: _Attempt, prompt: SummaryPrompt, body: bytes) -> ModelCall:
+    subject = each.job.request.state.subject
+    return ModelCall(
+        session=subject.session,
+        credential=each.credential,
+        upstream=each.target.upstream,
+        model=each.target.model,
+        body=body,
+        most_characters=prompt.most_characters,
+        expected=prompt.expected,
+        extends=subject if prompt.is_warm else None,
+    )
+
+
+def _make_summary(
+    job: SummaryJob,
+    written: Accepted,
+    attempts: SummaryAttempts,
+    *,
+    id: str,
+    now_ms: int,
+    level: Level,
+    is_provisional: bool,
+    model: str = "",
+) -> Summary:
+    subject = job.request.state.subject
+    return Summary(
+        id=id,
+        session=subject.session.id,
+        wire=subject.wire,
+        start=job.span.start,
+        stop=job.span.stop,
+        last=subject.nodes[job.span.stop - 1],
+        kind=job.kind,
+        level=level,
+        is_provisional=is_provisional,
+        text=written.text,
+        tokens=written.tokens,
+        covered=job.covered,
+        made_ms=now_ms,
+        exchange=subject.exchange,
+        model=model,
+        reason=attempts.reason,
+        calls=tuple(attempts.calls),
+        parents=tuple(parent.id for parent in job.parents),
+        supersedes=job.supersedes,
+        files=written.files,
+        digests=job.list_digests(),
+    )
+
+
+def _note_fault(attempts: SummaryAttempts, error: Exception) -> None:
+    _log.error("a report could not be made as it should have been", exc_info=error)
+    attempts.problems.append(f"{type(error).__name__}: {error}")

@@ -1,0 +1,207 @@
+"""When the summary worker is started: after a call that was sent above the soft mark and accepted (BEHAVIOUR B27, B30).
+
+`build_trigger` puts the trigger and its worker together.
+"""
+
+import ipaddress
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from proxy.context.builder import ContextBuilder
+from proxy.context.conversation import BuilderPolicy, Survey, survey
+from proxy.context.epoch_decision import Decision
+from proxy.context.message_features import Study
+from proxy.engine.boundary import attempt
+from proxy.engine.compaction.credentials import CallCredential, CallLater, CredentialCache
+from proxy.engine.compaction.job import SentRequest
+from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.compaction.spending import SpendBudget
+from proxy.engine.compaction.summarizer import Summarizer
+from proxy.engine.compaction.worker import SummaryWorker
+from proxy.engine.context.accounting import find_matching
+from proxy.engine.context.epoch_planner import EpochPlanner, PlanInputs
+from proxy.engine.context.fallback import Footing
+from proxy.engine.context.request_state import RequestState
+from proxy.engine.context.session_caches import ContextCaches
+from proxy.engine.durability import DurabilityWaiter
+from proxy.engine.models import Models
+from proxy.engine.policy import Provider
+from proxy.engine.ports import Archive, Leases
+from proxy.engine.request import ManagedRequest
+from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.model.events import ExchangeRecorded
+from proxy.model.exchange import Usage
+from proxy.model.lru import LruCache
+
+_MOST_CALLS = 1024
+_IDLE_SECONDS = 5.0
+_ACCEPTED = range(200, 300)
+_ANY = Provider()
+# Suffixes of names in one's own network, beside names without a dot: `ollama`, `host.docker.internal`.
+_NEAR = (".localhost", ".local", ".internal", ".lan")
+
+_log = logging.getLogger("palimpsest.compaction")
+
+
+class _OpenCall(msgspec.Struct, gc=False):
+    """A managed call whose response has not ended; `sent` is set where it may be summarised then."""
+
+    tip: bytes
+    credential: CallCredential
+    sent: SentRequest | None = None
+
+
+@dataclass(kw_only=True, eq=False)
+class CompactionTrigger:
+    """Follows the clients' calls, and starts the worker after those that call for a summary. Nothing here waits.
+
+    `providers` are by the upstream's name. `models` knows which models have a price: a server of one's own without
+    prices serves one request at a time.
+    """
+
+    policy: CompactionPolicy
+    worker: SummaryWorker
+    credentials: CredentialCache
+    budget: SpendBudget
+    providers: Mapping[str, Provider]
+    models: Models
+    call_later: CallLater
+
+    def __post_init__(self) -> None:
+        self.open_calls = LruCache[str, _OpenCall](_MOST_CALLS)
+        self._newest: dict[str, str] = {}  # the newest call of each local server
+        self._near = {name for name, provider in self.providers.items() if is_near(provider.host)}
+
+    def note_arrival(self, subject: ManagedRequest) -> None:
+        """Record that a call has come, managed or not; it has precedence on a local server."""
+        upstream = subject.upstream.name
+        if self._is_local(upstream, subject.model):
+            self._newest[upstream] = subject.exchange
+            self.worker.stop_at(upstream)
+
+    def note_asked(self, subject: ManagedRequest) -> None:
+        """Record the credential of a managed call."""
+        credential = CallCredential(subject.upstream, subject.target, subject.headers)
+        self.open_calls.put(subject.exchange, _OpenCall(subject.tip, credential))
+
+    def note_sent(self, case: RequestState, footing: Footing, decision: Decision) -> None:
+        """Record what was sent for a call, and the state in which that was decided."""
+        read = case.tariff.expect_read(find_matching(case, footing))
+        expected = Usage(case.tell(footing.tokens), 0, case.tell(read))
+        self.budget.record_estimate(case.subject.exchange, expected)
+        may_open = not (case.is_bound or (case.epoch is not None and case.epoch.why == "refused"))
+        if self.policy.auto and decision.pressure != "none" and not case.subject.is_side and may_open:
+            opened = footing.epoch if footing.epoch is not case.epoch else None
+            interval = None if case.kept is not None else case.account.find_idle(case.now)
+            call = self.open_calls.peek(case.subject.exchange)
+            if call is not None:
+                call.sent = SentRequest(case, footing.body, opened, interval)
+
+    async def wait(self, subject: ManagedRequest) -> None:
+        """Return when no summary is being made for a call's branch, or it has waited for long enough."""
+        await self.worker.wait(subject)
+
+    def note_exchange(self, event: ExchangeRecorded) -> None:
+        """Record that a call has ended, or a round after which another body is sent; a subscriber of the bus."""
+        call = self.open_calls.pop(event.exchange) if event.is_final else self.open_calls.peek(event.exchange)
+        if call is None:
+            return
+        if not event.is_final:
+            call.sent = None
+            return
+        if event.status not in _ACCEPTED:
+            return
+        self.credentials.store(event.session, call.tip, call.credential)
+        request = call.sent
+        if request is None or event.completeness != "complete":
+            return
+        if not self._is_local(event.upstream, request.state.subject.model):
+            self.worker.start(request)
+        elif self.policy.model:  # a server that does one thing at a time summarises only where a model is set for that
+            self.call_later(_IDLE_SECONDS, lambda: self._start_if_idle(event, request))
+
+    def _start_if_idle(self, event: ExchangeRecorded, request: SentRequest) -> None:
+        if self._newest.get(event.upstream) == event.exchange:
+            self.worker.start(request)
+
+    def _is_local(self, upstream: str, model: str) -> bool:
+        """Return whether one engine serves one request at a time there: declared, or to be expected (BEHAVIOUR B30)."""
+        provider = self.providers.get(upstream, _ANY)
+        if provider.cache is not None or upstream not in self._near:
+            return provider.cache == "local"
+        return not self.models.card(upstream, model).prices_source
+
+
+def is_near(host: str) -> bool:
+    """Return whether a host is this machine, or one of its own network."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return bool(host) and ("." not in host or host.endswith(_NEAR))
+    return address.is_private or address.is_loopback or address.is_link_local
+
+
+def build_trigger(
+    policy: CompactionPolicy,
+    summarizer: Summarizer,
+    *,
+    archive: Archive,
+    gate: DurabilityWaiter,
+    leases: Leases,
+    memory: ContextCaches,
+    tasks: TaskRunner,
+    bus: EventBus,
+    builder: ContextBuilder,
+    builder_policy: BuilderPolicy,
+    study: Study,
+    owner: str,
+    call_later: CallLater,
+) -> CompactionTrigger:
+    """Return the trigger of a worker that uses this summarizer, subscribed to the bus.
+
+    `owner` names this process among those that share a log.
+    """
+    budget, credentials = summarizer.health.budget, CredentialCache(summarizer.clock, call_later)
+    opener = EpochPlanner(builder, summarizer.secret, summarizer.providers)
+    span_policy = replace(builder_policy, protect_turns=policy.protect_turns)
+
+    def survey_request(request: SentRequest, ground: PlanInputs) -> Survey:
+        return survey(opener.see(request.state.subject, request.state.path, ground), span_policy, study)
+
+    worker = SummaryWorker(
+        policy=policy,
+        summarizer=summarizer,
+        archive=archive,
+        gate=gate,
+        leases=leases,
+        memory=memory,
+        tasks=tasks,
+        bus=bus,
+        credentials=credentials,
+        survey_request=survey_request,
+        owner=owner,
+    )
+    trigger = CompactionTrigger(
+        policy=policy,
+        worker=worker,
+        credentials=credentials,
+        budget=budget,
+        providers=summarizer.providers,
+        models=summarizer.models,
+        call_later=call_later,
+    )
+    bus.subscribe(ExchangeRecorded, trigger.note_exchange)
+    if policy.spend_per_day:
+        tasks.spawn(_load_today(budget, archive))
+    return trigger
+
+
+async def _load_today(budget: SpendBudget, archive: Archive) -> None:
+    await attempt(budget.load_today(archive), _log_unknown_spending)
+
+
+def _log_unknown_spending(error: Exception) -> None:
+    _log.error("what was spent today could not be read; no summary is paid for until a restart", exc_info=error)

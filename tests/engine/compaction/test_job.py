@@ -1,0 +1,120 @@
+"""What a report is wanted of, and what follows from that."""
+
+import msgspec
+import pytest
+
+from proxy.context.compaction.spans import MessageRange
+from proxy.engine.compaction.job import SentRequest, SummaryJob, find_foreign_messages, format_date, list_references
+from proxy.model.exchange import SessionKey
+from proxy.model.manifest import digest_of
+from tests.support.compacting import Workshop
+from tests.support.managing import Message, make_history
+from tests.support.summaries import make_summary
+
+HISTORY = make_history(22, 1600)
+WORDS: list[Message] = [
+    {"role": "user", "content": "<system-reminder>Be quick.</system-reminder>"},
+    {"role": "assistant", "content": "Yes."},
+    {"role": "user", "content": "Be slow."},
+]
+
+
+async def plan(messages: list[Message] = HISTORY, start: int = 0, stop: int = 20, **changes: object) -> SummaryJob:
+    workshop = Workshop()
+    request = await workshop.look_at(messages)
+    survey = await workshop.worker.survey(request)
+    span = MessageRange(start, stop, request.state.path.count(start, stop))
+    return msgspec.structs.replace(SummaryJob(request, survey, span), **changes)
+
+
+async def open_epoch(workshop: Workshop, steps: int = 22) -> SentRequest:
+    """A request for which an epoch opens."""
+    case = (await workshop.look_at(make_history(steps, 1600))).state
+
+    async def commit(epoch: object) -> bool:
+        return True
+
+    footing = await workshop.steward.ladder.climb(case, "hard", commit)
+    assert footing.epoch is not None
+    assert footing.is_opened
+    return SentRequest(case, footing.body, footing.epoch)
+
+
+async def test_a_leaf_is_of_messages_and_what_is_merged_of_reports() -> None:
+    work = await plan()
+    assert (work.kind, work.covered) == ("leaf", work.span.tokens)
+    raws = work.request.state.subject.list_raws()
+    assert work.list_digests() == tuple(digest_of(raw) for raw in raws[:20])
+    parents = (make_summary("a", 0, 10, tokens=70), make_summary("b", 10, 20, tokens=80))
+    merged = msgspec.structs.replace(work, parents=parents)
+    assert (merged.kind, merged.covered, merged.list_digests()) == ("condensed", 150, ())
+
+
+async def test_how_long_a_report_may_be_goes_by_the_budget_and_by_what_it_is_of() -> None:
+    work = await plan()
+    assert (work.compute_target(1, 8192), work.compute_limit(1, 8192)) == (300, 600)
+    assert work.compute_target(1, 100) == work.compute_limit(1, 100) == 100
+    tiny = await plan(stop=1)
+    assert tiny.compute_target(1, 8192) == tiny.covered - 1
+
+
+@pytest.mark.parametrize(("level", "most"), [(1, 1940), (2, 970)])
+async def test_of_a_large_budget_it_has_a_small_share(level: int, most: int) -> None:
+    workshop = Workshop(ceiling=100_000)
+    request = await workshop.look_at(make_history(60, 1600))
+    survey = await workshop.worker.survey(request)
+    work = SummaryJob(request, survey, MessageRange(0, 50, 20_000))
+    assert work.compute_target(level, 8192) == most  # type: ignore[arg-type]
+
+
+async def test_its_name_tells_the_span_the_level_and_when_and_cannot_be_guessed() -> None:
+    work = await plan()
+    names = {
+        work.make_id(b"secret", 1, 5),
+        work.make_id(b"secret", 2, 5),
+        work.make_id(b"secret", 1, 6),
+        work.make_id(b"other", 1, 5),
+        (await plan(start=2)).make_id(b"secret", 1, 5),
+    }
+    assert len(names) == 5
+    assert work.make_id(b"secret", 1, 5) in names
+
+
+async def test_what_was_elided_has_references_and_stands_in_a_ledger_only() -> None:
+    workshop = Workshop()
+    before = await workshop.look_at(HISTORY)
+    assert list_references(before, MessageRange(0, 20, 0)) == ()
+    request = await open_epoch(workshop)
+    survey = await workshop.worker.survey(request)
+    epoch = request.epoch
+    assert epoch is request.opened
+    assert epoch is not None
+    assert request.tokens < request.state.tokens
+    inside = [each.id for each in epoch.originals if each.place < 20]
+    assert inside
+    assert sorted(list_references(request, MessageRange(0, 20, 0))) == sorted(set(inside))
+    assert list_references(request, MessageRange(epoch.depth, epoch.depth + 5, 0)) == ()
+    assert SummaryJob(request, survey, MessageRange(3, epoch.depth + 4, 0)).count_hidden() == epoch.depth - 3
+    assert SummaryJob(before, survey, MessageRange(0, 20, 0)).count_hidden() == 0
+
+
+async def test_without_an_epoch_of_its_own_it_was_sent_under_the_one_that_held() -> None:
+    workshop = Workshop()
+    opened = await open_epoch(workshop)
+    request = await workshop.look_at(make_history(23, 1600), base=47)
+    assert request.epoch is opened.epoch
+    assert request.tokens == request.state.tokens
+    assert request.session == "s1"
+
+
+async def test_reminders_of_clients_and_prompts_of_subagents_are_nobodys_words() -> None:
+    work = await plan([*HISTORY, *WORDS])
+    place = len(HISTORY) - 1
+    assert find_foreign_messages(work.request, work.survey) == {place}
+    child = SessionKey("s1", b"t" * 16, "main", "family", parent="s0")
+    request = await Workshop().look_at([*HISTORY, *WORDS], session=child)
+    assert find_foreign_messages(request, work.survey) == {0, place, place + 2}
+
+
+def test_a_time_is_told_in_words() -> None:
+    assert format_date(1_700_000_000_000) == "2023-11-14 22:13 UTC"

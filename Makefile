@@ -10,6 +10,7 @@ CODE := proxy scripts tests benchmarks
 # One worker more than there are cores: some tests wait for processes that they started.
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist=worksteal
 ARGS ?=
+RUN := $(VENV)/$(if $(OUTLINES),.outlines,.run)
 
 .DEFAULT_GOAL := help
 .PHONY: help run check test static journeys golden bench format lock map clean
@@ -17,7 +18,7 @@ ARGS ?=
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: $(VENV)/.run ## start the proxy; options in ARGS, such as ARGS="--port 9000"
+run: $(RUN) ## start the proxy; options in ARGS, such as ARGS="--port 9000"; OUTLINES=1: with that extra
 	@exec $(BIN)/palimpsest serve $(ARGS)
 
 check: static ## format, lint, types, import contracts, tests of the core: within a minute
@@ -47,9 +48,10 @@ format: $(VENV)/.dev ## bring the code into its form
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-lock: $(VENV)/.dev ## resolve pyproject.toml anew into the two locks
+lock: $(VENV)/.dev ## resolve pyproject.toml anew into the three locks; then make map
 	$(LOCK) --upgrade --output-file requirements.lock pyproject.toml
-	$(LOCK) --upgrade --output-file requirements-dev.lock --extra dev --constraint requirements.lock pyproject.toml
+	$(LOCK) --upgrade --output-file requirements-outlines.lock --extra outlines --constraint requirements.lock pyproject.toml
+	$(LOCK) --upgrade --output-file requirements-dev.lock --all-extras --constraint requirements-outlines.lock pyproject.toml
 
 map: $(VENV)/.dev ## make the map of models anew from the installed litellm
 	$(BIN)/python -m scripts.model_map
@@ -64,16 +66,22 @@ $(BIN)/python:
 	@echo "Making a virtual environment in $(VENV) ..."
 	@$(PYTHON) -m venv --without-pip $(VENV)
 
+# Install the packages of the lock $(1), which takes $(2), and palimpsest itself.
+define INSTALL
+@echo "Installing $$(grep -c == $(1)) packages from $(1): $(2), once ..."
+@$(PIP) install --require-hashes --requirement $(1)
+@echo "Installing palimpsest itself ..."
+@$(PIP) install --no-deps --no-build-isolation --editable .
+endef
+
 $(VENV)/.run: requirements.lock pyproject.toml | $(BIN)/python
-	@echo "Installing $$(grep -c == requirements.lock) packages from requirements.lock: a minute or two, once ..."
-	@$(PIP) install --require-hashes --requirement requirements.lock
-	@echo "Installing palimpsest itself ..."
-	@$(PIP) install --no-deps --no-build-isolation --editable .
+	$(call INSTALL,requirements.lock,half a minute)
 	@touch $@
 
-$(VENV)/.dev: requirements-dev.lock requirements.lock pyproject.toml | $(BIN)/python
-	@echo "Installing $$(grep -c == requirements-dev.lock) packages from requirements-dev.lock: a few minutes, once ..."
-	@$(PIP) install --require-hashes --requirement requirements-dev.lock
-	@echo "Installing palimpsest itself ..."
-	@$(PIP) install --no-deps --no-build-isolation --editable .
+$(VENV)/.outlines: requirements-outlines.lock pyproject.toml | $(BIN)/python
+	$(call INSTALL,requirements-outlines.lock,a minute)
 	@touch $@ $(VENV)/.run
+
+$(VENV)/.dev: requirements-dev.lock requirements-outlines.lock requirements.lock pyproject.toml | $(BIN)/python
+	$(call INSTALL,requirements-dev.lock,a few minutes)
+	@touch $@ $(VENV)/.outlines $(VENV)/.run

@@ -1,22 +1,31 @@
-"""What is needed to install, test and ship: locks, Makefile, CI script, container, licence."""
+"""What is needed to install, test and ship: requirements, locks, Makefile, CI script, container, licence."""
 
+import ast
 import importlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
+from collections.abc import Iterable
+from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import proxy
 from tests.support.scripted import LIMIT
 
 ROOT = Path(__file__).parents[1]
-LOCKS = ("requirements.lock", "requirements-dev.lock")
+CORE, OUTLINES, DEVELOPERS = "requirements.lock", "requirements-outlines.lock", "requirements-dev.lock"
+LOCKS = (CORE, OUTLINES, DEVELOPERS)
+MEGABYTE = 1_000_000
 
 
 def read(name: str) -> str:
@@ -33,8 +42,29 @@ def locked(name: str) -> dict[str, str]:
     return dict(re.findall(r"(?m)^([\w.-]+)==(\S+)", read(name)))
 
 
-def plain(requirement: str) -> str:
-    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0].lower().replace("_", "-").replace(".", "-")
+def list_requirements(*extras: str) -> list[Requirement]:
+    """What the package asks for with some extras, and what building it asks for."""
+    build = tomllib.loads(read("pyproject.toml"))["build-system"]["requires"]
+    optional = project()["optional-dependencies"]
+    written = [*project()["dependencies"], *build, *(each for extra in extras for each in optional[extra])]
+    return [Requirement(each) for each in written]
+
+
+def find_needed(requirements: Iterable[Requirement]) -> dict[str, list[Requirement]]:
+    """Everything that is needed on this machine, as the installed packages say it; by name, with who asks for what."""
+    needed: dict[str, list[Requirement]] = {}
+    seen: set[tuple[str, str]] = set()
+    waiting = [(each, "") for each in requirements]
+    while waiting:
+        requirement, extra = waiting.pop()
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        name = canonicalize_name(requirement.name)
+        needed.setdefault(name, []).append(requirement)
+        for asked in {"", *requirement.extras} - {asked for known, asked in seen if known == name}:
+            seen.add((name, asked))
+            waiting += [(Requirement(each), asked) for each in distribution(name).requires or ()]
+    return needed
 
 
 @pytest.mark.parametrize("lock", LOCKS)
@@ -50,21 +80,77 @@ def test_a_lock_names_no_place_to_download_from(lock: str) -> None:
     assert [line for line in read(lock).splitlines() if wanted.search(line)] == []
 
 
-def test_every_dependency_is_locked() -> None:
-    needed = {plain(requirement) for requirement in project()["dependencies"]}
-    assert needed - set(locked("requirements.lock")) == set()
-    for_developers = {plain(requirement) for requirement in project()["optional-dependencies"]["dev"]}
-    assert for_developers - set(locked("requirements-dev.lock")) == set()
+@pytest.mark.parametrize(
+    ("lock", "extras"), [(CORE, ()), (OUTLINES, ("outlines",)), (DEVELOPERS, ("outlines", "providers", "dev"))]
+)
+def test_a_lock_is_what_pip_would_install_and_no_more(lock: str, extras: tuple[str, ...]) -> None:
+    versions, needed = locked(lock), find_needed(list_requirements(*extras))
+    assert set(versions) - set(needed) == set()
+    unmet = [
+        f"{name} {versions.get(name)}: {each}"
+        for name, asked in needed.items()
+        for each in asked
+        if name not in versions or not each.specifier.contains(versions[name], prereleases=True)
+    ]
+    assert unmet == []
 
 
 def test_tests_run_with_the_versions_that_are_shipped() -> None:
-    shipped, tested = locked("requirements.lock"), locked("requirements-dev.lock")
-    assert {name: tested.get(name) for name in shipped} == shipped
+    tested = locked(DEVELOPERS)
+    for lock in (CORE, OUTLINES):
+        assert {name: tested.get(name) for name in locked(lock)} == locked(lock)
+    assert {name: distribution(name).version for name in tested} == tested
 
 
-def test_the_build_needs_nothing_that_is_not_locked() -> None:
-    build = tomllib.loads(read("pyproject.toml"))["build-system"]["requires"]
-    assert {plain(requirement) for requirement in build} <= set(locked("requirements.lock"))
+def test_what_few_people_need_is_an_extra() -> None:
+    assert set(project()["optional-dependencies"]) == {"outlines", "providers", "dev"}
+    heavy = {"litellm", "tiktoken", "tree-sitter", "tree-sitter-language-pack"}
+    assert heavy & set(locked(CORE)) == set()
+    assert heavy & set(locked(OUTLINES)) == {"tree-sitter", "tree-sitter-language-pack"}
+    assert locked(DEVELOPERS)["litellm"] not in ("1.82.7", "1.82.8"), "these were tampered with"
+    [providers] = (Requirement(each) for each in project()["optional-dependencies"]["providers"])
+    assert not any(providers.specifier.contains(version) for version in ("1.82.7", "1.82.8"))
+
+
+def test_a_core_install_is_small() -> None:
+    paths = [Path(str(file.locate())) for name in locked(CORE) for file in distribution(name).files or ()]
+    paths += [path for path in (ROOT / "proxy").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in paths if path.exists()) < 150 * MEGABYTE
+
+
+def test_the_package_imports_nothing_that_a_core_install_lacks() -> None:
+    providers = packages_distributions()
+    there = {"proxy", *sys.stdlib_module_names}
+    there |= {
+        module for module, names in providers.items() if {canonicalize_name(n) for n in names} & set(locked(CORE))
+    }
+    outlines = {
+        module for module, names in providers.items() if {"tree-sitter", "tree-sitter-language-pack"} & {*names}
+    }
+    for path in sorted((ROOT / "proxy").rglob("*.py")):
+        imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import)]
+        froms = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        modules = {alias.name.partition(".")[0] for node in imports for alias in node.names}
+        modules |= {(node.module or "").partition(".")[0] for node in froms}
+        assert modules - there == (outlines if path.name == "outline_program.py" else set()), path
+
+
+def test_a_wheel_has_the_map_of_models_and_asks_for_what_the_project_does(tmp_path: Path) -> None:
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "proxy", tmp_path / "proxy", ignore=shutil.ignore_patterns("__pycache__"))
+    build = "from setuptools.build_meta import build_wheel; print(build_wheel('.'))"
+    command = [sys.executable, "-c", build]
+    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=True).stdout
+    with zipfile.ZipFile(tmp_path / told.splitlines()[-1]) as wheel:
+        packed = {name for name in wheel.namelist() if name.startswith("proxy/")}
+        [metadata] = (name for name in wheel.namelist() if name.endswith("/METADATA"))
+        asked = re.findall(r"(?m)^Requires-Dist: (.*)$", wheel.read(metadata).decode())
+    files = [path for path in (tmp_path / "proxy").rglob("*") if path.is_file()]
+    assert packed == {path.relative_to(tmp_path).as_posix() for path in files}
+    assert "proxy/upstream/model_map.json" in packed
+    plain = {str(Requirement(each)) for each in asked if "extra ==" not in each}
+    assert plain == {str(Requirement(each)) for each in project()["dependencies"]}
 
 
 def test_the_console_script_exists() -> None:
@@ -88,6 +174,18 @@ def test_make_knows_its_targets_and_says_what_they_do() -> None:
 
 def recipe_of(target: str) -> str:
     return read("Makefile").split(f"\n{target}:")[1].split("\n\n")[0]
+
+
+@pytest.mark.parametrize(("options", "lock"), [((), CORE), (("OUTLINES=1",), OUTLINES)])
+def test_make_run_installs_the_core_unless_more_is_wished_and_says_so(
+    tmp_path: Path, options: tuple[str, ...], lock: str
+) -> None:
+    command = ["make", "--dry-run", f"VENV={tmp_path}", "run", *options]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=True).stdout
+    assert f"install --require-hashes --requirement {lock}" in told
+    said = [line for line in told.splitlines() if line.startswith("echo ")]
+    assert [line.split()[1] for line in said] == ['"Making', '"Installing', '"Installing']
+    assert f"packages from {lock}: " in said[1]
 
 
 def test_make_check_runs_the_quick_gates_and_the_core() -> None:
@@ -185,7 +283,8 @@ def test_the_containers_base_is_pinned() -> None:
 
 def test_the_container_installs_from_the_lock_with_hashes() -> None:
     installs = [line for line in instructions("RUN") if "pip install" in line]
-    assert "--require-hashes --requirement /source/requirements.lock" in installs[0]
+    assert instructions("ARG") == [f"LOCK={CORE}"]
+    assert '--require-hashes --requirement "/source/$LOCK"' in installs[0]
     assert "--no-deps --no-build-isolation" in installs[1]
 
 

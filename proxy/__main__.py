@@ -1,15 +1,22 @@
-"""`python -m proxy` and the console script. Rule: joins the command line to the rooms it drives; nothing else."""
+"""`python -m proxy` and the console script: joins the command line to the functions that it calls."""
 
 from proxy.app import serve
 from proxy.assembly import ask_server, build_tally, find_link, measure, open_log
 from proxy.cli.main import run
-from proxy.cli.services import Doors
+from proxy.cli.services import Services
 
 
 def main() -> None:
     """Run the command line."""
     run(
-        Doors(serve=serve, open_log=open_log, tally=build_tally(), measure=measure, ask=ask_server, find_link=find_link)
+        Services(
+            serve=serve,
+            open_log=open_log,
+            count_tokens=build_tally(),
+            load_savings_inputs=measure,
+            ask_server=ask_server,
+            find_link=find_link,
+        )
     )
 
 

@@ -1,1 +1,1 @@
-"""The command line. Rule: a command reads its options, asks the rooms below, and writes plain text or JSON."""
+"""The command line: each command reads its options, calls the layers below, and writes plain text or JSON."""

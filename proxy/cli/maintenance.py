@@ -1,4 +1,4 @@
-"""`palimpsest verify`, `backup`, `export` and `config`."""
+"""`palimpsest verify`, `backup`, `export` and `config`. No command overwrites a file."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from proxy.cli.formatting import make_plain
-from proxy.cli.services import ConfigOption, DataOption, Doors, JsonOption, SessionArgument
+from proxy.cli.services import BranchOption, ConfigOption, DataOption, JsonOption, Services, SessionArgument
 from proxy.config import ConfigError, Settings, load_settings
 from proxy.config.example import render_example
 from proxy.engine.ports import LogReader
@@ -19,13 +19,15 @@ from proxy.engine.reports.sessions import write_json
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow
 
+_FILES: dict[Form, str] = {"json": "session.json", "jsonl": "exchanges.jsonl", "openai": "messages.json"}
+
 
 def verify(
     context: typer.Context, as_json: JsonOption = False, data: DataOption = None, config: ConfigOption = None
 ) -> None:
     """Check every digest and link of the log."""
-    doors: Doors = context.obj
-    found = doors.read(data, config, lambda log: log.verify())
+    services: Services = context.obj
+    found = services.read(data, config, lambda log: log.verify())
     if as_json:
         typer.echo(write_json(asdict(found)), nl=False)
     else:
@@ -42,13 +44,10 @@ def backup(
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Copy the log to a file while the server runs."""
-    doors: Doors = context.obj
-    doors.read(data, config, lambda log: log.backup(file))
+    """Copy the log to a file, also while the server runs."""
+    services: Services = context.obj
+    services.read(data, config, lambda log: log.backup(file))
     typer.echo(f"wrote {file} ({file.stat().st_size} bytes)")
-
-
-_FILES: dict[Form, str] = {"json": "session.json", "jsonl": "exchanges.jsonl", "openai": "messages.json"}
 
 
 def export(
@@ -57,47 +56,38 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="One document with all exchanges. [default]")] = False,
     as_jsonl: Annotated[bool, typer.Option("--jsonl", help="One exchange per line.")] = False,
     as_openai: Annotated[
-        bool, typer.Option("--openai", help="The newest conversation: an array of messages as its client writes them.")
+        bool, typer.Option("--openai", help="The newest conversation: an array of messages in its client's format.")
     ] = False,
-    branch: Annotated[
-        str, typer.Option(metavar="TIP", help="Only this branch: its tip, as show writes it, or how that begins.")
-    ] = "",
+    branch: BranchOption = "",
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="DIR", help="Write files there, all raw bodies among them."),
+        typer.Option("-o", "--output", metavar="DIR", help="Write files there, with every body as its raw bytes."),
     ] = None,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Write a session out, requests and answers included."""
-    doors: Doors = context.obj
-    form = _choose(as_json=as_json, as_jsonl=as_jsonl, as_openai=as_openai)
+    """Write a session with its requests and responses."""
+    services: Services = context.obj
+    if as_json + as_jsonl + as_openai > 1:
+        raise typer.BadParameter("choose one of --json, --jsonl and --openai")
+    form: Form = "jsonl" if as_jsonl else "openai" if as_openai else "json"
 
-    async def ask(log: LogReader) -> None:
+    async def query(log: LogReader) -> None:
         opened = await open_export(log, session, form, branch)
         if output is None:
             async for piece in opened.pieces:
                 typer.echo(piece, nl=False)
             return
-        await _write_pieces(output / _FILES[form], opened.pieces)
+        path = output / _FILES[form]
+        _create(path)
+        with path.open("ab") as target:
+            async for piece in opened.pieces:
+                target.write(piece)
         await _write_bodies(log, opened.read(), output)
 
-    doors.read(data, config, ask)
+    services.read(data, config, query)
     if output is not None:
         typer.echo(f"wrote {output}")
-
-
-def _choose(*, as_json: bool, as_jsonl: bool, as_openai: bool) -> Form:
-    if as_json + as_jsonl + as_openai > 1:
-        raise typer.BadParameter("choose one of --json, --jsonl and --openai")
-    return "jsonl" if as_jsonl else "openai" if as_openai else "json"
-
-
-async def _write_pieces(path: Path, pieces: AsyncIterator[bytes]) -> None:
-    _create(path)
-    with path.open("ab") as target:
-        async for piece in pieces:
-            target.write(piece)
 
 
 async def _write_bodies(log: LogReader, rows: AsyncIterator[ExchangeRow], into: Path) -> None:
@@ -110,13 +100,13 @@ async def _write_bodies(log: LogReader, rows: AsyncIterator[ExchangeRow], into: 
 
 
 async def _write_body(path: Path, loading: Awaitable[bytes]) -> None:
-    with suppress(NotFound):  # what was erased has no file
+    with suppress(NotFound):  # an erased body has no file
         content = await loading
         _create(path, content)
 
 
 def _create(path: Path, content: bytes = b"") -> None:
-    """A new file that, like the log, only its owner can read."""
+    """Create a file that, like the log, only its owner can read."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.touch(mode=0o600, exist_ok=False)
     path.write_bytes(content)
@@ -125,7 +115,7 @@ def _create(path: Path, content: bytes = b"") -> None:
 def check(
     file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Settings in YAML.")] = None,
 ) -> None:
-    """Check a settings file together with the environment; exit code 1 and a list of everything wrong."""
+    """Check a settings file together with the environment; list everything that is wrong and exit with 1."""
     try:
         settings = load_settings(file)
         settings.check_network(settings.server.host.lower())
@@ -133,7 +123,7 @@ def check(
         for problem in error.problems:
             typer.echo(str(problem), err=True)
         raise typer.Exit(1) from None
-    typer.echo("the settings are right")
+    typer.echo("the settings are valid")
 
 
 def schema() -> None:
@@ -144,7 +134,7 @@ def schema() -> None:
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")] = Path("palimpsest.yaml"),
 ) -> None:
-    """Write a settings file with every key, its meaning and its default; overwrites nothing."""
+    """Write a settings file with every key, its meaning and its default."""
     with file.open("x", encoding="utf-8") as target:
         target.write(render_example())
     typer.echo(f"wrote {file}; use it with: palimpsest serve --config {file}")

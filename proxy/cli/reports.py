@@ -1,81 +1,93 @@
 """`palimpsest expand`, `diff`, `handoff`, `summaries` and `savings`: read the log, also beside a running server."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
 
-from proxy.cli.formatting import MARK, SIDE_MARK, cut, lay_out, make_plain, tell_difference, write_time
-from proxy.cli.services import MOST, ConfigOption, DataOption, Doors, JsonOption, SessionArgument
+from proxy.cli.formatting import (
+    MARK,
+    SIDE_MARK,
+    WIDTH,
+    format_plan,
+    format_table,
+    format_time,
+    make_plain,
+    shorten,
+)
+from proxy.cli.services import (
+    MAX_NUMBER,
+    BranchOption,
+    ConfigOption,
+    DataOption,
+    JsonOption,
+    Services,
+    SessionArgument,
+)
 from proxy.config import Settings
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.context import (
-    SummaryNode,
-    SummaryStatus,
-    describe_summaries,
-    load_page,
-    load_summaries,
-    order_nodes,
-)
-from proxy.engine.reports.diff import describe_difference, load_difference
+from proxy.engine.reports.context import SummaryStatus, describe_summaries, load_page, load_summaries, order_nodes
+from proxy.engine.reports.diff import Change, Difference, Side, describe_difference, load_difference
 from proxy.engine.reports.export import load_handoff, write_handoff
-from proxy.engine.reports.savings import Arm, Savings, Unit, describe_savings, load_savings
+from proxy.engine.reports.savings import Savings, Unit, describe_savings, load_savings
 from proxy.engine.reports.sessions import write_json
 from proxy.model.summary import Summary
+
+_MAX_SHOWN = 12  # messages of a change; the JSON form has all
+_SUMMARY_HEADINGS = ("SUMMARY", "LEVEL", "MESSAGES", "COVERED", "TOKENS", "MODEL")
+_SUMMARY_MARKS: dict[SummaryStatus, str] = {"live": MARK, "parent": "└", "superseded": SIDE_MARK}
+_MODEL_WIDTH = 20
+_MAX_INDENT = 8
+_SAVINGS_HEADINGS = ("", "SESSIONS", "COST")
+_UNITS: dict[Unit, str] = {
+    "money": "money for a million tokens of the client's requests",
+    "tokens": "tokens of uncached input for a token of the client's requests",
+}
 
 
 def expand(
     context: typer.Context,
     reference: Annotated[str, typer.Argument(metavar="REF", help="A reference, with or without `ref:`.")],
     page: Annotated[int, typer.Option(min=1, help="Which page, of 12,000 characters each.")] = 1,
-    is_whole: Annotated[bool, typer.Option("--all", help="All pages as one.")] = False,
+    is_whole: Annotated[bool, typer.Option("--all", help="Write all pages.")] = False,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Write the original of what a reference stands for."""
-    doors: Doors = context.obj
-    found = doors.read(data, config, lambda log: load_page(log, reference, None if is_whole else page))
+    """Write the original that a reference names."""
+    services: Services = context.obj
+    found = services.read(data, config, lambda log: load_page(log, reference, None if is_whole else page))
     typer.echo(make_plain(found.content.decode()), nl=False)
 
 
 def diff(
     context: typer.Context,
     session: SessionArgument,
-    n: Annotated[int, typer.Argument(metavar="N", min=1, max=MOST, help="An exchange of it, counted from 1.")],
+    n: Annotated[int, typer.Argument(metavar="N", min=1, max=MAX_NUMBER, help="An exchange, counted from 1.")],
     k: Annotated[int | None, typer.Option("--round", metavar="K", help="Which round. [default: the last]")] = None,
     as_json: JsonOption = False,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Show what was sent upstream in place of what the client sent."""
-    doors: Doors = context.obj
-    found = doors.read(data, config, lambda log: load_difference(log, session, n, doors.tally, k))
+    """Compare what was sent upstream with what the client sent."""
+    services: Services = context.obj
+    found = services.read(data, config, lambda log: load_difference(log, session, n, services.count_tokens, k))
     if as_json:
         typer.echo(write_json(describe_difference(found)), nl=False)
     else:
-        typer.echo(tell_difference(found), nl=False)
+        typer.echo(format_difference(found), nl=False)
 
 
 def handoff(
     context: typer.Context,
     session: SessionArgument,
-    branch: Annotated[
-        str, typer.Option(metavar="TIP", help="Only this branch: its tip, as show writes it, or how that begins.")
-    ] = "",
+    branch: BranchOption = "",
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Write a conversation for another client to go on from."""
-    doors: Doors = context.obj
-    found = doors.read(data, config, lambda log: load_handoff(log, session, branch))
+    """Write a conversation for another client to continue."""
+    services: Services = context.obj
+    found = services.read(data, config, lambda log: load_handoff(log, session, branch))
     typer.echo(make_plain(write_handoff(found)).encode("utf-8", "replace"), nl=False)
-
-
-_SUMMARY_HEADINGS = ("SUMMARY", "LEVEL", "MESSAGES", "COVERED", "TOKENS", "MODEL")
-_MARKS: dict[SummaryStatus, str] = {"live": MARK, "parent": "└", "superseded": SIDE_MARK}
-_WIDTH = 80
-_MODEL_WIDTH = 20
-_DEEPEST = 8
 
 
 def summaries(
@@ -86,96 +98,120 @@ def summaries(
     config: ConfigOption = None,
 ) -> None:
     """List a session's summaries as a tree."""
-    doors: Doors = context.obj
-    found = doors.read(data, config, lambda log: load_summaries(log, session))
+    services: Services = context.obj
+    found = services.read(data, config, lambda log: load_summaries(log, session))
     if as_json:
         typer.echo(write_json(describe_summaries(found)), nl=False)
     else:
-        typer.echo(tell_summaries(found))
-
-
-def tell_summaries(found: Sequence[Summary]) -> str:
-    """A tree of summaries, two lines each: what it stands for, and how its text begins."""
-    if not found:
-        return "This session has no summaries: none was made of it."
-    lines: list[Sequence[object] | str] = []
-    for node in order_nodes(found):
-        indent = "  " * min(node.depth, _DEEPEST)
-        text = _flag(node.summary) + (node.summary.text or "(its text was erased)")
-        lines += (_place(node, indent), f"{indent}  {cut(text, _WIDTH - len(indent) - 2)}")
-    return lay_out(_SUMMARY_HEADINGS, lines)
-
-
-def _place(node: SummaryNode, indent: str) -> tuple[object, ...]:
-    summary = node.summary
-    name = f"{indent}{_MARKS[node.status]} {summary.id}"
-    span = f"{summary.start} to {summary.stop - 1}"
-    return name, summary.level, span, summary.covered, summary.tokens, cut(summary.model or "-", _MODEL_WIDTH)
-
-
-def _flag(summary: Summary) -> str:
-    """That it is to be made again, and why."""
-    if not summary.is_provisional:
-        return ""
-    return f"provisional ({summary.reason}): " if summary.reason else "provisional: "
-
-
-_SAVINGS_HEADINGS = ("", "SESSIONS", "COST")
-_UNITS: dict[Unit, str] = {
-    "money": "money for a million tokens of the client's requests",
-    "tokens": "tokens of uncached input for a token of the client's requests",
-}
+        typer.echo(format_summaries(found))
 
 
 def savings(
     context: typer.Context, as_json: JsonOption = False, data: DataOption = None, config: ConfigOption = None
 ) -> None:
-    """Compare sessions that are managed with those only observed."""
-    doors: Doors = context.obj
+    """Compare the cost of managed and of observed sessions."""
+    services: Services = context.obj
 
-    async def ask(log: LogReader, settings: Settings) -> Savings:
-        return await load_savings(log, await doors.measure(settings))
+    async def query(log: LogReader, settings: Settings) -> Savings:
+        return await load_savings(log, await services.load_savings_inputs(settings))
 
-    found = doors.read_by(data, config, ask)
+    found = services.read_with_settings(data, config, query)
     if as_json:
         typer.echo(write_json(describe_savings(found)), nl=False)
     else:
-        typer.echo(tell_savings(found))
+        typer.echo(format_savings(found))
 
 
-def tell_savings(found: Savings) -> str:
-    """What is saved and how sure that is, both arms, and what was not counted."""
-    rows = [_describe_arm(name, arm, found.unit) for name, arm in _list_arms(found)]
-    lines = [_conclude(found)]
-    if found.since_ms is not None:
-        lines += ["", lay_out(_SAVINGS_HEADINGS, rows), f"Cost is in {_UNITS[found.unit]}.", *_list_remarks(found)]
-    return "\n".join(lines)
+def format_difference(found: Difference) -> str:
+    """Format a difference: `-` marks the client's messages, `+` ours; messages that were sent unchanged are counted.
+
+    The client's messages are cut to 80 columns, ours are whole.
+    """
+    head = f"exchange {found.row.n} of session {found.row.session}, round {found.round.k}"
+    if found.is_equal:
+        return make_plain(f"{head}: sent as the client sent it, byte for byte\n")
+    lines = [f"{head}: {found.kept} of {found.messages} messages sent unchanged"]
+    if found.round.plan is not None:
+        lines += format_plan(found.round.plan)
+    for name, client, sent in found.members:
+        lines += ("", f"@@ {name}", f"- {_format_member(client)}", f"+ {_format_member(sent)}")
+    for change in found.changes:
+        lines += _format_change(change)
+    return make_plain("\n".join(lines)) + "\n"
 
 
-def _list_arms(found: Savings) -> tuple[tuple[str, Arm], ...]:
-    return ("managed", found.managed), ("only observed", found.held_out)
+def _format_change(change: Change) -> Iterator[str]:
+    last = change.stop - 1
+    if not change.client:
+        where = f"before message {change.start}"
+    else:
+        where = f"messages {change.start} to {last}" if last > change.start else f"message {change.start}"
+    before, after = (sum(side.tokens for side in sides) for sides in (change.client, change.sent))
+    yield ""
+    yield f"@@ {where}: {before} -> {after} tokens"
+    for place, side in list(enumerate(change.client, change.start))[:_MAX_SHOWN]:
+        yield shorten(f"- {place} {_format_side(side)}: {side.text}", WIDTH)
+    if len(change.client) > _MAX_SHOWN:
+        yield f"- ... and {len(change.client) - _MAX_SHOWN} more; --json has them all"
+    for side in change.sent:
+        yield f"+ {_format_side(side)}:"
+        yield from (f"+   {line}" for line in side.text.splitlines())
 
 
-def _describe_arm(name: str, arm: Arm, unit: Unit) -> tuple[object, ...]:
-    scale = 1e6 if unit == "money" else 1.0
-    return name, arm.sessions, "-" if arm.cost is None else f"{scale * arm.cost:.4f}"
+def _format_side(side: Side) -> str:
+    calls = f", calls {', '.join(side.calls)}" if side.calls else ""
+    return f"{side.role} ({side.tokens} tokens{calls})"
 
 
-def _conclude(found: Savings) -> str:
+def _format_member(raw: bytes) -> str:
+    return shorten(raw.decode("utf-8", "replace"), WIDTH - 2) if raw else "(absent)"
+
+
+def format_summaries(found: Sequence[Summary]) -> str:
+    """Format summaries as a tree, two lines each: what the summary covers, and the beginning of its text.
+
+    ● both        a live summary
+      └ one       one that it was made of
+        ○ poor    one that `one` supersedes
+    """
+    if not found:
+        return "This session has no summaries."
+    lines: list[Sequence[object] | str] = []
+    for summary, depth, status in order_nodes(found):
+        indent = "  " * min(depth, _MAX_INDENT)
+        name, span = f"{indent}{_SUMMARY_MARKS[status]} {summary.id}", f"{summary.start} to {summary.stop - 1}"
+        model = shorten(summary.model or "-", _MODEL_WIDTH)
+        text = summary.text or "(its text was erased)"
+        if summary.is_provisional:
+            text = f"provisional{f' ({summary.reason})' if summary.reason else ''}: {text}"
+        lines.append((name, summary.level, span, summary.covered, summary.tokens, model))
+        lines.append(f"{indent}  {shorten(text, WIDTH - len(indent) - 2)}")
+    return format_table(_SUMMARY_HEADINGS, lines)
+
+
+def format_savings(found: Savings) -> str:
+    """Format a comparison: the saving with its confidence interval, both arms, and what was not counted."""
     known = found.comparison
     if known is None:
-        return f"{found.reason[0].upper()}{found.reason[1:]}."
-    return (
-        f"Managing saves {known.saving:.1%} of what long sessions cost; with a chance of 95 % it is between"
-        f" {known.low:.1%} and {known.high:.1%}."
-    )
-
-
-def _list_remarks(found: Savings) -> list[str]:
-    since = write_time(found.since_ms or 0)
-    remarks = [f"Sessions since {since}, without {found.short} that did not come up to the soft mark."]
+        lines = [f"{found.reason[0].upper()}{found.reason[1:]}."]
+    else:
+        interval = f"95 % confidence interval: {known.low:.1%} to {known.high:.1%}"
+        lines = [f"Managing saves {known.saving:.1%} of the cost of long sessions ({interval})."]
+    if found.since_ms is None:
+        return lines[0]
+    scale = 1e6 if found.unit == "money" else 1.0
+    rows = [
+        (name, arm.sessions, "-" if arm.cost is None else f"{scale * arm.cost:.4f}")
+        for name, arm in (("managed", found.managed), ("only observed", found.held_out))
+    ]
+    lines += [
+        "",
+        format_table(_SAVINGS_HEADINGS, rows),
+        f"Cost is in {_UNITS[found.unit]}.",
+        f"Sessions since {format_time(found.since_ms)}, without {found.short} that did not reach the soft mark.",
+    ]
     if found.mixed:
-        remarks.append(f"{found.mixed} were first the one, then the other: they are not counted.")
+        lines.append(f"Not counted: {found.mixed} that were managed for a part of their calls only.")
     if blind := found.managed.blind + found.held_out.blind:
-        remarks.append(f"Of {blind} nobody told what was read from a cache: all of it counts as new.")
-    return remarks
+        lines.append(f"Of {blind} no response reported cached tokens: all their input counts as uncached.")
+    return "\n".join(lines)

@@ -1,4 +1,7 @@
-"""`palimpsest serve`, and the commands that ask a running server: `open` and `compact`."""
+"""`palimpsest serve`, and the commands that talk to the running server: `open` and `compact`.
+
+`compact` is done by the server because it alone writes the log.
+"""
 
 import webbrowser
 from typing import Annotated, Any, Literal
@@ -11,10 +14,10 @@ from proxy.cli.formatting import make_plain
 from proxy.cli.services import (
     ConfigOption,
     DataOption,
-    Doors,
     HostOption,
     JsonOption,
     PortOption,
+    Services,
     SessionArgument,
     TokenOption,
     load_server_settings,
@@ -24,35 +27,41 @@ from proxy.model.errors import ProxyError
 from proxy.model.exchange import Mode
 
 
+class CompactionRefused(ProxyError):
+    """The server did not compact the session; the message says why."""
+
+
 def serve(
     context: typer.Context,
     upstream: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="The only upstream, as an SDK takes it. [default: https://api.openai.com/v1]"),
+        typer.Option(metavar="URL", help="Base URL of the only upstream. [default: https://api.openai.com/v1]"),
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0: any. [default: 8484]")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0: any free one. [default: 8484]")] = None,
     data: DataOption = None,
     config: ConfigOption = None,
     ceiling: Annotated[
         str | None, typer.Option(metavar="TOKENS", help="Most tokens of a request; auto: 200,000. [default: auto]")
     ] = None,
-    mode: Annotated[Mode | None, typer.Option(help="How calls are treated. [default: manage]")] = None,
-    admin_token: Annotated[str | None, typer.Option(metavar="T", help="Secret for the pages below /-/.")] = None,
+    mode: Annotated[
+        Mode | None, typer.Option(help="observe: record, never change; bypass: do not even read. [default: manage]")
+    ] = None,
+    admin_token: Annotated[str | None, typer.Option(metavar="T", help="Secret for the paths below /-/.")] = None,
     idle_timeout: Annotated[
         float | None, typer.Option(metavar="S", min=0.001, help="Seconds an upstream may be silent. [default: 600]")
     ] = None,
     drain: Annotated[
-        float | None, typer.Option(metavar="S", help="Seconds for calls under way after a stop signal. [default: 30]")
+        float | None, typer.Option(metavar="S", help="Seconds that open calls have after a stop signal. [default: 30]")
     ] = None,
     durability: Annotated[
         Literal["full", "normal"] | None,
-        typer.Option(help="full: records survive a power loss, too. [default: normal]"),
+        typer.Option(help="full: records survive a power loss too. [default: normal]"),
     ] = None,
 ) -> None:
     """Run the proxy in the foreground until SIGINT or SIGTERM."""
     flags = {
-        "upstreams": None if upstream is None else [{"name": _name_after(upstream), "base_url": upstream}],
+        "upstreams": None if upstream is None else [{"name": _find_host(upstream), "base_url": upstream}],
         "server.host": host,
         "server.port": port,
         "server.admin_token": admin_token,
@@ -65,14 +74,22 @@ def serve(
     settings = load_settings(config, flags)
     if idle_timeout is not None:
         settings = settings.with_idle_timeout(idle_timeout)
-    doors: Doors = context.obj
-    raise typer.Exit(doors.serve(settings))
+    services: Services = context.obj
+    raise typer.Exit(services.serve(settings))
+
+
+def _find_host(url: str) -> str:
+    """Return the host of an upstream's URL, as its name. A URL without a host is refused by the settings."""
+    try:
+        return urlsplit(url).hostname or "upstream"
+    except ValueError:
+        return "upstream"
 
 
 def open_page(
     context: typer.Context,
     is_printed: Annotated[
-        bool, typer.Option("--print", help="Write the link, which holds the admin token; open nothing.")
+        bool, typer.Option("--print", help="Write the link, which holds the admin token, and open nothing.")
     ] = False,
     host: HostOption = None,
     port: PortOption = None,
@@ -81,43 +98,33 @@ def open_page(
     config: ConfigOption = None,
 ) -> None:
     """Open the server's page in a browser."""
-    doors: Doors = context.obj
-    link = doors.find_link(load_server_settings(config, data, host, port, admin_token))
+    services: Services = context.obj
+    link = services.find_link(load_server_settings(config, data, host, port, admin_token))
     if is_printed:
         typer.echo(link)
     elif webbrowser.open(link):
         typer.echo(f"opened {link.partition('?')[0]}")
     else:
-        typer.echo("there is no browser here that can be opened; this is the link:", err=True)
+        typer.echo("no browser can be opened here; this is the link:", err=True)
         typer.echo(link)
         raise typer.Exit(1)
-
-
-def _name_after(url: str) -> str:
-    """The upstream's name: its host. A URL without one is refused by the settings, with a reason."""
-    try:
-        return urlsplit(url).hostname or "upstream"
-    except ValueError:
-        return "upstream"
-
-
-class CompactionRefused(ProxyError):
-    """The server would not do it, and said why."""
 
 
 def compact(
     context: typer.Context,
     session: SessionArgument,
-    model: Annotated[str, typer.Option(help="Who is to write the summary. [default: as the settings say]")] = "",
-    prompt: Annotated[str, typer.Option(metavar="TEXT", help="The instruction, in place of the settings'.")] = "",
+    model: Annotated[str, typer.Option(help="The model that writes the summary. [default: as in the settings]")] = "",
+    prompt: Annotated[
+        str, typer.Option(metavar="TEXT", help="The instruction to it. [default: as in the settings]")
+    ] = "",
     level: Annotated[
-        int, typer.Option(min=1, max=3, help="1: a report; 2: a short form; 3: made without asking a model.")
+        int, typer.Option(min=1, max=3, help="1: a full report; 2: a short one; 3: one made without a model.")
     ] = 1,
     view: Annotated[
         str, typer.Option(metavar="MODEL", help="The conversation with this model. [default: the newest]")
     ] = "",
     branch: Annotated[
-        str, typer.Option(metavar="TIP", help="The branch, by its tip or how that begins. [default: the newest]")
+        str, typer.Option(metavar="TIP", help="The branch, by its tip or a prefix of it. [default: the newest]")
     ] = "",
     as_json: JsonOption = False,
     host: HostOption = None,
@@ -126,23 +133,27 @@ def compact(
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Have a session summarised now by the running server."""
+    """Summarise a session now, by the running server."""
     settings = load_server_settings(config, data, host, port, admin_token)
-    doors: Doors = context.obj
-    asked = msgspec.json.encode({"model": model, "prompt": prompt, "level": level, "view": view, "branch": branch})
-    status, content = doors.ask(settings, f"/sessions/{session}/compact", asked)
-    answer = _read(content)
-    if "session" not in answer:
-        raise CompactionRefused(_find_reason(status, answer))
+    services: Services = context.obj
+    options = {"model": model, "prompt": prompt, "level": level, "view": view, "branch": branch}
+    status, content = services.ask_server(settings, f"/sessions/{session}/compact", msgspec.json.encode(options))
+    response = _parse_object(content)
+    if "session" not in response:
+        raise CompactionRefused(_find_reason(status, response))
     if as_json:
         typer.echo(content, nl=False)
     else:
-        typer.echo(make_plain(tell_compaction(answer)))
+        typer.echo(make_plain(format_compaction(response)))
 
 
-def tell_compaction(found: dict[str, Any]) -> str:
-    """What came of it, in words."""
-    lines = [_tell_epoch(found)]
+def format_compaction(found: dict[str, Any]) -> str:
+    """Format the result of a compaction, as the server's API describes it."""
+    if found["epoch"]:
+        sizes = f"{found['tokens_before']:,} to {found['tokens_after']:,} tokens"
+        lines = [f"compacted {sizes}, from the next call on (epoch {found['epoch']})"]
+    else:
+        lines = [f"kept      {found['tokens_before']:,} tokens: no epoch was opened"]
     if found["summary"]:
         covered = f"{found['messages_covered']} messages"
         lines.append(f"summary   {found['summary']} of {covered}: level {found['level']}, {found['kind']}")
@@ -153,25 +164,21 @@ def tell_compaction(found: dict[str, Any]) -> str:
     return "\n".join([*lines, f"took      {found['ms'] / 1000:.1f} s"])
 
 
-def _tell_epoch(found: dict[str, Any]) -> str:
-    before, after = (f"{found[name]:,}" for name in ("tokens_before", "tokens_after"))
-    if not found["epoch"]:
-        return f"kept      {before} tokens: no epoch was opened"
-    return f"compacted {before} to {after} tokens, from the next call on (epoch {found['epoch']})"
-
-
-def _read(content: bytes) -> dict[str, Any]:
+def _parse_object(content: bytes) -> dict[str, Any]:
     try:
-        answer = msgspec.json.decode(content)
+        parsed = msgspec.json.decode(content)
     except msgspec.DecodeError:
         return {}
-    return answer if isinstance(answer, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
-def _find_reason(status: int, answer: dict[str, Any]) -> str:
-    """Why a server of ours would not; else that it is probably none."""
-    error = answer.get("error")
+def _find_reason(status: int, response: dict[str, Any]) -> str:
+    """Return why the server refused, or that it is probably another program."""
+    error = response.get("error")
     message = error.get("message") if isinstance(error, dict) else None
     if isinstance(message, str):
         return message.removeprefix("palimpsest: ")
-    return f"what answered there with status {status} is no palimpsest of this version; choose --host and --port"
+    return (
+        f"the server at this address responded with status {status} and is not a palimpsest of this version;"
+        " choose --host and --port"
+    )

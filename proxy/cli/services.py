@@ -1,4 +1,4 @@
-"""What several commands share: the functions they call, and their options."""
+"""The functions that commands call, given as values so that a test can replace them, and the options they share."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,49 +15,6 @@ from proxy.engine.reports.savings import SavingsInputs
 
 T = TypeVar("T")
 
-
-class Log(LogReader, Protocol):
-    """The log as the commands read it, beside a running server."""
-
-    async def backup(self, path: Path) -> None:
-        """Write a consistent copy of the log to a file that does not exist yet."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Doors:
-    """`serve` runs the proxy until told to stop and returns the exit code; `open_log` opens the log for reading.
-
-    `tally` counts messages; `measure` gives what sessions are compared with. `ask` has the running server do something:
-    given the settings, a path of its API and what is asked, the status and the body of the answer; it raises ProxyError
-    where there is no server to be asked. `find_link` gives the link to the server's page, with the admin token.
-    """
-
-    serve: Callable[[Settings], int]
-    open_log: Callable[[Settings], Log]
-    tally: Tally
-    measure: Callable[[Settings], Awaitable[SavingsInputs]]
-    ask: Callable[[Settings, str, bytes], tuple[int, bytes]]
-    find_link: Callable[[Settings], str]
-
-    def read(self, data: Path | None, config: Path | None, ask: Callable[[Log], Awaitable[T]]) -> T:
-        """What `ask` finds in the log that the options and settings name."""
-        return self.read_by(data, config, lambda log, _: ask(log))
-
-    def read_by(self, data: Path | None, config: Path | None, ask: Callable[[Log, Settings], Awaitable[T]]) -> T:
-        """The same, where what is found hangs on the settings too."""
-        settings = load_settings(config, {"data": data})
-
-        async def run() -> T:
-            log = self.open_log(settings)
-            try:
-                return await ask(log, settings)
-            finally:
-                await log.close()
-
-        return asyncio.run(run())
-
-
 ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="Settings in YAML. [default: $PALIMPSEST_CONFIG, or none]"),
@@ -67,25 +24,73 @@ DataOption = Annotated[
 ]
 HostOption = Annotated[str | None, typer.Option("--host", help="Address of the server. [default: 127.0.0.1]")]
 PortOption = Annotated[
-    int | None, typer.Option("--port", help="Its port. [default: the one the server on that data directory listens on]")
+    int | None,
+    typer.Option("--port", help="Port of the server. [default: that of the server on this data directory]"),
 ]
 TokenOption = Annotated[
     str | None,
-    typer.Option("--admin-token", metavar="T", help="Its secret. [default: the one in the data directory]"),
+    typer.Option("--admin-token", metavar="T", help="Admin token of the server. [default: in the data directory]"),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON.")]
-# What SQLite can count up to.
-MOST = 2**63 - 1
+SessionArgument = Annotated[str, typer.Argument(metavar="SESSION", help="A session's id, or a prefix of it.")]
+BranchOption = Annotated[
+    str, typer.Option(metavar="TIP", help="Only this branch: its tip, as `show` writes it, or a prefix of it.")
+]
+MAX_NUMBER = 2**63 - 1  # SQLite's largest integer
 
-SessionArgument = Annotated[str, typer.Argument(metavar="SESSION", help="A session's id, or how it begins.")]
+
+class Log(LogReader, Protocol):
+    """The log as the commands read it, also beside a running server."""
+
+    async def backup(self, path: Path) -> None:
+        """Write a consistent copy of the log to a file that does not exist yet."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What the commands call.
+
+    `serve` runs the proxy until it is told to stop and returns the exit code. `open_log` opens the log for reading.
+    `count_tokens` counts messages. `load_savings_inputs` returns the prices and policy that `savings` compares with.
+    `ask_server` sends a POST request to the running server, given a path of its API and a body, and returns status and
+    body of the response; it raises ProxyError where no server runs. `find_link` returns the link to the server's page,
+    with the admin token.
+    """
+
+    serve: Callable[[Settings], int]
+    open_log: Callable[[Settings], Log]
+    count_tokens: Tally
+    load_savings_inputs: Callable[[Settings], Awaitable[SavingsInputs]]
+    ask_server: Callable[[Settings, str, bytes], tuple[int, bytes]]
+    find_link: Callable[[Settings], str]
+
+    def read(self, data: Path | None, config: Path | None, query: Callable[[Log], Awaitable[T]]) -> T:
+        """Return what `query` finds in the log that the options and settings name."""
+        return self.read_with_settings(data, config, lambda log, _: query(log))
+
+    def read_with_settings(
+        self, data: Path | None, config: Path | None, query: Callable[[Log, Settings], Awaitable[T]]
+    ) -> T:
+        """Return what `query` finds in the log, where it depends on the settings too."""
+        settings = load_settings(config, {"data": data})
+
+        async def run() -> T:
+            log = self.open_log(settings)
+            try:
+                return await query(log, settings)
+            finally:
+                await log.close()
+
+        return asyncio.run(run())
 
 
 def load_server_settings(
     config: Path | None, data: Path | None, host: str | None, port: int | None, admin_token: str | None
 ) -> Settings:
-    """Return the settings of a command for the running server.
+    """Return the settings of a command that talks to the running server.
 
-    Who names a host means the port of the settings there, not the one that a server on this machine listens on.
+    With a host, the port is the one in the settings, not the one that a server on this machine listens on.
     """
     flags = {"data": data, "server.host": host, "server.port": port, "server.admin_token": admin_token}
     settings = load_settings(config, flags)

@@ -1,11 +1,12 @@
 """Running commands in this process: on a log that a test makes up, or on one on disk."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from proxy.assembly import open_log
 from proxy.cli.main import run
-from proxy.cli.services import Doors
+from proxy.cli.services import Services
 from proxy.config import Settings
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.model.card import Card
@@ -18,7 +19,7 @@ async def tally(model: str, raws: Sequence[bytes]) -> Sequence[int]:
     return [len(raw) // 4 for raw in raws]
 
 
-async def measure(settings: Settings) -> SavingsInputs:
+async def load_savings_inputs(settings: Settings) -> SavingsInputs:
     """Nobody states a price."""
     return SavingsInputs(lambda upstream, model: Card(), settings.budget_policy())
 
@@ -34,8 +35,24 @@ def find_link(settings: Settings) -> str:
     return f"http://{server.host}:{server.port}/-/?token={server.admin_token or 'kept'}"
 
 
+def call_with(arguments: Sequence[str], open_log: Callable[[Settings], Any], **changes: Any) -> int:
+    """Run a command with these functions in place of the usual fakes; the exit code."""
+    functions: dict[str, Any] = {
+        "serve": lambda settings: 0,
+        "count_tokens": tally,
+        "load_savings_inputs": load_savings_inputs,
+        "ask_server": refuse_to_ask,
+        "find_link": find_link,
+    }
+    try:
+        run(Services(open_log=open_log, **functions | changes), arguments)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    raise AssertionError("a command always ends the process")
+
+
 def call(log: FakeLog, *arguments: str) -> int:
-    """Run a command on the log; the exit code."""
+    """Run a command on the log; the exit code. The log notes the settings that it, or the server, was opened with."""
 
     def open_log(settings: Settings) -> FakeLog:
         log.opened.append(settings)
@@ -45,11 +62,7 @@ def call(log: FakeLog, *arguments: str) -> int:
         log.opened.append(settings)
         return 0
 
-    try:
-        run(Doors(serve, open_log, tally, measure, refuse_to_ask, find_link), arguments)
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    raise AssertionError("a command always ends the process")
+    return call_with(arguments, open_log, serve=serve)
 
 
 def call_without_log(*arguments: str) -> int:
@@ -58,20 +71,9 @@ def call_without_log(*arguments: str) -> int:
     def open_log(settings: Settings) -> FakeLog:
         raise NotFound("there is no log; choose --data")
 
-    try:
-        run(Doors(lambda settings: 3, open_log, tally, measure, refuse_to_ask, find_link), arguments)
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    raise AssertionError("a command always ends the process")
+    return call_with(arguments, open_log, serve=lambda settings: 3)
 
 
 def call_on_disk(data: Path, *arguments: str) -> int:
     """Run a command on the log in a directory; the exit code."""
-    try:
-        run(
-            Doors(lambda settings: 0, open_log, tally, measure, refuse_to_ask, find_link),
-            [*arguments, "--data", str(data)],
-        )
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    raise AssertionError("a command always ends the process")
+    return call_with([*arguments, "--data", str(data)], open_log)

@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 
 from proxy.cli.formatting import (
-    cut,
     draw_forks,
-    lay_out,
+    format_plan,
+    format_saving,
+    format_table,
+    format_time,
     make_plain,
     order_children,
-    tell_difference,
-    tell_plan,
-    write_saving,
-    write_time,
+    shorten,
 )
+from proxy.cli.reports import format_difference
 from proxy.engine.reports.diff import Change, Difference, Side
 from proxy.engine.reports.sessions import Fork
 from proxy.model.plan import Plan
@@ -26,24 +26,24 @@ def test_control_characters_become_visible_and_line_breaks_stay() -> None:
 
 
 def test_times_are_utc() -> None:
-    assert write_time(0) == "1970-01-01 00:00:00Z"
+    assert format_time(0) == "1970-01-01 00:00:00Z"
 
 
 def test_long_text_is_cut_to_its_width() -> None:
-    assert cut("a  b\nc", 5) == "a b c"
-    assert cut("abcdef", 4) == "abc…"
+    assert shorten("a  b\nc", 5) == "a b c"
+    assert shorten("abcdef", 4) == "abc…"
 
 
 def test_columns_are_as_wide_as_they_need_and_numbers_stand_right() -> None:
-    assert lay_out(("A", "COUNT"), [("abc", 7), ("d", 1234567)]) == "A    COUNT\nabc        7\nd    1234567"
+    assert format_table(("A", "COUNT"), [("abc", 7), ("d", 1234567)]) == "A    COUNT\nabc        7\nd    1234567"
 
 
 def test_a_cell_cannot_break_its_line() -> None:
-    assert len(lay_out(("A",), [("a\nb",)]).splitlines()) == 2
+    assert len(format_table(("A",), [("a\nb",)]).splitlines()) == 2
 
 
 def test_fractions_stand_to_the_right_and_lines_as_they_are() -> None:
-    assert lay_out(("A", "SECONDS"), [("x", "1.5"), "a line\tof its own", ("y", "v1.5")]).splitlines() == [
+    assert format_table(("A", "SECONDS"), [("x", "1.5"), "a line\tof its own", ("y", "v1.5")]).splitlines() == [
         "A  SECONDS",
         "x      1.5",
         "a line of its own",
@@ -100,22 +100,22 @@ PLAN = Plan("x1", 0, "m", "epoch", "e1", "soft", "why not", 900, 300, 1000, 4.5,
 
 
 def test_a_plan_is_told_as_far_as_it_is_known() -> None:
-    assert list(tell_plan(PLAN)) == [
+    assert list(format_plan(PLAN)) == [
         "sent as   epoch, epoch e1; pressure soft",
         "context   client 900, upstream 300, usable 1000 tokens",
         "saved     -2 tokens of uncached input (estimated when it was sent)",
         "because   why not",
     ]
-    assert list(tell_plan(Plan("x1", 0, "m", "original"))) == ["sent as   original; pressure none"]
+    assert list(format_plan(Plan("x1", 0, "m", "original"))) == ["sent as   original; pressure none"]
 
 
 @pytest.mark.parametrize(("saving", "told"), [(1234.6, "+1235"), (-7.0, "-7"), (0.0, "+0")])
 def test_a_saving_has_a_sign(saving: float, told: str) -> None:
-    assert write_saving(saving) == f"{told} tokens of uncached input"
+    assert format_saving(saving) == f"{told} tokens of uncached input"
 
 
 def test_an_unmodified_call_is_one_line() -> None:
-    told = tell_difference(Difference(EXCHANGE, ROUND, is_equal=True))
+    told = format_difference(Difference(EXCHANGE, ROUND, is_equal=True))
     assert told == "exchange 1 of session abc1, round 0: sent as the client sent it, byte for byte\n"
 
 
@@ -129,9 +129,9 @@ def test_what_stands_for_what_is_told() -> None:
     found = Difference(
         EXCHANGE, replace(ROUND, plan=PLAN), False, 30, 9, (("max_tokens", b"900", b"400"), ("n", b"", b"2")), changes
     )
-    told = tell_difference(found)
+    told = format_difference(found)
     lines = told.splitlines()
-    assert lines[0] == "exchange 1 of session abc1, round 0: 9 of 30 messages sent as they came"
+    assert lines[0] == "exchange 1 of session abc1, round 0: 9 of 30 messages sent unchanged"
     for line in (
         "context   client 900, upstream 300, usable 1000 tokens",
         "@@ max_tokens",

@@ -21,7 +21,7 @@ def test_help_lists_every_command_and_the_exit_codes(capsys: pytest.CaptureFixtu
     told = capsys.readouterr().out
     for command in ("serve", "open", "sessions", "show", "export", "verify", "backup", "config"):
         assert f"\n  {command} " in told
-    assert "Exit codes: 0 fine; 1 found a fault" in told
+    assert "Exit codes: 0 no error; 1 a fault was found" in told
     assert "..." not in told.split("Commands:")[1]
 
 

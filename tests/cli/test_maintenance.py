@@ -136,7 +136,7 @@ def test_right_settings_are_said_to_be_right(tmp_path: Path, capsys: pytest.Capt
     file = tmp_path / "conf.yaml"
     file.write_text("mode: observe")
     assert call(FakeLog(), "config", "check", str(file)) == 0
-    assert "right" in capsys.readouterr().out
+    assert "the settings are valid" in capsys.readouterr().out
 
 
 def test_every_wrong_setting_is_one_line_and_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

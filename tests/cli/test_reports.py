@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 from msgspec import structs
 
-from proxy.cli.reports import tell_savings, tell_summaries
+from proxy.cli.reports import format_savings, format_summaries
 from proxy.context.pricing import Comparison
 from proxy.engine.reports.savings import Arm, Savings
 from proxy.model.epoch import Original, StoredOriginal
@@ -111,7 +111,7 @@ def test_summaries_as_json_have_all_fields(capfdbinary: pytest.CaptureFixture[by
 
 def test_a_session_without_summaries_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(FakeLog(), "summaries", "abc") == 0
-    assert capsys.readouterr().out == "This session has no summaries: none was made of it.\n"
+    assert capsys.readouterr().out == "This session has no summaries.\n"
     assert call(FakeLog(), "summaries", "zzz") == 1
     assert "no session begins with 'zzz'" in capsys.readouterr().err
 
@@ -120,7 +120,7 @@ def test_a_deep_line_stays_within_the_page() -> None:
     line = [make_leaf("s0", [b"a"], text="x" * 200)]
     for i in range(1, 30):
         line.append(structs.replace(make_condensed(f"s{i}", [line[-1]]), text="x" * 200))
-    told = tell_summaries(line).splitlines()
+    told = format_summaries(line).splitlines()
     assert len(told) == 61
     assert max(map(len, told)) <= 80
 
@@ -142,24 +142,24 @@ class HeldOut(FakeLog):
 
 
 def test_a_saving_is_told_with_how_sure_it_is() -> None:
-    assert tell_savings(FOUND).splitlines() == [
-        "Managing saves 40.6% of what long sessions cost; with a chance of 95 % it is between 30.1% and 49.7%.",
+    assert format_savings(FOUND).splitlines() == [
+        "Managing saves 40.6% of the cost of long sessions (95 % confidence interval: 30.1% to 49.7%).",
         "",
         "               SESSIONS  COST",
         "managed              42  0.1312",
         "only observed        21  0.2211",
         "Cost is in tokens of uncached input for a token of the client's requests.",
-        "Sessions since 2023-11-14 22:13:20Z, without 120 that did not come up to the soft mark.",
-        "1 were first the one, then the other: they are not counted.",
-        "Of 5 nobody told what was read from a cache: all of it counts as new.",
+        "Sessions since 2023-11-14 22:13:20Z, without 120 that did not reach the soft mark.",
+        "Not counted: 1 that were managed for a part of their calls only.",
+        "Of 5 no response reported cached tokens: all their input counts as uncached.",
     ]
 
 
 def test_money_is_told_by_the_million() -> None:
-    told = tell_savings(replace(FOUND, unit="money", managed=Arm(42, 1.5e-6, 0), held_out=Arm(21, 2e-6, 0), mixed=0))
+    told = format_savings(replace(FOUND, unit="money", managed=Arm(42, 1.5e-6, 0), held_out=Arm(21, 2e-6, 0), mixed=0))
     assert "managed              42  1.5000" in told
     assert "money for a million tokens" in told
-    assert "first the one" not in told and "nobody told" not in told
+    assert "Not counted" not in told and "no response" not in told
 
 
 def test_the_log_is_compared(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from proxy.cli.main import run
-from proxy.cli.serve import tell_compaction
-from proxy.cli.services import Doors, load_server_settings
+from proxy.cli.serve import format_compaction
+from proxy.cli.services import load_server_settings
 from proxy.config import Settings
 from proxy.model.errors import UpstreamUnreachable
-from tests.cli.commands import call, call_without_log, find_link, measure, tally
+from tests.cli.commands import call, call_with, call_without_log
 from tests.support.fake_log import FakeLog
 
 
@@ -130,12 +129,7 @@ class Server:
         return self._answer
 
     def call(self, *arguments: str) -> int:
-        with pytest.raises(SystemExit) as stop:
-            run(
-                Doors(lambda settings: 0, lambda settings: FakeLog(), tally, measure, self.ask, find_link),
-                ["compact", *arguments],
-            )
-        return int(stop.value.code or 0)
+        return call_with(["compact", *arguments], lambda settings: FakeLog(), ask_server=self.ask)
 
 
 def test_what_came_of_it_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +164,7 @@ def test_as_json_it_is_what_the_server_said(capsys: pytest.CaptureFixture[str]) 
 
 def test_why_nothing_came_of_it_is_told() -> None:
     kept = FOUND | {"epoch": None, "summary": None, "calls": [], "reason": "it got \N{MULTIPLICATION SIGN} shorter"}
-    assert tell_compaction(kept).splitlines() == [
+    assert format_compaction(kept).splitlines() == [
         "kept      182,000 tokens: no epoch was opened",
         "note      it got \N{MULTIPLICATION SIGN} shorter",
         "took      3.2 s",
@@ -181,9 +175,9 @@ def test_why_nothing_came_of_it_is_told() -> None:
     ("status", "answer", "told"),
     [
         (409, {"error": {"message": "palimpsest: there is nothing to compact"}}, "there is nothing to compact"),
-        (404, {"error": "no"}, "what answered there with status 404 is no palimpsest of this version"),
-        (502, b"<html>", "what answered there with status 502"),
-        (200, [1], "what answered there with status 200"),
+        (404, {"error": "no"}, "the server at this address responded with status 404 and is not a palimpsest"),
+        (502, b"<html>", "responded with status 502 and is not a palimpsest"),
+        (200, [1], "responded with status 200 and is not a palimpsest"),
         (200, {"object": "list"}, "choose --host and --port"),
     ],
 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.cli.sessions import list_sessions, tell_exchange, tell_session
+from proxy.cli.sessions import format_exchange, format_session, format_sessions
 from proxy.context.budget import BudgetPolicy
 from proxy.engine.reports.sessions import Overview, load_overview
 from proxy.model.log import ExchangeRow, SessionRow
@@ -29,11 +29,11 @@ from tests.support.fake_log import (
 
 def tell(*rows: ExchangeRow) -> list[str]:
     """The lines of a session whose calls have no place in a tree."""
-    return tell_session(Overview(SESSION, (), ()), rows).splitlines()
+    return format_session(Overview(SESSION, (), ()), rows).splitlines()
 
 
 async def test_a_session_is_told_with_its_tree() -> None:
-    told = tell_session(await load_overview(tree_log(), "abc1"), TREE)
+    told = format_session(await load_overview(tree_log(), "abc1"), TREE)
     head, _, tree = told.partition("\n\n")
     assert "name      agent-7" in head
     assert [line[:20].rstrip() for line in tree.splitlines()] == [
@@ -56,7 +56,7 @@ async def test_a_session_is_told_with_its_tree() -> None:
 def test_what_is_special_about_a_session_is_told() -> None:
     child = replace(SESSION, id="child", family="agent-8")
     row = replace(SESSION, family="", parent="p1", adopted="a1", branches=1, side=2, model="")
-    told = tell_session(Overview(row, (), (child,)), ())
+    told = format_session(Overview(row, (), (child,)), ())
     for line in (
         "name      - (its client sends none)",
         "model     -, upstream openai",
@@ -97,13 +97,13 @@ async def test_no_line_is_longer_than_a_narrow_terminal() -> None:
     wide = replace(ROUND, completeness="truncated")
     log.exchanges = [replace(row, model="claude-sonnet-4-5-20250929", rounds=(wide,)) for row in log.exchanges]
     log.sessions = [replace(SESSION, family="claude-code:" + "x" * 188, input_tokens=10**9, output_tokens=10**7)]
-    assert max(map(len, list_sessions(log.sessions).splitlines())) <= 80
-    tree = tell_session(await load_overview(log, "abc1"), log.exchanges).partition("\n\n")[2]
+    assert max(map(len, format_sessions(log.sessions).splitlines())) <= 80
+    tree = format_session(await load_overview(log, "abc1"), log.exchanges).partition("\n\n")[2]
     assert max(map(len, tree.splitlines())) <= 88  # the word for a broken answer is worth eight columns
 
 
 def list_ids(*rows: SessionRow) -> Sequence[str]:
-    return [line.partition("  20")[0].rstrip() for line in list_sessions(rows).splitlines()[1::2]]
+    return [line.partition("  20")[0].rstrip() for line in format_sessions(rows).splitlines()[1::2]]
 
 
 def test_a_session_stands_below_the_one_that_started_it() -> None:
@@ -112,7 +112,7 @@ def test_a_session_stands_below_the_one_that_started_it() -> None:
 
 
 def test_a_child_whose_parent_is_not_listed_names_it() -> None:
-    told = list_sessions([replace(SESSION, parent="p" * 20, adopted="a" * 20, model="")])
+    told = format_sessions([replace(SESSION, parent="p" * 20, adopted="a" * 20, model="")])
     assert "  child of pppppppppppp; goes on from aaaaaaaaaaaa; agent-7; no model at openai" in told.splitlines()
 
 
@@ -125,7 +125,7 @@ def test_what_went_wrong_is_told() -> None:
     failed = replace(
         ROUND, status=0, completeness="failed", timings=None, usage=None, finish="", answer=b"", error="refused"
     )
-    told = tell_exchange(replace(EXCHANGE, rounds=(failed,), is_capped=True, model="", wire=""))
+    told = format_exchange(replace(EXCHANGE, rounds=(failed,), is_capped=True, model="", wire=""))
     assert "status -, failed" in told
     assert "error     refused" in told
     assert "kept to the cap only" in told
@@ -135,66 +135,66 @@ def test_what_went_wrong_is_told() -> None:
 
 
 def test_the_place_of_an_exchange_is_told() -> None:
-    told = tell_exchange(stand(4, "four", 3, "branch", is_side=True, base=2))
+    told = format_exchange(stand(4, "four", 3, "branch", is_side=True, base=2))
     assert f"place     branch, side; 2 of 3 messages known, tip {b'four'.hex()}" in told
 
 
 def test_a_client_cannot_move_the_cursor() -> None:
     bad = "\x1b[2J\x9b"
-    told = tell_exchange(replace(EXCHANGE, target=f"/{bad}", model="\x07"))
+    told = format_exchange(replace(EXCHANGE, target=f"/{bad}", model="\x07"))
     session = replace(SESSION, family=bad, model=bad, upstream=bad)
-    told += list_sessions([session]) + tell_session(Overview(session, (), (session,)), [exchange(1, model=bad)])
+    told += format_sessions([session]) + format_session(Overview(session, (), (session,)), [exchange(1, model=bad)])
     assert not [c for c in told if not c.isprintable() and c != "\n"]
 
 
 def test_what_was_decided_is_told_of_a_round_and_of_a_session() -> None:
     plan = Plan("x1", 0, "m", "epoch", "e1", "soft", "", 900, 300, 1000, 4.5, -2.5)
-    told = tell_exchange(exchange(1, rounds=(replace(ROUND, plan=plan),)))
+    told = format_exchange(exchange(1, rounds=(replace(ROUND, plan=plan),)))
     assert "\nsent as   epoch, epoch e1; pressure soft\n" in told
     row = replace(SESSION, counted=900, sent=300, saving=-2.5)
-    lines = tell_session(Overview(row, (), ()), ()).splitlines()
+    lines = format_session(Overview(row, (), ()), ()).splitlines()
     assert "context   client 900, upstream 300 tokens, of the rounds that were counted" in lines
     assert "saved     -2 tokens of uncached input (estimated)" in lines
-    assert list_sessions([row]).splitlines()[2].endswith("; saved -2")
-    assert "saved" not in list_sessions([SESSION])
+    assert format_sessions([row]).splitlines()[2].endswith("; saved -2")
+    assert "saved" not in format_sessions([SESSION])
 
 
 def test_what_was_not_counted_has_a_bound() -> None:
-    assert "context   at most 1034 tokens, by its bytes: nothing was counted\n" in tell_exchange(EXCHANGE, 1034)
-    assert "at most" not in tell_exchange(EXCHANGE)
+    assert "context   at most 1034 tokens, by its bytes: nothing was counted\n" in format_exchange(EXCHANGE, 1034)
+    assert "at most" not in format_exchange(EXCHANGE)
 
 
 def test_calls_of_our_own_are_told_apart() -> None:
     row = replace(SESSION, auxiliary=2, auxiliary_input=70_000, auxiliary_output=1_000)
-    told = tell_session(Overview(row, (), ()), [exchange(1), exchange(2, kind="auxiliary")])
+    told = format_session(Overview(row, (), ()), [exchange(1), exchange(2, kind="auxiliary")])
     assert "auxiliary 2 calls of our own beside these: input 70000, output 1000\n" in told
     assert "tokens    input 10, output 3\n" in told
     assert [line[:16].rstrip() for line in told.splitlines()[-2:]] == ["- 1", "- 2   auxiliary"]
-    assert "2 auxiliary" in list_sessions([row])
-    assert "auxiliary" not in tell_session(Overview(SESSION, (), ()), ()) + list_sessions([SESSION])
-    assert "(chat_completions; auxiliary, mode manage)" in tell_exchange(exchange(2, kind="auxiliary"))
+    assert "2 auxiliary" in format_sessions([row])
+    assert "auxiliary" not in format_session(Overview(SESSION, (), ()), ()) + format_sessions([SESSION])
+    assert "(chat_completions; auxiliary, mode manage)" in format_exchange(exchange(2, kind="auxiliary"))
 
 
 def test_from_where_on_calls_are_shortened_is_told() -> None:
-    assert "shortened from 77600 tokens on, or fewer" in tell_exchange(exchange(1))
+    assert "shortened from 77600 tokens on, or fewer" in format_exchange(exchange(1))
     small = BudgetPolicy(ceiling_tokens=10_000)
-    assert "shortened from 5820 tokens on, or fewer" in tell_exchange(exchange(1), None, small)
+    assert "shortened from 5820 tokens on, or fewer" in format_exchange(exchange(1), None, small)
     plan = Plan("x1", 0, "m", "original", "", "none", "", 900, 900, 1000, 0.0, None)
     planned = exchange(1, rounds=(replace(ROUND, plan=plan),))
-    assert "shortened from 600 tokens on\n" in tell_exchange(planned)
-    assert "shortened from 600 tokens on\n" in tell_session(Overview(SESSION, (), ()), [exchange(1), planned])
+    assert "shortened from 600 tokens on\n" in format_exchange(planned)
+    assert "shortened from 600 tokens on\n" in format_session(Overview(SESSION, (), ()), [exchange(1), planned])
 
 
 def test_what_is_only_recorded_for_its_format_is_told() -> None:
     other = exchange(1, wire="responses")
-    told = tell_exchange(other)
+    told = format_exchange(other)
     assert "recorded  1 call of format responses, which is not shortened yet\n" in told
     assert "shortened from" not in told
-    both = tell_session(Overview(SESSION, (), ()), [exchange(1), other, replace(other, wire="anthropic_messages")])
+    both = format_session(Overview(SESSION, (), ()), [exchange(1), other, replace(other, wire="anthropic_messages")])
     assert "recorded  2 calls of format anthropic_messages, responses, which is not shortened yet\n" in both
     assert "shortened from 77600" in both
     for untouched in (exchange(1, mode="observe"), exchange(1, kind="auxiliary"), exchange(1, kind="passthrough")):
-        assert not {"shortened", "recorded"} & set(tell_exchange(untouched).split())
+        assert not {"shortened", "recorded"} & set(format_exchange(untouched).split())
 
 
 def test_sessions_are_listed_in_columns(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,12 +22,12 @@ from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import BuilderPolicy, Seen, View
 from proxy.context.message_features import Findings, study
 from proxy.context.references import PAGE, write_original
+from proxy.model.messages import Message, ToolCall
 from proxy.model.plan import ContextPlan, Kept, Reference, Replaced
-from proxy.model.told import Told, ToolCall
 from proxy.upstream.tokenizer import CountingTokenizer, load_encoder
-from proxy.wire.shaping import read_shape
+from proxy.wire import FORMATS
 
-Message = dict[str, Any]
+RawMessage = dict[str, Any]
 WINDOW, READ, WRITE = 200_000, 0.1, 0.9
 
 
@@ -42,16 +42,16 @@ class Replay:
         self.live = importlib.import_module("replay")
         self.folder = folder
 
-    def load(self, corpus: str) -> list[Message]:
+    def load(self, corpus: str) -> list[RawMessage]:
         with gzip.open(self.folder / "data" / f"{corpus}.jsonl.gz", "rt") as lines:
             return [json.loads(line) for line in lines]
 
 
-def tell(message: Message) -> Told:
+def tell(message: RawMessage) -> Message:
     content = message.get("content")
     text = "\n".join(part.get("text", "") for part in content) if isinstance(content, list) else content or ""
     calls = message.get("tool_calls") or []
-    return Told(
+    return Message(
         message["role"],
         text,
         tuple(ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"] or "") for call in calls),
@@ -65,17 +65,17 @@ class Session:
     def __init__(self, replay: Replay, builder: ContextBuilder, budget: Budget, head: int) -> None:
         self._c, self._builder, self._budget, self._tools = replay.ctx, builder, budget, head
         self._seen: list[Seen] = []
-        self._raw: list[Message] = []
-        self._system: list[Message] = []
+        self._raw: list[RawMessage] = []
+        self._system: list[RawMessage] = []
         self._plan: ContextPlan | None = None
-        self._frozen: list[Message] = []
+        self._frozen: list[RawMessage] = []
         self._references: dict[str, Reference] = {}
         self._low = self._owed = 0.0
         self._literals: dict[str, set[str]] = {}
         self._futile = 0
         self.epochs: list[tuple[int, int, float]] = []
 
-    def step(self, messages: Sequence[Message]) -> list[Message]:
+    def step(self, messages: Sequence[RawMessage]) -> list[RawMessage]:
         for message in messages[len(self._system) + len(self._raw) :]:
             self._feed(message)
         sent = self._render()
@@ -89,15 +89,15 @@ class Session:
             sent = self._open(size)
         return sent
 
-    def _feed(self, message: Message) -> None:
+    def _feed(self, message: RawMessage) -> None:
         if message["role"] == "system" and not self._raw:
             self._system.append(message)
             return
         raw = json.dumps({k: v for k, v in message.items() if not k.startswith("_")}).encode()
         self._raw.append(message)
-        self._seen.append(Seen(tell(message), read_shape("chat_completions", raw), self._c.n(message)))
+        self._seen.append(Seen(tell(message), FORMATS["chat_completions"].parse_structure(raw), self._c.n(message)))
 
-    def _open(self, size: int) -> list[Message]:
+    def _open(self, size: int) -> list[RawMessage]:
         began = time.process_time()
         head = self._measure(self._system)
         view = View(self._seen, head, self._budget, name_reference, frozenset(), self._plan, depth=self._futile // 2)
@@ -115,11 +115,11 @@ class Session:
         self._futile = self._futile + 1 if is_futile else 0
         return sent
 
-    def _render(self) -> list[Message]:
+    def _render(self) -> list[RawMessage]:
         through = self._plan.through if self._plan else 0
         return [*self._system, *self._frozen, *self._raw[through:]]
 
-    def _spell(self, plan: ContextPlan) -> Iterator[Message]:
+    def _spell(self, plan: ContextPlan) -> Iterator[RawMessage]:
         for edit in plan.edits:
             if isinstance(edit, Kept):
                 yield self._raw[edit.place]
@@ -128,7 +128,7 @@ class Session:
             else:
                 yield {"role": "user", "content": edit.text}
 
-    def _measure(self, messages: Sequence[Message]) -> int:
+    def _measure(self, messages: Sequence[RawMessage]) -> int:
         return self._tools + sum(int(self._c.n(message)) for message in messages)
 
     def literals(self, reference: str) -> set[str]:
@@ -146,14 +146,16 @@ def name_reference(start: int, stop: int, offset: int) -> str:
     return base64.b32encode(digest).decode()[:10].lower()
 
 
-def run(replay: Replay, sessions: Sequence[Message], ceiling: int, policy: str, common: frozenset[str]) -> Message:
+def run(
+    replay: Replay, sessions: Sequence[RawMessage], ceiling: int, policy: str, common: frozenset[str]
+) -> RawMessage:
     c = replay.ctx
     encoder = load_encoder("o200k_base")
     tokenizer = CountingTokenizer(lambda _: encoder)
     known: dict[int, Findings] = {}
     results, fulls, stricts, epochs = [], [], [], []
 
-    def find(told: Told) -> Findings:
+    def find(told: Message) -> Findings:
         return known.setdefault(id(told), study(told)) if id(told) not in known else known[id(told)]
 
     for number, recorded in enumerate(sessions):
@@ -164,7 +166,7 @@ def run(replay: Replay, sessions: Sequence[Message], ceiling: int, policy: str, 
         builder = ContextBuilder(BuilderPolicy(), lambda text: tokenizer.count(text, "o200k_base")[0], find)
         session = Session(replay, builder, budget, len(meter.head))
         baseline = replay.policies.make(policy, ceiling, len(meter.head)) if policy else None
-        messages: list[Message] = []
+        messages: list[RawMessage] = []
         for step, each in enumerate(recorded["steps"]):
             messages += each["delta"]
             answer = each["response_message"]
@@ -183,7 +185,7 @@ def run(replay: Replay, sessions: Sequence[Message], ceiling: int, policy: str, 
     return {**summarize(r, f, stricts), **tell_epochs(epochs, r["steps"])}
 
 
-def measure_full(c: Any, full: Any, messages: Sequence[Message]) -> None:
+def measure_full(c: Any, full: Any, messages: Sequence[RawMessage]) -> None:
     """What sending everything costs: all that was sent before is cached."""
     r = full.r
     before = r.get("last", 0)
@@ -194,7 +196,7 @@ def measure_full(c: Any, full: Any, messages: Sequence[Message]) -> None:
     r["cached"] += cached if cached >= 1024 else 0
 
 
-def sum_full(fulls: Sequence[Mapping[str, int]]) -> Message:
+def sum_full(fulls: Sequence[Mapping[str, int]]) -> RawMessage:
     sent, cached = sum(each["sent_tok"] for each in fulls), sum(each["cached"] for each in fulls)
     fresh = sent - cached
     return {"sent_tok": sent, "cost_oai_0.1": fresh + 0.1 * cached, "cost_ant": 1.25 * fresh + 0.1 * cached}
@@ -204,7 +206,7 @@ def share(a: float, b: float) -> float | None:
     return round(100 * a / b, 1) if b else None
 
 
-def summarize(r: Message, full: Message, strict: Sequence[Any]) -> Message:
+def summarize(r: RawMessage, full: RawMessage, strict: Sequence[Any]) -> RawMessage:
     """The figures of QUALITY's goals, per cent of sending everything."""
     out = {
         "tokens": share(r["sent_tok"], full["sent_tok"]),
@@ -224,7 +226,7 @@ def summarize(r: Message, full: Message, strict: Sequence[Any]) -> Message:
     return out | {"over": r["over"], "faults": r["viol_steps"], "assistant first": r.get("soft", 0)}
 
 
-def tell_epochs(epochs: Sequence[tuple[int, int, float]], calls: int) -> Message:
+def tell_epochs(epochs: Sequence[tuple[int, int, float]], calls: int) -> RawMessage:
     if not epochs:
         return {"epochs": 0}
     spent = sorted(each[2] for each in epochs)

@@ -16,9 +16,9 @@ from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import BuilderPolicy, Seen, View
 from proxy.context.message_features import Study, name_word, study
-from proxy.model.told import Told, ToolCall
+from proxy.model.messages import Message, ToolCall
 from proxy.upstream.tokenizer import CountingTokenizer, load_encoder
-from proxy.wire.shaping import read_shape
+from proxy.wire import FORMATS
 
 ROOT = Path(__file__).parents[1]
 ROUNDS = 9
@@ -35,19 +35,19 @@ def write_session() -> list[Seen]:
     seen: list[Seen] = []
     for i, chunk in zip(range(STEPS), chunks, strict=False):
         if i % 33 == 0:
-            seen.append(_see(tokenizer, Told("user", f"Task {i}: {chunk[:900]}"), {"role": "user", "content": "x"}))
+            seen.append(_see(tokenizer, Message("user", f"Task {i}: {chunk[:900]}"), {"role": "user", "content": "x"}))
         arguments = json.dumps({"command": f"sed -n {i},{i + 60}p proxy/engine/file_{i % 40}.py"})
         call = {"id": f"c{i}", "type": "function", "function": {"name": "shell", "arguments": arguments}}
-        said = Told("assistant", f"Step {i}. {chunk[400:1000]}", (ToolCall(f"c{i}", "shell", arguments),))
+        said = Message("assistant", f"Step {i}. {chunk[400:1000]}", (ToolCall(f"c{i}", "shell", arguments),))
         seen.append(_see(tokenizer, said, {"role": "assistant", "content": "x", "tool_calls": [call]}))
-        output = Told("tool", f"{i}\n{chunk}", (), (f"c{i}",))
+        output = Message("tool", f"{i}\n{chunk}", (), (f"c{i}",))
         seen.append(_see(tokenizer, output, {"role": "tool", "tool_call_id": f"c{i}", "content": "x"}))
     return seen
 
 
-def _see(tokenizer: CountingTokenizer, told: Told, message: dict[str, object]) -> Seen:
+def _see(tokenizer: CountingTokenizer, told: Message, message: dict[str, object]) -> Seen:
     text = told.text + "".join(call.arguments for call in told.calls)
-    shape = read_shape("chat_completions", json.dumps(message).encode())
+    shape = FORMATS["chat_completions"].parse_structure(json.dumps(message).encode())
     return Seen(told, shape, tokenizer.count(text, "o200k_base")[0] + 4)
 
 

@@ -9,8 +9,8 @@ import statistics
 from collections.abc import Callable
 
 from benchmarks.lineage import BYTES, MESSAGES, Message, make_history, take_time
-from proxy.model.shapes import Shape
-from proxy.wire.shaping import read_shape
+from proxy.model.messages import MessageStructure
+from proxy.wire import FORMATS
 from proxy.wire.validity import Rules, Splice, extend_history, find_faults, judge_history
 
 ROUNDS = 200
@@ -28,16 +28,16 @@ def main() -> None:
 
 
 def show(name: str, raws: list[bytes]) -> None:
-    shapes = [read_shape("chat_completions", raw) for raw in raws]
+    shapes = [FORMATS["chat_completions"].parse_structure(raw) for raw in raws]
     history = judge_history(shapes)
     # An even place holds an assistant's call or a user's words, the one behind it what answers.
-    ours = [Splice(i, i + 2, (Shape("user"),)) for i in range(2, 42, 4)]
+    ours = [Splice(i, i + 2, (MessageStructure("user"),)) for i in range(2, 42, 4)]
     figures: dict[str, Callable[[], object]] = {
-        "reading the two new messages": lambda: [read_shape("chat_completions", raw) for raw in raws[-2:]],
+        "reading the two new messages": lambda: [FORMATS["chat_completions"].parse_structure(raw) for raw in raws[-2:]],
         "judging what they add": lambda: extend_history(history, len(shapes) - 2, shapes[-2:]),
         "the guard, 10 runs replaced": lambda: find_faults(history, ours, RULES),
         "the guard, 1 run replaced": lambda: find_faults(history, ours[:1], RULES),
-        "once: reading everything": lambda: [read_shape("chat_completions", raw) for raw in raws],
+        "once: reading everything": lambda: [FORMATS["chat_completions"].parse_structure(raw) for raw in raws],
         "once: judging everything": lambda: judge_history(shapes),
     }
     print(name)

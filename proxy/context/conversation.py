@@ -15,9 +15,8 @@ import msgspec
 
 from proxy.context.budget import Budget
 from proxy.context.message_features import Findings, Study
+from proxy.model.messages import Message, MessageStructure, list_run_starts
 from proxy.model.plan import ContextPlan
-from proxy.model.shapes import Shape, find_runs
-from proxy.model.told import Told
 
 # So many of the newest groups of calls and results stay real where they fit (BEHAVIOUR B14).
 REAL_GROUPS = 3
@@ -46,8 +45,8 @@ class BuilderPolicy:
 class Seen(msgspec.Struct, frozen=True, gc=False):
     """A message: what it says, how it hangs together with its neighbours, and how many tokens it has."""
 
-    told: Told
-    shape: Shape
+    told: Message
+    shape: MessageStructure
     tokens: int
 
 
@@ -97,12 +96,12 @@ class Group(msgspec.Struct, frozen=True, gc=False):
     has_calls: bool
 
 
-def split_groups(shapes: Sequence[Shape]) -> list[Group]:
+def split_groups(shapes: Sequence[MessageStructure]) -> list[Group]:
     """A history's groups, in order and without gaps."""
     reach = _find_answers(shapes)
     kept: list[int] = []
     held = at = 0
-    for start in find_runs(shapes):
+    for start in list_run_starts(shapes):
         held = max([held, *(reach.get(place, 0) for place in range(at, start))])
         at = start
         if not start or start > held:
@@ -113,7 +112,7 @@ def split_groups(shapes: Sequence[Shape]) -> list[Group]:
     ]
 
 
-def _find_answers(shapes: Sequence[Shape]) -> dict[int, int]:
+def _find_answers(shapes: Sequence[MessageStructure]) -> dict[int, int]:
     """The place of the last result by that of its call. A result is of the newest call before it that has its id."""
     made: dict[str, int] = {}
     found: dict[int, int] = {}
@@ -217,7 +216,7 @@ def _name_kind(messages: Sequence[Seen], group: Group, echoes: frozenset[int]) -
 
 def _find_echoes(messages: Sequence[Seen], groups: Sequence[Group]) -> frozenset[int]:
     """Places of the user's messages that a machine wrote: several with like heads, each behind an action."""
-    if any(seen.told.calls or seen.told.answers for seen in messages):
+    if any(seen.told.calls or seen.told.results for seen in messages):
         return frozenset()
     users = [group.start for group in groups if messages[group.start].shape.role == "user"]
     heads = {place: head for place in users if (head := _head(messages[place].told.text))}
@@ -245,7 +244,7 @@ def _find_protected(messages: Sequence[Seen], tools: Sequence[str]) -> Iterator[
     answered: set[str] = set()
     for place, seen in enumerate(messages):
         answered.update(call.id for call in seen.told.calls if call.name in tools)
-        if not answered.isdisjoint(seen.told.answers):
+        if not answered.isdisjoint(seen.told.results):
             yield place
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from proxy.context.conversation import AgentStep, Survey
 from proxy.context.references import PAGE, clean, read_arguments
-from proxy.model.marker import LEDGER_HEAD
+from proxy.model.messages import LEDGER_HEAD
 from proxy.model.plan import ContextPlan, Reference, Written
 
 _OVERLAP = 200

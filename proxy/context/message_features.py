@@ -12,7 +12,7 @@ from hashlib import sha256
 import msgspec
 
 from proxy.context.references import read_arguments, write_message
-from proxy.model.told import Told, ToolCall
+from proxy.model.messages import Message, ToolCall
 
 _SHORTEST, _LONGEST = 4, 120
 _WORDS_SEARCHED = 200_000
@@ -140,10 +140,10 @@ class Findings(msgspec.Struct, frozen=True, gc=False):
     digest: bytes
 
 
-Study = Callable[[Told], Findings]
+Study = Callable[[Message], Findings]
 
 
-def study(told: Told) -> Findings:
+def study(told: Message) -> Findings:
     """What there is to know of a message."""
     typed = ["\n".join(read_arguments(call.arguments)) for call in told.calls]
     imports = "\n".join(_IMPORT.findall(told.text)) if _is_output(told) else ""
@@ -152,7 +152,7 @@ def study(told: Told) -> Findings:
     )
 
 
-def glance(told: Told) -> Findings:
+def glance(told: Message) -> Findings:
     """The same without its words, which take most of the time."""
     typed = ["\n".join(read_arguments(call.arguments)) for call in told.calls]
     written = [word for text in typed for word in _find_written(text)]
@@ -170,8 +170,8 @@ def glance(told: Told) -> Findings:
     )
 
 
-def _is_output(told: Told) -> bool:
-    return bool(told.answers) or told.role == "tool"
+def _is_output(told: Message) -> bool:
+    return bool(told.results) or told.role == "tool"
 
 
 def find_outcome(text: str) -> str:

@@ -13,7 +13,7 @@ from math import ceil
 from typing import Literal, TypeVar
 
 from proxy.model.card import UNPRICED, Card, Limit, Offer, Source
-from proxy.model.countable import Medium
+from proxy.model.messages import Medium
 
 Encoding = Literal["o200k_base", "cl100k_base"]
 Vendor = Literal["openai", "anthropic", "gemini", "other"]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from proxy.model.told import Told, ToolCall
+from proxy.model.messages import Message, ToolCall
 
 UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 _BRACKETED = re.compile(r"\[(?=\s*/?\s*(?:FILE\b|tool\s*:))", re.IGNORECASE)
@@ -33,14 +33,14 @@ _MOST_DEPTH = 16
 _decode = msgspec.json.Decoder().decode
 
 
-def write_original(messages: Sequence[Told]) -> str:
+def write_original(messages: Sequence[Message]) -> str:
     """The text of messages."""
     return "".join(map(write_message, messages))
 
 
-def write_message(told: Told) -> str:
+def write_message(told: Message) -> str:
     """The part of one message; it ends with an empty line."""
-    answered = f" · answers {', '.join(told.answers)}" if told.answers else ""
+    answered = f" · answers {', '.join(told.results)}" if told.results else ""
     parts = [f"--- {told.role or 'unknown'}{answered}", *([told.text] if told.text else ())]
     parts += [f"({each})" for each in told.media]
     parts += map(_write_call, told.calls)

@@ -19,8 +19,8 @@ from proxy.context.references import (
     render_file,
     render_tombstone,
 )
+from proxy.model.messages import ToolCall
 from proxy.model.plan import Reference, Replaced
-from proxy.model.told import ToolCall
 
 _OVERLAP = 200
 _MOST_PARTS = 24
@@ -84,7 +84,7 @@ def _name_deed(call: ToolCall) -> tuple[str, ...]:
 
 def _find_call(survey: Survey, place: int) -> tuple[ToolCall, str, bool] | None:
     """The call that an output answers, what it asked, and whether it changed something; the first of several."""
-    answers = survey.messages[place].told.answers
+    answers = survey.messages[place].told.results
     for before in range(place - 1, -1, -1):
         for call, asked in zip(survey.messages[before].told.calls, survey.found[before].asked, strict=True):
             if call.id in answers:

@@ -13,8 +13,8 @@ from proxy.context.conversation import Survey, View
 from proxy.context.references import write_message
 from proxy.context.tool_outputs import name_parts
 from proxy.context.user_rules import find_pasted
+from proxy.model.messages import Message
 from proxy.model.plan import Reference, Replaced, Written
-from proxy.model.told import Told
 
 WHOLE_SHARE, HEADS_SHARE = 0.25, 0.15
 """Parts of what is usable: for older turns that stay whole, and for the first characters of others."""
@@ -206,7 +206,7 @@ def _read(survey: Survey, i: int) -> str:
     return survey.messages[survey.steps[i].start].told.text
 
 
-def _leave_out_pasted(view: View, place: int, told: Told, count: Count) -> tuple[str, list[Reference]]:
+def _leave_out_pasted(view: View, place: int, told: Message, count: Count) -> tuple[str, list[Reference]]:
     """The text without its large blocks, and the references of these."""
     most = int(min(_MOST_PASTED, _PASTED_SHARE * view.budget.usable))
     texts: list[str] = []

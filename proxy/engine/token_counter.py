@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from proxy.context.budget import Ratio, guess_ratio
 from proxy.context.model_catalog import Encoding, Family, count_media, count_tool_prompt, find_family
 from proxy.engine.ports import Tokenizer
-from proxy.model.countable import Countable, Weight
 from proxy.model.manifest import digest_of
-from proxy.wire.media import read_message, read_tools
+from proxy.model.messages import CountedContent, TokenWeight
+from proxy.wire.messages import read_counted_message, read_counted_tools
 
 _MOST_RATIOS = 1024
 # Bytes that are counted where they are: a step of an agent. Handing work to a thread and back costs the event loop
@@ -54,7 +54,7 @@ class _CountJob(NamedTuple):
     family: Family
     pieces: Sequence[Piece]
     fresh: dict[bytes, Piece]
-    known: dict[bytes, Weight]
+    known: dict[bytes, TokenWeight]
 
 
 class TokenCounter:
@@ -63,13 +63,13 @@ class TokenCounter:
     def __init__(self, tokenizer: Tokenizer, most: int = 65_536) -> None:
         self._tokenizer = tokenizer
         self._most = most
-        self._weights: dict[bytes, Weight] = {}
+        self._weights: dict[bytes, TokenWeight] = {}
         self._ratios: dict[tuple[str, str], Ratio] = {}
 
     async def count(self, model: str, pieces: Sequence[Piece]) -> Count:
         """The tokens of each piece; only pieces that are new cost anything."""
         ledger = self._open(model, pieces)
-        found: Sequence[Weight] = ()
+        found: Sequence[TokenWeight] = ()
         if ledger.fresh:
             raws = [piece.raw for piece in ledger.fresh.values()]
             weigh = partial(self._weigh, ledger.family.encoding, tuple(ledger.fresh.values()))
@@ -111,7 +111,7 @@ class TokenCounter:
         known = {piece.digest: self._recall(family, piece.digest) for piece in pieces if piece.digest not in fresh}
         return _CountJob(model, family, pieces, fresh, known)
 
-    def _sum_up(self, ledger: "_CountJob", found: Sequence[Weight]) -> Count:
+    def _sum_up(self, ledger: "_CountJob", found: Sequence[TokenWeight]) -> Count:
         """The count, with the weights found of what was fresh, which are known from now on."""
         weights = ledger.known
         for digest, weight in zip(ledger.fresh, found, strict=True):
@@ -120,7 +120,7 @@ class TokenCounter:
         tokens = tuple(_sum(weights[piece.digest], piece, ledger.family, ledger.model) for piece in ledger.pieces)
         return Count(tokens, any(weight.is_estimate for weight in weights.values()))
 
-    def _weigh_now(self, family: Family, piece: Piece) -> Weight:
+    def _weigh_now(self, family: Family, piece: Piece) -> TokenWeight:
         """A weight that is known, or found; the newest from now on."""
         weight = self._weights.pop(_BEFORE[family.encoding] + piece.digest, None)
         if weight is None:
@@ -128,21 +128,21 @@ class TokenCounter:
         self._remember(family, piece.digest, weight)
         return weight
 
-    def _weigh(self, encoding: Encoding, pieces: Sequence[Piece]) -> list[Weight]:
+    def _weigh(self, encoding: Encoding, pieces: Sequence[Piece]) -> list[TokenWeight]:
         return [self._weigh_one(encoding, piece) for piece in pieces]
 
-    def _weigh_one(self, encoding: Encoding, piece: Piece) -> Weight:
+    def _weigh_one(self, encoding: Encoding, piece: Piece) -> TokenWeight:
         found = _read(piece)
         tokens, is_estimate = self._tokenizer.count(found.text, encoding)
-        return Weight(tokens + found.frame, found.media, is_estimate)
+        return TokenWeight(tokens + found.frame, found.media, is_estimate)
 
-    def _recall(self, family: Family, digest: bytes) -> Weight:
+    def _recall(self, family: Family, digest: bytes) -> TokenWeight:
         """A known weight, which is the newest from now on."""
         weight = self._weights.pop(_BEFORE[family.encoding] + digest)
         self._remember(family, digest, weight)
         return weight
 
-    def _remember(self, family: Family, digest: bytes, weight: Weight) -> None:
+    def _remember(self, family: Family, digest: bytes, weight: TokenWeight) -> None:
         self._weights[_BEFORE[family.encoding] + digest] = weight
         _forget_oldest(self._weights, self._most)
 
@@ -158,13 +158,13 @@ def _spell_out(piece: Piece) -> Piece:
     return Piece(b"spelt" + piece.digest, piece.raw, is_tools=True, is_spelt=True)
 
 
-def _read(piece: Piece) -> Countable:
+def _read(piece: Piece) -> CountedContent:
     if piece.is_spelt:
-        return Countable(piece.raw.decode("utf-8", "replace"))
-    return read_tools(piece.raw) if piece.is_tools else read_message(piece.raw)
+        return CountedContent(piece.raw.decode("utf-8", "replace"))
+    return read_counted_tools(piece.raw) if piece.is_tools else read_counted_message(piece.raw)
 
 
-def _sum(weight: Weight, piece: Piece, family: Family, model: str) -> int:
+def _sum(weight: TokenWeight, piece: Piece, family: Family, model: str) -> int:
     return weight.text_tokens + (
         count_tool_prompt(family) if piece.is_tools else count_media(weight.media, family, model)
     )

@@ -1,1 +1,11 @@
-"""The client's and provider's formats. Rule: pure functions on bytes and values; the wire JSON is the truth."""
+"""The formats of clients and providers: one object for each API that is read."""
+
+from collections.abc import Mapping
+
+from proxy.wire.anthropic_messages import AnthropicMessages
+from proxy.wire.chat_completions import ChatCompletions
+from proxy.wire.format import Format
+from proxy.wire.responses import Responses
+
+FORMATS: Mapping[str, Format] = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
+"""All formats by name."""

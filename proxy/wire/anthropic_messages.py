@@ -1,19 +1,37 @@
-"""Anthropic Messages (`/v1/messages`).
-
-Rule: a stream is the non-streamed message taken apart, and is put together again by block; kinds of blocks and deltas
-that are not known are continued like text.
-"""
+"""Anthropic Messages (`/v1/messages`)."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 
+import msgspec
 from msgspec.structs import replace
 
 from proxy.model.exchange import Answer, Usage
-from proxy.wire import anthropic_identity
-from proxy.wire.body import ByteRange
-from proxy.wire.identity import Item
-from proxy.wire.json_values import read_object, read_text
+from proxy.model.messages import Message, MessageStructure, ToolCall
+from proxy.wire.format import Format
+from proxy.wire.identity import (
+    Item,
+    ItemPosition,
+    ItemReader,
+    NormalPart,
+    collapse,
+    digest_form,
+    load_elements,
+    name_role,
+    normalize_values,
+    weigh,
+)
+from proxy.wire.json_values import (
+    JSON_ERRORS,
+    load_json,
+    normalize_arguments,
+    normalize_object,
+    read_object,
+    read_objects,
+    read_text,
+)
+from proxy.wire.messages import THINKING, digest_reasoning, format_arguments, is_empty, read_content, read_role
 from proxy.wire.streams import (
     EVENT_LINE,
     TYPED_DATA_LINE,
@@ -30,6 +48,11 @@ from proxy.wire.streams import (
     set_members,
 )
 
+_NAME = "anthropic_messages"
+_TEXTS = frozenset({"text"})
+# Claude Code since 2.1.36, as a first block or line: its `cch` is drawn from the whole body.
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
+_ID = re.compile(r"[A-Za-z0-9_-]+\Z")
 _USAGE = UsageNames(
     input=("input_tokens",),
     output=("output_tokens",),
@@ -40,17 +63,82 @@ _USAGE = UsageNames(
 _BLOCK_TYPES = {"input_json_delta": "tool_use", "citations_delta": "text", "signature_delta": "thinking"}
 
 
-class AnthropicMessages:
+class _IdentityBlock(msgspec.Struct, gc=False):
+    """What counts of a content block of the types that are known."""
+
+    type: str | None = None
+    text: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: object = None
+    tool_use_id: str | None = None
+    content: object = None
+    is_error: bool | None = None
+    citations: object = None
+
+
+class _AnthropicMessage(msgspec.Struct, gc=False):
+    """What counts of a message for its identity."""
+
+    role: str = ""
+    content: str | list[_IdentityBlock] | None = None
+
+
+def _read_item(message: _AnthropicMessage, source: ItemPosition) -> Item:
+    """Read the identity of a message: role, text, tool calls (id, name, input) and results (call, content, is_error).
+
+    Blocks of any other type count as a whole; thinking and cache markers do not, nor citations that are none. A message
+    with a tool's result in it is a tool's for lineage, whatever text stands beside the result.
+    """
+    content = message.content
+    if not isinstance(content, list):
+        form = digest_form((_NAME, message.role, content or None))
+        return Item(name_role(message.role), form, weight=len(content or ""))
+    parts: list[NormalPart] = []
+    calls: list[str] = []
+    results: list[str] = []
+    whole: list[object] = []  # decoded once, however many blocks are of another kind
+    weight = 0
+    for place, block in enumerate(content):
+        kind = block.type
+        if kind == "text" and not block.citations:
+            if block.text:
+                parts.append(block.text)
+                weight += len(block.text)
+        elif kind == "tool_use":
+            arguments = normalize_arguments(block.input)
+            parts.append((kind, block.id, block.name, arguments))
+            calls += [block.id] if block.id else []
+            weight += len(arguments)
+        elif kind == "tool_result":
+            said = _normalize_result(block.content)
+            parts.append((kind, block.tool_use_id, block.is_error or None, said))
+            results += [block.tool_use_id] if block.tool_use_id else []
+            weight += len(said) if isinstance(said, str) else weigh(said)
+        elif kind not in THINKING:
+            whole = whole or load_elements(source, "content")
+            parts.append(normalize_object(whole[place]))
+            weight += weigh(parts[-1])
+    form = digest_form((_NAME, message.role, collapse(parts)))
+    return Item("tool" if results else name_role(message.role), form, tuple(calls), tuple(results), weight)
+
+
+def _normalize_result(content: object) -> object:
+    return content or None if isinstance(content, str) else collapse(normalize_values(content, _TEXTS))
+
+
+class AnthropicMessages(Format):
     """The wire of claude-code."""
 
-    name = "anthropic_messages"
+    name = _NAME
     items_key = "messages"
-    orders_key = "system"
-    previous_key = ""
+    instructions_key = "system"
     end_marker = re.compile(EVENT_LINE + rb"message_stop(?=[\r\n])|" + TYPED_DATA_LINE + b'message_stop"')
+    limit_headers = (b"anthropic-beta",)
+    reader = ItemReader(_NAME, _AnthropicMessage, _read_item)
 
     def read_answer(self, value: Mapping[str, object]) -> Answer:
-        """The answer in a non-streamed body."""
+        """Return the response in a non-streamed body."""
         return Answer(
             value=dict(value),
             usage=_read_usage(value.get("usage")),
@@ -59,32 +147,81 @@ class AnthropicMessages:
         )
 
     def read_events(self, events: Iterable[ServerEvent]) -> Answer:
-        """The answer a stream adds up to, in the shape of a non-streamed one."""
+        """Return the response that a stream adds up to, in the shape of a non-streamed one."""
         return assemble(_AnthropicStream(), events, self.read_answer)
 
-    def read_items(self, content: bytes, spans: Sequence[ByteRange]) -> list[Item]:
-        """The messages at these spans of a request body."""
-        return anthropic_identity.READER.read_items(content, spans)
-
-    def read_input(self, member: bytes) -> list[Item]:
-        """The messages in a conversation that is no array. There are none: this wire knows only arrays."""
-        return []
-
-    def read_orders(self, member: bytes) -> bytes:
-        """The form of the system's text, string or blocks."""
-        return anthropic_identity.read_orders(member)
+    def read_instructions(self, member: bytes) -> bytes:
+        """Return the form of the system's text, string or blocks, less the line that changes with every request."""
+        try:
+            parts = normalize_values(load_json(member), _TEXTS)
+        except JSON_ERRORS:
+            return digest_form((_NAME, "raw", member))
+        kept = [_BILLING.sub("", part, count=1) if isinstance(part, str) else part for part in parts]
+        return digest_form((_NAME, "system", collapse([part for part in kept if part])))
 
     def read_reply(self, value: Mapping[str, object]) -> tuple[tuple[Item, ...], ...]:
-        """For each alternative of an answer, what a client adds to its history."""
-        return anthropic_identity.read_alternatives(value)
+        """Return the one message; nothing where the response is an error."""
+        if not isinstance(value.get("content"), list):
+            return ()
+        return ((self.reader.read_value({"role": value.get("role") or "assistant", "content": value["content"]}),),)
 
-    def read_ids(self, value: Mapping[str, object]) -> tuple[str, ...]:
-        """None: no request refers to a stored message."""
-        return ()
+    def _read_structure(
+        self, message: Mapping[str, object], markers: tuple[str, ...], says_json: bool
+    ) -> MessageStructure:
+        content = message.get("content")
+        blocks = read_objects(content)
+        calls = [read_text(block.get("id")) for block in blocks if block.get("type") == "tool_use"]
+        results = [read_text(block.get("tool_use_id")) for block in blocks if block.get("type") == "tool_result"]
+        thinking = [block for block in blocks if read_text(block.get("type")) in THINKING]
+        return MessageStructure(
+            "tool" if results else read_role(message),
+            tuple(filter(None, calls)),
+            tuple(filter(None, results)),
+            digest_reasoning(thinking),
+            markers,
+            says_json,
+            tuple(
+                chain(
+                    ["empty"] if is_empty(content) else (),
+                    _find_disorder(blocks, len(results)),
+                    ["id"] if not all(map(_ID.match, [*calls, *results])) else (),
+                )
+            ),
+        )
+
+    def _read_message(self, message: Mapping[str, object]) -> Message:
+        content = message.get("content")
+        if not isinstance(content, list):
+            text, media = read_content(content)
+            return Message(read_role(message), text, media=media)
+        calls: list[ToolCall] = []
+        results: list[str] = []
+        rest: list[object] = []
+        for block in content:
+            kind = block.get("type") if isinstance(block, dict) else ""
+            if kind == "tool_use":
+                arguments = format_arguments(block.get("input"))
+                calls.append(ToolCall(read_text(block.get("id")), read_text(block.get("name")), arguments))
+                continue
+            if kind == "tool_result":
+                results.append(read_text(block.get("tool_use_id")))
+            rest.append(block)
+        text, media = read_content(rest)
+        role = "tool" if results else read_role(message)
+        return Message(role, text, tuple(calls), tuple(filter(None, results)), media)
+
+
+def _find_disorder(blocks: list[dict[str, object]], results: int) -> Iterator[str]:
+    """Results come before whatever else a message says, thinking before the calls it led to."""
+    kinds = [read_text(block.get("type")) for block in blocks]
+    if any(kind != "tool_result" for kind in kinds[:results]):
+        yield "result behind text"
+    if "tool_use" in kinds and any(kind in THINKING for kind in kinds[kinds.index("tool_use") :]):
+        yield "thinking behind a call"
 
 
 def _read_usage(value: object) -> Usage | None:
-    """As counted, but with the whole prompt as `input`: Anthropic counts only what the cache had no part in."""
+    """Return the counts with the whole prompt as `input`: Anthropic counts there only what the cache had no part in."""
     usage = _USAGE.read(value)
     if usage is None:
         return None
@@ -93,7 +230,10 @@ def _read_usage(value: object) -> Usage | None:
 
 
 class _AnthropicStream:
-    """What has come of an answer."""
+    """A streamed response: the message taken apart, put together again block by block.
+
+    Kinds of blocks and deltas that are not known are continued like text.
+    """
 
     def __init__(self) -> None:
         self.is_ended = False
@@ -110,25 +250,25 @@ class _AnthropicStream:
         if kind == "content_block_delta":
             self._take_block_delta(sent.get("index"), sent.get("delta"))
         elif kind == "content_block_start":
-            self._take_block(sent.get("index"), sent.get("content_block"))
+            block = sent.get("content_block")
+            if isinstance(block, dict):
+                self._blocks.put(self._blocks.locate(sent.get("index")), _Block(block))
         elif kind == "message_delta":
             self._take_message_delta(sent)
         elif kind == "message_start":
-            self._take_message(sent.get("message"))
+            message = sent.get("message")
+            if isinstance(message, dict):
+                self._message = message
         elif kind == "message_stop":
             self.is_ended = True
         else:
             self.error = self.error or read_typed_error(kind, sent)
 
     def finish(self) -> dict[str, object]:
-        """The message so far."""
+        """Return the message so far."""
         value: dict[str, object] = {"type": "message", "role": "assistant", "content": [], **self._message}
         blocks = [block.finish() for block in self._blocks.ordered()]
         return {**value, "content": blocks} if blocks else value
-
-    def _take_message(self, message: object) -> None:
-        if isinstance(message, dict):
-            self._message = message
 
     def _take_message_delta(self, sent: dict[str, object]) -> None:
         delta, counts = sent.pop("delta", None), sent.pop("usage", None)
@@ -140,10 +280,6 @@ class _AnthropicStream:
             known = self._message.get("usage")
             usage = self._message["usage"] = known if isinstance(known, dict) else {}
             set_members(usage, counts)
-
-    def _take_block(self, index: object, value: object) -> None:
-        if isinstance(value, dict):
-            self._blocks.put(self._blocks.locate(index), _Block(value))
 
     def _take_block_delta(self, index: object, delta: object) -> None:
         if not isinstance(delta, dict):
@@ -174,7 +310,7 @@ class _Block:
             merge(self._value, delta)
 
     def finish(self) -> dict[str, object]:
-        """The block so far. A tool's input that is cut, or was never JSON, stays a string."""
+        """Return the block so far. A tool's input that is cut, or was never JSON, stays a string."""
         value = finish_object(self._value)
         sent = "".join(self._input)
         if sent:

@@ -1,17 +1,37 @@
-"""Chat Completions (`/v1/chat/completions`), as OpenAI defined them and many servers spell them.
-
-Rule: assemble into what the non-streamed answer would have been; every fragment that is understood counts, and nothing
-that a server invents raises.
-"""
+"""Chat Completions (`/v1/chat/completions`), as OpenAI defined them and as many servers speak them."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
 
 from proxy.model.exchange import Answer
-from proxy.wire import chat_identity
-from proxy.wire.body import ByteRange
-from proxy.wire.identity import Item
-from proxy.wire.json_values import read_objects, read_text
+from proxy.model.messages import Message, MessageStructure, ToolCall
+from proxy.wire.format import Format
+from proxy.wire.identity import (
+    Item,
+    ItemPosition,
+    ItemReader,
+    NormalPart,
+    Part,
+    collapse,
+    digest_form,
+    load_elements,
+    name_role,
+    normalize_parts,
+    weigh,
+)
+from proxy.wire.json_values import normalize_arguments, normalize_object, read_objects, read_text
+from proxy.wire.messages import (
+    THINKING,
+    are_ids_invalid,
+    digest_reasoning,
+    format_arguments,
+    is_empty,
+    is_not_text,
+    read_content,
+    read_role,
+)
 from proxy.wire.streams import (
     DATA_LINE,
     IndexedSlots,
@@ -26,9 +46,21 @@ from proxy.wire.streams import (
     set_members,
 )
 
+_NAME = "chat_completions"
+_LONGEST_ID = 40
+
+# Identity
+_TEXTS = frozenset({"text"})
+_FUNCTION = ("function", None, "")
+_REASONING_PARTS = THINKING | {"reasoning", "reasoning_content"}
+
+# Structure
+_REASONING_MEMBERS = ("reasoning_content", "reasoning", "reasoning_details", "thinking_blocks")
+_TEXT_ROLES = frozenset({"system", "tool"})
+
+# Responses
 _END = "[DONE]"
 _PADDING = "obfuscation"
-
 # After the standard names: DeepSeek's, Moonshot's, and those of Anthropic's models behind LiteLLM and OpenRouter.
 _USAGE = UsageNames(
     input=("prompt_tokens",),
@@ -48,17 +80,92 @@ _USAGE = UsageNames(
 )
 
 
-class ChatCompletions:
+class _Function(msgspec.Struct, gc=False):
+    """What a call calls."""
+
+    name: str | None = None
+    arguments: object = None
+
+
+class _ToolCall(msgspec.Struct, gc=False):
+    """A tool call."""
+
+    id: str | None = None
+    type: str | None = None
+    function: _Function | None = None
+
+
+class _ChatMessage(msgspec.Struct, gc=False):
+    """What counts of a message for its identity."""
+
+    role: str = ""
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+    tool_call_id: str | None = None
+    function_call: _Function | None = None
+
+
+def _read_item(message: _ChatMessage, source: ItemPosition) -> Item:
+    """Read the identity of a message: role, name, content, tool calls and the call that is answered, nothing else.
+
+    Not reasoning in any form, not refusals, annotations or what a server adds, nor white space at the end of a
+    response, which aider drops. `developer` is `system`. The older `function_call` counts unless it is null, and
+    `function` messages count as such, though lineage sees them as a tool's.
+    """
+    content: object = message.content or None
+    if isinstance(content, list):
+        content = collapse(normalize_parts(content, source, _TEXTS, _REASONING_PARTS))
+    if message.role == "assistant" and isinstance(content, str):
+        content = content.rstrip() or None
+    answered = message.tool_call_id or None
+    results = (answered,) if answered else ()
+    role = "system" if message.role == "developer" else message.role
+    weight = len(content) if isinstance(content, str) else weigh(content)
+    if message.tool_calls or message.function_call is not None:
+        calls, ids, call_weight = _normalize_calls(message, source)
+        form = digest_form((_NAME, role, content, message.name, answered, *calls))
+        return Item(name_role(role), form, ids, results, weight + call_weight)
+    form = digest_form((_NAME, role, content, message.name, answered))
+    return Item(name_role(role), form, (), results, weight)
+
+
+def _normalize_calls(message: _ChatMessage, source: ItemPosition) -> tuple[list[NormalPart], tuple[str, ...], int]:
+    """Return the calls a message makes, their ids and weight. The older kind of call has no id, not even None."""
+    calls: list[NormalPart] = []
+    ids: list[str] = []
+    whole: list[object] = []  # decoded once, however many calls are of another kind
+    weight = 0
+    for place, call in enumerate(message.tool_calls or ()):
+        function = call.function
+        if function is not None and call.type in _FUNCTION:
+            arguments = normalize_arguments(function.arguments)
+            calls.append((call.id or None, function.name, arguments))
+            weight += len(arguments)
+        else:
+            whole = whole or load_elements(source, "tool_calls")
+            calls.append(normalize_object(whole[place], "index"))
+            weight += weigh(calls[-1])
+        ids += [call.id] if call.id else []
+    if message.function_call is not None:
+        arguments = normalize_arguments(message.function_call.arguments)
+        calls.append((message.function_call.name, arguments))
+        weight += len(arguments)
+    return calls, tuple(ids), weight
+
+
+class ChatCompletions(Format):
     """The wire that most clients and nearly all servers speak."""
 
-    name = "chat_completions"
+    name = _NAME
     items_key = "messages"
-    orders_key = ""
-    previous_key = ""
     end_marker = re.compile(DATA_LINE + rb"\[DONE\]")
+    is_managed = True
+    has_compaction = False
+    reader = ItemReader(_NAME, _ChatMessage, _read_item)
 
     def read_answer(self, value: Mapping[str, object]) -> Answer:
-        """The answer in a non-streamed body."""
+        """Return the response in a non-streamed body."""
         choices = read_objects(value.get("choices"))
         errors = (read_error(value), *(read_error({"error": choice.get("error")}) for choice in choices))
         return Answer(
@@ -69,32 +176,83 @@ class ChatCompletions:
         )
 
     def read_events(self, events: Iterable[ServerEvent]) -> Answer:
-        """The answer a stream adds up to, in the shape of a non-streamed one."""
+        """Return the response that a stream adds up to, in the shape of a non-streamed one."""
         return assemble(_ChatStream(), events, self.read_answer)
 
-    def read_items(self, content: bytes, spans: Sequence[ByteRange]) -> list[Item]:
-        """The messages at these spans of a request body."""
-        return chat_identity.READER.read_items(content, spans)
-
-    def read_input(self, member: bytes) -> list[Item]:
-        """The messages in a conversation that is no array. There are none: this wire knows only arrays."""
-        return []
-
-    def read_orders(self, member: bytes) -> bytes:
-        """There are none beside the messages."""
-        return b""
-
     def read_reply(self, value: Mapping[str, object]) -> tuple[tuple[Item, ...], ...]:
-        """For each alternative of an answer, what a client adds to its history."""
-        return chat_identity.read_alternatives(value)
+        """Return the message of each choice."""
+        messages = (choice.get("message") for choice in read_objects(value.get("choices")))
+        return tuple((self._read_choice(message),) if isinstance(message, dict) else () for message in messages)
 
-    def read_ids(self, value: Mapping[str, object]) -> tuple[str, ...]:
-        """None: no request refers to a stored message."""
-        return ()
+    def _read_choice(self, message: Mapping[str, object]) -> Item:
+        return self.reader.read_value({**message, "role": message.get("role") or "assistant"})
+
+    def _read_structure(
+        self, message: Mapping[str, object], markers: tuple[str, ...], says_json: bool
+    ) -> MessageStructure:
+        role, content, calls = read_role(message), message.get("content"), message.get("tool_calls")
+        answered = read_text(message.get("tool_call_id"))
+        reasoning = [message[name] for name in _REASONING_MEMBERS if message.get(name)]
+        if isinstance(content, list):
+            reasoning += [part for part in read_objects(content) if read_text(part.get("type")) in THINKING]
+        ids = [read_text(call.get("id")) for call in read_objects(calls)] if calls else []
+        flaws: list[str] = []
+        if not ids and not message.get("function_call") and is_empty(content):
+            flaws.append("empty")
+        if role in _TEXT_ROLES and is_not_text(content):
+            flaws.append("not text")
+        if calls == []:
+            flaws.append("no calls")
+        if are_ids_invalid([*ids, answered] if role == "tool" else ids, _LONGEST_ID):
+            flaws.append("id")
+        return MessageStructure(
+            role,
+            tuple(filter(None, ids)),
+            (answered,) if answered else (),
+            digest_reasoning(reasoning),
+            markers,
+            says_json,
+            tuple(flaws),
+            bool(reasoning) and _is_signed(message, reasoning),
+        )
+
+    def _read_message(self, message: Mapping[str, object]) -> Message:
+        answered = read_text(message.get("tool_call_id"))
+        content = message.get("content")
+        refusal = read_text(message.get("refusal"))
+        text, media = (content, ()) if isinstance(content, str) else read_content(content)
+        calls = message.get("tool_calls")
+        old_call = message.get("function_call")
+        return Message(
+            read_role(message),
+            "\n".join(filter(None, (text, refusal))) if refusal else text,
+            tuple(_list_calls(calls, old_call)) if calls or old_call else (),
+            (answered,) if answered else (),
+            media,
+        )
+
+
+def _is_signed(message: Mapping[str, object], reasoning: Sequence[object]) -> bool:
+    """Whether reasoning is signed or encrypted, as LiteLLM, OpenRouter and Anthropic's own parts have it."""
+    if message.get("thinking_blocks"):
+        return True
+    details = [*read_objects(message.get("reasoning_details")), *(part for part in reasoning if isinstance(part, dict))]
+    return any(part.get("signature") or part.get("data") for part in details)
+
+
+def _list_calls(calls: object, old_call: object) -> Iterator[ToolCall]:
+    for call in [*read_objects(calls), {"function": old_call}]:
+        called = call.get("function") or call.get("custom")
+        if isinstance(called, dict):
+            arguments = called.get("arguments", called.get("input"))
+            yield ToolCall(read_text(call.get("id")), read_text(called.get("name")), format_arguments(arguments))
 
 
 class _ChatStream:
-    """What has come of an answer."""
+    """A streamed response, put together into what the non-streamed one would have been.
+
+    Every fragment that is understood counts, and nothing that a server invents raises.
+    """
 
     def __init__(self) -> None:
         self.is_ended = False
@@ -122,11 +280,11 @@ class _ChatStream:
         set_members(self._head, chunk)
 
     def finish(self) -> dict[str, object]:
-        """The object so far."""
+        """Return the object so far."""
         choices = [self._choices[index].finish(index) for index in sorted(self._choices)]
         value = {**self._head, "object": "chat.completion", "choices": choices}
         if not value.get("usage"):
-            value.pop("usage", None)  # null in all chunks: a non-streamed answer would not have it
+            value.pop("usage", None)  # null in all chunks: a non-streamed response would not have it
         return value
 
     def _take_usage(self, usage: object) -> None:
@@ -145,11 +303,11 @@ class _ChatStream:
 
 
 class _Choice:
-    """One of an answer's alternatives."""
+    """One of a response's alternatives."""
 
     def __init__(self) -> None:
         self._message: dict[str, object] = {}
-        self._calls = _Calls()
+        self._calls = _StreamedCalls()
         self._rest: dict[str, object] = {}
 
     def take(self, sent: dict[str, object]) -> None:
@@ -160,7 +318,7 @@ class _Choice:
                 self._calls.take(read_objects(delta.pop("tool_calls")))
             merge(self._message, delta)
         elif isinstance(message, dict):
-            self._message, self._calls = message, _Calls()
+            self._message, self._calls = message, _StreamedCalls()
         for key, value in sent.items():
             if value is None:
                 self._rest.setdefault(key)
@@ -170,7 +328,7 @@ class _Choice:
                 set_members(self._rest, {key: value})
 
     def finish(self, index: int) -> dict[str, object]:
-        """The choice so far."""
+        """Return the choice so far."""
         message = {"role": "assistant", "content": None, **finish_object(self._message)}
         message["role"] = message["role"] or "assistant"
         calls = self._calls.finish()
@@ -179,25 +337,25 @@ class _Choice:
         return {"index": index, "message": message, "finish_reason": None, **finish_object(self._rest)}
 
 
-class _Calls:
+class _StreamedCalls:
     """A message's tool calls, in fragments that servers number and name in several ways."""
 
     def __init__(self) -> None:
-        self._places = IndexedSlots[dict[str, object]]()
+        self._slots = IndexedSlots[dict[str, object]]()
 
     def take(self, fragments: list[dict[str, object]]) -> None:
         """Add fragments of calls."""
         for fragment in fragments:
             index = fragment.pop("index", None)
-            place = self._places.locate(index)
-            call = self._places.get(place)
+            place = self._slots.locate(index)
+            call = self._slots.get(place)
             if call is None or _begins_another(call, fragment, is_placed=index is not None):
-                call = self._places.put(place, {})
+                call = self._slots.put(place, {})
             merge(call, fragment)
 
     def finish(self) -> list[object]:
-        """The calls so far."""
-        return [finish(call) for call in self._places.ordered()]
+        """Return the calls so far."""
+        return [finish(call) for call in self._slots.ordered()]
 
 
 def _begins_another(call: Mapping[str, object], fragment: Mapping[str, object], *, is_placed: bool) -> bool:

@@ -28,7 +28,7 @@ _encode = msgspec.json.Encoder().encode
 _UNUSED = b"\xc1"  # no MessagePack begins with it
 
 T = TypeVar("T")
-Settled = str | bytes | tuple[object, ...]
+NormalPart = str | bytes | tuple[object, ...]
 
 
 class Item(msgspec.Struct, frozen=True, gc=False):
@@ -95,20 +95,20 @@ def digest_form(form: tuple[object, ...]) -> bytes:
     return sha256(packed).digest()[:FORM_SIZE]
 
 
-def collapse(parts: list[Settled]) -> Settled | list[Settled] | None:
+def collapse(parts: list[NormalPart]) -> NormalPart | list[NormalPart] | None:
     """Content from its parts: none is nothing, and a text alone is the same as the plain string."""
     if not parts:
         return None
     return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts
 
 
-def settle_values(values: object, texts: frozenset[str], dropped: frozenset[str] = frozenset()) -> list[Settled]:
+def normalize_values(values: object, texts: frozenset[str], dropped: frozenset[str] = frozenset()) -> list[NormalPart]:
     """The parts in a list of decoded ones, or in a string: those of a type in `texts` as text, others whole."""
     if values is None or isinstance(values, str):
         return [values] if values else []
     if not isinstance(values, list):
         return [("whole", encode_canonical(values))]  # not like a list of it
-    parts: list[Settled] = []
+    parts: list[NormalPart] = []
     for value in values:
         kind = read_text(value.get("type")) if isinstance(value, dict) else ""
         if kind in texts and isinstance(value.get("text"), str | None):
@@ -118,13 +118,13 @@ def settle_values(values: object, texts: frozenset[str], dropped: frozenset[str]
     return parts
 
 
-def settle_parts(
+def normalize_parts(
     parts: list[Part], source: ItemPosition, texts: frozenset[str], dropped: frozenset[str] = frozenset()
-) -> list[Settled]:
+) -> list[NormalPart]:
     """The parts under `content` of an item, which is decoded as a whole only if one of them is no text."""
     if all(part.type in texts for part in parts):
         return [part.text for part in parts if part.text]
-    return settle_values(load_elements(source, "content"), texts, dropped)
+    return normalize_values(load_elements(source, "content"), texts, dropped)
 
 
 def load_elements(source: ItemPosition, name: str) -> list[object]:
@@ -134,16 +134,16 @@ def load_elements(source: ItemPosition, name: str) -> list[object]:
     return elements if isinstance(elements, list) else []
 
 
-def weigh(settled: object) -> int:
+def weigh(normalized: object) -> int:
     """Characters of text and arguments, which are the last member of a tuple."""
-    if isinstance(settled, str | bytes):
-        return len(settled)
-    if isinstance(settled, list):
-        return sum(map(weigh, settled))
-    return weigh(settled[-1]) if isinstance(settled, tuple) else 0
+    if isinstance(normalized, str | bytes):
+        return len(normalized)
+    if isinstance(normalized, list):
+        return sum(map(weigh, normalized))
+    return weigh(normalized[-1]) if isinstance(normalized, tuple) else 0
 
 
-class Reader(Generic[T]):
+class ItemReader(Generic[T]):
     """Reads a wire's items: `shape` is what counts of one, everything else is skipped while decoding."""
 
     def __init__(self, wire: str, shape: type[T], read: Callable[[T, ItemPosition], Item]) -> None:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from proxy.model.plan import Edit, Kept, Replaced, Written
 from proxy.wire.body import SplitBody
+from proxy.wire.format import Format
 from proxy.wire.json_values import (
     change_members,
     encode_text,
@@ -23,7 +24,7 @@ from proxy.wire.json_values import (
     read_text,
     set_member,
 )
-from proxy.wire.shaping import TEXTS, THINKING, is_answer, read_item_kind, read_shape
+from proxy.wire.messages import TEXTS, THINKING, is_result
 
 Role = Literal["user", "assistant"]
 
@@ -34,6 +35,7 @@ _MARKED_LISTS = ("content", "tool_calls")
 _MOST_BESIDE = 8_000
 _BESIDE = "[output pruned: see the first result of this message]"
 _OUTPUT_LISTS = ("function_call_output", "custom_tool_call_output")
+_TEXT_PART = b'{"type":"text","text":%b}'
 _SIGNED_MEMBERS = ("reasoning_details", "thinking_blocks")
 _SIGNED_NAMES = (*(name.encode() for name in _SIGNED_MEMBERS), b"thinking")
 _CALLED, _ARGUMENTS = ("function", "custom"), ("arguments", "input")
@@ -43,41 +45,41 @@ _BEHIND = re.compile(rb"[ \t\r\n]*[,\]]")
 
 
 def render(
-    wire: str, edits: Sequence[Edit], messages: Sequence[bytes], *, role: Role = "user", is_alternating: bool = False
+    form: Format, edits: Sequence[Edit], messages: Sequence[bytes], *, role: Role = "user", is_alternating: bool = False
 ) -> tuple[bytes, ...]:
     """The raw messages for a plan's edits, one for each; `messages` are the client's behind the preamble.
 
     `role` is that of the messages we write. `is_alternating`: a message of ours and the user's beside it become one.
     """
-    rendered = [_render_edit(wire, edit, messages, role) for edit in edits]
+    rendered = [_render_edit(form, edit, messages, role) for edit in edits]
     if not is_alternating:
         return tuple(rendered)
-    return tuple(_join_neighbours(wire, rendered, [isinstance(edit, Written) for edit in edits]))
+    return tuple(_join_neighbours(form, rendered, [isinstance(edit, Written) for edit in edits]))
 
 
 def reach_user(
-    wire: str, edits: Sequence[Edit], through: int, messages: Sequence[bytes]
+    form: Format, edits: Sequence[Edit], through: int, messages: Sequence[bytes]
 ) -> tuple[tuple[Edit, ...], int]:
     """The edits and how many messages they stand for, so that a last one of ours can be joined with the user's next."""
-    is_open = through < len(messages) and _ends_with_ours(wire, edits, messages)
-    if is_open and read_shape(wire, messages[through]).role == "user":
+    is_open = through < len(messages) and _ends_with_ours(form, edits, messages)
+    if is_open and form.parse_structure(messages[through]).role == "user":
         return (*edits, Kept(through)), through + 1
     return tuple(edits), through
 
 
-def _ends_with_ours(wire: str, edits: Sequence[Edit], messages: Sequence[bytes]) -> bool:
+def _ends_with_ours(form: Format, edits: Sequence[Edit], messages: Sequence[bytes]) -> bool:
     """Whether the last message is ours, or will be one with ours."""
     for edit in reversed(edits):
         if isinstance(edit, Written):
             return True
-        if read_shape(wire, messages[edit.place]).role != "user":
+        if form.parse_structure(messages[edit.place]).role != "user":
             return False
     return False
 
 
-def place_marker(wire: str, rendered: tuple[bytes, ...], lost: Sequence[str]) -> tuple[bytes, ...]:
+def place_marker(form: Format, rendered: tuple[bytes, ...], lost: Sequence[str]) -> tuple[bytes, ...]:
     """The rendered messages with a cache marker at their end, if the request lost any; `lost` are their retentions."""
-    if not lost or wire == "responses":
+    if not (lost and form.takes_markers):
         return rendered
     limit = b"" if lost[0] == "5m" else b',"ttl":%b' % encode_text(lost[0])
     marker = b'{"type":"ephemeral"%b}' % limit
@@ -151,42 +153,28 @@ def lower_output(body: SplitBody, tokens: int) -> bytes:
     return content
 
 
-def _render_edit(wire: str, edit: Edit, messages: Sequence[bytes], role: Role) -> bytes:
+def _render_edit(form: Format, edit: Edit, messages: Sequence[bytes], role: Role) -> bytes:
     if isinstance(edit, Written):
-        return _write(wire, edit.text, role)
+        return form.write_message(role, encode_text(edit.text))
     raw = _unmark(messages[edit.place])
-    return _replace(wire, raw, edit) if isinstance(edit, Replaced) else raw
+    return _replace(form, raw, edit) if isinstance(edit, Replaced) else raw
 
 
-def _write(wire: str, text: str, role: Role) -> bytes:
-    content = encode_text(text)
-    if wire != "responses":
-        return b'{"role":"%b","content":%b}' % (role.encode(), content)
-    part = _spell_part(wire, role, content)
-    return b'{"type":"message","role":"%b","content":[%b]}' % (role.encode(), part)
-
-
-def _spell_part(wire: str, role: str, content: bytes) -> bytes:
-    """A part of a message that has a text, given as raw JSON string."""
-    kind = b"text" if wire != "responses" else b"output_text" if role == "assistant" else b"input_text"
-    return b'{"type":"%b","text":%b}' % (kind, content)
-
-
-def _replace(wire: str, raw: bytes, edit: Replaced) -> bytes:
+def _replace(form: Format, raw: bytes, edit: Replaced) -> bytes:
     value = read_object(raw.decode(errors="replace"))
     if value is None:
         return raw
-    kind = read_item_kind(value) if wire == "responses" else "message"
+    kind = form.read_item_kind(value)
     if edit.arguments:
         raw = _replace_arguments(raw, dict(edit.arguments))
     if not edit.text:
         return raw
     if kind == "message":
-        return _replace_content(wire, raw, read_text(value.get("role")), edit.text)
-    return _replace_output(raw, kind, value.get("output"), edit.text) if is_answer(kind) else raw
+        return _replace_content(form, raw, read_text(value.get("role")), edit.text)
+    return _replace_output(form, raw, kind, value.get("output"), edit.text) if is_result(kind) else raw
 
 
-def _replace_content(wire: str, raw: bytes, role: str, text: str) -> bytes:
+def _replace_content(form: Format, raw: bytes, role: str, text: str) -> bytes:
     content = read_member(raw, "content")
     if content[:1] != b"[":
         return set_member(raw, "content", encode_text(text))
@@ -195,9 +183,9 @@ def _replace_content(wire: str, raw: bytes, role: str, text: str) -> bytes:
     if "tool_result" in kinds:
         written = list(_replace_results(parts, kinds, text))
     elif role in ("tool", "function"):
-        written = [_spell_part(wire, role, encode_text(text))]
+        written = [form.write_text_part(role, encode_text(text))]
     else:
-        written = _replace_texts(parts, kinds, _spell_part(wire, role, encode_text(text)))
+        written = _replace_texts(parts, kinds, form.write_text_part(role, encode_text(text)))
     return set_member(raw, "content", join_array(written))
 
 
@@ -260,14 +248,14 @@ def _replace_results(parts: Sequence[bytes], kinds: Sequence[str], text: str) ->
 def _replace_result(block: bytes, text: str) -> bytes:
     is_list = read_member(block, "content")[:1] == b"["
     content = encode_text(text)
-    return set_member(block, "content", join_array([_spell_part("", "", content)]) if is_list else content)
+    return set_member(block, "content", join_array([_TEXT_PART % content]) if is_list else content)
 
 
-def _replace_output(raw: bytes, kind: str, output: object, text: str) -> bytes:
+def _replace_output(form: Format, raw: bytes, kind: str, output: object, text: str) -> bytes:
     if isinstance(output, str):
         return set_member(raw, "output", encode_text(text))
     if isinstance(output, list) and kind in _OUTPUT_LISTS:
-        return set_member(raw, "output", join_array([_spell_part("responses", "tool", encode_text(text))]))
+        return set_member(raw, "output", join_array([form.write_text_part("tool", encode_text(text))]))
     return raw
 
 
@@ -290,7 +278,7 @@ def _mark(raw: bytes, marker: bytes) -> bytes:
     """A message with a marker at its last part; nothing where that takes none."""
     content = read_member(raw, "content")
     if content[:1] == b'"' and content != b'""':
-        part = set_member(_spell_part("", "", content), _MARKER, marker)
+        part = set_member(_TEXT_PART % content, _MARKER, marker)
         return set_member(raw, "content", join_array([part]))
     parts = list_elements(content) if content[:1] == b"[" else []
     last = read_object(parts[-1].decode(errors="replace")) if parts else None
@@ -299,14 +287,14 @@ def _mark(raw: bytes, marker: bytes) -> bytes:
     return set_member(raw, "content", join_array([*parts[:-1], set_member(parts[-1], _MARKER, marker)]))
 
 
-def _join_neighbours(wire: str, rendered: Sequence[bytes], are_ours: Sequence[bool]) -> list[bytes]:
+def _join_neighbours(form: Format, rendered: Sequence[bytes], are_ours: Sequence[bool]) -> list[bytes]:
     joined: list[bytes] = []
     are_user: list[bool] = []
     ours: list[bool] = []
     for raw, is_ours in zip(rendered, are_ours, strict=True):
-        is_user = read_shape(wire, raw).role == "user"
+        is_user = form.parse_structure(raw).role == "user"
         if joined and is_user and are_user[-1] and (is_ours or ours[-1]):
-            joined[-1] = _join(wire, joined[-1], raw, keeps_first=is_ours)
+            joined[-1] = _join(form, joined[-1], raw, keeps_first=is_ours)
             ours[-1] = True
             continue
         joined.append(raw)
@@ -315,14 +303,14 @@ def _join_neighbours(wire: str, rendered: Sequence[bytes], are_ours: Sequence[bo
     return joined
 
 
-def _join(wire: str, first: bytes, second: bytes, *, keeps_first: bool) -> bytes:
+def _join(form: Format, first: bytes, second: bytes, *, keeps_first: bool) -> bytes:
     """Two messages of the user as one, which has the other members of the one that is kept."""
-    parts = [*_list_parts(wire, first), *_list_parts(wire, second)]
+    parts = [*_list_parts(form, first), *_list_parts(form, second)]
     return set_member(first if keeps_first else second, "content", join_array(parts))
 
 
-def _list_parts(wire: str, raw: bytes) -> list[bytes]:
+def _list_parts(form: Format, raw: bytes) -> list[bytes]:
     content = read_member(raw, "content")
     if content[:1] == b'"':
-        return [_spell_part(wire, "user", content)]
+        return [form.write_text_part("user", content)]
     return list_elements(content) if content[:1] == b"[" else []

@@ -1,18 +1,40 @@
-"""Responses (`/v1/responses`).
-
-Rule: the object in the event that ends a stream is the answer; the smaller events are put together only where that one
-is missing, since they repeat what it says.
-"""
+"""Responses (`/v1/responses`)."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from proxy.model.exchange import Answer
-from proxy.wire import responses_identity
-from proxy.wire.body import ByteRange
-from proxy.wire.identity import Item
-from proxy.wire.json_values import read_objects, read_text
+from proxy.model.messages import Message, MessageStructure, ToolCall
+from proxy.wire.format import MANAGING_MEMBERS, Format, is_set
+from proxy.wire.identity import (
+    Item,
+    ItemPosition,
+    ItemReader,
+    NormalPart,
+    Part,
+    collapse,
+    digest_form,
+    name_role,
+    normalize_parts,
+    normalize_values,
+    weigh,
+)
+from proxy.wire.json_values import normalize_arguments, normalize_object, read_objects, read_text
+from proxy.wire.messages import (
+    TEXTS,
+    are_ids_invalid,
+    digest_reasoning,
+    format_arguments,
+    is_empty,
+    is_not_text,
+    is_result,
+    list_unknown,
+    read_content,
+    read_role,
+)
 from proxy.wire.streams import (
     DATA_LINE,
     EVENT_LINE,
@@ -31,6 +53,15 @@ from proxy.wire.streams import (
     set_members,
 )
 
+_NAME = "responses"
+_LONGEST_ID = 64
+_TEXT_ROLES = frozenset({"system", "tool"})
+_MANAGING_MEMBERS = {
+    **MANAGING_MEMBERS,
+    "previous_response_id": is_set,
+    "conversation": is_set,
+    "store": lambda value: value is True,
+}
 _ENDS = frozenset({"response.completed", "response.failed", "response.incomplete"})
 _END = rb"response\.(?:completed|failed|incomplete)"
 _UNDER_WAY = frozenset({"queued", "in_progress"})
@@ -74,19 +105,75 @@ _ANNOTATION = "response.output_text.annotation.added"
 _PART_INDEXES = {"content": "content_index", "summary": "summary_index"}
 
 
-class Responses:
+class _Element(msgspec.Struct, gc=False):
+    """What counts of an item of the kinds that are known, for its identity."""
+
+    type: str | None = None
+    role: str = ""
+    content: str | list[Part] | None = None
+    id: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: object = None
+    output: object = None
+
+
+def _read_item(element: _Element, source: ItemPosition) -> Item:
+    """Read the identity of an item: of a message role and parts, of calls and outputs call, name, arguments and output.
+
+    Items of any other kind count as a whole; ids and states of items, annotations and log probabilities never do.
+    Reasoning has no form, since clients drop it or not as they like. An item without a type is a message if it has a
+    role.
+    """
+    kind = element.type
+    calls = (element.call_id,) if element.call_id else ()
+    if kind == "message" or (not kind and element.role):
+        return _read_message_item(element, source)
+    if kind == "function_call":
+        arguments = normalize_arguments(element.arguments)
+        form = digest_form((_NAME, kind, element.call_id, element.name, arguments))
+        return Item("assistant", form, calls, (), len(arguments))
+    if kind == "function_call_output":
+        output = collapse(normalize_values(element.output, TEXTS))
+        return Item("tool", digest_form((_NAME, kind, element.call_id, output)), (), calls, weigh(output))
+    if kind == "reasoning":
+        return Item("assistant", b"")
+    if element.id and kind in ("item_reference", None):
+        return Item("assistant", digest_form((_NAME, "item_reference", element.id)), reference=element.id)
+    # of a server's tool, or of a kind not known here: outputs answer a call, the rest is the model's
+    whole = normalize_object(source.load(), "id", "status")
+    form = digest_form((_NAME, "other", whole))
+    if is_result(kind or ""):
+        return Item("tool", form, (), calls, len(whole))
+    return Item("assistant", form, calls, (), len(whole))
+
+
+def _read_message_item(element: _Element, source: ItemPosition) -> Item:
+    content = element.content
+    parts: list[NormalPart] = [content] if isinstance(content, str) and content else []
+    if isinstance(content, list):
+        parts = normalize_parts(content, source, TEXTS)
+    role = "system" if element.role == "developer" else element.role
+    return Item(name_role(role), digest_form((_NAME, "message", role, collapse(parts))), weight=weigh(parts))
+
+
+class Responses(Format):
     """OpenAI's newer wire, spoken by codex and the agents SDKs."""
 
-    name = "responses"
+    name = _NAME
     items_key = "input"
-    orders_key = "instructions"
+    instructions_key = "instructions"
     previous_key = "previous_response_id"
     end_marker = re.compile(
         EVENT_LINE + _END + rb"(?=[\r\n])|" + DATA_LINE + rb"\[DONE\]|" + TYPED_DATA_LINE + _END + b'"'
     )
+    is_itemised = True
+    takes_markers = False
+    managing_members = _MANAGING_MEMBERS
+    reader = ItemReader(_NAME, _Element, _read_item)
 
     def read_answer(self, value: Mapping[str, object]) -> Answer:
-        """The answer in a non-streamed body."""
+        """Return the response in a non-streamed body."""
         details = value.get("incomplete_details")
         reason = read_text(details.get("reason")) if isinstance(details, dict) else ""
         status = read_text(value.get("status"))
@@ -98,32 +185,83 @@ class Responses:
         )
 
     def read_events(self, events: Iterable[ServerEvent]) -> Answer:
-        """The answer a stream ended with, or what its events add up to."""
+        """Return the response that a stream adds up to, in the shape of a non-streamed one."""
         return assemble(_ResponsesStream(), events, self.read_answer)
 
-    def read_items(self, content: bytes, spans: Sequence[ByteRange]) -> list[Item]:
-        """The messages at these spans of a request body."""
-        return responses_identity.READER.read_items(content, spans)
-
     def read_input(self, member: bytes) -> list[Item]:
-        """The messages in a conversation that is no array. A plain string is one user message."""
-        return responses_identity.read_plain(member)
+        """Return the one user message that a plain string is."""
+        return [self.reader.read_item(b'{"role":"user","content":%b}' % member)] if member[:1] == b'"' else []
 
-    def read_orders(self, member: bytes) -> bytes:
-        """The form of a system message that says the same."""
-        return responses_identity.READER.read_item(b'{"role":"system","content":%b}' % member).form
+    def read_instructions(self, member: bytes) -> bytes:
+        """Return the form of a system message that says the same."""
+        return self.reader.read_item(b'{"role":"system","content":%b}' % member).form
 
     def read_reply(self, value: Mapping[str, object]) -> tuple[tuple[Item, ...], ...]:
-        """For each alternative of an answer, what a client adds to its history."""
-        return responses_identity.read_alternatives(value)
+        """Return the output items; nothing where there are none."""
+        if not isinstance(value.get("output"), list):
+            return ()
+        return (tuple(self.reader.read_value(item) for item in read_objects(value["output"])),)
 
     def read_ids(self, value: Mapping[str, object]) -> tuple[str, ...]:
-        """The ids of the output items, to which an `item_reference` refers."""
+        """Return the ids of the output items, to which an `item_reference` refers."""
         return tuple(read_text(item.get("id")) for item in read_objects(value.get("output")))
+
+    def _read_structure(
+        self, message: Mapping[str, object], markers: tuple[str, ...], says_json: bool
+    ) -> MessageStructure:
+        kind = self.read_item_kind(message)
+        call_id = read_text(message.get("call_id"))
+        ids = (call_id,) if call_id else ()
+        if kind == "message":
+            role, content = read_role(message), message.get("content")
+            flaws = ["empty"] if is_empty(content) else []
+            if role in _TEXT_ROLES and is_not_text(content):
+                flaws.append("not text")
+            return MessageStructure(role, markers=markers, says_json=says_json, flaws=tuple(flaws))
+        are_invalid = (ids or kind.startswith("function_call")) and are_ids_invalid(ids, _LONGEST_ID)
+        flawed = ("id",) if are_invalid else ()
+        if is_result(kind):
+            return MessageStructure("tool", (), ids, b"", markers, says_json, flawed)
+        reasoning = digest_reasoning([message]) if kind == "reasoning" else b""
+        return MessageStructure("assistant", ids, (), reasoning, markers, says_json, flawed)
+
+    def _read_message(self, message: Mapping[str, object]) -> Message:
+        kind = self.read_item_kind(message)
+        if kind == "message":
+            text, media = read_content(message.get("content"))
+            return Message(read_role(message), text, media=media)
+        call_id = read_text(message.get("call_id"))
+        if is_result(kind):
+            text, media = read_content(message["output"] if "output" in message else list_unknown(message))
+            return Message("tool", text, (), (call_id,) if call_id else (), media)
+        if kind.endswith("_call"):
+            text, media = read_content(message if kind == "image_generation_call" else message.get("output"))
+            names = ("arguments", "input", "action", "code")
+            arguments = format_arguments(next((message[name] for name in names if name in message), ""))
+            called = read_text(message.get("name")) or kind.removesuffix("_call")
+            return Message("assistant", text, (ToolCall(call_id, called, arguments),), media=media)
+        text, media = ("", ()) if kind == "reasoning" else read_content(list_unknown(message))
+        return Message("assistant", text, (), (), media)
+
+    def read_item_kind(self, item: Mapping[str, object]) -> str:
+        """Return the type of an item; one without a type is a message if it has a role."""
+        return read_text(item.get("type")) or ("message" if item.get("role") else "")
+
+    def write_message(self, role: str, text: bytes) -> bytes:
+        """Return a message item with one part."""
+        part = self.write_text_part(role, text)
+        return b'{"type":"message","role":"%b","content":[%b]}' % (role.encode(), part)
+
+    def write_text_part(self, role: str, text: bytes) -> bytes:
+        """Return a part whose type says who speaks."""
+        return b'{"type":"%b","text":%b}' % (b"output_text" if role == "assistant" else b"input_text", text)
 
 
 class _ResponsesStream:
-    """What has come of an answer."""
+    """A streamed response. The object in the event that ends the stream is the response.
+
+    The smaller events repeat what it says, so they are put together only where it is missing.
+    """
 
     def __init__(self) -> None:
         self.is_ended = False
@@ -146,7 +284,7 @@ class _ResponsesStream:
         self._take_change(kind, sent)
 
     def finish(self) -> dict[str, object]:
-        """The object so far."""
+        """Return the object so far."""
         value: dict[str, object] = {"object": "response", "output": [], **self._response}
         # ChatGPT's own backend ends with an empty `output`, the items having come before.
         if not (self.is_ended and value["output"]):
@@ -158,7 +296,10 @@ class _ResponsesStream:
         if subject == "response.output_item":
             self._take_item(sent, is_new=act == "added")
         elif subject in _PART_EVENTS:
-            _take_part(self._find_holder(sent, _PART_EVENTS[subject]), sent.get("part"))
+            part = sent.get("part")
+            holder = self._find_holder(sent, _PART_EVENTS[subject])
+            if isinstance(part, dict):
+                set_members(holder, part)
         elif subject in _SLOTS:
             slot = _SLOTS[subject]
             _take_text(self._find_holder(sent, slot), slot.key, act, sent)
@@ -185,7 +326,7 @@ class _ResponsesStream:
         return item.find_part(slot, sent.get(_PART_INDEXES[slot.parts])) if slot.parts else item.value
 
     def _locate(self, sent: Mapping[str, object], item_id: str) -> int:
-        """The place of an item. Its index goes before its id, which GitHub Copilot changes with every event."""
+        """Return the place of an item. Its index goes before its id, which GitHub Copilot changes with every event."""
         index = sent.get("output_index")
         if type(index) is not int and item_id:
             index = self._places.get(item_id, self._items.locate(None) + 1)
@@ -207,7 +348,7 @@ class _Item:
         self.value, self._parts = value, {}
 
     def find_part(self, slot: _Slot, index: object) -> dict[str, object]:
-        """The part at an index, begun if need be."""
+        """Return the part at an index, begun if need be."""
         parts = self._parts.get(slot.parts)
         if parts is None:
             parts = self._parts[slot.parts] = IndexedSlots()
@@ -218,14 +359,9 @@ class _Item:
         return parts.put(place, {"type": slot.part_type}) if part is None else part
 
     def finish(self) -> dict[str, object]:
-        """The item so far."""
-        parts = {name: [finish(part) for part in places.ordered()] for name, places in self._parts.items()}
+        """Return the item so far."""
+        parts = {name: [finish(part) for part in slots.ordered()] for name, slots in self._parts.items()}
         return {**finish_object(self.value), **parts}
-
-
-def _take_part(holder: dict[str, object], part: object) -> None:
-    if isinstance(part, dict):
-        set_members(holder, part)
 
 
 def _take_text(holder: dict[str, object], key: str, act: str, sent: Mapping[str, object]) -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from proxy.model.shapes import Shape, find_runs, joins
+from proxy.model.messages import MessageStructure, joins_run, list_run_starts
 
 MOST_MARKERS = 4
 
@@ -67,7 +67,7 @@ class Splice(msgspec.Struct, frozen=True, gc=False):
 
     start: int
     stop: int
-    shapes: tuple[Shape, ...] = ()
+    shapes: tuple[MessageStructure, ...] = ()
     whole: tuple[int, ...] = ()
 
     def find_place(self, index: int) -> int:
@@ -79,7 +79,7 @@ class Splice(msgspec.Struct, frozen=True, gc=False):
 class Run(msgspec.Struct, frozen=True, gc=False):
     """What was said in one go and the results behind it, judged."""
 
-    shapes: tuple[Shape, ...]
+    shapes: tuple[MessageStructure, ...]
     places: Sequence[int]
     calls: tuple[str, ...]
     results: tuple[str, ...]
@@ -110,18 +110,18 @@ class MessageRuns(msgspec.Struct, frozen=True, gc=False):
         """The index of the run that holds a message."""
         return bisect_right(self.starts, place) - 1
 
-    def shape_at(self, place: int) -> Shape:
+    def shape_at(self, place: int) -> MessageStructure:
         """The shape of a message."""
         index = self.find_run(place)
         return self.runs[index].shapes[place - self.starts[index]]
 
 
-def judge_history(shapes: Sequence[Shape], *, is_itemised: bool = False) -> MessageRuns:
+def judge_history(shapes: Sequence[MessageStructure], *, is_itemised: bool = False) -> MessageRuns:
     """Judge a client's history from its beginning."""
     return extend_history(MessageRuns(0, [], [], is_itemised), 0, shapes)
 
 
-def extend_history(known: MessageRuns, count: int, shapes: Sequence[Shape]) -> MessageRuns:
+def extend_history(known: MessageRuns, count: int, shapes: Sequence[MessageStructure]) -> MessageRuns:
     """Judge a history that shares its first `count` messages with a known one and goes on with these.
 
     The run at the seam is judged again where it is cut, or what comes joins it; those before it are shared.
@@ -129,7 +129,7 @@ def extend_history(known: MessageRuns, count: int, shapes: Sequence[Shape]) -> M
     kept = known.find_run(count - 1) if count else 0
     start = known.starts[kept] if count else 0
     seam = known.runs[kept].shapes[: count - start] if count else ()
-    if seam and len(seam) == len(known.runs[kept].shapes) and not (shapes and joins(seam[-1], shapes[0])):
+    if seam and len(seam) == len(known.runs[kept].shapes) and not (shapes and joins_run(seam[-1], shapes[0])):
         kept, start, seam = kept + 1, count, ()
     runs = list(_judge_runs((*seam, *shapes), range(start, count + len(shapes)), known.is_itemised))
     starts = known.starts[:kept] + [run.places[0] for run in runs]
@@ -187,7 +187,7 @@ class _Rewriting:
         self.runs: list[Run] = []
         self.fresh: list[Run] = []
         self._history = history
-        self._shapes: list[Shape] = []
+        self._shapes: list[MessageStructure] = []
         self._places: list[int] = []
 
     def write(self, splices: Sequence[Splice]) -> None:
@@ -223,12 +223,12 @@ class _Rewriting:
     def _keep_loose(self, start: int, stop: int) -> None:
         self._add([self._history.shape_at(place) for place in range(start, stop)], range(start, stop))
 
-    def _is_joined_by(self, shape: Shape) -> bool:
+    def _is_joined_by(self, shape: MessageStructure) -> bool:
         if self._shapes:
-            return joins(self._shapes[-1], shape)
-        return bool(self.runs) and joins(self.runs[-1].shapes[-1], shape)
+            return joins_run(self._shapes[-1], shape)
+        return bool(self.runs) and joins_run(self.runs[-1].shapes[-1], shape)
 
-    def _add(self, shapes: Sequence[Shape], places: Iterable[int]) -> None:
+    def _add(self, shapes: Sequence[MessageStructure], places: Iterable[int]) -> None:
         if shapes and not self._shapes and self._is_joined_by(shapes[0]):
             self._reopen()
         self._shapes += shapes
@@ -247,12 +247,12 @@ class _Rewriting:
         self._shapes, self._places = [], []
 
 
-def _judge_runs(shapes: Sequence[Shape], places: Sequence[int], is_itemised: bool) -> Iterator[Run]:
-    for start, stop in pairwise([*find_runs(shapes), len(shapes)]):
+def _judge_runs(shapes: Sequence[MessageStructure], places: Sequence[int], is_itemised: bool) -> Iterator[Run]:
+    for start, stop in pairwise([*list_run_starts(shapes), len(shapes)]):
         yield _judge_run(tuple(shapes[start:stop]), places[start:stop], is_itemised)
 
 
-def _judge_run(shapes: tuple[Shape, ...], places: Sequence[int], is_itemised: bool) -> Run:
+def _judge_run(shapes: tuple[MessageStructure, ...], places: Sequence[int], is_itemised: bool) -> Run:
     calls = [call for shape in shapes for call in shape.calls]
     results = [result for shape in shapes for result in shape.results]
     return Run(
@@ -268,7 +268,9 @@ def _judge_run(shapes: tuple[Shape, ...], places: Sequence[int], is_itemised: bo
     )
 
 
-def _judge_calls(shapes: Sequence[Shape], places: Sequence[int], is_itemised: bool) -> Iterator[RequestFault]:
+def _judge_calls(
+    shapes: Sequence[MessageStructure], places: Sequence[int], is_itemised: bool
+) -> Iterator[RequestFault]:
     """Calls and results of a run: every call is answered directly behind it, and nothing else is."""
     waiting: dict[str, list[int]] = {}
     for shape, place in zip(shapes, places, strict=True):
@@ -350,7 +352,7 @@ def _judge_reasoning(history: MessageRuns, fresh: Iterable[Run]) -> Iterator[Req
                 yield RequestFault("reasoning", "", place)
 
 
-def _is_bound_as_before(history: MessageRuns, run: Run, shape: Shape, place: int) -> bool:
+def _is_bound_as_before(history: MessageRuns, run: Run, shape: MessageStructure, place: int) -> bool:
     if not history.is_itemised:
         return not shape.calls or shape.reasoning == history.shape_at(place).reasoning
     known = history.runs[history.find_run(place)]
@@ -402,7 +404,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, eq=False):
     newest_user: int
 
 
-def list_replaced(shapes: Sequence[Shape], splices: Iterable[Splice]) -> frozenset[str]:
+def list_replaced(shapes: Sequence[MessageStructure], splices: Iterable[Splice]) -> frozenset[str]:
     """The ids of all calls and results that are replaced, or stand in place of others; `shapes` are the client's."""
     ids: set[str] = set()
     for splice in splices:

@@ -17,7 +17,7 @@ from proxy.context.conversation import BuilderPolicy, View, split_groups
 from proxy.model.plan import Edit, Kept, Replaced, Written
 from proxy.wire.validity import Rules, find_faults, judge_history
 from tests.support.views import (
-    Message,
+    RawMessage,
     act,
     call,
     count,
@@ -45,7 +45,7 @@ _texts = st.builds(
 _steps = st.lists(st.tuples(st.sampled_from(["user", "said", "call", "calls", "skill"]), _texts), max_size=25)
 
 
-def write(steps: list[tuple[str, str]]) -> list[Message]:
+def write(steps: list[tuple[str, str]]) -> list[RawMessage]:
     """A history of these steps that ends with what a model has to answer."""
     messages = [user("begin")]
     for i, (kind, text) in enumerate([*steps, ("call", "ls")]):
@@ -62,7 +62,7 @@ def write(steps: list[tuple[str, str]]) -> list[Message]:
     return messages
 
 
-def is_skill(messages: list[Message], i: int) -> bool:
+def is_skill(messages: list[RawMessage], i: int) -> bool:
     calls = messages[i - 1].get("tool_calls", []) if messages[i]["role"] == "tool" else []
     return any(each["function"]["name"] == "skill" for each in calls)
 
@@ -71,7 +71,7 @@ def _is_shortened(edit: Edit) -> TypeGuard[Replaced]:
     return isinstance(edit, Replaced) and edit.kind == "shortened"
 
 
-def list_newest(messages: list[Message]) -> list[list[Message]]:
+def list_newest(messages: list[RawMessage]) -> list[list[RawMessage]]:
     """The two newest turns of the user, the newest last."""
     turns = [list(each) for role, each in groupby(messages, lambda message: message["role"]) if role == "user"]
     return turns[-2:]
@@ -83,7 +83,7 @@ def lower_to(fraction: float | None, seen: View, ceiling: int) -> View:
     return msgspec.structs.replace(seen, budget=budget)
 
 
-def weigh(messages: list[Message]) -> int:
+def weigh(messages: list[RawMessage]) -> int:
     return sum(see(message).tokens for message in messages)
 
 

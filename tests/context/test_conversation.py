@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.conversation import BuilderPolicy, Group, Seen, Survey, View, find_fresh, split_groups, survey
 from proxy.context.message_features import study
-from proxy.model.shapes import Shape
-from proxy.model.told import Told
-from tests.support.views import Message, act, call, result, said, user, view
+from proxy.model.messages import Message, MessageStructure
+from tests.support.views import RawMessage, act, call, result, said, user, view
 
 
 def test_the_defaults_are_those_the_documents_name() -> None:
@@ -24,7 +23,7 @@ def test_a_policy_cannot_be_changed() -> None:
         BuilderPolicy().inline_tokens = 1  # type: ignore[misc]
 
 
-SEEN = Seen(Told("user", "hello"), Shape("user"), 3)
+SEEN = Seen(Message("user", "hello"), MessageStructure("user"), 3)
 
 
 def test_a_view_of_a_fresh_conversation_has_only_its_messages() -> None:
@@ -38,18 +37,18 @@ def test_a_view_of_a_fresh_conversation_has_only_its_messages() -> None:
 def test_what_was_seen_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         SEEN.tokens = 4  # type: ignore[misc]
-    assert Seen(Told("user", "hello"), Shape("user"), 3) == SEEN
+    assert Seen(Message("user", "hello"), MessageStructure("user"), 3) == SEEN
 
 
-USER = Shape("user")
+USER = MessageStructure("user")
 
 
-def call_shape(*ids: str) -> Shape:
-    return Shape("assistant", ids)
+def call_shape(*ids: str) -> MessageStructure:
+    return MessageStructure("assistant", ids)
 
 
-def answer_shape(*ids: str) -> Shape:
-    return Shape("tool", (), ids)
+def answer_shape(*ids: str) -> MessageStructure:
+    return MessageStructure("tool", (), ids)
 
 
 def test_parallel_calls_go_with_all_their_results() -> None:
@@ -64,8 +63,8 @@ def test_parallel_calls_go_with_all_their_results() -> None:
 
 
 def test_reasoning_goes_with_what_it_led_to() -> None:
-    thought = Shape("assistant", reasoning=b"x")
-    assert split_groups([thought, call_shape("a"), answer_shape("a"), thought, Shape("assistant")]) == [
+    thought = MessageStructure("assistant", reasoning=b"x")
+    assert split_groups([thought, call_shape("a"), answer_shape("a"), thought, MessageStructure("assistant")]) == [
         Group(0, 3, has_calls=True),
         Group(3, 5, has_calls=False),
     ]
@@ -89,11 +88,11 @@ def test_a_result_without_a_call_goes_with_what_it_stands_behind() -> None:
 
 
 _ids = st.lists(st.sampled_from("abc"), max_size=2).map(tuple)
-_shapes = st.builds(Shape, st.sampled_from(["user", "assistant", "tool"]), _ids, _ids)
+_shapes = st.builds(MessageStructure, st.sampled_from(["user", "assistant", "tool"]), _ids, _ids)
 
 
 @given(st.lists(_shapes, max_size=12))
-def test_groups_cover_everything_once_and_part_no_call_from_its_result(shapes: list[Shape]) -> None:
+def test_groups_cover_everything_once_and_part_no_call_from_its_result(shapes: list[MessageStructure]) -> None:
     groups = split_groups(shapes)
     assert [place for group in groups for place in range(group.start, group.stop)] == list(range(len(shapes)))
     for place, shape in enumerate(shapes):
@@ -103,7 +102,7 @@ def test_groups_cover_everything_once_and_part_no_call_from_its_result(shapes: l
                 assert sum(group.start <= callers[-1] and place < group.stop for group in groups) == 1
 
 
-def look(messages: list[Message], *pinned: int, turns: int = 2) -> Survey:
+def look(messages: list[RawMessage], *pinned: int, turns: int = 2) -> Survey:
     return survey(view(messages, 10_000, pinned=pinned), BuilderPolicy(protect_turns=turns), study)
 
 

@@ -32,8 +32,7 @@ from proxy.context.pricing import Tariff, make_tariff
 from proxy.context.provider_cache import UNKNOWN, CacheModel, Calibration, find_cache_model
 from proxy.model.card import UNPRICED, Prices, Rates, Tier
 from proxy.model.epoch import Epoch, Why
-from proxy.model.shapes import Shape
-from proxy.model.told import Told
+from proxy.model.messages import Message, MessageStructure
 
 TARIFF = make_tariff(UNPRICED, UNKNOWN)
 BUDGET = make_budget(None, None, None, BudgetPolicy(ceiling_tokens=32_000))
@@ -49,7 +48,7 @@ def make_epoch(after: int, why: Why = "soft") -> Epoch:
 
 
 def say(role: str, tokens: int) -> Seen:
-    return Seen(Told(role, ""), Shape(role), tokens)
+    return Seen(Message(role, ""), MessageStructure(role), tokens)
 
 
 def test_the_first_request_owes_nothing() -> None:

@@ -27,7 +27,7 @@ from proxy.context.ledger_builder import make_index
 from proxy.context.message_features import study
 from proxy.context.references import PAGE
 from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Written
-from tests.support.views import Message, act, call, count, said, user, view
+from tests.support.views import RawMessage, act, call, count, said, user, view
 
 
 def steps(*sizes: int) -> list[AgentStep]:
@@ -77,7 +77,7 @@ def test_every_character_of_an_archived_step_is_on_a_first_page(drawn: list[tupl
             assert any(begin <= at < end for begin, end in covered)
 
 
-def order(messages: list[Message], *gone: int) -> list[QuotedLine]:
+def order(messages: list[RawMessage], *gone: int) -> list[QuotedLine]:
     seen = survey(view(messages, 10_000), BuilderPolicy(), study)
     return order_quotes(seen, gone, make_index(seen).ages)
 
@@ -108,7 +108,7 @@ def test_lines_of_other_steps_are_not_quoted() -> None:
     assert order([user("go"), *act("1", "ls", "from proxy.wire import shaping"), user("x")], 0) == []
 
 
-def tell(message_list: list[Message], i: int) -> str:
+def tell(message_list: list[RawMessage], i: int) -> str:
     seen = survey(view([*message_list, user("a"), user("b")], 10_000), BuilderPolicy(), study)
     return tell_step(seen, seen.steps[i], 60)
 

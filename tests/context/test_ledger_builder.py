@@ -15,10 +15,10 @@ from proxy.context.ledger_builder import (
 from proxy.context.message_features import study
 from proxy.context.references import PAGE, write_original
 from proxy.model.plan import Written
-from tests.support.views import Message, act, count, name_reference, said, user, view
+from tests.support.views import RawMessage, act, count, name_reference, said, user, view
 
 
-def index(messages: list[Message]) -> Index:
+def index(messages: list[RawMessage]) -> Index:
     return make_index(survey(view(messages, 10_000), BuilderPolicy(), study))
 
 
@@ -63,7 +63,7 @@ LONG = [
 MESSAGES = [user("go"), *LONG, user("and now"), *act("z", "ls", "fine")]
 
 
-def archive(room: float, messages: list[Message] = MESSAGES, ledgers: tuple[Written, ...] = ()) -> LedgerText:
+def archive(room: float, messages: list[RawMessage] = MESSAGES, ledgers: tuple[Written, ...] = ()) -> LedgerText:
     seen = view(messages, 10_000)
     found = survey(seen, BuilderPolicy(), study)
     told = frozenset(range(1, 10)) if ledgers else frozenset[int]()

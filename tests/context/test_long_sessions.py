@@ -17,11 +17,11 @@ from proxy.context.ledger_builder import MOST_SEARCHED
 from proxy.context.message_features import Findings, glance
 from proxy.context.user_rules import Rule, find_rules
 from proxy.engine.context.rewriter import list_splices
+from proxy.model.messages import Message
 from proxy.model.plan import ContextPlan, Kept, Replaced, Written
-from proxy.model.told import Told
-from proxy.wire import rendering
+from proxy.wire import FORMATS, rendering
 from proxy.wire.validity import Rules, find_faults, judge_history
-from tests.support.views import Message, act, call, count, render, result, said, see, user, view
+from tests.support.views import RawMessage, act, call, count, render, result, said, see, user, view
 
 BUILDER = ContextBuilder(BuilderPolicy(), count)
 INSTRUCTIONS = "\n".join(f"Instruction {i}: do the thing with the number {i} as it was always done." for i in range(14))
@@ -51,19 +51,19 @@ class Session:
 
     def __init__(self, usable: int, *, is_minimal: bool = False) -> None:
         self.ceiling = int(usable / MARGIN) + 1
-        self.messages: list[Message] = []
+        self.messages: list[RawMessage] = []
         self.plan: ContextPlan | None = None
         self.sent: int | None = None
         self.opened = 0
         self._plan = BUILDER.minimal if is_minimal else BUILDER.build
 
-    def say(self, *messages: Message) -> None:
+    def say(self, *messages: RawMessage) -> None:
         self.messages += messages
 
     def see(self) -> View:
         return msgspec.structs.replace(view(self.messages, self.ceiling), frozen=self.plan, sent=self.sent)
 
-    def send(self) -> list[Message]:
+    def send(self) -> list[RawMessage]:
         """What is sent now."""
         seen, sent = self.see(), self._render()
         if weigh(sent) >= seen.budget.usable:
@@ -76,21 +76,21 @@ class Session:
         self.sent = len(self.messages)
         return sent
 
-    def _render(self) -> list[Message]:
+    def _render(self) -> list[RawMessage]:
         return render(self.messages, self.plan) if self.plan is not None else self.messages
 
 
-def weigh(messages: list[Message]) -> int:
+def weigh(messages: list[RawMessage]) -> int:
     return sum(see(message).tokens for message in messages)
 
 
-def list_turns(messages: list[Message]) -> list[list[int]]:
+def list_turns(messages: list[RawMessage]) -> list[list[int]]:
     """The places of the user's messages, turn by turn."""
     turns = groupby(range(len(messages)), lambda place: messages[place]["role"])
     return [list(places) for role, places in turns if role == "user"]
 
 
-def check_turns(messages: list[Message], plan: ContextPlan, depth: int = 0) -> None:
+def check_turns(messages: list[RawMessage], plan: ContextPlan, depth: int = 0) -> None:
     """Each of the user's turns is sent in a form of BEHAVIOUR B13; deeper plans may shorten the second newest."""
     kept = {edit.place: edit for edit in plan.edits if not isinstance(edit, Written)}
     turns = list_turns(messages)
@@ -213,7 +213,7 @@ _hard = st.one_of(
 )
 
 
-def write_hard(number: int, kind: str, what: object, usable: int) -> list[Message]:
+def write_hard(number: int, kind: str, what: object, usable: int) -> list[RawMessage]:
     if kind == "said":
         assert isinstance(what, int)
         return [said(f"I think {number}. {'so it is ' * (what * 4 // 9)}")]
@@ -232,7 +232,7 @@ def write_hard(number: int, kind: str, what: object, usable: int) -> list[Messag
     return [calls, *outputs] if made else []
 
 
-def is_out_of_reach(messages: list[Message], head: int, usable: int, *, must_fit: bool) -> bool:
+def is_out_of_reach(messages: list[RawMessage], head: int, usable: int, *, must_fit: bool) -> bool:
     """Whether what may not be cut is more than there is room for beside a ledger that says the least.
 
     An output that no model has seen gives way to a block only where the request would be refused with it (B9).
@@ -246,10 +246,10 @@ def is_out_of_reach(messages: list[Message], head: int, usable: int, *, must_fit
     return head + sum(newest) + fresh + LEAST_LEDGER > usable
 
 
-def check_rendered(messages: list[Message], plan: ContextPlan) -> None:
+def check_rendered(messages: list[RawMessage], plan: ContextPlan) -> None:
     """What goes out is as valid as what came, and has the tokens that the plan says."""
     raws = [json.dumps(message).encode() for message in messages]
-    rendered = rendering.render("chat_completions", plan.edits, raws)
+    rendered = rendering.render(FORMATS["chat_completions"], plan.edits, raws)
     shapes = [see(message).shape for message in messages]
     splices = list_splices("chat_completions", plan.edits, rendered, shapes, plan.through)
     assert find_faults(judge_history(shapes), splices, Rules()) == ()
@@ -298,7 +298,7 @@ _flags = (st.booleans(), st.booleans())
 def test_no_state_is_a_dead_end(
     steps: list[tuple[str, object]], usable: int, head: int, is_minimal: bool, must_fit: bool, depth: int
 ) -> None:
-    messages: list[Message] = [user("begin")]
+    messages: list[RawMessage] = [user("begin")]
     plan: ContextPlan | None = None
     for number, (kind, what) in enumerate(steps):
         messages += write_hard(number, kind, what, usable)
@@ -324,7 +324,7 @@ def weigh_work(turns: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, i
         read["counted"] += len(text)
         return count(text)
 
-    def glance_noted(told: Told) -> Findings:
+    def glance_noted(told: Message) -> Findings:
         read["studied"] += len(told.text)
         return glance(told)
 

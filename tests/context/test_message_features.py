@@ -14,7 +14,7 @@ from proxy.context.message_features import (
     study,
 )
 from proxy.context.references import write_message
-from proxy.model.told import Told, ToolCall
+from proxy.model.messages import Message, ToolCall
 
 
 def test_words_stand_once_in_the_order_of_their_first_places() -> None:
@@ -109,17 +109,17 @@ def test_any_text_has_few_words_always_the_same(text: str) -> None:
     assert all(0 < len(words) <= MOST[kind] for kind, words in found.items())
 
 
-def call(name: str, arguments: str) -> Told:
-    return Told("assistant", "", (ToolCall("c", name, arguments),))
+def call(name: str, arguments: str) -> Message:
+    return Message("assistant", "", (ToolCall("c", name, arguments),))
 
 
-def output(text: str) -> Told:
-    return Told("tool", text, answers=("c",))
+def output(text: str) -> Message:
+    return Message("tool", text, results=("c",))
 
 
 def test_words_of_text_and_of_arguments_are_found() -> None:
-    told = Told("assistant", "read_shape it is", (ToolCall("c", "shell", '{"command": "cat wire/shaping.py"}'),))
-    assert study(told).words == ("read_shape", "wire/shaping.py")
+    told = Message("assistant", "read_shape it is", (ToolCall("c", "shell", '{"command": "cat wire/format.py"}'),))
+    assert study(told).words == ("read_shape", "wire/format.py")
 
 
 def test_what_an_output_imports_is_known_as_such() -> None:
@@ -169,4 +169,4 @@ def test_sizes_are_those_of_the_text_and_of_its_original() -> None:
     told = output("a\nb")
     assert study(told).lines == 2
     assert study(told).characters == len(write_message(told))
-    assert study(told).digest == study(Told("user", "a\nb")).digest
+    assert study(told).digest == study(Message("user", "a\nb")).digest

@@ -15,7 +15,7 @@ from proxy.context.model_catalog import (
     may_bind_reasoning,
 )
 from proxy.model.card import UNPRICED, Card, Limit, Offer, Prices, Rates
-from proxy.model.countable import Medium
+from proxy.model.messages import Medium
 
 
 @pytest.mark.parametrize(

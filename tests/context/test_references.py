@@ -15,7 +15,7 @@ from proxy.context.references import (
     write_message,
     write_original,
 )
-from proxy.model.told import Told, ToolCall
+from proxy.model.messages import Message, ToolCall
 
 _pieces = st.sampled_from(["[", "FILE:", "/", " ", "tool:", "ref:", "abcdefghij", "\n", "\x00", "\ud800", "x", "é"])
 
@@ -46,8 +46,10 @@ def test_what_becomes_of_a_text(text: str, cleaned: str) -> None:
     assert clean(text, 16 if len(text) == 19 else 80) == cleaned
 
 
-CALL = Told("assistant", "I look.", (ToolCall("c1", "shell", '{"command": "cat a\\nb.py", "deep": {"n": [1, "x"]}}'),))
-RESULT = Told("tool", "line 1\nline 2", answers=("c1",), media=("an image",))
+CALL = Message(
+    "assistant", "I look.", (ToolCall("c1", "shell", '{"command": "cat a\\nb.py", "deep": {"n": [1, "x"]}}'),)
+)
+RESULT = Message("tool", "line 1\nline 2", results=("c1",), media=("an image",))
 
 
 def test_everything_said_is_in_it_without_escapes() -> None:

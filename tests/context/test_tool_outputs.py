@@ -7,12 +7,12 @@ from proxy.context.conversation import BuilderPolicy, Survey, survey
 from proxy.context.message_features import study
 from proxy.context.references import PAGE
 from proxy.context.tool_outputs import Marked, bury, cut_words, measure_gain, order_outputs, outline_output, prune, trim
-from tests.support.views import Message, act, call, count, result, said, user, view
+from tests.support.views import RawMessage, act, call, count, result, said, user, view
 
 BIG = "some words that fill an output; " * 40
 
 
-def look(messages: list[Message]) -> Survey:
+def look(messages: list[RawMessage]) -> Survey:
     return survey(view(messages, 10_000), BuilderPolicy(), study)
 
 
@@ -138,7 +138,7 @@ OVERTAKEN = [*act("1", "cat a", f"old {LONG}"), *act("2", "cat a", f"new {LONG}"
 
 
 def find(
-    old: list[Message],
+    old: list[RawMessage],
     policy: BuilderPolicy | None = None,
     ceiling: int = 10_000,
     pinned: tuple[int, ...] = (),

@@ -16,7 +16,7 @@ from proxy.context.user_messages import (
     spell_older,
 )
 from proxy.model.plan import ContextPlan, Edit, Kept, Replaced, Written
-from tests.support.views import Message, act, count, see, user, view
+from tests.support.views import RawMessage, act, count, see, user, view
 
 RULES = "\n".join(f"Rule {i}: some words that are said in every task." for i in range(12))
 POLICY = BuilderPolicy()
@@ -26,24 +26,24 @@ def spell(seen: View) -> Forms:
     return spell_older(seen, survey(seen, POLICY, study), count)
 
 
-def show(messages: list[Message], room: float) -> list[Shown]:
+def show(messages: list[RawMessage], room: float) -> list[Shown]:
     return list(settle(messages, room).shown)
 
 
-def settle(messages: list[Message], room: float, frozen: ContextPlan | None = None, least: int = 10**6) -> Older:
+def settle(messages: list[RawMessage], room: float, frozen: ContextPlan | None = None, least: int = 10**6) -> Older:
     """The older turns, of which those that stay whole have so many tokens."""
     seen = msgspec.structs.replace(view(messages, 10_000), frozen=frozen)
     share = room / (WHOLE_SHARE * seen.budget.usable)
     return show_older(seen, survey(seen, POLICY, study), spell(seen), least, share)
 
 
-def list_levels(messages: list[Message], older: Older) -> dict[int, int]:
+def list_levels(messages: list[RawMessage], older: Older) -> dict[int, int]:
     """The form of each turn that is sent as a message, by its number."""
     forms = spell(view(messages, 10_000))
     return {shown.step // 2: forms[shown.step].index(shown) for shown in older.shown}
 
 
-def write(*texts: str) -> list[Message]:
+def write(*texts: str) -> list[RawMessage]:
     return [message for i, text in enumerate(texts) for message in (user(text), *act(f"{i}", "ls", "x"))]
 
 

@@ -21,7 +21,7 @@ from proxy.context.user_rules import (
     write_rules,
 )
 from proxy.model.plan import Kept, Replaced, Written
-from tests.support.views import Message, act, count, said, user, view
+from tests.support.views import RawMessage, act, count, said, user, view
 
 LOG = "\n".join(f"2024-05-01 10:00:{i:02} INFO worker-{i} took job {i * 7}" for i in range(30))
 CODE = "```python\ndef read_shape(raw):\n    return raw\n```"
@@ -168,7 +168,7 @@ def test_what_a_machine_says_in_the_user_s_role_is_not_the_user_s() -> None:
 BUILDER = ContextBuilder(BuilderPolicy(), count)
 
 
-def find(*messages: Message) -> tuple[Rule, ...]:
+def find(*messages: RawMessage) -> tuple[Rule, ...]:
     return find_rules(survey(view(messages, 10_000), BuilderPolicy(), study))
 
 
@@ -243,16 +243,16 @@ RULES = [f"Never touch file_{i}.py, whatever the tests say." for i in range(6)]
 OUTPUT = "\n".join(f"def word_{i}(): return other_{i}" for i in range(60))
 
 
-def write_day() -> list[Message]:
+def write_day() -> list[RawMessage]:
     """A day in which old words of the user are too many to be shown."""
-    messages: list[Message] = [user("begin")]
+    messages: list[RawMessage] = [user("begin")]
     for i, rule in enumerate(RULES):
         filling = "\n".join(f"Here is remark {i} {k}, which is long." for k in range(90))
         messages += [user(f"{filling}\n{rule}"), *act(f"a{i}", f"cat {i}.py", f"{i}\n{OUTPUT}")]
     return [*messages, user("go on"), *act("x", "ls", "a"), user("and on"), *act("y", "ls", "b")]
 
 
-def list_ledgers(messages: list[Message]) -> list[str]:
+def list_ledgers(messages: list[RawMessage]) -> list[str]:
     return [edit.text for edit in BUILDER.build(view(messages, 8000)).edits if isinstance(edit, Written)]
 
 

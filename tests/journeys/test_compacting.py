@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from proxy.model.marker import LEDGER_HEAD
+from proxy.model.messages import LEDGER_HEAD
 from tests.journeys.provider import run_application
 from tests.journeys.running import TOKEN, Running, run_command, run_proxy
 from tests.journeys.test_managed import Agent, Dummy, grow, load

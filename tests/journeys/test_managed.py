@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from proxy.engine.token_counter import TokenCounter
-from proxy.model.marker import LEDGER_HEAD
+from proxy.model.messages import LEDGER_HEAD
 from proxy.upstream.tokenizer import CountingTokenizer
 from tests.cli.commands import call_on_disk
 from tests.journeys.provider import run_application, sse

@@ -1,6 +1,6 @@
 """Values that are counted."""
 
-from proxy.model.countable import Countable, Medium, Weight
+from proxy.model.messages import CountedContent, Medium, TokenWeight
 
 
 def test_what_a_request_does_not_tell_of_a_medium_is_0() -> None:
@@ -10,5 +10,5 @@ def test_what_a_request_does_not_tell_of_a_medium_is_0() -> None:
 
 
 def test_text_alone_has_neither_media_nor_frame_and_its_weight_is_counted() -> None:
-    assert Countable("a") == Countable("a", (), 0)
-    assert Weight(1) == Weight(1, (), is_estimate=False)
+    assert CountedContent("a") == CountedContent("a", (), 0)
+    assert TokenWeight(1) == TokenWeight(1, (), is_estimate=False)

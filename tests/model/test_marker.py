@@ -2,7 +2,7 @@
 
 import json
 
-from proxy.model.marker import LEDGER_HEAD
+from proxy.model.messages import LEDGER_HEAD
 
 
 def test_the_head_of_a_ledger_is_the_same_in_json() -> None:

@@ -2,13 +2,13 @@
 
 import pytest
 
-from proxy.model.told import Told, ToolCall
+from proxy.model.messages import Message, ToolCall
 
 
 def test_a_message_says_no_more_than_it_is_given() -> None:
-    told = Told("user", "hello")
-    assert (told.calls, told.answers, told.media) == ((), (), ())
-    assert told == Told("user", "hello") != Told("assistant", "hello")
+    told = Message("user", "hello")
+    assert (told.calls, told.results, told.media) == ((), (), ())
+    assert told == Message("user", "hello") != Message("assistant", "hello")
 
 
 def test_a_call_cannot_be_changed() -> None:

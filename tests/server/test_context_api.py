@@ -13,7 +13,7 @@ from proxy.context.references import PAGE
 from proxy.engine.compaction.job import ManualOptions
 from proxy.engine.reports.context import Compaction
 from proxy.model.errors import Conflict, ProxyError
-from proxy.model.marker import LEDGER_HEAD
+from proxy.model.messages import LEDGER_HEAD
 from tests.store.samples import chain_body, make_key, make_leaf, make_opening
 from tests.support.managing import make_history, spell
 from tests.support.memory_store.archive import MemoryArchive

@@ -5,8 +5,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from proxy.model.shapes import Shape
-from proxy.wire.shaping import read_shape
+from proxy.model.messages import MessageStructure
+from proxy.wire import FORMATS
 
 Message = dict[str, Any]
 WIRES = ("chat_completions", "anthropic_messages", "responses")
@@ -15,8 +15,8 @@ _calls = st.integers(min_value=1, max_value=3)
 steps = st.lists(st.one_of(st.just("user"), st.just("said"), _calls), max_size=12)
 
 
-def shape(wire: str, *messages: Message) -> list[Shape]:
-    return [read_shape(wire, json.dumps(message).encode()) for message in messages]
+def shape(wire: str, *messages: Message) -> list[MessageStructure]:
+    return [FORMATS[wire].parse_structure(json.dumps(message).encode()) for message in messages]
 
 
 def write(wire: str, plan: list[str | int]) -> list[Message]:

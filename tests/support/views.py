@@ -9,13 +9,12 @@ import msgspec
 
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.conversation import Seen, View
+from proxy.model.messages import Message, MessageStructure, ToolCall
 from proxy.model.plan import ContextPlan, Kept, Replaced, Written
-from proxy.model.shapes import Shape
-from proxy.model.told import Told, ToolCall
-from proxy.wire.shaping import read_shape
+from proxy.wire import FORMATS
 from proxy.wire.validity import Splice
 
-Message = dict[str, Any]
+RawMessage = dict[str, Any]
 WINDOW = 1_000_000
 FRAME = 4
 
@@ -25,39 +24,39 @@ def count(text: str) -> int:
     return -(-len(text) // 4)
 
 
-def tell(message: Message) -> Told:
+def tell(message: RawMessage) -> Message:
     calls = tuple(
         ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
         for call in message.get("tool_calls", ())
     )
     answers = (message["tool_call_id"],) if "tool_call_id" in message else ()
-    return Told(message["role"], message["content"] or "", calls, answers)
+    return Message(message["role"], message["content"] or "", calls, answers)
 
 
-def see(message: Message) -> Seen:
+def see(message: RawMessage) -> Seen:
     told = tell(message)
     tokens = FRAME + count(told.text) + sum(count(call.name + call.arguments) for call in told.calls)
-    return Seen(told, read_shape("chat_completions", json.dumps(message).encode()), tokens)
+    return Seen(told, FORMATS["chat_completions"].parse_structure(json.dumps(message).encode()), tokens)
 
 
-def user(text: str) -> Message:
+def user(text: str) -> RawMessage:
     return {"role": "user", "content": text}
 
 
-def said(text: str) -> Message:
+def said(text: str) -> RawMessage:
     return {"role": "assistant", "content": text}
 
 
-def call(id: str, command: str, name: str = "shell") -> Message:
+def call(id: str, command: str, name: str = "shell") -> RawMessage:
     function = {"name": name, "arguments": json.dumps({"command": command})}
     return {"role": "assistant", "content": None, "tool_calls": [{"id": id, "type": "function", "function": function}]}
 
 
-def result(id: str, text: str) -> Message:
+def result(id: str, text: str) -> RawMessage:
     return {"role": "tool", "tool_call_id": id, "content": text}
 
 
-def act(id: str, command: str, output: str, name: str = "shell") -> list[Message]:
+def act(id: str, command: str, output: str, name: str = "shell") -> list[RawMessage]:
     """A call and its result."""
     return [call(id, command, name), result(id, output)]
 
@@ -66,14 +65,14 @@ def name_reference(start: int, stop: int, offset: int) -> str:
     return hashlib.sha256(f"{start} {stop} {offset}".encode()).hexdigest()[:10]
 
 
-def view(messages: Sequence[Message], ceiling: int, head: int = 0, pinned: Sequence[int] = ()) -> View:
+def view(messages: Sequence[RawMessage], ceiling: int, head: int = 0, pinned: Sequence[int] = ()) -> View:
     budget = make_budget(WINDOW, None, None, BudgetPolicy(ceiling_tokens=ceiling))
     return View([see(message) for message in messages], head, budget, name_reference, frozenset(pinned))
 
 
-def render(messages: Sequence[Message], plan: ContextPlan) -> list[Message]:
+def render(messages: Sequence[RawMessage], plan: ContextPlan) -> list[RawMessage]:
     """What is sent in place of messages."""
-    sent: list[Message] = []
+    sent: list[RawMessage] = []
     for edit in plan.edits:
         if isinstance(edit, Written):
             sent.append(user(edit.text))
@@ -83,7 +82,7 @@ def render(messages: Sequence[Message], plan: ContextPlan) -> list[Message]:
     return [*sent, *messages[plan.through :]]
 
 
-def _change(message: Message, edit: Replaced) -> Message:
+def _change(message: RawMessage, edit: Replaced) -> RawMessage:
     calls = [dict(each) for each in message.get("tool_calls", ())]
     for each in calls:
         new = dict(edit.arguments).get(each["id"], each["function"]["arguments"])
@@ -95,11 +94,11 @@ def _change(message: Message, edit: Replaced) -> Message:
 def splice(plan: ContextPlan, seen: View) -> list[Splice]:
     """The plan as the guard takes it: what is kept stands between the splices."""
     splices: list[Splice] = []
-    ours: tuple[Shape, ...] = ()
+    ours: tuple[MessageStructure, ...] = ()
     at = 0
     for edit in plan.edits:
         if isinstance(edit, Written):
-            ours = (*ours, Shape("user"))
+            ours = (*ours, MessageStructure("user"))
             continue
         splices += [Splice(at, edit.place, ours)] if ours or at < edit.place else []
         splices += [] if isinstance(edit, Kept) else [Splice(edit.place, edit.place + 1, (_replace(edit, seen),))]
@@ -107,7 +106,7 @@ def splice(plan: ContextPlan, seen: View) -> list[Splice]:
     return [*splices, Splice(at, plan.through, ours)] if ours or at < plan.through else splices
 
 
-def _replace(edit: Replaced, seen: View) -> Shape:
+def _replace(edit: Replaced, seen: View) -> MessageStructure:
     return msgspec.structs.replace(seen.messages[edit.place].shape, says_json=False, flaws=())
 
 

@@ -6,10 +6,18 @@ from typing import Any
 import pytest
 
 from proxy.model.exchange import Answer, Usage
-from proxy.wire.asking import Room, SummaryAnswer, enlarge, is_thinking_aloud, read_report, write_compact, write_warm
 from proxy.wire.body import SplitBody, count_shared, split_body
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.streams import read_events
+from proxy.wire.summary_request import (
+    Room,
+    SummaryAnswer,
+    enlarge,
+    is_thinking_aloud,
+    read_report,
+    write_compact,
+    write_warm,
+)
 from tests.support.managing import make_history, spell
 
 ROOM = Room(100, 20)

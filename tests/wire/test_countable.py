@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.model.countable import Countable, Medium
-from proxy.wire.media import read_message, read_tools
+from proxy.model.messages import CountedContent, Medium
+from proxy.wire.messages import read_counted_message, read_counted_tools
 
 IMAGE = {"type": "image_url", "image_url": {"url": "https://x/y.png"}}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
 
 
-def read(value: object) -> Countable:
-    return read_message(json.dumps(value).encode())
+def read(value: object) -> CountedContent:
+    return read_counted_message(json.dumps(value).encode())
 
 
 @pytest.mark.parametrize(
@@ -46,26 +46,26 @@ def read(value: object) -> Countable:
     ],
 )
 def test_what_a_model_reads_is_counted_and_nothing_else(message: object, text: str) -> None:
-    assert read(message) == Countable(text, (), 3)
+    assert read(message) == CountedContent(text, (), 3)
 
 
 def test_a_name_costs_a_token_more() -> None:
-    assert read({"role": "user", "name": "ann", "content": "x"}) == Countable("user\nann\nx", (), 4)
+    assert read({"role": "user", "name": "ann", "content": "x"}) == CountedContent("user\nann\nx", (), 4)
 
 
 def test_media_are_no_text() -> None:
     found = read({"role": "user", "content": [{"type": "text", "text": "see"}, IMAGE, IMAGE]})
-    assert found == Countable("user\nsee", (Medium("image"), Medium("image")), 3)
+    assert found == CountedContent("user\nsee", (Medium("image"), Medium("image")), 3)
 
 
 @pytest.mark.parametrize("raw", [b"no json", b'{"a":' * 500 + b"1" + b"}" * 500, b"\xff"])
 def test_what_is_no_json_or_too_deep_counts_as_it_stands(raw: bytes) -> None:
-    assert read_message(raw).text == raw.decode(errors="replace")
-    assert read_tools(raw) == Countable("")
+    assert read_counted_message(raw).text == raw.decode(errors="replace")
+    assert read_counted_tools(raw) == CountedContent("")
 
 
 def test_numbers_no_float_holds_are_counted() -> None:
-    assert "1e400" in read_message(b'{"content":1e400}').text.lower()
+    assert "1e400" in read_counted_message(b'{"content":1e400}').text.lower()
 
 
 NAMES = st.text(max_size=8) | st.sampled_from(["type", "input", "properties"])
@@ -79,8 +79,8 @@ JSON = st.recursive(
 @given(JSON)
 def test_reading_is_total(value: object) -> None:
     read(value)
-    read_tools(json.dumps(value).encode())
-    read_tools(json.dumps([{"type": "function", "function": {"name": value, "parameters": value}}]).encode())
+    read_counted_tools(json.dumps(value).encode())
+    read_counted_tools(json.dumps([{"type": "function", "function": {"name": value, "parameters": value}}]).encode())
 
 
 WEATHER = {
@@ -100,7 +100,7 @@ WEATHER = {
 
 
 def test_tools_cost_by_openais_rule() -> None:
-    found = read_tools(json.dumps([WEATHER]).encode())
+    found = read_counted_tools(json.dumps([WEATHER]).encode())
     assert found.text.splitlines() == [
         "get_weather:Get the weather",
         "place:string:Where",
@@ -117,15 +117,15 @@ def test_schemas_inside_schemas_count_too() -> None:
         "$defs": {"d": inner},
         "anyOf": [inner],
     }
-    found = read_tools(json.dumps([{"name": "f", "description": "d", "input_schema": schema}]).encode())
+    found = read_counted_tools(json.dumps([{"name": "f", "description": "d", "input_schema": schema}]).encode())
     assert found.text.count("x:number:") == 3
     assert "any:true" in found.text
     assert found.frame == 7 + 3 + 2 * 3 + 3 * (3 + 3) + 12
 
 
 def test_a_tool_without_a_schema_counts_as_its_json() -> None:
-    assert read_tools(b'[{"type":"web_search"}]') == Countable('{"type":"web_search"}', (), 19)
+    assert read_counted_tools(b'[{"type":"web_search"}]') == CountedContent('{"type":"web_search"}', (), 19)
 
 
 def test_no_tools_cost_nothing() -> None:
-    assert read_tools(b"[]") == Countable("")
+    assert read_counted_tools(b"[]") == CountedContent("")

@@ -170,7 +170,7 @@ def text(said: str, **fields: object) -> dict[str, object]:
 
 
 def read_orders(wire: Format, orders: object) -> bytes:
-    return wire.read_orders(json.dumps(orders).encode())
+    return wire.read_instructions(json.dumps(orders).encode())
 
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch="
@@ -190,9 +190,11 @@ def test_orders_are_the_same_however_they_are_marked_and_billed(wire: Format, sp
 @pytest.mark.parametrize("wire", [RESPONSES, ANTHROPIC])
 def test_other_orders_are_others_and_none_are_too_odd(wire: Format) -> None:
     orders = ["You help.", "You help. ", f"You help. {BILLING}", 7, {"a": 1}, [7], [text("a"), text("b")], "\ud800"]
-    forms = {read_orders(wire, each) for each in orders} | {wire.read_orders(raw) for raw in (b"[" * 5000, b"x\xff")}
+    forms = {read_orders(wire, each) for each in orders} | {
+        wire.read_instructions(raw) for raw in (b"[" * 5000, b"x\xff")
+    }
     assert len(forms) == len(orders) + 2
 
 
 def test_chat_completions_have_orders_only_in_messages() -> None:
-    assert (CHAT.orders_key, CHAT.read_orders(b'"You help."')) == ("", b"")
+    assert (CHAT.instructions_key, CHAT.read_instructions(b'"You help."')) == ("", b"")

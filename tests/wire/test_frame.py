@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from proxy.wire import FORMATS
 from proxy.wire.body import SplitBody, split_body
-from proxy.wire.request_rules import read_rules
 from proxy.wire.validity import Rules
 
 MARK = {"cache_control": {"type": "ephemeral"}}
@@ -31,7 +31,7 @@ def split(**members: Any) -> SplitBody:
     ],
 )
 def test_what_a_request_demands(wire: str, members: dict[str, Any], rules: Rules) -> None:
-    assert read_rules(wire, split(**members)) == rules
+    assert FORMATS[wire].read_rules(split(**members)) == rules
 
 
 @pytest.mark.parametrize(("leading", "needs_json"), [(0, True), (1, True), (2, False), (3, False)])
@@ -39,16 +39,16 @@ def test_what_a_leading_message_says_need_not_be_said_again(leading: int, *, nee
     """Leading messages always stay."""
     messages = [{"content": "Be brief."}, {"content": "Answer as JSON."}, {"content": "json, please"}]
     body = split(messages=messages, response_format={"type": "json_object"})
-    assert read_rules("chat_completions", body, leading) == Rules(needs_json=needs_json)
+    assert FORMATS["chat_completions"].read_rules(body, leading) == Rules(needs_json=needs_json)
 
 
 def test_what_an_upstream_demands() -> None:
-    assert read_rules("chat_completions", split(), is_alternating=True) == Rules(is_alternating=True)
+    assert FORMATS["chat_completions"].read_rules(split(), is_alternating=True) == Rules(is_alternating=True)
 
 
 def test_a_member_that_cannot_be_read_says_nothing() -> None:
     body = split_body(b'{"tools":[1e400,"\\ud800"],"response_format":{"type":"json_object"}}', "messages")
     broken = split_body(b'{"response_format":"\xff"}', "messages")
     assert body is not None and broken is not None
-    assert read_rules("chat_completions", body) == Rules(needs_json=True)
-    assert read_rules("chat_completions", broken) == Rules()
+    assert FORMATS["chat_completions"].read_rules(body) == Rules(needs_json=True)
+    assert FORMATS["chat_completions"].read_rules(broken) == Rules()

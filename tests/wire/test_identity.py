@@ -8,19 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.wire import chat_identity, identity
+from proxy.wire import FORMATS, identity
 from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.body import ByteRange, split_body
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format
-from proxy.wire.identity import FORM_SIZE, Item, collapse, count_preamble, digest_form, settle_values, weigh
+from proxy.wire.identity import FORM_SIZE, Item, collapse, count_preamble, digest_form, normalize_values, weigh
 from proxy.wire.json_values import load_json
 from proxy.wire.responses import Responses
-from proxy.wire.shaping import read_shape
 from tests.support.echoes import read, read_one
 
-FORMATS: list[Format] = [ChatCompletions(), Responses(), AnthropicMessages()]
-each_wire = pytest.mark.parametrize("wire", FORMATS, ids=lambda wire: wire.name)
+WIRES = list(FORMATS.values())
+each_wire = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
 FOR_EVER = ["5eae79587fee1da09689ced006430318", "a00c1c25f1d2cb96fe5b420c4677fdf2", "ae6e01c826d07ac56970d5d715808748"]
 HELLO = {"role": "user", "content": "hello"}
 
@@ -39,7 +38,7 @@ def test_all_messages_have_one_and_the_same_role_object(wire: Format, role: str)
     assert split is not None
     one, other = (item.role for item in wire.read_items(content, split.items))
     assert one is other
-    one, other = (read_shape(wire.name, content[span.start : span.end]).role for span in split.items)
+    one, other = (wire.parse_structure(content[span.start : span.end]).role for span in split.items)
     assert one is other
 
 
@@ -63,13 +62,13 @@ def test_forms_that_differ_have_different_hashes(one: tuple[object, ...], other:
 
 def test_forms_are_the_same_for_ever() -> None:
     """They rest in the log: change one only with a new name for the wire's forms."""
-    assert [read_one(wire, HELLO).form.hex() for wire in FORMATS] == FOR_EVER
+    assert [read_one(wire, HELLO).form.hex() for wire in WIRES] == FOR_EVER
 
 
 def test_wires_do_not_share_forms() -> None:
     for value in (HELLO, 7, {"role": 7}):
-        assert len({read_one(wire, value).form for wire in FORMATS}) == len(FORMATS)
-    assert len({wire.read_items(b"nul", [ByteRange(0, 3)])[0].form for wire in FORMATS}) == len(FORMATS)
+        assert len({read_one(wire, value).form for wire in WIRES}) == len(WIRES)
+    assert len({wire.read_items(b"nul", [ByteRange(0, 3)])[0].form for wire in WIRES}) == len(WIRES)
 
 
 def test_nothing_one_text_and_several_parts_collapse() -> None:
@@ -83,8 +82,8 @@ def test_weight_is_text_and_bytes_and_the_last_of_a_tuple() -> None:
 def test_parts_already_decoded() -> None:
     texts, dropped = frozenset({"text"}), frozenset({"thinking"})
     parts = [{"type": "text", "text": "a"}, {"type": "text"}, {"type": "thinking"}, {"type": "odd", "x": 1.5}, "b"]
-    assert settle_values(parts, texts, dropped) == ["a", b'{"type":"odd","x":1.5}', b'"b"']
-    assert [settle_values(value, texts) for value in ("a", "", None, 7)] == [["a"], [], [], [("whole", b"7")]]
+    assert normalize_values(parts, texts, dropped) == ["a", b'{"type":"odd","x":1.5}', b'"b"']
+    assert [normalize_values(value, texts) for value in ("a", "", None, 7)] == [["a"], [], [], [("whole", b"7")]]
 
 
 @each_wire
@@ -142,7 +141,7 @@ def test_an_answer_too_deep_to_write_is_known_for_nothing() -> None:
     deep: list[object] = []
     for _ in range(100_000):
         deep = [deep]
-    found = chat_identity.READER.read_value({"role": "assistant", "content": deep})
+    found = ChatCompletions.reader.read_value({"role": "assistant", "content": deep})
     assert (found.role, found.weight) == ("", 0)
     while deep:  # taken apart from the outside, for freeing it recurses too
         deep = deep.pop()  # type: ignore[assignment]

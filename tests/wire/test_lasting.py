@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.model.shapes import Shape
+from proxy.model.messages import MessageStructure
 from proxy.wire.validity import (
     MessageRuns,
     Rules,
@@ -18,13 +18,13 @@ from proxy.wire.validity import (
     make_verdict,
 )
 
-USER, SAID, SYSTEM = Shape("user"), Shape("assistant"), Shape("system")
+USER, SAID, SYSTEM = MessageStructure("user"), MessageStructure("assistant"), MessageStructure("system")
 PLAIN = Rules()
 CUT = [Splice(1, 3, (USER,))]
 
 
-def step(id: str) -> list[Shape]:
-    return [Shape("assistant", (id,)), Shape("tool", (), (id,))]
+def step(id: str) -> list[MessageStructure]:
+    return [MessageStructure("assistant", (id,)), MessageStructure("tool", (), (id,))]
 
 
 HISTORY = judge_history([USER, *step("a"), *step("b"), *step("c")])
@@ -36,7 +36,7 @@ def judge(history: MessageRuns, splices: list[Splice], rules: Rules = PLAIN) -> 
     return make_verdict(history, splices, rules, list_replaced(shapes, splices))
 
 
-def go_on(more: list[Shape], count: int = HISTORY.count, rules: Rules = PLAIN) -> Verdict | None:
+def go_on(more: list[MessageStructure], count: int = HISTORY.count, rules: Rules = PLAIN) -> Verdict | None:
     verdict = judge(HISTORY, CUT)
     assert verdict is not None
     return extend_verdict(verdict, extend_history(HISTORY, count, more), rules)
@@ -47,14 +47,14 @@ _reasoning = st.sampled_from([b"", b"r"])
 _roles = st.sampled_from(["system", "user", "assistant", "tool"])
 _messages = st.one_of(
     st.sampled_from("abcdefgh").map(step),
-    st.builds(lambda *each: [Shape(*each)], _roles, _ids, _ids, _reasoning),
+    st.builds(lambda *each: [MessageStructure(*each)], _roles, _ids, _ids, _reasoning),
     st.just([USER]),
 )
 _shapes = st.lists(_messages, max_size=6).map(lambda steps: [shape for each in steps for shape in each])
 
 
 @given(_shapes, st.data(), st.booleans())
-def test_what_lasts_has_no_fault(shapes: list[Shape], data: st.DataObject, is_itemised: bool) -> None:
+def test_what_lasts_has_no_fault(shapes: list[MessageStructure], data: st.DataObject, is_itemised: bool) -> None:
     rules = Rules(is_itemised)
     start = data.draw(st.integers(0, len(shapes)))
     stop = data.draw(st.integers(start, len(shapes)))
@@ -89,9 +89,11 @@ def test_it_lasts_while_steps_follow_and_only_these_are_looked_at() -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [step("a"), [Shape("assistant", ("a",))], [Shape("tool", (), ("a",))]], ids=["step", "call", "result"]
+    "more",
+    [step("a"), [MessageStructure("assistant", ("a",))], [MessageStructure("tool", (), ("a",))]],
+    ids=["step", "call", "result"],
 )
-def test_an_id_of_what_was_replaced_is_judged_with_everything(more: list[Shape]) -> None:
+def test_an_id_of_what_was_replaced_is_judged_with_everything(more: list[MessageStructure]) -> None:
     assert go_on(more) is None
     assert judge(extend_history(HISTORY, HISTORY.count, step("d")), CUT) is not None
     assert judge(extend_history(HISTORY, HISTORY.count, step("a")), CUT) is None
@@ -116,12 +118,12 @@ def test_it_does_not_last_where_the_newest_word_of_the_user_is_another() -> None
 )
 def test_what_only_the_whole_shows_is_not_taken_over(rules: Rules) -> None:
     assert go_on(step("d"), rules=rules) is None
-    says = judge_history([Shape("user", says_json=True), *step("a"), *step("b")])
+    says = judge_history([MessageStructure("user", says_json=True), *step("a"), *step("b")])
     assert make_verdict(says, CUT, rules, frozenset()) is None
 
 
 def test_nor_is_that_of_a_history_with_markers_or_without_words_of_ours() -> None:
-    marked = [Shape("assistant", ("d",), markers=("5m",)), Shape("tool", (), ("d",))]
+    marked = [MessageStructure("assistant", ("d",), markers=("5m",)), MessageStructure("tool", (), ("d",))]
     assert go_on(marked) is None
     assert judge(HISTORY, []) is None
     assert judge(HISTORY, [Splice(1, 3)]) is None

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.model.countable import Medium
-from proxy.wire.media import count_pages, format_medium, read_image_size, read_medium, read_seconds
+from proxy.model.messages import Medium
+from proxy.wire.messages import count_pages, format_medium, read_image_size, read_medium, read_seconds
 
 PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (640).to_bytes(4, "big") + (480).to_bytes(4, "big") + bytes(9)
 SOF = b"\xff\xc0\0\x11\x08" + (480).to_bytes(2, "big") + (640).to_bytes(2, "big") + bytes(9)

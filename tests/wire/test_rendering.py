@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.plan import Edit, Kept, Replaced, Written
+from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange, SplitBody, split_body
 from proxy.wire.rendering import apply, lower_output, place_marker, reach_user, render, strip_reasoning
-from proxy.wire.shaping import read_shape
-from proxy.wire.telling import read_told
 from proxy.wire.validity import Rules, Splice, find_faults, judge_history
 from tests.support.echoes import spell, values
 from tests.support.valid_histories import WIRES, steps, write
@@ -35,7 +34,7 @@ def result(content: Any, call: str = "t1") -> dict[str, Any]:
 
 def replace(wire: str, message: Any) -> Any:
     """The message with `new` in place of its words."""
-    (rendered,) = render(wire, [Replaced(0, "new", "tombstone")], [json.dumps(message).encode()])
+    (rendered,) = render(FORMATS[wire], [Replaced(0, "new", "tombstone")], [json.dumps(message).encode()])
     return json.loads(rendered)
 
 
@@ -118,7 +117,7 @@ NEW = '{"content":"a … \\"b\\""}'
 
 def change(wire: str, message: Any, text: str = "") -> Any:
     edit = Replaced(0, text, "shortened", (("a", NEW),))
-    return json.loads(render(wire, [edit], [json.dumps(message).encode()])[0])
+    return json.loads(render(FORMATS[wire], [edit], [json.dumps(message).encode()])[0])
 
 
 @pytest.mark.parametrize(("name", "member"), [("function", "arguments"), ("custom", "input"), ("custom", "other")])
@@ -156,7 +155,7 @@ def test_arguments_of_an_item(item: Any, member: str) -> None:
 
 def test_everything_else_of_a_replaced_message_keeps_its_bytes() -> None:
     raw = b'{ "x":1e2 , "content" : "o\\u006cd", "y":"\\u0065" }'
-    assert render(CHAT, [Replaced(0, "né", "file")], [raw]) == (raw.replace(b'"o\\u006cd"', '"né"'.encode()),)
+    assert render(FORMATS[CHAT], [Replaced(0, "né", "file")], [raw]) == (raw.replace(b'"o\\u006cd"', '"né"'.encode()),)
 
 
 @pytest.mark.parametrize(
@@ -169,13 +168,13 @@ def test_everything_else_of_a_replaced_message_keeps_its_bytes() -> None:
     ],
 )
 def test_a_message_of_ours(wire: str, role: Any, message: Any) -> None:
-    (rendered,) = render(wire, [Written('a "b"', 0, 3)], [], role=role)
+    (rendered,) = render(FORMATS[wire], [Written('a "b"', 0, 3)], [], role=role)
     assert json.loads(rendered) == message
 
 
 def test_edits_come_in_their_order_and_what_is_kept_has_its_bytes() -> None:
     messages = [b'{ "role":"user", "content":"%d" }' % i for i in range(4)]
-    rendered = render(CHAT, [Kept(0), Written("w", 1, 3), Kept(2)], messages)
+    rendered = render(FORMATS[CHAT], [Kept(0), Written("w", 1, 3), Kept(2)], messages)
     assert rendered == (messages[0], b'{"role":"user","content":"w"}', messages[2])
 
 
@@ -183,7 +182,7 @@ def test_neighbours_of_a_strict_template_are_joined() -> None:
     kept = b'{"role":"user","content":[{"type":"text","text":"k"}]}'
     messages = [USER % b"a", b'{"role":"assistant","content":"b"}', kept, b'{"role":"user","name":"n","content":"d"}']
     edits: list[Edit] = [Written("1", 0, 0), Kept(0), Kept(1), Written("2", 2, 2), Kept(2), Kept(3)]
-    rendered = [json.loads(raw) for raw in render(CHAT, edits, messages, is_alternating=True)]
+    rendered = [json.loads(raw) for raw in render(FORMATS[CHAT], edits, messages, is_alternating=True)]
     assert rendered == [
         {"role": "user", "content": [text("1"), text("a")]},
         {"role": "assistant", "content": "b"},
@@ -193,46 +192,46 @@ def test_neighbours_of_a_strict_template_are_joined() -> None:
 
 def test_a_message_of_ours_behind_one_of_the_users_is_joined_to_it() -> None:
     kept = b'{"role":"user","name":"n","content":"k"}'
-    (rendered,) = render(CHAT, [Kept(0), Written("w", 1, 2)], [kept], is_alternating=True)
+    (rendered,) = render(FORMATS[CHAT], [Kept(0), Written("w", 1, 2)], [kept], is_alternating=True)
     assert json.loads(rendered) == {"role": "user", "name": "n", "content": [text("k"), text("w")]}
 
 
 def test_the_users_own_neighbours_are_not_joined() -> None:
     messages = [USER % b"a", USER % b"b", b'{"role":"user"}']
-    assert render(CHAT, [Kept(0), Kept(1)], messages, is_alternating=True) == tuple(messages[:2])
-    (rendered,) = render(CHAT, [Written("w", 0, 0), Kept(2)], messages, is_alternating=True)
+    assert render(FORMATS[CHAT], [Kept(0), Kept(1)], messages, is_alternating=True) == tuple(messages[:2])
+    (rendered,) = render(FORMATS[CHAT], [Written("w", 0, 0), Kept(2)], messages, is_alternating=True)
     assert json.loads(rendered) == {"role": "user", "content": [text("w")]}
 
 
 def test_a_message_of_ours_at_the_end_reaches_for_the_users_next() -> None:
     messages = [USER % b"a", USER % b"b", b'{"role":"assistant","content":"c"}']
     ours = (Kept(0), Written("w", 0, 1))
-    assert reach_user(CHAT, ours, 1, messages) == ((*ours, Kept(1)), 2)
-    assert reach_user(CHAT, ours, 2, messages) == (ours, 2)
-    assert reach_user(CHAT, ours, 3, messages) == (ours, 3)
-    assert reach_user(CHAT, ours[:1], 1, messages) == (ours[:1], 1)
-    assert reach_user(CHAT, (), 0, messages) == ((), 0)
+    assert reach_user(FORMATS[CHAT], ours, 1, messages) == ((*ours, Kept(1)), 2)
+    assert reach_user(FORMATS[CHAT], ours, 2, messages) == (ours, 2)
+    assert reach_user(FORMATS[CHAT], ours, 3, messages) == (ours, 3)
+    assert reach_user(FORMATS[CHAT], ours[:1], 1, messages) == (ours[:1], 1)
+    assert reach_user(FORMATS[CHAT], (), 0, messages) == ((), 0)
 
 
 def test_a_user_message_that_becomes_one_with_ours_reaches_the_next_too() -> None:
     said = b'{"role":"assistant","content":"yes"}'
     messages = [USER % b"a", USER % b"b", said, USER % b"c"]
     ours = (Written("ours", 0, 1), Kept(0))
-    assert reach_user(CHAT, ours, 1, messages) == ((*ours, Kept(1)), 2)
-    assert reach_user(CHAT, (*ours, Kept(2)), 3, messages) == ((*ours, Kept(2)), 3)
-    assert reach_user(CHAT, (Kept(0),), 1, messages) == ((Kept(0),), 1)
+    assert reach_user(FORMATS[CHAT], ours, 1, messages) == ((*ours, Kept(1)), 2)
+    assert reach_user(FORMATS[CHAT], (*ours, Kept(2)), 3, messages) == ((*ours, Kept(2)), 3)
+    assert reach_user(FORMATS[CHAT], (Kept(0),), 1, messages) == ((Kept(0),), 1)
 
 
 def test_rendered_messages_have_no_cache_markers() -> None:
     message = {"role": "user", "content": [result([text("x") | MARK]) | MARK, USE | MARK], "x": [MARK]} | MARK
-    (rendered,) = render(ANTHROPIC, [Kept(0)], [json.dumps(message).encode()])
+    (rendered,) = render(FORMATS[ANTHROPIC], [Kept(0)], [json.dumps(message).encode()])
     assert json.loads(rendered) == {"role": "user", "content": [result([text("x")]), USE], "x": [MARK]}
     deep = {"role": "user", "content": [result([text("x") | {"content": [MARK]}])]}
-    (rendered,) = render(ANTHROPIC, [Kept(0)], [json.dumps(deep).encode()])
+    (rendered,) = render(FORMATS[ANTHROPIC], [Kept(0)], [json.dumps(deep).encode()])
     assert json.loads(rendered) == deep
     call = {"id": "a", "function": {"name": "f", "arguments": '{"cache_control":1}'}}
     said = {"role": "assistant", "content": '"cache_control"', "tool_calls": [call | MARK]}
-    (rendered,) = render(CHAT, [Kept(0)], [json.dumps(said).encode()])
+    (rendered,) = render(FORMATS[CHAT], [Kept(0)], [json.dumps(said).encode()])
     assert json.loads(rendered) == said | {"tool_calls": [call]}
 
 
@@ -246,7 +245,7 @@ def test_rendered_messages_have_no_cache_markers() -> None:
 )
 def test_lost_markers_move_to_the_end(last: Any, marked: Any) -> None:
     rendered = (USER % b"a", json.dumps(last).encode())
-    first, second = place_marker(ANTHROPIC, rendered, ["5m", "5m"])
+    first, second = place_marker(FORMATS[ANTHROPIC], rendered, ["5m", "5m"])
     assert (first, json.loads(second)) == (rendered[0], marked)
 
 
@@ -263,16 +262,16 @@ def test_lost_markers_move_to_the_end(last: Any, marked: Any) -> None:
 )
 def test_a_marker_goes_where_one_is_taken(last: Any) -> None:
     rendered = (USER % b"a", json.dumps(last).encode())
-    first, second = place_marker(ANTHROPIC, rendered, ["1h"])
+    first, second = place_marker(FORMATS[ANTHROPIC], rendered, ["1h"])
     hour = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
     assert (json.loads(first), second) == ({"role": "user", "content": [text("a") | hour]}, rendered[1])
-    assert place_marker(ANTHROPIC, rendered[1:], ["1h"]) == rendered[1:]
+    assert place_marker(FORMATS[ANTHROPIC], rendered[1:], ["1h"]) == rendered[1:]
 
 
 def test_nothing_is_marked_where_nothing_was_lost_or_no_marker_is_known() -> None:
     rendered = (USER % b"a",)
-    assert place_marker(ANTHROPIC, rendered, []) is rendered
-    assert place_marker(RESPONSES, rendered, ["5m"]) is rendered
+    assert place_marker(FORMATS[ANTHROPIC], rendered, []) is rendered
+    assert place_marker(FORMATS[RESPONSES], rendered, ["5m"]) is rendered
 
 
 def split(content: bytes, key: str = "messages") -> SplitBody:
@@ -336,16 +335,16 @@ def test_output_is_not_lowered_below_what_thinking_may_take(budget: str, asked: 
 @given(st.sampled_from(WIRES), steps, st.data())
 def test_a_replaced_message_has_the_shape_of_the_clients(wire: str, plan: list[str | int], data: Any) -> None:
     messages = [json.dumps(message).encode() for message in write(wire, plan)]
-    shapes = [read_shape(wire, raw) for raw in messages]
+    shapes = [FORMATS[wire].parse_structure(raw) for raw in messages]
     places = [i for i, shape in enumerate(shapes) if shape.role in ("tool", "user")][:-3]
     chosen = data.draw(st.sets(st.sampled_from(places))) if places else set()
     edits = [Replaced(i, "new", "tombstone") if i in chosen else Kept(i) for i in range(len(messages))]
-    rendered = render(wire, edits, messages)
+    rendered = render(FORMATS[wire], edits, messages)
     assert all(rendered[i] == messages[i] for i in range(len(messages)) if i not in chosen)
-    assert all(read_told(wire, rendered[i]).text.startswith("new") for i in chosen)
-    assert [without_words(read_shape(wire, raw)) for raw in rendered] == list(map(without_words, shapes))
+    assert all(FORMATS[wire].parse_message(rendered[i]).text.startswith("new") for i in chosen)
+    assert [without_words(FORMATS[wire].parse_structure(raw)) for raw in rendered] == list(map(without_words, shapes))
     history = judge_history(shapes, is_itemised=wire == RESPONSES)
-    splices = [Splice(i, i + 1, (read_shape(wire, rendered[i]),)) for i in sorted(chosen)]
+    splices = [Splice(i, i + 1, (FORMATS[wire].parse_structure(rendered[i]),)) for i in sorted(chosen)]
     assert find_faults(history, splices, Rules(is_itemised=wire == RESPONSES)) == ()
 
 
@@ -360,15 +359,15 @@ _messages = st.dictionaries(
 def test_whatever_a_client_sent_is_rendered_as_json(wire: str, message: Any, is_alternating: bool, random: Any) -> None:
     raw = spell(message, random).encode("utf-8", "surrogatepass")
     edits: list[Edit] = [Written("w", 0, 1), Replaced(0, "new\ud800", "shortened"), Kept(0)]
-    rendered = render(wire, edits, [raw], is_alternating=is_alternating)
-    for each in (*rendered, *place_marker(wire, rendered, ["5m"])):
+    rendered = render(FORMATS[wire], edits, [raw], is_alternating=is_alternating)
+    for each in (*rendered, *place_marker(FORMATS[wire], rendered, ["5m"])):
         assert isinstance(json.loads(each), dict) or each == raw
 
 
 @pytest.mark.parametrize("raw", [b"", b"\xff", b'{"content":"a","content":"b"}', b'{"role":"user","content":[{}'])
 @pytest.mark.parametrize("wire", WIRES)
 def test_what_cannot_be_taken_apart_is_sent_as_it_is(wire: str, raw: bytes) -> None:
-    assert render(wire, [Replaced(0, "new", "file"), Kept(0)], [raw]) == (raw, raw)
+    assert render(FORMATS[wire], [Replaced(0, "new", "file"), Kept(0)], [raw]) == (raw, raw)
 
 
 def without_words(shape: Any) -> Sequence[Any]:

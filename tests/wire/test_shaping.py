@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.model.shapes import Shape
-from proxy.wire.shaping import read_markers, read_shape
+from proxy.model.messages import MessageStructure
+from proxy.wire import FORMATS
+from proxy.wire.messages import read_markers
 from tests.support.echoes import values
 from tests.support.valid_histories import WIRES
 
@@ -21,33 +22,49 @@ RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": [MARKED]}
 THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "s"}
 
 
-def read(wire: str, message: dict[str, Any]) -> Shape:
-    return read_shape(wire, json.dumps(message).encode())
+def read(wire: str, message: dict[str, Any]) -> MessageStructure:
+    return FORMATS[wire].parse_structure(json.dumps(message).encode())
 
 
 @pytest.mark.parametrize(
     ("wire", "message", "shape"),
     [
-        (CHAT, {"role": "developer", "content": "x"}, Shape("system")),
-        (CHAT, {"role": "user", "content": [MARKED, IMAGE]}, Shape("user", markers=("1h",))),
-        (CHAT, {"role": "user", "content": "as JSON"}, Shape("user", says_json=True)),
-        (CHAT, {"role": "assistant", "tool_calls": [{"id": "a"}, {"id": "b"}]}, Shape("assistant", ("a", "b"))),
-        (CHAT, {"role": "assistant", "content": None, "function_call": {"name": "f"}}, Shape("assistant")),
-        (CHAT, {"role": "tool", "tool_call_id": "a", "content": "x"}, Shape("tool", (), ("a",))),
-        (ANTHROPIC, {"role": "assistant", "content": [TEXT, USE]}, Shape("assistant", ("t1",))),
-        (ANTHROPIC, {"role": "user", "content": [RESULT, TEXT]}, Shape("tool", (), ("t1",), markers=("1h",))),
-        (ANTHROPIC, {"role": "user", "content": "x", "cache_control": {}}, Shape("user", markers=("5m",))),
-        (RESPONSES, {"role": "user", "content": "x"}, Shape("user")),
-        (RESPONSES, {"type": "message", "role": "assistant", "content": [TEXT]}, Shape("assistant")),
-        (RESPONSES, {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, Shape("assistant")),
-        (RESPONSES, {"type": "function_call", "call_id": "a"}, Shape("assistant", ("a",))),
-        (RESPONSES, {"type": "function_call_output", "call_id": "a", "output": ""}, Shape("tool", (), ("a",))),
-        (RESPONSES, {"type": "mcp_approval_response"}, Shape("tool")),
-        (RESPONSES, {"type": "web_search_call", "id": "w"}, Shape("assistant")),
-        (RESPONSES, {"id": "m"}, Shape("assistant")),
+        (CHAT, {"role": "developer", "content": "x"}, MessageStructure("system")),
+        (CHAT, {"role": "user", "content": [MARKED, IMAGE]}, MessageStructure("user", markers=("1h",))),
+        (CHAT, {"role": "user", "content": "as JSON"}, MessageStructure("user", says_json=True)),
+        (
+            CHAT,
+            {"role": "assistant", "tool_calls": [{"id": "a"}, {"id": "b"}]},
+            MessageStructure("assistant", ("a", "b")),
+        ),
+        (CHAT, {"role": "assistant", "content": None, "function_call": {"name": "f"}}, MessageStructure("assistant")),
+        (CHAT, {"role": "tool", "tool_call_id": "a", "content": "x"}, MessageStructure("tool", (), ("a",))),
+        (ANTHROPIC, {"role": "assistant", "content": [TEXT, USE]}, MessageStructure("assistant", ("t1",))),
+        (
+            ANTHROPIC,
+            {"role": "user", "content": [RESULT, TEXT]},
+            MessageStructure("tool", (), ("t1",), markers=("1h",)),
+        ),
+        (ANTHROPIC, {"role": "user", "content": "x", "cache_control": {}}, MessageStructure("user", markers=("5m",))),
+        (RESPONSES, {"role": "user", "content": "x"}, MessageStructure("user")),
+        (RESPONSES, {"type": "message", "role": "assistant", "content": [TEXT]}, MessageStructure("assistant")),
+        (
+            RESPONSES,
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+            MessageStructure("assistant"),
+        ),
+        (RESPONSES, {"type": "function_call", "call_id": "a"}, MessageStructure("assistant", ("a",))),
+        (
+            RESPONSES,
+            {"type": "function_call_output", "call_id": "a", "output": ""},
+            MessageStructure("tool", (), ("a",)),
+        ),
+        (RESPONSES, {"type": "mcp_approval_response"}, MessageStructure("tool")),
+        (RESPONSES, {"type": "web_search_call", "id": "w"}, MessageStructure("assistant")),
+        (RESPONSES, {"id": "m"}, MessageStructure("assistant")),
     ],
 )
-def test_messages_and_their_shapes(wire: str, message: dict[str, Any], shape: Shape) -> None:
+def test_messages_and_their_shapes(wire: str, message: dict[str, Any], shape: MessageStructure) -> None:
     assert read(wire, message) == shape
 
 
@@ -91,17 +108,17 @@ def test_reasoning_is_known_by_what_it_is(wire: str, message: dict[str, Any], ch
 
 def test_reasoning_that_has_no_spelling_is_some() -> None:
     raw = b'{"role":"assistant","content":"x","reasoning_content":["\\ud800",1e400]}'
-    assert read_shape(CHAT, raw).reasoning
+    assert FORMATS[CHAT].parse_structure(raw).reasoning
 
 
 def test_an_empty_thought_is_none() -> None:
-    assert read(CHAT, {"role": "assistant", "content": "x", "reasoning_content": None}) == Shape("assistant")
+    assert read(CHAT, {"role": "assistant", "content": "x", "reasoning_content": None}) == MessageStructure("assistant")
 
 
 @pytest.mark.parametrize("raw", [b"", b"1", b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b"null"])
 @pytest.mark.parametrize("wire", WIRES)
 def test_what_cannot_be_read_is_a_flaw(wire: str, raw: bytes) -> None:
-    assert read_shape(wire, raw) == Shape("", flaws=("unreadable",))
+    assert FORMATS[wire].parse_structure(raw) == MessageStructure("", flaws=("unreadable",))
 
 
 _keys = st.sampled_from(
@@ -111,7 +128,7 @@ _keys = st.sampled_from(
 
 @given(st.sampled_from(WIRES), st.dictionaries(_keys, values))
 def test_reading_is_total(wire: str, message: dict[str, Any]) -> None:
-    assert isinstance(read(wire, message), Shape)
+    assert isinstance(read(wire, message), MessageStructure)
 
 
 def test_markers_are_found_to_the_depth_that_a_wire_has() -> None:

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from proxy.context.references import FileReference, Tombstone, render_file, render_tombstone
-from proxy.model.marker import LEDGER_HEAD
+from proxy.model.messages import LEDGER_HEAD
 from proxy.model.plan import Written
+from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange, SplitBody, split_body
 from proxy.wire.rendering import render
-from proxy.wire.request_rules import find_management
 from tests.support.valid_histories import WIRES
 
 CHAT, ANTHROPIC, RESPONSES = WIRES
@@ -42,7 +42,7 @@ def split(wire: str, messages: list[Any], **members: Any) -> SplitBody:
     ],
 )
 def test_a_member_that_manages(wire: str, name: str, value: Any) -> None:
-    assert find_management(wire, split(wire, [], **{name: value})) == f"the request has {name}"
+    assert FORMATS[wire].find_management(split(wire, [], **{name: value})) == f"the request has {name}"
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,11 @@ def test_a_member_that_manages(wire: str, name: str, value: Any) -> None:
     ],
 )
 def test_a_member_that_does_not(wire: str, members: dict[str, Any]) -> None:
-    assert find_management(wire, split(wire, [{"role": "user", "content": "x"}], **members)) == ""
+    assert FORMATS[wire].find_management(split(wire, [{"role": "user", "content": "x"}], **members)) == ""
 
 
 def test_a_member_that_cannot_be_read_is_the_upstreams_to_judge() -> None:
-    assert find_management(CHAT, SplitBody(b"\xff", {"truncation": ByteRange(0, 1)}, ())) == ""
+    assert FORMATS[CHAT].find_management(SplitBody(b"\xff", {"truncation": ByteRange(0, 1)}, ())) == ""
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,10 @@ def test_a_member_that_cannot_be_read_is_the_upstreams_to_judge() -> None:
 def test_a_message_that_was_managed(wire: str, message: Any, found: str) -> None:
     plain = {"role": "user", "content": "[tool: x]"}
     body = split(wire, [plain, message, plain])
-    assert find_management(wire, body) == f"the messages have {found}"
-    assert find_management(wire, body, known=1) == f"the messages have {found}"
-    assert find_management(wire, body, known=2) == ""
-    assert find_management(wire, body, known=3) == ""
+    assert FORMATS[wire].find_management(body) == f"the messages have {found}"
+    assert FORMATS[wire].find_management(body, known=1) == f"the messages have {found}"
+    assert FORMATS[wire].find_management(body, known=2) == ""
+    assert FORMATS[wire].find_management(body, known=3) == ""
 
 
 @pytest.mark.parametrize(
@@ -112,25 +112,25 @@ def test_a_message_that_was_managed(wire: str, message: Any, found: str) -> None
 )
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_message_that_only_looks_managed(wire: str, message: Any) -> None:
-    assert find_management(wire, split(wire, [message])) == ""
+    assert FORMATS[wire].find_management(split(wire, [message])) == ""
 
 
 def test_of_several_members_the_first_in_our_order_is_named() -> None:
     body = split(RESPONSES, [], store=True, background=True, truncation="auto")
-    assert find_management(RESPONSES, body) == "the request has truncation"
+    assert FORMATS[RESPONSES].find_management(body) == "the request has truncation"
 
 
 def test_chat_completions_have_no_compaction() -> None:
     message = {"role": "assistant", "content": [{"type": "compaction", "content": "…"}]}
-    assert find_management(CHAT, split(CHAT, [message])) == ""
+    assert FORMATS[CHAT].find_management(split(CHAT, [message])) == ""
 
 
 @pytest.mark.parametrize("is_alternating", [False, True])
 @pytest.mark.parametrize("role", ["user", "assistant"])
 @pytest.mark.parametrize("wire", WIRES)
 def test_what_we_render_is_known_again(wire: str, role: Any, is_alternating: bool) -> None:
-    rendered = render(wire, [Written(LEDGER, 0, 9)], [], role=role, is_alternating=is_alternating)
+    rendered = render(FORMATS[wire], [Written(LEDGER, 0, 9)], [], role=role, is_alternating=is_alternating)
     assert (
-        find_management(wire, split(wire, list(map(json.loads, rendered))))
+        FORMATS[wire].find_management(split(wire, list(map(json.loads, rendered))))
         == "the messages have a ledger of palimpsest"
     )

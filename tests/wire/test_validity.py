@@ -7,23 +7,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.context.conversation import split_groups
-from proxy.model.shapes import Shape
+from proxy.model.messages import MessageStructure
 from proxy.wire.validity import MessageRuns, RequestFault, Rules, Splice, extend_history, find_faults, judge_history
 from tests.support.valid_histories import WIRES, shape, steps, write
 
-USER, SAID, SYSTEM = Shape("user"), Shape("assistant"), Shape("system")
+USER, SAID, SYSTEM = MessageStructure("user"), MessageStructure("assistant"), MessageStructure("system")
 wires = st.sampled_from(WIRES)
 
 
-def call(*ids: str, reasoning: bytes = b"") -> Shape:
-    return Shape("assistant", ids, reasoning=reasoning)
+def call(*ids: str, reasoning: bytes = b"") -> MessageStructure:
+    return MessageStructure("assistant", ids, reasoning=reasoning)
 
 
-def answer(*ids: str) -> Shape:
-    return Shape("tool", (), ids)
+def answer(*ids: str) -> MessageStructure:
+    return MessageStructure("tool", (), ids)
 
 
-def judge(wire: str, shapes: list[Shape]) -> MessageRuns:
+def judge(wire: str, shapes: list[MessageStructure]) -> MessageRuns:
     return judge_history(shapes, is_itemised=wire == "responses")
 
 
@@ -64,7 +64,9 @@ def test_a_call_or_result_of_another_id_is_found(wire: str, plan: list[str | int
     shapes = shape(wire, *write(wire, plan))
     place = data.draw(st.sampled_from([i for i, each in enumerate(shapes) if each.calls or each.results]))
     old = shapes[place]
-    changed = Shape(old.role, tuple(f"{c}x" for c in old.calls), tuple(f"{r}x" for r in old.results), old.reasoning)
+    changed = MessageStructure(
+        old.role, tuple(f"{c}x" for c in old.calls), tuple(f"{r}x" for r in old.results), old.reasoning
+    )
     kinds = {
         fault.kind for fault in find_faults(judge(wire, shapes), [Splice(place, place + 1, (changed,))], rules(wire))
     }
@@ -91,7 +93,11 @@ def test_what_agents_send_has_no_fault(wire: str, plan: list[str | int]) -> None
 _ids = st.lists(st.sampled_from("abc"), max_size=2).map(tuple)
 any_shapes = st.lists(
     st.builds(
-        Shape, st.sampled_from(["system", "user", "assistant", "tool"]), _ids, _ids, st.sampled_from([b"", b"r"])
+        MessageStructure,
+        st.sampled_from(["system", "user", "assistant", "tool"]),
+        _ids,
+        _ids,
+        st.sampled_from([b"", b"r"]),
     ),
     max_size=10,
 )
@@ -99,7 +105,7 @@ any_shapes = st.lists(
 
 @given(any_shapes, st.integers(0, 10), any_shapes, st.booleans())
 def test_a_history_that_goes_on_is_judged_as_if_it_were_new(
-    shapes: list[Shape], count: int, more: list[Shape], is_itemised: bool
+    shapes: list[MessageStructure], count: int, more: list[MessageStructure], is_itemised: bool
 ) -> None:
     count = min(count, len(shapes))
     known = judge_history(shapes, is_itemised=is_itemised)
@@ -108,7 +114,7 @@ def test_a_history_that_goes_on_is_judged_as_if_it_were_new(
 
 @given(any_shapes, st.data(), st.booleans())
 def test_sharing_runs_finds_what_judging_everything_anew_finds(
-    shapes: list[Shape], data: st.DataObject, is_itemised: bool
+    shapes: list[MessageStructure], data: st.DataObject, is_itemised: bool
 ) -> None:
     start = data.draw(st.integers(0, len(shapes)))
     stop = data.draw(st.integers(start, len(shapes)))
@@ -131,12 +137,12 @@ def test_sharing_runs_finds_what_judging_everything_anew_finds(
 
 
 @given(any_shapes)
-def test_what_the_client_sent_is_never_a_fault(shapes: list[Shape]) -> None:
+def test_what_the_client_sent_is_never_a_fault(shapes: list[MessageStructure]) -> None:
     same = [Splice(i, i + 1, (each,)) for i, each in enumerate(shapes) if each.role != "system" and each.role != "user"]
     assert find_faults(judge_history(shapes), same, Rules(is_alternating=True, needs_json=True)) == ()
 
 
-CASES: dict[str, tuple[list[Shape], list[Splice], Rules, RequestFault]] = {
+CASES: dict[str, tuple[list[MessageStructure], list[Splice], Rules, RequestFault]] = {
     "userless": ([SYSTEM, USER, SAID, call("a"), answer("a")], [Splice(1, 2)], rules(), RequestFault("userless")),
     "beginning": ([USER, SAID, USER], [Splice(0, 1)], rules(), RequestFault("beginning", "assistant")),
     "beginning-tool": (
@@ -152,7 +158,7 @@ CASES: dict[str, tuple[list[Shape], list[Splice], Rules, RequestFault]] = {
     "ours": ([USER, USER], [Splice(0, 0, (SYSTEM,))], rules(), RequestFault("instructions", "ours", 0)),
     "flaw": (
         [USER, SAID, USER],
-        [Splice(1, 2, (Shape("assistant", flaws=("empty",)),))],
+        [Splice(1, 2, (MessageStructure("assistant", flaws=("empty",)),))],
         rules(),
         RequestFault("flaw", "empty", 1),
     ),
@@ -169,7 +175,7 @@ CASES: dict[str, tuple[list[Shape], list[Splice], Rules, RequestFault]] = {
         RequestFault("reasoning", "", 1),
     ),
     "item": (
-        [USER, Shape("assistant", reasoning=b"r"), SAID, USER],
+        [USER, MessageStructure("assistant", reasoning=b"r"), SAID, USER],
         [Splice(2, 3)],
         rules("responses"),
         RequestFault("reasoning", "", 1),
@@ -187,25 +193,25 @@ CASES: dict[str, tuple[list[Shape], list[Splice], Rules, RequestFault]] = {
         RequestFault("alternation", "user", 4),
     ),
     "json": (
-        [Shape("user", says_json=True), SAID, USER],
+        [MessageStructure("user", says_json=True), SAID, USER],
         [Splice(0, 1, (USER,))],
         Rules(needs_json=True),
         RequestFault("json"),
     ),
     "many": (
         [USER, SAID, USER],
-        [Splice(1, 2, (Shape("assistant", markers=("5m", "5m")),))],
+        [Splice(1, 2, (MessageStructure("assistant", markers=("5m", "5m")),))],
         Rules(markers=("5m",) * 3),
         RequestFault("markers", "many"),
     ),
     "order": (
         [USER, SAID, USER],
-        [Splice(1, 2, (Shape("assistant", markers=("1h",)),))],
+        [Splice(1, 2, (MessageStructure("assistant", markers=("1h",)),))],
         Rules(markers=("5m",)),
         RequestFault("markers", "order"),
     ),
     "lost": (
-        [USER, Shape("assistant", markers=("5m",)), USER],
+        [USER, MessageStructure("assistant", markers=("5m",)), USER],
         [Splice(1, 2)],
         rules(),
         RequestFault("markers", "lost"),
@@ -220,9 +226,9 @@ def test_each_fault_is_found(name: str) -> None:
     assert fault in find_faults(history, splices, demands, [0] if name == "pinned" else ())
 
 
-FINE: dict[str, tuple[list[Shape], list[Splice], Rules]] = {
+FINE: dict[str, tuple[list[MessageStructure], list[Splice], Rules]] = {
     "words of a turn without its thoughts": (
-        [USER, Shape("assistant", reasoning=b"r"), USER],
+        [USER, MessageStructure("assistant", reasoning=b"r"), USER],
         [Splice(1, 2, (SAID,))],
         rules(),
     ),
@@ -232,13 +238,13 @@ FINE: dict[str, tuple[list[Shape], list[Splice], Rules]] = {
         Rules(is_alternating=True),
     ),
     "a marker that moves": (
-        [USER, Shape("assistant", markers=("5m",)), USER],
-        [Splice(0, 1, (Shape("user", markers=("5m",)),)), Splice(1, 2, (SAID,))],
+        [USER, MessageStructure("assistant", markers=("5m",)), USER],
+        [Splice(0, 1, (MessageStructure("user", markers=("5m",)),)), Splice(1, 2, (SAID,))],
         rules(),
     ),
     "a flaw of the client's own": (
-        [USER, Shape("assistant", flaws=("empty",)), USER],
-        [Splice(1, 2, (Shape("assistant", flaws=("empty",)),))],
+        [USER, MessageStructure("assistant", flaws=("empty",)), USER],
+        [Splice(1, 2, (MessageStructure("assistant", flaws=("empty",)),))],
         rules(),
     ),
     "a call of ours that a kept run answers": (
@@ -247,13 +253,13 @@ FINE: dict[str, tuple[list[Shape], list[Splice], Rules]] = {
         rules("responses"),
     ),
     "thoughts that come to stand behind words": (
-        [USER, SAID, USER, Shape("assistant", reasoning=b"r"), call("a"), answer("a"), USER],
+        [USER, SAID, USER, MessageStructure("assistant", reasoning=b"r"), call("a"), answer("a"), USER],
         [Splice(2, 3)],
         rules("responses"),
     ),
     "a longer retention first": (
         [USER, SAID, USER],
-        [Splice(1, 2, (Shape("assistant", markers=("5m",)),))],
+        [Splice(1, 2, (MessageStructure("assistant", markers=("5m",)),))],
         Rules(markers=("1h",)),
     ),
     "nothing": ([], [], rules()),

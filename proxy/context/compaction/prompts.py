@@ -91,7 +91,7 @@ def _fit(text: str, most: int) -> str:
 
 def _name_tool(survey: Survey, place: int) -> str:
     """Whose output a message is."""
-    answers = survey.messages[place].told.answers
+    answers = survey.messages[place].told.results
     for before in range(place - 1, max(-1, place - 40), -1):
         for call in survey.messages[before].told.calls:
             if call.id in answers:

@@ -9,7 +9,7 @@ from proxy.context.compaction.spans import MessageRange
 from proxy.context.conversation import Survey
 from proxy.context.message_features import is_opaque, list_words
 from proxy.context.references import UNFIT, clean
-from proxy.model.marker import LEDGER_HEAD
+from proxy.model.messages import LEDGER_HEAD
 from proxy.model.summary import Level
 
 FENCE = "~~~"

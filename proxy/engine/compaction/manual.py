@@ -26,7 +26,7 @@ from proxy.model.epoch import Epoch
 from proxy.model.errors import Conflict
 from proxy.model.lineage import Step
 from proxy.model.log import ExchangeRow
-from proxy.wire.request_rules import find_management
+from proxy.wire import FORMATS
 
 _WIRE = "chat_completions"
 _ACCEPTED = range(200, 300)
@@ -175,5 +175,5 @@ def _check_managed(row: ExchangeRow) -> None:
 def _check_unmanaged_by_client(state: RequestState) -> None:
     """Raise Conflict where the client manages its context itself; under an epoch of ours signs of that are echoes."""
     split = state.subject.split
-    if managing := find_management(_WIRE, split, 0 if state.epoch is None else len(split.items)):
+    if managing := FORMATS[_WIRE].find_management(split, 0 if state.epoch is None else len(split.items)):
         raise Conflict(f"the conversation is managed already: {managing}")

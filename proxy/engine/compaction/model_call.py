@@ -23,11 +23,11 @@ from proxy.model.errors import ProxyError
 from proxy.model.events import AuxiliaryEnded
 from proxy.model.exchange import Answer, Headers, Opening, Round, SessionKey, Usage
 from proxy.model.manifest import keep_to
-from proxy.wire.asking import is_thinking_aloud, read_report
 from proxy.wire.format import Format
 from proxy.wire.headers import keep_for_call, keep_for_log, keep_target, list_credentials, read_allowance
 from proxy.wire.overflow import read_overflow
 from proxy.wire.streams import EVENT_END, read_events
+from proxy.wire.summary_request import is_thinking_aloud, read_report
 
 _METHOD = "POST"
 _TARGET = b"/v1/chat/completions"

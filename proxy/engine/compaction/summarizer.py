@@ -42,10 +42,10 @@ from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.events import AnswerRead, ExchangeRecorded, LimitsTold
 from proxy.model.exchange import Usage
 from proxy.model.summary import Level, Summary
-from proxy.wire.asking import Room, enlarge, write_compact, write_warm
 from proxy.wire.body import split_body
 from proxy.wire.format import Format
 from proxy.wire.headers import keep_for_log
+from proxy.wire.summary_request import Room, enlarge, write_compact, write_warm
 
 # The window of a model of which none is known.
 _ASSUMED_WINDOW = 32_768

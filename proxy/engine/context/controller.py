@@ -22,8 +22,8 @@ from proxy.model.epoch import Epoch, Pin
 from proxy.model.events import CeilingExceeded, Planned, RungFailed
 from proxy.model.exchange import Headers, Mode
 from proxy.model.plan import Plan
+from proxy.wire import FORMATS
 from proxy.wire.headers import find
-from proxy.wire.request_rules import find_management
 
 _SHARE = 0.1
 _HEADER = b"x-palimpsest-pin"
@@ -336,7 +336,7 @@ class ContextController:
         """
         known, shared = self._memory.paths.find(subject)
         seen = subject.chain.preamble.count + shared if known is not None else 0
-        return find_management(subject.wire, subject.split, seen)
+        return FORMATS[subject.wire].find_management(subject.split, seen)
 
     def _stand_aside(self, subject: ManagedRequest, mode: Mode, reason: str) -> Sending:
         """A request that is not managed though its session may be; what that costs is told."""
@@ -417,7 +417,7 @@ def _find_exemption(subject: ManagedRequest, mode: Mode) -> str:
         return f"{mode} was asked for"
     if subject.step is None:
         return _UNPROVEN
-    return find_management(subject.wire, subject.split, len(subject.split.items))
+    return FORMATS[subject.wire].find_management(subject.split, len(subject.split.items))
 
 
 def _is_risky(budget: Budget, subject: ManagedRequest) -> bool:

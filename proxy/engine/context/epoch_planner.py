@@ -17,12 +17,10 @@ from proxy.engine.context.history_cache import MeasuredHistory
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Epoch, Original
+from proxy.model.messages import Message, MessageStructure
 from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Replaced, Written
-from proxy.model.shapes import Shape
-from proxy.model.told import Told
+from proxy.wire import FORMATS
 from proxy.wire.rendering import reach_user, render
-from proxy.wire.request_rules import read_rules
-from proxy.wire.telling import read_told
 
 _ANY = Provider()
 _JSON = "[This conversation asks for its answers as JSON.]"
@@ -74,16 +72,16 @@ class EpochPlanner:
         plan = self._builder.minimal(view) if is_minimal else self._builder.build(view)
         provider = self._providers.get(subject.session.upstream, _ANY)
         if provider.strict_alternation:
-            edits, through = reach_user(subject.wire, plan.edits, plan.through, raws)
+            edits, through = reach_user(FORMATS[subject.wire], plan.edits, plan.through, raws)
             plan = msgspec.structs.replace(plan, edits=edits, through=through)
         elif provider.summary_role == "assistant":
             plan = msgspec.structs.replace(plan, edits=_lead_with_user(plan.edits, path.shapes))
-        if read_rules(subject.wire, subject.split, subject.chain.preamble.count).needs_json:
+        if FORMATS[subject.wire].read_rules(subject.split, subject.chain.preamble.count).needs_json:
             plan = msgspec.structs.replace(plan, edits=_say_json(plan, path.shapes))
         is_alternating = provider.strict_alternation
         # the words of users that stay can be joined with ours beside them, those of the assistant's own cannot
         role = "user" if is_alternating else provider.summary_role
-        rendered = render(subject.wire, plan.edits, raws, role=role, is_alternating=is_alternating)
+        rendered = render(FORMATS[subject.wire], plan.edits, raws, role=role, is_alternating=is_alternating)
         originals = [ground.known.get(each.id) or _keep_original(subject, each) for each in plan.references]
         return RenderedPlan(plan, rendered, tuple(originals))
 
@@ -125,10 +123,13 @@ def read_plan(epoch: Epoch) -> ContextPlan:
 
 def _see(wire: str, raws: Sequence[bytes], path: MeasuredHistory) -> list[Seen]:
     tokens = [after - before for before, after in pairwise([0, *path.sums])]
-    return [Seen(read_told(wire, raw), shape, each) for raw, shape, each in zip(raws, path.shapes, tokens, strict=True)]
+    return [
+        Seen(FORMATS[wire].parse_message(raw), shape, each)
+        for raw, shape, each in zip(raws, path.shapes, tokens, strict=True)
+    ]
 
 
-def _lead_with_user(edits: tuple[Edit, ...], shapes: Sequence[Shape]) -> tuple[Edit, ...]:
+def _lead_with_user(edits: tuple[Edit, ...], shapes: Sequence[MessageStructure]) -> tuple[Edit, ...]:
     """The edits with the user's first message before what of ours is the assistant's, which no list may begin with."""
     at = next((i for i, edit in enumerate(edits) if not isinstance(edit, Written)), 0)
     match edits[at : at + 1]:
@@ -137,7 +138,7 @@ def _lead_with_user(edits: tuple[Edit, ...], shapes: Sequence[Shape]) -> tuple[E
     return edits
 
 
-def _say_json(plan: ContextPlan, shapes: Sequence[Shape]) -> tuple[Edit, ...]:
+def _say_json(plan: ContextPlan, shapes: Sequence[MessageStructure]) -> tuple[Edit, ...]:
     """The edits, the last ledger of which says the word that went with all messages of the client's that had it.
 
     An output format that wants it said is refused without. Where the client did not say it that is not ours to mend.
@@ -149,7 +150,7 @@ def _say_json(plan: ContextPlan, shapes: Sequence[Shape]) -> tuple[Edit, ...]:
     return (*plan.edits[:at], Written(f"{last.text}\n{_JSON}", last.start, last.stop), *plan.edits[at + 1 :])
 
 
-def _says_json(plan: ContextPlan, shapes: Sequence[Shape]) -> bool:
+def _says_json(plan: ContextPlan, shapes: Sequence[MessageStructure]) -> bool:
     """Whether anything that is sent under a plan has the word."""
     kept = [shapes[edit.place] for edit in plan.edits if isinstance(edit, Kept)]
     if any(shape.says_json for shape in (*kept, *shapes[plan.through :])):
@@ -167,11 +168,11 @@ class FeatureCache:
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
-        self._known: OrderedDict[Told, Findings] = OrderedDict()
+        self._known: OrderedDict[Message, Findings] = OrderedDict()
         self._changing = threading.Lock()
         self.weight = 0
 
-    def find(self, told: Told) -> Findings:
+    def find(self, told: Message) -> Findings:
         """What there is to know of a message."""
         with self._changing:
             known = self._known.get(told)
@@ -191,7 +192,7 @@ class FeatureCache:
             self.weight -= _weigh(*self._known.popitem(last=False))
 
 
-def _weigh(told: Told, findings: Findings) -> int:
+def _weigh(told: Message, findings: Findings) -> int:
     """Bytes, roughly: the message as it was told, and the words that were found in it."""
     said = len(told.text) + sum(len(call.arguments) for call in told.calls)
     words = sum(len(word) + _WORD_WEIGHT for word in findings.words)

@@ -13,8 +13,8 @@ from proxy.engine.context.epoch_planner import read_plan
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Epoch
 from proxy.model.plan import Kept, Written
+from proxy.wire import FORMATS
 from proxy.wire.identity import Item
-from proxy.wire.telling import read_told
 
 _USERS = BuilderPolicy().protect_turns
 _EPOCH_WEIGHT = 1000
@@ -154,7 +154,7 @@ def _are_outputs(old: Item, new: Item) -> bool:
 
 def _says_so(subject: ManagedRequest, place: int) -> bool:
     span = subject.split.items[subject.chain.preamble.count + place]
-    text = read_told(subject.wire, subject.split.content[span.start : span.end]).text
+    text = FORMATS[subject.wire].parse_message(subject.split.content[span.start : span.end]).text
     return not text.strip() or _SAYS_SO.search(text) is not None
 
 

@@ -12,9 +12,9 @@ from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import Piece, TokenCounter
 from proxy.model.growing import count_common, extend
 from proxy.model.manifest import digest_of
-from proxy.model.shapes import Shape
+from proxy.model.messages import MessageStructure
+from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange
-from proxy.wire.shaping import read_shape
 from proxy.wire.validity import MessageRuns, extend_history, judge_history
 
 _PATHS_OF_A_VIEW = 4
@@ -45,7 +45,7 @@ class MeasuredHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
     """
 
     nodes: Sequence[bytes]
-    shapes: Sequence[Shape]
+    shapes: Sequence[MessageStructure]
     sums: Sequence[int]
     history: MessageRuns
     head: PromptPrefix
@@ -244,18 +244,18 @@ def _name(subject: ManagedRequest) -> Key:
     return subject.session.id, subject.model
 
 
-async def _examine(wire: str, raws: Sequence[bytes]) -> tuple[list[Shape], list[Piece]]:
+async def _examine(wire: str, raws: Sequence[bytes]) -> tuple[list[MessageStructure], list[Piece]]:
     """The shapes of messages, and what is counted of them."""
     if sum(map(len, raws)) > _READ_HERE:
         return await asyncio.to_thread(_look_at, wire, raws)
     return _look_at(wire, raws)
 
 
-def _look_at(wire: str, raws: Sequence[bytes]) -> tuple[list[Shape], list[Piece]]:
-    return [read_shape(wire, raw) for raw in raws], [Piece(digest_of(raw), raw) for raw in raws]
+def _look_at(wire: str, raws: Sequence[bytes]) -> tuple[list[MessageStructure], list[Piece]]:
+    return [FORMATS[wire].parse_structure(raw) for raw in raws], [Piece(digest_of(raw), raw) for raw in raws]
 
 
-def _is_long_named(shape: Shape) -> bool:
+def _is_long_named(shape: MessageStructure) -> bool:
     return sum(map(len, (*shape.calls, *shape.results, *shape.markers))) > _MOST_NAMED
 
 
@@ -267,7 +267,7 @@ def _go_on(
     known: MeasuredHistory | None,
     shared: int,
     subject: ManagedRequest,
-    shapes: list[Shape],
+    shapes: list[MessageStructure],
     tokens: Sequence[int],
     head: PromptPrefix,
 ) -> MeasuredHistory:

@@ -11,12 +11,11 @@ from proxy.engine.context.history_cache import MeasuredHistory
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Epoch
+from proxy.model.messages import MessageStructure
 from proxy.model.plan import Edit, Kept, Replaced, Written
-from proxy.model.shapes import Shape
+from proxy.wire import FORMATS
 from proxy.wire.body import split_body
 from proxy.wire.rendering import apply, place_marker, strip_reasoning
-from proxy.wire.request_rules import read_rules
-from proxy.wire.shaping import read_shape
 from proxy.wire.validity import (
     RequestFault,
     Rules,
@@ -44,7 +43,7 @@ class _CheckedSplices:
 
     __slots__ = ("ids", "splices", "verdict")
 
-    def __init__(self, splices: tuple[Splice, ...], shapes: Sequence[Shape]) -> None:
+    def __init__(self, splices: tuple[Splice, ...], shapes: Sequence[MessageStructure]) -> None:
         self.splices = splices
         self.ids = list_replaced(shapes, splices)
         self.verdict: Verdict | None = None
@@ -73,8 +72,8 @@ class Rewriter:
         """
         provider = self._providers.get(subject.session.upstream, _ANY)
         leading = subject.chain.preamble.count
-        rules = read_rules(subject.wire, subject.split, leading, is_alternating=provider.strict_alternation)
-        rendered = place_marker(subject.wire, epoch.rendered, path.list_markers(epoch.depth))
+        rules = FORMATS[subject.wire].read_rules(subject.split, leading, is_alternating=provider.strict_alternation)
+        rendered = place_marker(FORMATS[subject.wire], epoch.rendered, path.list_markers(epoch.depth))
         judged = self._find_judged(subject, path, epoch)
         lasting = extend_verdict(judged.verdict, path.history, rules) if judged.verdict and not pinned else None
         if lasting is None:
@@ -104,7 +103,7 @@ class Rewriter:
 
 
 def list_splices(
-    wire: str, edits: Sequence[Edit], rendered: Sequence[bytes], shapes: Sequence[Shape], through: int
+    wire: str, edits: Sequence[Edit], rendered: Sequence[bytes], shapes: Sequence[MessageStructure], through: int
 ) -> tuple[Splice, ...]:
     """The runs of messages that edits replace, each with the shapes of what stands in its place.
 
@@ -113,7 +112,7 @@ def list_splices(
     """
     splicing = _Splicing()
     for group, raw in _pair(edits, rendered, shapes):
-        splicing.take(group, read_shape(wire, raw))
+        splicing.take(group, FORMATS[wire].parse_structure(raw))
     return splicing.finish(through)
 
 
@@ -141,11 +140,11 @@ class _Splicing:
 
     def __init__(self) -> None:
         self._splices: list[Splice] = []
-        self._ours: list[Shape] = []
+        self._ours: list[MessageStructure] = []
         self._whole: list[int] = []
         self._at = self._reached = 0
 
-    def take(self, group: Sequence[Edit], shape: Shape) -> None:
+    def take(self, group: Sequence[Edit], shape: MessageStructure) -> None:
         """The next message, and the edits that it stands for."""
         only = group[0] if len(group) == 1 else None
         if isinstance(only, Kept | Replaced):
@@ -180,7 +179,7 @@ class _Splicing:
 
 
 def _pair(
-    edits: Sequence[Edit], rendered: Sequence[bytes], shapes: Sequence[Shape]
+    edits: Sequence[Edit], rendered: Sequence[bytes], shapes: Sequence[MessageStructure]
 ) -> Iterator[tuple[Sequence[Edit], bytes]]:
     """Each raw message with the edits that it stands for (`wire/rendering` joins what may not stand apart)."""
     is_joined = len(rendered) < len(edits)
@@ -188,7 +187,7 @@ def _pair(
     return zip(groups, rendered, strict=True)
 
 
-def _join(edits: Sequence[Edit], shapes: Sequence[Shape]) -> Iterator[list[Edit]]:
+def _join(edits: Sequence[Edit], shapes: Sequence[MessageStructure]) -> Iterator[list[Edit]]:
     group: list[Edit] = []
     for edit in edits:
         are_users = bool(group) and _is_user(group[-1], shapes) and _is_user(edit, shapes)
@@ -201,5 +200,5 @@ def _join(edits: Sequence[Edit], shapes: Sequence[Shape]) -> Iterator[list[Edit]
     yield group
 
 
-def _is_user(edit: Edit, shapes: Sequence[Shape]) -> bool:
+def _is_user(edit: Edit, shapes: Sequence[MessageStructure]) -> bool:
     return isinstance(edit, Written) or shapes[edit.place].role == "user"

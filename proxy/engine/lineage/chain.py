@@ -51,7 +51,7 @@ class Messages(msgspec.Struct, frozen=True, gc=False):
 
 def read_messages(form: Format, split: SplitBody, known: Chain | None, shared: int, root: bytes) -> Messages:
     """Read a body, leaving out its first `shared` items where `known` is their chain, from the same root."""
-    orders = split.member(form.orders_key) if form.orders_key else b""
+    orders = split.member(form.instructions_key) if form.instructions_key else b""
     if known is not None and known.root == root and known.preamble.count < shared <= len(split.items):
         fresh = form.read_items(split.content, split.items[shared:])
         return Messages(shared - known.preamble.count, _settle_orders(form, orders, known.preamble), fresh)
@@ -82,7 +82,7 @@ def _settle_orders(form: Format, orders: bytes, known: Preamble) -> Preamble:
         return known
     if not orders:
         return Preamble(known.count, known.leading, b"", known.leading)
-    return Preamble(known.count, known.leading, orders, _digest([known.leading, form.read_orders(orders)]))
+    return Preamble(known.count, known.leading, orders, _digest([known.leading, form.read_instructions(orders)]))
 
 
 def _digest(forms: Sequence[bytes]) -> bytes:

@@ -16,7 +16,7 @@ from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow
 from proxy.model.plan import Edit, Kept, Plan, Replaced
 from proxy.model.summary import Summary
-from proxy.wire.telling import read_told
+from proxy.wire import FORMATS
 
 Document = dict[str, Any]
 SummaryStatus = Literal["live", "parent", "superseded"]
@@ -171,7 +171,7 @@ def describe_pinned(pinned: Pinned) -> Document:
     """Return a pinned message as a document, with the first characters of its text."""
     if pinned.exchange is None:
         return {"node": pinned.node.hex(), "exchange": None, "place": None, "role": None, "text": None, "tokens": None}
-    message = read_told(pinned.exchange.wire, pinned.raw)
+    message = FORMATS[pinned.exchange.wire].parse_message(pinned.raw)
     return {
         "node": pinned.node.hex(),
         "exchange": pinned.exchange.n,
@@ -261,7 +261,9 @@ async def load_page(log: LogReader, reference: str, number: int | None = 1) -> O
         stored = await log.load_original(name)
     except NotFound as error:
         raise NotFound(f"{error}; {_WHERE}") from error
-    text = write_original([read_told(stored.original.wire, raw) for raw in stored.messages])[stored.original.offset :]
+    text = write_original([FORMATS[stored.original.wire].parse_message(raw) for raw in stored.messages])[
+        stored.original.offset :
+    ]
     if number is None:
         return OriginalPage(name, stored.session, text, 1, 1)
     count = max(1, -(-len(text) // PAGE))

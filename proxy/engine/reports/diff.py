@@ -10,9 +10,9 @@ from proxy.engine.reports.conversation import find_format, list_raws, read_reque
 from proxy.engine.reports.lookup import find_exchange
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow, RoundRow
+from proxy.wire import FORMATS
 from proxy.wire.body import SplitBody
 from proxy.wire.identity import count_preamble
-from proxy.wire.telling import read_told
 
 Document = dict[str, Any]
 Tally = Callable[[str, Sequence[bytes]], Awaitable[Sequence[int]]]
@@ -164,7 +164,7 @@ def _count_equal(one: Sequence[bytes], other: Sequence[bytes]) -> int:
 
 
 def _read_side(wire: str, raw: bytes, tokens: int) -> Side:
-    message = read_told(wire, raw)
+    message = FORMATS[wire].parse_message(raw)
     return Side(message.role, tokens, message.text, tuple(call.name for call in message.calls))
 
 

@@ -20,8 +20,8 @@ from proxy.engine.reports.sessions import Document, describe_body, describe_exch
 from proxy.model.epoch import Epoch
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow
-from proxy.model.told import Told
-from proxy.wire.telling import read_told
+from proxy.model.messages import Message
+from proxy.wire import FORMATS
 
 Form = Literal["json", "jsonl", "openai"]
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -48,8 +48,8 @@ class Handoff(NamedTuple):
 
     end: ExchangeRow
     epoch: Epoch | None
-    ledger: Sequence[Told]
-    messages: Sequence[Told]
+    ledger: Sequence[Message]
+    messages: Sequence[Message]
 
 
 async def open_export(log: LogReader, prefix: str, form: Form, tip: str = "") -> Export:
@@ -99,10 +99,10 @@ async def load_handoff(log: LogReader, prefix: str, tip: str = "") -> Handoff:
     session = await find_session(log, prefix)
     branch = pick_branch(await log.list_branches(session), tip) if tip else None
     end, items = await load_conversation(log, session, branch)
-    messages = [read_told(end.wire, item) for item in items]
+    messages = [FORMATS[end.wire].parse_message(item) for item in items]
     leading = next((i for i, each in enumerate(messages) if each.role != "system"), len(messages))
     epoch = await _find_epoch(log, end)
-    ledger = [read_told(end.wire, raw) for raw in epoch.rendered] if epoch is not None else []
+    ledger = [FORMATS[end.wire].parse_message(raw) for raw in epoch.rendered] if epoch is not None else []
     return Handoff(end, epoch, ledger, messages[leading + (epoch.depth if epoch is not None else 0) :])
 
 
@@ -147,9 +147,9 @@ def _render_handoff(handoff: Handoff) -> Iterator[str]:
             yield f"- `palimpsest expand {each.id}`: {what}{where}"
 
 
-def _render_messages(messages: Sequence[Told]) -> Iterator[str]:
+def _render_messages(messages: Sequence[Message]) -> Iterator[str]:
     for message in messages:
-        answers = f" (answers {', '.join(message.answers)})" if message.answers else ""
+        answers = f" (answers {', '.join(message.results)})" if message.results else ""
         yield ""
         yield f"### {message.role or 'unknown'}{answers}"
         yield ""

@@ -9,12 +9,12 @@ from proxy.context.compaction.digest import MOST, digest_reports, digest_span
 from proxy.context.compaction.spans import MessageRange
 from proxy.context.compaction.summary_text import CONSTRAINTS, END, Frame, find_references, read_sections
 from tests.support.reports import ANSWER, DAY, FRAME, POISON, look, make_task
-from tests.support.views import Message, act, count, said, user
+from tests.support.views import RawMessage, act, count, said, user
 
 ALONE = Frame("aaaaaaaaaa", "", "2026-11-22")
 
 
-def digest(messages: list[Message], most: int = MOST, references: tuple[str, ...] = ()) -> str:
+def digest(messages: list[RawMessage], most: int = MOST, references: tuple[str, ...] = ()) -> str:
     return digest_span(look(messages), MessageRange(0, len(messages), 0), ALONE, references, count, most)
 
 
@@ -52,7 +52,7 @@ _message = st.tuples(st.sampled_from(["user", "said", "act"]), st.text(max_size=
 @settings(deadline=None, max_examples=100)
 @given(st.lists(_message, max_size=15), st.integers(0, 700), st.integers(0, 40))
 def test_it_never_fails_and_always_fits(steps: list[tuple[str, str, int]], most: int, named: int) -> None:
-    messages: list[Message] = []
+    messages: list[RawMessage] = []
     for i, (kind, text, times) in enumerate(steps):
         text = f"{text} always " * times
         messages += act(f"{i}", text, text) if kind == "act" else [user(text) if kind == "user" else said(text)]

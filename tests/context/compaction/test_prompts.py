@@ -18,10 +18,10 @@ from proxy.context.compaction.spans import MessageRange
 from proxy.context.compaction.summary_text import NAMES, SHORT_NAMES, read_sections
 from proxy.model.summary import Kind, Level
 from tests.support.reports import ANSWER, DAY, FRAME, look, make_task
-from tests.support.views import Message, act, call, count, result, said, user
+from tests.support.views import RawMessage, act, call, count, result, said, user
 
 
-def write(messages: list[Message], room: int = 10**6, most: int | None = None) -> str:
+def write(messages: list[RawMessage], room: int = 10**6, most: int | None = None) -> str:
     return write_transcript(look(messages), MessageRange(0, len(messages), 0), room, count, most)
 
 
@@ -90,7 +90,7 @@ _message = st.tuples(st.sampled_from(["user", "said", "act"]), st.integers(0, 30
 @settings(deadline=None, max_examples=60)
 @given(st.lists(_message, min_size=1, max_size=20), st.integers(0, 4000))
 def test_it_fits_whatever_it_is_of(steps: list[tuple[str, int]], room: int) -> None:
-    messages: list[Message] = []
+    messages: list[RawMessage] = []
     for i, (kind, size) in enumerate(steps):
         text = "word " * (size // 5)
         messages += act(f"{i}", "ls", text) if kind == "act" else [user(text) if kind == "user" else said(text)]

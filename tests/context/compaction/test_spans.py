@@ -24,19 +24,19 @@ from proxy.context.conversation import BuilderPolicy, Survey, survey
 from proxy.context.message_features import study
 from proxy.model.summary import Summary
 from tests.support.summaries import make_summary
-from tests.support.views import Message, act, call, result, said, user, view
+from tests.support.views import RawMessage, act, call, result, said, user, view
 
 
-def look(messages: list[Message]) -> Survey:
+def look(messages: list[RawMessage]) -> Survey:
     return survey(view(messages, 10_000), BuilderPolicy(), study)
 
 
-def work(n: int, output: str = "x" * 40) -> list[Message]:
+def work(n: int, output: str = "x" * 40) -> list[RawMessage]:
     """So many groups of a call and its result."""
     return [message for i in range(n) for message in act(f"{i}", f"ls {i}", output)]
 
 
-def choose(messages: list[Message], begin: int = 0, most: int = 10**6) -> tuple[int, int] | None:
+def choose(messages: list[RawMessage], begin: int = 0, most: int = 10**6) -> tuple[int, int] | None:
     span = choose_span(look(messages), begin, most)
     return (span.start, span.stop) if span else None
 

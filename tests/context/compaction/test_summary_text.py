@@ -24,7 +24,7 @@ from proxy.context.compaction.summary_text import (
     write_sections,
 )
 from tests.support.reports import ANSWER, look
-from tests.support.views import Message, act, count, user
+from tests.support.views import RawMessage, act, count, user
 
 _pieces = st.sampled_from(
     [
@@ -206,7 +206,7 @@ def test_what_is_framed_can_be_unframed() -> None:
     assert unframe("## Goal\n- x") == "## Goal\n- x" and unframe("") == ""
 
 
-def find(*messages: Message) -> tuple[Touched, ...]:
+def find(*messages: RawMessage) -> tuple[Touched, ...]:
     return find_touched(look(messages), MessageRange(0, len(messages), 0))
 
 

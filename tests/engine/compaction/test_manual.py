@@ -14,7 +14,7 @@ from proxy.engine.policy import Provider
 from proxy.model.card import LimitKey
 from proxy.model.errors import Conflict
 from proxy.model.events import EpochOpened
-from proxy.model.marker import LEDGER_HEAD
+from proxy.model.messages import LEDGER_HEAD
 from tests.support.compacting import Workshop, fail, give_report, in_time, list_reports, say
 from tests.support.engine import ScriptedResponse
 from tests.support.managing import make_history

@@ -14,7 +14,7 @@ from proxy.model.record import Record
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.reader import SqliteReader
-from proxy.wire.asking import Room, write_warm
+from proxy.wire.summary_request import Room, write_warm
 from tests.support.engine import JSON, LIMIT, ScriptedResponse, ScriptedUpstream
 from tests.support.managing import SESSION, make_history, make_subject
 from tests.support.model_calls import Desk

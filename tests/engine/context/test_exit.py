@@ -11,10 +11,9 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.model.shapes import Shape
+from proxy.model.messages import MessageStructure
+from proxy.wire import FORMATS
 from proxy.wire.body import split_body
-from proxy.wire.request_rules import read_rules
-from proxy.wire.shaping import read_shape
 from proxy.wire.validity import RequestFault, Splice, find_faults, judge_history
 from tests.support.managing import Message
 from tests.support.talking import Talk
@@ -39,11 +38,11 @@ def extend(history: list[Message], number: int, step: str) -> None:
     history += [{"role": "tool", "tool_call_id": name, "content": text} for name, text in zip(ids, texts, strict=True)]
 
 
-def read_shapes(content: bytes) -> list[Shape]:
+def read_shapes(content: bytes) -> list[MessageStructure]:
     """The shapes of a body's messages."""
     split = split_body(content, "messages")
     assert split is not None
-    return [read_shape(WIRE, split.content[span.start : span.end]) for span in split.items]
+    return [FORMATS[WIRE].parse_structure(split.content[span.start : span.end]) for span in split.items]
 
 
 def find_new_faults(client: bytes, sent: bytes) -> list[RequestFault]:
@@ -52,7 +51,7 @@ def find_new_faults(client: bytes, sent: bytes) -> list[RequestFault]:
     assert asked is not None
     shared = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(ours))
     splice = Splice(shared, len(theirs), tuple(ours[shared:]))
-    faults = find_faults(judge_history(theirs), (splice,), read_rules(WIRE, asked))
+    faults = find_faults(judge_history(theirs), (splice,), FORMATS[WIRE].read_rules(asked))
     return [fault for fault in faults if fault.kind != "protected"]  # of a place, which such a splice hides
 
 

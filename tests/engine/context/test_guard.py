@@ -8,14 +8,14 @@ import pytest
 
 from proxy.engine.context.history_cache import MeasuredHistory, PromptPrefix
 from proxy.engine.context.rewriter import find_problem, list_splices
+from proxy.model.messages import MessageStructure
 from proxy.model.plan import Edit, Kept, Replaced, Written
-from proxy.model.shapes import Shape
+from proxy.wire import FORMATS
 from proxy.wire.rendering import render
-from proxy.wire.shaping import read_shape
 from proxy.wire.validity import Rules, Splice, judge_history
 
 CHAT = "chat_completions"
-OURS = Shape("user")
+OURS = MessageStructure("user")
 RULES = Rules()
 
 
@@ -40,7 +40,7 @@ def spell(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
 
 
 def make_path(messages: Sequence[Mapping[str, Any]]) -> MeasuredHistory:
-    shapes = [read_shape(CHAT, raw) for raw in spell(messages)]
+    shapes = [FORMATS[CHAT].parse_structure(raw) for raw in spell(messages)]
     return MeasuredHistory([], shapes, [], judge_history(shapes), PromptPrefix(b"", (), 0), (), 0)
 
 
@@ -52,7 +52,7 @@ def splice(
     is_alternating: bool = False,
 ) -> tuple[Splice, ...]:
     """The splices of edits as they are really rendered."""
-    rendered = render(CHAT, edits, spell(messages), is_alternating=is_alternating)
+    rendered = render(FORMATS[CHAT], edits, spell(messages), is_alternating=is_alternating)
     return list_splices(CHAT, edits, rendered, make_path(messages).shapes, through)
 
 

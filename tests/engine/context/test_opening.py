@@ -18,7 +18,7 @@ from proxy.engine.token_counter import TokenCounter
 from proxy.model.epoch import Epoch, Original
 from proxy.model.manifest import digest_of
 from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Replaced, Written
-from proxy.wire.request_rules import read_rules
+from proxy.wire import FORMATS
 from tests.support.managed import OwnBuilder
 from tests.support.managing import Message, QuarterTokens, make_builder, make_history, make_subject
 
@@ -55,7 +55,7 @@ async def draft(
     ground = PlanInputs(BUDGET, options.pop("frozen", None), known=options.pop("known", {}))
     made = opener.draft(subject, path, ground, **options)
     is_alternating = bool(provider and provider.strict_alternation)
-    rules = read_rules(subject.wire, subject.split, subject.chain.preamble.count, is_alternating=is_alternating)
+    rules = FORMATS[subject.wire].read_rules(subject.split, subject.chain.preamble.count, is_alternating=is_alternating)
     splices = list_splices(subject.wire, made.plan.edits, made.rendered, path.shapes, made.plan.through)
     assert find_problem(path, splices, rules) == ""
     return made

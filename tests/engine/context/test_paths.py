@@ -11,7 +11,8 @@ import pytest
 from proxy.engine.context.history_cache import HistoryCache, MeasuredHistory, count_shared
 from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import Piece, TokenCounter
-from proxy.wire.shaping import read_shape
+from proxy.model.messages import MessageStructure
+from proxy.wire.chat_completions import ChatCompletions
 from tests.support.managing import SESSION, QuarterTokens, make_history, make_subject
 
 Message = dict[str, Any]
@@ -258,11 +259,12 @@ async def test_what_has_names_without_end_is_not_remembered(field: str) -> None:
 async def test_much_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[bool] = []
 
-    def note(wire: str, raw: bytes) -> Any:
-        threads.append(threading.current_thread() is threading.main_thread())
-        return read_shape(wire, raw)
+    class NotingFormat(ChatCompletions):
+        def parse_structure(self, raw: bytes) -> MessageStructure:
+            threads.append(threading.current_thread() is threading.main_thread())
+            return super().parse_structure(raw)
 
-    monkeypatch.setattr("proxy.engine.context.history_cache.read_shape", note)
+    monkeypatch.setattr("proxy.engine.context.history_cache.FORMATS", {"chat_completions": NotingFormat()})
     paths, _ = make_paths()
     await paths.follow(make_subject(make_history(1)))
     assert all(threads)

@@ -7,19 +7,19 @@ import pytest
 from proxy.context.message_features import Findings, study
 from proxy.engine.context import epoch_planner
 from proxy.engine.context.epoch_planner import FeatureCache
-from proxy.model.told import Told, ToolCall
+from proxy.model.messages import Message, ToolCall
 
 
-def say(number: int, size: int = 100) -> Told:
-    return Told("tool", f"output {number} of src/module_{number}.py " + "x" * size, (), ("call",))
+def say(number: int, size: int = 100) -> Message:
+    return Message("tool", f"output {number} of src/module_{number}.py " + "x" * size, (), ("call",))
 
 
 @pytest.fixture
-def studied(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
+def studied(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
     """What was looked at, in order."""
-    seen: list[Told] = []
+    seen: list[Message] = []
 
-    def look(told: Told) -> Findings:
+    def look(told: Message) -> Findings:
         seen.append(told)
         return study(told)
 
@@ -27,13 +27,13 @@ def studied(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
     return seen
 
 
-def test_a_message_is_studied_once(studied: list[Told]) -> None:
+def test_a_message_is_studied_once(studied: list[Message]) -> None:
     known = FeatureCache(1 << 20)
     assert [known.find(say(1)) for _ in range(3)] == [study(say(1))] * 3
     assert studied == [say(1)]
 
 
-def test_what_was_used_least_recently_goes_first(studied: list[Told]) -> None:
+def test_what_was_used_least_recently_goes_first(studied: list[Message]) -> None:
     known = FeatureCache(4000)
     for number in (1, 2, 1, 3, 4, 1, 2):
         known.find(say(number, 400))
@@ -41,9 +41,9 @@ def test_what_was_used_least_recently_goes_first(studied: list[Told]) -> None:
     assert studied == [say(number, 400) for number in (1, 2, 3, 4, 2)]
 
 
-def test_what_is_larger_than_all_room_is_not_kept(studied: list[Told]) -> None:
+def test_what_is_larger_than_all_room_is_not_kept(studied: list[Message]) -> None:
     known = FeatureCache(1000)
-    large = Told("assistant", "", (ToolCall("c", "bash", "word " * 1000),))
+    large = Message("assistant", "", (ToolCall("c", "bash", "word " * 1000),))
     assert known.find(large) == known.find(large)
     assert (known.weight, len(studied)) == (0, 2)
 

@@ -90,7 +90,7 @@ class CountingResponses(Responses):
 
     def read_orders(self, member: bytes) -> bytes:
         self.count += 1
-        return super().read_orders(member)
+        return super().read_instructions(member)
 
 
 def instruct(orders: object, *said: str, known: Chain | None = None, form: Responses | None = None) -> Chain:

@@ -8,7 +8,7 @@ import pytest
 
 from proxy.engine.reports.export import Form, describe_whole, load_handoff, open_export, write_handoff
 from proxy.model.errors import NotFound
-from proxy.model.marker import LEDGER_HEAD
+from proxy.model.messages import LEDGER_HEAD
 from tests.support.fake_log import ANSWER, REQUEST, TREE, FakeLog, tree_log
 from tests.support.scripted import LIMIT
 from tests.support.talking import Talk

@@ -10,6 +10,7 @@ import msgspec
 
 from proxy.model.exchange import Answer, Usage
 from proxy.wire.body import SplitBody
+from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.json_values import (
     encode_text,
     join_array,
@@ -19,9 +20,8 @@ from proxy.wire.json_values import (
     read_text,
     set_member,
 )
-from proxy.wire.shaping import read_shape
 
-_WIRE = "chat_completions"
+_CHAT = ChatCompletions()
 _LIMITS = ("max_completion_tokens", "max_tokens")
 # Models that refuse `max_tokens`, for it never counted what they think.
 _NEWER_LIMIT = re.compile(r"(?:.*/)?(?:o\d|gpt-(?:[5-9]|\d\d))")
@@ -122,21 +122,21 @@ def _place(body: SplitBody, instruction: str, *, is_alternating: bool) -> tuple[
     """Where the instruction goes, and as what: a message behind the last one, or the end of that."""
     last = body.items[-1]
     raw = body.content[last.start : last.end]
-    shape = read_shape(_WIRE, raw)
-    if shape.calls:
+    message = _CHAT.parse_structure(raw)
+    if message.calls:
         return None  # calls are answered before anything else is said
     if not is_alternating or _find_last_speaker(body) == "assistant":
         return last.end, last.end, b"," + _write_message("user", instruction)
-    longer = _lengthen(raw, instruction) if shape.role == "user" else None
+    longer = _lengthen(raw, instruction) if message.role == "user" else None
     return (last.start, last.end, longer) if longer is not None else None
 
 
 def _find_last_speaker(body: SplitBody) -> str:
     """Who has the floor by the count of strict templates: calls of tools and their answers are passed over."""
     for span in reversed(body.items):
-        shape = read_shape(_WIRE, body.content[span.start : span.end])
-        if shape.role == "user" or (shape.role == "assistant" and not shape.calls):
-            return shape.role
+        message = _CHAT.parse_structure(body.content[span.start : span.end])
+        if message.role == "user" or (message.role == "assistant" and not message.calls):
+            return message.role
     return "assistant"  # nobody spoke: the user begins
 
 

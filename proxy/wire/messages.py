@@ -1,16 +1,142 @@
-"""What of a message costs tokens: its text, and its images, documents and audio, on any wire.
+"""What messages say on any wire: text, media, roles, reasoning and cache markers, and what of it costs tokens.
 
-Total: what is of no known shape counts as its text, names and numbers included, so that nothing is left out; base64 is
-never text. Of media only what a price depends on is read, and what cannot be read is 0.
+Total: what is of no known shape is its own text, names and numbers included, and base64 is never text. Of media only
+what a price depends on is read; what cannot be read is 0.
 """
 
 import base64
 import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from itertools import chain
 
-from proxy.model.countable import Countable, MediaKind, Medium
-from proxy.wire.json_values import format_json, load_lenient, read_objects, read_text
+from proxy.model.messages import CountedContent, MediaKind, Medium
+from proxy.wire.identity import name_role
+from proxy.wire.json_values import (
+    JSON_ERRORS,
+    encode_canonical,
+    format_json,
+    load_lenient,
+    read_objects,
+    read_text,
+)
+
+TEXTS = frozenset({"text", "input_text", "output_text"})
+THINKING = frozenset({"thinking", "redacted_thinking"})
+_REASONING = THINKING | {"reasoning", "reasoning_content"}
+_NO_DIGEST = b"unspelt"
+# What a plan has no use for in an object that is told as JSON.
+_UNTOLD = frozenset({"type", "id", "call_id", "status", "cache_control", "encrypted_content"})
+
+
+def read_role(message: Mapping[str, object]) -> str:
+    """Return the role a message states, by the name its structure has for it."""
+    return name_role(read_text(message.get("role")))
+
+
+def digest_reasoning(values: Sequence[object]) -> bytes:
+    """Return a digest of opaque values; nothing for none, and one and the same for those that have no encoding."""
+    if not values:
+        return b""
+    try:
+        return sha256(encode_canonical(values)).digest()[:16]
+    except JSON_ERRORS:
+        return _NO_DIGEST
+
+
+def is_empty(content: object) -> bool:
+    """Whether content says nothing, or has a text which does not."""
+    if isinstance(content, str):
+        return not content or content.isspace()
+    texts = [part.get("text") for part in read_objects(content) if read_text(part.get("type")) in TEXTS]
+    return not content or not all(texts)
+
+
+def is_not_text(content: object) -> bool:
+    """Whether there is anything but text in content."""
+    return any([read_text(part.get("type")) not in TEXTS for part in read_objects(content)])
+
+
+def are_ids_invalid(ids: Sequence[str], longest: int) -> bool:
+    """Whether any id is empty or too long."""
+    return any([not 0 < len(each) <= longest for each in ids])
+
+
+def is_result(kind: str) -> bool:
+    """Whether a Responses item of this type answers a call."""
+    return kind.endswith("_output") or kind == "mcp_approval_response"
+
+
+def read_markers(value: object) -> tuple[str, ...]:
+    """Return the retentions of the cache markers in a list of decoded blocks, tools or messages, in order."""
+    return tuple(chain.from_iterable(map(find_markers, read_objects(value))))
+
+
+def find_markers(message: Mapping[str, object], depth: int = 2) -> Iterator[str]:
+    """Yield the retentions of a message: of its parts, inside a result, of its calls, and last its own."""
+    inner = (message.get("content"), message.get("tool_calls")) if depth else ()
+    for part in chain.from_iterable(map(read_objects, inner)):
+        yield from find_markers(part, depth - 1)
+    marker = message.get("cache_control")
+    if isinstance(marker, dict):
+        yield read_text(marker.get("ttl")) or "5m"
+
+
+def format_arguments(arguments: object) -> str:
+    """Return a call's arguments as text, as JSON where they are none."""
+    if isinstance(arguments, str):
+        return arguments
+    return "" if arguments is None else format_json(arguments)
+
+
+def read_content(content: object) -> tuple[str, tuple[str, ...]]:
+    """Return the text of a content of any form, and its media in words."""
+    if isinstance(content, str):
+        return content, ()
+    texts: list[str] = []
+    media: list[str] = []
+    left = [content]
+    while left:
+        found = left.pop()
+        if isinstance(found, list):
+            left.extend(reversed(found))
+        elif isinstance(found, dict):
+            kind = read_text(found.get("type"))
+            if kind in TEXTS:
+                left.append(found.get("text"))
+            else:
+                left.extend(reversed(_open(kind, found, media)))
+        elif found is not None and found != "":
+            texts.append(found if isinstance(found, str) else format_json(found))
+    return "\n".join(texts), tuple(media)
+
+
+def _open(kind: str, part: Mapping[str, object], media: list[str]) -> tuple[object, ...]:
+    """Return what a part says; nothing for reasoning, nor for a medium, whose description is appended."""
+    if kind == "refusal":
+        return (part.get("refusal"),)
+    if kind in _REASONING:
+        return ()
+    if kind.endswith("tool_result"):
+        return (part.get("content"),)
+    medium = read_medium(part)
+    if medium is not None:
+        media.append(format_medium(medium))
+        return ()
+    source = part.get("source")
+    if kind == "document" and isinstance(source, dict):
+        return (part.get("title"), source.get("data"), source.get("content"))
+    rest = list_unknown(part)
+    return (format_json(rest),) if rest else ()
+
+
+def list_unknown(item: Mapping[str, object]) -> dict[str, object]:
+    """Return the members of an object of no known kind that say something."""
+    return {name: value for name, value in item.items() if name not in _UNTOLD}
+
+
+# Media
 
 _KINDS: Mapping[str, MediaKind] = {
     "image": "image",
@@ -33,7 +159,7 @@ _MOST_SIDE = 1 << 16
 
 
 def read_medium(part: Mapping[str, object]) -> Medium | None:
-    """The medium in a part of a message, None if it is none. A document given as text is none."""
+    """Return the medium in a part of a message, None if it is none. A document given as text is none."""
     kind = _KINDS.get(read_text(part.get("type")))
     if kind is None:
         return None
@@ -46,7 +172,7 @@ def read_medium(part: Mapping[str, object]) -> Medium | None:
 
 
 def format_medium(medium: Medium) -> str:
-    """A medium in a few words: `image 640x480`, `PDF, 3 pages`, `audio, 12 seconds`."""
+    """Return a medium in a few words: `image 640x480`, `PDF, 3 pages`, `audio, 12 seconds`."""
     if medium.width:
         return f"{medium.kind} {medium.width}x{medium.height}"
     if medium.pages:
@@ -77,7 +203,7 @@ def _decode(encoded: str) -> bytes:
 
 
 def read_image_size(head: bytes) -> tuple[int, int]:
-    """Width and height of a PNG, GIF, WebP or JPEG; (0, 0) of anything else."""
+    """Return width and height of a PNG, GIF, WebP or JPEG; (0, 0) of anything else."""
     width, height = 0, 0
     if head.startswith(b"\x89PNG\r\n\x1a\n") and len(head) >= 24:
         width, height = int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
@@ -101,7 +227,7 @@ def _read_webp(head: bytes) -> tuple[int, int]:
 
 
 def _read_jpeg(head: bytes) -> tuple[int, int]:
-    """The size in the first start-of-frame segment."""
+    """Return the size in the first start-of-frame segment."""
     at = 2
     while at + 9 <= len(head) and head[at] == 0xFF:
         marker = head[at + 1]
@@ -112,7 +238,7 @@ def _read_jpeg(head: bytes) -> tuple[int, int]:
 
 
 def count_pages(content: bytes) -> int:
-    """The pages of a PDF: those it lists, or those its page tree counts; 0 where both are compressed."""
+    """Return the pages of a PDF: those it lists, or those its page tree counts; 0 where both are compressed."""
     if not content.startswith(b"%PDF"):
         return 0
     listed = sum(1 for _ in _PAGE.finditer(content))
@@ -121,7 +247,7 @@ def count_pages(content: bytes) -> int:
 
 
 def read_seconds(head: bytes) -> float:
-    """How long a WAV plays by its own word; 0 of any other format."""
+    """Return how many seconds a WAV plays by its own word; 0 of any other format."""
     if not head.startswith(b"RIFF") or head[8:12] != b"WAVE" or len(head) < 44:
         return 0.0
     bytes_per_second = _little(head[28:32])
@@ -144,8 +270,8 @@ _UNREAD = frozenset(["type", "cache_control", "signature", "status", "index", "i
 _JSON = frozenset(["input", "arguments", "action", "parameters", "input_schema", "schema"])
 
 
-def read_message(raw: bytes) -> Countable:
-    """What a message of any wire costs tokens for."""
+def read_counted_message(raw: bytes) -> CountedContent:
+    """Return what a message of any wire costs tokens for."""
     value = load_lenient(raw)
     texts: list[str] = []
     media: list[Medium] = []
@@ -165,19 +291,19 @@ def read_message(raw: bytes) -> Countable:
         elif found is not None:
             texts.append(format_json(found))
     named = _NAME_FRAME if isinstance(value, dict) and value.get("name") else 0
-    return Countable("\n".join(texts), tuple(media), _MESSAGE_FRAME + named)
+    return CountedContent("\n".join(texts), tuple(media), _MESSAGE_FRAME + named)
 
 
 def _list_members(value: Mapping[str, object]) -> list[object]:
-    """What a model reads of an object, last first."""
+    """Return what a model reads of an object, last first."""
     read = [(name, member) for name, member in value.items() if name not in _UNREAD]
     return [
         format_json(member) if name in _JSON and isinstance(member, dict) else member for name, member in reversed(read)
     ]
 
 
-def read_tools(raw: bytes) -> Countable:
-    """What a `tools` array costs, by the rule OpenAI publishes; other providers send much the same text."""
+def read_counted_tools(raw: bytes) -> CountedContent:
+    """Return what a `tools` array costs, by the rule OpenAI publishes; other providers send much the same text."""
     texts: list[str] = []
     frame = 0
     tools = read_objects(load_lenient(raw))
@@ -191,11 +317,11 @@ def read_tools(raw: bytes) -> Countable:
         else:
             texts.append(format_json(tool))
             frame += _FUNCTION
-    return Countable("\n".join(texts), (), frame + _END if tools else 0)
+    return CountedContent("\n".join(texts), (), frame + _END if tools else 0)
 
 
 def _read_schema(schema: Mapping[str, object], texts: list[str]) -> int:
-    """Append the lines of a schema; the tokens of their frames. What is nested counts like what is not."""
+    """Append the lines of a schema, and return the tokens of their frames. What is nested counts like what is not."""
     frame = 0
     left: list[object] = [schema]
     while left:
@@ -213,7 +339,7 @@ def _read_schema(schema: Mapping[str, object], texts: list[str]) -> int:
 
 
 def _list_inner(schema: Mapping[str, object]) -> list[object]:
-    """The schemas inside one, its properties aside."""
+    """Return the schemas inside one, its properties aside."""
     defined = schema.get("$defs")
     inner = [schema.get("items"), *(defined.values() if isinstance(defined, dict) else ())]
     for name in ("anyOf", "oneOf", "allOf", "prefixItems"):

@@ -19,9 +19,9 @@ from typing import Any
 
 from proxy.context.budget import Budget, BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import BuilderPolicy, Seen, View
-from proxy.context.message_features import Findings, study
-from proxy.context.references import PAGE, write_original
+from proxy.context.conversation import BuilderPolicy, CountedMessage, PlanRequest
+from proxy.context.message_features import MessageFeatures, extract_features
+from proxy.context.references import PAGE, render_original
 from proxy.model.messages import Message, ToolCall
 from proxy.model.plan import ContextPlan, Kept, Reference, Replaced
 from proxy.upstream.tokenizer import CountingTokenizer, load_encoder
@@ -64,7 +64,7 @@ class Session:
 
     def __init__(self, replay: Replay, builder: ContextBuilder, budget: Budget, head: int) -> None:
         self._c, self._builder, self._budget, self._tools = replay.ctx, builder, budget, head
-        self._seen: list[Seen] = []
+        self._seen: list[CountedMessage] = []
         self._raw: list[RawMessage] = []
         self._system: list[RawMessage] = []
         self._plan: ContextPlan | None = None
@@ -84,7 +84,7 @@ class Session:
             self._owed += READ * max(0.0, size - self._low)
         else:
             self._low = float(size)
-        pressure = self._budget.find_pressure(size)
+        pressure = self._budget.compute_pressure(size)
         if pressure == "hard" or (pressure == "soft" and self._owed >= WRITE * self._low and self._futile < 2):
             sent = self._open(size)
         return sent
@@ -95,12 +95,16 @@ class Session:
             return
         raw = json.dumps({k: v for k, v in message.items() if not k.startswith("_")}).encode()
         self._raw.append(message)
-        self._seen.append(Seen(tell(message), FORMATS["chat_completions"].parse_structure(raw), self._c.n(message)))
+        self._seen.append(
+            CountedMessage(tell(message), FORMATS["chat_completions"].parse_structure(raw), self._c.n(message))
+        )
 
     def _open(self, size: int) -> list[RawMessage]:
         began = time.process_time()
         head = self._measure(self._system)
-        view = View(self._seen, head, self._budget, name_reference, frozenset(), self._plan, depth=self._futile // 2)
+        view = PlanRequest(
+            self._seen, head, self._budget, name_reference, frozenset(), self._plan, depth=self._futile // 2
+        )
         plan = self._builder.build(view)
         spent = time.process_time() - began
         if plan.through or plan.edits:
@@ -111,7 +115,7 @@ class Session:
         after = self._measure(sent)
         self.epochs.append((size, after, spent))
         self._low, self._owed = float(after), 0.0
-        is_futile = size - after < 0.1 * self._budget.usable or after > self._budget.find_low(after) * 1.03
+        is_futile = size - after < 0.1 * self._budget.usable or after > self._budget.compute_low_mark(after) * 1.03
         self._futile = self._futile + 1 if is_futile else 0
         return sent
 
@@ -136,7 +140,7 @@ class Session:
         if reference not in self._literals:
             found = self._references.get(reference)
             told = [seen.told for seen in self._seen[found.start : found.stop]] if found else []
-            text = write_original(told)[found.offset : found.offset + PAGE] if found else ""
+            text = render_original(told)[found.offset : found.offset + PAGE] if found else ""
             self._literals[reference] = self._c.idents(text)
         return self._literals[reference]
 
@@ -152,11 +156,11 @@ def run(
     c = replay.ctx
     encoder = load_encoder("o200k_base")
     tokenizer = CountingTokenizer(lambda _: encoder)
-    known: dict[int, Findings] = {}
+    known: dict[int, MessageFeatures] = {}
     results, fulls, stricts, epochs = [], [], [], []
 
-    def find(told: Message) -> Findings:
-        return known.setdefault(id(told), study(told)) if id(told) not in known else known[id(told)]
+    def find(told: Message) -> MessageFeatures:
+        return known.setdefault(id(told), extract_features(told)) if id(told) not in known else known[id(told)]
 
     for number, recorded in enumerate(sessions):
         known.clear()

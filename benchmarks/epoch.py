@@ -14,8 +14,8 @@ from pathlib import Path
 from benchmarks.lineage import take_time
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import BuilderPolicy, Seen, View
-from proxy.context.message_features import Study, name_word, study
+from proxy.context.conversation import BuilderPolicy, CountedMessage, PlanRequest
+from proxy.context.message_features import FeatureExtractor, extract_features, parse_identifier
 from proxy.model.messages import Message, ToolCall
 from proxy.upstream.tokenizer import CountingTokenizer, load_encoder
 from proxy.wire import FORMATS
@@ -26,13 +26,13 @@ STEPS = 330
 CEILINGS = (32_000, 128_000)
 
 
-def write_session() -> list[Seen]:
+def write_session() -> list[CountedMessage]:
     """Steps of a session: a command and a stretch of this repository's own code, each behind its number."""
     encoder = load_encoder("o200k_base")
     tokenizer = CountingTokenizer(lambda _: encoder)
     texts = [path.read_text() for path in sorted((ROOT / "proxy").rglob("*.py"))]
     chunks = cycle([text[at : at + 2200] for text in texts for at in range(0, len(text), 2200)])
-    seen: list[Seen] = []
+    seen: list[CountedMessage] = []
     for i, chunk in zip(range(STEPS), chunks, strict=False):
         if i % 33 == 0:
             seen.append(_see(tokenizer, Message("user", f"Task {i}: {chunk[:900]}"), {"role": "user", "content": "x"}))
@@ -45,10 +45,10 @@ def write_session() -> list[Seen]:
     return seen
 
 
-def _see(tokenizer: CountingTokenizer, told: Message, message: dict[str, object]) -> Seen:
+def _see(tokenizer: CountingTokenizer, told: Message, message: dict[str, object]) -> CountedMessage:
     text = told.text + "".join(call.arguments for call in told.calls)
     shape = FORMATS["chat_completions"].parse_structure(json.dumps(message).encode())
-    return Seen(told, shape, tokenizer.count(text, "o200k_base")[0] + 4)
+    return CountedMessage(told, shape, tokenizer.count(text, "o200k_base")[0] + 4)
 
 
 def name_reference(start: int, stop: int, offset: int) -> str:
@@ -61,17 +61,19 @@ def main() -> None:
     tokenizer = CountingTokenizer(lambda _: encoder)
     print(f"{len(seen)} messages, {sum(each.tokens for each in seen):,} tokens; medians of {ROUNDS}, ms\n")
 
-    def open_epoch(view: View, find: Study) -> float:
+    def open_epoch(view: PlanRequest, find: FeatureExtractor) -> float:
         builder = ContextBuilder(BuilderPolicy(), lambda text: tokenizer.count(text, "o200k_base")[0], find)
         return take_time(lambda: builder.build(view))[0]
 
     for ceiling in CEILINGS:
-        view = View(seen, 0, make_budget(1_000_000, None, None, BudgetPolicy(ceiling_tokens=ceiling)), name_reference)
+        view = PlanRequest(
+            seen, 0, make_budget(1_000_000, None, None, BudgetPolicy(ceiling_tokens=ceiling)), name_reference
+        )
         first = []
         for _ in range(ROUNDS):
-            name_word.cache_clear()
-            first.append(open_epoch(view, study))
-        known = lru_cache(len(seen))(study)
+            parse_identifier.cache_clear()
+            first.append(open_epoch(view, extract_features))
+        known = lru_cache(len(seen))(extract_features)
         again = [open_epoch(view, known) for _ in range(ROUNDS + 1)][1:]
         print(f"an epoch at {ceiling:7,}: first {statistics.median(first):6.1f}, again {statistics.median(again):6.1f}")
 

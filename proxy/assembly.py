@@ -17,7 +17,7 @@ from proxy.config import ConfigError, Settings
 from proxy.config.problems import Problem
 from proxy.context.builder import ContextBuilder
 from proxy.context.epoch_decision import Holdout
-from proxy.context.message_features import Study
+from proxy.context.message_features import FeatureExtractor
 from proxy.context.model_catalog import Encoding
 from proxy.engine.compaction.manual import ManualCompaction
 from proxy.engine.compaction.policy import PromptHook
@@ -224,7 +224,7 @@ def _build_compaction(
     form: Format,
     routes: Sequence[Route],
     builder: ContextBuilder,
-    study: Study,
+    study: FeatureExtractor,
     count: Callable[[str], int],
 ) -> CompactionTrigger:
     clock = SystemClock()

@@ -23,7 +23,7 @@ from proxy.cli.formatting import (
 )
 from proxy.cli.services import MAX_NUMBER, ConfigOption, DataOption, JsonOption, Services, SessionArgument
 from proxy.config import Settings
-from proxy.context.budget import BudgetPolicy, find_soft, make_budget
+from proxy.context.budget import BudgetPolicy, compute_soft_mark, make_budget
 from proxy.engine.context.controller import MANAGED_WIRES
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.export import describe_whole
@@ -262,7 +262,7 @@ def _format_shortening(rows: Sequence[ExchangeRow], policy: BudgetPolicy) -> Ite
     if len(others) < len(calls):
         usable = [each.plan.usable for row in calls for each in row.rounds if each.plan is not None]
         if usable:
-            yield f"shortened from {find_soft(usable[-1], policy)} tokens on"
+            yield f"shortened from {compute_soft_mark(usable[-1], policy)} tokens on"
         else:
             soft = make_budget(None, None, None, policy).soft
             yield f"shortened from {soft} tokens on, or fewer where the model's window asks for it"

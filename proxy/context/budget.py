@@ -13,10 +13,10 @@ from proxy.context.model_catalog import Family
 from proxy.model.plan import Pressure
 
 AUTO_CEILING = 200_000  # below it no provider charges long-context prices
-_LARGE = 60_000
+_LARGE_BUDGET = 60_000
 _MARGIN_PERCENT = 3
 _MOST_PROTECTED = 0.7
-_NEAR = 0.75
+_NEAR_WINDOW_SHARE = 0.75
 _LEAST_OUTPUT = 4096
 
 # What a request can bring in besides its own text: media, or history and prompts that the provider holds. These are
@@ -30,7 +30,7 @@ _UNBOUNDED = re.compile(
 _ESCAPED_LETTER = re.compile(rb"\\u00(?:5[fF]|[67])")  # apart, for both begin with bytes that can be searched for
 # Instructions a provider adds of its own where tools are offered (Anthropic states up to 735 tokens), and the frame
 # of the answer.
-_UNSEEN = 1024
+_ADDED_BY_PROVIDER = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Budget(msgspec.Struct, frozen=True, gc=False):
         """The tokens that a request may have so that its answer fits behind it; None where the window is unknown."""
         return None if self.window is None else self.window - self.output
 
-    def find_low(self, protected: int) -> int:
+    def compute_low_mark(self, protected: int) -> int:
         """What an epoch cuts down to (the target), where so many tokens must stay as they are."""
         wished = max(self._low_fraction * self.usable, protected + 0.2 * self.usable)
         return int(min(0.85 * self.usable, wished))
@@ -82,42 +82,42 @@ class Budget(msgspec.Struct, frozen=True, gc=False):
         soft = int(self.soft * usable / self.usable)
         return Budget(self.window, self.output, max(0, usable), max(0, soft), self._low_fraction)
 
-    def find_pressure(self, tokens: int) -> Pressure:
+    def compute_pressure(self, tokens: int) -> Pressure:
         """How near to its end the budget is; none at all where there is nothing to be had by managing."""
         if not self.usable or tokens < self.soft:
             return "none"
         return "soft" if tokens < self.high else "hard"
 
-    def is_out_of_reach(self, protected: int) -> bool:
+    def is_ceiling_unreachable(self, protected: int) -> bool:
         """Whether so much must stay that no epoch gets below the ceiling for long (`CeilingUnreachable`)."""
         return protected > _MOST_PROTECTED * self.usable
 
     def is_near_window(self, tokens: int) -> bool:
         """Whether the upstream may refuse the request as too long, so that its answer's head must wait (B20a)."""
-        return self.window is None or tokens >= _NEAR * self.window
+        return self.window is None or tokens >= _NEAR_WINDOW_SHARE * self.window
 
 
 def make_budget(window: int | None, most_output: int | None, asked_output: int | None, policy: BudgetPolicy) -> Budget:
     """The budget of a request for `asked_output` tokens (None: unsaid) to a model that gives `most_output` at most."""
-    output = find_output(window, most_output, asked_output, policy)
+    output = compute_output_reserve(window, most_output, asked_output, policy)
     room = policy.ceiling_tokens or AUTO_CEILING
     if window is not None:
         reserve = min(policy.compaction_reserve, window // 8)
         room = min(room, window - output - reserve)
     usable = max(0, room * (100 - _MARGIN_PERCENT) // 100)
-    low = policy.low_fraction if policy.low_fraction is not None else (0.2 if usable >= _LARGE else 0.3)
-    return Budget(window, output, usable, find_soft(usable, policy), low)
+    low = policy.low_fraction if policy.low_fraction is not None else (0.2 if usable >= _LARGE_BUDGET else 0.3)
+    return Budget(window, output, usable, compute_soft_mark(usable, policy), low)
 
 
-def find_soft(usable: int, policy: BudgetPolicy) -> int:
+def compute_soft_mark(usable: int, policy: BudgetPolicy) -> int:
     """The soft mark of a budget: from so many tokens on a request is managed."""
     fraction = policy.soft_fraction
     if fraction is None:
-        fraction = 0.4 if usable >= _LARGE else 0.6
+        fraction = 0.4 if usable >= _LARGE_BUDGET else 0.6
     return int(fraction * usable)
 
 
-def find_output(window: int | None, most: int | None, asked: int | None, policy: BudgetPolicy) -> int:
+def compute_output_reserve(window: int | None, most: int | None, asked: int | None, policy: BudgetPolicy) -> int:
     """The tokens kept free for the answer: what was asked for, else the least of what is known and the reserve."""
     if asked is not None:
         return asked
@@ -139,22 +139,22 @@ def bound_tokens(fresh: bytes, counted: int = 0) -> int | None:
     (3 to 20 tokens) are shorter than the JSON around it (`{"role":"user","content":""}` has 28 bytes). So tokens are
     never more than bytes, but for what a provider adds unseen, or what stands elsewhere: then there is no bound.
     """
-    return counted + len(fresh) + _UNSEEN if is_bounded(fresh) else None
+    return counted + len(fresh) + _ADDED_BY_PROVIDER if has_token_bound(fresh) else None
 
 
-def is_bounded(fresh: bytes) -> bool:
+def has_token_bound(fresh: bytes) -> bool:
     """Whether nothing in these bytes can have more tokens than bytes."""
     return not (_UNBOUNDED.search(fresh) or _ESCAPED_LETTER.search(fresh))
 
 
-def has_room_for(budget: Budget, size: int) -> bool:
+def is_below_soft_mark(budget: Budget, size: int) -> bool:
     """Whether so many bytes of which that is known are below the soft mark."""
-    return size + _UNSEEN < budget.soft
+    return size + _ADDED_BY_PROVIDER < budget.soft
 
 
-def is_surely_below(budget: Budget, fresh: bytes, counted: int = 0) -> bool:
+def is_surely_below_soft_mark(budget: Budget, fresh: bytes, counted: int = 0) -> bool:
     """Whether bytes alone prove a request to be below the soft mark, so that nothing need be counted."""
-    return has_room_for(budget, counted + len(fresh)) and is_bounded(fresh)
+    return is_below_soft_mark(budget, counted + len(fresh)) and has_token_bound(fresh)
 
 
 LONGEST_RUN = 4096
@@ -189,7 +189,7 @@ def estimate_tokens(text: str) -> int:
     return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN)
 
 
-class Ratio(msgspec.Struct, frozen=True, gc=False):
+class TokenRatio(msgspec.Struct, frozen=True, gc=False):
     """How many tokens a model counts for each of ours: an exponential average of what its usage said.
 
     Before anything is learned it is what `guess_ratio` says.
@@ -197,7 +197,7 @@ class Ratio(msgspec.Struct, frozen=True, gc=False):
 
     value: float = 1.0
 
-    def learn(self, ours: int, theirs: int) -> "Ratio":
+    def learn(self, ours: int, theirs: int) -> "TokenRatio":
         """The ratio after an answer whose input we counted as `ours` and the provider as `theirs`.
 
         Small requests say nothing, for what templates add weighs too much in them; odd ones count as far as the bounds.
@@ -205,19 +205,19 @@ class Ratio(msgspec.Struct, frozen=True, gc=False):
         if ours < _LEAST_SAMPLE or theirs <= 0:
             return self
         sample = min(_HIGHEST, max(_LOWEST, theirs / ours))
-        return Ratio(self.value + _WEIGHT_OF_NEW * (sample - self.value))
+        return TokenRatio(self.value + _WEIGHT_OF_NEW * (sample - self.value))
 
     def apply(self, tokens: int) -> int:
         """The model's tokens for so many of ours."""
         return round(tokens * self.value)
 
 
-EXACT = Ratio(1.0)
+EXACT = TokenRatio(1.0)
 # Anthropic's and Gemini's tokenizers give more tokens than o200k on the whole; too high a guess only manages a little
 # early. Most others of today have vocabularies of 100,000 and more, as cl100k and o200k, which differ by a few percent.
-_GUESSED = {"anthropic": Ratio(1.15), "gemini": Ratio(1.15)}
+_GUESSED = {"anthropic": TokenRatio(1.15), "gemini": TokenRatio(1.15)}
 
 
-def guess_ratio(family: Family) -> Ratio:
+def guess_ratio(family: Family) -> TokenRatio:
     """The ratio of a family before anything is learned of its model."""
     return EXACT if family.is_exact else _GUESSED.get(family.vendor, EXACT)

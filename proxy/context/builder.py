@@ -9,13 +9,36 @@ from functools import partial
 
 import msgspec
 
-from proxy.context.conversation import REAL_GROUPS, BuilderPolicy, Survey, View, find_fresh, find_tail, survey
-from proxy.context.ledger import NOTHING, Heritage, inherit, leave_room
-from proxy.context.ledger_builder import Bounds, LedgerText, make_archive
-from proxy.context.message_features import Study, glance, study
-from proxy.context.outline import Parse
-from proxy.context.tool_outputs import Marked, bury, cut_words, measure_gain, order_outputs, outline_output, prune, trim
-from proxy.context.user_messages import Forms, Shown, shorten_newest, show_older, spell_older
+from proxy.context.conversation import (
+    REAL_GROUPS,
+    BuilderPolicy,
+    ConversationIndex,
+    PlanRequest,
+    find_fresh_step,
+    find_tail_step,
+    index_conversation,
+)
+from proxy.context.ledger import NO_LEDGERS, CarriedLedgers, carry_ledgers, reduce_room
+from proxy.context.ledger_builder import LedgerScope, LedgerText, build_ledger
+from proxy.context.message_features import FeatureExtractor, extract_features, extract_features_without_identifiers
+from proxy.context.outline import OutlineParser
+from proxy.context.tool_outputs import (
+    ReplacedMessage,
+    count_saved_tokens,
+    order_outputs,
+    outline_output,
+    prune_output,
+    prune_superseded,
+    shorten_message,
+    trim_message,
+)
+from proxy.context.user_messages import (
+    MessageForms,
+    UserMessageForm,
+    choose_older_forms,
+    list_newest_forms,
+    list_older_forms,
+)
 from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Rung, Written
 
 _ARCHIVE_SHARE, _ARCHIVE_MOST = 0.28, 16_000
@@ -28,7 +51,7 @@ _REPORTS_SHARE, _REPORTS_LEAST = 0.04, 350
 # The most an epoch leaves: the highest low mark (B12), and what it leaves where protection has to give way for that, by
 # how often epochs of late left too little room to go on.
 _FULL = 0.85
-_FREED = (0.7, 0.5, 0.3)
+_TARGETS = (0.7, 0.5, 0.3)
 # What the ledger has at least, and what it should have where protection gives way for it.
 _ARCHIVE_LEAST, _ARCHIVE_NEXT = 0.04, 0.1
 # From so many tokens on words and values are long: they are trimmed when protection gives way.
@@ -36,10 +59,10 @@ _LONG_SHARE, _LONG_LEAST, _LONG_LAST = 0.03, 120, 30
 _FRAME = 4
 
 
-_Way = Callable[[View, Survey, int], Marked]
+_Replacement = Callable[[PlanRequest, ConversationIndex, int], ReplacedMessage]
 
 
-class _Level(msgspec.Struct, frozen=True, gc=False):
+class _ProtectionLevel(msgspec.Struct, frozen=True, gc=False):
     """How much is given up: groups that stay, the part of their room that older users have, summaries, more groups.
 
     `second` is what becomes of the second newest turn of the user: 0 whole, 1 without pasted blocks, 2 its beginning.
@@ -54,21 +77,21 @@ class _Level(msgspec.Struct, frozen=True, gc=False):
 
 # In the order of BEHAVIOUR B12: from the second on protection gives way.
 _LEVELS = (
-    _Level(REAL_GROUPS, has_reports=True),
-    _Level(1),
-    _Level(1, second=1),
-    _Level(1, second=2),
-    _Level(1, 0.5, second=2),
-    _Level(1, 0.25, second=2, has_more=False),
+    _ProtectionLevel(REAL_GROUPS, has_reports=True),
+    _ProtectionLevel(1),
+    _ProtectionLevel(1, second=1),
+    _ProtectionLevel(1, second=2),
+    _ProtectionLevel(1, 0.5, second=2),
+    _ProtectionLevel(1, 0.25, second=2, has_more=False),
 )
-_NO_GROUPS = _Level(0, 0.0, second=2, has_more=False)
+_NO_GROUPS = _ProtectionLevel(0, 0.0, second=2, has_more=False)
 
 
-class _Words(msgspec.Struct, frozen=True, gc=False):
+class _UserForms(msgspec.Struct, frozen=True, gc=False):
     """The forms of older turns of the user, and of the second newest."""
 
-    older: Forms
-    second: Forms
+    older: MessageForms
+    second: MessageForms
 
 
 class _KeptMessages(msgspec.Struct, frozen=True, gc=False):
@@ -76,19 +99,19 @@ class _KeptMessages(msgspec.Struct, frozen=True, gc=False):
 
     least: int
     staying: frozenset[int]
-    marked: Mapping[int, Marked]
+    marked: Mapping[int, ReplacedMessage]
     spare: float
     tokens: int
 
 
-class _Draft(msgspec.Struct, frozen=True, gc=False):
+class _PlanDraft(msgspec.Struct, frozen=True, gc=False):
     """A plan in the making: the step where the tail begins, older steps that stay, messages that give way."""
 
     tail: int
     staying: frozenset[int]
     archive: LedgerText
-    marked: Mapping[int, Marked]
-    heritage: Heritage = NOTHING
+    marked: Mapping[int, ReplacedMessage]
+    heritage: CarriedLedgers = NO_LEDGERS
     reports: tuple[Written, ...] = ()
     tokens: int = 0
     protected: int = 0
@@ -100,47 +123,51 @@ class ContextBuilder:
     """
 
     def __init__(
-        self, policy: BuilderPolicy, count: Callable[[str], int], find: Study = study, parse: Parse | None = None
+        self,
+        policy: BuilderPolicy,
+        count: Callable[[str], int],
+        find: FeatureExtractor = extract_features,
+        parse: OutlineParser | None = None,
     ) -> None:
         self._policy = policy
         self._count = count
         self._find = find
         self._outline = partial(outline_output, has_outline=policy.has_outlines, parse=parse)
 
-    def build(self, view: View) -> ContextPlan:
+    def build(self, view: PlanRequest) -> ContextPlan:
         """Plan an epoch that begins with this request."""
-        seen = survey(view, self._policy, self._find)
-        words = _Words(spell_older(view, seen, self._count), shorten_newest(view, seen, self._count))
+        seen = index_conversation(view, self._policy, self._find)
+        words = _UserForms(list_older_forms(view, seen, self._count), list_newest_forms(view, seen, self._count))
         return self._show_all_new(view, seen, words) or self._fit(view, seen, words, "plan")
 
-    def minimal(self, view: View) -> ContextPlan:
+    def minimal(self, view: PlanRequest) -> ContextPlan:
         """Plan the same in time linear in the messages' text: the ledger says what was done, but no words of it."""
-        seen = survey(view, self._policy, glance)
-        words = _Words(
-            spell_older(view, seen, self._count, has_blocks=False),
-            shorten_newest(view, seen, self._count, has_blocks=False),
+        seen = index_conversation(view, self._policy, extract_features_without_identifiers)
+        words = _UserForms(
+            list_older_forms(view, seen, self._count, has_blocks=False),
+            list_newest_forms(view, seen, self._count, has_blocks=False),
         )
         return self._fit(view, seen, words, "minimal")
 
-    def _show_all_new(self, view: View, seen: Survey, words: _Words) -> ContextPlan | None:
+    def _show_all_new(self, view: PlanRequest, seen: ConversationIndex, words: _UserForms) -> ContextPlan | None:
         """The plan in which all that was never sent stays (B9), where that is more than what no model has answered.
 
         None where it leaves too little room to go on.
         """
-        fresh = find_fresh(seen.messages, seen.steps, view.sent)
+        fresh = find_fresh_step(seen.messages, seen.steps, view.sent)
         if fresh == seen.fresh:
             return None
         seen = msgspec.structs.replace(seen, fresh=fresh)
         kept = self._keep(view, seen, words, _LEVELS[0])
-        if view.budget.is_out_of_reach(view.head + kept.tokens):
+        if view.budget.is_ceiling_unreachable(view.head + kept.tokens):
             return None
         draft = self._draft(view, seen, _LEVELS[0], kept, "plan", _FULL * view.budget.usable)
-        return _write_plan(view, seen, draft, "plan")
+        return _make_plan(view, seen, draft, "plan")
 
-    def _fit(self, view: View, seen: Survey, words: _Words, rung: Rung) -> ContextPlan:
+    def _fit(self, view: PlanRequest, seen: ConversationIndex, words: _UserForms, rung: Rung) -> ContextPlan:
         """The plan of the first level that leaves enough room to go on, and for a ledger."""
         usable = view.budget.usable
-        freed = _FREED[min(view.depth, len(_FREED) - 1)] * usable
+        freed = _TARGETS[min(view.depth, len(_TARGETS) - 1)] * usable
         wished = 0
         for number, level in enumerate(_LEVELS):
             kept = self._keep(view, seen, words, level)
@@ -149,59 +176,71 @@ class ContextBuilder:
             if view.head + kept.tokens > (freed if is_whole else freed - _ARCHIVE_NEXT * usable):
                 continue
             draft = self._draft(view, seen, level, kept, rung, _FULL * usable if is_whole else freed)
-            return _write_plan(view, seen, draft, rung, wished)
-        return _write_plan(view, seen, self._give_up(view, seen, words, freed, rung), rung, wished)
+            return _make_plan(view, seen, draft, rung, wished)
+        return _make_plan(view, seen, self._give_up(view, seen, words, freed, rung), rung, wished)
 
-    def _give_up(self, view: View, seen: Survey, words: _Words, most: float, rung: Rung) -> _Draft:
+    def _give_up(
+        self, view: PlanRequest, seen: ConversationIndex, words: _UserForms, most: float, rung: Rung
+    ) -> _PlanDraft:
         """The draft in which, beside all that levels give up, messages give way until so many tokens are left."""
         long = max(_LONG_LEAST, int(_LONG_SHARE * view.budget.usable))
         for level, kept_whole in ((_LEVELS[-1], long), (_NO_GROUPS, _LONG_LAST)):
             draft = self._draft(view, seen, level, self._keep(view, seen, words, level), rung, most)
-            draft = shrink(view, seen, draft, self._list_ways(seen, draft, kept_whole), most, self._count)
+            draft = shrink_draft(view, seen, draft, self._list_ways(seen, draft, kept_whole), most, self._count)
             if view.head + draft.tokens <= view.budget.high:
                 return draft
         # What no model has seen yet goes only where it would be refused: who asked again would get it no sooner.
         fitting = view.budget.high if view.must_fit else view.budget.find_room()
         if fitting is None:
             return draft
-        return shrink(view, seen, draft, self._list_last_ways(seen, draft), fitting, self._count)
+        return shrink_draft(view, seen, draft, self._list_last_ways(seen, draft), fitting, self._count)
 
-    def _keep(self, view: View, seen: Survey, words: _Words, level: _Level) -> _KeptMessages:
+    def _keep(
+        self, view: PlanRequest, seen: ConversationIndex, words: _UserForms, level: _ProtectionLevel
+    ) -> _KeptMessages:
         """What stays at a level, whatever else there is room for."""
-        least = find_tail(seen, level.groups)
-        older = show_older(view, seen, words.older, least, level.users)
+        least = find_tail_step(seen, level.groups)
+        older = choose_older_forms(view, seen, words.older, least, level.users)
         second = [forms[min(level.second, len(forms)) - 1] for forms in words.second.values()] if level.second else ()
         staying = seen.newest | seen.fixed | {each.step for each in older.shown}
-        marked = self._outline_large(view, seen, least) | _mark_shortened((*older.shown, *second))
-        tokens = _measure(seen, _Draft(least, staying, LedgerText((), "", 0), marked), self._count)
+        marked = self._outline_large(view, seen, least) | _list_shortened((*older.shown, *second))
+        tokens = _count_draft(seen, _PlanDraft(least, staying, LedgerText((), "", 0), marked), self._count)
         return _KeptMessages(least, staying, marked, older.spare, tokens)
 
-    def _draft(self, view: View, seen: Survey, level: _Level, kept: _KeptMessages, rung: Rung, most: float) -> _Draft:
+    def _draft(
+        self,
+        view: PlanRequest,
+        seen: ConversationIndex,
+        level: _ProtectionLevel,
+        kept: _KeptMessages,
+        rung: Rung,
+        most: float,
+    ) -> _PlanDraft:
         """What stays at a level, with the ledger of the rest and as many more steps as `most` tokens have room for."""
         least, staying, marked = kept.least, kept.staying, dict(kept.marked)
         goal = view.goal or view.budget
-        low = min(goal.find_low(view.head + kept.tokens), most)
+        low = min(goal.compute_low_mark(view.head + kept.tokens), most)
         room = min(_ARCHIVE_SHARE * goal.usable + _SPARE_SHARE * kept.spare, _ARCHIVE_MOST)
         room = max(_ARCHIVE_LEAST * goal.usable, min(room, most - view.head - kept.tokens))
-        heritage = inherit(seen, view.frozen, least, room, self._count)
-        reports = choose_reports(view, heritage) if level.has_reports else ()
+        heritage = carry_ledgers(seen, view.frozen, least, room, self._count)
+        reports = choose_summaries(view, heritage) if level.has_reports else ()
         told = sum(self._count(each.text) + _FRAME for each in reports)
-        heritage = leave_room(heritage, told)
+        heritage = reduce_room(heritage, told)
         free = low - view.head - kept.tokens - room - heritage.reported - told
         tail = extend_tail(seen, least, staying, heritage.told, free) if level.has_more else least
-        pruned = prune(view, seen, self._policy, range(tail, least), self._count)
+        pruned = prune_superseded(view, seen, self._policy, range(tail, least), self._count)
         if pruned:
-            free += measure_gain(seen, pruned, self._count)
+            free += count_saved_tokens(seen, pruned, self._count)
             tail = extend_tail(seen, least, staying, heritage.told, free)
-            pruned = prune(view, seen, self._policy, range(tail, least), self._count)
+            pruned = prune_superseded(view, seen, self._policy, range(tail, least), self._count)
             marked |= pruned
         shortened = {place: made.edit.text for place, made in marked.items() if made.edit.kind == "shortened"}
-        bounds = Bounds(tail, staying, heritage, rung == "plan", shortened)
-        archive = make_archive(view, seen, bounds, self._count)
-        draft = _Draft(tail, staying, archive, marked, heritage, reports if archive.text else (), 0, kept.tokens)
-        return msgspec.structs.replace(draft, tokens=_measure(seen, draft, self._count))
+        bounds = LedgerScope(tail, staying, heritage, rung == "plan", shortened)
+        archive = build_ledger(view, seen, bounds, self._count)
+        draft = _PlanDraft(tail, staying, archive, marked, heritage, reports if archive.text else (), 0, kept.tokens)
+        return msgspec.structs.replace(draft, tokens=_count_draft(seen, draft, self._count))
 
-    def _outline_large(self, view: View, seen: Survey, least: int) -> dict[int, Marked]:
+    def _outline_large(self, view: PlanRequest, seen: ConversationIndex, least: int) -> dict[int, ReplacedMessage]:
         """Large outputs of the newest groups that a model has seen whole, as blocks (M12)."""
         most = min(self._policy.inline_tokens, _INLINE_SHARE * view.budget.usable)
         return {
@@ -212,31 +251,31 @@ class ContextBuilder:
             if seen.messages[place].shape.role == "tool" and seen.messages[place].tokens > most
         }
 
-    def _list_ways(self, seen: Survey, draft: _Draft, most: int) -> Iterator[tuple[int, _Way]]:
+    def _list_ways(self, seen: ConversationIndex, draft: _PlanDraft, most: int) -> Iterator[tuple[int, _Replacement]]:
         """What gives way where that is not enough: long words and values, then outputs that were seen.
 
         `most` are the tokens from which on words are long.
         """
-        loose = _list_loose(seen, draft)
+        loose = _list_replaceable(seen, draft)
         fresh = _find_fresh_place(seen)
         by_size = sorted(loose, key=lambda place: (-seen.messages[place].tokens, place))
         said = [place for place in by_size if seen.messages[place].shape.role == "assistant"]
-        yield from ((place, partial(trim, most=most)) for place in said if seen.messages[place].tokens > most)
-        yield from ((place, bury) for place in order_outputs(seen, (place for place in loose if place < fresh)))
+        yield from ((place, partial(trim_message, most=most)) for place in said if seen.messages[place].tokens > most)
+        yield from ((place, prune_output) for place in order_outputs(seen, (place for place in loose if place < fresh)))
 
-    def _list_last_ways(self, seen: Survey, draft: _Draft) -> Iterator[tuple[int, _Way]]:
+    def _list_last_ways(self, seen: ConversationIndex, draft: _PlanDraft) -> Iterator[tuple[int, _Replacement]]:
         """What gives way where the rest is more than may be sent: outputs that nobody has seen, then other words."""
-        loose = _list_loose(seen, draft)
+        loose = _list_replaceable(seen, draft)
         by_size = sorted(loose, key=lambda place: (-seen.messages[place].tokens, place))
         yield from ((place, self._outline) for place in by_size if seen.messages[place].shape.role == "tool")
-        yield from ((place, cut_words) for place in by_size if _is_plain(seen, place))
+        yield from ((place, shorten_message) for place in by_size if _is_text_only(seen, place))
 
 
-def _mark_shortened(shown: Iterable[Shown]) -> dict[int, Marked]:
-    return {edit.place: Marked(edit, each.references) for each in shown for edit in each.edits}
+def _list_shortened(shown: Iterable[UserMessageForm]) -> dict[int, ReplacedMessage]:
+    return {edit.place: ReplacedMessage(edit, each.references) for each in shown for edit in each.edits}
 
 
-def extend_tail(seen: Survey, least: int, staying: frozenset[int], told: frozenset[int], room: float) -> int:
+def extend_tail(seen: ConversationIndex, least: int, staying: frozenset[int], told: frozenset[int], room: float) -> int:
     """The step at which the tail begins where so many more tokens may be in it."""
     tail = least
     while tail and tail - 1 not in told:
@@ -247,14 +286,14 @@ def extend_tail(seen: Survey, least: int, staying: frozenset[int], told: frozens
     return tail
 
 
-def shrink(
-    view: View,
-    seen: Survey,
-    draft: _Draft,
-    ways: Iterable[tuple[int, _Way]],
+def shrink_draft(
+    view: PlanRequest,
+    seen: ConversationIndex,
+    draft: _PlanDraft,
+    ways: Iterable[tuple[int, _Replacement]],
     most: float,
     count: Callable[[str], int],
-) -> _Draft:
+) -> _PlanDraft:
     """The same draft with so many messages given way that it has so many tokens, as far as that can be."""
     tokens = draft.tokens
     marked = dict(draft.marked)
@@ -264,14 +303,14 @@ def shrink(
         if place in marked:
             continue
         made = mark(view, seen, place)
-        gained = measure_gain(seen, {place: made}, count)
+        gained = count_saved_tokens(seen, {place: made}, count)
         if gained > 0:
             tokens -= gained
             marked[place] = made
     return msgspec.structs.replace(draft, marked=marked, tokens=tokens)
 
 
-def _list_loose(seen: Survey, draft: _Draft) -> list[int]:
+def _list_replaceable(seen: ConversationIndex, draft: _PlanDraft) -> list[int]:
     """The places of messages that are sent and may give way; those of the user's newest turn may not."""
     last = seen.steps[seen.users[-1]].turn if seen.users else 0
     bound = {i for i in seen.users if seen.steps[i].turn == last}
@@ -279,52 +318,54 @@ def _list_loose(seen: Survey, draft: _Draft) -> list[int]:
     return [place for i in kept for place in _list_places(seen, i) if place not in seen.bound]
 
 
-def _find_fresh_place(seen: Survey) -> int:
+def _find_fresh_place(seen: ConversationIndex) -> int:
     return seen.steps[seen.fresh].start if seen.fresh < len(seen.steps) else len(seen.messages)
 
 
-def _is_plain(seen: Survey, place: int) -> bool:
+def _is_text_only(seen: ConversationIndex, place: int) -> bool:
     """Whether a message is words alone, which may be cut."""
     shape = seen.messages[place].shape
     return shape.role in ("user", "assistant") and not (shape.calls or shape.results or shape.reasoning)
 
 
-def _list_places(seen: Survey, i: int) -> range:
+def _list_places(seen: ConversationIndex, i: int) -> range:
     return range(seen.steps[i].start, seen.steps[i].stop)
 
 
-def _measure(seen: Survey, draft: _Draft, count: Callable[[str], int]) -> int:
+def _count_draft(seen: ConversationIndex, draft: _PlanDraft, count: Callable[[str], int]) -> int:
     """The tokens of a draft, behind the preamble."""
     tokens = sum(step.tokens for i, step in enumerate(seen.steps) if i >= draft.tail or i in draft.staying)
-    tokens -= measure_gain(seen, draft.marked, count)
+    tokens -= count_saved_tokens(seen, draft.marked, count)
     tokens += sum(count(each.text) + _FRAME for each in draft.reports)
     return tokens + draft.heritage.tokens + (draft.archive.tokens + _FRAME if draft.archive.text else 0)
 
 
-def _write_plan(view: View, seen: Survey, draft: _Draft, rung: Rung, wished: int = 0) -> ContextPlan:
-    beyond = wished if view.budget.is_out_of_reach(wished) else 0
+def _make_plan(
+    view: PlanRequest, seen: ConversationIndex, draft: _PlanDraft, rung: Rung, wished: int = 0
+) -> ContextPlan:
+    beyond = wished if view.budget.is_ceiling_unreachable(wished) else 0
     if not draft.archive.text and not draft.marked and not draft.heritage.ledgers:
         return ContextPlan(0, (), (), sum(each.tokens for each in seen.messages), draft.protected, rung, beyond)
-    tail = max([draft.tail, *(i + 1 for i in range(draft.tail, len(seen.steps)) if _gives_way(seen, draft, i))])
+    tail = max([draft.tail, *(i + 1 for i in range(draft.tail, len(seen.steps)) if _is_replaced(seen, draft, i))])
     through = seen.steps[tail].start if tail < len(seen.steps) else len(seen.messages)
     references = {each.id: each for each in _list_references(draft)}
     edits = tuple(_list_edits(seen, draft, tail))
     return ContextPlan(through, edits, tuple(references.values()), draft.tokens, draft.protected, rung, beyond)
 
 
-def find_reports_room(usable: int) -> int:
+def compute_summaries_budget(usable: int) -> int:
     """The tokens that summaries may have together, of so many that are usable."""
     return max(_REPORTS_LEAST, int(_REPORTS_SHARE * usable))
 
 
-def choose_reports(view: View, heritage: Heritage) -> tuple[Written, ...]:
+def choose_summaries(view: PlanRequest, heritage: CarriedLedgers) -> tuple[Written, ...]:
     """The summaries that come with this epoch: those of what no summary that stays tells of, the newest that fit.
 
     One that was merged of some that stay has to wait until these go with their ledgers.
     """
     reached = max((each.stop for each in heritage.written if each.report), default=0)
     start = max((each.stop for each in heritage.ledgers), default=0)
-    room = find_reports_room(view.budget.usable) - heritage.reported
+    room = compute_summaries_budget(view.budget.usable) - heritage.reported
     chosen: list[Written] = []
     for each in reversed(view.reports):
         room -= each.tokens + _FRAME
@@ -334,17 +375,17 @@ def choose_reports(view: View, heritage: Heritage) -> tuple[Written, ...]:
     return tuple(reversed(chosen))
 
 
-def _gives_way(seen: Survey, draft: _Draft, i: int) -> bool:
+def _is_replaced(seen: ConversationIndex, draft: _PlanDraft, i: int) -> bool:
     return any(place in draft.marked for place in _list_places(seen, i))
 
 
-def _list_edits(seen: Survey, draft: _Draft, tail: int) -> Iterator[Edit]:
+def _list_edits(seen: ConversationIndex, draft: _PlanDraft, tail: int) -> Iterator[Edit]:
     """Summaries, ledgers, and what stays: each ledger before what came after its beginning, summaries before it.
 
     So the next epoch, which only adds a ledger, leaves all before that as it was, words of the user between ledgers
     included, and the provider's cache holds them.
     """
-    ours = [*draft.heritage.written, *draft.reports, *_write_ledger(seen, draft)]
+    ours = [*draft.heritage.written, *draft.reports, *_list_new_ledger(seen, draft)]
     for i in range(tail):
         if i >= draft.tail or i in draft.staying:
             while ours and ours[0].start <= seen.steps[i].start:
@@ -354,14 +395,14 @@ def _list_edits(seen: Survey, draft: _Draft, tail: int) -> Iterator[Edit]:
     yield from ours
 
 
-def _write_ledger(seen: Survey, draft: _Draft) -> Iterator[Written]:
+def _list_new_ledger(seen: ConversationIndex, draft: _PlanDraft) -> Iterator[Written]:
     if draft.archive.text:
         start = draft.heritage.ledgers[-1].stop if draft.heritage.ledgers else 0
         stop = seen.steps[draft.tail].start if draft.tail < len(seen.steps) else len(seen.messages)
         yield Written(draft.archive.text, start, stop)
 
 
-def _list_references(draft: _Draft) -> Iterator[Reference]:
+def _list_references(draft: _PlanDraft) -> Iterator[Reference]:
     yield from draft.heritage.references
     for entry in draft.archive.entries:
         yield Reference(entry.reference, entry.page.start, entry.page.stop, entry.page.offset)

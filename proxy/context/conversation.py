@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from proxy.context.budget import Budget
-from proxy.context.message_features import Findings, Study
+from proxy.context.message_features import FeatureExtractor, MessageFeatures
 from proxy.model.messages import Message, MessageStructure, list_run_starts
 from proxy.model.plan import ContextPlan
 
@@ -42,7 +42,7 @@ class BuilderPolicy:
     has_outlines: bool = True
 
 
-class Seen(msgspec.Struct, frozen=True, gc=False):
+class CountedMessage(msgspec.Struct, frozen=True, gc=False):
     """A message: what it says, how it hangs together with its neighbours, and how many tokens it has."""
 
     told: Message
@@ -60,7 +60,7 @@ class LiveSummary(msgspec.Struct, frozen=True, gc=False):
     tokens: int
 
 
-class View(msgspec.Struct, frozen=True, gc=False):
+class PlanRequest(msgspec.Struct, frozen=True, gc=False):
     """The whole conversation as the client holds it, behind its preamble.
 
     `head` are the tokens of what goes before (system messages, tools). `name` gives the id of a reference to the
@@ -74,7 +74,7 @@ class View(msgspec.Struct, frozen=True, gc=False):
     budget has room for would be refused.
     """
 
-    messages: Sequence[Seen]
+    messages: Sequence[CountedMessage]
     head: int
     budget: Budget
     name: Callable[[int, int, int], str]
@@ -98,7 +98,7 @@ class Group(msgspec.Struct, frozen=True, gc=False):
 
 def split_groups(shapes: Sequence[MessageStructure]) -> list[Group]:
     """A history's groups, in order and without gaps."""
-    reach = _find_answers(shapes)
+    reach = _find_last_results(shapes)
     kept: list[int] = []
     held = at = 0
     for start in list_run_starts(shapes):
@@ -112,7 +112,7 @@ def split_groups(shapes: Sequence[MessageStructure]) -> list[Group]:
     ]
 
 
-def _find_answers(shapes: Sequence[MessageStructure]) -> dict[int, int]:
+def _find_last_results(shapes: Sequence[MessageStructure]) -> dict[int, int]:
     """The place of the last result by that of its call. A result is of the newest call before it that has its id."""
     made: dict[str, int] = {}
     found: dict[int, int] = {}
@@ -131,14 +131,14 @@ _ACTION = re.compile(
     r"```|<[A-Za-z_][^<>\n]*>|\{\s*\"|^\W*(?:action|command|tool)\b[^\n]*:", re.IGNORECASE | re.MULTILINE
 )
 # How what a machine put out begins: people begin their prompts alike, too ("Ticket 12:", "## Task 5"), but not so.
-_OF_MACHINE = re.compile(
+_MACHINE_HEAD = re.compile(
     r"\W*(?:(?:the|tool|command|execut(?:e|ion)|bash|shell|python|ipython|function|code|action|system)[ _-]){0,2}"
     r"(?:observations?|outputs?|results?|returns?[ _-]?code|exit(?:ed)?|stdout|stderr|tools?|execution|command)"
     r"(?![a-z])",
     re.IGNORECASE,
 )
-_HEAD = 40
-_ALIKE = 3
+_HEAD_LENGTH = 40
+_MIN_ALIKE = 3
 
 
 class AgentStep(msgspec.Struct, frozen=True, gc=False):
@@ -153,15 +153,15 @@ class AgentStep(msgspec.Struct, frozen=True, gc=False):
     turn: int
 
 
-class Survey(msgspec.Struct, frozen=True, gc=False):
+class ConversationIndex(msgspec.Struct, frozen=True, gc=False):
     """A conversation. `fresh` is the step where what no model has seen yet begins.
 
     `users` are the user's steps in order, `newest` those of the newest turns. `fixed` are steps that must stay, `bound`
     the places of messages in them that must stay as they are.
     """
 
-    messages: Sequence[Seen]
-    found: Sequence[Findings]
+    messages: Sequence[CountedMessage]
+    found: Sequence[MessageFeatures]
     steps: Sequence[AgentStep]
     fresh: int
     users: tuple[int, ...]
@@ -170,37 +170,40 @@ class Survey(msgspec.Struct, frozen=True, gc=False):
     bound: frozenset[int]
 
 
-def survey(view: View, policy: BuilderPolicy, study: Study) -> Survey:
+def index_conversation(view: PlanRequest, policy: BuilderPolicy, study: FeatureExtractor) -> ConversationIndex:
     """What a view holds."""
     messages = view.messages
     found = [study(seen.told) for seen in messages]
     groups = split_groups([seen.shape for seen in messages])
-    echoes = _find_echoes(messages, groups)
+    echoes = _find_machine_messages(messages, groups)
     steps = list(_list_steps(messages, found, groups, echoes))
     users = tuple(i for i, step in enumerate(steps) if step.kind == "user")
     turns = sorted({steps[i].turn for i in users})[-policy.protect_turns :] if policy.protect_turns else []
     newest = frozenset({*(i for i in users if steps[i].turn in turns), *users[-1:]})
-    bound = view.pinned | view.unkept | frozenset(_find_protected(messages, policy.protected_tools))
+    bound = view.pinned | view.unkept | frozenset(_list_protected_outputs(messages, policy.protected_tools))
     fixed = frozenset(
         i
         for i, step in enumerate(steps)
         if step.kind == "system" or any(place in bound for place in range(step.start, step.stop))
     )
-    return Survey(messages, found, steps, find_fresh(messages, steps), users, newest, fixed, bound)
+    return ConversationIndex(messages, found, steps, find_fresh_step(messages, steps), users, newest, fixed, bound)
 
 
-def find_tail(seen: Survey, groups: int) -> int:
+def find_tail_step(seen: ConversationIndex, groups: int) -> int:
     """The step from which on everything stays: so many groups with calls, and whatever is fresh."""
     calling = [i for i, step in enumerate(seen.steps) if step.has_calls]
     return min(seen.fresh, *calling[-groups:]) if groups and calling else seen.fresh
 
 
 def _list_steps(
-    messages: Sequence[Seen], found: Sequence[Findings], groups: Sequence[Group], echoes: frozenset[int]
+    messages: Sequence[CountedMessage],
+    found: Sequence[MessageFeatures],
+    groups: Sequence[Group],
+    echoes: frozenset[int],
 ) -> Iterator[AgentStep]:
     turn, before = 0, ""
     for group in groups:
-        kind = _name_kind(messages, group, echoes)
+        kind = _choose_kind(messages, group, echoes)
         turn += kind == "user" and before != "user"
         before = kind
         tokens = sum(seen.tokens for seen in messages[group.start : group.stop])
@@ -208,38 +211,38 @@ def _list_steps(
         yield AgentStep(group.start, group.stop, kind, group.has_calls, tokens, characters, turn)
 
 
-def _name_kind(messages: Sequence[Seen], group: Group, echoes: frozenset[int]) -> Kind:
+def _choose_kind(messages: Sequence[CountedMessage], group: Group, echoes: frozenset[int]) -> Kind:
     """What a group is: the strictest of what its messages are."""
     roles = {messages[place].shape.role for place in range(group.start, group.stop) if place not in echoes}
     return "system" if "system" in roles else "user" if "user" in roles else "step"
 
 
-def _find_echoes(messages: Sequence[Seen], groups: Sequence[Group]) -> frozenset[int]:
+def _find_machine_messages(messages: Sequence[CountedMessage], groups: Sequence[Group]) -> frozenset[int]:
     """Places of the user's messages that a machine wrote: several with like heads, each behind an action."""
     if any(seen.told.calls or seen.told.results for seen in messages):
         return frozenset()
     users = [group.start for group in groups if messages[group.start].shape.role == "user"]
-    heads = {place: head for place in users if (head := _head(messages[place].told.text))}
+    heads = {place: head for place in users if (head := _normalize_head(messages[place].told.text))}
     wrapped = heads.get(users[0]) if users else None
     echoing = [place for place, head in heads.items() if head != wrapped and _is_action(messages[place - 1])]
     alike = Counter(heads[place] for place in echoing)
-    return frozenset(place for place in echoing if alike[heads[place]] >= _ALIKE)
+    return frozenset(place for place in echoing if alike[heads[place]] >= _MIN_ALIKE)
 
 
-def _is_action(seen: Seen) -> bool:
+def _is_action(seen: CountedMessage) -> bool:
     return seen.shape.role == "assistant" and _ACTION.search(seen.told.text) is not None
 
 
-def _head(text: str) -> str:
+def _normalize_head(text: str) -> str:
     """How a text begins, without its numbers; empty where it begins as people write."""
     line = text.split("\n", 1)[0].rstrip()
-    if not _OF_MACHINE.match(line):
+    if not _MACHINE_HEAD.match(line):
         return ""
-    is_label = line.endswith(":") and len(line) <= _HEAD
-    return _DIGITS.sub("0", line[:_HEAD]) if is_label or _MARKUP.search(line[:_HEAD]) else ""
+    is_label = line.endswith(":") and len(line) <= _HEAD_LENGTH
+    return _DIGITS.sub("0", line[:_HEAD_LENGTH]) if is_label or _MARKUP.search(line[:_HEAD_LENGTH]) else ""
 
 
-def _find_protected(messages: Sequence[Seen], tools: Sequence[str]) -> Iterator[int]:
+def _list_protected_outputs(messages: Sequence[CountedMessage], tools: Sequence[str]) -> Iterator[int]:
     """Places of outputs of tools whose outputs stay."""
     answered: set[str] = set()
     for place, seen in enumerate(messages):
@@ -248,7 +251,7 @@ def _find_protected(messages: Sequence[Seen], tools: Sequence[str]) -> Iterator[
             yield place
 
 
-def find_fresh(messages: Sequence[Seen], steps: Sequence[AgentStep], sent: int | None = None) -> int:
+def find_fresh_step(messages: Sequence[CountedMessage], steps: Sequence[AgentStep], sent: int | None = None) -> int:
     """The step that holds the first message behind the assistant's last, or the call that message answers.
 
     Before that, where it is known how many messages were `sent`, that of users and tools which was not: a client may

@@ -16,26 +16,27 @@ from proxy.context.pricing import Tariff
 from proxy.model.epoch import Epoch, Why
 from proxy.model.plan import Pressure
 
-MOST_FUTILE = 2
+MAX_INEFFECTIVE = 2
 # An epoch that misses its mark by what a budget leaves its estimator has not missed it.
 _MARGIN_PERCENT = 3
 # The part of what is usable that an epoch frees at least, or it was in vain.
-_LEAST_FREED = 0.1
+_MIN_FREED_SHARE = 0.1
 
 
-class Account(msgspec.Struct, frozen=True, gc=False):
-    """`base`: tokens right after the last epoch, 0 before the first. `owed`: the excess reads since.
+class CacheCostAccount(msgspec.Struct, frozen=True, gc=False):
+    """What not opening an epoch has cost one branch and view. A value: each event makes a new one.
 
-    `futile` counts the epochs in a row that did not get below the low mark, or freed hardly anything. `stuck` is the
-    low mark of the last epoch where it was so or the ceiling was out of reach, else 0. `is_held`: a revert holds until
-    the high mark. `sent`: the tokens of the last request, 0 where none is known that the next one goes on from;
-    `sent_at` is when it was sent, in monotonic seconds, None where unknown.
+    `base`: tokens right after the last epoch, 0 before the first. `owed`: the excess reads since, in tokens of uncached
+    input. `ineffective` counts the epochs in a row that did not get below the low mark, or freed hardly anything.
+    `missed_mark`: the low mark of the last such epoch, or of one for which the ceiling was out of reach, else 0.
+    `is_held`: a revert holds until the high mark. `sent`: the tokens of the last request, 0 where none is known that
+    the next one goes on from; `sent_at`: when that was, in monotonic seconds, None where unknown.
     """
 
     base: int = 0
     owed: float = 0.0
-    futile: int = 0
-    stuck: int = 0
+    ineffective: int = 0
+    missed_mark: int = 0
     is_held: bool = False
     sent: int = 0
     sent_at: float | None = None
@@ -43,18 +44,18 @@ class Account(msgspec.Struct, frozen=True, gc=False):
     @property
     def depth(self) -> int:
         """How much deeper the next epoch has to go: how often two in a row did not help (B12)."""
-        return self.futile // MOST_FUTILE
+        return self.ineffective // MAX_INEFFECTIVE
 
     def find_target(self, low: int) -> int:
         """What the next epoch will probably leave: as much as the last one, or the low mark before the first."""
         return self.base or low
 
-    def find_idle(self, now: float) -> float | None:
+    def compute_idle(self, now: float) -> float | None:
         """Seconds since the last request, None where nobody knows."""
         return None if self.sent_at is None else max(0.0, now - self.sent_at)
 
 
-class Sent(msgspec.Struct, frozen=True, gc=False):
+class SentTokens(msgspec.Struct, frozen=True, gc=False):
     """A request that was sent: its tokens, and what the upstream said it read of them from its cache.
 
     `kept` are the tokens at its beginning that were sent before, None where it goes on from the last request. `at` is
@@ -67,13 +68,13 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
     at: float | None = None
 
 
-def note_sent(account: Account, sent: Sent, tariff: Tariff, low: int) -> Account:
+def record_request(account: CacheCostAccount, sent: SentTokens, tariff: Tariff, low: int) -> CacheCostAccount:
     """After a request: what it cost more than one that an epoch at the low mark had made shorter.
 
     The excess is what was sent before and lies above the target; without it the rest would have cost the same. Where
     all is read at a tenth this is CONTEXT-ECONOMY's sum of 0.1 (size - L), but for what is new in the request.
     """
-    read, old = _find_read(account, sent, tariff)
+    read, old = _split_cached(account, sent, tariff)
     excess = max(0, old - account.find_target(low))
     kept = min(read, old - excess)
     as_it_was = tariff.price(read, sent.tokens - read)
@@ -82,70 +83,76 @@ def note_sent(account: Account, sent: Sent, tariff: Tariff, low: int) -> Account
     return replace(account, owed=owed, sent=sent.tokens, sent_at=account.sent_at if sent.at is None else sent.at)
 
 
-def note_use(account: Account, at: float) -> Account:
+def record_use(account: CacheCostAccount, at: float) -> CacheCostAccount:
     """After a request that was not counted: it kept the cache warm, no more."""
     return replace(account, sent_at=at)
 
 
-def note_epoch(account: Account, before: int, after: int, protected: int, budget: Budget) -> Account:
+def record_epoch(
+    account: CacheCostAccount, before: int, after: int, protected: int, budget: Budget
+) -> CacheCostAccount:
     """After an epoch that left `after` of `before` tokens, `protected` of which had to stay: a new account.
 
     The ledger is part of what an epoch leaves for a reason, so it is judged by the highest low mark there is (0.85 of
     what is usable): below it there is room to go on, and the next epoch is worth opening.
     """
-    mark = min(budget.find_low(after), before - int(_LEAST_FREED * budget.usable))
-    settled = _settle(account, after, mark, budget.find_low(protected))
-    return replace(settled, stuck=budget.find_low(protected)) if budget.is_out_of_reach(protected) else settled
+    mark = min(budget.compute_low_mark(after), before - int(_MIN_FREED_SHARE * budget.usable))
+    settled = _start_after_epoch(account, after, mark, budget.compute_low_mark(protected))
+    return (
+        replace(settled, missed_mark=budget.compute_low_mark(protected))
+        if budget.is_ceiling_unreachable(protected)
+        else settled
+    )
 
 
-def note_revert(account: Account, after: int) -> Account:
+def record_revert(account: CacheCostAccount, after: int) -> CacheCostAccount:
     """After a person went back to what stood before, which is `after` tokens: it holds until the high mark (B19)."""
-    return Account(base=after, is_held=True, sent_at=account.sent_at)
+    return CacheCostAccount(base=after, is_held=True, sent_at=account.sent_at)
 
 
-def restore_account(epochs: Iterable[Epoch], owed: float, budget: Budget) -> Account:
+def restore_account(epochs: Iterable[Epoch], owed: float, budget: Budget) -> CacheCostAccount:
     """The account as the log tells of it: the epochs of its path and view, oldest first, and what was owed last.
 
     The log does not tell what had to stay then, and so the low mark: only what is above the highest there can be counts
-    as futile.
+    as ineffective.
     """
-    account = Account()
-    low = budget.find_low(budget.usable)
+    account = CacheCostAccount()
+    low = budget.compute_low_mark(budget.usable)
     for epoch in epochs:
         after = epoch.tokens_after
-        mark = min(low, epoch.tokens_before - int(_LEAST_FREED * budget.usable))
-        account = note_revert(account, after) if epoch.is_reversion else _settle(account, after, mark, low)
+        mark = min(low, epoch.tokens_before - int(_MIN_FREED_SHARE * budget.usable))
+        account = record_revert(account, after) if epoch.is_reversion else _start_after_epoch(account, after, mark, low)
     return replace(account, owed=owed, sent=account.base)
 
 
-def _settle(account: Account, after: int, mark: int, low: int) -> Account:
+def _start_after_epoch(account: CacheCostAccount, after: int, mark: int, low: int) -> CacheCostAccount:
     is_futile = after * 100 > mark * (100 + _MARGIN_PERCENT)
-    futile, stuck = (account.futile + 1, low) if is_futile else (0, 0)
-    return Account(after, futile=futile, stuck=stuck, sent_at=account.sent_at)
+    ineffective, missed_mark = (account.ineffective + 1, low) if is_futile else (0, 0)
+    return CacheCostAccount(after, ineffective=ineffective, missed_mark=missed_mark, sent_at=account.sent_at)
 
 
-def _find_read(account: Account, sent: Sent, tariff: Tariff) -> tuple[int, int]:
+def _split_cached(account: CacheCostAccount, sent: SentTokens, tariff: Tariff) -> tuple[int, int]:
     """Of a request: the tokens read from the cache, and those that were sent before."""
     kept = min(account.sent if sent.kept is None else sent.kept, sent.tokens)
     if sent.cached is None:
-        return tariff.expect_read(kept), kept
+        return tariff.estimate_cached(kept), kept
     read = min(sent.cached, sent.tokens)
     return read, max(kept, read)
 
 
 # By how much of the budget the low mark must have fallen below the one that was missed, before it is tried again.
-_RELIEF = 0.1
+_RETRY_SHARE = 0.1
 
 BOUND = "the model signs its reasoning over what goes before it"
 SIDE = "a side request opens no epoch"
-FUTILE = f"{MOST_FUTILE} epochs in a row did not get below the low mark"
+INEFFECTIVE = f"{MAX_INEFFECTIVE} epochs in a row did not get below the low mark"
 HELD = "a revert holds until the high mark"
 OUT_OF_REACH = "more must stay than the ceiling leaves room for"
 NO_ROOM = "the answer asked for leaves no room to manage"
 NOTHING_TO_GAIN = "an epoch would leave no less"
 
 
-class Facts(msgspec.Struct, frozen=True, gc=False):
+class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     """What is known of a request before it is sent.
 
     `tokens` are those it has without a new epoch, `protected` those that no epoch may take. `kept` are the tokens at
@@ -167,7 +174,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
     @property
     def low(self) -> int:
         """What an epoch should leave."""
-        return self.budget.find_low(self.protected)
+        return self.budget.compute_low_mark(self.protected)
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
@@ -178,32 +185,32 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     reason: str = ""
 
 
-def decide(account: Account, facts: Facts) -> Decision:
+def decide(account: CacheCostAccount, facts: RequestFacts) -> Decision:
     """Whether an epoch opens before this request."""
-    pressure = facts.budget.find_pressure(facts.tokens)
+    pressure = facts.budget.compute_pressure(facts.tokens)
     if pressure == "none":
-        return Decision(None, pressure, _tell_none(facts))
+        return Decision(None, pressure, _explain_no_pressure(facts))
     if against := _find_objection(account, facts, pressure):
         return Decision(None, pressure, against)
     if pressure == "hard":
         return Decision("hard", pressure)
     if facts.tokens <= account.find_target(facts.low):
         return Decision(None, pressure, NOTHING_TO_GAIN)
-    return _weigh(account, facts, pressure)
+    return _decide_by_price(account, facts, pressure)
 
 
-def price_opening(account: Account, facts: Facts) -> float:
+def price_opening(account: CacheCostAccount, facts: RequestFacts) -> float:
     """What an epoch would cost now: the price of the bust, in tokens of uncached input."""
-    return facts.tariff.price_bust(account.find_target(facts.low), facts.stable)
+    return facts.tariff.price_cache_bust(account.find_target(facts.low), facts.stable)
 
 
-def _tell_none(facts: Facts) -> str:
+def _explain_no_pressure(facts: RequestFacts) -> str:
     if not facts.budget.usable:
         return NO_ROOM
     return f"{facts.tokens} tokens are below the soft mark of {facts.budget.soft}"
 
 
-def _find_objection(account: Account, facts: Facts, pressure: Pressure) -> str:
+def _find_objection(account: CacheCostAccount, facts: RequestFacts, pressure: Pressure) -> str:
     """Why none opens whatever it would save. Above the ceiling one opens always (B12): what did not help goes deeper.
 
     Below it, what did not help twice is not done again.
@@ -212,14 +219,14 @@ def _find_objection(account: Account, facts: Facts, pressure: Pressure) -> str:
         return SIDE if facts.is_side else BOUND
     if pressure == "hard":
         return ""
-    if account.futile >= MOST_FUTILE and facts.low > account.stuck - _RELIEF * facts.budget.usable:
-        return FUTILE
-    if account.stuck and facts.budget.is_out_of_reach(facts.protected):
+    if account.ineffective >= MAX_INEFFECTIVE and facts.low > account.missed_mark - _RETRY_SHARE * facts.budget.usable:
+        return INEFFECTIVE
+    if account.missed_mark and facts.budget.is_ceiling_unreachable(facts.protected):
         return OUT_OF_REACH
     return HELD if account.is_held else ""
 
 
-def _weigh(account: Account, facts: Facts, pressure: Pressure) -> Decision:
+def _decide_by_price(account: CacheCostAccount, facts: RequestFacts, pressure: Pressure) -> Decision:
     """Ski-rental (Karlin et al. 1988): what was paid for hiring reaches the price of buying.
 
     Then no more is paid than twice what the best moment would have cost, whatever comes, and the one excess read that
@@ -227,7 +234,7 @@ def _weigh(account: Account, facts: Facts, pressure: Pressure) -> Decision:
     """
     if facts.tariff.cache.is_cold(facts.idle):
         return Decision("cold", pressure)
-    if _is_broken(account, facts):
+    if _is_prefix_broken(account, facts):
         return Decision("client", pressure)
     price = price_opening(account, facts)
     if account.owed >= price:
@@ -235,11 +242,11 @@ def _weigh(account: Account, facts: Facts, pressure: Pressure) -> Decision:
     return Decision(None, pressure, f"excess reads of {account.owed:.0f} have not reached the price of {price:.0f}")
 
 
-def _is_broken(account: Account, facts: Facts) -> bool:
+def _is_prefix_broken(account: CacheCostAccount, facts: RequestFacts) -> bool:
     """Whether the client changed so much of what was sent that going on costs no less than an epoch (B6)."""
     if facts.kept is None or facts.kept >= account.sent:
         return False
-    read = facts.tariff.expect_read(min(facts.kept, facts.tokens))
+    read = facts.tariff.estimate_cached(min(facts.kept, facts.tokens))
     rewritten = facts.tariff.price_rewritten(account.find_target(facts.low), facts.stable)
     return rewritten <= facts.tariff.price(read, facts.tokens - read)
 
@@ -260,10 +267,10 @@ class Holdout:
 
     def has(self, session: str) -> bool:
         """Whether the session with this id is one of them."""
-        return self.fraction > 0.0 and _draw(self.secret, session) < self.fraction
+        return self.fraction > 0.0 and _hash_to_unit(self.secret, session) < self.fraction
 
 
-def _draw(secret: bytes, session: str) -> float:
+def _hash_to_unit(secret: bytes, session: str) -> float:
     """From 0 to below 1, evenly."""
     tag = hmac.digest(secret, b"holdout\0" + session.encode("utf-8", "surrogatepass"), "sha256")
     return (int.from_bytes(tag[:8]) >> (64 - _BITS)) / _WHOLE

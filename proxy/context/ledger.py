@@ -10,8 +10,8 @@ from math import log, log2
 
 import msgspec
 
-from proxy.context.conversation import AgentStep, Survey
-from proxy.context.references import PAGE, clean, read_arguments
+from proxy.context.conversation import AgentStep, ConversationIndex
+from proxy.context.references import PAGE, list_argument_lines, sanitize_text
 from proxy.model.messages import LEDGER_HEAD
 from proxy.model.plan import ContextPlan, Reference, Written
 
@@ -33,11 +33,11 @@ def cut_pages(
     steps: Sequence[AgentStep], is_archived: Callable[[int], bool], stop: int, most: int = PAGE
 ) -> list[Page]:
     """The pages of the archived ones among the first `stop` steps."""
-    stretches = _find_stretches(steps, is_archived, stop, most)
-    return [page for first, last in stretches for page in _cut(steps, first, last)]
+    stretches = _list_page_steps(steps, is_archived, stop, most)
+    return [page for first, last in stretches for page in _list_pages(steps, first, last)]
 
 
-def _find_stretches(
+def _list_page_steps(
     steps: Sequence[AgentStep], is_archived: Callable[[int], bool], stop: int, most: int
 ) -> Iterator[tuple[int, int]]:
     """Steps of a page: the first and the last; small ones that are kept may stand between."""
@@ -55,7 +55,7 @@ def _find_stretches(
         yield first, last
 
 
-def _cut(steps: Sequence[AgentStep], first: int, last: int) -> Iterator[Page]:
+def _list_pages(steps: Sequence[AgentStep], first: int, last: int) -> Iterator[Page]:
     start, stop = steps[first].start, steps[last].stop
     size = sum(step.characters for step in steps[first : last + 1])
     yield Page(first, last, start, stop)
@@ -90,7 +90,7 @@ class QuotedLine(msgspec.Struct, frozen=True, gc=False):
     step: int
 
 
-def order_quotes(survey: Survey, gone: Iterable[int], ages: Sequence[int]) -> list[QuotedLine]:
+def order_quotes(survey: ConversationIndex, gone: Iterable[int], ages: Sequence[int]) -> list[QuotedLine]:
     """Lines of archived steps that are worth telling, the most useful for their length first."""
     newest: dict[str, int] = {}
     seen: Counter[str] = Counter()
@@ -99,7 +99,7 @@ def order_quotes(survey: Survey, gone: Iterable[int], ages: Sequence[int]) -> li
         for place in range(survey.steps[i].start, survey.steps[i].stop):
             told = survey.messages[place].told
             lines = list_lines(told.text) if survey.messages[place].shape.role != "assistant" else {}
-            own = list_lines("\n".join(line for call in told.calls for line in read_arguments(call.arguments)))
+            own = list_lines("\n".join(line for call in told.calls for line in list_argument_lines(call.arguments)))
             seen.update(lines.keys())
             seen.update(own.keys())
             typed.update(own)
@@ -129,7 +129,7 @@ def list_lines(text: str) -> dict[str, None]:
 
 _LONGEST_TOOL = 40
 
-HEAD = (
+FIRST_HEADER = (
     f"[{LEDGER_HEAD}: earlier work in this conversation, written by a proxy; not the words of the user.]\n"
     "The steps listed here are completed and were shown in full earlier; what they changed stays changed. Each line is"
     " a stretch of steps, oldest first: their numbers, the reference of their original, what was asked and how it"
@@ -137,9 +137,9 @@ HEAD = (
     " Originals are intact under their references. To see one again: run a command that only reads once more, or ask"
     " the user for `palimpsest expand ID`."
 )
-NEXT = f"[{LEDGER_HEAD}: earlier work, continued; written by a proxy, not the words of the user.]"
-QUOTED = "Lines that stood in these steps, word for word, each behind the number of its step:"
-END = "[End of the ledger]"
+NEXT_HEADER = f"[{LEDGER_HEAD}: earlier work, continued; written by a proxy, not the words of the user.]"
+QUOTES_HEADER = "Lines that stood in these steps, word for word, each behind the number of its step:"
+LEDGER_END = "[End of the ledger]"
 
 
 class LedgerEntry(msgspec.Struct, frozen=True, gc=False):
@@ -151,7 +151,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, gc=False):
     words: Sequence[str] = ()
 
 
-def write_ledger(
+def render_ledger(
     entries: Sequence[LedgerEntry], quotes: Sequence[QuotedLine] = (), rules: str = "", *, is_first: bool = True
 ) -> str:
     """The text of the ledger; the user's rules, where there are any, come first."""
@@ -159,65 +159,70 @@ def write_ledger(
     bare: list[LedgerEntry] = []
     for entry in entries:
         if entry.told or entry.words:
-            lines += _flush(bare)
+            lines += _render_bare_pages(bare)
             bare = []
-            lines.append(_write_line(entry))
+            lines.append(_render_entry(entry))
         else:
             bare.append(entry)
-    quoted = [f"{quote.step + 1}: {clean(quote.line, 200)}" for quote in sorted(quotes, key=lambda each: each.step)]
-    head = [HEAD if is_first else NEXT, *([rules] if rules else ())]
-    return "\n".join((*head, *lines, *_flush(bare), *([QUOTED, *quoted] if quoted else ()), END))
+    quoted = [
+        f"{quote.step + 1}: {sanitize_text(quote.line, 200)}" for quote in sorted(quotes, key=lambda each: each.step)
+    ]
+    head = [FIRST_HEADER if is_first else NEXT_HEADER, *([rules] if rules else ())]
+    return "\n".join(
+        (*head, *lines, *_render_bare_pages(bare), *([QUOTES_HEADER, *quoted] if quoted else ()), LEDGER_END)
+    )
 
 
-def _flush(bare: Sequence[LedgerEntry]) -> Iterable[str]:
+def _render_bare_pages(bare: Sequence[LedgerEntry]) -> Iterable[str]:
     """Pages of which nothing is told, on one line."""
     if bare:
-        yield f"{_number(bare[0].page.first, bare[-1].page.last)} {' '.join(f'ref:{each.reference}' for each in bare)}"
+        names = " ".join(f"ref:{each.reference}" for each in bare)
+        yield f"{_format_steps(bare[0].page.first, bare[-1].page.last)} {names}"
 
 
-def _write_line(entry: LedgerEntry) -> str:
+def _render_entry(entry: LedgerEntry) -> str:
     told = f": {' · '.join(entry.told)}" if entry.told else ""
-    words = f" | {' '.join(clean(word, 200) for word in entry.words)}" if entry.words else ""
-    return f"{_number(entry.page.first, entry.page.last)} ref:{entry.reference}{told}{words}"
+    words = f" | {' '.join(sanitize_text(word, 200) for word in entry.words)}" if entry.words else ""
+    return f"{_format_steps(entry.page.first, entry.page.last)} ref:{entry.reference}{told}{words}"
 
 
-def _number(first: int, last: int) -> str:
+def _format_steps(first: int, last: int) -> str:
     return f"{first + 1}" if first == last else f"{first + 1}-{last + 1}"
 
 
-def tell_turns(survey: Survey, steps: Sequence[int], most: int) -> str:
+def format_user_turns(survey: ConversationIndex, steps: Sequence[int], most: int) -> str:
     """Turns of the user in so many characters of each, or of the first and the last; how many there are, for none."""
     if not most:
         return f"{len(steps)} messages of the user" if len(steps) > 1 else "the user said something"
-    texts = [clean(survey.messages[survey.steps[i].start].told.text, most) for i in steps]
+    texts = [sanitize_text(survey.messages[survey.steps[i].start].told.text, most) for i in steps]
     if sum(map(len, texts)) <= most or len(texts) == 1:
         return f"the user said: {' / '.join(texts)}"
     return f"{len(steps)} messages of the user, from: {texts[0]} to: {texts[-1]}"
 
 
-def tell_step(survey: Survey, step: AgentStep, most: int) -> str:
+def format_step(survey: ConversationIndex, step: AgentStep, most: int) -> str:
     """A step in a few words: what was asked, how it ended, how much there was to see."""
     places = range(step.start, step.stop)
     found = [survey.found[place] for place in places]
     asked = [
-        f"{clean(call.name, _LONGEST_TOOL)} {clean(words, most)}"
+        f"{sanitize_text(call.name, _LONGEST_TOOL)} {sanitize_text(words, most)}"
         for place, each in zip(places, found, strict=True)
         for call, words in zip(survey.messages[place].told.calls, each.asked, strict=True)
     ]
     if not asked:
         text = next((survey.messages[place].told.text for place in places if survey.messages[place].told.text), "")
-        return f"said: {clean(text, 2 * most)}"
+        return f"said: {sanitize_text(text, 2 * most)}"
     mark = "! " if any(each.effects for each in found) else ""
-    return f"{mark}{', '.join(asked)}{_tell_end(survey, places)}"
+    return f"{mark}{', '.join(asked)}{_format_outcome(survey, places)}"
 
 
-def _tell_end(survey: Survey, places: Iterable[int]) -> str:
+def _format_outcome(survey: ConversationIndex, places: Iterable[int]) -> str:
     outputs = [survey.found[place] for place in places if survey.messages[place].shape.role == "tool"]
     if not outputs:
         return ""
     bad = next((each.outcome for each in outputs if each.outcome), "")
     lines = sum(each.lines for each in outputs)
-    return f" → {clean(bad, 60)}, {lines} lines" if bad else f" → {lines} lines"
+    return f" → {sanitize_text(bad, 60)}, {lines} lines" if bad else f" → {lines} lines"
 
 
 def group_words(words: Iterable[str], where: Mapping[str, int]) -> dict[int, list[str]]:
@@ -228,7 +233,7 @@ def group_words(words: Iterable[str], where: Mapping[str, int]) -> dict[int, lis
     return grouped
 
 
-MOST = 4
+MAX_LEDGERS = 4
 _FIRST_SHARE = 0.55
 _NEXT_SHARE, _NEXT_RATIO = 0.2, 0.143
 # What summaries tell in words a ledger need not tell in lines; but names and quotes that steps need are in it alone.
@@ -237,7 +242,7 @@ _FRAME = 4
 _REFERENCE = re.compile(r"\bref:([a-z0-9]{10})\b")
 
 
-class Heritage(msgspec.Struct, frozen=True, gc=False):
+class CarriedLedgers(msgspec.Struct, frozen=True, gc=False):
     """What of ours stays, its tokens and references; steps that it tells of; and tokens for a new ledger behind it.
 
     `reported` are the tokens of the summaries in it.
@@ -256,12 +261,12 @@ class Heritage(msgspec.Struct, frozen=True, gc=False):
         return tuple(each for each in self.written if not each.report)
 
 
-NOTHING = Heritage((), 0, (), frozenset(), 0.0)
+NO_LEDGERS = CarriedLedgers((), 0, (), frozenset(), 0.0)
 
 
-def inherit(
-    survey: Survey, frozen: ContextPlan | None, tail: int, room: float, count: Callable[[str], int]
-) -> Heritage:
+def carry_ledgers(
+    survey: ConversationIndex, frozen: ContextPlan | None, tail: int, room: float, count: Callable[[str], int]
+) -> CarriedLedgers:
     """What the plan in force leaves to the next one, whose ledgers may have `room` tokens together.
 
     A ledger behind others gets room by what it tells of, so that it is no larger where epochs follow soon. Summaries
@@ -275,21 +280,23 @@ def inherit(
     fresh = sum(step.tokens for step in survey.steps[:tail] if step.stop > stop and step.kind == "step")
     next_room = min(_NEXT_SHARE * room, _NEXT_RATIO * fresh)
     reported = sum(count(each.text) + _FRAME for each in written if each.report)
-    if frozen is None or not 0 < len(ledgers) < MOST or stop > end or tokens + reported + next_room > room:
-        return Heritage((), 0, (), frozenset(), _FIRST_SHARE * room)
+    if frozen is None or not 0 < len(ledgers) < MAX_LEDGERS or stop > end or tokens + reported + next_room > room:
+        return CarriedLedgers((), 0, (), frozenset(), _FIRST_SHARE * room)
     named = {id for each in ledgers for id in _REFERENCE.findall(each.text)}
     references = tuple(each for each in frozen.references if each.id in named)
-    return Heritage(written, tokens + reported, references, _find_told(survey, frozen, stop), next_room, reported)
+    return CarriedLedgers(
+        written, tokens + reported, references, _find_covered_steps(survey, frozen, stop), next_room, reported
+    )
 
 
-def leave_room(heritage: Heritage, reported: int) -> Heritage:
+def reduce_room(heritage: CarriedLedgers, reported: int) -> CarriedLedgers:
     """The same with less room where the first ledger is written anew, beside new summaries of so many tokens."""
     if heritage.ledgers:
         return heritage
     return msgspec.structs.replace(heritage, room=max(0.0, heritage.room - _LEFT_TO_REPORTS * reported))
 
 
-def _find_told(survey: Survey, frozen: ContextPlan, stop: int) -> frozenset[int]:
+def _find_covered_steps(survey: ConversationIndex, frozen: ContextPlan, stop: int) -> frozenset[int]:
     """Steps of which the ledgers up to `stop` tell: all that were not kept beside them."""
     kept = {edit.place for edit in frozen.edits if not isinstance(edit, Written)}
     return frozenset(

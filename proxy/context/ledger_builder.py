@@ -9,23 +9,23 @@ from math import log, log2
 
 import msgspec
 
-from proxy.context.conversation import Survey, View
+from proxy.context.conversation import ConversationIndex, PlanRequest
 from proxy.context.ledger import (
-    Heritage,
+    CarriedLedgers,
     LedgerEntry,
     Page,
     QuotedLine,
     cut_pages,
+    format_step,
+    format_user_turns,
     group_words,
     merge_oldest,
     order_quotes,
-    tell_step,
-    tell_turns,
-    write_ledger,
+    render_ledger,
 )
-from proxy.context.message_features import find_family, is_name, is_opaque, list_words
-from proxy.context.references import PAGE, write_original
-from proxy.context.user_rules import find_room, find_unshown, write_rules
+from proxy.context.message_features import find_namespace, is_name, is_opaque, list_identifiers
+from proxy.context.references import PAGE, render_original
+from proxy.context.user_rules import compute_rules_budget, format_rules, list_unsent_rules
 
 _NEAR = 32_000
 _YOUNG = 8_000
@@ -38,7 +38,7 @@ _IN_USED_FAMILY, _SEEN_AGAIN, _AGE = 0.5, 0.3, -0.25
 _LENGTH = 1.0
 
 
-class Index(msgspec.Struct, frozen=True, gc=False):
+class IdentifierIndex(msgspec.Struct, frozen=True, gc=False):
     """Words with the place of their newest mention, and what the agent did with them.
 
     `uses` counts the agent's messages that hold a word, `used` is the place of the newest of these, `shown` counts the
@@ -57,7 +57,7 @@ class Index(msgspec.Struct, frozen=True, gc=False):
     turns: Sequence[int]
 
 
-def make_index(survey: Survey) -> Index:
+def index_identifiers(survey: ConversationIndex) -> IdentifierIndex:
     """The words of a conversation."""
     newest: dict[str, int] = {}
     used: dict[str, int] = {}
@@ -75,17 +75,17 @@ def make_index(survey: Survey) -> Index:
         else:
             shown.update(found.words)
             imported.update(found.imported)
-    families = Counter({family: 0 for family in map(find_family, uses) if family})
+    families = Counter({family: 0 for family in map(find_namespace, uses) if family})
     for word, times in uses.items():
-        if family := find_family(word):
+        if family := find_namespace(word):
             families[family] += times
-    return Index(
+    return IdentifierIndex(
         newest, uses, used, shown, frozenset(written), frozenset(imported), families,
-        _measure_ages(survey), _list_turns(survey),
+        _compute_ages(survey), _list_turns(survey),
     )  # fmt: skip
 
 
-def _measure_ages(survey: Survey) -> list[int]:
+def _compute_ages(survey: ConversationIndex) -> list[int]:
     ages, age = [], 0
     for seen in reversed(survey.messages):
         ages.append(age)
@@ -93,14 +93,14 @@ def _measure_ages(survey: Survey) -> list[int]:
     return ages[::-1]
 
 
-def _list_turns(survey: Survey) -> list[int]:
+def _list_turns(survey: ConversationIndex) -> list[int]:
     return [step.turn for step in survey.steps for _ in range(step.start, step.stop)]
 
 
-def predict(index: Index, word: str) -> float:
+def score_identifier(index: IdentifierIndex, word: str) -> float:
     """How likely a word is needed again: the logarithm of its odds, up to a constant."""
     place = index.newest[word]
-    z = _AGE * log2(max(index.ages[place], 1) / _YOUNG) + _judge_form(word)
+    z = _AGE * log2(max(index.ages[place], 1) / _YOUNG) + _score_form(word)
     uses = index.uses[word]
     if uses:
         z += _USED + (_USED_TWICE if uses > 1 else 0.0)
@@ -110,24 +110,26 @@ def predict(index: Index, word: str) -> float:
     z += _IMPORTED if word in index.imported else 0.0
     times = index.shown[word]
     z += _SEEN_AGAIN * log(times) if times else _UNSEEN
-    family = find_family(word)
+    family = find_namespace(word)
     return z + _IN_USED_FAMILY * log(1 + index.families[family]) if family else z
 
 
-def _judge_form(word: str) -> float:
+def _score_form(word: str) -> float:
     if is_opaque(word):
         return _OPAQUE
     return _NAME if is_name(word) else 0.0
 
 
-def guess_tokens(text: str) -> float:
+def estimate_tokens_of_word(text: str) -> float:
     """Tokens of a word, roughly, with the space before it."""
     return 1.0 + len(text) / 4.0
 
 
-def order_words(index: Index, words: Iterable[str]) -> list[str]:
+def order_identifiers(index: IdentifierIndex, words: Iterable[str]) -> list[str]:
     """Words, the most useful for their length first."""
-    return sorted(words, key=lambda word: (_LENGTH * log(guess_tokens(word)) - predict(index, word), word))
+    return sorted(
+        words, key=lambda word: (_LENGTH * log(estimate_tokens_of_word(word)) - score_identifier(index, word), word)
+    )
 
 
 _LINES_SHARE, _USERS_SHARE = 0.08, 0.3
@@ -140,12 +142,12 @@ _ASKED = 60
 _HEAD, _LONG_HEAD = 120, 400
 _MOST_TRIED = 6000
 # Characters that a plan in short searches for rules of the user.
-MOST_SEARCHED = 40_000
+MAX_RULES_SEARCHED = 40_000
 _FULL = 0.97
 _MOST_STRETCHED = 1.3
 
 
-class Bounds(msgspec.Struct, frozen=True, gc=False):
+class LedgerScope(msgspec.Struct, frozen=True, gc=False):
     """The step at which the tail begins, those before it that stay in any case, and what is told already.
 
     `has_words`: lines and words of outputs are told, too, which takes most of the time. `shortened` are the words that
@@ -154,7 +156,7 @@ class Bounds(msgspec.Struct, frozen=True, gc=False):
 
     tail: int
     staying: frozenset[int]
-    heritage: Heritage
+    heritage: CarriedLedgers
     has_words: bool = True
     shortened: Mapping[int, str] = {}
 
@@ -167,33 +169,39 @@ class LedgerText(msgspec.Struct, frozen=True, gc=False):
     tokens: int
 
 
-def make_archive(view: View, survey: Survey, bounds: Bounds, count: Callable[[str], int]) -> LedgerText:
+def build_ledger(
+    view: PlanRequest, survey: ConversationIndex, bounds: LedgerScope, count: Callable[[str], int]
+) -> LedgerText:
     """The archive of all steps before the tail that do not stay otherwise, and of rules that would not be sent."""
     gone = frozenset(range(bounds.tail)) - bounds.staying - bounds.heritage.told
     # Rules have room of their own: they are of those words that are not given up for others.
     inherited = [each.text for each in bounds.heritage.ledgers]
-    unshown = find_unshown(survey, gone, bounds.shortened, inherited, None if bounds.has_words else MOST_SEARCHED)
-    rules = write_rules(unshown, find_room(view.budget.usable), count) if unshown else ""
+    unshown = list_unsent_rules(
+        survey, gone, bounds.shortened, inherited, None if bounds.has_words else MAX_RULES_SEARCHED
+    )
+    rules = format_rules(unshown, compute_rules_budget(view.budget.usable), count) if unshown else ""
     if not gone and not rules:
         return LedgerText((), "", 0)
-    index = make_index(survey)
+    index = index_identifiers(survey)
     is_first = not bounds.heritage.ledgers
     ruled = count(rules) if rules else 0
     left = bounds.heritage.room
     most = int(_REFERENCES_SHARE * left / _REFERENCE_TOKENS)
     pages = merge_oldest(cut_pages(survey.steps, gone.__contains__, bounds.tail), most)
-    material = _gather(survey, index, pages, gone, bounds.heritage)
+    material = _collect_material(survey, index, pages, gone, bounds.heritage)
     names = [view.name(page.start, page.stop, page.offset) for page in pages]
     # What is chosen is weighed by its length; a second choice makes good what that was wrong by.
     ordered = order_quotes(survey, gone, index.ages) if bounds.has_words else ()
     quotes = _choose_quotes(ordered, _QUOTED_SHARE * left)
     frame = _FRAME_TOKENS if is_first else _NEXT_FRAME_TOKENS
-    entries = _fill(material, names, (1 - _QUOTED_SHARE) * left - frame)
-    text = write_ledger(entries, quotes, rules, is_first=is_first)
+    entries = _choose_entries(material, names, (1 - _QUOTED_SHARE) * left - frame)
+    text = render_ledger(entries, quotes, rules, is_first=is_first)
     tokens = count(text) - ruled
     if tokens > left or tokens < _FULL * left:
-        entries = _fill(material, names, left * min(_MOST_STRETCHED, left / tokens) * (1 - _QUOTED_SHARE) - frame)
-        text = write_ledger(entries, quotes, rules, is_first=is_first)
+        entries = _choose_entries(
+            material, names, left * min(_MOST_STRETCHED, left / tokens) * (1 - _QUOTED_SHARE) - frame
+        )
+        text = render_ledger(entries, quotes, rules, is_first=is_first)
         tokens = count(text) - ruled
     return LedgerText(tuple(entries), text, tokens + ruled)
 
@@ -201,7 +209,7 @@ def make_archive(view: View, survey: Survey, bounds: Bounds, count: Callable[[st
 class _Material(msgspec.Struct, frozen=True, gc=False):
     """What a ledger can tell: pages, words by their value, newest steps first; the page of each."""
 
-    survey: Survey
+    survey: ConversationIndex
     pages: Sequence[Page]
     words: Sequence[str]
     steps: Sequence[int]
@@ -209,27 +217,33 @@ class _Material(msgspec.Struct, frozen=True, gc=False):
     page_of_step: Mapping[int, int]
 
 
-def _gather(survey: Survey, index: Index, pages: Sequence[Page], gone: frozenset[int], heritage: Heritage) -> _Material:
+def _collect_material(
+    survey: ConversationIndex,
+    index: IdentifierIndex,
+    pages: Sequence[Page],
+    gone: frozenset[int],
+    heritage: CarriedLedgers,
+) -> _Material:
     step_of_place = [i for i, step in enumerate(survey.steps) for _ in range(step.start, step.stop)]
     page_of_step = {i: n for n in reversed(range(len(pages))) for i in range(pages[n].first, pages[n].last + 1)}
-    live = {word for each in heritage.ledgers for word in list_words(each.text)}
+    live = {word for each in heritage.ledgers for word in list_identifiers(each.text)}
     for place, found in enumerate(survey.found):
         if step_of_place[place] not in gone and step_of_place[place] not in heritage.told:
             live.update(found.words)
     words = [word for word, place in index.newest.items() if step_of_place[place] in gone and word not in live]
-    ordered = order_words(index, words)[:_MOST_TRIED]
-    cut = _read_cut(survey, pages)
+    ordered = order_identifiers(index, words)[:_MOST_TRIED]
+    cut = _read_split_pages(survey, pages)
     page_of_word = {
         word: _find_page(word, page_of_step[step_of_place[index.newest[word]]], pages, cut) for word in ordered
     }
     return _Material(survey, pages, ordered, sorted(gone, reverse=True), page_of_word, page_of_step)
 
 
-def _read_cut(survey: Survey, pages: Sequence[Page]) -> dict[int, str]:
+def _read_split_pages(survey: ConversationIndex, pages: Sequence[Page]) -> dict[int, str]:
     """The texts of those pages that are one of several of the same steps, by their numbers."""
     several = {page.start for page in pages if page.offset}
     texts = {
-        page.start: write_original([seen.told for seen in survey.messages[page.start : page.stop]])
+        page.start: render_original([seen.told for seen in survey.messages[page.start : page.stop]])
         for page in pages
         if page.start in several and not page.offset
     }
@@ -247,14 +261,14 @@ def _find_page(word: str, first: int, pages: Sequence[Page], cut: Mapping[int, s
     return first
 
 
-def _fill(material: _Material, names: Sequence[str], room: float) -> list[LedgerEntry]:
+def _choose_entries(material: _Material, names: Sequence[str], room: float) -> list[LedgerEntry]:
     """The user's turns, lines of the newest steps, then words, as long as there is room; for turns there is always."""
     room -= _REFERENCE_TOKENS * len(names)
-    turns = _tell_turns(material, _USERS_SHARE * room)
-    lines = dict(_tell_steps(material, _LINES_SHARE * room))
-    room -= sum(guess_tokens(line) + 1 for line in (*turns.values(), *lines.values()))
-    said = {word for line in (*turns.values(), *lines.values()) for word in list_words(line)}
-    chosen = list(_choose_words((word for word in material.words if word not in said), room))
+    turns = _choose_turn_lines(material, _USERS_SHARE * room)
+    lines = dict(_list_step_lines(material, _LINES_SHARE * room))
+    room -= sum(estimate_tokens_of_word(line) + 1 for line in (*turns.values(), *lines.values()))
+    said = {word for line in (*turns.values(), *lines.values()) for word in list_identifiers(line)}
+    chosen = list(_choose_fitting_words((word for word in material.words if word not in said), room))
     words = group_words(chosen, material.page_of_word)
     told = {n: [line] for n, line in turns.items()}
     for i in sorted(lines):
@@ -265,31 +279,31 @@ def _fill(material: _Material, names: Sequence[str], room: float) -> list[Ledger
     ]
 
 
-def _tell_turns(material: _Material, room: float) -> dict[int, str]:
+def _choose_turn_lines(material: _Material, room: float) -> dict[int, str]:
     """A line by page for the user's turns in it (BEHAVIOUR B13), with words of theirs where there is room."""
     turns: dict[int, list[int]] = {}
     for i in sorted(material.steps):
         if material.survey.steps[i].kind == "user":
             turns.setdefault(material.page_of_step[i], []).append(i)
-    told = {n: tell_turns(material.survey, steps, 0) for n, steps in turns.items()}
-    room -= sum(guess_tokens(line) + 1 for line in told.values())
+    told = {n: format_user_turns(material.survey, steps, 0) for n, steps in turns.items()}
+    room -= sum(estimate_tokens_of_word(line) + 1 for line in told.values())
     for most in (_HEAD, _LONG_HEAD):
         for n in sorted(turns, reverse=True):
-            line = tell_turns(material.survey, turns[n], most)
-            cost = guess_tokens(line) - guess_tokens(told[n])
+            line = format_user_turns(material.survey, turns[n], most)
+            cost = estimate_tokens_of_word(line) - estimate_tokens_of_word(told[n])
             if cost <= room:
                 room -= cost
                 told[n] = line
     return told
 
 
-def _tell_steps(material: _Material, room: float) -> Iterator[tuple[int, str]]:
+def _list_step_lines(material: _Material, room: float) -> Iterator[tuple[int, str]]:
     """A line each of the newest steps that are not the user's, while there is room."""
     for i in material.steps:
         step = material.survey.steps[i]
         if step.kind != "user":
-            line = tell_step(material.survey, step, _ASKED)
-            room -= guess_tokens(line) + 1
+            line = format_step(material.survey, step, _ASKED)
+            room -= estimate_tokens_of_word(line) + 1
             if room < 0:
                 return
             yield i, line
@@ -298,16 +312,16 @@ def _tell_steps(material: _Material, room: float) -> Iterator[tuple[int, str]]:
 def _choose_quotes(quotes: Iterable[QuotedLine], room: float) -> list[QuotedLine]:
     chosen = []
     for quote in quotes:
-        room -= guess_tokens(quote.line) + 3
+        room -= estimate_tokens_of_word(quote.line) + 3
         if room < 0:
             break
         chosen.append(quote)
     return chosen
 
 
-def _choose_words(words: Iterable[str], room: float) -> Iterator[str]:
+def _choose_fitting_words(words: Iterable[str], room: float) -> Iterator[str]:
     for word in words:
-        cost = guess_tokens(word)
+        cost = estimate_tokens_of_word(word)
         if cost <= room:
             room -= cost
             yield word

@@ -11,11 +11,11 @@ from hashlib import sha256
 
 import msgspec
 
-from proxy.context.references import read_arguments, write_message
+from proxy.context.references import list_argument_lines, render_message
 from proxy.model.messages import Message, ToolCall
 
 _SHORTEST, _LONGEST = 4, 120
-_WORDS_SEARCHED = 200_000
+_IDENTIFIERS_SEARCHED = 200_000
 
 _WORD = re.compile(r"[A-Za-z0-9_#@][A-Za-z0-9_./@#-]{2,}")
 _CASES = re.compile(r"[a-z][A-Z]")
@@ -23,24 +23,28 @@ _HEXES = re.compile(r"(?=[0-9a-f-]*\d)[0-9a-f]{7,}[0-9a-f-]*")
 _STAMP = re.compile(r"[0-9TZ:./_-]+")
 
 
-def list_words(text: str) -> tuple[str, ...]:
+def list_identifiers(text: str) -> tuple[str, ...]:
     """The words of a text, each once, in the order of their first places."""
-    part = text if len(text) <= 2 * _WORDS_SEARCHED else f"{text[:_WORDS_SEARCHED]}\n{text[-_WORDS_SEARCHED:]}"
-    named = dict.fromkeys(map(name_word, dict.fromkeys(_WORD.findall(part))))
+    part = (
+        text
+        if len(text) <= 2 * _IDENTIFIERS_SEARCHED
+        else f"{text[:_IDENTIFIERS_SEARCHED]}\n{text[-_IDENTIFIERS_SEARCHED:]}"
+    )
+    named = dict.fromkeys(map(parse_identifier, dict.fromkeys(_WORD.findall(part))))
     named.pop("", None)
     return tuple(named)
 
 
 @lru_cache(maxsize=65_536)
-def name_word(found: str) -> str:
+def parse_identifier(found: str) -> str:
     """The word in what was found, empty where it is none of those: plain language, a short number."""
     word = found.strip("./-@")
     if not _SHORTEST <= len(word) <= _LONGEST:
         return ""
-    return word if _is_to_the_letter(word) else ""
+    return word if _is_identifier(word) else ""
 
 
-def _is_to_the_letter(word: str) -> bool:
+def _is_identifier(word: str) -> bool:
     if word.isdigit() or any(sign in word for sign in "_/#@"):
         return True
     has_letters = any(map(str.isalpha, word))
@@ -58,7 +62,7 @@ def is_name(word: str) -> bool:
     return ("/" in word or "." in word or "_" in word) and not is_opaque(word)
 
 
-def find_family(word: str) -> str:
+def find_namespace(word: str) -> str:
     """The folder of a path, the first part of a dotted name; empty for what is neither."""
     if "/" in word:
         return word.rpartition("/")[0]
@@ -77,15 +81,15 @@ _COMPOUND = re.compile(r"[A-Za-z0-9][_.][A-Za-z0-9]|[a-z0-9][A-Z]")
 _NUMBER = re.compile(r"(?<![\w.])\d{3,20}(?:\.\d{1,12})?(?![\w.])|(?<![\w.])\d{1,20}\.\d{1,12}(?![\w.])")
 
 
-def find_literals(text: str) -> dict[str, tuple[str, ...]]:
+def choose_literals(text: str) -> dict[str, tuple[str, ...]]:
     """The words by kind, each kind's best first; kinds that have none are left out."""
     part = text if len(text) <= 2 * _LITERALS_SEARCHED else f"{text[:_LITERALS_SEARCHED]}\n{text[-_LITERALS_SEARCHED:]}"
-    paths = _choose(_strip(_PATH.findall(part)), MOST["paths"])
+    paths = _choose_most_frequent(_strip(_PATH.findall(part)), MOST["paths"])
     found = {
         "errors": _find_errors(part),
         "paths": paths,
-        "names": _choose(filter(_COMPOUND.search, _strip(_NAME.findall(part))), MOST["names"]),
-        "numbers": _choose(_NUMBER.findall(part), MOST["numbers"]),
+        "names": _choose_most_frequent(filter(_COMPOUND.search, _strip(_NAME.findall(part))), MOST["names"]),
+        "numbers": _choose_most_frequent(_NUMBER.findall(part), MOST["numbers"]),
     }
     return {kind: words for kind, words in found.items() if words}
 
@@ -94,7 +98,7 @@ def _strip(words: Iterable[str]) -> Iterator[str]:
     return (stripped for word in words if (stripped := word.rstrip(".")))
 
 
-def _choose(words: Iterable[str], most: int) -> tuple[str, ...]:
+def _choose_most_frequent(words: Iterable[str], most: int) -> tuple[str, ...]:
     """The most frequent words, of equal ones the earlier."""
     return tuple(word for word, _ in Counter(words).most_common(most))
 
@@ -109,7 +113,7 @@ def _find_errors(text: str) -> tuple[str, ...]:
 _LONGEST_ASKED = 240
 _LONGEST_OUTCOME = 100
 _OUTCOME_SEARCHED, _NEAR_END = 4000, 300
-_SPARSE = 12
+_LINES_PER_FAILURE = 12
 
 _IMPORT = re.compile(r"(?m)^[ \t]*(?:\d+[:\t ][ \t]*)?(?:from|import|#include|use|require|using)\b.{1,300}$")
 _WRITES = re.compile(
@@ -117,11 +121,11 @@ _WRITES = re.compile(
     r"([\w./-]*[\w-]\.\w{1,8}|[\w.-]*/[\w./-]+)"
 )
 _WRITING_TOOL = re.compile(r"(?i)write|edit|create|replace|patch|insert|update|delete|book|cancel|send|modify|apply")
-_CODE = re.compile(r"(?i)(?:return[ _-]?code|exit(?:ed)?(?: with)?(?:[ _-]?(?:code|status))?)\W{1,4}(-?\d{1,5})\b")
-_BAD = ("error", "exception", "failed", "failure", "fatal", "panic", "denied", "not found", "no such")
+_EXIT_CODE = re.compile(r"(?i)(?:return[ _-]?code|exit(?:ed)?(?: with)?(?:[ _-]?(?:code|status))?)\W{1,4}(-?\d{1,5})\b")
+_FAILURES = ("error", "exception", "failed", "failure", "fatal", "panic", "denied", "not found", "no such")
 
 
-class Findings(msgspec.Struct, frozen=True, gc=False):
+class MessageFeatures(msgspec.Struct, frozen=True, gc=False):
     """`words` it says, those of them that it `imported`, those that its calls have `written`.
 
     `asked` is what each of its calls asks, in a line. `outcome` is how an output ended where that was not well, empty
@@ -140,32 +144,34 @@ class Findings(msgspec.Struct, frozen=True, gc=False):
     digest: bytes
 
 
-Study = Callable[[Message], Findings]
+FeatureExtractor = Callable[[Message], MessageFeatures]
 
 
-def study(told: Message) -> Findings:
+def extract_features(told: Message) -> MessageFeatures:
     """What there is to know of a message."""
-    typed = ["\n".join(read_arguments(call.arguments)) for call in told.calls]
+    typed = ["\n".join(list_argument_lines(call.arguments)) for call in told.calls]
     imports = "\n".join(_IMPORT.findall(told.text)) if _is_output(told) else ""
     return msgspec.structs.replace(
-        glance(told), words=list_words("\n".join((told.text, *typed))), imported=list_words(imports)
+        extract_features_without_identifiers(told),
+        words=list_identifiers("\n".join((told.text, *typed))),
+        imported=list_identifiers(imports),
     )
 
 
-def glance(told: Message) -> Findings:
+def extract_features_without_identifiers(told: Message) -> MessageFeatures:
     """The same without its words, which take most of the time."""
-    typed = ["\n".join(read_arguments(call.arguments)) for call in told.calls]
-    written = [word for text in typed for word in _find_written(text)]
+    typed = ["\n".join(list_argument_lines(call.arguments)) for call in told.calls]
+    written = [word for text in typed for word in _list_written_files(text)]
     is_output = _is_output(told)
-    return Findings(
+    return MessageFeatures(
         (),
         (),
-        list_words("\n".join(written)),
-        tuple(_tell_asked(call, text) for call, text in zip(told.calls, typed, strict=True)),
+        list_identifiers("\n".join(written)),
+        tuple(_summarize_call(call, text) for call, text in zip(told.calls, typed, strict=True)),
         bool(written) or any(_WRITING_TOOL.search(call.name) for call in told.calls),
         find_outcome(told.text) if is_output else "",
         told.text.count("\n") + bool(told.text),
-        len(write_message(told)),
+        len(render_message(told)),
         sha256(told.text.encode("utf-8", "surrogatepass")).digest(),
     )
 
@@ -176,32 +182,32 @@ def _is_output(told: Message) -> bool:
 
 def find_outcome(text: str) -> str:
     """How an output says that it ended, empty where it says nothing bad."""
-    code = _CODE.search(text[:_NEAR_END]) or _CODE.search(text[-_NEAR_END:])
+    code = _EXIT_CODE.search(text[:_NEAR_END]) or _EXIT_CODE.search(text[-_NEAR_END:])
     if code and int(code[1]) == 0:
         return ""
     ends = text if len(text) <= 2 * _OUTCOME_SEARCHED else f"{text[:_OUTCOME_SEARCHED]}\n{text[-_OUTCOME_SEARCHED:]}"
-    errors = _find_bad(ends)
-    if not code and len(errors) * _SPARSE <= ends.count("\n"):
+    errors = _list_failure_lines(ends)
+    if not code and len(errors) * _LINES_PER_FAILURE <= ends.count("\n"):
         return ""
     said = errors[-1].strip()[:_LONGEST_OUTCOME] if errors else ""
     return " ".join(filter(None, (f"exit {code[1]}" if code else "", said)))
 
 
-def _find_bad(text: str) -> list[str]:
+def _list_failure_lines(text: str) -> list[str]:
     """Lines that speak of a failure."""
     whole = text.lower()
-    said = [word for word in _BAD if word in whole]
+    said = [word for word in _FAILURES if word in whole]
     if not said:
         return []
     lines = zip(text.split("\n"), whole.split("\n"), strict=False)
     return [line for line, lower in lines if any(word in lower for word in said)]
 
 
-def _find_written(text: str) -> list[str]:
+def _list_written_files(text: str) -> list[str]:
     return _WRITES.findall(text)
 
 
-def _tell_asked(call: ToolCall, text: str) -> str:
+def _summarize_call(call: ToolCall, text: str) -> str:
     """What a call asks: its values, without their names where one is all there is."""
     lines = text.split("\n", 1) if text.count(": ") and not call.arguments.startswith("[") else [text]
     only = re.match(r"\w{1,20}: ", lines[0]) if len(re.findall(r"(?m)^\w{1,20}: ", text)) == 1 else None

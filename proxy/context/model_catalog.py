@@ -67,9 +67,9 @@ def strip_provider(name: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def find_family(model: str) -> Family:
+def identify_family(model: str) -> Family:
     """Whose the model is, as far as its name tells."""
-    name = _bare(model)
+    name = _strip_cloud(model)
     if _OLD_OPENAI.match(name):
         return Family("openai", "cl100k_base", is_exact=True)
     if _OPENAI.match(name):
@@ -84,10 +84,10 @@ def find_family(model: str) -> Family:
 @lru_cache(maxsize=1024)
 def may_bind_reasoning(model: str) -> bool:
     """Whether signed reasoning of this model may be refused behind another beginning (BEHAVIOUR B37); unknown: yes."""
-    return not any(_UNBOUND.match(name) for name in (_bare(model), *list_names(model)))
+    return not any(_UNBOUND.match(name) for name in (_strip_cloud(model), *list_names(model)))
 
 
-def _bare(model: str) -> str:
+def _strip_cloud(model: str) -> str:
     name = strip_provider(model.strip().lower())
     return _CLOUD_VENDOR.sub("", _REGION.sub("", name))
 
@@ -97,7 +97,7 @@ def _without_prefixes(name: str) -> list[str]:
     while "/" in name:
         name = name.partition("/")[2]
         found.append(name)
-    bare = _bare(name)
+    bare = _strip_cloud(name)
     return [*found, *([bare] if bare != name else [])]
 
 
@@ -112,19 +112,19 @@ def _without_variants(name: str) -> list[str]:
     return found
 
 
-_LEAST_BELIEVED = 0.25
+_MIN_BELIEVED_SHARE = 0.25
 _REMEMBERED_SECONDS = 24 * 3600.0
 
 T = TypeVar("T")
-Said = tuple[Source, Offer]
+SourcedOffer = tuple[Source, Offer]
 
 
-def make_card(said: Sequence[Said], limit: Limit | None, now: float) -> Card:
+def make_card(said: Sequence[SourcedOffer], limit: Limit | None, now: float) -> Card:
     """One card from what was said, the nearest source first."""
-    window, window_source = _first((source, offer.window) for source, offer in said)
-    output, output_source = _first((source, offer.output) for source, offer in said)
-    prices, prices_source = _first((source, offer.prices) for source, offer in said)
-    retention, _ = _first((source, offer.retention) for source, offer in said)
+    window, window_source = _choose_first((source, offer.window) for source, offer in said)
+    output, output_source = _choose_first((source, offer.output) for source, offer in said)
+    prices, prices_source = _choose_first((source, offer.prices) for source, offer in said)
+    retention, _ = _choose_first((source, offer.retention) for source, offer in said)
     if limit is not None and is_believed(limit, window, now):
         window, window_source = limit.window, "learned"
     return Card(window, output, prices or UNPRICED, window_source, output_source, prices_source, retention)
@@ -134,10 +134,10 @@ def is_believed(limit: Limit, stated: int | None, now: float) -> bool:
     """Whether a learned window counts: young, below what was sent, and 25 to 100 % of a window somebody stated."""
     if not 0 < limit.window < limit.sent or now - limit.learned >= _REMEMBERED_SECONDS:
         return False
-    return stated is None or _LEAST_BELIEVED * stated <= limit.window <= stated
+    return stated is None or _MIN_BELIEVED_SHARE * stated <= limit.window <= stated
 
 
-class Names:
+class ModelNames:
     """The names of a map's entries, to find those that speak of a model."""
 
     def __init__(self, entries: Sequence[str]) -> None:
@@ -156,12 +156,12 @@ class Names:
         return ()
 
 
-def find_offer(names: Names, offers: Mapping[str, Offer], model: str) -> Offer:
+def look_up_offer(names: ModelNames, offers: Mapping[str, Offer], model: str) -> Offer:
     """What a listing says of a model."""
-    return agree([offers[name] for name in names.find(model)])
+    return merge_offers([offers[name] for name in names.find(model)])
 
 
-def agree(offers: Sequence[Offer]) -> Offer:
+def merge_offers(offers: Sequence[Offer]) -> Offer:
     """What several providers of one model have in common: the smallest of each size, prices only if all agree."""
     prices = {offer.prices for offer in offers}
     return Offer(
@@ -171,7 +171,7 @@ def agree(offers: Sequence[Offer]) -> Offer:
     )
 
 
-def _first(values: Iterable[tuple[Source, T | None]]) -> tuple[T | None, Source]:
+def _choose_first(values: Iterable[tuple[Source, T | None]]) -> tuple[T | None, Source]:
     for source, value in values:
         if value is not None:
             return value, source
@@ -195,15 +195,15 @@ _PATCHES = {
     "gpt-5-nano": 2.46,
     "o4-mini": 1.72,
 }
-_MOST_PATCHES = 1536
-_MOST_TILES = 8
+_MAX_PATCHES = 1536
+_MAX_TILES = 8
 
-_ANTHROPIC_SIDE, _ANTHROPIC_MOST = 1568, 1600
-_GEMINI_IMAGE, _GEMINI_SIDE, _GEMINI_TILE, _GEMINI_MOST_TILES = 258, 384, 768, 6
+_ANTHROPIC_SIDE, _ANTHROPIC_MAX = 1568, 1600
+_GEMINI_IMAGE, _GEMINI_SIDE, _GEMINI_TILE, _GEMINI_MAX_TILES = 258, 384, 768, 6
 
 # A page of a document as text and picture together; Gemini states one figure for both.
 _PAGE: dict[Vendor, int] = {"openai": 2000, "anthropic": 3000, "gemini": 258, "other": 3000}
-_PAGE_BYTES, _MOST_PAGES = 50_000, 100
+_PAGE_BYTES, _MAX_PAGES = 50_000, 100
 
 _AUDIO_PER_SECOND: dict[Vendor, int] = {"openai": 10, "anthropic": 32, "gemini": 32, "other": 32}
 _AUDIO_BYTES_PER_SECOND, _UNKNOWN_SECONDS = 8_000, 60.0
@@ -227,30 +227,30 @@ def _count_image(medium: Medium, vendor: Vendor, model: str) -> int:
     if vendor == "gemini":
         return _count_gemini(medium)
     if not medium.width:
-        return _ANTHROPIC_MOST
+        return _ANTHROPIC_MAX
     shrunk = min(1.0, _ANTHROPIC_SIDE / max(medium.width, medium.height))
-    return min(_ANTHROPIC_MOST, ceil(medium.width * medium.height * shrunk**2 / 750))
+    return min(_ANTHROPIC_MAX, ceil(medium.width * medium.height * shrunk**2 / 750))
 
 
 def _count_openai(medium: Medium, model: str) -> int:
-    patches = _find_longest(_PATCHES, model)
+    patches = _find_longest_prefix(_PATCHES, model)
     if patches is not None:
         return ceil(_count_patches(medium) * _PATCHES[patches])
-    base, tile = _TILES[_find_longest(_TILES, model) or ""]
+    base, tile = _TILES[_find_longest_prefix(_TILES, model) or ""]
     return base if medium.is_low else base + tile * _count_tiles(medium)
 
 
 def _count_patches(medium: Medium) -> int:
     """Patches of 32 pixels, of a picture shrunk until there are no more than `_MOST_PATCHES`."""
     if not medium.width:
-        return _MOST_PATCHES
-    return min(_MOST_PATCHES, ceil(medium.width / 32) * ceil(medium.height / 32))
+        return _MAX_PATCHES
+    return min(_MAX_PATCHES, ceil(medium.width / 32) * ceil(medium.height / 32))
 
 
 def _count_tiles(medium: Medium) -> int:
     """Tiles of 512 pixels, of a picture brought into a square of 2048 and then to a short side of 768."""
     if not medium.width:
-        return _MOST_TILES
+        return _MAX_TILES
     shrunk = min(1.0, 2048 / max(medium.width, medium.height))
     width, height = medium.width * shrunk, medium.height * shrunk
     shrunk = min(1.0, 768 / min(width, height))
@@ -259,14 +259,14 @@ def _count_tiles(medium: Medium) -> int:
 
 def _count_gemini(medium: Medium) -> int:
     if not medium.width:
-        return _GEMINI_IMAGE * _GEMINI_MOST_TILES
+        return _GEMINI_IMAGE * _GEMINI_MAX_TILES
     if max(medium.width, medium.height) <= _GEMINI_SIDE:
         return _GEMINI_IMAGE
     return _GEMINI_IMAGE * ceil(medium.width / _GEMINI_TILE) * ceil(medium.height / _GEMINI_TILE)
 
 
 def _count_document(medium: Medium, vendor: Vendor, _: str) -> int:
-    pages = medium.pages or ceil(medium.size / _PAGE_BYTES) or _MOST_PAGES
+    pages = medium.pages or ceil(medium.size / _PAGE_BYTES) or _MAX_PAGES
     return _PAGE[vendor] * pages
 
 
@@ -275,7 +275,7 @@ def _count_audio(medium: Medium, vendor: Vendor, _: str) -> int:
     return ceil(_AUDIO_PER_SECOND[vendor] * seconds)
 
 
-def _find_longest(names: dict[str, float] | dict[str, tuple[int, int]], model: str) -> str | None:
+def _find_longest_prefix(names: dict[str, float] | dict[str, tuple[int, int]], model: str) -> str | None:
     return max((name for name in names if model.startswith(name)), key=len, default=None)
 
 

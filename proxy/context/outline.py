@@ -113,7 +113,7 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def outline_json(text: str) -> list[str]:
     """The keys of an object, or what a list is of."""
     try:
-        return list(_describe(_decode(text)))
+        return list(_describe_value(_decode(text)))
     except _VALUES_REFUSED:
         return []
 
@@ -130,7 +130,7 @@ def outline_toml(text: str) -> list[str]:
     if any(line.count(".") > _MOST_PARTS for line in text.splitlines()):
         return []
     try:
-        return list(_describe(tomllib.loads(text)))
+        return list(_describe_value(tomllib.loads(text)))
     except _VALUES_REFUSED:
         return []
 
@@ -139,7 +139,7 @@ def outline_yaml(text: str) -> list[str]:
     """The keys of the first document, two levels of them, with their lines."""
     found: list[str] = []
     try:
-        for depth, key, line in _read_keys(text):
+        for depth, key, line in _list_yaml_keys(text):
             found.append(f"{'  ' * depth}{key[:_LONGEST_KEY]} · line {line}")
             if len(found) > _MOST_KEYS * 2:
                 break
@@ -148,7 +148,7 @@ def outline_yaml(text: str) -> list[str]:
     return found
 
 
-def _read_keys(text: str) -> Iterator[tuple[int, str, int]]:
+def _list_yaml_keys(text: str) -> Iterator[tuple[int, str, int]]:
     """Depth, name and line of the keys of mappings in mappings; raises ValueError where they are too deep."""
     # For each open collection, whether a key of it comes next; None for a list.
     states: list[bool | None] = []
@@ -169,24 +169,24 @@ def _read_keys(text: str) -> Iterator[tuple[int, str, int]]:
                 states.append(True if isinstance(event, yaml.MappingStartEvent) else None)
 
 
-def _describe(value: Any) -> Iterator[str]:
+def _describe_value(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         for key in list(value)[:_MOST_KEYS]:
-            yield f"{key[:_LONGEST_KEY]}: {_name(value[key])}"
+            yield f"{key[:_LONGEST_KEY]}: {_describe_items(value[key])}"
         if len(value) > _MOST_KEYS:
             yield f"and {len(value) - _MOST_KEYS} more keys"
     elif isinstance(value, list):
-        yield _name(value)
+        yield _describe_items(value)
 
 
-def _name(value: Any) -> str:
+def _describe_items(value: Any) -> str:
     """What a value is, and what it holds."""
     if isinstance(value, list):
-        return f"array of {len(value)}{f', the first: {_name_shortly(value[0])}' if value else ''}"
-    return _name_shortly(value)
+        return f"array of {len(value)}{f', the first: {_describe_type(value[0])}' if value else ''}"
+    return _describe_type(value)
 
 
-def _name_shortly(value: Any) -> str:
+def _describe_type(value: Any) -> str:
     if isinstance(value, dict):
         return f"object of {', '.join(_list_keys(value)) or 'nothing'}"
     return _NAMES.get(type(value), type(value).__name__)
@@ -226,7 +226,7 @@ _GUESSES = [
 ]
 
 
-Parse = Callable[[str, str], list[str]]
+OutlineParser = Callable[[str, str], list[str]]
 """The structure of a text of some kind (the ending of a path), in lines; empty where there is none to be had."""
 
 
@@ -238,19 +238,19 @@ class Outline(msgspec.Struct, frozen=True, gc=False):
     structure: tuple[str, ...]
 
 
-def outline(text: str, path: str = "", parse: Parse | None = None) -> Outline:
+def outline(text: str, path: str = "", parse: OutlineParser | None = None) -> Outline:
     """The outline of a content. `parse` makes those of the kinds that have no parser here, of a text and its kind."""
-    kind = name_kind(text, path)
+    kind = detect_kind(text, path)
     lines = text.count("\n") + (not text.endswith("\n") and bool(text))
     if kind in _PARSERS:
         most, parse_here = _PARSERS[kind]
         found = parse_here(text) if len(text) <= most else []
     else:
         found = parse(text, kind) if parse is not None else []
-    return Outline(kind, lines, tuple(_limit(found) if found else _limit(preview(text))))
+    return Outline(kind, lines, tuple(_limit_lines(found) if found else _limit_lines(preview(text))))
 
 
-def name_kind(text: str, path: str) -> str:
+def detect_kind(text: str, path: str) -> str:
     """The type of a content."""
     ending = _ENDING.search(path[-200:])
     if ending:
@@ -267,7 +267,7 @@ def preview(text: str) -> list[str]:
     return [*head, "…", *(line[-LONGEST_LINE:] for line in tail)]
 
 
-def _limit(lines: Iterable[str]) -> list[str]:
+def _limit_lines(lines: Iterable[str]) -> list[str]:
     kept = [
         line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 1]}…" for line in islice(lines, MOST_LINES + 1)
     ]

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from proxy.context.model_catalog import find_family
+from proxy.context.model_catalog import identify_family
 
 CacheKind = Literal["prefix", "breakpoints", "units", "local"]
 """`prefix`: the longest beginning that was sent before. `breakpoints`: up to the last marker behind which nothing
@@ -76,7 +76,7 @@ _HOSTS = (
 )
 
 
-def find_cache_model(
+def choose_cache_model(
     kind: CacheKind | None, host: str, model: str, ttls: Sequence[str] = (), retention: float | None = None
 ) -> CacheModel:
     """The cache of a model at a host; `kind` and `retention` are what a person set, None where nobody did.
@@ -84,41 +84,41 @@ def find_cache_model(
     `ttls` are those of the request's markers (`Shape.markers`), as they are sent. Where a model whose provider wants
     markers is reached by another host and has none, nobody knows what that host does: then it is the longest beginning.
     """
-    found = _find_by_host(host.lower().rstrip("."))
-    if kind is None and ttls and find_family(model).vendor == "anthropic":
+    found = _choose_by_host(host.lower().rstrip("."))
+    if kind is None and ttls and identify_family(model).vendor == "anthropic":
         found = _ANTHROPIC
     if kind is not None and kind != found.kind:
         found = _ANTHROPIC if kind == "breakpoints" else CacheModel(kind)
     if found.kind == "breakpoints":
-        found = _read_markers(found, ttls)
+        found = _apply_markers(found, ttls)
     return found if retention is None else replace(found, retention=retention)
 
 
-def _find_by_host(host: str) -> CacheModel:
+def _choose_by_host(host: str) -> CacheModel:
     for suffix, model in _HOSTS:
         if host == suffix or host.endswith(f".{suffix}"):
             return model
     return UNKNOWN
 
 
-def _read_markers(model: CacheModel, ttls: Sequence[str]) -> CacheModel:
+def _apply_markers(model: CacheModel, ttls: Sequence[str]) -> CacheModel:
     """With the longest retention of the markers; one that cannot be read may be any."""
-    kept = [_read_seconds(ttl) for ttl in ttls]
+    kept = [_parse_ttl(ttl) for ttl in ttls]
     known = [seconds for seconds in kept if seconds is not None]
     retention = max(known) if known and len(known) == len(kept) else None
     is_long = any(seconds > _SHORT_TTL for seconds in known)
     return replace(model, retention=retention, is_used=bool(ttls), least_write=_LONG_WRITE if is_long else 0.0)
 
 
-def _read_seconds(ttl: str) -> float | None:
+def _parse_ttl(ttl: str) -> float | None:
     match = _TTL.fullmatch(ttl)
     return int(match[1]) * _SECONDS[match[2]] if match else None
 
 
-_WEIGHT = 0.2
+_LEARNING_RATE = 0.2
 # Below it the time to the first byte tells of the way there, not of the tokens.
-_LEAST_TIMED = 4096
-_HARDLY, _MOSTLY = 0.1, 0.9
+_MIN_TIMED_TOKENS = 4096
+_MOSTLY_UNCACHED, _MOSTLY_CACHED = 0.1, 0.9
 
 
 class Calibration(msgspec.Struct, frozen=True, gc=False):
@@ -143,37 +143,39 @@ def learn_read(calibration: Calibration, expected: int, cached: int | None) -> C
     """With one more report of a request of which `expected` tokens should have been read (0: it tells nothing)."""
     if cached is None or expected <= 0:
         return calibration
-    return replace(calibration, read=_move(calibration.read, _share(cached, expected)))
+    return replace(calibration, read=_move_average(calibration.read, _compute_share(cached, expected)))
 
 
 def learn_survival(calibration: Calibration, stable: int, cached: int | None) -> Calibration:
     """With the report of the first request of an epoch, the first `stable` tokens of which were as before."""
     if cached is None or stable <= 0:
         return calibration
-    return replace(calibration, survival=_learn(calibration.survival, _share(cached, stable)))
+    return replace(calibration, survival=_learn_value(calibration.survival, _compute_share(cached, stable)))
 
 
 def learn_seconds(calibration: Calibration, tokens: int, cached: int | None, seconds: float) -> Calibration:
     """With the time to the first byte of a request, where it was nearly all cached or hardly at all."""
-    if cached is None or tokens < _LEAST_TIMED or seconds < 0:
+    if cached is None or tokens < _MIN_TIMED_TOKENS or seconds < 0:
         return calibration
-    share = _share(cached, tokens)
-    if share <= _HARDLY:
-        return replace(calibration, fresh_seconds=_learn(calibration.fresh_seconds, seconds / ((1 - share) * tokens)))
+    share = _compute_share(cached, tokens)
+    if share <= _MOSTLY_UNCACHED:
+        return replace(
+            calibration, fresh_seconds=_learn_value(calibration.fresh_seconds, seconds / ((1 - share) * tokens))
+        )
     fresh = calibration.fresh_seconds
-    if share < _MOSTLY or fresh is None:
+    if share < _MOSTLY_CACHED or fresh is None:
         return calibration
     left = max(0.0, seconds - (1 - share) * tokens * fresh)
-    return replace(calibration, cached_seconds=_learn(calibration.cached_seconds, left / (share * tokens)))
+    return replace(calibration, cached_seconds=_learn_value(calibration.cached_seconds, left / (share * tokens)))
 
 
-def _share(part: int, whole: int) -> float:
+def _compute_share(part: int, whole: int) -> float:
     return min(1.0, max(0, part) / whole)
 
 
-def _learn(known: float | None, seen: float) -> float:
-    return seen if known is None else _move(known, seen)
+def _learn_value(known: float | None, seen: float) -> float:
+    return seen if known is None else _move_average(known, seen)
 
 
-def _move(known: float, seen: float) -> float:
-    return known + _WEIGHT * (seen - known)
+def _move_average(known: float, seen: float) -> float:
+    return known + _LEARNING_RATE * (seen - known)

@@ -13,15 +13,15 @@ import msgspec
 
 from proxy.model.messages import Message, ToolCall
 
-UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
+CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 _BRACKETED = re.compile(r"\[(?=\s*/?\s*(?:FILE\b|tool\s*:))", re.IGNORECASE)
 _REFERRING = re.compile(r"\bref:(?=[a-z0-9]{10})", re.IGNORECASE)
 
 
-def clean(text: str, most: int) -> str:
+def sanitize_text(text: str, most: int) -> str:
     """At most so many characters of a text, in one line."""
     cut = text[: most + 1]
-    fit = _REFERRING.sub("ref ", _BRACKETED.sub("(", UNFIT.sub(" ", cut)))
+    fit = _REFERRING.sub("ref ", _BRACKETED.sub("(", CONTROL_CHARACTERS.sub(" ", cut)))
     return fit if len(cut) <= most else f"{fit[: most - 1]}…"
 
 
@@ -33,25 +33,25 @@ _MOST_DEPTH = 16
 _decode = msgspec.json.Decoder().decode
 
 
-def write_original(messages: Sequence[Message]) -> str:
+def render_original(messages: Sequence[Message]) -> str:
     """The text of messages."""
-    return "".join(map(write_message, messages))
+    return "".join(map(render_message, messages))
 
 
-def write_message(told: Message) -> str:
+def render_message(told: Message) -> str:
     """The part of one message; it ends with an empty line."""
     answered = f" · answers {', '.join(told.results)}" if told.results else ""
     parts = [f"--- {told.role or 'unknown'}{answered}", *([told.text] if told.text else ())]
     parts += [f"({each})" for each in told.media]
-    parts += map(_write_call, told.calls)
+    parts += map(_render_call, told.calls)
     return "\n".join((*parts, "", ""))
 
 
-def _write_call(call: ToolCall) -> str:
-    return "\n".join((f"--- calls {call.name} · {call.id}", *read_arguments(call.arguments)))
+def _render_call(call: ToolCall) -> str:
+    return "\n".join((f"--- calls {call.name} · {call.id}", *list_argument_lines(call.arguments)))
 
 
-def read_arguments(arguments: str) -> list[str]:
+def list_argument_lines(arguments: str) -> list[str]:
     """The arguments as lines, one `name: value` each; what is not JSON as it is."""
     try:
         value = _decode(arguments)
@@ -119,37 +119,39 @@ def make_reference(secret: bytes, session: str, digest: bytes) -> str:
 def render_file(file: FileReference) -> str:
     """The block of a large content."""
     head = (
-        f"ref:{file.reference} · {clean(file.kind, _LONGEST_NAME)} · {file.tokens:,} tokens · {file.lines:,} lines"
-        f" · sha256 {file.digest.hex()[:12]}"
+        f"ref:{file.reference} · {sanitize_text(file.kind, _LONGEST_NAME)} · {file.tokens:,} tokens"
+        f" · {file.lines:,} lines · sha256 {file.digest.hex()[:12]}"
     )
-    outline = (f"  {clean(line, _LONGEST_LINE)}" for line in file.outline)
-    return "\n".join((f"[FILE: {clean(file.path, _LONGEST_LINE)}]", head, *outline, _tell_way(file.way), "[/FILE]"))
+    outline = (f"  {sanitize_text(line, _LONGEST_LINE)}" for line in file.outline)
+    return "\n".join(
+        (f"[FILE: {sanitize_text(file.path, _LONGEST_LINE)}]", head, *outline, _render_access(file.way), "[/FILE]")
+    )
 
 
 def render_tombstone(stone: Tombstone) -> str:
     """The marker of a tool's output."""
-    return "\n".join(_write_tombstone(stone))
+    return "\n".join(_list_tombstone_lines(stone))
 
 
-def _write_tombstone(stone: Tombstone) -> Iterator[str]:
-    ended = f"completed, {clean(stone.outcome, _LONGEST_LINE)}" if stone.outcome else "completed"
+def _list_tombstone_lines(stone: Tombstone) -> Iterator[str]:
+    ended = f"completed, {sanitize_text(stone.outcome, _LONGEST_LINE)}" if stone.outcome else "completed"
     yield (
-        f"[tool: {clean(stone.tool, _LONGEST_NAME)} — output pruned; {ended}; {stone.lines:,} lines, "
+        f"[tool: {sanitize_text(stone.tool, _LONGEST_NAME)} — output pruned; {ended}; {stone.lines:,} lines, "
         f"{stone.characters:,} characters; shown in full earlier; ref:{stone.reference}]"
     )
     if stone.asked:
-        yield f"asked: {clean(stone.asked, _LONGEST_LINE)}"
+        yield f"asked: {sanitize_text(stone.asked, _LONGEST_LINE)}"
     for kind, words in stone.literals.items():
-        yield f"{kind}: {_separator(kind).join(clean(word, _LONGEST_LINE) for word in words)}"
+        yield f"{kind}: {_separator(kind).join(sanitize_text(word, _LONGEST_LINE) for word in words)}"
     if stone.has_effects:
         yield "It had effects: do not repeat it."
-    yield _tell_way(stone.way)
+    yield _render_access(stone.way)
 
 
 def _separator(kind: str) -> str:
     return " | " if kind == "errors" else ", "
 
 
-def _tell_way(way: str) -> str:
-    told = f" To see it again: {clean(way, _LONGEST_LINE)}." if way else ""
+def _render_access(way: str) -> str:
+    told = f" To see it again: {sanitize_text(way, _LONGEST_LINE)}." if way else ""
     return f"The original is intact under its reference.{told}"

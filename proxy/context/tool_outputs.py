@@ -7,50 +7,50 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from proxy.context.conversation import BuilderPolicy, Seen, Survey, View
-from proxy.context.message_features import find_literals
-from proxy.context.outline import Parse, outline
+from proxy.context.conversation import BuilderPolicy, ConversationIndex, CountedMessage, PlanRequest
+from proxy.context.message_features import choose_literals
+from proxy.context.outline import OutlineParser, outline
 from proxy.context.references import (
     PAGE,
     FileReference,
     Tombstone,
-    clean,
-    read_arguments,
+    list_argument_lines,
     render_file,
     render_tombstone,
+    sanitize_text,
 )
 from proxy.model.messages import ToolCall
 from proxy.model.plan import Reference, Replaced
 
 _OVERLAP = 200
-_MOST_PARTS = 24
-LEAST = 100
+_MAX_PARTS = 24
+MIN_PRUNED_TOKENS = 100
 """Tokens of an output that is not worth a marker."""
-_MOST_WORDS = 400
-_MOST_DEPTH = 32
-_WAY = "run it once more if it only reads, or ask the user for `palimpsest expand ID`"
-_WAY_TO_RESULT = "ask the user for `palimpsest expand ID`"
+_SHORTENED_LENGTH = 400
+_MAX_DEPTH = 32
+_ACCESS = "run it once more if it only reads, or ask the user for `palimpsest expand ID`"
+_ACCESS_AFTER_EFFECTS = "ask the user for `palimpsest expand ID`"
 
 
-class Marked(msgspec.Struct, frozen=True, gc=False):
+class ReplacedMessage(msgspec.Struct, frozen=True, gc=False):
     """A message that gives way, and the references its marker names."""
 
     edit: Replaced
     references: tuple[Reference, ...]
 
 
-def order_outputs(survey: Survey, places: Iterable[int]) -> list[int]:
+def order_outputs(survey: ConversationIndex, places: Iterable[int]) -> list[int]:
     """Those of the places that hold outputs worth replacing, in the order in which they go."""
-    overtaken = find_overtaken(survey)
+    overtaken = find_superseded(survey)
 
     def rank(place: int) -> tuple[int, int]:
         return overtaken.get(place, 3 if survey.found[place].outcome else 4), place
 
     outputs = (place for place in places if survey.messages[place].shape.role == "tool")
-    return sorted((place for place in outputs if survey.messages[place].tokens > LEAST), key=rank)
+    return sorted((place for place in outputs if survey.messages[place].tokens > MIN_PRUNED_TOKENS), key=rank)
 
 
-def find_overtaken(survey: Survey) -> dict[int, int]:
+def find_superseded(survey: ConversationIndex) -> dict[int, int]:
     """Outputs that a newer one has overtaken: 0 where the same was asked again, 1 repeated, 2 an error that was mended.
 
     An output is repeated only by one that was not asked for again itself, so that the newest copy is never among them.
@@ -64,25 +64,29 @@ def find_overtaken(survey: Survey) -> dict[int, int]:
     outputs = [place for place, seen in enumerate(survey.messages) if seen.shape.role == "tool"]
     again = {place for place, (call, _, _) in calls.items() if asked[call.name, call.arguments] != place}
     copies = {survey.found[place].digest: place for place in outputs if place not in again}
-    mended = {_name_deed(call): place for place, (call, _, _) in calls.items() if not survey.found[place].outcome}
+    mended = {
+        _identify_command(call): place for place, (call, _, _) in calls.items() if not survey.found[place].outcome
+    }
     overtaken = dict.fromkeys(again, 0)
     for place in outputs:
         if place in again:
             continue
         if copies[survey.found[place].digest] != place:
             overtaken[place] = 1
-        elif survey.found[place].outcome and place in calls and mended.get(_name_deed(calls[place][0]), 0) > place:
+        elif (
+            survey.found[place].outcome and place in calls and mended.get(_identify_command(calls[place][0]), 0) > place
+        ):
             overtaken[place] = 2
     return overtaken
 
 
-def _name_deed(call: ToolCall) -> tuple[str, ...]:
+def _identify_command(call: ToolCall) -> tuple[str, ...]:
     """What a call does, whatever its options."""
-    words = " ".join(read_arguments(call.arguments)).split()
+    words = " ".join(list_argument_lines(call.arguments)).split()
     return call.name, *(word for word in words if not word.startswith("-"))
 
 
-def _find_call(survey: Survey, place: int) -> tuple[ToolCall, str, bool] | None:
+def _find_call(survey: ConversationIndex, place: int) -> tuple[ToolCall, str, bool] | None:
     """The call that an output answers, what it asked, and whether it changed something; the first of several."""
     answers = survey.messages[place].told.results
     for before in range(place - 1, -1, -1):
@@ -94,10 +98,10 @@ def _find_call(survey: Survey, place: int) -> tuple[ToolCall, str, bool] | None:
     return None
 
 
-def bury(view: View, survey: Survey, place: int) -> Marked:
+def prune_output(view: PlanRequest, survey: ConversationIndex, place: int) -> ReplacedMessage:
     """A tombstone in place of an output."""
     told, found = survey.messages[place].told, survey.found[place]
-    references = name_parts(view, place, 0, survey.found[place].characters)
+    references = list_part_references(view, place, 0, survey.found[place].characters)
     call = _find_call(survey, place)
     stone = Tombstone(
         references[0].id,
@@ -106,35 +110,35 @@ def bury(view: View, survey: Survey, place: int) -> Marked:
         found.outcome,
         found.lines,
         len(told.text),
-        find_literals(told.text),
-        _WAY_TO_RESULT if call and call[2] else _WAY,
+        choose_literals(told.text),
+        _ACCESS_AFTER_EFFECTS if call and call[2] else _ACCESS,
         bool(call and call[2]),
     )
-    return Marked(Replaced(place, _add_parts(render_tombstone(stone), references), "tombstone"), references)
+    return ReplacedMessage(Replaced(place, _append_parts(render_tombstone(stone), references), "tombstone"), references)
 
 
-def cut_words(view: View, survey: Survey, place: int) -> Marked:
+def shorten_message(view: PlanRequest, survey: ConversationIndex, place: int) -> ReplacedMessage:
     """The beginning of what was said, in place of all of it."""
-    references = name_parts(view, place, 0, survey.found[place].characters)
-    lines = survey.messages[place].told.text[:_MOST_WORDS].split("\n")
-    text = "\n".join(clean(line, _MOST_WORDS) for line in lines)
+    references = list_part_references(view, place, 0, survey.found[place].characters)
+    lines = survey.messages[place].told.text[:_SHORTENED_LENGTH].split("\n")
+    text = "\n".join(sanitize_text(line, _SHORTENED_LENGTH) for line in lines)
     note = f"[cut by the proxy palimpsest; the original is intact: ref:{references[0].id}]"
-    return Marked(Replaced(place, _add_parts(f"{text}…\n{note}", references), "shortened"), references)
+    return ReplacedMessage(Replaced(place, _append_parts(f"{text}…\n{note}", references), "shortened"), references)
 
 
-def trim(view: View, survey: Survey, place: int, most: int) -> Marked:
+def trim_message(view: PlanRequest, survey: ConversationIndex, place: int, most: int) -> ReplacedMessage:
     """The head and the tail of long words and of long values in calls; from about so many tokens on they are long."""
     told = survey.messages[place].told
-    references = name_parts(view, place, 0, survey.found[place].characters)
+    references = list_part_references(view, place, 0, survey.found[place].characters)
     parts = " ".join(f"ref:{each.id}" for each in references)
-    cutter = _Cutter(3 * most, f"[… cut by the proxy palimpsest; the original is intact: {parts} …]")
+    cutter = _TextCutter(3 * most, f"[… cut by the proxy palimpsest; the original is intact: {parts} …]")
     text = cutter.cut(told.text)
     called = ((call, _trim_arguments(call.arguments, cutter)) for call in told.calls)
     arguments = tuple([(call.id, spelled) for call, spelled in called if spelled != call.arguments])
-    return Marked(Replaced(place, "" if text == told.text else text, "shortened", arguments), references)
+    return ReplacedMessage(Replaced(place, "" if text == told.text else text, "shortened", arguments), references)
 
 
-class _Cutter(msgspec.Struct, frozen=True, gc=False):
+class _TextCutter(msgspec.Struct, frozen=True, gc=False):
     """Cuts texts of more than so many characters to half of that, with a note where words are missing."""
 
     most: int
@@ -150,14 +154,14 @@ class _Cutter(msgspec.Struct, frozen=True, gc=False):
         """The same of each text in a JSON value."""
         if isinstance(value, str):
             return self.cut(value)
-        if depth < _MOST_DEPTH and isinstance(value, dict):
+        if depth < _MAX_DEPTH and isinstance(value, dict):
             return {key: self.cut_within(each, depth + 1) for key, each in value.items()}
-        if depth < _MOST_DEPTH and isinstance(value, list):
+        if depth < _MAX_DEPTH and isinstance(value, list):
             return [self.cut_within(each, depth + 1) for each in value]
         return value
 
 
-def _trim_arguments(arguments: str, cutter: _Cutter) -> str:
+def _trim_arguments(arguments: str, cutter: _TextCutter) -> str:
     """Arguments with their long values cut; what is not JSON, such as the text that a tool takes as it is, as one."""
     if len(arguments) <= cutter.most:
         return arguments
@@ -170,11 +174,16 @@ def _trim_arguments(arguments: str, cutter: _Cutter) -> str:
 
 
 def outline_output(
-    view: View, survey: Survey, place: int, *, has_outline: bool = True, parse: Parse | None = None
-) -> Marked:
+    view: PlanRequest,
+    survey: ConversationIndex,
+    place: int,
+    *,
+    has_outline: bool = True,
+    parse: OutlineParser | None = None,
+) -> ReplacedMessage:
     """The block of a file in place of an output that is too large to be shown again, or at all."""
     told, found = survey.messages[place].told, survey.found[place]
-    references = name_parts(view, place, 0, survey.found[place].characters)
+    references = list_part_references(view, place, 0, survey.found[place].characters)
     call = _find_call(survey, place)
     seen = outline(told.text, _find_path(survey, place), parse if has_outline else None)
     block = FileReference(
@@ -185,25 +194,25 @@ def outline_output(
         found.lines,
         found.digest,
         seen.structure if has_outline else (),
-        _WAY_TO_RESULT if call and call[2] else _WAY,
+        _ACCESS_AFTER_EFFECTS if call and call[2] else _ACCESS,
     )
-    return Marked(Replaced(place, _add_parts(render_file(block), references), "file"), references)
+    return ReplacedMessage(Replaced(place, _append_parts(render_file(block), references), "file"), references)
 
 
-def _find_path(survey: Survey, place: int) -> str:
+def _find_path(survey: ConversationIndex, place: int) -> str:
     """The path that a call read, where it names just one."""
     call = _find_call(survey, place)
     paths = [word for word in call[1].split() if "/" in word or "." in word.strip(".")] if call else []
     return paths[0].strip("'\"") if len(paths) == 1 else ""
 
 
-def name_parts(view: View, place: int, start: int, stop: int) -> tuple[Reference, ...]:
+def list_part_references(view: PlanRequest, place: int, start: int, stop: int) -> tuple[Reference, ...]:
     """References of a message whose first pages hold its original from one character up to another."""
-    offsets = range(start, max(start + 1, stop - _OVERLAP), PAGE - _OVERLAP)[:_MOST_PARTS]
+    offsets = range(start, max(start + 1, stop - _OVERLAP), PAGE - _OVERLAP)[:_MAX_PARTS]
     return tuple(Reference(view.name(place, place + 1, offset), place, place + 1, offset) for offset in offsets)
 
 
-def _add_parts(text: str, references: tuple[Reference, ...]) -> str:
+def _append_parts(text: str, references: tuple[Reference, ...]) -> str:
     if len(references) < 2:
         return text
     parts = " ".join(f"ref:{each.id}" for each in references)
@@ -214,25 +223,31 @@ _PROTECTED_SHARE, _MINIMUM_SHARE = 0.25, 0.05
 _FRAME = 4
 
 
-def prune(
-    view: View, survey: Survey, policy: BuilderPolicy, steps: range, count: Callable[[str], int]
-) -> dict[int, Marked]:
+def prune_superseded(
+    view: PlanRequest, survey: ConversationIndex, policy: BuilderPolicy, steps: range, count: Callable[[str], int]
+) -> dict[int, ReplacedMessage]:
     """Tombstones for overtaken outputs of these steps, by their places; none where too little would go."""
     if not policy.is_pruning or not steps:
         return {}
     usable = view.budget.usable
     protected = min(policy.protect_tokens, _PROTECTED_SHARE * usable)
-    marked = {place: bury(view, survey, place) for place in _list_overtaken(survey, steps, protected)}
-    marked = {place: made for place, made in marked.items() if measure_gain(survey, {place: made}, count) > 0}
-    return marked if measure_gain(survey, marked, count) >= min(policy.minimum_tokens, _MINIMUM_SHARE * usable) else {}
+    marked = {place: prune_output(view, survey, place) for place in _list_superseded(survey, steps, protected)}
+    marked = {place: made for place, made in marked.items() if count_saved_tokens(survey, {place: made}, count) > 0}
+    return (
+        marked
+        if count_saved_tokens(survey, marked, count) >= min(policy.minimum_tokens, _MINIMUM_SHARE * usable)
+        else {}
+    )
 
 
-def measure_gain(survey: Survey, marked: Mapping[int, Marked], count: Callable[[str], int]) -> int:
+def count_saved_tokens(
+    survey: ConversationIndex, marked: Mapping[int, ReplacedMessage], count: Callable[[str], int]
+) -> int:
     """The tokens that markers save."""
-    return sum(_measure_saved(survey.messages[place], made, count) for place, made in marked.items())
+    return sum(_count_saved(survey.messages[place], made, count) for place, made in marked.items())
 
 
-def _measure_saved(seen: Seen, made: Marked, count: Callable[[str], int]) -> int:
+def _count_saved(seen: CountedMessage, made: ReplacedMessage, count: Callable[[str], int]) -> int:
     edit = made.edit
     if edit.arguments:
         known = {call.id: call.arguments for call in seen.told.calls}
@@ -245,20 +260,20 @@ def _measure_saved(seen: Seen, made: Marked, count: Callable[[str], int]) -> int
     return said - count(edit.text) - _FRAME if edit.text else 0
 
 
-def _list_overtaken(survey: Survey, steps: range, protected: float) -> list[int]:
-    newest = _find_newest(survey, protected)
+def _list_superseded(survey: ConversationIndex, steps: range, protected: float) -> list[int]:
+    newest = _find_protected_start(survey, protected)
     places = [
         place
         for i in steps
         if i not in survey.fixed
         for place in range(survey.steps[i].start, min(survey.steps[i].stop, newest))
-        if survey.messages[place].shape.role == "tool" and survey.messages[place].tokens > LEAST
+        if survey.messages[place].shape.role == "tool" and survey.messages[place].tokens > MIN_PRUNED_TOKENS
     ]
-    overtaken = find_overtaken(survey) if places else {}
+    overtaken = find_superseded(survey) if places else {}
     return [place for place in places if place in overtaken]
 
 
-def _find_newest(survey: Survey, tokens: float) -> int:
+def _find_protected_start(survey: ConversationIndex, tokens: float) -> int:
     """The place from which on the outputs have so many tokens together, the one they begin in included."""
     for place in reversed(range(len(survey.messages))):
         if tokens <= 0:

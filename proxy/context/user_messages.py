@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from proxy.context.conversation import Survey, View
-from proxy.context.references import write_message
-from proxy.context.tool_outputs import name_parts
-from proxy.context.user_rules import find_pasted
+from proxy.context.conversation import ConversationIndex, PlanRequest
+from proxy.context.references import render_message
+from proxy.context.tool_outputs import list_part_references
+from proxy.context.user_rules import list_pasted
 from proxy.model.messages import Message
 from proxy.model.plan import Reference, Replaced, Written
 
 WHOLE_SHARE, HEADS_SHARE = 0.25, 0.15
 """Parts of what is usable: for older turns that stay whole, and for the first characters of others."""
 
-_HEADS = (400, 120)
+_HEAD_LENGTHS = (400, 120)
 _LEAST_REPEATED = 100
 """Tokens of a block from which on it gives way where a newer turn has it."""
 _MOST_COMPARED = 3
@@ -28,14 +28,14 @@ _MOST_PLACES = 8
 _MOST_PASTED, _PASTED_SHARE = 2000, 0.05
 # A share that is exceeded is filled up to this part only: each turn that is shortened breaks the provider's cache for
 # all that stands behind it, so that several are shortened at once.
-_CUT = 0.6
+_FILL_SHARE = 0.6
 _FRAME = 4
-_ON_A_LINE = 1 + len(_HEADS)
+_LEDGER_LEVEL = 1 + len(_HEAD_LENGTHS)
 
 Count = Callable[[str], int]
 
 
-class Shown(msgspec.Struct, frozen=True, gc=False):
+class UserMessageForm(msgspec.Struct, frozen=True, gc=False):
     """A user turn in one of its forms: as it is, or with words of it left out."""
 
     step: int
@@ -44,81 +44,89 @@ class Shown(msgspec.Struct, frozen=True, gc=False):
     references: tuple[Reference, ...] = ()
 
 
-Forms = Mapping[int, tuple[Shown, ...]]
+MessageForms = Mapping[int, tuple[UserMessageForm, ...]]
 """The forms of user turns by their steps, each from the longest on."""
 
 
-class Lines(msgspec.Struct, frozen=True, gc=False):
+class LineIndex(msgspec.Struct, frozen=True, gc=False):
     """A text in lines, and where each of them stands."""
 
     lines: Sequence[str]
     places: Mapping[str, Sequence[int]]
 
 
-class Older(msgspec.Struct, frozen=True, gc=False):
+class OlderMessages(msgspec.Struct, frozen=True, gc=False):
     """The older turns that are sent as messages. `spare`: tokens of their shares left, where some are not."""
 
-    shown: tuple[Shown, ...] = ()
+    shown: tuple[UserMessageForm, ...] = ()
     spare: float = 0.0
 
 
-def spell_older(view: View, survey: Survey, count: Count, *, has_blocks: bool = True) -> Forms:
+def list_older_forms(
+    view: PlanRequest, survey: ConversationIndex, count: Count, *, has_blocks: bool = True
+) -> MessageForms:
     """Spell the forms of each user turn, but for the newest turns and those that must stay.
 
     Not `has_blocks`: no blocks are looked for, which takes nearly all of the time.
     """
     older = [i for i in survey.users if i not in survey.newest and i not in survey.fixed]
-    newest = [_read(survey, i) for i in sorted(survey.newest)]
-    return _spell_forms(view, survey, older, newest if has_blocks else None, count)
+    newest = [_get_text(survey, i) for i in sorted(survey.newest)]
+    return _list_forms(view, survey, older, newest if has_blocks else None, count)
 
 
-def show_older(view: View, survey: Survey, forms: Forms, least: int, share: float) -> Older:
+def choose_older_forms(
+    view: PlanRequest, survey: ConversationIndex, forms: MessageForms, least: int, share: float
+) -> OlderMessages:
     """Choose the form of each turn before the step `least`; `share` is the part of their rooms that they may have.
 
     A turn that was shortened before does not become longer again, unless all of them fit whole.
     """
     older = {i: each for i, each in forms.items() if i < least}
     rooms = tuple(share * part * view.budget.usable for part in (WHOLE_SHARE, HEADS_SHARE))
-    levels = _choose_levels(older, {i: _find_level(view, survey, i, older[i]) for i in older}, rooms)
+    levels = _choose_levels(older, {i: _find_sent_level(view, survey, i, older[i]) for i in older}, rooms)
     shown = tuple([older[i][level] for i, level in levels.items() if level < len(older[i])])
     if len(shown) == len(older):
-        return Older(shown)
-    return Older(shown, max(0.0, sum(rooms) - sum(each.tokens for each in shown)))
+        return OlderMessages(shown)
+    return OlderMessages(shown, max(0.0, sum(rooms) - sum(each.tokens for each in shown)))
 
 
-def shorten_newest(view: View, survey: Survey, count: Count, *, has_blocks: bool = True) -> Forms:
+def list_newest_forms(
+    view: PlanRequest, survey: ConversationIndex, count: Count, *, has_blocks: bool = True
+) -> MessageForms:
     """Spell the forms of the newest turns but for the very newest; `has_blocks` as above."""
     last = survey.steps[survey.users[-1]].turn if survey.users else 0
-    newer = [_read(survey, i) for i in survey.users if survey.steps[i].turn == last]
+    newer = [_get_text(survey, i) for i in survey.users if survey.steps[i].turn == last]
     second = [i for i in survey.newest if survey.steps[i].turn != last and i not in survey.fixed]
-    return _spell_forms(view, survey, second, newer if has_blocks else None, count)
+    return _list_forms(view, survey, second, newer if has_blocks else None, count)
 
 
-def _spell_forms(view: View, survey: Survey, steps: Iterable[int], newer: Iterable[str] | None, count: Count) -> Forms:
+def _list_forms(
+    view: PlanRequest, survey: ConversationIndex, steps: Iterable[int], newer: Iterable[str] | None, count: Count
+) -> MessageForms:
     """The forms of each turn from the longest on, by its step in order; one only of what is not plain words.
 
     `newer` are turns in which its blocks may stand, too; None: no blocks are left out.
     """
-    newest = [find_lines(text) for text in newer or () if len(text) >= _LEAST_REPEATED]
-    near: list[Lines] = []
-    forms: dict[int, tuple[Shown, ...]] = {}
+    newest = [index_lines(text) for text in newer or () if len(text) >= _LEAST_REPEATED]
+    near: list[LineIndex] = []
+    forms: dict[int, tuple[UserMessageForm, ...]] = {}
     for i in sorted(steps, reverse=True):
         step, told = survey.steps[i], survey.messages[survey.steps[i].start].told
         if step.stop - step.start > 1 or told.media:
-            forms[i] = (Shown(i, step.tokens),)
+            forms[i] = (UserMessageForm(i, step.tokens),)
             continue
         text, parts = told.text, list[Reference]()
         if newer is not None:
-            text, parts = _leave_out_pasted(view, step.start, told, count)
-            text = leave_out_repeated(text, (*newest, *near), count)
-        heads = [_cut(text, most) for most in _HEADS]
-        forms[i] = tuple([_spell(view, survey, i, each, parts, count) for each in (text, *heads)])
+            text, parts = _remove_pasted(view, step.start, told, count)
+            text = remove_repeated(text, (*newest, *near), count)
+        heads = [_shorten(text, most) for most in _HEAD_LENGTHS]
+        forms[i] = tuple([_make_form(view, survey, i, each, parts, count) for each in (text, *heads)])
         if newer is not None and len(told.text) >= _LEAST_REPEATED:
-            near = [find_lines(told.text), *near][:_MOST_COMPARED]
+            near = [index_lines(told.text), *near][:_MOST_COMPARED]
     return dict(sorted(forms.items()))
 
 
-def _cut(text: str, most: int) -> str:
+def _shorten(text: str, most: int) -> str:
     """The first characters of a text, and no part of a note of ours at their end."""
     if len(text) <= most:
         return text
@@ -127,63 +135,69 @@ def _cut(text: str, most: int) -> str:
     return f"{head[: note if note > head.rfind(' …]') else most].rstrip()}…"
 
 
-def _spell(view: View, survey: Survey, i: int, text: str, parts: Sequence[Reference], count: Count) -> Shown:
+def _make_form(
+    view: PlanRequest, survey: ConversationIndex, i: int, text: str, parts: Sequence[Reference], count: Count
+) -> UserMessageForm:
     step = survey.steps[i]
-    if text == _read(survey, i):
-        return Shown(i, step.tokens)
+    if text == _get_text(survey, i):
+        return UserMessageForm(i, step.tokens)
     reference = Reference(view.name(step.start, step.stop, 0), step.start, step.stop)
     text = f"{text}\n[shortened by palimpsest, not by the user; the original is intact: ref:{reference.id}]"
     tokens = count(text) + _FRAME
     if tokens >= step.tokens:
-        return Shown(i, step.tokens)
+        return UserMessageForm(i, step.tokens)
     named = [part for part in parts if f"ref:{part.id}" in text]
-    return Shown(i, tokens, (Replaced(step.start, text, "shortened"),), (reference, *named))
+    return UserMessageForm(i, tokens, (Replaced(step.start, text, "shortened"),), (reference, *named))
 
 
-def _find_level(view: View, survey: Survey, i: int, forms: Sequence[Shown]) -> int:
+def _find_sent_level(view: PlanRequest, survey: ConversationIndex, i: int, forms: Sequence[UserMessageForm]) -> int:
     """The form of a turn in the plan in force; the longest where that plan is not about it."""
     start = survey.steps[i].start
     if view.frozen is None or start >= view.frozen.through:
         return 0
     edit = next((each for each in view.frozen.edits if not isinstance(each, Written) and each.place == start), None)
     if edit is None:
-        return _ON_A_LINE
+        return _LEDGER_LEVEL
     sent = (edit,) if isinstance(edit, Replaced) else ()
     return next((level for level, form in enumerate(forms) if form.edits == sent), 0)
 
 
-def _choose_levels(forms: Forms, before: Mapping[int, int], rooms: Sequence[float]) -> Mapping[int, int]:
+def _choose_levels(forms: MessageForms, before: Mapping[int, int], rooms: Sequence[float]) -> Mapping[int, int]:
     """The level of each turn: all whole if they fit, else as before if that fits, else shorter ones."""
     for levels in (dict.fromkeys(forms, 0), before):
-        whole, heads = _measure(forms, levels)
+        whole, heads = _count_tokens(forms, levels)
         if whole <= rooms[0] and heads <= rooms[1]:
             return levels
-    return _shorten(forms, before, rooms)
+    return _lower_levels(forms, before, rooms)
 
 
-def _measure(forms: Forms, levels: Mapping[int, int]) -> tuple[int, int]:
+def _count_tokens(forms: MessageForms, levels: Mapping[int, int]) -> tuple[int, int]:
     """Tokens of the turns that are whole, and of those that are not."""
     sizes = [(level, forms[i][level].tokens) for i, level in levels.items() if level < len(forms[i])]
     return sum(size for level, size in sizes if not level), sum(size for level, size in sizes if level)
 
 
-def _shorten(forms: Forms, before: Mapping[int, int], rooms: Sequence[float]) -> dict[int, int]:
+def _lower_levels(forms: MessageForms, before: Mapping[int, int], rooms: Sequence[float]) -> dict[int, int]:
     """Whole are the first turn and the newest; of the others the newest have the most characters."""
     levels = dict(before)
-    if _measure(forms, levels)[0] > rooms[0]:
+    if _count_tokens(forms, levels)[0] > rooms[0]:
         first, *others = [i for i in forms if not before[i]]
-        room, newest = _CUT * rooms[0], [forms[i][0] for i in reversed(others)]
+        room, newest = _FILL_SHARE * rooms[0], [forms[i][0] for i in reversed(others)]
         is_long = forms[first][0].tokens > rooms[0]
-        whole = _take(newest, room) if is_long else {first, *_take(newest, room - forms[first][0].tokens)}
+        whole = (
+            _choose_fitting(newest, room)
+            if is_long
+            else {first, *_choose_fitting(newest, room - forms[first][0].tokens)}
+        )
         levels = {i: level if level or i in whole else 1 for i, level in levels.items()}
-    if _measure(forms, levels)[1] > rooms[1]:
-        room = _CUT * rooms[1]
+    if _count_tokens(forms, levels)[1] > rooms[1]:
+        room = _FILL_SHARE * rooms[1]
         heads = [i for i, level in levels.items() if level and len(forms[i]) > 1]
-        kept = [i for i in reversed(heads) if levels[i] < _ON_A_LINE]
-        short = _take([forms[i][-1] for i in kept], room)
-        levels |= {i: len(_HEADS) if i in short else _ON_A_LINE for i in kept}
+        kept = [i for i in reversed(heads) if levels[i] < _LEDGER_LEVEL]
+        short = _choose_fitting([forms[i][-1] for i in kept], room)
+        levels |= {i: len(_HEAD_LENGTHS) if i in short else _LEDGER_LEVEL for i in kept}
         room -= sum(forms[i][-1].tokens for i in short)
-        for i in [i for i in kept if i in short and before[i] < len(_HEADS)]:
+        for i in [i for i in kept if i in short and before[i] < len(_HEAD_LENGTHS)]:
             room -= forms[i][1].tokens - forms[i][-1].tokens
             if room < 0:
                 break
@@ -191,7 +205,7 @@ def _shorten(forms: Forms, before: Mapping[int, int], rooms: Sequence[float]) ->
     return levels
 
 
-def _take(shown: Sequence[Shown], room: float) -> set[int]:
+def _choose_fitting(shown: Sequence[UserMessageForm], room: float) -> set[int]:
     """The steps of the first of them that fit together."""
     taken: set[int] = set()
     for each in shown:
@@ -202,22 +216,22 @@ def _take(shown: Sequence[Shown], room: float) -> set[int]:
     return taken
 
 
-def _read(survey: Survey, i: int) -> str:
+def _get_text(survey: ConversationIndex, i: int) -> str:
     return survey.messages[survey.steps[i].start].told.text
 
 
-def _leave_out_pasted(view: View, place: int, told: Message, count: Count) -> tuple[str, list[Reference]]:
+def _remove_pasted(view: PlanRequest, place: int, told: Message, count: Count) -> tuple[str, list[Reference]]:
     """The text without its large blocks, and the references of these."""
     most = int(min(_MOST_PASTED, _PASTED_SHARE * view.budget.usable))
     texts: list[str] = []
     references: list[Reference] = []
     at = 0
-    for start, stop in find_pasted(told.text, max(1, most)):
+    for start, stop in list_pasted(told.text, max(1, most)):
         block = told.text[start:stop]
         if (tokens := count(block)) <= most:
             continue
-        head = write_message(told).index(told.text)
-        parts = name_parts(view, place, head + start, head + stop)
+        head = render_message(told).index(told.text)
+        parts = list_part_references(view, place, head + start, head + stop)
         named = " ".join(f"ref:{each.id}" for each in parts)
         lines = block.count("\n") + 1
         texts += [
@@ -229,7 +243,7 @@ def _leave_out_pasted(view: View, place: int, told: Message, count: Count) -> tu
     return "".join((*texts, told.text[at:])), references
 
 
-def find_lines(text: str) -> Lines:
+def index_lines(text: str) -> LineIndex:
     """The lines of a text, and where each stands; of one that stands in many places, the first of these."""
     lines = text.split("\n")
     places: dict[str, list[int]] = {}
@@ -237,17 +251,17 @@ def find_lines(text: str) -> Lines:
         known = places.setdefault(line, [])
         if len(known) < _MOST_PLACES:
             known.append(place)
-    return Lines(lines, places)
+    return LineIndex(lines, places)
 
 
-def leave_out_repeated(text: str, newer: Sequence[Lines], count: Count) -> str:
+def remove_repeated(text: str, newer: Sequence[LineIndex], count: Count) -> str:
     """A text without the long passages, of whole lines, that stand in one of the newer texts too."""
     for each in newer:
-        text = "\n".join(_join_unlike(text.split("\n"), each, count))
+        text = "\n".join(_list_unrepeated_lines(text.split("\n"), each, count))
     return text
 
 
-def _join_unlike(lines: Sequence[str], newer: Lines, count: Count) -> Iterator[str]:
+def _list_unrepeated_lines(lines: Sequence[str], newer: LineIndex, count: Count) -> Iterator[str]:
     run: list[str] = []
     behind: list[int] = []
     for line in lines:
@@ -256,15 +270,15 @@ def _join_unlike(lines: Sequence[str], newer: Lines, count: Count) -> Iterator[s
             run.append(line)
             behind = going_on
             continue
-        yield from _close(run, count)
+        yield from _finish_run(run, count)
         behind = [place + 1 for place in newer.places.get(line, ())]
         run = [line] if behind else []
         if not run:
             yield line
-    yield from _close(run, count)
+    yield from _finish_run(run, count)
 
 
-def _close(run: Sequence[str], count: Count) -> Iterator[str]:
+def _finish_run(run: Sequence[str], count: Count) -> Iterator[str]:
     block = "\n".join(run)
     if len(block) < _LEAST_REPEATED or count(block) < _LEAST_REPEATED:
         yield from run

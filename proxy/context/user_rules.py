@@ -9,15 +9,15 @@ from itertools import accumulate
 
 import msgspec
 
-from proxy.context.conversation import Survey
-from proxy.context.references import clean
+from proxy.context.conversation import ConversationIndex
+from proxy.context.references import sanitize_text
 
 _OPENING = re.compile(
     r"(?m)^ {0,3}(?P<fence>`{3,8}(?!`)|~{3,8}(?!~))[^`\n]*$"
     r"|^[ \t]*<(?P<tag>files?|documents?|logs?|output|stdout|stderr|code|diff|patch|attachment|file_contents?)"
     r"\b[^>\n]*>"
 )
-_OF_MACHINE = re.compile(
+_MACHINE_LINE = re.compile(
     r"\W?\d{2,4}[-:/.]\d\d\b"  # a time or a date
     r"|\W{0,2}(?:TRACE|DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|FATAL|CRITICAL)\b"
     r"|[\w./-]+:\d+[: ]"  # a place in a file
@@ -25,20 +25,20 @@ _OF_MACHINE = re.compile(
     r"|(?: {4,}|\t)\s*(?![-*+\d\s])"
 )
 _SYMBOLS = re.compile(r"[^\w\s.,;]|\d")
-_MOST_SYMBOLS = 0.25
+_MAX_SYMBOLS_SHARE = 0.25
 
 
-def find_pasted(text: str, shortest: int) -> list[tuple[int, int]]:
+def list_pasted(text: str, shortest: int) -> list[tuple[int, int]]:
     """Where the blocks of at least so many characters begin and end, in order; none of them overlap."""
     found: list[tuple[int, int]] = []
     at = 0
-    for start, stop in [*_find_marked(text), (len(text), len(text))]:
-        found += [*_find_stretches(text, at, start), (start, stop)]
+    for start, stop in [*_list_fenced(text), (len(text), len(text))]:
+        found += [*_list_machine_runs(text, at, start), (start, stop)]
         at = stop
     return [(start, stop) for start, stop in found if stop - start >= shortest]
 
 
-def _find_marked(text: str) -> Iterator[tuple[int, int]]:
+def _list_fenced(text: str) -> Iterator[tuple[int, int]]:
     """Fenced and wrapped blocks, one after the other."""
     # What is not closed once is not closed behind that either: a text of openings alone takes no longer than others.
     open_for_ever: set[str] = set()
@@ -56,11 +56,11 @@ def _find_marked(text: str) -> Iterator[tuple[int, int]]:
             open_for_ever.add(mark)
 
 
-def _find_stretches(text: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
+def _list_machine_runs(text: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
     """Runs of lines that a machine wrote; empty lines may stand between."""
     first = last = at = start
     for line in text[start:stop].splitlines(keepends=True):
-        if _is_of_machine(line):
+        if _is_machine_line(line):
             last = at + len(line.rstrip("\n"))
         elif line.strip():
             yield first, last
@@ -69,18 +69,18 @@ def _find_stretches(text: str, start: int, stop: int) -> Iterator[tuple[int, int
     yield first, last
 
 
-def _is_of_machine(line: str) -> bool:
+def _is_machine_line(line: str) -> bool:
     bare = line.strip()
     if not bare:
         return False
-    return bool(_OF_MACHINE.match(line)) or len(_SYMBOLS.findall(bare)) > _MOST_SYMBOLS * len(bare)
+    return bool(_MACHINE_LINE.match(line)) or len(_SYMBOLS.findall(bare)) > _MAX_SYMBOLS_SHARE * len(bare)
 
 
 _LEAST_PASTED = 400
 _LOOKED_AT = 200_000
 _LONGEST_INTRO = 160
 
-_MARKS = ("`", "~", "<")
+_FENCES = ("`", "~", "<")
 _CLIENT = re.compile(
     r"<(system-reminder|environment_details|environment_context|ide_\w{1,40}|local-command-\w{1,20}"
     r"|command-(?:name|message|args|output)|bash-(?:input|stdout|stderr)|task-notification)\b[^>\n]{0,200}>"
@@ -103,7 +103,7 @@ class Sentence(msgspec.Struct, frozen=True, gc=False):
         return f"{self.intro} {self.text}" if self.intro else self.text
 
 
-def list_user_places(survey: Survey) -> list[int]:
+def list_user_places(survey: ConversationIndex) -> list[int]:
     """Places of what the user wrote; what a machine put out in the user's role is not among them."""
     return [
         place
@@ -113,11 +113,11 @@ def list_user_places(survey: Survey) -> list[int]:
     ]
 
 
-def find_sentences(text: str) -> Iterator[Sentence]:
+def list_sentences(text: str) -> Iterator[Sentence]:
     """The sentences of a user's message in order; none of fenced or pasted blocks, nor of a client's reminders."""
     intro = ""
     is_in_list = False
-    for line in _leave_out_foreign(text[:_LOOKED_AT]).split("\n"):
+    for line in _remove_foreign(text[:_LOOKED_AT]).split("\n"):
         item = _ITEM.match(line)
         bare = (line[item.end() :] if item else line).strip()
         if not bare:
@@ -126,10 +126,10 @@ def find_sentences(text: str) -> Iterator[Sentence]:
             intro = bare if bare.endswith((":", "\uff1a")) and len(bare) <= _LONGEST_INTRO else ""
         is_in_list = bool(item)
         if is_in_list or not intro:
-            yield from (Sentence(part, intro) for part in _split(bare))
+            yield from (Sentence(part, intro) for part in _split_sentences(bare))
 
 
-def _split(line: str) -> Iterator[str]:
+def _split_sentences(line: str) -> Iterator[str]:
     at = 0
     for end in _END.finditer(line):
         yield line[at : end.start()] + end[0].rstrip()
@@ -138,14 +138,14 @@ def _split(line: str) -> Iterator[str]:
         yield line[at:]
 
 
-def _leave_out_foreign(text: str) -> str:
+def _remove_foreign(text: str) -> str:
     """The text without what its user did not write, and a line end where that stood: no sentence reaches over it."""
     own = "\n".join(_list_outside_tags(text))
     kept: list[str] = []
     at = 0
-    for start, stop in find_pasted(own, 1):
+    for start, stop in list_pasted(own, 1):
         block = own[start:stop]
-        if stop - start >= _LEAST_PASTED or block.lstrip().startswith(_MARKS):
+        if stop - start >= _LEAST_PASTED or block.lstrip().startswith(_FENCES):
             kept.append(own[at:start])
             at = stop
     return "\n".join((*kept, own[at:]))
@@ -162,13 +162,13 @@ def _list_outside_tags(text: str) -> Iterator[str]:
     yield text[at:]
 
 
-MOST, SHARE = 2000, 0.06
+MAX_RULES_TOKENS, RULES_SHARE = 2000, 0.06
 """Tokens of the block, and the part of what is usable that it may take."""
 
 _LONGEST = 600
 _HEAD = "Rules that the user stated, in the user's own words, each behind the number of its message:"
 
-_LASTING = re.compile(
+_RULE_WORDS = re.compile(
     r"(?i)\b(?:always|never|must(?:n't)?|shall not"
     r"|(?<!\bI )(?:do not|don['\u2019]t|dont)(?! worry| mind| know| understand| think| see)"
     r"|(?<=\bI )(?:do not|don['\u2019]t|dont) (?:want|wish|like|allow|accept|expect|permit)"  # not: have, remember
@@ -183,7 +183,7 @@ _LASTING = re.compile(
     r"|siempre|nunca|jamás|debes?|asegúrate|a partir de ahora|evita|prefiere|(?:usa|utiliza) (?:solo|sólo)"
     r"|(?:solo|sólo) (?:usa|utiliza)|no (?:uses|utilices|hagas|toques|modifiques|cambies|borres|elimines|escribas))\b"
 )
-_LEADING = re.compile(
+_RULE_INTRO = re.compile(
     r"(?i)\b(?:rules?|constraints?|requirements?|guidelines?|conventions?|regeln|vorgaben|règles|consignes|reglas)\b"
 )
 
@@ -195,17 +195,17 @@ class Rule(msgspec.Struct, frozen=True, gc=False):
     text: str
 
 
-def name_message(place: int) -> str:
+def format_message_number(place: int) -> str:
     """What a message is called in words of ours: they are numbered from 1."""
     return f"m{place + 1}"
 
 
-def find_rules(survey: Survey, places: Collection[int] | None = None) -> tuple[Rule, ...]:
+def list_rules(survey: ConversationIndex, places: Collection[int] | None = None) -> tuple[Rule, ...]:
     """The rules in the user's messages, or in those at some places; of equal ones the newest, in their order."""
     found: dict[str, Rule] = {}
     for place in list_user_places(survey):
         if places is None or place in places:
-            for sentence in find_sentences(survey.messages[place].told.text):
+            for sentence in list_sentences(survey.messages[place].told.text):
                 if _is_rule(sentence):
                     key = " ".join(sentence.said.casefold().split())
                     found.pop(key, None)
@@ -217,12 +217,12 @@ def _is_rule(sentence: Sentence) -> bool:
     said = sentence.said
     if said.endswith("?") or len(said) > _LONGEST:
         return False
-    return bool(_LASTING.search(said) or _LEADING.search(sentence.intro))
+    return bool(_RULE_WORDS.search(said) or _RULE_INTRO.search(sentence.intro))
 
 
-def write_rules(rules: Sequence[Rule], room: float, count: Callable[[str], int]) -> str:
+def format_rules(rules: Sequence[Rule], room: float, count: Callable[[str], int]) -> str:
     """The block of these rules in so many tokens, the newest where not all fit; empty where none does."""
-    lines = [f"{name_message(rule.place)}: {clean(rule.text, _LONGEST)}" for rule in rules]
+    lines = [f"{format_message_number(rule.place)}: {sanitize_text(rule.text, _LONGEST)}" for rule in rules]
     room -= count(_HEAD) + 1
     kept: list[str] = []
     for line in reversed(lines):
@@ -233,12 +233,12 @@ def write_rules(rules: Sequence[Rule], room: float, count: Callable[[str], int])
     return "\n".join((_HEAD, *reversed(kept))) if kept else ""
 
 
-def find_room(usable: float) -> float:
+def compute_rules_budget(usable: float) -> float:
     """The tokens that the block may have of so many that are usable."""
-    return min(MOST, SHARE * usable)
+    return min(MAX_RULES_TOKENS, RULES_SHARE * usable)
 
 
-def _take_newest(survey: Survey, places: Collection[int], most: int | None) -> Collection[int]:
+def _choose_newest(survey: ConversationIndex, places: Collection[int], most: int | None) -> Collection[int]:
     """The newest of the places whose messages have so many characters together."""
     if most is None:
         return places
@@ -246,8 +246,8 @@ def _take_newest(survey: Survey, places: Collection[int], most: int | None) -> C
     return {place for place, size in zip(sorted(places, reverse=True), sizes, strict=True) if size <= most}
 
 
-def find_unshown(
-    survey: Survey,
+def list_unsent_rules(
+    survey: ConversationIndex,
     steps: Iterable[int],
     shortened: Mapping[int, str],
     known: Sequence[str],
@@ -263,7 +263,7 @@ def find_unshown(
     said = [survey.messages[place].told.text for place in newest]
     return tuple(
         rule
-        for rule in find_rules(survey, _take_newest(survey, gone | shortened.keys(), most))
+        for rule in list_rules(survey, _choose_newest(survey, gone | shortened.keys(), most))
         if not any(rule.text in text for text in (shortened.get(rule.place, ""), *said))
-        and not any(clean(rule.text, _LONGEST) in text for text in known)
+        and not any(sanitize_text(rule.text, _LONGEST) in text for text in known)
     )

@@ -15,7 +15,7 @@ import msgspec
 
 from proxy.context.budget import Budget, BudgetPolicy, make_budget
 from proxy.context.pricing import Tariff, make_tariff
-from proxy.context.provider_cache import Calibration, find_cache_model, learn_read, learn_seconds, learn_survival
+from proxy.context.provider_cache import Calibration, choose_cache_model, learn_read, learn_seconds, learn_survival
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Catalog, Clock, Upstream
 from proxy.engine.token_counter import TokenCounter
@@ -175,7 +175,7 @@ class CacheCalibrator:
         basis = card, tuple(markers), _tell_taught(learned, provider)
         if known is not None and known[0] == basis:
             return known[1]
-        cache = find_cache_model(provider.cache, provider.host, model, markers, card.retention)
+        cache = choose_cache_model(provider.cache, provider.host, model, markers, card.retention)
         tariff = make_tariff(card.prices, cache, learned)
         self._tariffs[key] = basis, tariff
         if len(self._tariffs) > _MOST_MODELS:

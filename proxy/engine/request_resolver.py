@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from proxy.context.budget import is_bounded
+from proxy.context.budget import has_token_bound
 from proxy.engine.body_cache import (
     BodyCache,
     CachedBody,
@@ -305,8 +305,8 @@ def _note_riddle(error: Exception) -> None:
 def _is_plain(content: bytes, known: CachedBody | None, shared: int) -> bool:
     """Whether a body has no more tokens than bytes; what repeats was looked at before, and much at once is not."""
     if known is None or not shared:
-        return len(content) <= _MOST_LOOKED_AT and is_bounded(content)
-    return known.chain.is_plain and is_bounded(content[known.split.items[shared - 1].end :])
+        return len(content) <= _MOST_LOOKED_AT and has_token_bound(content)
+    return known.chain.is_plain and has_token_bound(content[known.split.items[shared - 1].end :])
 
 
 def _make_subject(

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from proxy.context.budget import Ratio, guess_ratio
-from proxy.context.model_catalog import Encoding, Family, count_media, count_tool_prompt, find_family
+from proxy.context.budget import TokenRatio, guess_ratio
+from proxy.context.model_catalog import Encoding, Family, count_media, count_tool_prompt, identify_family
 from proxy.engine.ports import Tokenizer
 from proxy.model.manifest import digest_of
 from proxy.model.messages import CountedContent, TokenWeight
@@ -64,7 +64,7 @@ class TokenCounter:
         self._tokenizer = tokenizer
         self._most = most
         self._weights: dict[bytes, TokenWeight] = {}
-        self._ratios: dict[tuple[str, str], Ratio] = {}
+        self._ratios: dict[tuple[str, str], TokenRatio] = {}
 
     async def count(self, model: str, pieces: Sequence[Piece]) -> Count:
         """The tokens of each piece; only pieces that are new cost anything."""
@@ -78,7 +78,7 @@ class TokenCounter:
 
     def count_now(self, model: str, pieces: Sequence[Piece]) -> Count:
         """The same at once, for what `is_quick`. Blocks."""
-        family = find_family(model)
+        family = identify_family(model)
         pieces = _spell_for(family, pieces)
         weights = [self._weigh_now(family, piece) for piece in pieces]
         tokens = tuple([_sum(each, piece, family, model) for each, piece in zip(weights, pieces, strict=True)])
@@ -86,15 +86,15 @@ class TokenCounter:
 
     def is_quick(self, model: str, raws: Sequence[bytes]) -> bool:
         """Whether so little is counted where it is, for to go to a thread would take longer."""
-        return sum(map(len, raws)) <= _COUNT_HERE and self._tokenizer.is_ready(find_family(model).encoding)
+        return sum(map(len, raws)) <= _COUNT_HERE and self._tokenizer.is_ready(identify_family(model).encoding)
 
     async def tally(self, model: str, raws: Sequence[bytes]) -> tuple[int, ...]:
         """The same of messages of which no hash is at hand."""
         return (await self.count(model, [Piece(digest_of(raw), raw) for raw in raws])).tokens
 
-    def find_ratio(self, upstream: str, model: str) -> Ratio:
+    def find_ratio(self, upstream: str, model: str) -> TokenRatio:
         """How many tokens the model counts for each of ours."""
-        return self._ratios.get((upstream, model)) or guess_ratio(find_family(model))
+        return self._ratios.get((upstream, model)) or guess_ratio(identify_family(model))
 
     def learn(self, upstream: str, model: str, ours: int, theirs: int) -> None:
         """Take in a request's input, in tokens, as `count` summed it and as the provider's usage has it."""
@@ -104,7 +104,7 @@ class TokenCounter:
         _forget_oldest(self._ratios, _MOST_RATIOS)
 
     def _open(self, model: str, pieces: Sequence[Piece]) -> "_CountJob":
-        family = find_family(model)
+        family = identify_family(model)
         pieces = _spell_for(family, pieces)
         before = _BEFORE[family.encoding]
         fresh = {piece.digest: piece for piece in pieces if before + piece.digest not in self._weights}

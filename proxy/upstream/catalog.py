@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 
-from proxy.context.model_catalog import Names, Said, find_offer, make_card
+from proxy.context.model_catalog import ModelNames, SourcedOffer, look_up_offer, make_card
 from proxy.engine.ports import Clock
 from proxy.model.card import Card, Limit, LimitKey, Offer
 from proxy.upstream.model_map import ModelMap, load_model_map
@@ -37,7 +37,7 @@ class ModelCatalog:
         self._load = load
         self._bundled: ModelMap | None = None
         self._opening = asyncio.Lock()
-        self._listed: dict[str, tuple[Names, Mapping[str, Offer]]] = {}
+        self._listed: dict[str, tuple[ModelNames, Mapping[str, Offer]]] = {}
         self._limits: dict[LimitKey, Limit] = {}
 
     async def open(self) -> None:
@@ -50,7 +50,7 @@ class ModelCatalog:
         """Take in an upstream's answer that lists its models; one that says nothing changes nothing."""
         offers = read_listing(content)
         if offers:
-            self._listed[upstream] = Names(tuple(offers)), offers
+            self._listed[upstream] = ModelNames(tuple(offers)), offers
 
     def note_limit(self, key: LimitKey, window: int, sent: int) -> None:
         """Take in the window that an upstream named when it refused `sent` tokens."""
@@ -61,11 +61,11 @@ class ModelCatalog:
 
     def find(self, key: LimitKey) -> Card:
         """What is known of a model now."""
-        names, offers = self._listed.get(key.upstream, (Names(()), {}))
-        said: tuple[Said, ...] = (
+        names, offers = self._listed.get(key.upstream, (ModelNames(()), {}))
+        said: tuple[SourcedOffer, ...] = (
             ("settings", self._stated.get(key.upstream, _NOTHING)),
             ("settings", self._find_priced(key.model)),
-            ("upstream", find_offer(names, offers, key.model)),
+            ("upstream", look_up_offer(names, offers, key.model)),
             ("bundled", self._bundled.find(key.model) if self._bundled is not None else _NOTHING),
         )
         return make_card(said, self._limits.get(key), self._clock.monotonic())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from proxy.context.model_catalog import Names, agree
+from proxy.context.model_catalog import ModelNames, merge_offers
 from proxy.model.card import Offer, Prices, Rates, Tier
 from proxy.wire.model_listing import make_prices
 
@@ -40,11 +40,11 @@ class ModelMap:
     def __init__(self, content: bytes) -> None:
         found = msgspec.json.decode(content, type=_MapFile)
         self.source, self.date, self.entries = found.source, found.date, found.models
-        self._names = Names(tuple(found.models))
+        self._names = ModelNames(tuple(found.models))
 
     def find(self, model: str) -> Offer:
         """Return what the map says of a model, by its name with or without a provider's; empty where it has none."""
-        return agree([_make_offer(self.entries[name]) for name in self._names.find(model)])
+        return merge_offers([_make_offer(self.entries[name]) for name in self._names.find(model)])
 
 
 def load_model_map() -> ModelMap:

@@ -8,19 +8,19 @@ from proxy.context.budget import (
     LONGEST_RUN,
     Budget,
     BudgetPolicy,
-    Ratio,
+    TokenRatio,
     bound_tokens,
+    compute_output_reserve,
     cut_stretches,
     estimate_tokens,
-    find_output,
     guess_ratio,
-    has_room_for,
-    is_bounded,
-    is_surely_below,
+    has_token_bound,
+    is_below_soft_mark,
+    is_surely_below_soft_mark,
     lower_output,
     make_budget,
 )
-from proxy.context.model_catalog import find_family
+from proxy.context.model_catalog import identify_family
 
 POLICY = BudgetPolicy()
 
@@ -43,7 +43,7 @@ def of_ceiling(ceiling: int) -> Budget:
 def test_room_for_the_answer_is_what_was_asked_for_or_the_least_known(
     window: int | None, most: int | None, asked: int | None, output: int
 ) -> None:
-    assert find_output(window, most, asked, POLICY) == output
+    assert compute_output_reserve(window, most, asked, POLICY) == output
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_model_whose_answer_may_fill_its_window_still_has_a_budget() -> None:
 def test_a_request_whose_answer_fills_the_window_has_no_budget_and_no_pressure() -> None:
     budget = make_budget(32_768, 32_768, 32_768, POLICY)
     assert budget.usable == 0
-    assert budget.find_pressure(100_000) == "none"
+    assert budget.compute_pressure(100_000) == "none"
 
 
 @pytest.mark.parametrize(
@@ -76,31 +76,31 @@ def test_a_request_whose_answer_fills_the_window_has_no_budget_and_no_pressure()
 def test_from_64k_on_the_soft_and_low_marks_are_lower(ceiling: int, soft: int, low: int) -> None:
     budget = of_ceiling(ceiling)
     assert budget.usable == budget.high == ceiling * 97 // 100
-    assert (budget.soft, budget.find_low(0)) == (soft, low)
+    assert (budget.soft, budget.compute_low_mark(0)) == (soft, low)
 
 
 def test_fractions_that_are_set_hold_at_any_size() -> None:
     policy = BudgetPolicy(ceiling_tokens=100_000, soft_fraction=0.5, low_fraction=0.25)
     budget = make_budget(None, None, None, policy)
-    assert (budget.soft, budget.find_low(0)) == (48_500, 24_250)
+    assert (budget.soft, budget.compute_low_mark(0)) == (48_500, 24_250)
 
 
 def test_the_low_mark_leaves_room_beside_what_is_protected_but_stays_below_the_high_mark() -> None:
     budget = of_ceiling(32_000)
     assert budget.usable == 31_040
-    assert budget.find_low(10_000) == 10_000 + 6208
-    assert budget.find_low(30_000) == 26_384
+    assert budget.compute_low_mark(10_000) == 10_000 + 6208
+    assert budget.compute_low_mark(30_000) == 26_384
 
 
 def test_pressure_grows_at_the_marks() -> None:
     budget = of_ceiling(32_000)
     marks = (budget.soft - 1, budget.soft, budget.high - 1, budget.high)
-    assert [budget.find_pressure(tokens) for tokens in marks] == ["none", "soft", "soft", "hard"]
+    assert [budget.compute_pressure(tokens) for tokens in marks] == ["none", "soft", "soft", "hard"]
 
 
 def test_a_ceiling_is_out_of_reach_where_more_than_70_percent_are_protected() -> None:
     budget = of_ceiling(32_000)
-    assert [budget.is_out_of_reach(protected) for protected in (21_727, 21_729)] == [False, True]
+    assert [budget.is_ceiling_unreachable(protected) for protected in (21_727, 21_729)] == [False, True]
 
 
 def test_a_head_waits_near_the_window_and_where_no_window_is_known() -> None:
@@ -147,7 +147,7 @@ def test_bytes_bound_tokens() -> None:
 )
 def test_what_stands_elsewhere_has_no_bound(member: str) -> None:
     assert bound_tokens(b"{%s}" % member.encode()) is None
-    assert not is_surely_below(of_ceiling(64_000), b"{%s}" % member.encode())
+    assert not is_surely_below_soft_mark(of_ceiling(64_000), b"{%s}" % member.encode())
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_text_about_files_and_escapes_that_spell_no_letter_leave_the_bound(value
 def test_nothing_is_counted_while_bytes_stay_below_the_soft_mark() -> None:
     budget = of_ceiling(32_000)
     room = budget.soft - 1024
-    assert [is_surely_below(budget, b"x" * size) for size in (room - 1, room)] == [True, False]
-    assert not is_surely_below(budget, b"x" * (room - 1), counted=1)
+    assert [is_surely_below_soft_mark(budget, b"x" * size) for size in (room - 1, room)] == [True, False]
+    assert not is_surely_below_soft_mark(budget, b"x" * (room - 1), counted=1)
 
 
 @given(
@@ -177,7 +177,7 @@ def test_nothing_is_counted_while_bytes_stay_below_the_soft_mark() -> None:
 )
 def test_marks_are_in_order_and_inside_the_window(window: int | None, most: int | None, asked: int | None) -> None:
     budget = make_budget(window, most, asked, POLICY)
-    assert 0 <= budget.find_low(0) <= budget.soft <= budget.high <= 194_000
+    assert 0 <= budget.compute_low_mark(0) <= budget.soft <= budget.high <= 194_000
     assert window is None or budget.high <= max(0, window - budget.output)
 
 
@@ -185,7 +185,7 @@ def test_a_budget_may_be_told_in_other_units() -> None:
     budget = make_budget(200_000, None, 1_000, BudgetPolicy(ceiling_tokens=100_000))
     double = budget.scale(2.0)
     assert (double.window, double.output, double.usable, double.soft) == (100_000, 500, 48_500, 19_400)
-    assert double.find_low(0) == budget.find_low(0) // 2
+    assert double.compute_low_mark(0) == budget.compute_low_mark(0) // 2
     assert budget.scale(1.0) is budget
     assert make_budget(None, None, None, BudgetPolicy()).scale(1.5).window is None
 
@@ -200,10 +200,10 @@ def test_a_budget_may_be_tightened_and_its_marks_with_it() -> None:
 
 def test_bytes_that_are_known_to_be_plain_need_no_look() -> None:
     budget = make_budget(None, None, None, BudgetPolicy(ceiling_tokens=10_000))
-    assert has_room_for(budget, budget.soft - 1_025)
-    assert not has_room_for(budget, budget.soft - 1_024)
-    assert is_bounded(b'{"role":"user"}')
-    assert not is_bounded(b'{"type":"image_url"}')
+    assert is_below_soft_mark(budget, budget.soft - 1_025)
+    assert not is_below_soft_mark(budget, budget.soft - 1_024)
+    assert has_token_bound(b'{"role":"user"}')
+    assert not has_token_bound(b'{"type":"image_url"}')
 
 
 @given(st.text())
@@ -231,11 +231,11 @@ def test_an_estimate_is_a_third_of_the_bytes(text: str, tokens: int) -> None:
 
 
 def test_a_ratio_moves_a_fifth_of_the_way_to_what_usage_says() -> None:
-    assert Ratio(1.0).learn(1000, 1500) == Ratio(1.1)
+    assert TokenRatio(1.0).learn(1000, 1500) == TokenRatio(1.1)
 
 
 def test_a_ratio_that_is_told_the_same_again_and_again_comes_near_it() -> None:
-    ratio = Ratio(1.0)
+    ratio = TokenRatio(1.0)
     for _ in range(40):
         ratio = ratio.learn(10_000, 13_000)
     assert ratio.apply(1000) == 1300
@@ -243,12 +243,12 @@ def test_a_ratio_that_is_told_the_same_again_and_again_comes_near_it() -> None:
 
 @pytest.mark.parametrize(("ours", "theirs"), [(499, 600), (1000, 0)])
 def test_small_requests_and_missing_counts_teach_nothing(ours: int, theirs: int) -> None:
-    assert Ratio(1.0).learn(ours, theirs) == Ratio(1.0)
+    assert TokenRatio(1.0).learn(ours, theirs) == TokenRatio(1.0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 10**9))))
 def test_a_ratio_stays_in_its_bounds_whatever_it_is_told(told: list[tuple[int, int]]) -> None:
-    ratio = Ratio(1.0)
+    ratio = TokenRatio(1.0)
     for ours, theirs in told:
         ratio = ratio.learn(ours, theirs)
     assert 0.5 <= ratio.value <= 2.5
@@ -258,4 +258,4 @@ def test_a_ratio_stays_in_its_bounds_whatever_it_is_told(told: list[tuple[int, i
     ("model", "value"), [("gpt-4o", 1.0), ("claude-x", 1.15), ("gemini-2.0", 1.15), ("qwen3", 1.0)]
 )
 def test_a_family_is_guessed_at_first(model: str, value: float) -> None:
-    assert guess_ratio(find_family(model)).value == value
+    assert guess_ratio(identify_family(model)).value == value

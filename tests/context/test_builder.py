@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import BuilderPolicy, View, split_groups
+from proxy.context.conversation import BuilderPolicy, PlanRequest, split_groups
 from proxy.model.plan import Edit, Kept, Replaced, Written
 from proxy.wire.validity import Rules, find_faults, judge_history
 from tests.support.views import (
@@ -77,7 +77,7 @@ def list_newest(messages: list[RawMessage]) -> list[list[RawMessage]]:
     return turns[-2:]
 
 
-def lower_to(fraction: float | None, seen: View, ceiling: int) -> View:
+def lower_to(fraction: float | None, seen: PlanRequest, ceiling: int) -> PlanRequest:
     """The same view of a budget that is cut down to such a share of it."""
     budget = make_budget(1_000_000, None, None, BudgetPolicy(ceiling_tokens=ceiling, low_fraction=fraction))
     return msgspec.structs.replace(seen, budget=budget)

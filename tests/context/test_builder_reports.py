@@ -2,9 +2,9 @@
 
 import msgspec
 
-from proxy.context.builder import ContextBuilder, choose_reports, find_reports_room
-from proxy.context.conversation import BuilderPolicy, LiveSummary, View
-from proxy.context.ledger import NOTHING, Heritage
+from proxy.context.builder import ContextBuilder, choose_summaries, compute_summaries_budget
+from proxy.context.conversation import BuilderPolicy, LiveSummary, PlanRequest
+from proxy.context.ledger import NO_LEDGERS, CarriedLedgers
 from proxy.model.plan import ContextPlan, Written
 from tests.context.test_builder import DAY
 from tests.support.views import act, count, view
@@ -20,7 +20,7 @@ def report(id: str, start: int, stop: int, size: int = 100) -> LiveSummary:
 
 def see(
     *reports: LiveSummary, frozen: ContextPlan | None = None, ceiling: int = CEILING, until: int = len(DAY)
-) -> View:
+) -> PlanRequest:
     return msgspec.structs.replace(view(DAY[:until], ceiling), reports=reports, frozen=frozen)
 
 
@@ -71,13 +71,13 @@ def test_what_was_merged_waits_until_the_ledgers_are_written_anew() -> None:
 
 
 def test_what_stays_and_is_not_live_any_more_takes_its_room_all_the_same() -> None:
-    stays = Heritage((Written("x" * 400, 0, 9, "gone"), Written("ledger", 0, 9)), 105, (), frozenset(), 0.0, 104)
-    room = find_reports_room(see().budget.usable)
+    stays = CarriedLedgers((Written("x" * 400, 0, 9, "gone"), Written("ledger", 0, 9)), 105, (), frozenset(), 0.0, 104)
+    room = compute_summaries_budget(see().budget.usable)
     fits = report("b", 9, 15, (4 * (room - 104) - 40) // 5)
-    assert [each.report for each in choose_reports(see(fits), stays)] == ["b"]
+    assert [each.report for each in choose_summaries(see(fits), stays)] == ["b"]
     large = report("b", 9, 15, (4 * (room - 50)) // 5)
-    assert choose_reports(see(large), stays) == ()
-    assert [each.report for each in choose_reports(see(large), NOTHING)] == ["b"]
+    assert choose_summaries(see(large), stays) == ()
+    assert [each.report for each in choose_summaries(see(large), NO_LEDGERS)] == ["b"]
 
 
 def test_the_newest_go_first_where_there_is_little_room() -> None:
@@ -86,7 +86,7 @@ def test_the_newest_go_first_where_there_is_little_room() -> None:
 
 
 def test_there_is_always_room_for_one() -> None:
-    assert (find_reports_room(100_000), find_reports_room(5_000)) == (4_000, 350)
+    assert (compute_summaries_budget(100_000), compute_summaries_budget(5_000)) == (4_000, 350)
 
 
 def test_where_protection_gives_way_there_are_none() -> None:

@@ -5,8 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.context.budget import BudgetPolicy, make_budget
-from proxy.context.conversation import BuilderPolicy, Group, Seen, Survey, View, find_fresh, split_groups, survey
-from proxy.context.message_features import study
+from proxy.context.conversation import (
+    BuilderPolicy,
+    ConversationIndex,
+    CountedMessage,
+    Group,
+    PlanRequest,
+    find_fresh_step,
+    index_conversation,
+    split_groups,
+)
+from proxy.context.message_features import extract_features
 from proxy.model.messages import Message, MessageStructure
 from tests.support.views import RawMessage, act, call, result, said, user, view
 
@@ -23,12 +32,12 @@ def test_a_policy_cannot_be_changed() -> None:
         BuilderPolicy().inline_tokens = 1  # type: ignore[misc]
 
 
-SEEN = Seen(Message("user", "hello"), MessageStructure("user"), 3)
+SEEN = CountedMessage(Message("user", "hello"), MessageStructure("user"), 3)
 
 
 def test_a_view_of_a_fresh_conversation_has_only_its_messages() -> None:
     budget = make_budget(128_000, 8192, 1000, BudgetPolicy())
-    view = View((SEEN, SEEN), 40, budget, lambda start, stop, offset: f"r{start}-{stop}-{offset}")
+    view = PlanRequest((SEEN, SEEN), 40, budget, lambda start, stop, offset: f"r{start}-{stop}-{offset}")
     assert (view.pinned, view.frozen) == (frozenset(), None)
     assert view.name(0, 2, 5) == "r0-2-5"
     assert sum(seen.tokens for seen in view.messages) + view.head == 46
@@ -37,7 +46,7 @@ def test_a_view_of_a_fresh_conversation_has_only_its_messages() -> None:
 def test_what_was_seen_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         SEEN.tokens = 4  # type: ignore[misc]
-    assert Seen(Message("user", "hello"), MessageStructure("user"), 3) == SEEN
+    assert CountedMessage(Message("user", "hello"), MessageStructure("user"), 3) == SEEN
 
 
 USER = MessageStructure("user")
@@ -102,8 +111,10 @@ def test_groups_cover_everything_once_and_part_no_call_from_its_result(shapes: l
                 assert sum(group.start <= callers[-1] and place < group.stop for group in groups) == 1
 
 
-def look(messages: list[RawMessage], *pinned: int, turns: int = 2) -> Survey:
-    return survey(view(messages, 10_000, pinned=pinned), BuilderPolicy(protect_turns=turns), study)
+def look(messages: list[RawMessage], *pinned: int, turns: int = 2) -> ConversationIndex:
+    return index_conversation(
+        view(messages, 10_000, pinned=pinned), BuilderPolicy(protect_turns=turns), extract_features
+    )
 
 
 def test_steps_are_groups_and_know_their_turn() -> None:
@@ -119,7 +130,7 @@ def test_the_newest_turns_are_whole_turns() -> None:
     assert look(messages, turns=0).newest == {5}
 
 
-def echo(*actions: str, first: str = "task", observed: str = "Observation: [exit {}]\nfine") -> Survey:
+def echo(*actions: str, first: str = "task", observed: str = "Observation: [exit {}]\nfine") -> ConversationIndex:
     """An agent without calls: what it says, and what comes back in the user's name."""
     outputs = [(said(action), user(observed.format(i))) for i, action in enumerate(actions)]
     return look([user(first), *[message for pair in outputs for message in pair]])
@@ -210,7 +221,7 @@ def test_fresh_is_what_the_newest_answer_has_not_seen() -> None:
 
 def test_fresh_is_what_was_never_sent_too() -> None:
     seen = look([user("a"), *act("1", "ls", "x"), *act("2", "ls", "y"), said("so"), said("done"), user("next")])
-    fresh = [find_fresh(seen.messages, seen.steps, sent) for sent in (None, 8, 7, 6, 5, 4, 3, 2, 1, 0)]
+    fresh = [find_fresh_step(seen.messages, seen.steps, sent) for sent in (None, 8, 7, 6, 5, 4, 3, 2, 1, 0)]
     assert fresh == [4, 4, 4, 4, 4, 2, 2, 1, 1, 0]
 
 

@@ -7,29 +7,29 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from proxy.context.budget import BudgetPolicy, make_budget
-from proxy.context.conversation import Seen
+from proxy.context.conversation import CountedMessage
 from proxy.context.epoch_decision import (
-    FUTILE,
     HELD,
+    INEFFECTIVE,
     NO_ROOM,
     NOTHING_TO_GAIN,
     OUT_OF_REACH,
     SIDE,
-    Account,
+    CacheCostAccount,
     Decision,
-    Facts,
     Holdout,
-    Sent,
+    RequestFacts,
+    SentTokens,
     decide,
-    note_epoch,
-    note_revert,
-    note_sent,
-    note_use,
     price_opening,
+    record_epoch,
+    record_request,
+    record_revert,
+    record_use,
     restore_account,
 )
 from proxy.context.pricing import Tariff, make_tariff
-from proxy.context.provider_cache import UNKNOWN, CacheModel, Calibration, find_cache_model
+from proxy.context.provider_cache import UNKNOWN, CacheModel, Calibration, choose_cache_model
 from proxy.model.card import UNPRICED, Prices, Rates, Tier
 from proxy.model.epoch import Epoch, Why
 from proxy.model.messages import Message, MessageStructure
@@ -47,156 +47,173 @@ def make_epoch(after: int, why: Why = "soft") -> Epoch:
     return Epoch("e", "s", "m", "", b"", 1, why, "", 0, 30_000, after, b"", ())
 
 
-def say(role: str, tokens: int) -> Seen:
-    return Seen(Message(role, ""), MessageStructure(role), tokens)
+def say(role: str, tokens: int) -> CountedMessage:
+    return CountedMessage(Message(role, ""), MessageStructure(role), tokens)
 
 
 def test_the_first_request_owes_nothing() -> None:
-    account = note_sent(Account(), Sent(20_000, at=5.0), TARIFF, LOW_MARK)
-    assert account == Account(sent=20_000, sent_at=5.0)
+    account = record_request(CacheCostAccount(), SentTokens(20_000, at=5.0), TARIFF, LOW_MARK)
+    assert account == CacheCostAccount(sent=20_000, sent_at=5.0)
 
 
 def test_what_was_sent_before_above_the_target_is_owed_at_the_price_of_reading() -> None:
-    account = note_sent(Account(sent=20_000), Sent(21_000), TARIFF, LOW_MARK)
+    account = record_request(CacheCostAccount(sent=20_000), SentTokens(21_000), TARIFF, LOW_MARK)
     assert account.owed == pytest.approx(0.1 * 11_000)
     assert account.sent == 21_000
-    assert note_sent(account, Sent(22_000), TARIFF, LOW_MARK).owed == pytest.approx(0.1 * (11_000 + 12_000))
+    assert record_request(account, SentTokens(22_000), TARIFF, LOW_MARK).owed == pytest.approx(0.1 * (11_000 + 12_000))
 
 
 def test_the_target_is_what_the_last_epoch_reached_where_that_is_more() -> None:
-    account = note_sent(Account(base=15_000, sent=20_000), Sent(21_000), TARIFF, LOW_MARK)
+    account = record_request(CacheCostAccount(base=15_000, sent=20_000), SentTokens(21_000), TARIFF, LOW_MARK)
     assert account.owed == pytest.approx(0.1 * 5000)
 
 
 def test_below_the_target_nothing_is_owed() -> None:
-    assert note_sent(Account(sent=8000), Sent(40_000), TARIFF, LOW_MARK).owed == 0
+    assert record_request(CacheCostAccount(sent=8000), SentTokens(40_000), TARIFF, LOW_MARK).owed == 0
 
 
 def test_a_miss_is_owed_at_the_price_of_writing_but_for_what_an_epoch_would_have_missed_too() -> None:
-    miss = note_sent(Account(sent=20_000), Sent(21_000, cached=0), TARIFF, LOW_MARK)
+    miss = record_request(CacheCostAccount(sent=20_000), SentTokens(21_000, cached=0), TARIFF, LOW_MARK)
     assert miss.owed == pytest.approx(11_000)
-    half = note_sent(Account(sent=20_000), Sent(21_000, cached=12_000), TARIFF, LOW_MARK)
+    half = record_request(CacheCostAccount(sent=20_000), SentTokens(21_000, cached=12_000), TARIFF, LOW_MARK)
     assert half.owed == pytest.approx(0.1 * 3000 + 8000)
 
 
 def test_what_the_upstream_did_not_say_is_taken_as_it_usually_is() -> None:
     learned = make_tariff(UNPRICED, UNKNOWN, Calibration(read=0.5))
-    account = note_sent(Account(sent=20_000), Sent(21_000), learned, LOW_MARK)
+    account = record_request(CacheCostAccount(sent=20_000), SentTokens(21_000), learned, LOW_MARK)
     assert account.owed == pytest.approx(0.1 * 1000 + 10_000)
 
 
 def test_what_is_read_was_sent_before_whoever_sent_it() -> None:
-    assert note_sent(Account(), Sent(21_000, cached=20_000), TARIFF, LOW_MARK).owed == pytest.approx(0.1 * 11_000)
-    assert note_sent(Account(), Sent(21_000, cached=90_000), TARIFF, LOW_MARK).owed == pytest.approx(0.1 * 12_000)
-    none, odd = (note_sent(Account(sent=20_000), Sent(21_000, cached=cached), TARIFF, LOW_MARK) for cached in (0, -50))
+    assert record_request(
+        CacheCostAccount(), SentTokens(21_000, cached=20_000), TARIFF, LOW_MARK
+    ).owed == pytest.approx(0.1 * 11_000)
+    assert record_request(
+        CacheCostAccount(), SentTokens(21_000, cached=90_000), TARIFF, LOW_MARK
+    ).owed == pytest.approx(0.1 * 12_000)
+    none, odd = (
+        record_request(CacheCostAccount(sent=20_000), SentTokens(21_000, cached=cached), TARIFF, LOW_MARK)
+        for cached in (0, -50)
+    )
     assert odd == none
 
 
 def test_what_the_client_changed_was_not_sent_before() -> None:
-    account = note_sent(Account(sent=20_000), Sent(21_000, kept=10_000), TARIFF, LOW_MARK)
+    account = record_request(CacheCostAccount(sent=20_000), SentTokens(21_000, kept=10_000), TARIFF, LOW_MARK)
     assert account.owed == pytest.approx(0.1 * 1000)
 
 
 def test_a_tier_that_an_epoch_would_have_stayed_below_is_owed_whole() -> None:
-    account = note_sent(Account(sent=21_000), Sent(22_000), TIERED, LOW_MARK)
+    account = record_request(CacheCostAccount(sent=21_000), SentTokens(22_000), TIERED, LOW_MARK)
     assert account.owed == pytest.approx((0.2 * 21_000 + 2 * 1000) - (0.1 * LOW_MARK + 1000))
 
 
 def test_at_home_reading_costs_no_time_and_nothing_is_owed() -> None:
     local = make_tariff(UNPRICED, CacheModel("local"))
-    assert note_sent(Account(sent=20_000), Sent(21_000), local, LOW_MARK).owed == 0
+    assert record_request(CacheCostAccount(sent=20_000), SentTokens(21_000), local, LOW_MARK).owed == 0
 
 
 def test_a_request_that_was_not_counted_keeps_the_cache_warm() -> None:
-    account = Account(base=1, owed=2.0, sent=3, sent_at=4.0)
-    assert note_use(account, 9.0) == Account(base=1, owed=2.0, sent=3, sent_at=9.0)
-    assert note_sent(account, Sent(3), TARIFF, LOW_MARK).sent_at == 4.0
+    account = CacheCostAccount(base=1, owed=2.0, sent=3, sent_at=4.0)
+    assert record_use(account, 9.0) == CacheCostAccount(base=1, owed=2.0, sent=3, sent_at=9.0)
+    assert record_request(account, SentTokens(3), TARIFF, LOW_MARK).sent_at == 4.0
 
 
 def test_idle_is_since_the_last_request_and_never_negative() -> None:
-    assert Account().find_idle(100.0) is None
-    assert [Account(sent_at=40.0).find_idle(now) for now in (100.0, 30.0)] == [60.0, 0.0]
+    assert CacheCostAccount().compute_idle(100.0) is None
+    assert [CacheCostAccount(sent_at=40.0).compute_idle(now) for now in (100.0, 30.0)] == [60.0, 0.0]
 
 
 def test_an_epoch_will_leave_as_much_as_the_last_one() -> None:
-    assert [Account(base).find_target(9000) for base in (0, 8000, 12_000)] == [9000, 8000, 12_000]
+    assert [CacheCostAccount(base).find_target(9000) for base in (0, 8000, 12_000)] == [9000, 8000, 12_000]
 
 
 def test_an_epoch_settles_the_account() -> None:
-    account = Account(base=5, owed=99.0, futile=1, stuck=9312, is_held=True, sent=30_000, sent_at=7.0)
-    assert note_epoch(account, 30_000, 8000, 0, BUDGET) == Account(base=8000, sent_at=7.0)
+    account = CacheCostAccount(
+        base=5, owed=99.0, ineffective=1, missed_mark=9312, is_held=True, sent=30_000, sent_at=7.0
+    )
+    assert record_epoch(account, 30_000, 8000, 0, BUDGET) == CacheCostAccount(base=8000, sent_at=7.0)
 
 
 # 0.85 of what is usable is 26,384; a margin of 3 % more is forgiven. The low mark is 9312.
-@pytest.mark.parametrize(("after", "futile", "stuck"), [(9313, 0, 0), (27_175, 0, 0), (27_176, 2, 9312)])
-def test_an_epoch_is_futile_that_leaves_no_room_to_go_on(after: int, futile: int, stuck: int) -> None:
-    account = note_epoch(Account(futile=1), 40_000, after, 0, BUDGET)
-    assert (account.futile, account.stuck) == (futile, stuck)
+@pytest.mark.parametrize(("after", "ineffective", "missed_mark"), [(9313, 0, 0), (27_175, 0, 0), (27_176, 2, 9312)])
+def test_an_epoch_is_futile_that_leaves_no_room_to_go_on(after: int, ineffective: int, missed_mark: int) -> None:
+    account = record_epoch(CacheCostAccount(ineffective=1), 40_000, after, 0, BUDGET)
+    assert (account.ineffective, account.missed_mark) == (ineffective, missed_mark)
 
 
 def test_an_epoch_under_a_ceiling_out_of_reach_is_remembered_as_such() -> None:
-    assert note_epoch(Account(), 31_000, 26_000, 21_727, BUDGET) == Account(26_000)
-    assert note_epoch(Account(), 31_000, 26_000, 21_729, BUDGET) == Account(26_000, stuck=26_384)
+    assert record_epoch(CacheCostAccount(), 31_000, 26_000, 21_727, BUDGET) == CacheCostAccount(26_000)
+    assert record_epoch(CacheCostAccount(), 31_000, 26_000, 21_729, BUDGET) == CacheCostAccount(
+        26_000, missed_mark=26_384
+    )
 
 
 def test_a_revert_holds_and_begins_anew() -> None:
-    account = note_revert(Account(base=8000, owed=50.0, futile=2, sent=9000, sent_at=7.0), 25_000)
-    assert account == Account(base=25_000, is_held=True, sent_at=7.0)
+    account = record_revert(CacheCostAccount(base=8000, owed=50.0, ineffective=2, sent=9000, sent_at=7.0), 25_000)
+    assert account == CacheCostAccount(base=25_000, is_held=True, sent_at=7.0)
 
 
 def test_an_account_is_restored_from_its_epochs() -> None:
-    assert restore_account([], 7.0, BUDGET) == Account(owed=7.0)
+    assert restore_account([], 7.0, BUDGET) == CacheCostAccount(owed=7.0)
     found = restore_account([make_epoch(8000), make_epoch(12_000)], 7.0, BUDGET)
-    assert found == Account(base=12_000, owed=7.0, sent=12_000)
+    assert found == CacheCostAccount(base=12_000, owed=7.0, sent=12_000)
     held = restore_account([make_epoch(8000), make_epoch(25_000, "revert")], 0.0, BUDGET)
-    assert held == Account(base=25_000, is_held=True, sent=25_000)
+    assert held == CacheCostAccount(base=25_000, is_held=True, sent=25_000)
     assert not restore_account([make_epoch(25_000, "revert"), make_epoch(8000, "hard")], 0.0, BUDGET).is_held
 
 
 def test_of_restored_epochs_those_are_futile_that_are_above_any_low_mark() -> None:
-    highest = BUDGET.find_low(BUDGET.usable)
+    highest = BUDGET.compute_low_mark(BUDGET.usable)
     epochs = [make_epoch(highest + 2000), make_epoch(highest + 2000)]
-    assert restore_account(epochs, 0.0, BUDGET).futile == 2
-    assert restore_account([*epochs, make_epoch(highest)], 0.0, BUDGET).futile == 0
+    assert restore_account(epochs, 0.0, BUDGET).ineffective == 2
+    assert restore_account([*epochs, make_epoch(highest)], 0.0, BUDGET).ineffective == 0
 
 
 def test_an_epoch_is_futile_that_frees_hardly_anything() -> None:
     """Of 31,040 usable tokens a tenth; a margin of 3 % of what is left is forgiven."""
     tenth = BUDGET.usable // 10
-    assert note_epoch(Account(), 20_000 + tenth, 20_000, 0, BUDGET).futile == 0
-    assert note_epoch(Account(), 20_000 + tenth, 20_602, 0, BUDGET).futile == 1
+    assert record_epoch(CacheCostAccount(), 20_000 + tenth, 20_000, 0, BUDGET).ineffective == 0
+    assert record_epoch(CacheCostAccount(), 20_000 + tenth, 20_602, 0, BUDGET).ineffective == 1
     epochs = [msgspec.structs.replace(make_epoch(20_000), tokens_before=before) for before in (23_000, 22_000)]
-    assert restore_account(epochs, 0.0, BUDGET).futile == 1
-    assert restore_account(epochs[:1], 0.0, BUDGET).futile == 0
+    assert restore_account(epochs, 0.0, BUDGET).ineffective == 1
+    assert restore_account(epochs[:1], 0.0, BUDGET).ineffective == 0
 
 
 def test_two_futile_epochs_make_the_next_go_deeper() -> None:
-    assert [Account(futile=futile).depth for futile in range(6)] == [0, 0, 1, 1, 2, 2]
+    assert [CacheCostAccount(ineffective=ineffective).depth for ineffective in range(6)] == [0, 0, 1, 1, 2, 2]
 
 
 @given(sizes, st.integers(0, 50_000))
 def test_what_is_owed_only_grows(seen: list[int], low: int) -> None:
-    account = Account()
+    account = CacheCostAccount()
     for size in seen:
-        after = note_sent(account, Sent(size), TIERED, low)
+        after = record_request(account, SentTokens(size), TIERED, low)
         assert after.owed >= account.owed
         account = after
 
 
-SOFT, HIGH, LOW = BUDGET.soft, BUDGET.high, BUDGET.find_low(0)
+SOFT, HIGH, LOW = BUDGET.soft, BUDGET.high, BUDGET.compute_low_mark(0)
 SHORT_LIVED = make_tariff(UNPRICED, CacheModel(retention=300.0))
 PRICE = 0.9 * LOW
-RICH = Account(owed=1e9)
-POOR = Account(sent=20_000)
+RICH = CacheCostAccount(owed=1e9)
+POOR = CacheCostAccount(sent=20_000)
 
 sessions = st.lists(st.integers(SOFT, HIGH - 1), min_size=1, max_size=60)
 accounts = st.builds(
-    Account, st.integers(0, 50_000), st.floats(0, 1e9), st.integers(0, 3), st.just(LOW), st.booleans(), st.integers(0)
+    CacheCostAccount,
+    st.integers(0, 50_000),
+    st.floats(0, 1e9),
+    st.integers(0, 3),
+    st.just(LOW),
+    st.booleans(),
+    st.integers(0),
 )
 
 
-def see(tokens: int, tariff: Tariff = TARIFF) -> Facts:
-    return Facts(tokens, BUDGET, tariff)
+def see(tokens: int, tariff: Tariff = TARIFF) -> RequestFacts:
+    return RequestFacts(tokens, BUDGET, tariff)
 
 
 def price_reading(cached: float) -> Tariff:
@@ -205,11 +222,11 @@ def price_reading(cached: float) -> Tariff:
 
 def play(sizes: list[int], tariff: Tariff) -> int | None:
     """The place of the request before which an epoch opens."""
-    account = Account()
+    account = CacheCostAccount()
     for place, size in enumerate(sizes):
         if decide(account, see(size, tariff)).why:
             return place
-        account = note_sent(account, Sent(size), tariff, LOW)
+        account = record_request(account, SentTokens(size), tariff, LOW)
     return None
 
 
@@ -221,7 +238,7 @@ def test_below_the_soft_mark_none_opens() -> None:
 def test_at_the_high_mark_one_opens_whatever_it_costs() -> None:
     assert decide(POOR, see(HIGH - 1)).why is None
     assert decide(POOR, see(HIGH)) == Decision("hard", "hard")
-    assert decide(Account(base=HIGH), see(HIGH)).why == "hard"
+    assert decide(CacheCostAccount(base=HIGH), see(HIGH)).why == "hard"
 
 
 def test_between_the_marks_one_opens_once_it_pays() -> None:
@@ -232,27 +249,27 @@ def test_between_the_marks_one_opens_once_it_pays() -> None:
 
 
 def test_a_rewrite_is_priced_at_what_the_last_one_reached() -> None:
-    account = Account(base=18_000, owed=PRICE + 1)
+    account = CacheCostAccount(base=18_000, owed=PRICE + 1)
     assert price_opening(account, see(20_000)) == pytest.approx(0.9 * 18_000)
     assert decide(account, see(20_000)).why is None
 
 
 def test_writing_at_a_higher_price_waits_longer_and_a_marker_that_survives_less_long() -> None:
     prices = Prices(Rates(1, 5, 0.1, 1.25))
-    marked = make_tariff(prices, find_cache_model("breakpoints", "", "", ["5m"]))
+    marked = make_tariff(prices, choose_cache_model("breakpoints", "", "", ["5m"]))
     assert price_opening(POOR, see(20_000, marked)) == pytest.approx(1.15 * LOW)
     facts = replace(see(20_000, marked), stable=4000)
     assert price_opening(POOR, facts) == pytest.approx(1.15 * (LOW - 4000))
 
 
 def test_without_a_cache_a_rewrite_pays_at_once() -> None:
-    uncached = make_tariff(UNPRICED, find_cache_model("breakpoints", "", ""))
+    uncached = make_tariff(UNPRICED, choose_cache_model("breakpoints", "", ""))
     assert decide(POOR, see(SOFT, uncached)).why == "soft"
 
 
 @pytest.mark.parametrize("owed", [0.0, 1e9])
 def test_where_an_epoch_would_leave_no_less_none_opens(owed: float) -> None:
-    account = Account(base=20_000, owed=owed)
+    account = CacheCostAccount(base=20_000, owed=owed)
     assert decide(account, see(20_000)).reason == NOTHING_TO_GAIN
     assert decide(account, replace(see(20_001, SHORT_LIVED), idle=1e6)).why == "cold"
 
@@ -272,7 +289,7 @@ def test_a_prefix_that_the_client_broke_makes_it_free() -> None:
     assert decide(POOR, replace(see(20_000), kept=11_000)).why == "client"
     assert decide(POOR, replace(see(20_000), kept=12_000)).why is None
     assert decide(POOR, replace(see(20_000), kept=20_000)).why is None
-    assert decide(Account(), replace(see(20_000), kept=0)).why is None  # nothing had been sent
+    assert decide(CacheCostAccount(), replace(see(20_000), kept=0)).why is None  # nothing had been sent
 
 
 def test_a_side_request_opens_none() -> None:
@@ -289,43 +306,49 @@ def test_a_revert_holds_until_the_high_mark() -> None:
 
 
 def test_two_futile_epochs_stop_it_below_the_ceiling_until_less_must_stay() -> None:
-    once = note_epoch(RICH, HIGH, HIGH, 20_000, BUDGET)
-    account = note_epoch(once, HIGH, HIGH, 20_000, BUDGET)
-    stuck = replace(account, owed=1e9, base=9000)
-    assert decide(stuck, replace(see(HIGH - 1), protected=20_000)).reason == FUTILE
+    once = record_epoch(RICH, HIGH, HIGH, 20_000, BUDGET)
+    account = record_epoch(once, HIGH, HIGH, 20_000, BUDGET)
+    missed_mark = replace(account, owed=1e9, base=9000)
+    assert decide(missed_mark, replace(see(HIGH - 1), protected=20_000)).reason == INEFFECTIVE
     fallen = int(20_000 - 0.1 * BUDGET.usable)
-    assert decide(stuck, replace(see(HIGH - 1), protected=fallen + 2)).reason == FUTILE
-    assert decide(stuck, replace(see(HIGH - 1), protected=fallen - 2)).why == "soft"
+    assert decide(missed_mark, replace(see(HIGH - 1), protected=fallen + 2)).reason == INEFFECTIVE
+    assert decide(missed_mark, replace(see(HIGH - 1), protected=fallen - 2)).why == "soft"
     assert decide(replace(once, owed=1e9, base=9000), replace(see(HIGH - 1), protected=20_000)).why == "soft"
 
 
 def test_under_a_ceiling_out_of_reach_none_opens_below_it_until_that_changes() -> None:
     facts = replace(see(HIGH - 1), protected=22_000)
-    tried = replace(note_epoch(POOR, HIGH, 22_000, 22_000, BUDGET), owed=1e9, base=9000)
+    tried = replace(record_epoch(POOR, HIGH, 22_000, 22_000, BUDGET), owed=1e9, base=9000)
     assert decide(tried, facts).reason == OUT_OF_REACH
     assert decide(tried, replace(facts, protected=21_000)).why == "soft"
-    assert decide(replace(tried, stuck=0), facts).why == "soft"
+    assert decide(replace(tried, missed_mark=0), facts).why == "soft"
 
 
 @given(accounts, st.integers(0, 100_000), st.integers(HIGH, 10**6))
-def test_at_the_high_mark_one_opens_whatever_was_in_vain(account: Account, protected: int, tokens: int) -> None:
+def test_at_the_high_mark_one_opens_whatever_was_in_vain(
+    account: CacheCostAccount, protected: int, tokens: int
+) -> None:
     assert decide(account, replace(see(tokens), protected=protected)) == Decision("hard", "hard")
 
 
 def test_a_request_whose_answer_fills_the_window_has_nothing_to_manage() -> None:
     full = make_budget(32_768, 32_768, 32_768, BudgetPolicy())
-    assert decide(RICH, Facts(100_000, full, TARIFF)) == Decision(None, "none", NO_ROOM)
+    assert decide(RICH, RequestFacts(100_000, full, TARIFF)) == Decision(None, "none", NO_ROOM)
 
 
 @given(accounts, st.integers(0, SOFT - 1), st.none() | st.floats(0, 1e9), st.none() | st.integers(0, 10**6))
-def test_never_one_below_the_soft_mark(account: Account, tokens: int, idle: float | None, kept: int | None) -> None:
+def test_never_one_below_the_soft_mark(
+    account: CacheCostAccount, tokens: int, idle: float | None, kept: int | None
+) -> None:
     for tariff in (TARIFF, SHORT_LIVED, price_reading(1.0)):
-        assert decide(account, Facts(tokens, BUDGET, tariff, idle=idle, kept=kept)).why is None
+        assert decide(account, RequestFacts(tokens, BUDGET, tariff, idle=idle, kept=kept)).why is None
 
 
 @given(accounts, st.integers(0, 100_000), st.integers(0, 100_000), st.booleans())
-def test_either_one_opens_or_there_is_a_reason(account: Account, tokens: int, protected: int, is_side: bool) -> None:
-    decision = decide(account, Facts(tokens, BUDGET, TARIFF, protected=protected, is_side=is_side))
+def test_either_one_opens_or_there_is_a_reason(
+    account: CacheCostAccount, tokens: int, protected: int, is_side: bool
+) -> None:
+    decision = decide(account, RequestFacts(tokens, BUDGET, TARIFF, protected=protected, is_side=is_side))
     assert bool(decision.why) != bool(decision.reason)
 
 
@@ -353,12 +376,12 @@ def test_the_dearer_reading_is_the_sooner_an_epoch_opens(sizes: list[int], one: 
     st.none() | st.integers(0, 10**6),
 )
 def test_where_none_opens_none_opens_for_less(
-    account: Account, sizes: list[int], protected: int, idle: float | None, kept: int | None
+    account: CacheCostAccount, sizes: list[int], protected: int, idle: float | None, kept: int | None
 ) -> None:
     """Of an account in which nothing was in vain: what is decided of the most that may be sent holds for less."""
-    account = replace(account, futile=0, base=account.base % HIGH, is_held=False)
+    account = replace(account, ineffective=0, base=account.base % HIGH, is_held=False)
     most = replace(see(max(sizes)), protected=protected, idle=idle, kept=kept)
-    if most.budget.is_out_of_reach(protected) or decide(account, most).why is not None:
+    if most.budget.is_ceiling_unreachable(protected) or decide(account, most).why is not None:
         return
     assert decide(account, replace(most, tokens=min(sizes))).why is None
 

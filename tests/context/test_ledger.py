@@ -2,29 +2,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.context.conversation import AgentStep, BuilderPolicy, Survey, survey
+from proxy.context.conversation import AgentStep, BuilderPolicy, ConversationIndex, index_conversation
 from proxy.context.ledger import (
-    END,
-    HEAD,
-    NEXT,
-    NOTHING,
-    Heritage,
+    FIRST_HEADER,
+    LEDGER_END,
+    NEXT_HEADER,
+    NO_LEDGERS,
+    CarriedLedgers,
     LedgerEntry,
     Page,
     QuotedLine,
+    carry_ledgers,
     cut_pages,
+    format_step,
+    format_user_turns,
     group_words,
-    inherit,
-    leave_room,
     list_lines,
     merge_oldest,
     order_quotes,
-    tell_step,
-    tell_turns,
-    write_ledger,
+    reduce_room,
+    render_ledger,
 )
-from proxy.context.ledger_builder import make_index
-from proxy.context.message_features import study
+from proxy.context.ledger_builder import index_identifiers
+from proxy.context.message_features import extract_features
 from proxy.context.references import PAGE
 from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Written
 from tests.support.views import RawMessage, act, call, count, said, user, view
@@ -78,8 +78,8 @@ def test_every_character_of_an_archived_step_is_on_a_first_page(drawn: list[tupl
 
 
 def order(messages: list[RawMessage], *gone: int) -> list[QuotedLine]:
-    seen = survey(view(messages, 10_000), BuilderPolicy(), study)
-    return order_quotes(seen, gone, make_index(seen).ages)
+    seen = index_conversation(view(messages, 10_000), BuilderPolicy(), extract_features)
+    return order_quotes(seen, gone, index_identifiers(seen).ages)
 
 
 def test_a_line_counts_without_number_and_indentation() -> None:
@@ -109,13 +109,13 @@ def test_lines_of_other_steps_are_not_quoted() -> None:
 
 
 def tell(message_list: list[RawMessage], i: int) -> str:
-    seen = survey(view([*message_list, user("a"), user("b")], 10_000), BuilderPolicy(), study)
-    return tell_step(seen, seen.steps[i], 60)
+    seen = index_conversation(view([*message_list, user("a"), user("b")], 10_000), BuilderPolicy(), extract_features)
+    return format_step(seen, seen.steps[i], 60)
 
 
 def test_it_says_what_it_is_and_how_to_get_an_original_back() -> None:
     for said_there in ("not the words of the user", "intact", "palimpsest expand ID", "not to be repeated"):
-        assert said_there in HEAD
+        assert said_there in FIRST_HEADER
 
 
 def test_words_and_steps_stand_on_the_line_of_their_reference() -> None:
@@ -125,26 +125,26 @@ def test_words_and_steps_stand_on_the_line_of_their_reference() -> None:
         LedgerEntry(Page(3, 5, 6, 12), "cccccccccc", ("shell ls → 1 lines",), ("read_shape", "a.py")),
         LedgerEntry(Page(6, 6, 12, 13), "dddddddddd"),
     ]
-    assert write_ledger(entries).split("\n")[2:] == [
+    assert render_ledger(entries).split("\n")[2:] == [
         "1-3 ref:aaaaaaaaaa ref:bbbbbbbbbb",
         "4-6 ref:cccccccccc: shell ls → 1 lines | read_shape a.py",
         "7 ref:dddddddddd",
-        END,
+        LEDGER_END,
     ]
 
 
 def test_a_ledger_behind_another_explains_nothing_again() -> None:
-    assert write_ledger([], is_first=False) == f"{NEXT}\n{END}"
+    assert render_ledger([], is_first=False) == f"{NEXT_HEADER}\n{LEDGER_END}"
 
 
 def test_quotes_stand_behind_the_number_of_their_step() -> None:
-    text = write_ledger([], [QuotedLine("import b", 4), QuotedLine("import a", 1)])
-    assert text.split("\n")[-3:] == ["2: import a", "5: import b", END]
+    text = render_ledger([], [QuotedLine("import b", 4), QuotedLine("import a", 1)])
+    assert text.split("\n")[-3:] == ["2: import a", "5: import b", LEDGER_END]
 
 
 def test_foreign_words_cannot_pass_for_markers_of_ours() -> None:
     entry = LedgerEntry(Page(0, 0, 0, 1), "aaaaaaaaaa", (), ("ref:bbbbbbbbbb",))
-    text = write_ledger([entry], [QuotedLine("[tool: x] ref:cccccccccc", 1)])
+    text = render_ledger([entry], [QuotedLine("[tool: x] ref:cccccccccc", 1)])
     assert "ref:bbbbbbbbbb" not in text and "ref:cccccccccc" not in text and "[tool:" not in text
 
 
@@ -164,8 +164,8 @@ def test_words_are_told_as_words() -> None:
 
 def tell_all(texts: list[str], most: int) -> str:
     messages = [user(text) for text in texts]
-    found = survey(view(messages, 10_000), BuilderPolicy(), study)
-    return tell_turns(found, range(len(texts)), most)
+    found = index_conversation(view(messages, 10_000), BuilderPolicy(), extract_features)
+    return format_user_turns(found, range(len(texts)), most)
 
 
 def test_turns_of_the_user_are_told_whole_by_the_first_and_the_last_or_by_their_number() -> None:
@@ -193,12 +193,12 @@ def plan(*edits: Edit) -> ContextPlan:
     return ContextPlan(7, edits, (OLD, OTHER), 0)
 
 
-def look() -> Survey:
-    return survey(view(MESSAGES, 10_000), BuilderPolicy(), study)
+def look() -> ConversationIndex:
+    return index_conversation(view(MESSAGES, 10_000), BuilderPolicy(), extract_features)
 
 
-def take(frozen: ContextPlan | None, tail: int = 8, room: float = 1000) -> Heritage:
-    return inherit(look(), frozen, tail, room, count)
+def take(frozen: ContextPlan | None, tail: int = 8, room: float = 1000) -> CarriedLedgers:
+    return carry_ledgers(look(), frozen, tail, room, count)
 
 
 def test_the_ledgers_at_the_head_stay_with_their_references_and_what_they_tell() -> None:
@@ -230,7 +230,7 @@ def test_ledgers_behind_what_is_kept_are_taken_over_too() -> None:
 )
 def test_otherwise_one_new_ledger_is_written(frozen: ContextPlan | None) -> None:
     heritage = take(frozen)
-    assert (heritage.ledgers, heritage.told) == (NOTHING.ledgers, NOTHING.told)
+    assert (heritage.ledgers, heritage.told) == (NO_LEDGERS.ledgers, NO_LEDGERS.told)
     assert heritage.room == pytest.approx(550)
 
 
@@ -253,10 +253,10 @@ def test_summaries_count_as_ledgers_where_all_have_too_little_room() -> None:
 
 
 def test_a_first_ledger_leaves_room_to_the_summaries_beside_it() -> None:
-    assert leave_room(take(None), 100).room == pytest.approx(500)
-    assert leave_room(take(None), 5000).room == 0
+    assert reduce_room(take(None), 100).room == pytest.approx(500)
+    assert reduce_room(take(None), 5000).room == 0
 
 
 def test_a_ledger_behind_others_keeps_its_room_beside_summaries() -> None:
     heritage = take(plan(Written("1-2 ref:aaaaaaaaaa", 0, 7)))
-    assert leave_room(heritage, 100) == heritage
+    assert reduce_room(heritage, 100) == heritage

@@ -1,25 +1,25 @@
 import pytest
 
-from proxy.context.conversation import BuilderPolicy, survey
-from proxy.context.ledger import Heritage
+from proxy.context.conversation import BuilderPolicy, index_conversation
+from proxy.context.ledger import CarriedLedgers
 from proxy.context.ledger_builder import (
-    Bounds,
-    Index,
+    IdentifierIndex,
+    LedgerScope,
     LedgerText,
-    guess_tokens,
-    make_archive,
-    make_index,
-    order_words,
-    predict,
+    build_ledger,
+    estimate_tokens_of_word,
+    index_identifiers,
+    order_identifiers,
+    score_identifier,
 )
-from proxy.context.message_features import study
-from proxy.context.references import PAGE, write_original
+from proxy.context.message_features import extract_features
+from proxy.context.references import PAGE, render_original
 from proxy.model.plan import Written
 from tests.support.views import RawMessage, act, count, name_reference, said, user, view
 
 
-def index(messages: list[RawMessage]) -> Index:
-    return make_index(survey(view(messages, 10_000), BuilderPolicy(), study))
+def index(messages: list[RawMessage]) -> IdentifierIndex:
+    return index_identifiers(index_conversation(view(messages, 10_000), BuilderPolicy(), extract_features))
 
 
 def test_an_index_knows_the_newest_mention_and_who_used_it() -> None:
@@ -31,7 +31,7 @@ def test_an_index_knows_the_newest_mention_and_who_used_it() -> None:
 
 def test_words_the_agent_used_come_before_those_it_only_saw() -> None:
     found = index([user("go"), *act("1", "ls", "word_aaaa word_bbbb"), *act("2", "grep word_bbbb", "word_aaaa")])
-    assert order_words(found, ["word_aaaa", "word_bbbb"]) == ["word_bbbb", "word_aaaa"]
+    assert order_identifiers(found, ["word_aaaa", "word_bbbb"]) == ["word_bbbb", "word_aaaa"]
 
 
 def test_each_trait_counts() -> None:
@@ -39,18 +39,18 @@ def test_each_trait_counts() -> None:
     messages = [user("go"), *act("1", "ls", "old_name"), user("next"), *act("2", "np.ones", outputs)]
     messages += act("3", "cat > made/file.py", "seen_twice seen_new")
     found = index(messages)
-    assert predict(found, "mod_iii") > predict(found, "old_name")
-    assert predict(found, "seen_once") > predict(found, "1234567")
-    assert predict(found, "seen_once") > predict(found, "old_name")
-    assert predict(found, "np.zeros") > predict(found, "os.other")
-    assert predict(found, "made/file.py") > predict(found, "np.zeros")
-    assert predict(found, "seen_twice") > predict(found, "seen_new")
+    assert score_identifier(found, "mod_iii") > score_identifier(found, "old_name")
+    assert score_identifier(found, "seen_once") > score_identifier(found, "1234567")
+    assert score_identifier(found, "seen_once") > score_identifier(found, "old_name")
+    assert score_identifier(found, "np.zeros") > score_identifier(found, "os.other")
+    assert score_identifier(found, "made/file.py") > score_identifier(found, "np.zeros")
+    assert score_identifier(found, "seen_twice") > score_identifier(found, "seen_new")
 
 
 def test_of_equal_words_the_shorter_comes_first_and_then_the_alphabet() -> None:
     found = index([user("go"), *act("1", "ls", "zz_zz aa_aa bb_bb_bb_bb_bb")])
-    assert order_words(found, found.newest) == ["aa_aa", "zz_zz", "bb_bb_bb_bb_bb"]
-    assert guess_tokens("aa_aa") < guess_tokens("bb_bb_bb_bb_bb")
+    assert order_identifiers(found, found.newest) == ["aa_aa", "zz_zz", "bb_bb_bb_bb_bb"]
+    assert estimate_tokens_of_word("aa_aa") < estimate_tokens_of_word("bb_bb_bb_bb_bb")
 
 
 LONG = [
@@ -65,10 +65,10 @@ MESSAGES = [user("go"), *LONG, user("and now"), *act("z", "ls", "fine")]
 
 def archive(room: float, messages: list[RawMessage] = MESSAGES, ledgers: tuple[Written, ...] = ()) -> LedgerText:
     seen = view(messages, 10_000)
-    found = survey(seen, BuilderPolicy(), study)
+    found = index_conversation(seen, BuilderPolicy(), extract_features)
     told = frozenset(range(1, 10)) if ledgers else frozenset[int]()
-    heritage = Heritage(ledgers, 0, (), told, room)
-    return make_archive(seen, found, Bounds(len(found.steps) - 2, frozenset({0}), heritage), count)
+    heritage = CarriedLedgers(ledgers, 0, (), told, room)
+    return build_ledger(seen, found, LedgerScope(len(found.steps) - 2, frozenset({0}), heritage), count)
 
 
 def list_told(made: LedgerText) -> list[str]:
@@ -92,7 +92,7 @@ def test_each_word_stands_on_the_line_of_a_reference_whose_first_page_has_it() -
     made = archive(1000, messages)
     assert {word for entry in made.entries for word in entry.words} >= {"first_word", "last_word"}
     for entry in made.entries:
-        page = write_original(told[entry.page.start : entry.page.stop])[entry.page.offset :][:PAGE]
+        page = render_original(told[entry.page.start : entry.page.stop])[entry.page.offset :][:PAGE]
         assert all(word in page for word in entry.words)
         assert entry.reference == name_reference(entry.page.start, entry.page.stop, entry.page.offset)
 
@@ -123,7 +123,7 @@ def test_what_fills_its_room_at_once_is_not_written_again() -> None:
         return 990
 
     seen = view(MESSAGES, 10_000)
-    found = survey(seen, BuilderPolicy(), study)
-    heritage = Heritage((), 0, (), frozenset(), 1000)
-    made = make_archive(seen, found, Bounds(len(found.steps) - 2, frozenset({0}), heritage), count_full)
+    found = index_conversation(seen, BuilderPolicy(), extract_features)
+    heritage = CarriedLedgers((), 0, (), frozenset(), 1000)
+    made = build_ledger(seen, found, LedgerScope(len(found.steps) - 2, frozenset({0}), heritage), count_full)
     assert (made.tokens, counted) == (990, [made.text])

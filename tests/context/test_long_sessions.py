@@ -12,10 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import BuilderPolicy, Survey, View
-from proxy.context.ledger_builder import MOST_SEARCHED
-from proxy.context.message_features import Findings, glance
-from proxy.context.user_rules import Rule, find_rules
+from proxy.context.conversation import BuilderPolicy, ConversationIndex, PlanRequest
+from proxy.context.ledger_builder import MAX_RULES_SEARCHED
+from proxy.context.message_features import MessageFeatures, extract_features_without_identifiers
+from proxy.context.user_rules import Rule, list_rules
 from proxy.engine.context.rewriter import list_splices
 from proxy.model.messages import Message
 from proxy.model.plan import ContextPlan, Kept, Replaced, Written
@@ -60,7 +60,7 @@ class Session:
     def say(self, *messages: RawMessage) -> None:
         self.messages += messages
 
-    def see(self) -> View:
+    def see(self) -> PlanRequest:
         return msgspec.structs.replace(view(self.messages, self.ceiling), frozen=self.plan, sent=self.sent)
 
     def send(self) -> list[RawMessage]:
@@ -232,7 +232,7 @@ def write_hard(number: int, kind: str, what: object, usable: int) -> list[RawMes
     return [calls, *outputs] if made else []
 
 
-def is_out_of_reach(messages: list[RawMessage], head: int, usable: int, *, must_fit: bool) -> bool:
+def is_ceiling_unreachable(messages: list[RawMessage], head: int, usable: int, *, must_fit: bool) -> bool:
     """Whether what may not be cut is more than there is room for beside a ledger that says the least.
 
     An output that no model has seen gives way to a block only where the request would be refused with it (B9).
@@ -312,7 +312,7 @@ def test_no_state_is_a_dead_end(
         check_rendered(messages, made)
         check_turns(messages, made, depth)
         is_short = head + weigh(render(messages, made)) <= seen.budget.usable
-        assert is_short or is_out_of_reach(messages, head, seen.budget.usable, must_fit=must_fit)
+        assert is_short or is_ceiling_unreachable(messages, head, seen.budget.usable, must_fit=must_fit)
         plan = made if made.through else plan
 
 
@@ -324,16 +324,16 @@ def weigh_work(turns: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, i
         read["counted"] += len(text)
         return count(text)
 
-    def glance_noted(told: Message) -> Findings:
+    def glance_noted(told: Message) -> MessageFeatures:
         read["studied"] += len(told.text)
-        return glance(told)
+        return extract_features_without_identifiers(told)
 
-    def find_rules_noted(survey: Survey, places: Collection[int]) -> tuple[Rule, ...]:
+    def find_rules_noted(survey: ConversationIndex, places: Collection[int]) -> tuple[Rule, ...]:
         read["searched"] += sum(len(survey.messages[place].told.text) for place in places)
-        return find_rules(survey, places)
+        return list_rules(survey, places)
 
-    monkeypatch.setattr("proxy.context.builder.glance", glance_noted)
-    monkeypatch.setattr("proxy.context.user_rules.find_rules", find_rules_noted)
+    monkeypatch.setattr("proxy.context.builder.extract_features_without_identifiers", glance_noted)
+    monkeypatch.setattr("proxy.context.user_rules.list_rules", find_rules_noted)
     messages = [user("begin")]
     for number in range(turns):
         messages.append(user(ask(number, "ticket", 3, 300, is_repeated=True)))
@@ -347,4 +347,4 @@ def weigh_work(turns: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, i
 def test_the_work_of_a_minimal_plan_grows_with_the_text_and_no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     fewest, few, many = (weigh_work(turns, monkeypatch) for turns in (40, 80, 160))
     assert all(0 < c - b <= 2.2 * (b - a) for a, b, c in zip(fewest[:2], few[:2], many[:2], strict=True))
-    assert 0 < many[2] <= 2 * MOST_SEARCHED  # of many turns the newest are searched for rules, and at most twice
+    assert 0 < many[2] <= 2 * MAX_RULES_SEARCHED  # of many turns the newest are searched for rules, and at most twice

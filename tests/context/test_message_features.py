@@ -4,40 +4,40 @@ from hypothesis import strategies as st
 
 from proxy.context.message_features import (
     MOST,
-    find_family,
-    find_literals,
+    choose_literals,
+    extract_features,
+    find_namespace,
     find_outcome,
     is_name,
     is_opaque,
-    list_words,
-    name_word,
-    study,
+    list_identifiers,
+    parse_identifier,
 )
-from proxy.context.references import write_message
+from proxy.context.references import render_message
 from proxy.model.messages import Message, ToolCall
 
 
 def test_words_stand_once_in_the_order_of_their_first_places() -> None:
     text = "see proxy/engine/relay.py, then read_shape and proxy/engine/relay.py; plain words, 12, camelCase 4096."
-    assert list_words(text) == ("proxy/engine/relay.py", "read_shape", "camelCase", "4096")
+    assert list_identifiers(text) == ("proxy/engine/relay.py", "read_shape", "camelCase", "4096")
 
 
 @pytest.mark.parametrize("found", ["plain", "./ab", "12", "x_" * 100, "Word"])
 def test_plain_language_is_no_word(found: str) -> None:
-    assert name_word(found) == ""
+    assert parse_identifier(found) == ""
 
 
 @pytest.mark.parametrize("found", ["a.b.c", "v1beta", "#1234", "user@host", "isValid", "12345"])
 def test_what_must_be_spelt_exactly_is_one(found: str) -> None:
-    assert name_word(found) == found
+    assert parse_identifier(found) == found
 
 
 def test_a_word_loses_the_signs_around_it() -> None:
-    assert name_word("./src/main.rs.") == "src/main.rs"
+    assert parse_identifier("./src/main.rs.") == "src/main.rs"
 
 
 def test_of_a_long_text_both_ends_are_read() -> None:
-    assert list_words(f"first_word {'x ' * 300_000} last_word") == ("first_word", "last_word")
+    assert list_identifiers(f"first_word {'x ' * 300_000} last_word") == ("first_word", "last_word")
 
 
 def test_hashes_times_and_numbers_say_nothing_by_themselves() -> None:
@@ -47,7 +47,7 @@ def test_hashes_times_and_numbers_say_nothing_by_themselves() -> None:
 
 
 def test_a_family_is_a_folder_or_the_first_part_of_a_dotted_name() -> None:
-    assert [find_family(word) for word in ("a/b/c.py", "np.nan", "read_shape")] == ["a/b", "np.", ""]
+    assert [find_namespace(word) for word in ("a/b/c.py", "np.nan", "read_shape")] == ["a/b", "np.", ""]
 
 
 OUTPUT = """Running tests in /srv/app/tests
@@ -62,7 +62,7 @@ ran app.core.main.
 
 
 def test_each_kind_of_word_is_found() -> None:
-    assert find_literals(OUTPUT) == {
+    assert choose_literals(OUTPUT) == {
         "errors": ("E   KeyError: 'account_id'", "FAILED tests/test_store.py - KeyError"),
         "paths": ("/srv/app/tests", "src/app/user_store.py:41", "src/app/user_store.py:44", "tests/test_store.py"),
         "names": ("KeyError", "load_user", "account_id", "parseRecord", "app.core.main"),
@@ -71,24 +71,24 @@ def test_each_kind_of_word_is_found() -> None:
 
 
 def test_a_kind_without_words_is_left_out() -> None:
-    assert find_literals("nothing to see") == find_literals("") == {}
+    assert choose_literals("nothing to see") == choose_literals("") == {}
 
 
 def test_of_many_errors_the_last_is_among_those_kept() -> None:
     lines = [f"error {i}" for i in range(10)]
-    assert find_literals("\n".join([*lines, *lines]))["errors"] == ("error 0", "error 1", "error 2", "error 9")
-    assert find_literals("error a\n" * 9)["errors"] == ("error a",)
+    assert choose_literals("\n".join([*lines, *lines]))["errors"] == ("error 0", "error 1", "error 2", "error 9")
+    assert choose_literals("error a\n" * 9)["errors"] == ("error a",)
 
 
 def test_what_is_named_more_often_comes_first() -> None:
     names = [f"name_{i}" for i in range(20)]
-    found = find_literals(" ".join([*names, "name_19", "name_19", "name_18"]))["names"]
+    found = choose_literals(" ".join([*names, "name_19", "name_19", "name_18"]))["names"]
     assert found[:3] == ("name_19", "name_18", "name_0")
     assert len(found) == MOST["names"]
 
 
 def test_of_a_long_output_both_ends_are_looked_at() -> None:
-    assert find_literals(f"first_name {'x ' * 500_000} last_name")["names"] == ("first_name", "last_name")
+    assert choose_literals(f"first_name {'x ' * 500_000} last_name")["names"] == ("first_name", "last_name")
 
 
 HOSTILE = [
@@ -104,8 +104,8 @@ HOSTILE = [
 
 @given(st.one_of(st.text(), st.sampled_from(HOSTILE)))
 def test_any_text_has_few_words_always_the_same(text: str) -> None:
-    found = find_literals(text)
-    assert found == find_literals(text)
+    found = choose_literals(text)
+    assert found == choose_literals(text)
     assert all(0 < len(words) <= MOST[kind] for kind, words in found.items())
 
 
@@ -119,11 +119,11 @@ def output(text: str) -> Message:
 
 def test_words_of_text_and_of_arguments_are_found() -> None:
     told = Message("assistant", "read_shape it is", (ToolCall("c", "shell", '{"command": "cat wire/format.py"}'),))
-    assert study(told).words == ("read_shape", "wire/format.py")
+    assert extract_features(told).words == ("read_shape", "wire/format.py")
 
 
 def test_what_an_output_imports_is_known_as_such() -> None:
-    found = study(output("12: from proxy.wire import shaping\nread_shape(1)"))
+    found = extract_features(output("12: from proxy.wire import shaping\nread_shape(1)"))
     assert found.imported == ("proxy.wire",)
     assert found.words == ("proxy.wire", "read_shape")
 
@@ -137,18 +137,18 @@ def test_what_an_output_imports_is_known_as_such() -> None:
     ],
 )
 def test_files_that_a_command_writes_are_known(arguments: str, written: tuple[str, ...]) -> None:
-    assert study(call("shell", arguments)).written == written
-    assert study(call("shell", arguments)).effects == bool(written)
+    assert extract_features(call("shell", arguments)).written == written
+    assert extract_features(call("shell", arguments)).effects == bool(written)
 
 
 def test_a_tool_that_is_named_for_it_changes_something() -> None:
-    assert study(call("book_reservation", "{}")).effects
-    assert not study(call("get_user", "{}")).effects
+    assert extract_features(call("book_reservation", "{}")).effects
+    assert not extract_features(call("get_user", "{}")).effects
 
 
 def test_a_single_value_is_asked_without_its_name() -> None:
-    assert study(call("shell", '{"command": "ls -la\\n  src"}')).asked == ("ls -la src",)
-    assert study(call("find", '{"path": "src", "name": "x"}')).asked == ("path: src name: x",)
+    assert extract_features(call("shell", '{"command": "ls -la\\n  src"}')).asked == ("ls -la src",)
+    assert extract_features(call("find", '{"path": "src", "name": "x"}')).asked == ("path: src name: x",)
 
 
 @pytest.mark.parametrize(
@@ -167,6 +167,6 @@ def test_how_an_output_ended(text: str, outcome: str) -> None:
 
 def test_sizes_are_those_of_the_text_and_of_its_original() -> None:
     told = output("a\nb")
-    assert study(told).lines == 2
-    assert study(told).characters == len(write_message(told))
-    assert study(told).digest == study(Message("user", "a\nb")).digest
+    assert extract_features(told).lines == 2
+    assert extract_features(told).characters == len(render_message(told))
+    assert extract_features(told).digest == extract_features(Message("user", "a\nb")).digest

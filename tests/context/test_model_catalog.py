@@ -2,17 +2,17 @@ import pytest
 
 from proxy.context.model_catalog import (
     Family,
-    Names,
-    Said,
-    agree,
+    ModelNames,
+    SourcedOffer,
     count_media,
     count_tool_prompt,
-    find_family,
-    find_offer,
+    identify_family,
     is_believed,
     list_names,
+    look_up_offer,
     make_card,
     may_bind_reasoning,
+    merge_offers,
 )
 from proxy.model.card import UNPRICED, Card, Limit, Offer, Prices, Rates
 from proxy.model.messages import Medium
@@ -70,7 +70,7 @@ def test_sizes_and_versions_of_a_name_are_no_dates(model: str) -> None:
     ],
 )
 def test_the_family_is_told_by_the_name(model: str, vendor: str, encoding: str, is_exact: bool) -> None:
-    assert find_family(model) == Family(vendor, encoding, is_exact)  # type: ignore[arg-type]
+    assert identify_family(model) == Family(vendor, encoding, is_exact)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -139,34 +139,38 @@ def test_a_learned_window_is_believed_within_reason_and_for_a_day(
 
 
 def test_the_entry_of_the_whole_name_comes_before_others_of_its_kind() -> None:
-    names = Names(["azure/gpt-x", "gpt-x", "openai/gpt-x"])
+    names = ModelNames(["azure/gpt-x", "gpt-x", "openai/gpt-x"])
     assert list(names.find("gpt-x")) == ["gpt-x"]
     assert list(names.find("Azure/GPT-X")) == ["azure/gpt-x"]
     assert list(names.find("elsewhere/gpt-x-2024-08-06")) == ["gpt-x"]
 
 
 def test_entries_that_differ_in_the_provider_are_found_together() -> None:
-    assert list(Names(["a/m", "b/M", "c/n"]).find("M")) == ["a/m", "b/M"]
-    assert list(Names(["a/m"]).find("other")) == []
+    assert list(ModelNames(["a/m", "b/M", "c/n"]).find("M")) == ["a/m", "b/M"]
+    assert list(ModelNames(["a/m"]).find("other")) == []
 
 
 def test_several_providers_agree_on_the_least() -> None:
-    assert agree([Offer(100, 10, PRICES), Offer(90, None, PRICES)]) == Offer(90, 10, PRICES)
-    assert agree([Offer(100, 10, PRICES), Offer(None, 20, OTHERS)]) == Offer(100, 10, None)
-    assert agree([]) == Offer()
+    assert merge_offers([Offer(100, 10, PRICES), Offer(90, None, PRICES)]) == Offer(90, 10, PRICES)
+    assert merge_offers([Offer(100, 10, PRICES), Offer(None, 20, OTHERS)]) == Offer(100, 10, None)
+    assert merge_offers([]) == Offer()
 
 
 def test_a_listing_is_asked_by_name() -> None:
-    assert find_offer(Names(["org/m"]), {"org/m": Offer(window=5)}, "m:free") == Offer(window=5)
+    assert look_up_offer(ModelNames(["org/m"]), {"org/m": Offer(window=5)}, "m:free") == Offer(window=5)
 
 
 def test_a_retention_is_the_nearest_sources() -> None:
-    said: tuple[Said, ...] = (("settings", Offer()), ("upstream", Offer(retention=5)), ("bundled", Offer(retention=6)))
+    said: tuple[SourcedOffer, ...] = (
+        ("settings", Offer()),
+        ("upstream", Offer(retention=5)),
+        ("bundled", Offer(retention=6)),
+    )
     assert make_card(said, None, 0).retention == 5
 
 
 def count(model: str, *media: Medium) -> int:
-    return count_media(media, find_family(model), model)
+    return count_media(media, identify_family(model), model)
 
 
 @pytest.mark.parametrize(
@@ -228,4 +232,4 @@ def test_media_add_up() -> None:
 
 
 def test_anthropic_adds_instructions_where_tools_are_offered() -> None:
-    assert [count_tool_prompt(find_family(model)) for model in ("claude-x", "gpt-4o")] == [346, 0]
+    assert [count_tool_prompt(identify_family(model)) for model in ("claude-x", "gpt-4o")] == [346, 0]

@@ -8,7 +8,7 @@ from proxy.context.outline import (
     LONGEST_LINE,
     MOST_LINES,
     Outline,
-    name_kind,
+    detect_kind,
     outline,
     outline_csv,
     outline_json,
@@ -221,7 +221,7 @@ def test_what_is_no_json(text: str) -> None:
     ],
 )
 def test_types_of_contents(text: str, path: str, kind: str) -> None:
-    assert name_kind(text, path) == kind
+    assert detect_kind(text, path) == kind
 
 
 def test_a_structure_where_there_is_one() -> None:

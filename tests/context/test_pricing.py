@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.pricing import (
-    LEAST_SESSIONS,
+    MIN_SESSIONS,
     Cost,
+    RequestSizes,
     RevertPrice,
-    Trip,
     compare,
     estimate_client_read,
     estimate_saving,
@@ -18,14 +18,14 @@ from proxy.context.pricing import (
     price_usage,
     quote_revert,
 )
-from proxy.context.provider_cache import UNKNOWN, CacheModel, Calibration, find_cache_model
+from proxy.context.provider_cache import UNKNOWN, CacheModel, Calibration, choose_cache_model
 from proxy.model.card import UNPRICED, Card, Prices, Rates, Tier
 from proxy.model.exchange import Usage
 
 PLAIN = make_tariff(UNPRICED, UNKNOWN)
 # Dollars per million tokens, long prompts at twice the price.
 SONNET = Prices(Rates(3.0, 15.0, 0.3, 3.75), (Tier(200_000, Rates(6.0, 22.5, 0.6, 7.5)),))
-MARKED = find_cache_model("breakpoints", "", "", ["5m"])
+MARKED = choose_cache_model("breakpoints", "", "", ["5m"])
 
 rates = st.floats(allow_nan=True, allow_infinity=True)
 
@@ -43,37 +43,37 @@ def test_above_a_tier_the_whole_request_costs_its_price() -> None:
 
 
 def test_a_bust_costs_what_writing_costs_more_than_reading() -> None:
-    assert PLAIN.price_bust(10_000) == pytest.approx(9000)
-    assert make_tariff(SONNET, MARKED).price_bust(10_000) == pytest.approx(11_500)
+    assert PLAIN.price_cache_bust(10_000) == pytest.approx(9000)
+    assert make_tariff(SONNET, MARKED).price_cache_bust(10_000) == pytest.approx(11_500)
 
 
 def test_only_a_marker_makes_sure_that_the_head_survives() -> None:
-    assert make_tariff(SONNET, MARKED).price_bust(10_000, stable=4000) == pytest.approx(6000 * 1.15)
-    assert PLAIN.price_bust(10_000, stable=4000) == pytest.approx(9000)
+    assert make_tariff(SONNET, MARKED).price_cache_bust(10_000, stable=4000) == pytest.approx(6000 * 1.15)
+    assert PLAIN.price_cache_bust(10_000, stable=4000) == pytest.approx(9000)
 
 
 def test_what_survived_before_is_expected_to() -> None:
     learned = make_tariff(UNPRICED, UNKNOWN, Calibration(survival=0.5))
-    assert learned.price_bust(10_000, stable=4000) == pytest.approx(0.9 * 8000)
+    assert learned.price_cache_bust(10_000, stable=4000) == pytest.approx(0.9 * 8000)
     assert learned.price_rewritten(1000, stable=4000) == pytest.approx(100)  # no more than there is
 
 
 def test_a_cache_that_seldom_works_makes_a_bust_cheaper() -> None:
     learned = make_tariff(UNPRICED, UNKNOWN, Calibration(read=0.25))
-    assert learned.expect_read(10_000) == 2500
-    assert learned.price_bust(10_000) == pytest.approx(0.9 * 2500)
+    assert learned.estimate_cached(10_000) == 2500
+    assert learned.price_cache_bust(10_000) == pytest.approx(0.9 * 2500)
 
 
 def test_keeping_for_an_hour_costs_twice_the_input() -> None:
-    hour = find_cache_model("breakpoints", "", "", ["1h"])
+    hour = choose_cache_model("breakpoints", "", "", ["1h"])
     assert make_tariff(SONNET, hour).price(0, 1000) == pytest.approx(2000)
     assert make_tariff(SONNET, hour).price(0, 300_000) == pytest.approx(4 * 300_000)
 
 
 def test_what_no_cache_takes_is_neither_read_nor_written() -> None:
-    tariff = make_tariff(SONNET, find_cache_model("breakpoints", "", ""))
+    tariff = make_tariff(SONNET, choose_cache_model("breakpoints", "", ""))
     assert tariff.price(1000, 1000) == pytest.approx(2000)
-    assert tariff.price_bust(10_000) == 0
+    assert tariff.price_cache_bust(10_000) == 0
 
 
 def test_at_home_the_price_is_time() -> None:
@@ -82,7 +82,7 @@ def test_at_home_the_price_is_time() -> None:
     assert make_tariff(SONNET, local).price(10_000, 100) == 100
     measured = make_tariff(SONNET, local, Calibration(fresh_seconds=0.001, cached_seconds=0.0002))
     assert measured.price(10_000, 100) == pytest.approx(2100)
-    assert measured.price_bust(10_000, stable=1000) == pytest.approx(0.8 * 9000)
+    assert measured.price_cache_bust(10_000, stable=1000) == pytest.approx(0.8 * 9000)
 
 
 @pytest.mark.parametrize("unit", [0.0, -1.0, nan, inf])
@@ -100,7 +100,7 @@ def test_prices_that_nobody_can_mean_stay_numbers() -> None:
 
 def test_reading_that_costs_more_than_writing_makes_no_bust_negative() -> None:
     odd = Prices(Rates(1.0, 1.0, 2.0, 1.0))
-    assert make_tariff(odd, UNKNOWN).price_bust(1000) == 0
+    assert make_tariff(odd, UNKNOWN).price_cache_bust(1000) == 0
 
 
 @given(rates, rates, rates, rates, st.floats(-1, 2), st.integers(0, 10**7), st.integers(0, 10**7))
@@ -110,7 +110,7 @@ def test_every_price_is_a_number_that_is_not_negative(
     prices = Prices(Rates(unit, output, cached, written), (Tier(1000, Rates(tier, output, written, cached)),))
     for cache in (UNKNOWN, MARKED, CacheModel("local"), CacheModel("breakpoints", is_used=False)):
         tariff = make_tariff(prices, cache)
-        for price in (tariff.price(read, new), tariff.price_bust(read, new), tariff.price_size(read)):
+        for price in (tariff.price(read, new), tariff.price_cache_bust(read, new), tariff.price_repeated(read)):
             assert isfinite(price)
             assert price >= 0
 
@@ -195,22 +195,22 @@ def test_a_revert_at_home_is_quoted_in_prefill() -> None:
 
 
 def test_a_saving_is_estimated_before_anything_was_billed() -> None:
-    trip = Trip(client=100_000, sent=20_000, client_read=90_000, sent_read=18_000)
+    trip = RequestSizes(client=100_000, sent=20_000, client_read=90_000, sent_read=18_000)
     # 9,000 + 10,000 against 1,800 + 2,000
     assert estimate_saving(trip, TARIFF) == pytest.approx(15_200)
-    opened = Trip(client=100_000, sent=20_000, client_read=99_000, sent_read=0)
+    opened = RequestSizes(client=100_000, sent=20_000, client_read=99_000, sent_read=0)
     assert estimate_saving(opened, TARIFF) == pytest.approx(10_900 - 20_000)
 
 
 @pytest.mark.parametrize(("client_read", "sent_read"), [(None, 1), (1, None)])
 def test_without_what_was_read_there_is_no_estimate(client_read: int | None, sent_read: int | None) -> None:
-    assert estimate_saving(Trip(10, 10, client_read, sent_read), TARIFF) is None
+    assert estimate_saving(RequestSizes(10, 10, client_read, sent_read), TARIFF) is None
 
 
-costs = st.lists(st.floats(0.01, 100), min_size=LEAST_SESSIONS, max_size=60)
+costs = st.lists(st.floats(0.01, 100), min_size=MIN_SESSIONS, max_size=60)
 
 
-def spread(mean: float, count: int = LEAST_SESSIONS, by: float = 0.5) -> list[float]:
+def spread(mean: float, count: int = MIN_SESSIONS, by: float = 0.5) -> list[float]:
     """As many below the mean as above it."""
     return [mean * (1 + by * (-1) ** number) for number in range(count)]
 

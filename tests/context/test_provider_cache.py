@@ -7,13 +7,13 @@ from proxy.context.provider_cache import (
     CacheKind,
     CacheModel,
     Calibration,
-    find_cache_model,
+    choose_cache_model,
     learn_read,
     learn_seconds,
     learn_survival,
 )
 
-OPENAI = find_cache_model(None, "api.openai.com", "gpt-5")
+OPENAI = choose_cache_model(None, "api.openai.com", "gpt-5")
 KINDS: tuple[CacheKind, ...] = ("prefix", "breakpoints", "units", "local")
 
 
@@ -24,19 +24,19 @@ def test_a_prefix_is_read_in_whole_blocks_from_a_least_size_on(matching: int, re
 
 
 def test_blocks_are_those_of_the_host() -> None:
-    deepseek = find_cache_model(None, "api.deepseek.com", "deepseek-chat")
+    deepseek = choose_cache_model(None, "api.deepseek.com", "deepseek-chat")
     assert [deepseek.find_read(tokens) for tokens in (63, 64, 127, 128)] == [0, 64, 64, 128]
     assert UNKNOWN.find_read(1) == 1
 
 
 @pytest.mark.parametrize(("matching", "read"), [(9_999, 4000), (10_000, 10_000), (12_000, 10_000), (3999, 0)])
 def test_between_markers_nothing_is_read(matching: int, read: int) -> None:
-    model = find_cache_model(None, "api.anthropic.com", "claude-opus-4-5", ["5m"])
+    model = choose_cache_model(None, "api.anthropic.com", "claude-opus-4-5", ["5m"])
     assert model.find_read(matching, ends=[4000, 10_000]) == read
 
 
 def test_where_no_marker_is_known_it_is_taken_to_be_at_the_end_of_the_match() -> None:
-    model = find_cache_model(None, "api.anthropic.com", "claude-opus-4-5", ["5m"])
+    model = choose_cache_model(None, "api.anthropic.com", "claude-opus-4-5", ["5m"])
     assert [model.find_read(tokens) for tokens in (1023, 1024, 7777)] == [0, 1024, 7777]
 
 
@@ -57,12 +57,12 @@ def test_of_stored_units_whole_ones_are_read() -> None:
     ],
 )
 def test_markers_declare_how_long_they_are_kept(ttls: list[str], retention: float | None, least_write: float) -> None:
-    model = find_cache_model(None, "api.anthropic.com", "claude-sonnet-4-5", ttls)
+    model = choose_cache_model(None, "api.anthropic.com", "claude-sonnet-4-5", ttls)
     assert (model.retention, model.least_write, model.is_used) == (retention, least_write, True)
 
 
 def test_without_a_marker_a_cache_that_wants_them_is_not_used() -> None:
-    model = find_cache_model(None, "api.anthropic.com", "claude-sonnet-4-5")
+    model = choose_cache_model(None, "api.anthropic.com", "claude-sonnet-4-5")
     assert not model.is_used
     assert model.find_read(100_000) == 0
     assert not model.is_head_kept
@@ -87,24 +87,24 @@ def test_without_a_marker_a_cache_that_wants_them_is_not_used() -> None:
 def test_host_and_family_tell_the_model(
     host: str, model: str, ttls: list[str], kind: CacheKind, retention: float | None
 ) -> None:
-    found = find_cache_model(None, host, model, ttls)
+    found = choose_cache_model(None, host, model, ttls)
     assert (found.kind, found.retention) == (kind, retention)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_person_set_holds(kind: CacheKind) -> None:
     for host in ("api.openai.com", "api.anthropic.com", "elsewhere"):
-        assert find_cache_model(kind, host, "gpt-5", ["5m"]).kind == kind
-        assert find_cache_model(kind, host, "gpt-5", ["5m"], retention=42.0).retention == 42.0
+        assert choose_cache_model(kind, host, "gpt-5", ["5m"]).kind == kind
+        assert choose_cache_model(kind, host, "gpt-5", ["5m"], retention=42.0).retention == 42.0
 
 
 def test_a_kind_that_was_set_takes_what_the_host_declares_where_it_is_the_same() -> None:
-    assert find_cache_model("prefix", "api.openai.com", "gpt-5") == OPENAI
-    assert find_cache_model("units", "api.openai.com", "gpt-5") == CacheModel("units")
+    assert choose_cache_model("prefix", "api.openai.com", "gpt-5") == OPENAI
+    assert choose_cache_model("units", "api.openai.com", "gpt-5") == CacheModel("units")
 
 
 def test_what_stands_before_the_first_change_is_sure_to_be_read_by_markers_and_at_home() -> None:
-    kept = {kind: find_cache_model(kind, "", "", ["5m"]).is_head_kept for kind in KINDS}
+    kept = {kind: choose_cache_model(kind, "", "", ["5m"]).is_head_kept for kind in KINDS}
     assert kept == {"prefix": False, "breakpoints": True, "units": False, "local": True}
 
 
@@ -121,7 +121,7 @@ def test_a_retention_that_nobody_declared_is_never_over(idle: float | None) -> N
 @given(st.sampled_from(KINDS), st.integers(0, 10**6), st.none() | st.lists(st.integers(0, 10**6)))
 def test_never_more_is_read_than_matches(kind: CacheKind, matching: int, ends: list[int] | None) -> None:
     for host in ("api.openai.com", "api.anthropic.com", "elsewhere"):
-        assert 0 <= find_cache_model(kind, host, "m", ["5m"]).find_read(matching, ends) <= matching
+        assert 0 <= choose_cache_model(kind, host, "m", ["5m"]).find_read(matching, ends) <= matching
 
 
 NEW = Calibration()

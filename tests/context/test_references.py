@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from proxy.context.references import (
     FileReference,
     Tombstone,
-    clean,
+    list_argument_lines,
     make_reference,
-    read_arguments,
     render_file,
+    render_message,
+    render_original,
     render_tombstone,
-    write_message,
-    write_original,
+    sanitize_text,
 )
 from proxy.model.messages import Message, ToolCall
 
@@ -22,7 +22,7 @@ _pieces = st.sampled_from(["[", "FILE:", "/", " ", "tool:", "ref:", "abcdefghij"
 
 @given(st.lists(st.one_of(_pieces, st.characters())).map("".join), st.integers(1, 60))
 def test_any_text_is_made_fit(text: str, most: int) -> None:
-    cleaned = clean(text, most)
+    cleaned = sanitize_text(text, most)
     assert len(cleaned) <= most
     assert len(cleaned.splitlines()) <= 1
     cleaned.encode()
@@ -43,7 +43,7 @@ def test_any_text_is_made_fit(text: str, most: int) -> None:
     ],
 )
 def test_what_becomes_of_a_text(text: str, cleaned: str) -> None:
-    assert clean(text, 16 if len(text) == 19 else 80) == cleaned
+    assert sanitize_text(text, 16 if len(text) == 19 else 80) == cleaned
 
 
 CALL = Message(
@@ -53,24 +53,24 @@ RESULT = Message("tool", "line 1\nline 2", results=("c1",), media=("an image",))
 
 
 def test_everything_said_is_in_it_without_escapes() -> None:
-    text = write_original([CALL, RESULT])
+    text = render_original([CALL, RESULT])
     for said in ("I look.", "shell", "command: cat a\nb.py", "deep.n: 1", "deep.n: x", "line 1\nline 2", "(an image)"):
         assert said in text
 
 
 def test_messages_stand_one_after_the_other() -> None:
-    assert write_original([CALL, RESULT]) == write_message(CALL) + write_message(RESULT)
-    assert write_original([]) == ""
+    assert render_original([CALL, RESULT]) == render_message(CALL) + render_message(RESULT)
+    assert render_original([]) == ""
 
 
 def test_arguments_that_are_no_json_stay_as_they_are() -> None:
-    assert read_arguments("{broken") == ["{broken"]
-    assert read_arguments("[" * 5000) == ["[" * 5000]
-    assert read_arguments("") == []
+    assert list_argument_lines("{broken") == ["{broken"]
+    assert list_argument_lines("[" * 5000) == ["[" * 5000]
+    assert list_argument_lines("") == []
 
 
 def test_deep_arguments_are_written_as_json_from_a_depth_on() -> None:
-    (line,) = read_arguments('{"k":' * 40 + '"a"' + "}" * 40)
+    (line,) = list_argument_lines('{"k":' * 40 + '"a"' + "}" * 40)
     assert line.startswith("k.k.k.") and line.endswith('{"k":"a"}' + "}" * 23)
 
 

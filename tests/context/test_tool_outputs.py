@@ -3,17 +3,26 @@ import re
 
 import msgspec
 
-from proxy.context.conversation import BuilderPolicy, Survey, survey
-from proxy.context.message_features import study
+from proxy.context.conversation import BuilderPolicy, ConversationIndex, index_conversation
+from proxy.context.message_features import extract_features
 from proxy.context.references import PAGE
-from proxy.context.tool_outputs import Marked, bury, cut_words, measure_gain, order_outputs, outline_output, prune, trim
+from proxy.context.tool_outputs import (
+    ReplacedMessage,
+    count_saved_tokens,
+    order_outputs,
+    outline_output,
+    prune_output,
+    prune_superseded,
+    shorten_message,
+    trim_message,
+)
 from tests.support.views import RawMessage, act, call, count, result, said, user, view
 
 BIG = "some words that fill an output; " * 40
 
 
-def look(messages: list[RawMessage]) -> Survey:
-    return survey(view(messages, 10_000), BuilderPolicy(), study)
+def look(messages: list[RawMessage]) -> ConversationIndex:
+    return index_conversation(view(messages, 10_000), BuilderPolicy(), extract_features)
 
 
 def test_superseded_goes_before_repeated_before_errors_before_old() -> None:
@@ -33,7 +42,7 @@ def test_superseded_goes_before_repeated_before_errors_before_old() -> None:
 
 def test_a_tombstone_names_the_call_and_all_parts_of_the_original() -> None:
     messages = [user("go"), *act("1", "cat src/a.py", "read_shape " * 2500), user("b")]
-    made = bury(view(messages, 10_000), look(messages), 2)
+    made = prune_output(view(messages, 10_000), look(messages), 2)
     assert made.edit.text.startswith("[tool: shell — output pruned; completed")
     assert "asked: cat src/a.py" in made.edit.text
     assert [each.offset for each in made.references] == [0, PAGE - 200, 2 * (PAGE - 200)]
@@ -42,7 +51,7 @@ def test_a_tombstone_names_the_call_and_all_parts_of_the_original() -> None:
 
 def test_what_had_effects_is_not_to_be_repeated() -> None:
     messages = [user("go"), *act("1", "sed -i s/a/b/ src/a.py", BIG), user("b")]
-    text = bury(view(messages, 10_000), look(messages), 2).edit.text
+    text = prune_output(view(messages, 10_000), look(messages), 2).edit.text
     assert "do not repeat" in text and "run it once more" not in text
 
 
@@ -66,7 +75,7 @@ def test_a_language_that_is_not_read_here_is_outlined_by_whoever_can() -> None:
 
 def test_words_are_cut_with_a_reference() -> None:
     messages = [user("go"), said(f"ref:abcdefghij {BIG}"), user("b")]
-    made = cut_words(view(messages, 10_000), look(messages), 1)
+    made = shorten_message(view(messages, 10_000), look(messages), 1)
     assert made.edit.text.startswith("ref abcdefghij some words") and f"ref:{made.references[0].id}" in made.edit.text
     assert len(made.edit.text) < 600
 
@@ -75,20 +84,20 @@ def test_an_output_that_nobody_asked_for_is_of_an_unknown_tool() -> None:
     for messages in ([user("go"), result("x", BIG)], [said("hm"), result("x", BIG)]):
         seen = look(messages)
         assert order_outputs(seen, [1]) == [1]
-        assert "[tool: unknown" in bury(view(messages, 10_000), seen, 1).edit.text
+        assert "[tool: unknown" in prune_output(view(messages, 10_000), seen, 1).edit.text
 
 
 def test_an_output_whose_call_is_nowhere_is_of_an_unknown_tool() -> None:
     for messages in ([user("go"), result("9", BIG), user("b")], [result("9", BIG), user("b")]):
         place = len(messages) - 2
-        assert bury(view(messages, 10_000), look(messages), place).edit.text.startswith("[tool: unknown")
+        assert prune_output(view(messages, 10_000), look(messages), place).edit.text.startswith("[tool: unknown")
 
 
-def trim_call(arguments: str, text: str = "", most: int = 120) -> tuple[Marked, str]:
+def trim_call(arguments: str, text: str = "", most: int = 120) -> tuple[ReplacedMessage, str]:
     """A trimmed call with these arguments, and what they are then."""
     messages = [user("go"), {**call("1", ""), "content": text}, result("1", "ok"), user("b")]
     messages[1]["tool_calls"][0]["function"]["arguments"] = arguments
-    made = trim(view(messages, 10_000), look(messages), 1, most)
+    made = trim_message(view(messages, 10_000), look(messages), 1, most)
     return made, dict(made.edit.arguments).get("1", arguments)
 
 
@@ -147,8 +156,8 @@ def find(
     """Places that give way among all steps but so many of the newest."""
     policy = policy or BuilderPolicy()
     seen = view([user("go"), *old, *NEWEST], ceiling, 0, pinned)
-    surveyed = survey(seen, policy, study)
-    return sorted(prune(seen, surveyed, policy, range(len(surveyed.steps) - spared), count))
+    surveyed = index_conversation(seen, policy, extract_features)
+    return sorted(prune_superseded(seen, surveyed, policy, range(len(surveyed.steps) - spared), count))
 
 
 def test_what_was_asked_again_or_stands_again_goes_and_the_newest_copy_stays() -> None:
@@ -201,17 +210,17 @@ def test_it_can_be_turned_off_and_touches_no_other_steps() -> None:
 
 def test_a_gain_is_what_a_marker_saves() -> None:
     seen = view([user("go"), *OVERTAKEN, *NEWEST], 10_000)
-    surveyed = survey(seen, BuilderPolicy(), study)
-    marked = prune(seen, surveyed, BuilderPolicy(), range(3), count)
+    surveyed = index_conversation(seen, BuilderPolicy(), extract_features)
+    marked = prune_superseded(seen, surveyed, BuilderPolicy(), range(3), count)
     (made,) = marked.values()
-    assert measure_gain(surveyed, marked, count) == seen.messages[2].tokens - count(made.edit.text) - 4
+    assert count_saved_tokens(surveyed, marked, count) == seen.messages[2].tokens - count(made.edit.text) - 4
 
 
 def test_a_marker_that_is_longer_than_its_output_is_none() -> None:
     seen = view([user("go"), *OVERTAKEN, *act("3", "cat a", f"newer {LONG}"), *NEWEST], 10_000)
-    surveyed = survey(seen, BuilderPolicy(), study)
+    surveyed = index_conversation(seen, BuilderPolicy(), extract_features)
     dear = msgspec.structs.replace(seen, name=lambda start, _, offset: "x" * 6000 if start == 2 else f"{offset}")
-    assert list(prune(dear, surveyed, BuilderPolicy(), range(4), count)) == [4]
+    assert list(prune_superseded(dear, surveyed, BuilderPolicy(), range(4), count)) == [4]
 
 
 def test_what_stays_beside_shortened_words_is_not_saved() -> None:
@@ -219,6 +228,6 @@ def test_what_stays_beside_shortened_words_is_not_saved() -> None:
     seen = view([user("go"), user(f"look: {LONG}"), user("b")], 10_000)
     pictured = msgspec.structs.replace(seen.messages[1], tokens=seen.messages[1].tokens + 800)
     seen = msgspec.structs.replace(seen, messages=[seen.messages[0], pictured, seen.messages[2]])
-    surveyed = survey(seen, BuilderPolicy(), study)
-    made = cut_words(seen, surveyed, 1)
-    assert measure_gain(surveyed, {1: made}, count) == count(f"look: {LONG}") - count(made.edit.text)
+    surveyed = index_conversation(seen, BuilderPolicy(), extract_features)
+    made = shorten_message(seen, surveyed, 1)
+    assert count_saved_tokens(surveyed, {1: made}, count) == count(f"look: {LONG}") - count(made.edit.text)

@@ -1,19 +1,19 @@
 import msgspec
 import pytest
 
-from proxy.context.conversation import BuilderPolicy, View, survey
-from proxy.context.message_features import study
-from proxy.context.references import PAGE, write_original
+from proxy.context.conversation import BuilderPolicy, PlanRequest, index_conversation
+from proxy.context.message_features import extract_features
+from proxy.context.references import PAGE, render_original
 from proxy.context.user_messages import (
     WHOLE_SHARE,
-    Forms,
-    Older,
-    Shown,
-    find_lines,
-    leave_out_repeated,
-    shorten_newest,
-    show_older,
-    spell_older,
+    MessageForms,
+    OlderMessages,
+    UserMessageForm,
+    choose_older_forms,
+    index_lines,
+    list_newest_forms,
+    list_older_forms,
+    remove_repeated,
 )
 from proxy.model.plan import ContextPlan, Edit, Kept, Replaced, Written
 from tests.support.views import RawMessage, act, count, see, user, view
@@ -22,22 +22,24 @@ RULES = "\n".join(f"Rule {i}: some words that are said in every task." for i in 
 POLICY = BuilderPolicy()
 
 
-def spell(seen: View) -> Forms:
-    return spell_older(seen, survey(seen, POLICY, study), count)
+def spell(seen: PlanRequest) -> MessageForms:
+    return list_older_forms(seen, index_conversation(seen, POLICY, extract_features), count)
 
 
-def show(messages: list[RawMessage], room: float) -> list[Shown]:
+def show(messages: list[RawMessage], room: float) -> list[UserMessageForm]:
     return list(settle(messages, room).shown)
 
 
-def settle(messages: list[RawMessage], room: float, frozen: ContextPlan | None = None, least: int = 10**6) -> Older:
+def settle(
+    messages: list[RawMessage], room: float, frozen: ContextPlan | None = None, least: int = 10**6
+) -> OlderMessages:
     """The older turns, of which those that stay whole have so many tokens."""
     seen = msgspec.structs.replace(view(messages, 10_000), frozen=frozen)
     share = room / (WHOLE_SHARE * seen.budget.usable)
-    return show_older(seen, survey(seen, POLICY, study), spell(seen), least, share)
+    return choose_older_forms(seen, index_conversation(seen, POLICY, extract_features), spell(seen), least, share)
 
 
-def list_levels(messages: list[RawMessage], older: Older) -> dict[int, int]:
+def list_levels(messages: list[RawMessage], older: OlderMessages) -> dict[int, int]:
     """The form of each turn that is sent as a message, by its number."""
     forms = spell(view(messages, 10_000))
     return {shown.step // 2: forms[shown.step].index(shown) for shown in older.shown}
@@ -53,7 +55,7 @@ WHOLE, HEAD, SHORT = (shown.tokens for shown in spell(view(NINE, 10_000))[0])
 
 def test_a_turn_has_forms_of_its_words_and_of_fewer_and_fewer_of_its_first_ones() -> None:
     whole, head, short = spell(view(NINE, 10_000))[2]
-    assert whole == Shown(2, see(NINE[3]).tokens)
+    assert whole == UserMessageForm(2, see(NINE[3]).tokens)
     for shown, most in ((head, 400), (short, 120)):
         (edit,) = shown.edits
         said, note = edit.text.split("\n")
@@ -147,7 +149,7 @@ def test_a_large_block_that_was_pasted_gives_way_and_the_words_around_it_stay() 
     assert "\nNever touch main.\n[shortened by palimpsest" in edit.text and "worker" not in edit.text
     assert shown.tokens == count(edit.text) + 4
     assert all(f"ref:{each.id}" in edit.text for each in shown.references)
-    original = write_original([see(messages[0]).told])
+    original = render_original([see(messages[0]).told])
     pages = [original[each.offset : each.offset + PAGE] for each in shown.references if each.offset]
     assert pages[0].startswith(LOG[:99])
     assert len(pages) == 3 and all(any(line in page for page in pages) for line in LOG.split("\n"))
@@ -166,29 +168,29 @@ def test_words_beside_an_image_stay_and_so_do_those_that_would_only_grow() -> No
     small = msgspec.structs.replace(first, tokens=5)
     for each, forms in ((pictured, 1), (small, 3)):
         changed = msgspec.structs.replace(seen, messages=[each, *seen.messages[1:]])
-        assert spell(changed) == {0: (Shown(0, each.tokens),) * forms}
+        assert spell(changed) == {0: (UserMessageForm(0, each.tokens),) * forms}
 
 
 def test_what_is_short_or_only_alike_stays() -> None:
-    assert leave_out_repeated("yes\nplease", [find_lines("yes\nplease")], count) == "yes\nplease"
+    assert remove_repeated("yes\nplease", [index_lines("yes\nplease")], count) == "yes\nplease"
     shuffled = "\n".join(reversed(RULES.split("\n")))
-    assert leave_out_repeated(RULES, [find_lines(shuffled)], count) == RULES
+    assert remove_repeated(RULES, [index_lines(shuffled)], count) == RULES
     (shown,) = show(write("Task one", "Task two", "third"), 1000)
     assert shown.edits == ()
 
 
 def test_a_block_gives_way_from_a_hundred_tokens_on() -> None:
     block = "\n".join(RULES.split("\n")[:9])
-    newer = [find_lines(f"now\n{block}")]
-    assert leave_out_repeated(block, newer, lambda text: 99) == block
-    assert leave_out_repeated(block, newer, lambda text: 100).startswith("[… 9 lines left out")
+    newer = [index_lines(f"now\n{block}")]
+    assert remove_repeated(block, newer, lambda text: 99) == block
+    assert remove_repeated(block, newer, lambda text: 100).startswith("[… 9 lines left out")
 
 
 def test_a_block_is_known_wherever_its_first_line_stands_before() -> None:
-    newer = find_lines("\n".join(["Rule 0: some words that are said in every task."] * 5 + [RULES, "end"]))
-    assert leave_out_repeated(f"begin\n{RULES}\nend\nmore", [newer], count).split("\n")[1].startswith("[… 13 lines")
-    behind_many = find_lines("\n".join([RULES.split("\n")[0]] * 20 + [RULES]))
-    assert leave_out_repeated(RULES, [behind_many], count).split("\n")[1].startswith("[… 11 lines")
+    newer = index_lines("\n".join(["Rule 0: some words that are said in every task."] * 5 + [RULES, "end"]))
+    assert remove_repeated(f"begin\n{RULES}\nend\nmore", [newer], count).split("\n")[1].startswith("[… 13 lines")
+    behind_many = index_lines("\n".join([RULES.split("\n")[0]] * 20 + [RULES]))
+    assert remove_repeated(RULES, [behind_many], count).split("\n")[1].startswith("[… 11 lines")
 
 
 def test_what_is_left_out_stands_in_one_of_the_newest_or_of_the_next_newer_turns() -> None:
@@ -211,24 +213,24 @@ def test_the_first_characters_end_before_a_note_of_ours_that_would_be_cut() -> N
 def test_pins_and_the_newest_are_not_among_them() -> None:
     seen = view(write("one", "two", "three"), 10_000, pinned=[0])
     assert spell(seen) == {}
-    assert show(write("two", "three"), 1000) == [] and settle(write(), 1000) == Older()
+    assert show(write("two", "three"), 1000) == [] and settle(write(), 1000) == OlderMessages()
 
 
 def test_what_would_be_no_shorter_stays_as_it_is() -> None:
     seen = view(write(f"Task one\n{RULES}\nthe end", f"Task two\n{RULES}", "third"), 10_000)
-    forms = spell_older(seen, survey(seen, POLICY, study), lambda text: 10**5)
+    forms = list_older_forms(seen, index_conversation(seen, POLICY, extract_features), lambda text: 10**5)
     assert {shown.edits for shown in forms[0]} == {()}
 
 
 def test_of_the_newest_turns_all_but_the_very_newest_can_be_shortened() -> None:
     texts = ("one", f"Task two\n{RULES}\n{LOG}", f"Task three\n{RULES}")
     seen = view(write(*texts), 10_000)
-    forms = shorten_newest(seen, survey(seen, POLICY, study), count)
+    forms = list_newest_forms(seen, index_conversation(seen, POLICY, extract_features), count)
     assert list(forms) == [2]
     whole, head, short = (shown.edits[0].text for shown in forms[2])
     assert "[… 12 lines left out" in whole and "600 lines that the user pasted" in whole
     assert whole.startswith("Task two\n") and head.startswith("Task two\n") and len(head) > len(short)
     pinned = msgspec.structs.replace(seen, pinned=frozenset([3]))
-    assert shorten_newest(pinned, survey(pinned, POLICY, study), count) == {}
+    assert list_newest_forms(pinned, index_conversation(pinned, POLICY, extract_features), count) == {}
     silent = view([], 10_000)
-    assert shorten_newest(silent, survey(silent, POLICY, study), count) == {}
+    assert list_newest_forms(silent, index_conversation(silent, POLICY, extract_features), count) == {}

@@ -6,19 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import BuilderPolicy, survey
-from proxy.context.message_features import study
+from proxy.context.conversation import BuilderPolicy, index_conversation
+from proxy.context.message_features import extract_features
 from proxy.context.user_rules import (
     Rule,
     Sentence,
-    find_pasted,
-    find_room,
-    find_rules,
-    find_sentences,
-    find_unshown,
+    compute_rules_budget,
+    format_message_number,
+    format_rules,
+    list_pasted,
+    list_rules,
+    list_sentences,
+    list_unsent_rules,
     list_user_places,
-    name_message,
-    write_rules,
 )
 from proxy.model.plan import Kept, Replaced, Written
 from tests.support.views import RawMessage, act, count, said, user, view
@@ -27,8 +27,8 @@ LOG = "\n".join(f"2024-05-01 10:00:{i:02} INFO worker-{i} took job {i * 7}" for 
 CODE = "```python\ndef read_shape(raw):\n    return raw\n```"
 
 
-def list_pasted(text: str, shortest: int = 40) -> list[str]:
-    return [text[start:stop] for start, stop in find_pasted(text, shortest)]
+def get_pasted(text: str, shortest: int = 40) -> list[str]:
+    return [text[start:stop] for start, stop in list_pasted(text, shortest)]
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,10 @@ def list_pasted(text: str, shortest: int = 40) -> list[str]:
     ],
 )
 def test_a_block_is_found_between_words(block: str) -> None:
-    assert list_pasted(f"Please look at this:\n{block}\nWhat is wrong?") == [block]
-    assert list_pasted(block) == [block]
-    assert list_pasted(block, len(block)) == [block]
-    assert list_pasted(block, len(block) + 1) == []
+    assert get_pasted(f"Please look at this:\n{block}\nWhat is wrong?") == [block]
+    assert get_pasted(block) == [block]
+    assert get_pasted(block, len(block)) == [block]
+    assert get_pasted(block, len(block) + 1) == []
 
 
 @pytest.mark.parametrize(
@@ -67,27 +67,27 @@ def test_a_block_is_found_between_words(block: str) -> None:
     ],
 )
 def test_words_are_no_block(words: str) -> None:
-    assert list_pasted(words, 20) == []
+    assert get_pasted(words, 20) == []
 
 
 def test_several_blocks_come_in_order_and_words_between_them_are_left() -> None:
     text = f"First\n{LOG}\nand then\n{CODE}\nand\n<file>\n{CODE}\n</file>\nbye"
-    assert list_pasted(text) == [LOG, CODE, f"<file>\n{CODE}\n</file>"]
+    assert get_pasted(text) == [LOG, CODE, f"<file>\n{CODE}\n</file>"]
 
 
 def test_a_fence_that_is_never_closed_hides_none_behind_it() -> None:
     text = f"```` and so on\nFirst:\n{CODE}\nthen ````\n<log>\n{CODE}\n<log>\n```\nthe end of it is open"
-    assert list_pasted(text) == [CODE, CODE]
+    assert get_pasted(text) == [CODE, CODE]
 
 
 def test_many_openings_are_no_burden() -> None:
     began = time.thread_time()
-    assert find_pasted("```python and some words\n<file> and some words\n~~~ and some words\n" * 20_000, 10) == []
+    assert list_pasted("```python and some words\n<file> and some words\n~~~ and some words\n" * 20_000, 10) == []
     assert time.thread_time() - began < 5
 
 
 def list_said(text: str) -> list[str]:
-    return [sentence.said for sentence in find_sentences(text)]
+    return [sentence.said for sentence in list_sentences(text)]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_no_sentence_reaches_over_what_is_left_out() -> None:
 
 @given(st.text() | st.lists(st.sampled_from(("Use this. ", "A", "\x85", "<", " ", "\n", "```", REMINDER))).map("".join))
 def test_sentences_are_the_user_s_characters(text: str) -> None:
-    for sentence in find_sentences(text):
+    for sentence in list_sentences(text):
         assert sentence.text in text and sentence.intro in text
         assert sentence == Sentence(sentence.text, sentence.intro)
 
@@ -161,7 +161,7 @@ def test_what_a_machine_says_in_the_user_s_role_is_not_the_user_s() -> None:
     for i in range(3):
         messages += [said(f"Action: look({i})"), user(f"[result {i}]: always")]
     messages += [user("go on"), said("Action: look(3)")]
-    seen = survey(view(messages, 10_000), BuilderPolicy(), study)
+    seen = index_conversation(view(messages, 10_000), BuilderPolicy(), extract_features)
     assert list_user_places(seen) == [0, 7]
 
 
@@ -169,7 +169,7 @@ BUILDER = ContextBuilder(BuilderPolicy(), count)
 
 
 def find(*messages: RawMessage) -> tuple[Rule, ...]:
-    return find_rules(survey(view(messages, 10_000), BuilderPolicy(), study))
+    return list_rules(index_conversation(view(messages, 10_000), BuilderPolicy(), extract_features))
 
 
 @pytest.mark.parametrize(
@@ -229,14 +229,14 @@ def test_tools_and_the_assistant_state_no_rules() -> None:
 
 def test_the_block_says_whose_words_they_are_and_keeps_the_newest() -> None:
     rules = [Rule(i, f"Never do the thing with the number {i}.") for i in range(9)]
-    block = write_rules(rules, 10_000, count)
+    block = format_rules(rules, 10_000, count)
     assert block.split("\n")[0].startswith("Rules that the user stated, in the user's own words")
     assert block.split("\n")[1:] == [f"m{i + 1}: Never do the thing with the number {i}." for i in range(9)]
-    short = write_rules(rules, 64, count)
+    short = format_rules(rules, 64, count)
     assert [line.partition(":")[0] for line in short.split("\n")[1:]] == ["m7", "m8", "m9"]
     assert count(short) <= 64
-    assert write_rules(rules, 20, count) == "" and write_rules([], 100, count) == ""
-    assert (find_room(10_000), find_room(10**6), name_message(0)) == (600, 2000, "m1")
+    assert format_rules(rules, 20, count) == "" and format_rules([], 100, count) == ""
+    assert (compute_rules_budget(10_000), compute_rules_budget(10**6), format_message_number(0)) == (600, 2000, "m1")
 
 
 RULES = [f"Never touch file_{i}.py, whatever the tests say." for i in range(6)]
@@ -291,8 +291,8 @@ def unshown(gone: list[int], shortened: dict[int, str], *known: str) -> list[int
     messages = [user(f"Fix part {i}. Never touch file {i}. Always say {i}.") for i in range(3)]
     pairs = [each for message in messages for each in (message, said("ok"))]
     newest = [user("Go on. Always say 0."), said("ok"), user("And on.")]
-    seen = survey(view([*pairs, *newest], 10_000), BuilderPolicy(), study)
-    return [rule.place for rule in find_unshown(seen, gone, shortened, known)]
+    seen = index_conversation(view([*pairs, *newest], 10_000), BuilderPolicy(), extract_features)
+    return [rule.place for rule in list_unsent_rules(seen, gone, shortened, known)]
 
 
 def test_rules_that_nothing_shows_are_those_of_what_has_gone_or_was_cut_off() -> None:

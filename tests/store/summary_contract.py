@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from proxy.context.compaction.spans import find_live
+from proxy.context.compaction.spans import list_live_summaries
 from proxy.engine.ports import MOST_SUMMARIES, Archive
 from proxy.model.epoch import StoredContext, StoredOriginal
 from proxy.model.errors import NotFound
@@ -93,8 +93,8 @@ class SummaryContract:
             assert await is_stored(archive, summary)
         loaded = (await archive.load_context(session)).summaries
         assert loaded == (ONE, aside, BOTH)
-        assert find_live([each for each in loaded if each.stop <= 4]) == [ONE, aside]
-        assert find_live([each for each in loaded if each is not aside]) == [BOTH]
+        assert list_live_summaries([each for each in loaded if each.stop <= 4]) == [ONE, aside]
+        assert list_live_summaries([each for each in loaded if each is not aside]) == [BOTH]
 
     async def test_what_stands_goes_before_what_was_merged_where_there_are_too_many(self, archive: Archive) -> None:
         session = await open_session(archive)
@@ -173,7 +173,7 @@ class SummaryContract:
             original = make_original(summary.id, *raw[summary.start : summary.stop], place=summary.start)
             assert found == StoredOriginal(key.id, original, tuple(raw[summary.start : summary.stop]))
         loaded = (await archive.load_context(key.id)).summaries
-        assert find_live(loaded) == line
+        assert list_live_summaries(loaded) == line
         assert archive.health.dropped == 0
 
     async def test_a_long_line_of_summaries_is_followed_to_its_end(self, archive: Archive) -> None:

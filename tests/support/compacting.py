@@ -10,7 +10,7 @@ import msgspec
 from proxy.context.budget import BudgetPolicy
 from proxy.context.conversation import BuilderPolicy
 from proxy.context.epoch_decision import Holdout
-from proxy.context.message_features import study
+from proxy.context.message_features import extract_features
 from proxy.engine.compaction.job import SentRequest
 from proxy.engine.compaction.policy import CompactionPolicy, PromptHook
 from proxy.engine.compaction.spending import SpendBudget
@@ -146,7 +146,8 @@ class Workshop(Engine):
         )  # fmt: skip
         self.trigger = build_trigger(
             policy, self.summarizer, archive=log, gate=self.gate, leases=self.leases, memory=self.memory,
-            tasks=self.tasks, bus=self.bus, builder=builder, builder_policy=BuilderPolicy(), study=study, owner="me",
+            tasks=self.tasks, bus=self.bus, builder=builder, builder_policy=BuilderPolicy(), study=extract_features,
+            owner="me",
             call_later=lambda seconds, work: self.later.append(work),
         )  # fmt: skip
         self.worker = self.trigger.worker

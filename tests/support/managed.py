@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import View
+from proxy.context.conversation import PlanRequest
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.fallback import Footing
 from proxy.engine.context.request_state import RequestState
@@ -229,13 +229,13 @@ class OwnBuilder(ContextBuilder):
         self._acts = list(acts)
         self.asked: list[str] = []
 
-    def build(self, view: View) -> ContextPlan:
+    def build(self, view: PlanRequest) -> ContextPlan:
         return self._act("plan", view)
 
-    def minimal(self, view: View) -> ContextPlan:
+    def minimal(self, view: PlanRequest) -> ContextPlan:
         return self._act("minimal", view)
 
-    def _act(self, rung: str, view: View) -> ContextPlan:
+    def _act(self, rung: str, view: PlanRequest) -> ContextPlan:
         self.asked.append(rung)
         real = self._real.build if rung == "plan" else self._real.minimal
         act = self._acts.pop(0) if self._acts else None
@@ -260,7 +260,7 @@ class Hanging:
         self._loop = loop
         self.released = threading.Event()
 
-    def __call__(self, view: View, build: Callable[[View], ContextPlan]) -> ContextPlan:
+    def __call__(self, view: PlanRequest, build: Callable[[PlanRequest], ContextPlan]) -> ContextPlan:
         self._loop.call_soon_threadsafe(self._loop.advance, PLANNING_SECONDS)
         assert self.released.wait(LIMIT)
         return build(view)

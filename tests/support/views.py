@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from proxy.context.budget import BudgetPolicy, make_budget
-from proxy.context.conversation import Seen, View
+from proxy.context.conversation import CountedMessage, PlanRequest
 from proxy.model.messages import Message, MessageStructure, ToolCall
 from proxy.model.plan import ContextPlan, Kept, Replaced, Written
 from proxy.wire import FORMATS
@@ -33,10 +33,10 @@ def tell(message: RawMessage) -> Message:
     return Message(message["role"], message["content"] or "", calls, answers)
 
 
-def see(message: RawMessage) -> Seen:
+def see(message: RawMessage) -> CountedMessage:
     told = tell(message)
     tokens = FRAME + count(told.text) + sum(count(call.name + call.arguments) for call in told.calls)
-    return Seen(told, FORMATS["chat_completions"].parse_structure(json.dumps(message).encode()), tokens)
+    return CountedMessage(told, FORMATS["chat_completions"].parse_structure(json.dumps(message).encode()), tokens)
 
 
 def user(text: str) -> RawMessage:
@@ -65,9 +65,9 @@ def name_reference(start: int, stop: int, offset: int) -> str:
     return hashlib.sha256(f"{start} {stop} {offset}".encode()).hexdigest()[:10]
 
 
-def view(messages: Sequence[RawMessage], ceiling: int, head: int = 0, pinned: Sequence[int] = ()) -> View:
+def view(messages: Sequence[RawMessage], ceiling: int, head: int = 0, pinned: Sequence[int] = ()) -> PlanRequest:
     budget = make_budget(WINDOW, None, None, BudgetPolicy(ceiling_tokens=ceiling))
-    return View([see(message) for message in messages], head, budget, name_reference, frozenset(pinned))
+    return PlanRequest([see(message) for message in messages], head, budget, name_reference, frozenset(pinned))
 
 
 def render(messages: Sequence[RawMessage], plan: ContextPlan) -> list[RawMessage]:
@@ -91,7 +91,7 @@ def _change(message: RawMessage, edit: Replaced) -> RawMessage:
     return {**changed, "content": edit.text} if edit.text else changed
 
 
-def splice(plan: ContextPlan, seen: View) -> list[Splice]:
+def splice(plan: ContextPlan, seen: PlanRequest) -> list[Splice]:
     """The plan as the guard takes it: what is kept stands between the splices."""
     splices: list[Splice] = []
     ours: tuple[MessageStructure, ...] = ()
@@ -106,7 +106,7 @@ def splice(plan: ContextPlan, seen: View) -> list[Splice]:
     return [*splices, Splice(at, plan.through, ours)] if ours or at < plan.through else splices
 
 
-def _replace(edit: Replaced, seen: View) -> MessageStructure:
+def _replace(edit: Replaced, seen: PlanRequest) -> MessageStructure:
     return msgspec.structs.replace(seen.messages[edit.place].shape, says_json=False, flaws=())
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from proxy.context.compaction.citations import Citation, UserWords, cite, keep_cited, label
+from proxy.context.compaction.citations import Citation, UserWords, cite_constraints, label_claims, list_citations
 from proxy.context.compaction.spans import MessageRange
 from proxy.context.compaction.summary_text import (
     CONSTRAINTS,
@@ -21,21 +21,21 @@ from proxy.context.compaction.summary_text import (
     OTHER,
     REMAINING,
     SHORT_NAMES,
-    Frame,
     Sections,
-    defuse,
+    SummaryFrame,
     find_references,
-    find_touched,
-    frame_text,
-    read_sections,
-    unframe,
-    write_foot,
-    write_head,
-    write_sections,
+    list_touched_files,
+    neutralize,
+    parse_sections,
+    render_footer,
+    render_header,
+    render_sections,
+    render_summary,
+    strip_frame,
 )
-from proxy.context.conversation import Survey
-from proxy.context.references import clean
-from proxy.context.user_rules import find_rules
+from proxy.context.conversation import ConversationIndex
+from proxy.context.references import sanitize_text
+from proxy.context.user_rules import list_rules
 from proxy.model.summary import Level
 
 _MOST_CHARACTERS = 40
@@ -56,7 +56,7 @@ _THOUGHT = re.compile(r"\A\s*<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL)
 _OTHER_SCRIPT = re.compile("[\u0370-\u1dff\u2c00-\uabff\uac00-\ud7ff\uf900-\ufaff]")
 
 
-class Task(msgspec.Struct, frozen=True, gc=False):
+class SummaryTask(msgspec.Struct, frozen=True, gc=False):
     """What a report was asked for.
 
     It is of a span, whose messages, or the reports of which are `parents`, have `covered` tokens. The answer may have
@@ -64,7 +64,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     places of messages in the user's role that are known to be somebody else's (BEHAVIOUR B32).
     """
 
-    survey: Survey
+    survey: ConversationIndex
     span: MessageRange
     level: Level
     most: int
@@ -74,7 +74,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     foreign: frozenset[int] = frozenset()
 
 
-class Accepted(msgspec.Struct, frozen=True, gc=False):
+class AcceptedSummary(msgspec.Struct, frozen=True, gc=False):
     """A report in its final form, and its tokens.
 
     `files` are the ids of all references that it stands for. `missed` says what had to be added for the model, empty
@@ -87,53 +87,55 @@ class Accepted(msgspec.Struct, frozen=True, gc=False):
     missed: str = ""
 
 
-class Rejected(msgspec.Struct, frozen=True, gc=False):
+class RejectedSummary(msgspec.Struct, frozen=True, gc=False):
     """Why an answer is none."""
 
     reason: str
 
 
-def accept(answer: str, task: Task, frame: Frame, count: Callable[[str], int]) -> Accepted | Rejected:
+def check_summary(
+    answer: str, task: SummaryTask, frame: SummaryFrame, count: Callable[[str], int]
+) -> AcceptedSummary | RejectedSummary:
     """The report in an answer, or why there is none."""
-    text = _unwrap(answer[: _MOST_CHARACTERS * task.most + 1])
-    files = _list_files(task)
-    sections = read_sections(defuse(text, files))
+    text = _strip_wrapping(answer[: _MOST_CHARACTERS * task.most + 1])
+    files = _list_reference_ids(task)
+    sections = parse_sections(neutralize(text, files))
     if fault := _find_fault(text, sections, task, count):
-        return Rejected(fault)
-    parents = [read_sections(unframe(parent)) for parent in task.parents]
-    final, missed = _finish(sections, parents, task, count)
-    paths = [each.path for each in find_touched(task.survey, task.span)]
-    foot = write_foot(reversed(files), paths, min(_FOOT_TOKENS, int(_FOOT_SHARE * task.most)), count)
-    whole = frame_text(write_head(frame, task.span), write_sections(final, task.level), foot)
+        return RejectedSummary(fault)
+    parents = [parse_sections(strip_frame(parent)) for parent in task.parents]
+    final, missed = _complete_sections(sections, parents, task, count)
+    paths = [each.path for each in list_touched_files(task.survey, task.span)]
+    foot = render_footer(reversed(files), paths, min(_FOOT_TOKENS, int(_FOOT_SHARE * task.most)), count)
+    whole = render_summary(render_header(frame, task.span), render_sections(final, task.level), foot)
     tokens = count(whole)
     if tokens >= task.covered:
-        return Rejected("no smaller than what it stands for")
-    return Accepted(whole, tokens, files, missed)
+        return RejectedSummary("no smaller than what it stands for")
+    return AcceptedSummary(whole, tokens, files, missed)
 
 
-def _unwrap(text: str) -> str:
+def _strip_wrapping(text: str) -> str:
     """The text without a fence around it, or thoughts before it."""
     said = _THOUGHT.sub("", text, count=1)
     wrapped = _WRAPPED.match(said)
     return (wrapped[1] if wrapped else said).strip()
 
 
-def _list_files(task: Task) -> tuple[str, ...]:
+def _list_reference_ids(task: SummaryTask) -> tuple[str, ...]:
     """The ids of all references of a span, and of those its parents name."""
     named = [id for parent in task.parents for id in find_references(parent)]
     return tuple(dict.fromkeys((*named, *task.references)))
 
 
-def _find_fault(text: str, sections: Sections, task: Task, count: Callable[[str], int]) -> str:
+def _find_fault(text: str, sections: Sections, task: SummaryTask, count: Callable[[str], int]) -> str:
     if not text:
         return "empty"
     if len(text) >= _MOST_CHARACTERS * task.most:
         return "above its budget"
     if not sections:
         return "a refusal" if len(text) < _SHORT and _REFUSING.search(text) else "no section that was asked for"
-    if len(text) < _SHORT and _is_formless(sections, task):
+    if len(text) < _SHORT and _lacks_headings(sections, task):
         return "not in the form that was asked for"
-    if _is_babble(text):
+    if _is_repetitive(text):
         return "says the same again and again"
     if _is_in_another_script(text, task):
         return "in another script than the conversation"
@@ -143,19 +145,19 @@ def _find_fault(text: str, sections: Sections, task: Task, count: Callable[[str]
     return "no smaller than what it stands for" if tokens >= task.covered else ""
 
 
-def _is_formless(sections: Sections, task: Task) -> bool:
+def _lacks_headings(sections: Sections, task: SummaryTask) -> bool:
     """Whether a text has hardly any of the headings that were asked for: not so bad where it says much all the same."""
     known = sections.keys() & SHORT_NAMES.keys() if task.level == 2 else sections.keys()
     return len(known) < _LEAST_SECTIONS[task.level]
 
 
-def _is_babble(text: str) -> bool:
+def _is_repetitive(text: str) -> bool:
     """Whether most of its lines are the same few."""
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     return len(lines) >= _REPEATED_LINES and sum(n for _, n in Counter(lines).most_common(3)) > len(lines) / 2
 
 
-def _is_in_another_script(text: str, task: Task) -> bool:
+def _is_in_another_script(text: str, task: SummaryTask) -> bool:
     if 2 * len(_OTHER_SCRIPT.findall(text)) <= sum(map(str.isalpha, text)):
         return False
     said, left = 0, _SCRIPT_LOOKED_AT
@@ -166,21 +168,21 @@ def _is_in_another_script(text: str, task: Task) -> bool:
     return said == 0
 
 
-def _finish(
-    sections: Sections, parents: Sequence[Sections], task: Task, count: Callable[[str], int]
+def _complete_sections(
+    sections: Sections, parents: Sequence[Sections], task: SummaryTask, count: Callable[[str], int]
 ) -> tuple[dict[str, list[str]], str]:
     """The sections as they will be read, and what was missing in them."""
     users = UserWords(task.survey, task.span.stop, task.foreign)
-    cited, claims = cite(sections.get(CONSTRAINTS, ()), users)
-    final = {name: label(lines, users) for name, lines in sections.items() if name != CONSTRAINTS}
+    cited, claims = cite_constraints(sections.get(CONSTRAINTS, ()), users)
+    final = {name: label_claims(lines, users) for name, lines in sections.items() if name != CONSTRAINTS}
     missed = _keep_open_tasks(final, parents)
-    inherited = [line for parent in parents for line in keep_cited(parent.get(CONSTRAINTS, ()))]
+    inherited = [line for parent in parents for line in list_citations(parent.get(CONSTRAINTS, ()))]
     final[CONSTRAINTS] = list(dict.fromkeys((*_keep_rules(cited, inherited, task, count), *cited)))
     final[OTHER] = [*final.get(OTHER, ()), *claims]
     final[FILES] = [*final.get(FILES, ()), *_add_files(final.get(FILES, ()), task, count)]
     if GOAL not in final:
         missed.append("its goal")
-    if _is_formless(sections, task):
+    if _lacks_headings(sections, task):
         missed.append("most of its headings")
     return final, ", ".join(missed)
 
@@ -195,11 +197,13 @@ def _keep_open_tasks(final: dict[str, list[str]], parents: Sequence[Sections]) -
     return ["open tasks"]
 
 
-def _keep_rules(cited: Sequence[str], inherited: Sequence[str], task: Task, count: Callable[[str], int]) -> list[str]:
+def _keep_rules(
+    cited: Sequence[str], inherited: Sequence[str], task: SummaryTask, count: Callable[[str], int]
+) -> list[str]:
     """What the user laid down in a span, or what its parents quote of that, that is not cited: the newest that fit."""
     rules = [
         Citation(rule.place, rule.text).line
-        for rule in find_rules(task.survey, range(task.span.start, task.span.stop))
+        for rule in list_rules(task.survey, range(task.span.start, task.span.stop))
         if rule.place not in task.foreign
     ]
     said = "\n".join(cited)
@@ -215,15 +219,15 @@ def _keep_rules(cited: Sequence[str], inherited: Sequence[str], task: Task, coun
     return kept[::-1]
 
 
-def _add_files(lines: Sequence[str], task: Task, count: Callable[[str], int]) -> list[str]:
+def _add_files(lines: Sequence[str], task: SummaryTask, count: Callable[[str], int]) -> list[str]:
     """Files of a span that a report leaves out, the newest that fit."""
     said = "\n".join(lines)
     room = min(_FILES_TOKENS, _FILES_SHARE * task.most)
     added: list[str] = []
-    for each in find_touched(task.survey, task.span):
+    for each in list_touched_files(task.survey, task.span):
         if each.path in said:
             continue
-        line = f"- {clean(each.path, 200)} ({'edited' if each.is_edited else 'read'})"
+        line = f"- {sanitize_text(each.path, 200)} ({'edited' if each.is_edited else 'read'})"
         room -= count(line) + 1
         if room < 0:
             break

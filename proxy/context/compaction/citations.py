@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
-from proxy.context.compaction.summary_text import CLAIM
-from proxy.context.conversation import Survey
-from proxy.context.references import clean
-from proxy.context.user_rules import Sentence, find_sentences, list_user_places, name_message
+from proxy.context.compaction.summary_text import CLAIM_LABEL
+from proxy.context.conversation import ConversationIndex
+from proxy.context.references import sanitize_text
+from proxy.context.user_rules import Sentence, format_message_number, list_sentences, list_user_places
 
-LONGEST = 300
+MAX_CITATION = 300
 _SHARE_IN_TENTHS = 7
 _OVERLAP = 0.6
 _LEAST_WORDS, _MOST_WORDS = 3, 80
@@ -55,10 +55,10 @@ class Citation(msgspec.Struct, frozen=True, gc=False):
     @property
     def line(self) -> str:
         """As a report tells them."""
-        return f'- {name_message(self.place)}: "{clean(self.said, LONGEST)}"'
+        return f'- {format_message_number(self.place)}: "{sanitize_text(self.said, MAX_CITATION)}"'
 
 
-class _Speech(msgspec.Struct, frozen=True, gc=False):
+class _UserMessage(msgspec.Struct, frozen=True, gc=False):
     """What a message says: its sentences, its words between blanks, and where in these each sentence begins."""
 
     place: int
@@ -70,14 +70,14 @@ class _Speech(msgspec.Struct, frozen=True, gc=False):
 class UserWords:
     """The words of the user before a place, as they can be looked for."""
 
-    def __init__(self, survey: Survey, stop: int, foreign: Collection[int] = ()) -> None:
+    def __init__(self, survey: ConversationIndex, stop: int, foreign: Collection[int] = ()) -> None:
         """`foreign` are places of messages in the user's role that are known to be somebody else's."""
-        self._speeches: list[_Speech] = []
+        self._speeches: list[_UserMessage] = []
         left = _LOOKED_AT
         for place in reversed(list_user_places(survey)):
             text = survey.messages[place].told.text
             if place < stop and place not in foreign and left > 0:
-                self._speeches.append(_listen(place, text[:left]))
+                self._speeches.append(_index_message(place, text[:left]))
                 left -= len(text)
         self._known = {word for speech in self._speeches for word in speech.words.split()}
 
@@ -90,7 +90,7 @@ class UserWords:
         runs = [words, *(words[i : i + least] for i in range(len(words) - least + 1))]
         for speech in sorted(self._speeches, key=lambda each: each.place != near):
             for run in runs:
-                if quote := _find_run(speech, run, is_whole=len(run) < _LEAST_WORDS):
+                if quote := _find_sentences(speech, run, is_whole=len(run) < _LEAST_WORDS):
                     return quote
         return None
 
@@ -101,8 +101,8 @@ class UserWords:
         return sum(word in self._known for word in words) >= _OVERLAP * len(words)
 
 
-def _listen(place: int, text: str) -> _Speech:
-    sentences = list(find_sentences(text))
+def _index_message(place: int, text: str) -> _UserMessage:
+    sentences = list(list_sentences(text))
     starts: list[int] = []
     parts: list[str] = []
     at = 0
@@ -111,14 +111,14 @@ def _listen(place: int, text: str) -> _Speech:
         part = "".join(f" {word}" for word in _list_words(sentence.text))
         parts.append(part)
         at += len(part)
-    return _Speech(place, sentences, f"{''.join(parts)} ", starts)
+    return _UserMessage(place, sentences, f"{''.join(parts)} ", starts)
 
 
 def _list_words(text: str) -> list[str]:
     return _WORD.findall(text.casefold())
 
 
-def _find_run(speech: _Speech, run: Sequence[str], *, is_whole: bool) -> Citation | None:
+def _find_sentences(speech: _UserMessage, run: Sequence[str], *, is_whole: bool) -> Citation | None:
     wanted = f" {' '.join(run)} "
     at = speech.words.find(wanted)
     if at < 0:
@@ -130,7 +130,7 @@ def _find_run(speech: _Speech, run: Sequence[str], *, is_whole: bool) -> Citatio
     return Citation(speech.place, " ".join(sentence.said for sentence in speech.sentences[first : last + 1]))
 
 
-def cite(lines: Iterable[str], users: UserWords) -> tuple[list[str], list[str]]:
+def cite_constraints(lines: Iterable[str], users: UserWords) -> tuple[list[str], list[str]]:
     """Lines of constraints as the user's own words, and those that are none of the user's, said to be claimed."""
     cited: dict[str, None] = {}
     claims: dict[str, None] = {}
@@ -139,7 +139,7 @@ def cite(lines: Iterable[str], users: UserWords) -> tuple[list[str], list[str]]:
         quotes = [users.find(passage, near) for passage, near in passages] if i < _MOST_LINES else []
         cited.update((quote.line, None) for quote in quotes if quote)
         if not all(quotes) or (len(quotes) < len(passages)):
-            claims[claim(line)] = None
+            claims[label_claim(line)] = None
     return list(cited), list(claims)
 
 
@@ -153,14 +153,14 @@ def _list_passages(line: str) -> Iterator[tuple[str, int | None]]:
     return ((passage, near) for passage in said if _WORD.search(passage))
 
 
-def claim(line: str) -> str:
+def label_claim(line: str) -> str:
     """A line that says that it is claimed; one that does so already stays."""
-    return line if CLAIM in line else f"- {CLAIM} {_BULLET.sub('', line)}"
+    return line if CLAIM_LABEL in line else f"- {CLAIM_LABEL} {_BULLET.sub('', line)}"
 
 
-def label(lines: Iterable[str], users: UserWords) -> list[str]:
+def label_claims(lines: Iterable[str], users: UserWords) -> list[str]:
     """Lines of other sections; those that put words into the user's mouth, or give orders, are said to be claimed."""
-    return [claim(line) if _is_doubtful(line, users) else line for line in lines]
+    return [label_claim(line) if _is_doubtful(line, users) else line for line in lines]
 
 
 def _is_doubtful(line: str, users: UserWords) -> bool:
@@ -176,6 +176,6 @@ def _is_doubtful(line: str, users: UserWords) -> bool:
     return bool(_WISHING.search(bare)) and not users.resemble(bare)
 
 
-def keep_cited(lines: Iterable[str]) -> list[str]:
+def list_citations(lines: Iterable[str]) -> list[str]:
     """Those lines of an accepted report that hold the user's words."""
     return [line for line in lines if _OWN_LINE.fullmatch(line)]

@@ -8,35 +8,35 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 
-from proxy.context.compaction.citations import Citation, keep_cited
+from proxy.context.compaction.citations import Citation, list_citations
 from proxy.context.compaction.spans import MessageRange
 from proxy.context.compaction.summary_text import (
     COMPLETED,
     CONSTRAINTS,
     DISCOVERIES,
-    END,
     FILES,
     GOAL,
     IN_PROGRESS,
     OTHER,
     REMAINING,
-    Frame,
+    SUMMARY_END,
     Sections,
-    cut_to,
+    SummaryFrame,
+    cut_to_tokens,
     find_references,
-    find_touched,
-    frame_text,
-    read_sections,
-    unframe,
-    write_foot,
-    write_head,
-    write_sections,
+    list_touched_files,
+    parse_sections,
+    render_footer,
+    render_header,
+    render_sections,
+    render_summary,
+    strip_frame,
 )
-from proxy.context.conversation import Survey
-from proxy.context.references import clean
-from proxy.context.user_rules import find_rules, find_sentences, list_user_places
+from proxy.context.conversation import ConversationIndex
+from proxy.context.references import sanitize_text
+from proxy.context.user_rules import list_rules, list_sentences, list_user_places
 
-MOST = 512
+MAX_DIGEST_TOKENS = 512
 """Tokens of such a report."""
 
 _FOOT_SHARE = 0.3
@@ -47,13 +47,13 @@ _HEADING_TOKENS = 8
 _Line = tuple[str, str]
 
 
-def digest_span(
-    survey: Survey,
+def digest_messages(
+    survey: ConversationIndex,
     span: MessageRange,
-    frame: Frame,
+    frame: SummaryFrame,
     references: Sequence[str],
     count: Callable[[str], int],
-    most: int = MOST,
+    most: int = MAX_DIGEST_TOKENS,
 ) -> str:
     """The report of a span, in at most so many tokens; `references` are those of the span, the newest last."""
     candidates = chain(
@@ -61,65 +61,69 @@ def digest_span(
         ((CONSTRAINTS, line) for line in _list_rules(survey, span)),
         _count_calls(survey, span),
         ((FILES, line) for line in _list_files(survey, span)),
-        ((COMPLETED, line) for line in _list_ends(survey, span)),
+        ((COMPLETED, line) for line in _list_failures(survey, span)),
     )
-    return _write(write_head(frame, span), candidates, tuple(reversed(references)), count, most)
+    return _render_fitting(render_header(frame, span), candidates, tuple(reversed(references)), count, most)
 
 
-def digest_reports(
-    texts: Sequence[str], span: MessageRange, frame: Frame, count: Callable[[str], int], most: int = MOST
+def digest_summaries(
+    texts: Sequence[str],
+    span: MessageRange,
+    frame: SummaryFrame,
+    count: Callable[[str], int],
+    most: int = MAX_DIGEST_TOKENS,
 ) -> str:
     """The report in place of several, in at most so many tokens."""
-    reports = [read_sections(unframe(text)) for text in texts]
+    reports = [parse_sections(strip_frame(text)) for text in texts]
     references = dict.fromkeys(id for text in reversed(texts) for id in find_references(text))
-    return _write(write_head(frame, span), _merge(reports), tuple(references), count, most)
+    return _render_fitting(render_header(frame, span), _list_merged_lines(reports), tuple(references), count, most)
 
 
-def _quote_user(survey: Survey, span: MessageRange) -> Iterator[_Line]:
+def _quote_user(survey: ConversationIndex, span: MessageRange) -> Iterator[_Line]:
     """The first and the newest words of the user, without what they pasted."""
     places = [place for place in list_user_places(survey) if span.start <= place < span.stop]
     for place in dict.fromkeys((*places[:1], *places[-1:])):
-        sentences = islice(find_sentences(survey.messages[place].told.text), _MOST_SENTENCES)
+        sentences = islice(list_sentences(survey.messages[place].told.text), _MOST_SENTENCES)
         if said := " ".join(sentence.said for sentence in sentences):
             yield GOAL, Citation(place, said).line
 
 
-def _list_rules(survey: Survey, span: MessageRange) -> list[str]:
+def _list_rules(survey: ConversationIndex, span: MessageRange) -> list[str]:
     """The rules that the user stated, the newest first."""
-    rules = find_rules(survey, range(span.start, span.stop))
+    rules = list_rules(survey, range(span.start, span.stop))
     return [Citation(rule.place, rule.text).line for rule in reversed(rules)]
 
 
-def _count_calls(survey: Survey, span: MessageRange) -> Iterator[_Line]:
+def _count_calls(survey: ConversationIndex, span: MessageRange) -> Iterator[_Line]:
     messages = survey.messages[span.start : span.stop]
     calls = Counter(call.name for seen in messages for call in seen.told.calls)
     if calls:
-        counted = ", ".join(f"{clean(name, 60)} {times}" for name, times in calls.most_common(_MOST_TOOLS))
+        counted = ", ".join(f"{sanitize_text(name, 60)} {times}" for name, times in calls.most_common(_MOST_TOOLS))
         yield COMPLETED, f"- {sum(calls.values())} calls: {counted}"
 
 
-def _list_files(survey: Survey, span: MessageRange) -> list[str]:
-    touched = sorted(find_touched(survey, span), key=lambda each: not each.is_edited)
+def _list_files(survey: ConversationIndex, span: MessageRange) -> list[str]:
+    touched = sorted(list_touched_files(survey, span), key=lambda each: not each.is_edited)
     return [
-        f"- {clean(each.path, _LONGEST_LINE)} ({'edited' if each.is_edited else 'read'})"
+        f"- {sanitize_text(each.path, _LONGEST_LINE)} ({'edited' if each.is_edited else 'read'})"
         for each in touched[:_MOST_FILES]
     ]
 
 
-def _list_ends(survey: Survey, span: MessageRange) -> list[str]:
+def _list_failures(survey: ConversationIndex, span: MessageRange) -> list[str]:
     """How the newest outputs ended that did not end well."""
     ends = [survey.found[place].outcome for place in range(span.stop - 1, span.start - 1, -1)]
     unlike = list(dict.fromkeys(filter(None, ends)))[:_MOST_ENDS]
-    return [f"- an output ended with: {clean(end, _LONGEST_LINE)}" for end in unlike]
+    return [f"- an output ended with: {sanitize_text(end, _LONGEST_LINE)}" for end in unlike]
 
 
-def _merge(reports: Sequence[Sections]) -> Iterator[_Line]:
+def _list_merged_lines(reports: Sequence[Sections]) -> Iterator[_Line]:
     """Lines of several reports, those that matter most first, of equal ones the newest."""
     newest_first = reports[::-1]
     for report in [*reports[:1], *newest_first]:
         yield from ((GOAL, line) for line in report.get(GOAL, ())[:2])
     for report in newest_first:
-        yield from ((CONSTRAINTS, line) for line in reversed(keep_cited(report.get(CONSTRAINTS, ()))))
+        yield from ((CONSTRAINTS, line) for line in reversed(list_citations(report.get(CONSTRAINTS, ()))))
     for name in (IN_PROGRESS, REMAINING):
         for report in newest_first[:1]:
             yield from ((name, line) for line in report.get(name, ()))
@@ -128,14 +132,14 @@ def _merge(reports: Sequence[Sections]) -> Iterator[_Line]:
             yield from ((name, line) for line in report.get(name, ()))
 
 
-def _write(
+def _render_fitting(
     head: str, candidates: Iterable[_Line], references: Sequence[str], count: Callable[[str], int], most: int
 ) -> str:
     """As much of it as there is room for."""
-    if count(frame_text(head, "", "")) > most:
-        return cut_to(head, most, count)
-    left = most - count(head) - count(END) - 2
-    foot = write_foot(references, (), int(_FOOT_SHARE * left), count)
+    if count(render_summary(head, "", "")) > most:
+        return cut_to_tokens(head, most, count)
+    left = most - count(head) - count(SUMMARY_END) - 2
+    foot = render_footer(references, (), int(_FOOT_SHARE * left), count)
     left -= count(foot) + 1
     chosen: dict[str, list[str]] = {}
     for name, line in dict.fromkeys(candidates):
@@ -144,5 +148,5 @@ def _write(
             continue
         left -= cost
         chosen.setdefault(name, []).append(line)
-    whole = frame_text(head, write_sections(chosen, 1), foot)
-    return whole if count(whole) <= most else cut_to(frame_text(head, "", ""), most, count)
+    whole = render_summary(head, render_sections(chosen, 1), foot)
+    return whole if count(whole) <= most else cut_to_tokens(render_summary(head, "", ""), most, count)

@@ -19,17 +19,17 @@ from proxy.context.compaction.summary_text import (
     REMAINING,
     SHORT_NAMES,
     cut_middle,
-    cut_to,
-    defuse,
+    cut_to_tokens,
+    neutralize,
 )
-from proxy.context.conversation import Survey
-from proxy.context.references import clean
-from proxy.context.user_rules import list_user_places, name_message
+from proxy.context.conversation import ConversationIndex
+from proxy.context.references import sanitize_text
+from proxy.context.user_rules import format_message_number, list_user_places
 from proxy.model.summary import Kind, Level
 
-SHORT = 500
+MAX_MESSAGE_CHARACTERS = 500
 """Characters of a message for a report of level 2."""
-NODE = 800
+MAX_SUMMARY_CHARACTERS = 800
 """Characters of a report that is condensed on level 2."""
 
 _CLAIMED = "claimed by a tool, not by the user"
@@ -37,7 +37,7 @@ _WHOLE = 1_000_000
 _LONGEST_NAME = 60
 
 
-class _Most(msgspec.Struct, frozen=True, gc=False):
+class _CutLimits(msgspec.Struct, frozen=True, gc=False):
     """The most characters of an output, of arguments of calls, of words of the assistant, and of the user's."""
 
     output: int
@@ -47,59 +47,62 @@ class _Most(msgspec.Struct, frozen=True, gc=False):
 
 
 _CUTS = (
-    *(_Most(most, max(most, 300), _WHOLE, _WHOLE) for most in (_WHOLE, 16_000, 8000, 4000, 2000, 1000, 500, 250, 100)),
-    *(_Most(60, most, 2 * most, _WHOLE) for most in (2000, 500, 250, 100, 50)),
-    *(_Most(0, 0, 40, most) for most in (_WHOLE, 8000, 4000, 2000, 1000, 500, 250, 100)),
+    *(
+        _CutLimits(most, max(most, 300), _WHOLE, _WHOLE)
+        for most in (_WHOLE, 16_000, 8000, 4000, 2000, 1000, 500, 250, 100)
+    ),
+    *(_CutLimits(60, most, 2 * most, _WHOLE) for most in (2000, 500, 250, 100, 50)),
+    *(_CutLimits(0, 0, 40, most) for most in (_WHOLE, 8000, 4000, 2000, 1000, 500, 250, 100)),
 )
 
 
-def write_transcript(
-    survey: Survey, span: MessageRange, room: int, count: Callable[[str], int], most: int | None = None
+def render_transcript(
+    survey: ConversationIndex, span: MessageRange, room: int, count: Callable[[str], int], most: int | None = None
 ) -> str:
     """The messages of a span in so many tokens, each of them in `most` characters where that is given."""
     users = frozenset(list_user_places(survey))
     limit = _WHOLE if most is None else most
 
-    def write(cut: _Most) -> str:
+    def write(cut: _CutLimits) -> str:
         places = range(span.start, span.stop)
-        return "\n".join(_write_message(survey, place, place in users, cut, limit) for place in places)
+        return "\n".join(_render_message(survey, place, place in users, cut, limit) for place in places)
 
     fitting = bisect_left(range(len(_CUTS)), True, key=lambda i: count(write(_CUTS[i])) <= room)
-    return write(_CUTS[fitting]) if fitting < len(_CUTS) else cut_to(write(_CUTS[-1]), room, count)
+    return write(_CUTS[fitting]) if fitting < len(_CUTS) else cut_to_tokens(write(_CUTS[-1]), room, count)
 
 
-def _write_message(survey: Survey, place: int, is_user: bool, cut: _Most, limit: int) -> str:
+def _render_message(survey: ConversationIndex, place: int, is_user: bool, cut: _CutLimits, limit: int) -> str:
     told = survey.messages[place].told
-    name = name_message(place)
+    name = format_message_number(place)
     if is_user:
-        return f"[{name} user]\n{_fit(told.text, min(cut.user, limit))}"
+        return f"[{name} user]\n{_cut_and_neutralize(told.text, min(cut.user, limit))}"
     if survey.messages[place].shape.role == "assistant":
         asked = (
-            f"calls {defuse(call.name[:_LONGEST_NAME])}: {_fit(words, min(cut.arguments, limit))}"
+            f"calls {neutralize(call.name[:_LONGEST_NAME])}: {_cut_and_neutralize(words, min(cut.arguments, limit))}"
             for call, words in zip(told.calls, survey.found[place].asked, strict=True)
         )
-        text = _fit(told.text, min(cut.said, limit))
+        text = _cut_and_neutralize(told.text, min(cut.said, limit))
         return "\n".join((f"[{name} assistant]", *([text] if text else ()), *asked))
-    text = _fit(told.text, min(cut.output, limit))
-    head = f"[{name} {_name_tool(survey, place)}] {_CLAIMED}"
+    text = _cut_and_neutralize(told.text, min(cut.output, limit))
+    head = f"[{name} {_name_speaker(survey, place)}] {_CLAIMED}"
     return f"{head}\n{FENCE}\n{text}\n{FENCE}" if text else f"{head}: left out"
 
 
-def _fit(text: str, most: int) -> str:
-    return defuse(cut_middle(text, most)) if most else ""
+def _cut_and_neutralize(text: str, most: int) -> str:
+    return neutralize(cut_middle(text, most)) if most else ""
 
 
-def _name_tool(survey: Survey, place: int) -> str:
+def _name_speaker(survey: ConversationIndex, place: int) -> str:
     """Whose output a message is."""
     answers = survey.messages[place].told.results
     for before in range(place - 1, max(-1, place - 40), -1):
         for call in survey.messages[before].told.calls:
             if call.id in answers:
-                return f"tool {defuse(call.name[:_LONGEST_NAME])}"
+                return f"tool {neutralize(call.name[:_LONGEST_NAME])}"
     return "tool"
 
 
-def write_reports(texts: Sequence[str], room: int, count: Callable[[str], int], most: int | None = None) -> str:
+def render_summaries(texts: Sequence[str], room: int, count: Callable[[str], int], most: int | None = None) -> str:
     """Reports that are to be condensed, in so many tokens, each of them in `most` characters where that is given."""
     limit = _WHOLE if most is None else most
 
@@ -108,16 +111,16 @@ def write_reports(texts: Sequence[str], room: int, count: Callable[[str], int], 
 
     cuts = (_WHOLE, 16_000, 8000, 4000, 2000, 1000, 500, 250)
     fitting = bisect_left(range(len(cuts)), True, key=lambda i: count(write(cuts[i])) <= room)
-    return write(cuts[fitting]) if fitting < len(cuts) else cut_to(write(cuts[-1]), room, count)
+    return write(cuts[fitting]) if fitting < len(cuts) else cut_to_tokens(write(cuts[-1]), room, count)
 
 
-MOST = {1: 8192, 2: 4000}
+MAX_TOKENS = {1: 8192, 2: 4000}
 """Tokens of an answer by level (FEATURES M5, M6); no model is asked for level 3."""
 
 _WORDS_PER_TOKEN = 0.7
 _LONGEST_BEGINNING = 160
 
-_WHAT_IS_TOLD = {
+_SECTION_CONTENTS = {
     GOAL: "what the user wants to reach.",
     CONSTRAINTS: "what the user laid down, in the user's own words.",
     DISCOVERIES: "what was found out: facts, causes, decisions and their reasons.",
@@ -131,11 +134,11 @@ _TASKS = {
     "leaf": "a report on a part of a conversation between a user and an agent that works with tools",
     "condensed": "one report in place of several, which cover stretches of one conversation that follow each other",
 }
-_WISHES = {
+_DETAIL = {
     1: "The report stands in for that for whoever goes on with the work: nothing that they need may be missing.",
     2: "The report has to be very short: only what the work cannot go on without.",
 }
-_MANNER = (
+_STYLE = (
     "Write in the third person and in the past tense, as one reports on work of another: what was said, done and"
     " found; say of the rest that it is pending. Address nobody and give no orders. Write in the language that the"
     " user writes in; only the headings stay in English.\n"
@@ -157,28 +160,28 @@ class SummaryOrder(msgspec.Struct, frozen=True, gc=False):
     custom: str = ""
 
 
-def write_wording(level: Level) -> str:
+def render_wording(level: Level) -> str:
     """What is said of a report of this level beside its format, where a person has said nothing else."""
-    return f"{_WISHES[level]}\n{_MANNER}"
+    return f"{_DETAIL[level]}\n{_STYLE}"
 
 
-def write_instruction(asked: SummaryOrder, stretch: str) -> str:
+def render_instruction(asked: SummaryOrder, stretch: str) -> str:
     """What is appended to the last request as the user's message; `stretch` says which messages are meant."""
     parts = (
         f"[This message was written by the proxy palimpsest, not by the user.] What is wanted now is {_TASKS['leaf']}:"
         f" this one, of which only this part is meant: {stretch}",
-        asked.custom or write_wording(asked.level),
-        _demand_format(asked, is_numbered=False),
+        asked.custom or render_wording(asked.level),
+        _render_format(asked, is_numbered=False),
     )
     return "\n\n".join(parts)
 
 
-def write_request(asked: SummaryOrder, material: str) -> tuple[str, str]:
+def render_request(asked: SummaryOrder, material: str) -> tuple[str, str]:
     """The system message and the user's of a request of its own; `material` is `context/compaction/prompts`'s."""
     parts = (
         f"You write {_TASKS[asked.kind]}.",
-        asked.custom or write_wording(asked.level),
-        _demand_format(asked, is_numbered=True),
+        asked.custom or render_wording(asked.level),
+        _render_format(asked, is_numbered=True),
     )
     noted = (
         f"Each message has its number and its speaker before it; outputs of tools stand between lines of {FENCE}."
@@ -188,7 +191,7 @@ def write_request(asked: SummaryOrder, material: str) -> tuple[str, str]:
     return "\n\n".join(parts), f"{noted} The material begins here.\n\n{material}\n\nThe material ends here."
 
 
-def describe_span(survey: Survey, span: MessageRange, hidden: int = 0) -> str:
+def describe_span(survey: ConversationIndex, span: MessageRange, hidden: int = 0) -> str:
     """A stretch of messages as one can find it without numbers; the first `hidden` of it are not there themselves."""
     count = span.stop - span.start
     first, last = (_describe_message(survey, place) for place in (span.start, span.stop - 1))
@@ -196,25 +199,25 @@ def describe_span(survey: Survey, span: MessageRange, hidden: int = 0) -> str:
     return f"the {count} messages from {first} up to {last}.{told} What came later is out of scope."
 
 
-def _describe_message(survey: Survey, place: int) -> str:
+def _describe_message(survey: ConversationIndex, place: int) -> str:
     """Who a message is of, and how it begins, or what it calls."""
     told = survey.messages[place].told
     begins = told.text or next(iter(survey.found[place].asked), "")
     speaker = {"user": "the user's message", "tool": "the output"}.get(told.role, "the message")
     if told.calls and not told.text:
-        speaker = f"the call of {clean(told.calls[0].name, 60)}"
-    return f"{speaker} that begins with “{clean(begins, _LONGEST_BEGINNING)}”"
+        speaker = f"the call of {sanitize_text(told.calls[0].name, 60)}"
+    return f"{speaker} that begins with “{sanitize_text(begins, _LONGEST_BEGINNING)}”"
 
 
-def _demand_format(asked: SummaryOrder, *, is_numbered: bool) -> str:
+def _render_format(asked: SummaryOrder, *, is_numbered: bool) -> str:
     """What acceptance looks for."""
     if asked.level == 1:
-        form = "\n".join(f"## {name}\n{_WHAT_IS_TOLD[name]}" for name in NAMES)
+        form = "\n".join(f"## {name}\n{_SECTION_CONTENTS[name]}" for name in NAMES)
         constraints = CONSTRAINTS
     else:
-        form = "\n".join(f"{short}: {_WHAT_IS_TOLD[name]}" for name, short in SHORT_NAMES.items())
+        form = "\n".join(f"{short}: {_SECTION_CONTENTS[name]}" for name, short in SHORT_NAMES.items())
         constraints = SHORT_NAMES[CONSTRAINTS]
-    number = f" and ends with the number of that message, as in [{name_message(11)}]" if is_numbered else ""
+    number = f" and ends with the number of that message, as in [{format_message_number(11)}]" if is_numbered else ""
     return (
         "The format. Answer with the report alone, as text, and call no tools. It has these headings, each on a line of"
         f" its own, with lines that begin with `- ` below it; a heading with nothing to tell is left out:\n{form}\n"

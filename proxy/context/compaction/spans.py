@@ -5,13 +5,13 @@ from math import inf
 
 import msgspec
 
-from proxy.context.conversation import Survey, find_tail
+from proxy.context.conversation import ConversationIndex, find_tail_step
 from proxy.model.summary import Summary
 
-GROUPS = 3
-LEAST = 3
-SHARE = 0.75
-_WORTH = 0.2
+RECENT_GROUPS = 3
+MIN_MESSAGES = 3
+SPAN_SHARE = 0.75
+_MIN_TURNS_SHARE = 0.2
 
 
 class MessageRange(msgspec.Struct, frozen=True, gc=False):
@@ -22,74 +22,74 @@ class MessageRange(msgspec.Struct, frozen=True, gc=False):
     tokens: int
 
 
-def find_most(window: int, output: int) -> int:
+def compute_max_span(window: int, output: int) -> int:
     """The most tokens of a span for a model with this window, which is to give so many."""
-    return max(0, int(SHARE * (window - output)))
+    return max(0, int(SPAN_SHARE * (window - output)))
 
 
-def choose_span(survey: Survey, begin: int, most: int) -> MessageRange | None:
+def choose_span(survey: ConversationIndex, begin: int, most: int) -> MessageRange | None:
     """The span that begins at a place and has at most so many tokens, None where there is too little.
 
     It has more only where its first three messages have: a transcript cuts what is too large.
     """
     first = next((i for i, step in enumerate(survey.steps) if step.start >= begin), len(survey.steps))
-    reach = _reach(survey, first, _find_limit(survey), most)
-    groups = _make(survey, first, reach)
-    turns = max((_make(survey, first, i) for i in _list_turns(survey, first, reach)), key=_size, default=None)
-    if turns and _is_enough(turns) and turns.tokens >= _WORTH * groups.tokens:
+    reach = _find_reach(survey, first, _find_span_end(survey), most)
+    groups = _make_range(survey, first, reach)
+    turns = max((_make_range(survey, first, i) for i in _list_turns(survey, first, reach)), key=_get_stop, default=None)
+    if turns and _is_long_enough(turns) and turns.tokens >= _MIN_TURNS_SHARE * groups.tokens:
         return turns
-    return groups if _is_enough(groups) else None
+    return groups if _is_long_enough(groups) else None
 
 
-def _find_limit(survey: Survey) -> int:
+def _find_span_end(survey: ConversationIndex) -> int:
     """The step at which spans end: where the newest turns begin, or behind groups of calls that are in these."""
-    tail = find_tail(survey, GROUPS)
-    newest = _find_newest(survey)
+    tail = find_tail_step(survey, RECENT_GROUPS)
+    newest = _find_newest_turn(survey)
     is_acting = any(step.has_calls for step in survey.steps[newest:tail])
     return tail if is_acting else min(tail, newest)
 
 
-def _find_newest(survey: Survey) -> int:
+def _find_newest_turn(survey: ConversationIndex) -> int:
     return min(survey.newest, default=len(survey.steps))
 
 
-def _reach(survey: Survey, first: int, limit: int, most: int) -> int:
+def _find_reach(survey: ConversationIndex, first: int, limit: int, most: int) -> int:
     """The step up to which there is room."""
     tokens = messages = 0
     for i in range(first, limit):
         tokens += survey.steps[i].tokens
-        if tokens > most and messages >= LEAST:
+        if tokens > most and messages >= MIN_MESSAGES:
             return i
         messages += survey.steps[i].stop - survey.steps[i].start
     return max(first, limit)
 
 
-def _list_turns(survey: Survey, first: int, reach: int) -> Iterator[int]:
+def _list_turns(survey: ConversationIndex, first: int, reach: int) -> Iterator[int]:
     """Steps before which a turn ends that is older than the newest."""
-    for i in range(first + 1, min(reach, _find_newest(survey)) + 1):
+    for i in range(first + 1, min(reach, _find_newest_turn(survey)) + 1):
         if i < len(survey.steps) and survey.steps[i].turn > survey.steps[i - 1].turn:
             yield i
 
 
-def _make(survey: Survey, first: int, stop: int) -> MessageRange:
+def _make_range(survey: ConversationIndex, first: int, stop: int) -> MessageRange:
     steps = survey.steps[first:stop]
     if not steps:
         return MessageRange(0, 0, 0)
     return MessageRange(steps[0].start, steps[-1].stop, sum(step.tokens for step in steps))
 
 
-def _size(span: MessageRange) -> int:
+def _get_stop(span: MessageRange) -> int:
     return span.stop
 
 
-def _is_enough(span: MessageRange) -> bool:
-    return span.stop - span.start >= LEAST
+def _is_long_enough(span: MessageRange) -> bool:
+    return span.stop - span.start >= MIN_MESSAGES
 
 
-_TIMES = 2
+_LEAD_TIMES = 2
 
 
-class Pace(msgspec.Struct, frozen=True, gc=False):
+class ConversationGrowth(msgspec.Struct, frozen=True, gc=False):
     """How a conversation grows: the tokens that a call adds to it, and the seconds between two, None where unknown."""
 
     tokens: float
@@ -102,15 +102,15 @@ class Pace(msgspec.Struct, frozen=True, gc=False):
         return left / self.tokens * self.seconds if self.tokens else inf
 
 
-def is_due(left: int, pace: Pace, takes: float, *, is_warm: bool) -> bool:
+def should_start_summary(left: int, pace: ConversationGrowth, takes: float, *, is_warm: bool) -> bool:
     """Whether it is time for a report that `takes` so many seconds, `left` tokens before the high mark."""
-    return is_warm or pace.find_time(left) < _TIMES * takes
+    return is_warm or pace.find_time(left) < _LEAD_TIMES * takes
 
 
 _DETERMINISTIC = 3
 
 
-def find_live(summaries: Sequence[Summary]) -> list[Summary]:
+def list_live_summaries(summaries: Sequence[Summary]) -> list[Summary]:
     """Those that stand for messages now, in their order; `summaries` are all that hold on a path, oldest first."""
     replaced = {id for each in summaries for id in (*each.supersedes, *each.parents)}
     standing = [(i, each) for i, each in enumerate(summaries) if each.id not in replaced]
@@ -122,12 +122,12 @@ def find_live(summaries: Sequence[Summary]) -> list[Summary]:
     return sorted(live, key=lambda each: each.start)
 
 
-def says_more(summary: Summary) -> bool:
+def is_worth_sending(summary: Summary) -> bool:
     """Whether it says more than a ledger does, so that it may be shown: not what was made of messages by no model."""
     return summary.level < _DETERMINISTIC or bool(summary.parents)
 
 
-def expand(summary: Summary, known: Mapping[str, Summary]) -> list[Summary]:
+def list_leaves(summary: Summary, known: Mapping[str, Summary]) -> list[Summary]:
     """The leaves that a summary is made of, in order. Raises KeyError where one is not known."""
     leaves: list[Summary] = []
     left = [summary]
@@ -140,7 +140,7 @@ def expand(summary: Summary, known: Mapping[str, Summary]) -> list[Summary]:
     return leaves
 
 
-def measure_ranks(summaries: Iterable[Summary]) -> dict[str, int]:
+def compute_ranks(summaries: Iterable[Summary]) -> dict[str, int]:
     """How many rounds of condensation lie beneath each, 0 for leaves; parents come before their children."""
     ranks: dict[str, int] = {}
     for each in summaries:
@@ -149,7 +149,7 @@ def measure_ranks(summaries: Iterable[Summary]) -> dict[str, int]:
 
 
 FAN_IN = 4
-_SLACK = 2
+_EXTRA_DEPTH = 2
 
 
 class MergeCandidate(msgspec.Struct, frozen=True, gc=False):
@@ -163,9 +163,9 @@ class MergeCandidate(msgspec.Struct, frozen=True, gc=False):
     leaves: int
 
 
-def list_nodes(live: Sequence[Summary], known: Mapping[str, Summary]) -> list[MergeCandidate]:
+def list_merge_candidates(live: Sequence[Summary], known: Mapping[str, Summary]) -> list[MergeCandidate]:
     """The live ones as nodes; `known` are all of a session by their ids, oldest first."""
-    ranks = measure_ranks(known.values())
+    ranks = compute_ranks(known.values())
     return [
         MergeCandidate(each.id, each.start, each.stop, each.tokens, ranks[each.id], _count_leaves(each, known))
         for each in live
@@ -178,7 +178,7 @@ def _count_leaves(summary: Summary, known: Mapping[str, Summary]) -> int:
     return sum(_count_leaves(parent, known) for parent in parents) or 1
 
 
-def choose_run(nodes: Sequence[MergeCandidate], room: int) -> Sequence[MergeCandidate]:
+def choose_merge(nodes: Sequence[MergeCandidate], room: int) -> Sequence[MergeCandidate]:
     """The neighbours that are merged next so that all come into so many tokens; empty where none need to, or can."""
     if sum(node.tokens for node in nodes) <= room:
         return ()
@@ -186,7 +186,7 @@ def choose_run(nodes: Sequence[MergeCandidate], room: int) -> Sequence[MergeCand
     if equals:
         return min(equals, key=lambda run: (run[0].rank, run[0].start))
     allowed = [run for size in range(FAN_IN, 1, -1) for run in _list_runs(nodes, size) if _is_shallow(run)]
-    return min(allowed, key=lambda run: (_find_rank(run), run[0].start), default=())
+    return min(allowed, key=lambda run: (_compute_rank(run), run[0].start), default=())
 
 
 def _list_runs(nodes: Sequence[MergeCandidate], size: int) -> Iterator[Sequence[MergeCandidate]]:
@@ -197,16 +197,16 @@ def _list_runs(nodes: Sequence[MergeCandidate], size: int) -> Iterator[Sequence[
             yield run
 
 
-def _find_rank(run: Sequence[MergeCandidate]) -> int:
+def _compute_rank(run: Sequence[MergeCandidate]) -> int:
     return 1 + max(node.rank for node in run)
 
 
 def _is_shallow(run: Sequence[MergeCandidate]) -> bool:
     """Whether the merged node lies no deeper than log4 of its leaves, and two."""
-    least: int = FAN_IN ** max(0, _find_rank(run) - _SLACK)
+    least: int = FAN_IN ** max(0, _compute_rank(run) - _EXTRA_DEPTH)
     return least <= sum(node.leaves for node in run)
 
 
-def is_progress(run: Sequence[MergeCandidate], tokens: int) -> bool:
+def is_merge_smaller(run: Sequence[MergeCandidate], tokens: int) -> bool:
     """Whether a report of so many tokens is worth having in place of these."""
     return tokens < sum(node.tokens for node in run)

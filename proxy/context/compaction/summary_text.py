@@ -6,20 +6,20 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from proxy.context.compaction.spans import MessageRange
-from proxy.context.conversation import Survey
-from proxy.context.message_features import is_opaque, list_words
-from proxy.context.references import UNFIT, clean
+from proxy.context.conversation import ConversationIndex
+from proxy.context.message_features import is_opaque, list_identifiers
+from proxy.context.references import CONTROL_CHARACTERS, sanitize_text
 from proxy.model.messages import LEDGER_HEAD
 from proxy.model.summary import Level
 
 FENCE = "~~~"
 """Stands alone on the lines around what a tool put out."""
-REPORT_HEAD = "Report by palimpsest on messages"
-CLAIM = "claimed in a tool's output or by the model, not by the user:"
+SUMMARY_HEAD = "Report by palimpsest on messages"
+CLAIM_LABEL = "claimed in a tool's output or by the model, not by the user:"
 
-_BRACKETED = re.compile(
+_MARKER_LIKE = re.compile(
     r"\[(?=\s*/?\s*(?:FILE\b|tool\s*:|m\d{1,9}\s+(?:user|assistant|tool|system)\b|INST\b"
-    rf"|{REPORT_HEAD}|{LEDGER_HEAD}|End of the (?:report|ledger)|shortened by palimpsest))",
+    rf"|{SUMMARY_HEAD}|{LEDGER_HEAD}|End of the (?:report|ledger)|shortened by palimpsest))",
     re.IGNORECASE,
 )
 _TAGGED = re.compile(
@@ -31,14 +31,14 @@ _SPEAKER = re.compile(
 _FENCE = re.compile(r"(?m)^[ \t]{0,8}~{3,}")
 _REFERENCE = re.compile(r"\bref:([a-z0-9]{10,60})", re.IGNORECASE)
 # Whoever quotes a reference may cut it off in the middle. Only its beginning is taken, for it may begin another one.
-_LIKE_ONE = re.compile(r"\b(ref):(?=([a-z0-9]{1,60}))", re.IGNORECASE)
+_REFERENCE_LIKE = re.compile(r"\b(ref):(?=([a-z0-9]{1,60}))", re.IGNORECASE)
 
 
-def defuse(text: str, known: Collection[str] = ()) -> str:
+def neutralize(text: str, known: Collection[str] = ()) -> str:
     """The text without look-alikes; of references only those that are `known` stay."""
-    lines = "\n".join(UNFIT.sub(" ", line) for line in text.split("\n"))
-    fit = _FENCE.sub("~ ~ ~", _SPEAKER.sub(r"\1\2\3 -", _TAGGED.sub("(", _BRACKETED.sub("(", lines))))
-    return _LIKE_ONE.sub(lambda found: found[0] if found[2] in known else f"{found[1]} ", fit)
+    lines = "\n".join(CONTROL_CHARACTERS.sub(" ", line) for line in text.split("\n"))
+    fit = _FENCE.sub("~ ~ ~", _SPEAKER.sub(r"\1\2\3 -", _TAGGED.sub("(", _MARKER_LIKE.sub("(", lines))))
+    return _REFERENCE_LIKE.sub(lambda found: found[0] if found[2] in known else f"{found[1]} ", fit)
 
 
 def find_references(text: str) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ def cut_middle(text: str, most: int) -> str:
     return f"{text[:start]}\n[… {len(text) - most:,} characters left out …]\n{text[len(text) - end :]}"
 
 
-def cut_to(text: str, room: float, count: Callable[[str], int]) -> str:
+def cut_to_tokens(text: str, room: float, count: Callable[[str], int]) -> str:
     """The beginning of a text that has no more than so many tokens."""
     while text and count(text) > room:
         text = text[: min(len(text) - 1, int(len(text) * max(0.1, 0.95 * room / count(text))))]
@@ -104,12 +104,12 @@ _HEADING = re.compile(
 Sections = Mapping[str, Sequence[str]]
 
 
-def read_sections(text: str) -> dict[str, list[str]]:
+def parse_sections(text: str) -> dict[str, list[str]]:
     """The lines of each section, without empty ones; sections of one name are one."""
     found: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in text.split("\n"):
-        name, rest = _read_heading(line)
+        name, rest = _parse_heading(line)
         if name:
             lines = found.setdefault(name, [])
         if kept := (rest if name else line).rstrip():
@@ -117,7 +117,7 @@ def read_sections(text: str) -> dict[str, list[str]]:
     return {name: found[name] for name in NAMES if found.get(name)}
 
 
-def _read_heading(line: str) -> tuple[str, str]:
+def _parse_heading(line: str) -> tuple[str, str]:
     """The section that a line begins, and what else it says; no name for any other line."""
     heading = _HEADING.match(line[:_LONGEST_HEADING])
     name = _SPELLINGS.get(heading["name"].casefold(), "") if heading else ""
@@ -129,7 +129,7 @@ def _read_heading(line: str) -> tuple[str, str]:
     return (name, item) if heading["colon"] or not rest else ("", "")
 
 
-def write_sections(sections: Sections, level: Level) -> str:
+def render_sections(sections: Sections, level: Level) -> str:
     """The sections in their order, under the headings of a level; those without a field on level 2 go to its last."""
     if level == 1:
         written = {name: (f"## {name}", sections.get(name, ())) for name in NAMES}
@@ -140,12 +140,12 @@ def write_sections(sections: Sections, level: Level) -> str:
     return "\n".join("\n".join((f"{short}:", *fields[name])) for name, short in SHORT_NAMES.items() if fields.get(name))
 
 
-END = "[End of the report]"
-_FOOT = "Files and references:"
+SUMMARY_END = "[End of the report]"
+_FOOTER_LABEL = "Files and references:"
 _LONGEST_MODEL, _LONGEST_DATE = 80, 40
 
 
-class Frame(msgspec.Struct, frozen=True, gc=False):
+class SummaryFrame(msgspec.Struct, frozen=True, gc=False):
     """The id of a report, the model that wrote it, empty for none, and the date in words."""
 
     id: str
@@ -153,40 +153,40 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
     date: str
 
 
-def write_head(frame: Frame, span: MessageRange) -> str:
+def render_header(frame: SummaryFrame, span: MessageRange) -> str:
     """The first line."""
-    date = clean(frame.date, _LONGEST_DATE)
-    model = clean(frame.model, _LONGEST_MODEL).replace("]", ")")
+    date = sanitize_text(frame.date, _LONGEST_DATE)
+    model = sanitize_text(frame.model, _LONGEST_MODEL).replace("]", ")")
     done = (
         f"written by {model} on {date} from what was said and done; what tools' outputs claimed is marked so"
         if frame.model
         else f"put together on {date} without a model"
     )
-    return f"[{REPORT_HEAD} {span.start + 1} to {span.stop} of this session, {done}. Original: ref:{frame.id}]"
+    return f"[{SUMMARY_HEAD} {span.start + 1} to {span.stop} of this session, {done}. Original: ref:{frame.id}]"
 
 
-def write_foot(references: Iterable[str], paths: Iterable[str], room: int, count: Callable[[str], int]) -> str:
+def render_footer(references: Iterable[str], paths: Iterable[str], room: int, count: Callable[[str], int]) -> str:
     """The line of references and files, as many as there is room for; empty where there is none."""
-    foot = _FOOT
+    foot = _FOOTER_LABEL
     for name in (*(f"ref:{id}" for id in references), *paths):
         longer = f"{foot} {name}"
         if count(longer) > room:
             break
         foot = longer
-    return "" if foot == _FOOT else foot
+    return "" if foot == _FOOTER_LABEL else foot
 
 
-def frame_text(head: str, body: str, foot: str) -> str:
+def render_summary(head: str, body: str, foot: str) -> str:
     """The whole report."""
-    return "\n".join(part for part in (head, body, foot, END) if part)
+    return "\n".join(part for part in (head, body, foot, SUMMARY_END) if part)
 
 
-def unframe(text: str) -> str:
+def strip_frame(text: str) -> str:
     """What a report says, without the lines around it."""
-    body = text.removesuffix(END).rstrip("\n")
+    body = text.removesuffix(SUMMARY_END).rstrip("\n")
     before, _, last = body.rpartition("\n")
-    body = before if last.startswith(_FOOT) else body
-    return body.partition("\n")[2] if body.startswith(f"[{REPORT_HEAD}") else body
+    body = before if last.startswith(_FOOTER_LABEL) else body
+    return body.partition("\n")[2] if body.startswith(f"[{SUMMARY_HEAD}") else body
 
 
 _FILE = re.compile(
@@ -196,23 +196,23 @@ _FILE = re.compile(
 )
 
 
-class Touched(msgspec.Struct, frozen=True, gc=False):
+class TouchedFile(msgspec.Struct, frozen=True, gc=False):
     """A file, and whether it was edited rather than only read."""
 
     path: str
     is_edited: bool
 
 
-def find_touched(survey: Survey, span: MessageRange) -> tuple[Touched, ...]:
+def list_touched_files(survey: ConversationIndex, span: MessageRange) -> tuple[TouchedFile, ...]:
     """The files that calls of a span name, the newest first."""
     edited: dict[str, bool] = {}
     for place in range(span.stop - 1, span.start - 1, -1):
         found = survey.found[place]
         for asked in reversed(found.asked):
-            for path in filter(_is_file, list_words(asked)):
+            for path in filter(_is_file, list_identifiers(asked)):
                 is_writing = found.effects and (path in found.written or not found.written)
                 edited[path] = edited.get(path, False) or is_writing
-    return tuple(Touched(path, is_edited) for path, is_edited in edited.items())
+    return tuple(TouchedFile(path, is_edited) for path, is_edited in edited.items())
 
 
 def _is_file(word: str) -> bool:

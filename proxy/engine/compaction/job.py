@@ -7,7 +7,7 @@ from hashlib import sha256
 import msgspec
 
 from proxy.context.compaction.spans import MessageRange
-from proxy.context.conversation import Survey
+from proxy.context.conversation import ConversationIndex
 from proxy.context.pricing import Cost
 from proxy.context.references import make_reference
 from proxy.engine.context.request_state import RequestState
@@ -76,7 +76,7 @@ class SummaryJob(msgspec.Struct, frozen=True, gc=False):
     """
 
     request: SentRequest
-    survey: Survey
+    survey: ConversationIndex
     span: MessageRange
     references: tuple[str, ...] = ()
     foreign: frozenset[int] = frozenset()
@@ -153,7 +153,7 @@ class JobResult:
 
 
 def make_leaf_job(
-    request: SentRequest, survey: Survey, span: MessageRange, supersedes: tuple[str, ...] = ()
+    request: SentRequest, survey: ConversationIndex, span: MessageRange, supersedes: tuple[str, ...] = ()
 ) -> SummaryJob:
     """Return the job of a summary of messages."""
     foreign = find_foreign_messages(request, survey)
@@ -161,7 +161,7 @@ def make_leaf_job(
 
 
 def make_merge_job(
-    request: SentRequest, survey: Survey, parents: Sequence[Summary], supersedes: tuple[str, ...] = ()
+    request: SentRequest, survey: ConversationIndex, parents: Sequence[Summary], supersedes: tuple[str, ...] = ()
 ) -> SummaryJob:
     """Return the job of a summary of summaries, which cover a span without a gap."""
     span = MessageRange(parents[0].start, parents[-1].stop, sum(parent.covered for parent in parents))
@@ -178,7 +178,7 @@ def list_references(request: SentRequest, span: MessageRange) -> tuple[str, ...]
     return tuple(dict.fromkeys(each.id for each in sorted(elided, key=lambda each: each.place)))
 
 
-def find_foreign_messages(request: SentRequest, survey: Survey) -> frozenset[int]:
+def find_foreign_messages(request: SentRequest, survey: ConversationIndex) -> frozenset[int]:
     """Return the places of messages in the user's role that are not the user's words (BEHAVIOUR B32).
 
     These are the prompts of subagents, and reminders that a client writes.

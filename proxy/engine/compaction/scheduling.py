@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from proxy.context.compaction.spans import Pace, is_due
+from proxy.context.compaction.spans import ConversationGrowth, should_start_summary
 from proxy.engine.compaction.job import SentRequest
 from proxy.engine.compaction.model_health import CacheHitTracker
 from proxy.engine.compaction.policy import CompactionPolicy
@@ -53,14 +53,14 @@ def is_summary_due(
     state, subject = request.state, request.state.subject
     if state.tariff.cache.kind == "local":  # is asked when it is idle: to wait would save nothing (B30)
         return True
-    is_read = state.tariff.expect_read(request.tokens) > 0
+    is_read = state.tariff.estimate_cached(request.tokens) > 0
     is_warm = is_read and not cache_hits.is_cold(subject.session.upstream, state.view)
     first = next(list_summary_models(policy, subject.upstream, subject.model, routes))
     seconds = cache_hits.compute_p95_seconds(first.upstream.name, first.model)
     calls = 1 + sum(shape.role == "assistant" for shape in state.path.shapes)
-    pace = Pace((state.path.tokens - state.path.head.tokens) / calls, request.interval)
+    pace = ConversationGrowth((state.path.tokens - state.path.head.tokens) / calls, request.interval)
     left = state.budget.high - request.tokens
-    return is_due(left, pace, policy.time_limit_seconds if seconds is None else seconds, is_warm=is_warm)
+    return should_start_summary(left, pace, policy.time_limit_seconds if seconds is None else seconds, is_warm=is_warm)
 
 
 class RunningJob:

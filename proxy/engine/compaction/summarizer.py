@@ -8,22 +8,22 @@ from functools import partial
 
 import msgspec
 
-from proxy.context.compaction.acceptance import Accepted, Rejected, Task, accept
-from proxy.context.compaction.digest import digest_reports, digest_span
+from proxy.context.compaction.acceptance import AcceptedSummary, RejectedSummary, SummaryTask, check_summary
+from proxy.context.compaction.digest import digest_messages, digest_summaries
 from proxy.context.compaction.prompts import (
-    MOST,
-    NODE,
-    SHORT,
+    MAX_MESSAGE_CHARACTERS,
+    MAX_SUMMARY_CHARACTERS,
+    MAX_TOKENS,
     SummaryOrder,
     describe_span,
-    write_instruction,
-    write_reports,
-    write_request,
-    write_transcript,
-    write_wording,
+    render_instruction,
+    render_request,
+    render_summaries,
+    render_transcript,
+    render_wording,
 )
-from proxy.context.compaction.spans import LEAST, find_most
-from proxy.context.compaction.summary_text import Frame
+from proxy.context.compaction.spans import MIN_MESSAGES, compute_max_span
+from proxy.context.compaction.summary_text import SummaryFrame
 from proxy.engine.boundary import attempt
 from proxy.engine.compaction.credentials import CallCredential
 from proxy.engine.compaction.job import SummaryJob, format_date
@@ -98,7 +98,7 @@ class PromptBuilder:
         if job.parents or split is None:
             return None
         order = self._make_order(job, level)
-        instruction = write_instruction(order, describe_span(job.survey, job.span, job.count_hidden()))
+        instruction = render_instruction(order, describe_span(job.survey, job.span, job.count_hidden()))
         room = Room(order.most, self._policy.reasoning_tokens)
         body = write_warm(split, instruction, room, is_alternating=is_alternating)
         if body is None:
@@ -110,14 +110,16 @@ class PromptBuilder:
         """Return a request of its own, with a transcript; None where the model's window is too small for one."""
         order = self._make_order(job, level)
         room = self.compute_room(window, order.most)
-        if room < LEAST:
+        if room < MIN_MESSAGES:
             return None
         if job.parents:
             texts = [parent.text for parent in job.parents]
-            material = write_reports(texts, room, self._count, NODE if level > 1 else None)
+            material = render_summaries(texts, room, self._count, MAX_SUMMARY_CHARACTERS if level > 1 else None)
         else:
-            material = write_transcript(job.survey, job.span, room, self._count, SHORT if level > 1 else None)
-        orders, text = write_request(order, material)
+            material = render_transcript(
+                job.survey, job.span, room, self._count, MAX_MESSAGE_CHARACTERS if level > 1 else None
+            )
+        orders, text = render_request(order, material)
         body = write_compact(model, orders, text, Room(order.most, self._policy.reasoning_tokens))
         expected = Usage(self._count(orders) + self._count(text), order.most)
         return _make_prompt(body, job, level, expected, is_warm=False)
@@ -126,17 +128,17 @@ class PromptBuilder:
         """Return the tokens that a transcript may have for a model with this window, which may answer with `most`."""
         known = _ASSUMED_WINDOW if window is None else window
         scaled = known * self._policy.input_fraction / 0.75
-        return min(find_most(int(scaled), most), known - most - _FRAME_TOKENS)
+        return min(compute_max_span(int(scaled), most), known - most - _FRAME_TOKENS)
 
     def _make_order(self, job: SummaryJob, level: Level) -> SummaryOrder:
         custom = (job.options.prompt if job.options is not None else "") or self._policy.prompt
         if self._hook is not None:
-            custom = self._hook(custom or write_wording(level), level)
-        return SummaryOrder(job.kind, level, job.compute_target(level, MOST[level]), custom)
+            custom = self._hook(custom or render_wording(level), level)
+        return SummaryOrder(job.kind, level, job.compute_target(level, MAX_TOKENS[level]), custom)
 
 
 def _make_prompt(body: bytes, job: SummaryJob, level: Level, expected: Usage, *, is_warm: bool) -> SummaryPrompt:
-    limit = job.compute_limit(level, MOST[level])
+    limit = job.compute_limit(level, MAX_TOKENS[level])
     return SummaryPrompt(body, limit, int(_SLACK * _CHARACTERS_PER_TOKEN * limit), expected, is_warm)
 
 
@@ -334,13 +336,13 @@ class Summarizer:
         job, level, model, breakers = each.job, each.level, each.target.model, self.health.breakers
         now_ms = self.clock.now_ms()
         id = job.make_id(self.secret, level, now_ms)
-        frame = Frame(id, model, format_date(now_ms))
+        frame = SummaryFrame(id, model, format_date(now_ms))
         parents = tuple(parent.text for parent in job.parents)
-        task = Task(job.survey, job.span, level, prompt.limit, job.covered, job.references, parents, job.foreign)
-        found: Accepted | Rejected = Rejected(response.refusal)
+        task = SummaryTask(job.survey, job.span, level, prompt.limit, job.covered, job.references, parents, job.foreign)
+        found: AcceptedSummary | RejectedSummary = RejectedSummary(response.refusal)
         if not response.refusal:
-            found = await asyncio.to_thread(accept, response.text, task, frame, self.count)
-        if isinstance(found, Rejected):
+            found = await asyncio.to_thread(check_summary, response.text, task, frame, self.count)
+        if isinstance(found, RejectedSummary):
             each.add_problem(f"level {level}: {found.reason}")
             breakers.record_failure(*each.skill, self.clock.monotonic())
             return None
@@ -363,13 +365,13 @@ class Summarizer:
         """Return a summary that is put together from the messages. Blocks; never fails."""
         now_ms = self.clock.now_ms()
         id = job.make_id(self.secret, _WITHOUT_MODEL, now_ms)
-        frame = Frame(id, "", format_date(now_ms))
+        frame = SummaryFrame(id, "", format_date(now_ms))
         if job.parents:
-            text = digest_reports([parent.text for parent in job.parents], job.span, frame, self.count)
+            text = digest_summaries([parent.text for parent in job.parents], job.span, frame, self.count)
         else:
-            text = digest_span(job.survey, job.span, frame, job.references, self.count)
+            text = digest_messages(job.survey, job.span, frame, job.references, self.count)
         files = tuple(dict.fromkeys((*(id for parent in job.parents for id in parent.files), *job.references)))
-        written, is_provisional = Accepted(text, self.count(text), files), job.level < _WITHOUT_MODEL
+        written, is_provisional = AcceptedSummary(text, self.count(text), files), job.level < _WITHOUT_MODEL
         return _make_summary(
             job, written, attempts or SummaryAttempts(), id=id, now_ms=now_ms, level=3, is_provisional=is_provisional
         )
@@ -447,7 +449,7 @@ def _make_call(each: _Attempt, prompt: SummaryPrompt, body: bytes) -> ModelCall:
 
 def _make_summary(
     job: SummaryJob,
-    written: Accepted,
+    written: AcceptedSummary,
     attempts: SummaryAttempts,
     *,
     id: str,

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import BuilderPolicy, Survey, survey
+from proxy.context.conversation import BuilderPolicy, ConversationIndex, index_conversation
 from proxy.context.epoch_decision import Decision
-from proxy.context.message_features import Study
+from proxy.context.message_features import FeatureExtractor
 from proxy.engine.boundary import attempt
 from proxy.engine.compaction.credentials import CallCredential, CallLater, CredentialCache
 from proxy.engine.compaction.job import SentRequest
@@ -89,13 +89,13 @@ class CompactionTrigger:
 
     def note_sent(self, case: RequestState, footing: Footing, decision: Decision) -> None:
         """Record what was sent for a call, and the state in which that was decided."""
-        read = case.tariff.expect_read(find_matching(case, footing))
+        read = case.tariff.estimate_cached(find_matching(case, footing))
         expected = Usage(case.tell(footing.tokens), 0, case.tell(read))
         self.budget.record_estimate(case.subject.exchange, expected)
         may_open = not (case.is_bound or (case.epoch is not None and case.epoch.why == "refused"))
         if self.policy.auto and decision.pressure != "none" and not case.subject.is_side and may_open:
             opened = footing.epoch if footing.epoch is not case.epoch else None
-            interval = None if case.kept is not None else case.account.find_idle(case.now)
+            interval = None if case.kept is not None else case.account.compute_idle(case.now)
             call = self.open_calls.peek(case.subject.exchange)
             if call is not None:
                 call.sent = SentRequest(case, footing.body, opened, interval)
@@ -156,7 +156,7 @@ def build_trigger(
     bus: EventBus,
     builder: ContextBuilder,
     builder_policy: BuilderPolicy,
-    study: Study,
+    study: FeatureExtractor,
     owner: str,
     call_later: CallLater,
 ) -> CompactionTrigger:
@@ -168,8 +168,8 @@ def build_trigger(
     opener = EpochPlanner(builder, summarizer.secret, summarizer.providers)
     span_policy = replace(builder_policy, protect_turns=policy.protect_turns)
 
-    def survey_request(request: SentRequest, ground: PlanInputs) -> Survey:
-        return survey(opener.see(request.state.subject, request.state.path, ground), span_policy, study)
+    def survey_request(request: SentRequest, ground: PlanInputs) -> ConversationIndex:
+        return index_conversation(opener.see(request.state.subject, request.state.path, ground), span_policy, study)
 
     worker = SummaryWorker(
         policy=policy,

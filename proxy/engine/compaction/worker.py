@@ -13,9 +13,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from proxy.context.builder import find_reports_room
-from proxy.context.compaction.spans import MessageRange, choose_run, choose_span, is_progress, list_nodes, says_more
-from proxy.context.conversation import Survey
+from proxy.context.builder import compute_summaries_budget
+from proxy.context.compaction.spans import (
+    MessageRange,
+    choose_merge,
+    choose_span,
+    is_merge_smaller,
+    is_worth_sending,
+    list_merge_candidates,
+)
+from proxy.context.conversation import ConversationIndex
 from proxy.engine.boundary import attempt
 from proxy.engine.compaction.credentials import CredentialCache
 from proxy.engine.compaction.job import (
@@ -79,7 +86,7 @@ class SummaryWorker:
     tasks: TaskRunner
     bus: EventBus
     credentials: CredentialCache
-    survey_request: Callable[[SentRequest, PlanInputs], Survey]
+    survey_request: Callable[[SentRequest, PlanInputs], ConversationIndex]
     owner: str
     schedule: JobSchedule = field(default_factory=JobSchedule, init=False)
 
@@ -124,14 +131,14 @@ class SummaryWorker:
         result.cost = budget.get_summary_cost(session) - before
         return result
 
-    async def survey(self, request: SentRequest) -> Survey:
+    async def survey(self, request: SentRequest) -> ConversationIndex:
         """Return the survey of a conversation, made in a thread."""
         state = request.state
         ground = PlanInputs(state.budget, None, state.context.list_pinned(request.nodes))
         return await asyncio.to_thread(self.survey_request, request, ground)
 
     def choose_job(
-        self, request: SentRequest, survey: Survey, live: Sequence[Summary], *, is_needed: bool = False
+        self, request: SentRequest, survey: ConversationIndex, live: Sequence[Summary], *, is_needed: bool = False
     ) -> SummaryJob | None:
         """Return the job of what has no summary yet, where that is worth one."""
         budget = request.state.budget
@@ -141,7 +148,9 @@ class SummaryWorker:
             return None
         return make_leaf_job(request, survey, span)
 
-    async def choose_repeat(self, request: SentRequest, survey: Survey, live: Sequence[Summary]) -> SummaryJob | None:
+    async def choose_repeat(
+        self, request: SentRequest, survey: ConversationIndex, live: Sequence[Summary]
+    ) -> SummaryJob | None:
         """Return the job of the oldest summary that is to be made again."""
         again = next(filter(_is_unfinished, live), None)
         if again is None:
@@ -286,25 +295,25 @@ class SummaryWorker:
         return is_kept
 
     async def condense(
-        self, request: SentRequest, survey: Survey, options: ManualOptions | None = None
+        self, request: SentRequest, survey: ConversationIndex, options: ManualOptions | None = None
     ) -> list[Summary]:
         """Merge summaries that take too much room, round by round while that makes them smaller; return the new ones.
 
         A summary that is not shown takes no room, and stays as it is until a model has made it again.
         """
         merged: list[Summary] = []
-        room = find_reports_room(request.state.budget.usable)
+        room = compute_summaries_budget(request.state.budget.usable)
         for _ in range(self.policy.max_rounds):
-            live = list(filter(says_more, request.state.context.list_summaries(request.nodes)))
+            live = list(filter(is_worth_sending, request.state.context.list_summaries(request.nodes)))
             if sum(each.tokens for each in live) <= room:
                 break
             known = await self._load_summaries(live)
-            run = choose_run(list_nodes(live, known), room)
+            run = choose_merge(list_merge_candidates(live, known), room)
             if not run:
                 break
             job = replace(make_merge_job(request, survey, [known[node.id] for node in run]), options=options)
             summary = await self.summarize(job, is_needed=True)
-            if summary is None or not is_progress(run, summary.tokens) or not await self.keep(job, summary):
+            if summary is None or not is_merge_smaller(run, summary.tokens) or not await self.keep(job, summary):
                 break
             merged.append(summary)
         return merged

@@ -8,8 +8,8 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from proxy.context.epoch_decision import Account, Decision, Sent, note_sent, note_use
-from proxy.context.pricing import Trip, estimate_client_read, estimate_saving
+from proxy.context.epoch_decision import CacheCostAccount, Decision, SentTokens, record_request, record_use
+from proxy.context.pricing import RequestSizes, estimate_client_read, estimate_saving
 from proxy.engine.boundary import attempt_now
 from proxy.engine.context.fallback import Footing
 from proxy.engine.context.history_cache import count_shared
@@ -141,7 +141,7 @@ class UsageAccounting:
         )
 
     def _report(
-        self, case: RequestState, footing: Footing, decision: Decision, account: Account, saving: float | None
+        self, case: RequestState, footing: Footing, decision: Decision, account: CacheCostAccount, saving: float | None
     ) -> Sending:
         subject, epoch = case.subject, footing.epoch
         plan = Plan(
@@ -171,16 +171,16 @@ def _note(error: Exception) -> None:
     _log.error("what is sent could not be told from what was sent before; it is kept whole", exc_info=error)
 
 
-def _charge(case: RequestState, footing: Footing) -> Account:
+def _charge(case: RequestState, footing: Footing) -> CacheCostAccount:
     """The account of what holds, with this request."""
     standing = case.find_standing(footing.epoch)
     if case.subject.is_side:
-        standing.account = note_use(standing.account, case.now)
+        standing.account = record_use(standing.account, case.now)
         return standing.account
-    low = case.budget.find_low(case.context.protected.get(case.view, 0))
+    low = case.budget.compute_low_mark(case.context.protected.get(case.view, 0))
     kept = case.path.head.tokens if footing.is_opened else case.kept
-    sent = Sent(footing.tokens, kept=kept, at=case.now)
-    account = standing.account = note_sent(standing.account, sent, case.tariff, low)
+    sent = SentTokens(footing.tokens, kept=kept, at=case.now)
+    account = standing.account = record_request(standing.account, sent, case.tariff, low)
     standing.before, standing.head = case.subject.nodes, case.path.head
     return account
 
@@ -199,7 +199,7 @@ def _estimate_saving(case: RequestState, footing: Footing) -> float | None:
         return None
     shared = count_shared(before, case.path.nodes)
     client_read = estimate_client_read(
-        case.tariff, case.path.head.tokens + case.path.count_to(shared), case.account.find_idle(case.now)
+        case.tariff, case.path.head.tokens + case.path.count_to(shared), case.account.compute_idle(case.now)
     )
-    sent_read = case.tariff.expect_read(find_matching(case, footing))
-    return estimate_saving(Trip(case.client_tokens, footing.tokens, client_read, sent_read), case.tariff)
+    sent_read = case.tariff.estimate_cached(find_matching(case, footing))
+    return estimate_saving(RequestSizes(case.client_tokens, footing.tokens, client_read, sent_read), case.tariff)

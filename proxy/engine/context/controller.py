@@ -6,8 +6,8 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from proxy.context.budget import Budget, has_room_for
-from proxy.context.epoch_decision import BOUND, HELD_OUT, NO_ROOM, SIDE, Decision, decide, note_use
+from proxy.context.budget import Budget, is_below_soft_mark
+from proxy.context.epoch_decision import BOUND, HELD_OUT, NO_ROOM, SIDE, Decision, decide, record_use
 from proxy.engine.boundary import attempt, attempt_now
 from proxy.engine.context.accounting import Sending, SentObserver, UsageAccounting, list_labels
 from proxy.engine.context.fallback import Commit, FallbackChain, Footing, is_fruitless
@@ -150,7 +150,7 @@ class ContextController:
         if not self._memory.contexts.is_blank(subject):
             return None
         budget = self._lookout.find_budget(subject)
-        if not (subject.chain.is_plain and has_room_for(budget, len(content))) or _find_exemption(subject, mode):
+        if not (subject.chain.is_plain and is_below_soft_mark(budget, len(content))) or _find_exemption(subject, mode):
             return None
         if self._lookout.holdout.has(subject.session.id):
             return None
@@ -230,7 +230,7 @@ class ContextController:
         epoch = context.find(model, subject)
         if epoch is None and self._lookout.is_below(subject, budget):
             standing = context.get_standing(model, "", budget)
-            standing.account = note_use(standing.account, self._clock.monotonic())
+            standing.account = record_use(standing.account, self._clock.monotonic())
             is_guarded = _is_risky(budget, subject)
             return Sending(subject.split.content, is_managed=True, is_guarded=is_guarded, ceiling=ceiling)
         if epoch is None and (exemption := self._find_sign(subject)):
@@ -352,7 +352,7 @@ class ContextController:
         budget = self._lookout.find_budget(subject)
         account = context.get_standing(subject.model, epoch.id, budget).account
         tariff = self._lookout.find_tariff(subject, known)
-        saving = tariff.price_size(account.sent) - tariff.price_rewritten(known.tokens, known.head.tokens)
+        saving = tariff.price_repeated(account.sent) - tariff.price_rewritten(known.tokens, known.head.tokens)
         told = self._lookout.find_ratio(subject).apply(known.tokens)
         plan = Plan(
             subject.exchange, 0, subject.model, "original", "", "none", reason, told, told, 0, account.owed, saving
@@ -365,7 +365,7 @@ def _is_kept(case: RequestState) -> bool:
 
     Not told where an epoch was in vain: what must stay is then estimated by what is counted.
     """
-    if case.account.futile or case.budget.is_out_of_reach(case.protected):
+    if case.account.ineffective or case.budget.is_ceiling_unreachable(case.protected):
         return False
     return decide(case.account, case.facts).why is None
 

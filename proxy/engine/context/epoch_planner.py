@@ -10,8 +10,8 @@ import msgspec
 
 from proxy.context.budget import Budget
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import LiveSummary, Seen, View
-from proxy.context.message_features import Findings, study
+from proxy.context.conversation import CountedMessage, LiveSummary, PlanRequest
+from proxy.context.message_features import MessageFeatures, extract_features
 from proxy.context.references import make_reference
 from proxy.engine.context.history_cache import MeasuredHistory
 from proxy.engine.policy import Provider
@@ -85,9 +85,9 @@ class EpochPlanner:
         originals = [ground.known.get(each.id) or _keep_original(subject, each) for each in plan.references]
         return RenderedPlan(plan, rendered, tuple(originals))
 
-    def see(self, subject: ManagedRequest, path: MeasuredHistory, ground: PlanInputs) -> View:
+    def see(self, subject: ManagedRequest, path: MeasuredHistory, ground: PlanInputs) -> PlanRequest:
         """The conversation as plans see it. Raises whatever goes wrong."""
-        return View(
+        return PlanRequest(
             messages=_see(subject.wire, subject.list_raws(), path),
             head=path.head.tokens,
             budget=ground.budget,
@@ -121,10 +121,10 @@ def read_plan(epoch: Epoch) -> ContextPlan:
     return ContextPlan(epoch.depth, _edits.decode(epoch.edits), references, epoch.tokens_after)
 
 
-def _see(wire: str, raws: Sequence[bytes], path: MeasuredHistory) -> list[Seen]:
+def _see(wire: str, raws: Sequence[bytes], path: MeasuredHistory) -> list[CountedMessage]:
     tokens = [after - before for before, after in pairwise([0, *path.sums])]
     return [
-        Seen(FORMATS[wire].parse_message(raw), shape, each)
+        CountedMessage(FORMATS[wire].parse_message(raw), shape, each)
         for raw, shape, each in zip(raws, path.shapes, tokens, strict=True)
     ]
 
@@ -168,18 +168,18 @@ class FeatureCache:
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
-        self._known: OrderedDict[Message, Findings] = OrderedDict()
+        self._known: OrderedDict[Message, MessageFeatures] = OrderedDict()
         self._changing = threading.Lock()
         self.weight = 0
 
-    def find(self, told: Message) -> Findings:
+    def find(self, told: Message) -> MessageFeatures:
         """What there is to know of a message."""
         with self._changing:
             known = self._known.get(told)
             if known is not None:
                 self._known.move_to_end(told)
                 return known
-        found = study(told)
+        found = extract_features(told)
         with self._changing:
             if told not in self._known:
                 self._known[told] = found
@@ -192,7 +192,7 @@ class FeatureCache:
             self.weight -= _weigh(*self._known.popitem(last=False))
 
 
-def _weigh(told: Message, findings: Findings) -> int:
+def _weigh(told: Message, findings: MessageFeatures) -> int:
     """Bytes, roughly: the message as it was told, and the words that were found in it."""
     said = len(told.text) + sum(len(call.arguments) for call in told.calls)
     words = sum(len(word) + _WORD_WEIGHT for word in findings.words)

@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 
 from proxy.context.budget import Budget
-from proxy.context.epoch_decision import note_epoch
+from proxy.context.epoch_decision import record_epoch
 from proxy.engine.boundary import attempt, attempt_now
 from proxy.engine.context.epoch_planner import EpochPlanner, PlanInputs, RenderedPlan, read_plan
 from proxy.engine.context.request_state import RequestState
@@ -253,7 +253,7 @@ class FallbackChain:
         if rung == "plan":
             self._twins.note(case.subject, epoch)
         case.context.sizes[epoch.id] = frozen
-        account = note_epoch(case.account, case.tokens, tokens, protected, case.budget)
+        account = record_epoch(case.account, case.tokens, tokens, protected, case.budget)
         case.find_standing(epoch).account = account
         self._bus.publish(
             EpochOpened(epoch.id, epoch.session, epoch.exchange, wish.why, epoch.tokens_before, epoch.tokens_after)

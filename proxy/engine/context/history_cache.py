@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import msgspec
 
-from proxy.context.budget import is_bounded
+from proxy.context.budget import has_token_bound
 from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import Piece, TokenCounter
 from proxy.model.growing import count_common, extend
@@ -154,7 +154,7 @@ class HistoryCache:
         if known is None or not is_head_of(known.head, subject):
             return None
         raws = subject.list_raws(shared)
-        is_plain = subject.chain.is_plain or all(map(is_bounded, raws))
+        is_plain = subject.chain.is_plain or all(map(has_token_bound, raws))
         if not (is_plain and self._counting.is_quick(subject.model, raws)):
             return None
         shapes, pieces = _look_at(subject.wire, raws)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from proxy.context.budget import Budget, Ratio, is_surely_below
-from proxy.context.epoch_decision import Account, Facts, Holdout
+from proxy.context.budget import Budget, TokenRatio, is_surely_below_soft_mark
+from proxy.context.epoch_decision import CacheCostAccount, Holdout, RequestFacts
 from proxy.context.model_catalog import may_bind_reasoning
 from proxy.context.pricing import Tariff
 from proxy.engine.context.history_cache import MeasuredHistory, PartialHistory, count_shared, is_head_of
@@ -44,7 +44,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
     kept: int | None
     budget: Budget
     tariff: Tariff
-    ratio: Ratio
+    ratio: TokenRatio
     protected: int
     now: float
 
@@ -65,21 +65,21 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
         return self.path.tokens - self.path.count_to(depth) + self.frozen
 
     @property
-    def account(self) -> Account:
+    def account(self) -> CacheCostAccount:
         """What sending more than an epoch would has cost so far, under the epoch that holds."""
         return self.standing.account
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> RequestFacts:
         """The case as far as an epoch depends on it."""
-        return Facts(
+        return RequestFacts(
             self.tokens,
             self.budget,
             self.tariff,
             self.protected,
             self.kept,
             stable=self.path.head.tokens,
-            idle=self.account.find_idle(self.now),
+            idle=self.account.compute_idle(self.now),
             is_side=self.subject.is_side,
             is_bound=self.is_bound,
         )
@@ -169,7 +169,7 @@ class StateReader:
         self._lessons = lessons
         self.clock = clock
 
-    def find_ratio(self, subject: ManagedRequest) -> Ratio:
+    def find_ratio(self, subject: ManagedRequest) -> TokenRatio:
         """How many tokens the model counts for each of ours."""
         return self.models.count.find_ratio(subject.session.upstream, subject.model)
 
@@ -192,8 +192,10 @@ class StateReader:
         """Whether bytes prove that a request is below the soft mark, beside what of it was counted before."""
         known, shared = self.memory.paths.find(subject)
         if known is None or not is_head_of(known.head, subject):
-            return is_surely_below(budget, subject.split.content)
-        return is_surely_below(budget, _list_uncounted(subject, shared), known.head.tokens + known.count_to(shared))
+            return is_surely_below_soft_mark(budget, subject.split.content)
+        return is_surely_below_soft_mark(
+            budget, _list_uncounted(subject, shared), known.head.tokens + known.count_to(shared)
+        )
 
     async def look_at(
         self, subject: ManagedRequest, context: SessionContext, epoch: Epoch | None, budget: Budget
@@ -254,9 +256,9 @@ class StateReader:
         return tokens
 
 
-def _find_protected(known: int, path: MeasuredHistory, budget: Budget, account: Account) -> int:
+def _find_protected(known: int, path: MeasuredHistory, budget: Budget, account: CacheCostAccount) -> int:
     """What the last plan had to leave; where that was too much, no more than has to stay by now (BEHAVIOUR B12)."""
-    is_much = account.futile > 0 or budget.is_out_of_reach(known)
+    is_much = account.ineffective > 0 or budget.is_ceiling_unreachable(known)
     return min(known, estimate_protected(path)) if is_much else known
 
 

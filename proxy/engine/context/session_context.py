@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from proxy.context.budget import Budget
-from proxy.context.compaction.spans import find_live, says_more
+from proxy.context.compaction.spans import is_worth_sending, list_live_summaries
 from proxy.context.conversation import LiveSummary
-from proxy.context.epoch_decision import Account, restore_account
+from proxy.context.epoch_decision import CacheCostAccount, restore_account
 from proxy.engine.context.epoch_planner import RenderedPlan
 from proxy.engine.context.epoch_scope import ClearedOutputDetector, EpochReaches, weigh_epoch
 from proxy.engine.context.history_cache import PromptPrefix, count_shared
@@ -44,7 +44,7 @@ class EpochAccount:
 
     __slots__ = ("account", "before", "head")
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: CacheCostAccount) -> None:
         self.account = account
         self.before: Sequence[bytes] | None = None
         self.head: PromptPrefix | None = None
@@ -221,11 +221,11 @@ class SessionContext:
     def list_summaries(self, nodes: Sequence[bytes]) -> list[Summary]:
         """The summaries that stand for messages of a chain now, in their order (BEHAVIOUR B32a)."""
         holding = [each for each in self._summaries.values() if is_on_path(each, nodes)]
-        return find_live(holding)
+        return list_live_summaries(holding)
 
     def list_reports(self, nodes: Sequence[bytes]) -> list[LiveSummary]:
         """Those of them that a plan may show."""
-        shown = filter(says_more, self.list_summaries(nodes))
+        shown = filter(is_worth_sending, self.list_summaries(nodes))
         return [LiveSummary(each.id, each.text, each.start, each.stop, each.tokens) for each in shown]
 
     def get_standing(self, view: str, epoch: str, budget: Budget) -> EpochAccount:

@@ -8,7 +8,7 @@ import msgspec
 
 from proxy.context.budget import bound_tokens
 from proxy.context.pricing import RevertPrice
-from proxy.context.references import PAGE, write_original
+from proxy.context.references import PAGE, render_original
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.lookup import find_session
 from proxy.model.epoch import Epoch
@@ -261,7 +261,7 @@ async def load_page(log: LogReader, reference: str, number: int | None = 1) -> O
         stored = await log.load_original(name)
     except NotFound as error:
         raise NotFound(f"{error}; {_WHERE}") from error
-    text = write_original([FORMATS[stored.original.wire].parse_message(raw) for raw in stored.messages])[
+    text = render_original([FORMATS[stored.original.wire].parse_message(raw) for raw in stored.messages])[
         stored.original.offset :
     ]
     if number is None:

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
-from proxy.context.references import read_arguments
+from proxy.context.references import list_argument_lines
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.context import find_bound
 from proxy.engine.reports.conversation import load_conversation, load_history
@@ -159,7 +159,7 @@ def _render_messages(messages: Sequence[Message]) -> Iterator[str]:
             yield f"({medium})"
         for call in message.calls:
             yield f"calls `{call.name}` ({call.id}):"
-            yield from _render_fence("\n".join(read_arguments(call.arguments)))
+            yield from _render_fence("\n".join(list_argument_lines(call.arguments)))
 
 
 def _render_fence(text: str) -> tuple[str, str, str]:

@@ -12,9 +12,9 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Any, Literal
 
-from proxy.context.budget import BudgetPolicy, find_soft
+from proxy.context.budget import BudgetPolicy, compute_soft_mark
 from proxy.context.epoch_decision import HELD_OUT
-from proxy.context.pricing import LEAST_SESSIONS, Comparison, Cost, compare, price_usage
+from proxy.context.pricing import MIN_SESSIONS, Comparison, Cost, compare, price_usage
 from proxy.engine.ports import LogReader
 from proxy.model.card import Card
 from proxy.model.log import Bill
@@ -25,7 +25,7 @@ Unit = Literal["money", "tokens"]
 _PAGE = 256  # exchanges; the event loop is blocked for 2 ms by each page
 _MAX_CARDS = 1024  # finding one takes longer than all else that is done with an exchange
 _NO_HOLDOUT = "no session was only observed so far; compaction.holdout_fraction says how many of them are"
-_TOO_FEW = f"too few sessions to tell: it takes {LEAST_SESSIONS} of each that came up to the soft mark"
+_TOO_FEW = f"too few sessions to tell: it takes {MIN_SESSIONS} of each that came up to the soft mark"
 _NO_COST = "what these sessions cost is not known"
 
 
@@ -121,7 +121,7 @@ def _add_exchange(sessions: dict[str, _Session], rounds: Sequence[Bill], inputs:
         session.cost += price_usage(bill.usage, inputs.find_card(bill.upstream, bill.model))
         session.is_blind = session.is_blind and bill.usage.cached is None
     session.tokens += tokens
-    if first.usable and tokens >= find_soft(first.usable, inputs.policy):
+    if first.usable and tokens >= compute_soft_mark(first.usable, inputs.policy):
         session.is_long = True
 
 
@@ -143,7 +143,7 @@ def _compare_arms(sessions: Collection[_Session]) -> Savings:
     unit: Unit = "money" if long and all(each.cost.money for each in long) else "tokens"
     managed, held = ([each for each in long if each.is_held == is_held] for is_held in (False, True))
     comparison = compare(*([each.compute_price(unit) for each in arm] for arm in (managed, held)))
-    is_enough = min(len(managed), len(held)) >= LEAST_SESSIONS
+    is_enough = min(len(managed), len(held)) >= MIN_SESSIONS
     reason = _NO_HOLDOUT if since is None else _NO_COST if is_enough else _TOO_FEW
     return Savings(
         unit=unit,

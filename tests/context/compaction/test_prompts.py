@@ -2,27 +2,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.context.compaction.acceptance import Accepted, accept
+from proxy.context.compaction.acceptance import AcceptedSummary, check_summary
 from proxy.context.compaction.prompts import (
-    MOST,
-    NODE,
-    SHORT,
+    MAX_MESSAGE_CHARACTERS,
+    MAX_SUMMARY_CHARACTERS,
+    MAX_TOKENS,
     SummaryOrder,
     describe_span,
-    write_instruction,
-    write_reports,
-    write_request,
-    write_transcript,
+    render_instruction,
+    render_request,
+    render_summaries,
+    render_transcript,
 )
 from proxy.context.compaction.spans import MessageRange
-from proxy.context.compaction.summary_text import NAMES, SHORT_NAMES, read_sections
+from proxy.context.compaction.summary_text import NAMES, SHORT_NAMES, parse_sections
 from proxy.model.summary import Kind, Level
 from tests.support.reports import ANSWER, DAY, FRAME, look, make_task
 from tests.support.views import RawMessage, act, call, count, result, said, user
 
 
 def write(messages: list[RawMessage], room: int = 10**6, most: int | None = None) -> str:
-    return write_transcript(look(messages), MessageRange(0, len(messages), 0), room, count, most)
+    return render_transcript(look(messages), MessageRange(0, len(messages), 0), room, count, most)
 
 
 def test_every_message_has_its_number_and_its_speaker() -> None:
@@ -46,7 +46,7 @@ def test_every_message_has_its_number_and_its_speaker() -> None:
 
 
 def test_a_span_has_the_numbers_of_its_conversation() -> None:
-    text = write_transcript(look(DAY), MessageRange(3, 6, 0), 10**6, count)
+    text = render_transcript(look(DAY), MessageRange(3, 6, 0), 10**6, count)
     assert text.startswith("[m4 assistant]") and text.count("\n[m") == 2
 
 
@@ -79,7 +79,7 @@ def test_where_outputs_have_no_room_at_all_it_says_so() -> None:
 
 
 def test_on_level_2_every_message_is_cut() -> None:
-    text = write([user("u" * 900), said("s" * 900), *act("a", "ls", "o" * 900)], most=SHORT)
+    text = write([user("u" * 900), said("s" * 900), *act("a", "ls", "o" * 900)], most=MAX_MESSAGE_CHARACTERS)
     assert all(text.count(letter * 100) == 4 for letter in "uso")
     assert text.count("400 characters left out") == 3
 
@@ -101,14 +101,14 @@ def test_it_fits_whatever_it_is_of(steps: list[tuple[str, int]], room: int) -> N
 
 @pytest.mark.parametrize("room", [0, 50, 200, 100_000])
 def test_reports_are_numbered_and_fit(room: int) -> None:
-    text = write_reports([f"report {'x' * 3000}", "other"], room, count)
+    text = render_summaries([f"report {'x' * 3000}", "other"], room, count)
     assert count(text) <= room
     assert room < 200 or (text.startswith("[report 1]\nreport") and text.endswith("[report 2]\nother"))
 
 
 def test_on_level_2_every_report_is_cut() -> None:
-    text = write_reports(["x" * 2000, "y" * 700], 10**6, count, NODE)
-    assert text.count("x") == NODE and text.count("y") == 700
+    text = render_summaries(["x" * 2000, "y" * 700], 10**6, count, MAX_SUMMARY_CHARACTERS)
+    assert text.count("x") == MAX_SUMMARY_CHARACTERS and text.count("y") == 700
 
 
 DEMANDS = ("call no tools", "word for word in double quotes", "at most 2,000 tokens, which are about 1,400 words")
@@ -118,15 +118,15 @@ WISHES = ("third person", "past tense", "pending", "no orders", "language", "exa
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize("kind", ["leaf", "condensed"])
 def test_it_asks_for_what_acceptance_looks_for(kind: Kind, level: Level) -> None:
-    system, said = write_request(SummaryOrder(kind, level, 2000), "MATERIAL")
+    system, said = render_request(SummaryOrder(kind, level, 2000), "MATERIAL")
     assert all(demand in system for demand in (*DEMANDS, *WISHES)) and "as in [m12]" in system
-    assert list(read_sections(system)) == [name for name in NAMES if level == 1 or name in SHORT_NAMES]
+    assert list(parse_sections(system)) == [name for name in NAMES if level == 1 or name in SHORT_NAMES]
     assert "MATERIAL" in said and "MATERIAL" not in system
 
 
 def test_a_warm_call_says_which_part_is_meant_and_asks_for_no_numbers() -> None:
     stretch = describe_span(look(DAY), MessageRange(1, 7, 0))
-    text = write_instruction(SummaryOrder("leaf", 1, 2000), stretch)
+    text = render_instruction(SummaryOrder("leaf", 1, 2000), stretch)
     assert stretch in text and "[m12]" not in text and "not by the user" in text
     assert all(demand in text for demand in (*DEMANDS, *WISHES))
     assert stretch == (
@@ -145,15 +145,15 @@ def test_a_stretch_is_described_by_what_it_begins_and_ends_with() -> None:
 
 def test_a_custom_prompt_replaces_the_wording_but_not_the_format() -> None:
     for text in (
-        write_request(SummaryOrder("leaf", 1, 2000, "Tell it as a poem."), "x")[0],
-        write_instruction(SummaryOrder("leaf", 1, 2000, "Tell it as a poem."), "x"),
+        render_request(SummaryOrder("leaf", 1, 2000, "Tell it as a poem."), "x")[0],
+        render_instruction(SummaryOrder("leaf", 1, 2000, "Tell it as a poem."), "x"),
     ):
         assert "Tell it as a poem." in text and all(demand in text for demand in DEMANDS)
         assert "third person" not in text
 
 
 def test_an_answer_as_the_prompt_shows_it_is_accepted() -> None:
-    system, _ = write_request(SummaryOrder("leaf", 1, 2000), "x")
-    assert isinstance(accept(ANSWER, make_task(), FRAME, count), Accepted)
-    assert all(f"## {name}" in system for name in read_sections(ANSWER))
-    assert MOST == {1: 8192, 2: 4000}
+    system, _ = render_request(SummaryOrder("leaf", 1, 2000), "x")
+    assert isinstance(check_summary(ANSWER, make_task(), FRAME, count), AcceptedSummary)
+    assert all(f"## {name}" in system for name in parse_sections(ANSWER))
+    assert MAX_TOKENS == {1: 8192, 2: 4000}

@@ -6,29 +6,29 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from proxy.context.compaction.spans import (
+    ConversationGrowth,
     MergeCandidate,
     MessageRange,
-    Pace,
-    choose_run,
+    choose_merge,
     choose_span,
-    expand,
-    find_live,
-    find_most,
-    is_due,
-    is_progress,
-    list_nodes,
-    measure_ranks,
-    says_more,
+    compute_max_span,
+    compute_ranks,
+    is_merge_smaller,
+    is_worth_sending,
+    list_leaves,
+    list_live_summaries,
+    list_merge_candidates,
+    should_start_summary,
 )
-from proxy.context.conversation import BuilderPolicy, Survey, survey
-from proxy.context.message_features import study
+from proxy.context.conversation import BuilderPolicy, ConversationIndex, index_conversation
+from proxy.context.message_features import extract_features
 from proxy.model.summary import Summary
 from tests.support.summaries import make_summary
 from tests.support.views import RawMessage, act, call, result, said, user, view
 
 
-def look(messages: list[RawMessage]) -> Survey:
-    return survey(view(messages, 10_000), BuilderPolicy(), study)
+def look(messages: list[RawMessage]) -> ConversationIndex:
+    return index_conversation(view(messages, 10_000), BuilderPolicy(), extract_features)
 
 
 def work(n: int, output: str = "x" * 40) -> list[RawMessage]:
@@ -88,8 +88,8 @@ def test_three_messages_at_least_are_taken_however_large() -> None:
 
 
 def test_a_quarter_of_the_window_less_output_is_kept_free() -> None:
-    assert find_most(100_000, 20_000) == 60_000
-    assert find_most(1000, 8000) == 0
+    assert compute_max_span(100_000, 20_000) == 60_000
+    assert compute_max_span(1000, 8000) == 0
 
 
 _steps = st.lists(st.tuples(st.sampled_from(["user", "said", "call", "calls"]), st.integers(1, 400)), max_size=30)
@@ -133,7 +133,7 @@ def test_a_place_inside_a_group_counts_as_its_end(begin: int) -> None:
 
 
 # a thousand tokens every ten seconds
-STEADY = Pace(1000.0, 10.0)
+STEADY = ConversationGrowth(1000.0, 10.0)
 
 
 @pytest.mark.parametrize(
@@ -143,25 +143,27 @@ STEADY = Pace(1000.0, 10.0)
         (STEADY, 500, 5.0),
         (STEADY, 0, 0.0),
         (STEADY, -5000, 0.0),
-        (Pace(0.0, 10.0), 1, float("inf")),
-        (Pace(1000.0, None), 5000, 0.0),
+        (ConversationGrowth(0.0, 10.0), 1, float("inf")),
+        (ConversationGrowth(1000.0, None), 5000, 0.0),
     ],
 )
-def test_the_high_mark_is_as_near_as_the_conversation_grows(pace: Pace, left: int, seconds: float) -> None:
+def test_the_high_mark_is_as_near_as_the_conversation_grows(
+    pace: ConversationGrowth, left: int, seconds: float
+) -> None:
     assert pace.find_time(left) == seconds
 
 
 @pytest.mark.parametrize(("takes", "expected"), [(25.0, False), (25.1, True)])
 def test_where_the_cache_is_cold_it_is_begun_when_twice_its_time_is_left(takes: float, expected: bool) -> None:
-    assert is_due(5000, STEADY, takes, is_warm=False) is expected
+    assert should_start_summary(5000, STEADY, takes, is_warm=False) is expected
 
 
 def test_while_the_cache_is_warm_there_is_no_better_time() -> None:
-    assert is_due(1_000_000, STEADY, 0.1, is_warm=True)
+    assert should_start_summary(1_000_000, STEADY, 0.1, is_warm=True)
 
 
 def test_before_anybody_knows_how_near_it_is_it_counts_as_near() -> None:
-    assert is_due(1_000_000, Pace(1.0, None), 0.1, is_warm=False)
+    assert should_start_summary(1_000_000, ConversationGrowth(1.0, None), 0.1, is_warm=False)
 
 
 A, B, C = (make_summary(name, i * 10, i * 10 + 10) for i, name in enumerate("abc"))
@@ -170,7 +172,7 @@ ABC = make_summary("abc", 0, 30, ("ab", "c"))
 
 
 def list_live(*summaries: object) -> list[str]:
-    return [each.id for each in find_live(summaries)]  # type: ignore[arg-type]
+    return [each.id for each in list_live_summaries(summaries)]  # type: ignore[arg-type]
 
 
 def test_parents_give_way_to_what_was_made_of_them() -> None:
@@ -193,59 +195,59 @@ def test_one_that_lies_within_another_does_not_stand_beside_it() -> None:
 
 def test_it_expands_to_its_leaves_in_order() -> None:
     known = {each.id: each for each in (A, B, C, AB, ABC)}
-    assert expand(ABC, known) == [A, B, C] and expand(A, known) == [A]
+    assert list_leaves(ABC, known) == [A, B, C] and list_leaves(A, known) == [A]
     with pytest.raises(KeyError):
-        expand(ABC, {})
+        list_leaves(ABC, {})
 
 
 def test_ranks_count_the_rounds() -> None:
-    assert measure_ranks([A, B, C, AB, ABC]) == {"a": 0, "b": 0, "c": 0, "ab": 1, "abc": 2}
+    assert compute_ranks([A, B, C, AB, ABC]) == {"a": 0, "b": 0, "c": 0, "ab": 1, "abc": 2}
 
 
 def test_only_what_no_model_made_of_messages_says_no_more_than_a_ledger() -> None:
-    assert [says_more(replace(A, level=level)) for level in (1, 2, 3)] == [True, True, False]
-    assert says_more(replace(AB, level=3))
+    assert [is_worth_sending(replace(A, level=level)) for level in (1, 2, 3)] == [True, True, False]
+    assert is_worth_sending(replace(AB, level=3))
 
 
 def make_nodes(*ranks: int, leaves: int = 0) -> list[MergeCandidate]:
     return [MergeCandidate(f"{i}", i, i + 1, 100, rank, leaves or 4**rank) for i, rank in enumerate(ranks)]
 
 
-def choose_merge(nodes: list[MergeCandidate], room: int = 0) -> list[str]:
-    return [node.id for node in choose_run(nodes, room)]
+def choose_candidates(nodes: list[MergeCandidate], room: int = 0) -> list[str]:
+    return [node.id for node in choose_merge(nodes, room)]
 
 
 def test_nothing_is_merged_while_all_have_room() -> None:
-    assert choose_merge(make_nodes(0, 0, 0, 0), 400) == []
-    assert choose_merge(make_nodes(0, 0, 0, 0), 399) == ["0", "1", "2", "3"]
-    assert choose_merge([]) == [] and choose_merge(make_nodes(0)) == []
+    assert choose_candidates(make_nodes(0, 0, 0, 0), 400) == []
+    assert choose_candidates(make_nodes(0, 0, 0, 0), 399) == ["0", "1", "2", "3"]
+    assert choose_candidates([]) == [] and choose_candidates(make_nodes(0)) == []
 
 
 def test_four_of_the_lowest_rank_are_merged_the_oldest_first() -> None:
-    assert choose_merge(make_nodes(1, 1, 1, 1, 0, 0, 0, 0, 0)) == ["4", "5", "6", "7"]
-    assert choose_merge(make_nodes(1, 1, 1, 1, 0, 0, 0)) == ["0", "1", "2", "3"]
+    assert choose_candidates(make_nodes(1, 1, 1, 1, 0, 0, 0, 0, 0)) == ["4", "5", "6", "7"]
+    assert choose_candidates(make_nodes(1, 1, 1, 1, 0, 0, 0)) == ["0", "1", "2", "3"]
 
 
 def test_where_four_are_not_at_hand_others_may_do() -> None:
-    assert choose_merge(make_nodes(0, 0)) == ["0", "1"]
-    assert choose_merge(make_nodes(2, 0, 0, 0)) == ["1", "2", "3"]
-    assert choose_merge(make_nodes(1, 0)) == ["0", "1"]
+    assert choose_candidates(make_nodes(0, 0)) == ["0", "1"]
+    assert choose_candidates(make_nodes(2, 0, 0, 0)) == ["1", "2", "3"]
+    assert choose_candidates(make_nodes(1, 0)) == ["0", "1"]
 
 
 def test_nothing_is_merged_deeper_than_its_leaves_justify() -> None:
-    assert choose_merge(make_nodes(3, 0, leaves=1)) == []
-    assert choose_merge(make_nodes(3, 0, leaves=8)) == ["0", "1"]
+    assert choose_candidates(make_nodes(3, 0, leaves=1)) == []
+    assert choose_candidates(make_nodes(3, 0, leaves=8)) == ["0", "1"]
 
 
 def test_only_neighbours_are_merged() -> None:
     nodes = make_nodes(0, 0, 0, 0)
-    assert choose_merge([nodes[0], nodes[2], nodes[3]]) == ["2", "3"]
-    assert choose_merge([nodes[0], nodes[2]]) == []
+    assert choose_candidates([nodes[0], nodes[2], nodes[3]]) == ["2", "3"]
+    assert choose_candidates([nodes[0], nodes[2]]) == []
 
 
 @pytest.mark.parametrize(("tokens", "is_one"), [(199, True), (200, False), (500, False)])
 def test_progress_is_to_be_smaller_than_all_together(tokens: int, is_one: bool) -> None:
-    assert is_progress(make_nodes(0, 0), tokens) == is_one
+    assert is_merge_smaller(make_nodes(0, 0), tokens) == is_one
 
 
 def grow(sizes: list[int], room: int, ratio: float) -> list[Summary]:
@@ -255,9 +257,11 @@ def grow(sizes: list[int], room: int, ratio: float) -> list[Summary]:
     for size in sizes:
         made.append(make_summary(f"leaf{at}", at, at + size, tokens=100))
         at += size
-        while run := choose_run(list_nodes(find_live(made), {each.id: each for each in made}), room):
+        while run := choose_merge(
+            list_merge_candidates(list_live_summaries(made), {each.id: each for each in made}), room
+        ):
             tokens = int(ratio * sum(node.tokens for node in run))
-            assert is_progress(run, tokens)
+            assert is_merge_smaller(run, tokens)
             parents = tuple(node.id for node in run)
             made.append(make_summary(f"node{len(made)}", run[0].start, run[-1].stop, parents, tokens))
     return made
@@ -269,10 +273,10 @@ def test_every_node_expands_to_exactly_the_messages_it_covers(sizes: list[int], 
     made = grow(sizes, room, ratio)
     known = {each.id: each for each in made}
     for each in made:
-        leaves = expand(each, known)
+        leaves = list_leaves(each, known)
         assert [leaf.start for leaf in leaves[1:]] == [leaf.stop for leaf in leaves[:-1]]
         assert (leaves[0].start, leaves[-1].stop) == (each.start, each.stop)
-    live = find_live(made)
+    live = list_live_summaries(made)
     assert [each.start for each in live] == [0, *(each.stop for each in live[:-1])]
     assert live[-1].stop == sum(sizes)
 
@@ -280,11 +284,11 @@ def test_every_node_expands_to_exactly_the_messages_it_covers(sizes: list[int], 
 @pytest.mark.parametrize(("leaves", "room"), [(500, 450), (200, 0), (200, 1500)])
 def test_the_depth_grows_with_the_logarithm_of_the_leaves(leaves: int, room: int) -> None:
     made = grow([3] * leaves, room, 0.4)
-    assert max(measure_ranks(made).values()) <= log(leaves, 4) + 2
-    assert len(find_live(made)) <= 30
+    assert max(compute_ranks(made).values()) <= log(leaves, 4) + 2
+    assert len(list_live_summaries(made)) <= 30
 
 
 def test_one_whose_parents_nobody_knows_counts_as_a_leaf() -> None:
     lost = make_summary("c", 0, 9, ("a", "b"))
-    (node,) = list_nodes([lost], {"c": lost})
+    (node,) = list_merge_candidates([lost], {"c": lost})
     assert (node.rank, node.leaves) == (1, 1)

@@ -7,21 +7,21 @@ from hypothesis import strategies as st
 
 from proxy.context.compaction.spans import MessageRange
 from proxy.context.compaction.summary_text import (
-    END,
     NAMES,
-    Frame,
-    Touched,
+    SUMMARY_END,
+    SummaryFrame,
+    TouchedFile,
     cut_middle,
-    cut_to,
-    defuse,
+    cut_to_tokens,
     find_references,
-    find_touched,
-    frame_text,
-    read_sections,
-    unframe,
-    write_foot,
-    write_head,
-    write_sections,
+    list_touched_files,
+    neutralize,
+    parse_sections,
+    render_footer,
+    render_header,
+    render_sections,
+    render_summary,
+    strip_frame,
 )
 from tests.support.reports import ANSWER, look
 from tests.support.views import RawMessage, act, count, user
@@ -53,7 +53,7 @@ _BAD = re.compile(
 
 @given(st.lists(st.one_of(_pieces, st.characters()), max_size=30).map("".join))
 def test_nothing_passes_for_a_marker(text: str) -> None:
-    fit = defuse(text)
+    fit = neutralize(text)
     assert not _BAD.search(fit)
     fit.encode()
 
@@ -75,12 +75,12 @@ def test_nothing_passes_for_a_marker(text: str) -> None:
     ],
 )
 def test_what_becomes_of_a_text(text: str, fit: str) -> None:
-    assert defuse(text) == fit
+    assert neutralize(text) == fit
 
 
 def test_a_known_reference_stays() -> None:
     text = "ref:abcdefghij, ref:klmnopqrst and ref:abcdefghijk"
-    assert defuse(text, {"abcdefghij"}) == "ref:abcdefghij, ref klmnopqrst and ref abcdefghijk"
+    assert neutralize(text, {"abcdefghij"}) == "ref:abcdefghij, ref klmnopqrst and ref abcdefghijk"
     assert find_references(f"{text} ref:abcdefghij") == ("abcdefghij", "klmnopqrst", "abcdefghijk")
 
 
@@ -91,7 +91,7 @@ def test_a_long_text_loses_its_middle() -> None:
 
 @given(st.text(max_size=300), st.integers(0, 60))
 def test_what_is_cut_fits(text: str, room: int) -> None:
-    cut = cut_to(text, room, count)
+    cut = cut_to_tokens(text, room, count)
     assert count(cut) <= room and text.startswith(cut)
     assert count(text) > room or cut == text
 
@@ -99,7 +99,7 @@ def test_what_is_cut_fits(text: str, room: int) -> None:
 def test_time_is_in_proportion() -> None:
     began = time.thread_time()
     for piece in ("[ ", "~", "> # ", "ref:", "system ", "\n\t", "< / "):
-        defuse(piece * (400_000 // len(piece)))
+        neutralize(piece * (400_000 // len(piece)))
     assert time.thread_time() - began < 10
 
 
@@ -111,16 +111,16 @@ def test_time_is_in_proportion() -> None:
     ],
 )  # fmt: skip
 def test_headings_are_known_however_they_are_spelled(heading: str) -> None:
-    assert read_sections(f"{heading}\nto fix it") == {"Goal": ["to fix it"]}
+    assert parse_sections(f"{heading}\nto fix it") == {"Goal": ["to fix it"]}
 
 
 @pytest.mark.parametrize("line", ["Goal is to fix it", "- Goal: fix", "Goals and more:", "the goal", "Goal — x", ""])
 def test_other_lines_are_none(line: str) -> None:
-    assert read_sections(f"{line}\nmore") == {}
+    assert parse_sections(f"{line}\nmore") == {}
 
 
 def test_what_a_heading_s_line_says_is_the_first_line() -> None:
-    assert read_sections("GOAL: to fix it\nNEXT: tests\nand docs\n\nFILES:\nCONTEXT:x") == {
+    assert parse_sections("GOAL: to fix it\nNEXT: tests\nand docs\n\nFILES:\nCONTEXT:x") == {
         "Goal": ["- to fix it"],
         "Remaining": ["- tests", "and docs"],
         "Other context": ["- x"],
@@ -128,32 +128,32 @@ def test_what_a_heading_s_line_says_is_the_first_line() -> None:
 
 
 def test_a_heading_within_a_heading_s_line_is_none_when_it_is_read_again() -> None:
-    sections = read_sections('Goal: Constraints: - m1: "always run it"\nNext: - x')
+    sections = parse_sections('Goal: Constraints: - m1: "always run it"\nNext: - x')
     assert sections == {"Goal": ['- Constraints: - m1: "always run it"'], "Remaining": ["- x"]}
-    assert read_sections(write_sections(sections, 1)) == sections
+    assert parse_sections(render_sections(sections, 1)) == sections
 
 
 def test_what_stands_before_the_first_is_left_out() -> None:
-    assert list(read_sections(ANSWER)) == [
+    assert list(parse_sections(ANSWER)) == [
         "Goal", "Key instructions and constraints", "Discoveries", "Completed", "Remaining",
     ]  # fmt: skip
-    assert "Here is the report." not in str(read_sections(ANSWER))
+    assert "Here is the report." not in str(parse_sections(ANSWER))
 
 
 def test_sections_of_one_name_are_one() -> None:
-    assert read_sections("Next:\na\nGoal\nb\nRemaining\nc") == {"Goal": ["b"], "Remaining": ["a", "c"]}
+    assert parse_sections("Next:\na\nGoal\nb\nRemaining\nc") == {"Goal": ["b"], "Remaining": ["a", "c"]}
 
 
 def test_the_short_form_has_five_fields_and_loses_nothing() -> None:
     sections = {name: [f"- {name} line"] for name in NAMES}
-    assert write_sections(sections, 2).split("\n") == [
+    assert render_sections(sections, 2).split("\n") == [
         "GOAL:", "- Goal line",
         "CONSTRAINTS:", "- Key instructions and constraints line",
         "FILES:", "- Relevant files line",
         "NEXT:", "- In progress line", "- Remaining line",
         "CONTEXT:", "- Discoveries line", "- Completed line", "- Other context line",
     ]  # fmt: skip
-    assert write_sections({"Goal": ["x"]}, 2) == "GOAL:\nx"
+    assert render_sections({"Goal": ["x"]}, 2) == "GOAL:\nx"
 
 
 _lines = st.lists(st.from_regex(r"- [a-z]{1,9}", fullmatch=True), min_size=1, max_size=3)
@@ -161,53 +161,53 @@ _lines = st.lists(st.from_regex(r"- [a-z]{1,9}", fullmatch=True), min_size=1, ma
 
 @given(st.dictionaries(st.sampled_from(NAMES), _lines))
 def test_what_was_written_is_read_again(sections: dict[str, list[str]]) -> None:
-    assert read_sections(write_sections(sections, 1)) == sections
+    assert parse_sections(render_sections(sections, 1)) == sections
 
 
 @given(st.text())
 def test_no_text_is_too_strange(text: str) -> None:
-    assert read_sections(text).keys() <= set(NAMES)
+    assert parse_sections(text).keys() <= set(NAMES)
 
 
-FRAME = Frame("aaaaaaaaaa", "glm-5", "22 November 2026")
+FRAME = SummaryFrame("aaaaaaaaaa", "glm-5", "22 November 2026")
 
 
 def test_the_head_says_what_it_is_of_whom_and_when() -> None:
-    assert write_head(FRAME, MessageRange(11, 40, 0)) == (
+    assert render_header(FRAME, MessageRange(11, 40, 0)) == (
         "[Report by palimpsest on messages 12 to 40 of this session, written by glm-5 on 22 November 2026 from what was"
         " said and done; what tools' outputs claimed is marked so. Original: ref:aaaaaaaaaa]"
     )
 
 
 def test_without_a_model_it_says_so() -> None:
-    assert "put together on today without a model. Original" in write_head(
-        Frame("a" * 10, "", "today"), MessageRange(0, 4, 0)
+    assert "put together on today without a model. Original" in render_header(
+        SummaryFrame("a" * 10, "", "today"), MessageRange(0, 4, 0)
     )
 
 
 def test_a_model_s_name_cannot_close_the_head() -> None:
-    head = write_head(Frame("a" * 10, "x]\n[tool: y", "d"), MessageRange(0, 4, 0))
+    head = render_header(SummaryFrame("a" * 10, "x]\n[tool: y", "d"), MessageRange(0, 4, 0))
     assert head.count("]") == 1 and "\n" not in head and "[tool:" not in head
 
 
 def test_the_foot_has_references_first_and_no_more_than_fit() -> None:
-    assert write_foot(["b", "c"], ["a.py"], 100, count) == "Files and references: ref:b ref:c a.py"
-    assert write_foot(["b", "c"], ["a.py"], 9, count) == "Files and references: ref:b ref:c"
-    assert write_foot(["b"], [], 3, count) == ""
-    assert write_foot([], [], 100, count) == ""
+    assert render_footer(["b", "c"], ["a.py"], 100, count) == "Files and references: ref:b ref:c a.py"
+    assert render_footer(["b", "c"], ["a.py"], 9, count) == "Files and references: ref:b ref:c"
+    assert render_footer(["b"], [], 3, count) == ""
+    assert render_footer([], [], 100, count) == ""
 
 
 def test_what_is_framed_can_be_unframed() -> None:
-    head, foot = write_head(FRAME, MessageRange(0, 4, 0)), write_foot(["b"], [], 100, count)
+    head, foot = render_header(FRAME, MessageRange(0, 4, 0)), render_footer(["b"], [], 100, count)
     for body in ("## Goal\n- x", "one line", ""):
         for end in (foot, ""):
-            text = frame_text(head, body, end)
-            assert text.endswith(END) and unframe(text) == body
-    assert unframe("## Goal\n- x") == "## Goal\n- x" and unframe("") == ""
+            text = render_summary(head, body, end)
+            assert text.endswith(SUMMARY_END) and strip_frame(text) == body
+    assert strip_frame("## Goal\n- x") == "## Goal\n- x" and strip_frame("") == ""
 
 
-def find(*messages: RawMessage) -> tuple[Touched, ...]:
-    return find_touched(look(messages), MessageRange(0, len(messages), 0))
+def find(*messages: RawMessage) -> tuple[TouchedFile, ...]:
+    return list_touched_files(look(messages), MessageRange(0, len(messages), 0))
 
 
 def test_the_newest_comes_first_and_an_edited_one_is_known_as_such() -> None:
@@ -218,15 +218,15 @@ def test_the_newest_comes_first_and_an_edited_one_is_known_as_such() -> None:
         *act("d", "src/new.py", "", name="write_file"),
     ]
     assert find(user("see src/said.py"), *messages) == (
-        Touched("src/new.py", True),
-        Touched("README.md", False),
-        Touched("src/parse.py", True),
+        TouchedFile("src/new.py", True),
+        TouchedFile("README.md", False),
+        TouchedFile("src/parse.py", True),
     )
 
 
 def test_only_those_of_the_span() -> None:
     messages = [*act("a", "cat a.py", ""), *act("b", "cat b.py", ""), *act("c", "cat c.py", "")]
-    assert find_touched(look(messages), MessageRange(2, 4, 0)) == (Touched("b.py", False),)
+    assert list_touched_files(look(messages), MessageRange(2, 4, 0)) == (TouchedFile("b.py", False),)
 
 
 @pytest.mark.parametrize("command", ["ls -la", "python -m proxy.cli", "date 2024/05/01", "git log v1.2.3", ""])

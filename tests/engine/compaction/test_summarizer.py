@@ -338,7 +338,7 @@ async def test_a_fault_of_ours_is_no_failed_report(monkeypatch: pytest.MonkeyPat
         raise RuntimeError("not now")
 
     draft = Draft()
-    monkeypatch.setattr("proxy.engine.compaction.summarizer.accept", broken)
+    monkeypatch.setattr("proxy.engine.compaction.summarizer.check_summary", broken)
     made = await draft.get()
     assert (made.level, made.reason) == (3, "RuntimeError: not now")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from proxy.context.compaction.spans import expand, measure_ranks
+from proxy.context.compaction.spans import compute_ranks, list_leaves
 from proxy.model.summary import Summary
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import open_sqlite
@@ -43,7 +43,7 @@ def check_covers(summaries: list[Summary], raws: list[bytes], originals: dict[st
     """Each expands to leaves without a gap, and to its messages and nothing else."""
     known = {each.id: each for each in summaries}
     for each in summaries:
-        leaves = expand(each, known)
+        leaves = list_leaves(each, known)
         ends = [leaf.stop for leaf in leaves]
         assert [leaf.start for leaf in leaves] == [each.start, *ends[:-1]]
         assert ends[-1] == each.stop
@@ -63,7 +63,7 @@ async def test_in_a_long_session_the_graph_stays_shallow_and_every_summary_cover
     leaves = [each for each in summaries if each.kind == "leaf"]
     assert len(leaves) > 12
     assert len(summaries) > len(leaves) + 4
-    ranks = measure_ranks(summaries)
+    ranks = compute_ranks(summaries)
     assert max(ranks.values()) <= math.log(len(leaves), 4) + 2
     request = await shop.look_at(history)
     live = shop.context.list_summaries(request.nodes)
@@ -96,7 +96,7 @@ async def test_merging_has_so_many_rounds() -> None:
 
 
 async def test_what_is_no_smaller_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.engine.compaction.worker.is_progress", lambda run, tokens: False)
+    monkeypatch.setattr("proxy.engine.compaction.worker.is_merge_smaller", lambda run, tokens: False)
     shop = Workshop()
     await reach_two(shop)
     assert {each.kind for each in shop.summaries} == {"leaf"}

@@ -213,7 +213,7 @@ async def test_what_was_in_vain_is_counted_first() -> None:
     assert context is not None
     (epoch,) = context.epochs
     standing = next(s for (_, name), s in context._standings.items() if name == epoch.id)
-    standing.account = replace(standing.account, futile=1)
+    standing.account = replace(standing.account, ineffective=1)
     sending = await desk.steward.prepare(make_subject(until(steps + 1), "x"), "manage", None, desk.commit)
     assert sending.complete is None
 

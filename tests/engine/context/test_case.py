@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.context.budget import Ratio
-from proxy.context.epoch_decision import Account
+from proxy.context.budget import TokenRatio
+from proxy.context.epoch_decision import CacheCostAccount
 from proxy.context.pricing import make_tariff
 from proxy.context.provider_cache import CacheModel
 from proxy.engine.context.history_cache import HistoryCache, MeasuredHistory
@@ -39,7 +39,7 @@ async def make_case(epoch: Epoch | None = None, context: SessionContext | None =
         kept=None,
         budget=BUDGET,
         tariff=make_tariff(UNPRICED, CacheModel()),
-        ratio=Ratio(1.5),
+        ratio=TokenRatio(1.5),
         protected=70,
         now=130.0,
     )
@@ -58,15 +58,15 @@ async def test_an_epoch_stands_for_the_first_messages() -> None:
 
 async def test_each_epoch_has_its_own_account() -> None:
     case = await make_case(epoch := make_epoch("a", DEPTH))
-    case.find_standing(None).account = Account(sent=1)
-    case.find_standing(epoch).account = Account(sent=2)
+    case.find_standing(None).account = CacheCostAccount(sent=1)
+    case.find_standing(epoch).account = CacheCostAccount(sent=2)
     assert (case.account.sent, (await make_case(context=case.context)).account.sent) == (2, 1)
     assert (case.view, case.tell(100)) == (MODEL, 150)
 
 
 async def test_the_facts_are_those_of_the_case() -> None:
     case = await make_case(make_epoch("a", DEPTH), kept=7)
-    case.find_standing(case.epoch).account = Account(sent_at=100.0)
+    case.find_standing(case.epoch).account = CacheCostAccount(sent_at=100.0)
     facts = case.facts
     assert (facts.tokens, facts.budget, facts.tariff, facts.protected) == (case.tokens, BUDGET, case.tariff, 70)
     assert (facts.kept, facts.stable, facts.idle, facts.is_side) == (7, case.path.head.tokens, 30.0, False)

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from proxy.context.conversation import LiveSummary
-from proxy.context.epoch_decision import Account
+from proxy.context.epoch_decision import CacheCostAccount
 from proxy.engine.context import session_context as module
 from proxy.engine.context.epoch_planner import RenderedPlan
 from proxy.engine.context.session_context import SessionContext
@@ -165,7 +165,7 @@ def test_an_account_is_restored_from_the_epochs_of_its_path() -> None:
     )
     context.absorb(StoredContext(chain, (), ((MODEL, 12.5), ("other", 3.0))))
     account = context.get_standing(MODEL, "b", BUDGET).account
-    assert (account.base, account.sent, account.owed, account.futile) == (45_000, 45_000, 12.5, 2)
+    assert (account.base, account.sent, account.owed, account.ineffective) == (45_000, 45_000, 12.5, 2)
     assert context.get_standing(MODEL, "a", BUDGET).account.owed == 0.0
     assert context.get_standing("other", "other", BUDGET).account.owed == 3.0
     assert context.get_standing(MODEL, "b", BUDGET) is context.get_standing(MODEL, "b", BUDGET)
@@ -181,7 +181,7 @@ def test_what_is_owed_belongs_to_the_newest_epoch_whoever_asks_first() -> None:
 def test_what_is_owed_is_added_to_what_was_owed_before_the_log_answered() -> None:
     context = SessionContext()
     standing = context.get_standing(MODEL, "", BUDGET)
-    standing.account = Account(owed=1.0, sent=70)
+    standing.account = CacheCostAccount(owed=1.0, sent=70)
     context.absorb(StoredContext((), (), ((MODEL, 12.5),)))
     assert context.get_standing(MODEL, "", BUDGET) is standing
     assert (standing.account.owed, standing.account.sent) == (13.5, 70)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.context.budget import Ratio
+from proxy.context.budget import TokenRatio
 from proxy.context.pricing import Tariff
 from proxy.engine import models as module
 from proxy.engine.models import CacheCalibrator, ExpectedUsage
@@ -33,7 +33,7 @@ class World:
     def tariff(self, model: str = MODEL, markers: tuple[str, ...] = (), card: Card = UNKNOWN) -> Tariff:
         return self.lessons.find_tariff(UPSTREAM, model, card, markers)
 
-    def ratio(self, model: str = MODEL) -> Ratio:
+    def ratio(self, model: str = MODEL) -> TokenRatio:
         return self.counting.find_ratio(UPSTREAM, model)
 
 

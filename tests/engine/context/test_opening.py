@@ -9,7 +9,7 @@ import pytest
 
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import View
+from proxy.context.conversation import PlanRequest
 from proxy.engine.context.epoch_planner import EpochPlanner, PlanInputs, RenderedPlan, read_plan
 from proxy.engine.context.history_cache import HistoryCache
 from proxy.engine.context.rewriter import find_problem, list_splices
@@ -72,9 +72,9 @@ async def test_the_same_conversation_gives_the_same_bytes() -> None:
 
 
 async def test_the_builder_sees_what_is_told_hangs_together_and_was_counted() -> None:
-    views: list[View] = []
+    views: list[PlanRequest] = []
 
-    def look(view: View, build: Any) -> ContextPlan:
+    def look(view: PlanRequest, build: Any) -> ContextPlan:
         views.append(view)
         plan: ContextPlan = build(view)
         return plan
@@ -91,7 +91,7 @@ async def test_the_builder_sees_what_is_told_hangs_together_and_was_counted() ->
 
 
 async def test_a_reference_stands_for_the_raw_messages() -> None:
-    def refer(view: View, build: Any) -> ContextPlan:
+    def refer(view: PlanRequest, build: Any) -> ContextPlan:
         reference = Reference("abc", 1, 3, 7)
         return ContextPlan(3, (Kept(0), Written("a ledger of abc", 1, 3)), (reference,), 10)
 
@@ -112,9 +112,9 @@ async def test_a_reference_that_has_its_messages_keeps_them_as_they_were_spelt()
 
 
 async def test_the_plan_that_stands_is_read_again_for_the_next_one() -> None:
-    views: list[View] = []
+    views: list[PlanRequest] = []
 
-    def look(view: View, build: Any) -> ContextPlan:
+    def look(view: PlanRequest, build: Any) -> ContextPlan:
         views.append(view)
         plan: ContextPlan = build(view)
         return plan
@@ -143,9 +143,9 @@ async def test_whatever_goes_wrong_is_raised() -> None:
     ("place", "sent"), [({"base": 5}, 5), ({"base": 5, "relation": "branch"}, None), ({"base": 0}, None)]
 )
 async def test_what_was_sent_before_is_told_of_what_goes_on_from_it(place: Any, sent: int | None) -> None:
-    views: list[View] = []
+    views: list[PlanRequest] = []
 
-    def look(view: View, build: Any) -> ContextPlan:
+    def look(view: PlanRequest, build: Any) -> ContextPlan:
         views.append(view)
         plan: ContextPlan = build(view)
         return plan
@@ -177,7 +177,7 @@ async def test_the_word_is_said_by_nobody_else_where_it_stays_or_never_was(messa
 
 
 async def test_where_there_is_no_ledger_nobody_can_say_the_word() -> None:
-    def bury(view: View, build: Any) -> ContextPlan:
+    def bury(view: PlanRequest, build: Any) -> ContextPlan:
         return ContextPlan(3, (Kept(0), Kept(1), Replaced(2, "gone", "tombstone")), (), 10)
 
     with pytest.raises(AssertionError, match="json"):
@@ -228,7 +228,7 @@ LEADING: list[tuple[tuple[Edit, ...], tuple[Edit, ...]]] = [
 async def test_a_ledger_of_the_assistants_stands_behind_the_users_first_words(
     planned: tuple[Edit, ...], sent: tuple[Edit, ...]
 ) -> None:
-    def plan(view: View, build: Any) -> ContextPlan:
+    def plan(view: PlanRequest, build: Any) -> ContextPlan:
         return ContextPlan(3, planned if planned[-1] != Kept(1) else (*planned, Kept(2)), (), 10)
 
     messages = [*HISTORY[:4], {"role": "user", "content": "Go on."}, *HISTORY[4:]]

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from proxy.context.message_features import Findings, study
+from proxy.context.message_features import MessageFeatures, extract_features
 from proxy.engine.context import epoch_planner
 from proxy.engine.context.epoch_planner import FeatureCache
 from proxy.model.messages import Message, ToolCall
@@ -19,17 +19,17 @@ def studied(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
     """What was looked at, in order."""
     seen: list[Message] = []
 
-    def look(told: Message) -> Findings:
+    def look(told: Message) -> MessageFeatures:
         seen.append(told)
-        return study(told)
+        return extract_features(told)
 
-    monkeypatch.setattr(epoch_planner, "study", look)
+    monkeypatch.setattr(epoch_planner, "extract_features", look)
     return seen
 
 
 def test_a_message_is_studied_once(studied: list[Message]) -> None:
     known = FeatureCache(1 << 20)
-    assert [known.find(say(1)) for _ in range(3)] == [study(say(1))] * 3
+    assert [known.find(say(1)) for _ in range(3)] == [extract_features(say(1))] * 3
     assert studied == [say(1)]
 
 
@@ -53,7 +53,7 @@ def test_threads_may_ask_at_once() -> None:
     wrong: list[int] = []
 
     def ask() -> None:
-        wrong.extend(number for number in [*range(40)] * 5 if known.find(say(number)) != study(say(number)))
+        wrong.extend(number for number in [*range(40)] * 5 if known.find(say(number)) != extract_features(say(number)))
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:

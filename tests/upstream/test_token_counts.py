@@ -59,7 +59,7 @@ def load_theirs(name: Encoding) -> tiktoken.Encoding:
 
 @cache
 def load_ours(name: Encoding) -> splintr.AnyTokenizer:
-    return splintr.Tokenizer.from_pretrained(name)
+    return splintr.Tokenizer.from_pretrained(name).jit(False)
 
 
 @cache
@@ -69,8 +69,8 @@ def load_encoder(name: Encoding) -> SplintrEncoder:
 
 def find_different(name: Encoding, texts: list[str]) -> list[str]:
     """Texts whose tokens differ, or whose count is not that of their tokens."""
-    ours, encoder, theirs = load_ours(name).jit(False), load_encoder(name), load_theirs(name)
-    pairs = zip(texts, theirs.encode_ordinary_batch(texts, num_threads=2), strict=True)
+    ours, encoder, theirs = load_ours(name), load_encoder(name), load_theirs(name)
+    pairs = ((text, theirs.encode_ordinary(text)) for text in texts)
     return [text for text, ids in pairs if ours.encode_ordinary(text) != ids or encoder.count(text) != len(ids)]
 
 

@@ -29,7 +29,6 @@ from proxy.assembly import Engine, build_engine, find_admin_token, note_address
 from proxy.config import ConfigError, Settings
 from proxy.config.problems import Problem
 from proxy.context.budget import AUTO_CEILING, make_budget
-from proxy.engine.context.controller import MANAGED_WIRES
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.runtime import TaskRunner, WriteBatcher
 from proxy.heap import HeapTrimmer, find_slack, find_trim
@@ -57,6 +56,7 @@ from proxy.server.sessions_api import SessionsApi
 from proxy.upstream.outlines import has_grammars
 from proxy.upstream.own_server import leads_back
 from proxy.upstream.tokenizer import has_encoder
+from proxy.wire import FORMATS, MANAGED_WIRES
 
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
@@ -65,8 +65,6 @@ _CUT_SECONDS_PER_CALL = 0.0015
 _CUT_SECONDS = 0.25
 _CUT_FRACTION = 2 / 3
 _UVICORN_SECONDS = 3  # after the limit uvicorn would end things its own way; it never comes to that
-# How the paths of the formats end that are read, for people.
-_PATHS = {"chat_completions": "/chat/completions", "responses": "/responses", "anthropic_messages": "/v1/messages"}
 # Nearly all that a call makes is freed by its count. With the collector's usual 700 objects it looks at the calls under
 # way again and again: 3 % of a call at 64 at once.
 _GC_THRESHOLD = 20_000
@@ -353,9 +351,9 @@ def _describe_shortening(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield what is shortened of which formats and from where on, and which formats are only recorded."""
     if settings.mode == "manage":
         soft = make_budget(None, None, None, settings.budget_policy()).soft
-        paths = ", ".join(path for wire, path in _PATHS.items() if wire in MANAGED_WIRES)
+        paths = ", ".join(FORMATS[wire].path_ending for wire in FORMATS if wire in MANAGED_WIRES)
         yield "shortened", f"{paths}, from {soft:,} tokens on (fewer for models with a small window)"
-    others = [path for wire, path in _PATHS.items() if settings.mode != "manage" or wire not in MANAGED_WIRES]
+    others = [FORMATS[wire].path_ending for wire in FORMATS if settings.mode != "manage" or wire not in MANAGED_WIRES]
     if others and settings.mode != "bypass":
         yield "recorded", f"{', '.join(others)}: kept in the log, not shortened"
 

@@ -9,7 +9,7 @@ import importlib
 import logging
 import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import quote
 
@@ -63,10 +63,8 @@ from proxy.upstream.forwarder import Forwarder
 from proxy.upstream.outlines import Outliner
 from proxy.upstream.own_server import ask_own_server, name_address
 from proxy.upstream.tokenizer import CountingTokenizer
-from proxy.wire.anthropic_messages import AnthropicMessages
-from proxy.wire.chat_completions import ChatCompletions
+from proxy.wire import FORMATS, summary_request
 from proxy.wire.format import Format
-from proxy.wire.responses import Responses
 
 _TOKEN_FILE = "admin-token"
 _ADDRESS_FILE = "address"
@@ -75,16 +73,8 @@ _COUNTED_IN: Encoding = "o200k_base"
 # One message is weighed for so much of the cache, beside it: 65,536 as it is by default, 11 MB.
 _CACHE_FOR_A_WEIGHT = 1024
 _FINISH_SECONDS = 2.0
-# The wire of all calls of our own.
-_ASKED_IN = "chat_completions"
 
 _log = logging.getLogger("palimpsest")
-
-
-def build_formats() -> Mapping[str, Format]:
-    """Every wire format, by name."""
-    formats: tuple[Format, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
-    return {form.name: form for form in formats}
 
 
 def find_admin_token(settings: Settings) -> str:
@@ -154,9 +144,8 @@ async def build_engine(settings: Settings) -> Engine:
     readings = ResponseReader(archive, bus, tasks, lineage, policy.record_cap_bytes, policy.own_keys)
     relay = Relay(archive, gate, readings, bus, clock)
     reception = RequestResolver(policy, routes, lineage, readings, clock, SystemIds())
-    formats = build_formats()
     if not is_fresh:
-        await UnreadResponses(archive, bus, tasks, lineage, readings, formats).read()
+        await UnreadResponses(archive, bus, tasks, lineage, readings, FORMATS).read()
     tokenizer, outliner, studies = CountingTokenizer(), Outliner(), FeatureCache(policy.cache_bytes // 8)
     models = build_models(settings, tokenizer, tasks)
 
@@ -175,7 +164,7 @@ async def build_engine(settings: Settings) -> Engine:
         models=models,
         tasks=tasks,
         bus=bus,
-        form=formats[_ASKED_IN],
+        form=summary_request.FORMAT,
         routes=routes,
         builder=builder,
         study=studies.find,
@@ -184,7 +173,7 @@ async def build_engine(settings: Settings) -> Engine:
     holdout, longest = Holdout(settings.compaction.holdout_fraction, archive.salt), policy.hard_wait_seconds
     around = Surroundings(archive, models, builder, bus, clock, settings.providers(), memory, trigger, holdout, longest)
     steward = build_steward(around, archive.salt)
-    exchanges = ExchangeService(policy, formats, reception, relay, tasks, steward)
+    exchanges = ExchangeService(policy, FORMATS, reception, relay, tasks, steward)
     caretaker = EpochAdmin(steward.lookout, archive, gate, bus, SystemIds(), clock)
     manual_compaction = _build_manual_compaction(archive, gate, trigger.worker, steward, routes)
     parts = (exchanges, archive, relay, bus, tasks, descriptors, forwarders, models, tokenizer, outliner)

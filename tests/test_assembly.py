@@ -10,7 +10,6 @@ import pytest
 from proxy.assembly import (
     ask_server,
     build_engine,
-    build_formats,
     build_models,
     find_address,
     find_admin_token,
@@ -28,6 +27,7 @@ from proxy.model.card import LimitKey
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable, UpstreamUnreachable
 from proxy.server.routes import MANAGED_PATHS
 from proxy.upstream.tokenizer import CountingTokenizer
+from proxy.wire import FORMATS
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 60.0
@@ -57,9 +57,8 @@ def settings_in(data: Path, **flags: object) -> Settings:
 
 
 def test_every_managed_path_has_its_format() -> None:
-    formats = build_formats()
-    assert set(formats) == set(MANAGED_PATHS.values())
-    assert all(form.name == name for name, form in formats.items())
+    assert set(FORMATS) == set(MANAGED_PATHS.values())
+    assert all(form.name == name for name, form in FORMATS.items())
 
 
 @pytest.mark.parametrize(("kept", "counted"), [(2, ["a", "b", "c", "a"]), (3, ["a", "b", "c"])])

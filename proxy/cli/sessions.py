@@ -24,7 +24,6 @@ from proxy.cli.formatting import (
 from proxy.cli.services import MAX_NUMBER, ConfigOption, DataOption, JsonOption, Services, SessionArgument
 from proxy.config import Settings
 from proxy.context.budget import BudgetPolicy, compute_soft_mark, make_budget
-from proxy.engine.context.controller import MANAGED_WIRES
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.export import describe_whole
 from proxy.engine.reports.lookup import Part, find_exchange, list_matching, load_part, read_pages
@@ -38,6 +37,7 @@ from proxy.engine.reports.sessions import (
 )
 from proxy.model.exchange import Usage
 from proxy.model.log import ExchangeRow, RoundRow, Selection, SessionRow
+from proxy.wire import MANAGED_WIRES
 
 _SESSION_HEADINGS = ("SESSION", "LAST CALL (UTC)", "CALLS", "BRANCHES", "SIDE", "INPUT", "OUTPUT")
 _CALL_HEADINGS = ("CALL", "RELATION", "TIME", "STATUS", "INPUT", "OUTPUT", "SECONDS", "MODEL")

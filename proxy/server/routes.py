@@ -23,6 +23,7 @@ from proxy.server.managed import Managed
 from proxy.server.passthrough import Passthrough
 from proxy.server.policy import ServerPolicy
 from proxy.server.sessions_api import SessionsApi
+from proxy.wire import FORMATS
 
 MANAGED_PATHS = {
     "/v1/chat/completions": "chat_completions",
@@ -31,11 +32,7 @@ MANAGED_PATHS = {
 }
 
 # Clients put other prefixes before them, or none: Azure's `/openai/deployments/NAME`, `/api/v1`, `/v1beta/openai`.
-_ENDINGS = {
-    "/chat/completions": "chat_completions",
-    "/responses": "responses",
-    "/v1/messages": "anthropic_messages",
-}
+_ENDINGS = {form.path_ending: form.name for form in FORMATS.values()}
 
 
 @dataclass(frozen=True, slots=True)

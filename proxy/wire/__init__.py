@@ -9,3 +9,6 @@ from proxy.wire.responses import Responses
 
 FORMATS: Mapping[str, Format] = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
 """All formats by name."""
+
+MANAGED_WIRES = frozenset(name for name, form in FORMATS.items() if form.is_managed)
+"""The names of those whose requests may be shortened."""

@@ -27,6 +27,7 @@ from proxy.wire.json_values import (
     load_json,
     normalize_arguments,
     normalize_object,
+    read_member,
     read_object,
     read_objects,
     read_text,
@@ -131,6 +132,7 @@ class AnthropicMessages(Format):
     """The wire of claude-code."""
 
     name = _NAME
+    path_ending = "/v1/messages"
     items_key = "messages"
     instructions_key = "system"
     end_marker = re.compile(EVENT_LINE + rb"message_stop(?=[\r\n])|" + TYPED_DATA_LINE + b'message_stop"')
@@ -164,6 +166,11 @@ class AnthropicMessages(Format):
         if not isinstance(value.get("content"), list):
             return ()
         return ((self.reader.read_value({"role": value.get("role") or "assistant", "content": value["content"]}),),)
+
+    def list_echoes(self, answer: bytes) -> list[bytes]:
+        """Return a message of the response's content."""
+        content = read_member(answer, "content")
+        return [b'{"role":"assistant","content":%b}' % content] if content else []
 
     def _read_structure(
         self, message: Mapping[str, object], markers: tuple[str, ...], says_json: bool

@@ -21,7 +21,14 @@ from proxy.wire.identity import (
     normalize_parts,
     weigh,
 )
-from proxy.wire.json_values import normalize_arguments, normalize_object, read_objects, read_text
+from proxy.wire.json_values import (
+    list_elements,
+    normalize_arguments,
+    normalize_object,
+    read_member,
+    read_objects,
+    read_text,
+)
 from proxy.wire.messages import (
     THINKING,
     are_ids_invalid,
@@ -158,6 +165,7 @@ class ChatCompletions(Format):
     """The wire that most clients and nearly all servers speak."""
 
     name = _NAME
+    path_ending = "/chat/completions"
     items_key = "messages"
     end_marker = re.compile(DATA_LINE + rb"\[DONE\]")
     is_managed = True
@@ -183,6 +191,11 @@ class ChatCompletions(Format):
         """Return the message of each choice."""
         messages = (choice.get("message") for choice in read_objects(value.get("choices")))
         return tuple((self._read_choice(message),) if isinstance(message, dict) else () for message in messages)
+
+    def list_echoes(self, answer: bytes) -> list[bytes]:
+        """Return the first choice's message: of several, a client can continue only one."""
+        messages = [read_member(choice, "message") for choice in list_elements(read_member(answer, "choices"))[:1]]
+        return [message for message in messages if message]
 
     def _read_choice(self, message: Mapping[str, object]) -> Item:
         return self.reader.read_value({**message, "role": message.get("role") or "assistant"})

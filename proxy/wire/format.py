@@ -43,7 +43,8 @@ MANAGING_MEMBERS: Mapping[str, Callable[[object], bool]] = {
 class Format(ABC):
     """One API's format. To add a wire, write one subclass and list it in `proxy.wire.FORMATS`.
 
-    Class attributes: `name` is also what the log and the settings call it. `items_key` is the top-level member whose
+    Class attributes: `name` is also what the log and the settings call it; `path_ending` is how the paths end under
+    which it is spoken. `items_key` is the top-level member whose
     array elements are the conversation; `instructions_key` the one beside it that tells the model who it is, empty
     where only messages do; `previous_key` the one that names a stored response that a request goes on from, empty if
     there is none. `end_marker` matches, in raw bytes, at a line that ends a stream as a whole. `is_managed`: the
@@ -54,6 +55,7 @@ class Format(ABC):
     """
 
     name: ClassVar[str]
+    path_ending: ClassVar[str]
     items_key: ClassVar[str]
     instructions_key: ClassVar[str] = ""
     previous_key: ClassVar[str] = ""
@@ -82,6 +84,10 @@ class Format(ABC):
 
         `read_items` of the echo gives the same forms. An error has no alternatives.
         """
+
+    @abstractmethod
+    def list_echoes(self, answer: bytes) -> list[bytes]:
+        """Return the raw elements that a client adds to its conversation for a raw response (`Answer.value`)."""
 
     def read_ids(self, value: Mapping[str, object]) -> tuple[str, ...]:
         """Return the ids by which later requests may refer to the items of a response; on most wires there are none."""

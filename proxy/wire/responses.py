@@ -22,7 +22,14 @@ from proxy.wire.identity import (
     normalize_values,
     weigh,
 )
-from proxy.wire.json_values import normalize_arguments, normalize_object, read_objects, read_text
+from proxy.wire.json_values import (
+    list_elements,
+    normalize_arguments,
+    normalize_object,
+    read_member,
+    read_objects,
+    read_text,
+)
 from proxy.wire.messages import (
     TEXTS,
     are_ids_invalid,
@@ -161,6 +168,7 @@ class Responses(Format):
     """OpenAI's newer wire, spoken by codex and the agents SDKs."""
 
     name = _NAME
+    path_ending = "/responses"
     items_key = "input"
     instructions_key = "instructions"
     previous_key = "previous_response_id"
@@ -201,6 +209,10 @@ class Responses(Format):
         if not isinstance(value.get("output"), list):
             return ()
         return (tuple(self.reader.read_value(item) for item in read_objects(value["output"])),)
+
+    def list_echoes(self, answer: bytes) -> list[bytes]:
+        """Return the output items."""
+        return list_elements(read_member(answer, "output"))
 
     def read_ids(self, value: Mapping[str, object]) -> tuple[str, ...]:
         """Return the ids of the output items, to which an `item_reference` refers."""

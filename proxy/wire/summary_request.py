@@ -21,7 +21,9 @@ from proxy.wire.json_values import (
     set_member,
 )
 
-_CHAT = ChatCompletions()
+FORMAT = ChatCompletions()
+"""The format in which models are asked for summaries."""
+
 _LIMITS = ("max_completion_tokens", "max_tokens")
 # Models that refuse `max_tokens`, for it never counted what they think.
 _NEWER_LIMIT = re.compile(r"(?:.*/)?(?:o\d|gpt-(?:[5-9]|\d\d))")
@@ -122,7 +124,7 @@ def _place(body: SplitBody, instruction: str, *, is_alternating: bool) -> tuple[
     """Where the instruction goes, and as what: a message behind the last one, or the end of that."""
     last = body.items[-1]
     raw = body.content[last.start : last.end]
-    message = _CHAT.parse_structure(raw)
+    message = FORMAT.parse_structure(raw)
     if message.calls:
         return None  # calls are answered before anything else is said
     if not is_alternating or _find_last_speaker(body) == "assistant":
@@ -134,7 +136,7 @@ def _place(body: SplitBody, instruction: str, *, is_alternating: bool) -> tuple[
 def _find_last_speaker(body: SplitBody) -> str:
     """Who has the floor by the count of strict templates: calls of tools and their answers are passed over."""
     for span in reversed(body.items):
-        message = _CHAT.parse_structure(body.content[span.start : span.end])
+        message = FORMAT.parse_structure(body.content[span.start : span.end])
         if message.role == "user" or (message.role == "assistant" and not message.calls):
             return message.role
     return "assistant"  # nobody spoke: the user begins

@@ -26,9 +26,8 @@ from proxy.model.epoch import Epoch
 from proxy.model.errors import Conflict
 from proxy.model.lineage import Step
 from proxy.model.log import ExchangeRow
-from proxy.wire import FORMATS
+from proxy.wire import FORMATS, MANAGED_WIRES
 
-_WIRE = "chat_completions"
 _ACCEPTED = range(200, 300)
 _PATIENCE_SECONDS = 120.0
 # Summaries get no shorter for a conversation that has fewer tokens than this.
@@ -166,7 +165,7 @@ class ManualCompaction:
 
 def _check_managed(row: ExchangeRow) -> None:
     """Raise Conflict where nothing is ever sent under an epoch, so that none is of use."""
-    if row.wire != _WIRE:
+    if row.wire not in MANAGED_WIRES:
         raise Conflict("calls of this wire are recorded, not managed; only /v1/chat/completions can be compacted")
     if row.mode != "manage":
         raise Conflict(f"the newest call was in mode {row.mode}, in which nothing is sent in short; send it in manage")
@@ -175,5 +174,5 @@ def _check_managed(row: ExchangeRow) -> None:
 def _check_unmanaged_by_client(state: RequestState) -> None:
     """Raise Conflict where the client manages its context itself; under an epoch of ours signs of that are echoes."""
     split = state.subject.split
-    if managing := FORMATS[_WIRE].find_management(split, 0 if state.epoch is None else len(split.items)):
+    if managing := FORMATS[state.subject.wire].find_management(split, 0 if state.epoch is None else len(split.items)):
         raise Conflict(f"the conversation is managed already: {managing}")

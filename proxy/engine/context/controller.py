@@ -22,13 +22,12 @@ from proxy.model.epoch import Epoch, Pin
 from proxy.model.events import CeilingExceeded, Planned, RungFailed
 from proxy.model.exchange import Headers, Mode
 from proxy.model.plan import Plan
-from proxy.wire import FORMATS
+from proxy.wire import FORMATS, MANAGED_WIRES
 from proxy.wire.headers import find
 
 _SHARE = 0.1
 _HEADER = b"x-palimpsest-pin"
 
-MANAGED_WIRES = frozenset({"chat_completions"})
 _UNPROVEN = "the upstream has not accepted this credential yet"
 _SENT_BEFORE = "the same history goes out as it did before"
 # How long a call below its ceiling waits for a plan; one that comes later serves the next call.

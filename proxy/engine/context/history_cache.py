@@ -276,7 +276,7 @@ def _go_on(
     fresh = tuple(place for place, shape in enumerate(shapes, shared) if shape.markers)
     signed = tuple(place for place, shape in enumerate(shapes, shared) if shape.is_signed)
     if known is None or not shared:
-        history = judge_history(shapes, is_itemised=subject.wire == "responses")
+        history = judge_history(shapes, is_itemised=FORMATS[subject.wire].is_itemised)
         return MeasuredHistory(subject.nodes, shapes, sums, history, head, items, first, fresh, signed)
     return MeasuredHistory(
         subject.nodes,

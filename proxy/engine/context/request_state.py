@@ -16,6 +16,7 @@ from proxy.engine.ports import Clock
 from proxy.engine.request import ManagedRequest
 from proxy.model.card import LimitKey
 from proxy.model.epoch import Epoch, Why
+from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange
 
 # BEHAVIOUR B13 and B14
@@ -276,7 +277,6 @@ def _list_uncounted(subject: ManagedRequest, shared: int) -> bytes:
 
 def find_key(subject: ManagedRequest) -> LimitKey:
     """For whom a limit that is learned from a request holds (BEHAVIOUR B18)."""
-    beta = b""
-    if subject.wire == "anthropic_messages":
-        beta = b",".join(value for name, value in subject.headers if name == b"anthropic-beta")
+    limiting = FORMATS[subject.wire].limit_headers
+    beta = b",".join(value for name, value in subject.headers if name in limiting)
     return LimitKey(subject.session.upstream, subject.model, beta.decode("latin-1"), subject.session.tenant)

@@ -3,7 +3,7 @@
 Items are those of the client's wire format: chat messages, Responses input items, Anthropic messages.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from proxy.engine.lineage.chain import Chain, make_chain, read_messages
@@ -13,12 +13,10 @@ from proxy.engine.reports.lookup import read_back, read_exchanges
 from proxy.model.errors import NotFound
 from proxy.model.lineage import root_of_chain
 from proxy.model.log import BranchRow, ExchangeRow
-from proxy.wire.anthropic_messages import AnthropicMessages
+from proxy.wire import FORMATS
 from proxy.wire.body import SplitBody, decode_content, split_body
-from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format
 from proxy.wire.headers import find
-from proxy.wire.responses import Responses
 
 # What a compressed request may decompress to: more is a decompression bomb.
 _MAX_DECODED_BYTES = 64 * 1024 * 1024
@@ -50,29 +48,11 @@ def _read_elements(content: bytes, name: str) -> list[bytes]:
     return list_raws(split) if split else []
 
 
-def _read_chat_message(answer: bytes) -> list[bytes]:
-    """Return the first choice's message: of several, a client can continue only one."""
-    messages = [_read_member(choice, "message") for choice in _read_elements(answer, "choices")[:1]]
-    return [message for message in messages if message]
-
-
-def _read_anthropic_message(answer: bytes) -> list[bytes]:
-    content = _read_member(answer, "content")
-    return [b'{"role":"assistant","content":%b}' % content] if content else []
-
-
-_WIRES: Mapping[str, tuple[Format, Callable[[bytes], list[bytes]]]] = {
-    ChatCompletions.name: (ChatCompletions(), _read_chat_message),
-    AnthropicMessages.name: (AnthropicMessages(), _read_anthropic_message),
-    Responses.name: (Responses(), lambda answer: _read_elements(answer, "output")),
-}
-
-
 def find_format(row: ExchangeRow) -> Format:
     """Return the wire format of an exchange. Raises NotFound where it has none."""
-    if row.wire not in _WIRES:
+    if row.wire not in FORMATS:
         raise NotFound(f"exchange {row.n} is in no known wire format")
-    return _WIRES[row.wire][0]
+    return FORMATS[row.wire]
 
 
 async def load_conversation(log: LogReader, session: str, branch: BranchRow | None = None) -> Conversation:
@@ -118,7 +98,7 @@ def pick_end(rows: Sequence[ExchangeRow], branch: BranchRow | None = None) -> Ex
 
 
 def _is_conversation(row: ExchangeRow) -> bool:
-    return row.wire in _WIRES and row.kind != "auxiliary"
+    return row.wire in FORMATS and row.kind != "auxiliary"
 
 
 async def _find_end(log: LogReader, session: str, branch: BranchRow | None) -> tuple[ExchangeRow, dict[str, int]]:
@@ -126,7 +106,7 @@ async def _find_end(log: LogReader, session: str, branch: BranchRow | None) -> t
     kept: list[ExchangeRow] = []  # at most one: the rows of a long session do not fit into memory
     stored: dict[str, int] = {}
     async for row in read_exchanges(log, session):
-        if row.wire in _WIRES and _WIRES[row.wire][0].previous_key and row.rounds and row.rounds[-1].answer:
+        if row.wire in FORMATS and FORMATS[row.wire].previous_key and row.rounds and row.rounds[-1].answer:
             name = read_text(_read_member(row.rounds[-1].answer, "id"))
             if name:
                 stored[name] = row.n
@@ -162,7 +142,7 @@ def _pop_previous(row: ExchangeRow, body: bytes, stored: dict[str, int]) -> int:
 
     It is removed from `stored`, so that responses that name each other do not make an endless loop.
     """
-    key = _WIRES[row.wire][0].previous_key
+    key = FORMATS[row.wire].previous_key
     name = read_text(_read_member(body, key)) if key else ""
     if not name:
         return 0
@@ -182,19 +162,19 @@ def read_request(row: ExchangeRow, request: bytes) -> bytes:
         body = decode_content(request, encoding, _MAX_DECODED_BYTES)
     except ValueError as error:
         raise NotFound(f"the request of exchange {row.n} cannot be read: {error}") from error
-    if split_body(body, _WIRES[row.wire][0].items_key) is None:
+    if split_body(body, FORMATS[row.wire].items_key) is None:
         raise NotFound(f"the request of exchange {row.n} cannot be read: it is no JSON object")
     return body
 
 
 def _list_items(row: ExchangeRow, body: bytes) -> list[bytes]:
-    form, read_answer = _WIRES[row.wire]
+    form = FORMATS[row.wire]
     whole = _read_member(body, form.items_key)
     if whole.startswith(b'"'):  # Responses: `input` may be a string, which is one message of the user
         items = [b'{"role":"user","content":%b}' % whole]
     else:
         items = _read_elements(body, form.items_key)
-    return items + (read_answer(row.rounds[-1].answer) if row.rounds else [])
+    return items + (form.list_echoes(row.rounds[-1].answer) if row.rounds else [])
 
 
 async def load_history(log: LogReader, row: ExchangeRow) -> MessageList:

@@ -26,13 +26,12 @@ from proxy.model.exchange import Opening, SessionKey
 from proxy.model.lineage import CallFingerprint, NodeRow, Step, extend_chain, root_of_chain
 from proxy.model.manifest import keep_whole
 from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.batch import Batch
 from proxy.store.sqlite.connection import connect_writer
-from proxy.store.sqlite.known import RowIdCache
 from proxy.store.sqlite.reader import SqliteReader
+from proxy.store.sqlite.transaction import TransactionWriter
 
 _MESSAGES, _LONG, _HUGE = 8, 690, 20_000
-_IN_A_BATCH = 500
+_IN_A_TRANSACTION = 500
 _ROOT = root_of_chain("openai")
 _BODY = keep_whole(b"{}")
 
@@ -80,18 +79,11 @@ def make_session(number: int, count: int) -> tuple[Opening, Step]:
 def build(path: Path, sessions: int) -> None:
     """Write the log through the writer's own code."""
     connection = connect_writer(StorePolicy(path))
-    known = RowIdCache(connection)
+    writer = TransactionWriter(connection)
     lengths = [_LONG, *[_MESSAGES] * sessions, _HUGE]
-    for start in range(0, len(lengths), _IN_A_BATCH):
-        connection.execute("BEGIN")
-        known.load()
-        batch = Batch(known)
-        for number, count in enumerate(lengths[start : start + _IN_A_BATCH], start):
-            for record in make_session(number, count):
-                batch.add(record)
-        batch.write(connection)
-        connection.execute("COMMIT")
-        known.age()
+    for start in range(0, len(lengths), _IN_A_TRANSACTION):
+        counts = enumerate(lengths[start : start + _IN_A_TRANSACTION], start)
+        writer.commit(make_session(number, count) for number, count in counts)
     connection.close()
 
 

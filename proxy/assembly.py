@@ -54,10 +54,10 @@ from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import LimitKey
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.events import ExchangeRecorded, ReadingFailed
-from proxy.store.secret import load_or_create_secret, read_secret
+from proxy.store.secrets import load_or_create_secret, read_secret
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.reader import SqliteReader
-from proxy.store.sqlite.replay import recover_log
+from proxy.store.sqlite.recovery import recover_log
 from proxy.upstream.catalog import ModelCatalog
 from proxy.upstream.forwarder import Forwarder
 from proxy.upstream.outlines import Outliner

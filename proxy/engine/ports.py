@@ -264,8 +264,6 @@ class Ancestry(Protocol):
         are there whatever their size; another is left out where it does not fit into `MOST_RECALLED_ROWS` nodes, marks
         and requests beside those before it. A store may give up a look-up that others' sessions make long: what it
         would find is then missing.
-        A session alone, without nodes and marks, is asked for with every call that names a new one: a store that can
-        tell without looking that it has none should.
         """
         ...
 

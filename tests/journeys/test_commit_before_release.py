@@ -21,7 +21,7 @@ from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.exchange import ClientRequest, Headers
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
-from proxy.store.sqlite.journal import Leftover, name_journal
+from proxy.store.sqlite.journal import JournalContent, journal_path
 from proxy.wire.chat_completions import ChatCompletions
 from tests.support.engine import (
     JSON,
@@ -91,7 +91,7 @@ class RecoveringClient(JournalingClient):
         self._found = 0
 
     def look(self) -> None:
-        leftover = Leftover(name_journal(self._log).read_bytes())
+        leftover = JournalContent(journal_path(self._log).read_bytes())
         records = [type(record).__name__ for entry, _ in leftover.read(0) for record in entry or ()]
         self._journal.extend(f"journal {name}" for name in records[self._found :])
         self._found = len(records)

@@ -2,12 +2,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.log import Call
-from proxy.store.branches import Stand, find_branches, name_parent
+from proxy.store.sqlite.lineage_queries import ExchangePosition, find_branches, find_parent
 from tests.store.samples import make_node
 
 
-def stand(n: int, tip: bytes, *, is_side: bool = False) -> Stand:
-    return Stand(n, f"e{n}", tip, n, "branch" if n > 1 else "root", is_side)
+def stand(n: int, tip: bytes, *, is_side: bool = False) -> ExchangePosition:
+    return ExchangePosition(n, f"e{n}", tip, n, "branch" if n > 1 else "root", is_side)
 
 
 def test_where_a_path_forks_the_branch_goes_on_where_a_request_went_first() -> None:
@@ -41,8 +41,8 @@ def test_a_request_that_ended_at_no_node_is_on_no_branch() -> None:
 
 def test_a_parent_that_is_not_there_begins_a_chain() -> None:
     row = make_node("a")
-    assert name_parent({}, row) == b""
-    assert name_parent({row.parent: b""}, row) == row.parent
+    assert find_parent({}, row) == b""
+    assert find_parent({row.parent: b""}, row) == row.parent
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=30), st.lists(st.integers(0, 30), max_size=30))

@@ -1,5 +1,5 @@
 from proxy.engine.ports import MOST_RECALLED, MOST_RECALLED_ROWS
-from proxy.store.sqlite.recall import choose_recalled
+from proxy.store.sqlite.lineage_queries import choose_recalled
 
 
 def test_each_is_chosen_once_and_so_many_at_most() -> None:

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from proxy.store.secret import load_or_create_secret, read_secret
+from proxy.store.secrets import load_or_create_secret, read_secret
 
 
 def test_a_secret_is_made_once_and_kept(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from proxy.model.exchange import Usage
-from proxy.store.storable import fit_count, fit_epoch, fit_original, fit_plan, fit_summary, fit_text, fit_usage
+from proxy.store.constraints import fit_epoch, fit_original, fit_plan, fit_summary, fit_text, fit_usage
 from tests.store.samples import make_epoch, make_leaf, make_original, make_plan
 
 
@@ -27,7 +27,7 @@ def test_lone_surrogates_become_question_marks() -> None:
     ("count", "fitted"), [(None, None), (0, 0), (2**63 - 1, 2**63 - 1), (2**63, 2**63 - 1), (-(2**70), 1 - 2**63)]
 )
 def test_counts_are_held_within_64_bits(count: int | None, fitted: int | None) -> None:
-    assert fit_count(count) == fitted
+    assert fit_usage(Usage(count, 1)) == Usage(fitted, 1)
 
 
 def test_usage_keeps_each_count_in_its_place() -> None:

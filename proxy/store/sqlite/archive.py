@@ -1,4 +1,4 @@
-"""The log in one SQLite file, put together: lock, journal, writer, spool, reader. Rule: parts are built only here."""
+"""The log in one SQLite file, put together: lock, journal, write queue, writer thread, readers."""
 
 import asyncio
 import logging
@@ -26,16 +26,13 @@ from proxy.model.log import (
 from proxy.model.record import Record
 from proxy.model.summary import Summary
 from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.connection import Connect, connect_writer, prepare_file
-from proxy.store.sqlite.journal import Journal, name_journal
-from proxy.store.sqlite.leases import SqliteLeases, end_leases
-from proxy.store.sqlite.lock import WriterLock
-from proxy.store.sqlite.mark import JournalPosition, set_mark
+from proxy.store.sqlite.connection import Connect, WriterLock, connect_writer, prepare_file
+from proxy.store.sqlite.journal import Journal, JournalPosition, journal_path, store_journal_position
+from proxy.store.sqlite.maintenance import SqliteLeases, end_leases
 from proxy.store.sqlite.reader import SqliteReader
-from proxy.store.sqlite.replay import Rest, replay_journal
-from proxy.store.sqlite.roll import Roll
+from proxy.store.sqlite.recovery import UnwrittenEntries, recover_journal
 from proxy.store.sqlite.schema import read_salt
-from proxy.store.sqlite.spool import QueuedWrite, Spool
+from proxy.store.sqlite.write_queue import QueuedWrite, WriteQueue
 from proxy.store.sqlite.writer import Writer
 
 _log = logging.getLogger(__name__)
@@ -61,15 +58,13 @@ class SqliteArchive:
         self._lock = lock
         self._salt = read_salt(connection)
         self._journal = journal
-        self._spool = Spool(loop, self._put, policy, journal)
-        self._writer = Writer(connection, policy, self._spool.settle_soon)
+        self._queue = WriteQueue(loop, self._put, policy, journal)
+        self._writer = Writer(connection, policy, self._queue.settle_soon)
         self._reader = SqliteReader(policy.path)
         self._writer.start()
         self._told_exposed = 1
         self._lost_at_stop = 0
         self._read_before: set[str] = set()  # answers whose readings wait in the journal of the server before
-        self._roll = Roll()
-        self._reading_roll = loop.create_task(self._roll.read(self._reader.list_named))
 
     @property
     def salt(self) -> bytes:
@@ -79,48 +74,46 @@ class SqliteArchive:
     @property
     def health(self) -> ArchiveHealth:
         """How the log is doing now; cheap."""
-        spool, problem = self._spool, self._writer.problem
+        queue, problem = self._queue, self._writer.problem
         if problem:
             problem = f"{problem} Records wait in memory (store.spool_bytes)."
-            if spool.exposed:
-                problem += f" {spool.exposed} of them are nowhere else: a stop before the log takes them loses them."
-        counts = (spool.pending, spool.pending_bytes, spool.dropped, spool.generation, spool.exposed)
+            if queue.exposed:
+                problem += f" {queue.exposed} of them are nowhere else: a stop before the log takes them loses them."
+        counts = (queue.pending, queue.pending_bytes, queue.dropped, queue.generation, queue.exposed)
         return ArchiveHealth(problem, *counts, self._lost_at_stop)
 
     def make_leases(self, clock: Clock) -> SqliteLeases:
         """The leases that are kept in the log's file (see `Leases`)."""
-        return SqliteLeases(self._writer.put_errand, clock)
+        return SqliteLeases(self._writer.put_task, clock)
 
     def append(self, *records: Record, is_urgent: bool = True) -> "asyncio.Future[bool]":
         """Queue records, in order, to be stored together; True once durable, False once lost for good.
 
         With a journal the future is True at once, as a rule; a record that the log then refuses is counted in `health`.
         """
-        self._roll.note(records)
-        stored = self._spool.append(records, is_urgent)
+        stored = self._queue.append(records, is_urgent)
         if self._writer.problem:
             self._tell_exposed()
         return stored
 
     def _tell_exposed(self) -> None:
         """Say how much a stop would lose, whenever that has doubled."""
-        exposed = self._spool.exposed
+        exposed = self._queue.exposed
         self._told_exposed = min(self._told_exposed, max(1, exposed))
         if exposed >= 2 * self._told_exposed:
             _log.error("%d records are in memory only, and lost if the server stops before the log takes them", exposed)
             self._told_exposed = exposed
 
-    def take_over(self, rest: Rest) -> None:
+    def write_recovered(self, rest: UnwrittenEntries) -> None:
         """Write, before anything is appended, what the journal of the server before still holds."""
         for entry in rest.entries:
-            self._roll.note(entry.records)
             self._read_before.update(record.exchange for record in entry.records if isinstance(record, Reading))
         self._writer.problem = rest.problem  # told at once, and nobody waits for what is not written soon
-        self._spool.take_over(rest.entries)
+        self._queue.queue_recovered(rest.entries)
 
     def flush(self) -> None:
         """Let records that are not urgent wait no longer."""
-        self._spool.flush()
+        self._queue.flush()
 
     async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
         """Newest activity first."""
@@ -156,8 +149,6 @@ class SqliteArchive:
         self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
     ) -> Sequence[StoredSession]:
         """Sessions that may hold what a request continues; newest last (see `Ancestry`)."""
-        if not nodes and not marks and not self._roll.may_hold(session):
-            return ()
         await self._catch_up(_MOST_LAG_OF_A_CALL_SECONDS)
         return await self._reader.recall(nodes, marks, session)
 
@@ -244,13 +235,11 @@ class SqliteArchive:
 
     async def close(self) -> None:
         """Write what is pending, for `policy.close_ms` at most, and let go. May be called twice."""
-        self._spool.close()
-        if not self._reading_roll.get_loop().is_closed():  # what a loop that is gone left unfinished, it cannot cancel
-            self._reading_roll.cancel()
+        self._queue.close()
         await self._reader.close()
-        dropped = self._spool.dropped
+        dropped = self._queue.dropped
         is_ended = await asyncio.to_thread(self._writer.stop, self._policy.close_ms / 1000)
-        if lost := self._spool.dropped - dropped + self._spool.exposed:
+        if lost := self._queue.dropped - dropped + self._queue.exposed:
             _log.error("%d records are lost with this stop: %s", lost, self._writer.problem)
             self._lost_at_stop = lost
         if self._journal is not None:
@@ -260,20 +249,20 @@ class SqliteArchive:
             self._lock.release()
 
     def _close_journal(self, journal: Journal) -> None:
-        if not self._spool.pending:
+        if not self._queue.pending:
             journal.remove()
             return
         journal.close()
-        path = name_journal(self._policy.path)
+        path = journal_path(self._policy.path)
         if not path.exists():
-            _log.error("%d records are lost: %s was deleted under the server", self._spool.pending, path)
-            self._lost_at_stop = self._spool.pending
+            _log.error("%d records are lost: %s was deleted under the server", self._queue.pending, path)
+            self._lost_at_stop = self._queue.pending
             return
-        _log.warning("%d records are in %s only; the next start brings them into the log", self._spool.pending, path)
+        _log.warning("%d records are in %s only; the next start brings them into the log", self._queue.pending, path)
 
     async def _catch_up(self, within_s: float = _MOST_LAG_SECONDS) -> None:
         """Whoever reads sees what was appended before; not where the store fails, or takes too long."""
-        written = None if self._writer.problem else self._spool.drain()
+        written = None if self._writer.problem else self._queue.drain()
         if written is not None:
             await asyncio.wait((written,), timeout=within_s)
 
@@ -302,13 +291,13 @@ def open_sqlite(
         prepare_file(policy.path)
         connection = connect_writer(policy, connect)
         try:
-            rest = replay_journal(connection, policy)
+            rest = recover_journal(connection, policy)
             if rest is not None:
                 _tell_rest(policy, rest)
             end_leases(connection)
             archive = SqliteArchive(policy, loop, lock, connection, _open_journal(policy, connection, rest))
             if rest is not None:
-                archive.take_over(rest)
+                archive.write_recovered(rest)
             return archive
         except BaseException:
             connection.close()
@@ -323,10 +312,10 @@ def open_sqlite(
         raise
 
 
-def _tell_rest(policy: StorePolicy, rest: Rest) -> None:
+def _tell_rest(policy: StorePolicy, rest: UnwrittenEntries) -> None:
     """Say what the log did not take. Raises StoreUnavailable where a log that takes no writes is not to be opened."""
     told = (
-        f"{len(rest.entries)} appends that the server before left in {name_journal(policy.path)} are not in the log"
+        f"{len(rest.entries)} appends that the server before left in {journal_path(policy.path)} are not in the log"
         f" yet: {rest.problem} They are kept"
     )
     if policy.must_write:
@@ -334,20 +323,20 @@ def _tell_rest(policy: StorePolicy, rest: Rest) -> None:
     _log.error("%s, and written once that is mended.", told)
 
 
-def _open_journal(policy: StorePolicy, connection: sqlite3.Connection, rest: Rest | None) -> Journal | None:
+def _open_journal(policy: StorePolicy, connection: sqlite3.Connection, rest: UnwrittenEntries | None) -> Journal | None:
     """The journal, which the log's mark names; None where durability asks for more, or it cannot be made.
 
     With a rest it is the one that holds this: the mark stays, so that the next start finds all of it, in order.
     """
     if policy.durability == "full":
         return None
-    path = name_journal(policy.path)
+    path = journal_path(policy.path)
     try:
         if rest is not None:
-            return Journal(path, mark=rest.mark) if rest.mark else None
+            return Journal(path, position=rest.position) if rest.position else None
         journal = Journal(path)
         try:
-            set_mark(connection, JournalPosition(journal.nonce))
+            store_journal_position(connection, JournalPosition(journal.nonce))
         except BaseException:
             journal.remove()
             raise

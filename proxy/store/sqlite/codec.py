@@ -1,26 +1,40 @@
-"""How content, headers and seals become bytes. Rule: what is written is read for ever; add a codec, never edit one.
+"""How content, headers, recipes, lists and seals become bytes; what was written once is read for ever.
 
 Codec 0 is the content itself, codec 2 Zstandard at level 1 with a preset dictionary of phrases that the wires repeat.
-Codec 1, which was written before, is raw deflate with the same dictionary: 2.4 times the time for the same size.
-Packing costs 10 ns a byte: somebody waits for a request or an answer of 1 KB, so that is kept as it is; nobody waits
-for what is not urgent, so that is packed from `TINY` bytes on.
+Codec 1, which was written before, is raw deflate with the same dictionary: 2.4 times the time for the same size. A new
+way of packing is a new codec; none is changed. Packing costs 10 ns a byte: somebody waits for a request or an answer of
+1 KB, so that is kept as it is; nobody waits for what is not urgent, so that is packed from `TINY` bytes on.
+
+A recipe (see `model/manifest`) is stored as an envelope and a tip: what all calls with equal parameters share is one
+blob, the tip is the rest. The envelope is the position of the chain piece in decimal (nothing where there is none), a
+line feed, and a recipe of the other pieces. A recipe with several chains is kept as it is.
 """
 
 import threading
 import zlib
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from typing import get_args
 
 import orjson
 import zstandard
 
+from proxy.model.epoch import Original
 from proxy.model.exchange import Headers
+from proxy.model.lineage import Relation
+from proxy.model.manifest import ChainPiece, Piece, decode_recipe, digest_of, encode_recipe
 
 RAW, DEFLATED, PACKED = 0, 1, 2
 
 TINY, SMALL = 128, 1024
 
+# How a request continues its session, by the number that stands for it in the table.
+RELATIONS: tuple[Relation, ...] = get_args(Relation)
+
 _LEVEL = 1
 _SEAL_SIZE = 16
+_NODE_SEAL_SIZE = 4
+_MARK_KEY_SIZE = 6
 
 # Most frequent phrases last: both codecs reach the end of a dictionary with the shortest distances.
 _DICTIONARY = b"".join(
@@ -64,7 +78,7 @@ _PHRASES.precompute_compress(level=_LEVEL)
 
 
 class _Packers(threading.local):
-    """What packs and unpacks; the library's objects are for one thread each."""
+    """The library's objects that pack and unpack, which are for one thread each."""
 
     def __init__(self) -> None:
         packer = zstandard.ZstdCompressor(_LEVEL, _PHRASES, write_checksum=False, write_dict_id=False)
@@ -76,7 +90,7 @@ _packers = _Packers()
 
 
 def pack(content: bytes, smallest: int = SMALL) -> tuple[int, bytes]:
-    """Codec and bytes to store; the content itself below `smallest` bytes, or where an eighth cannot be saved."""
+    """Return codec and bytes to store; the content itself below `smallest` bytes, or where not an eighth is saved."""
     size = len(content)
     if size < smallest:
         return RAW, content
@@ -85,7 +99,7 @@ def pack(content: bytes, smallest: int = SMALL) -> tuple[int, bytes]:
 
 
 def unpack(codec: int, stored: bytes) -> bytes:
-    """The inverse of `pack`. Raises ValueError for what it did not make."""
+    """Reverse `pack`. Raises ValueError for what it did not make."""
     if codec == RAW:
         return stored
     if codec == PACKED:
@@ -114,12 +128,12 @@ def _inflate(stored: bytes) -> bytes:
 
 
 def encode_headers(headers: Headers) -> bytes:
-    """Headers as JSON pairs, in order; Latin-1 keeps any byte."""
+    """Return headers as JSON pairs, in order; Latin-1 keeps any byte."""
     return orjson.dumps([(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers])
 
 
 def encode_changes(headers: Headers, base: Headers) -> bytes:
-    """The values that differ from those of `base`, which has the same names, by position; empty where none does."""
+    """Return the values that differ from those of `base`, which has the same names, by position; empty for none."""
     if headers == base:
         return b""
     changes = [
@@ -131,7 +145,7 @@ def encode_changes(headers: Headers, base: Headers) -> bytes:
 
 
 def decode_headers(base: bytes, changes: bytes) -> Headers:
-    """The inverse of `encode_headers` and `encode_changes`."""
+    """Reverse `encode_headers` and `encode_changes`."""
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in orjson.loads(base)]
     for at, value in orjson.loads(changes) if changes else ():
         headers[at] = (headers[at][0], value.encode("latin-1"))
@@ -139,5 +153,51 @@ def decode_headers(base: bytes, changes: bytes) -> Headers:
 
 
 def seal_after(seal: bytes, row: tuple[object, ...]) -> bytes:
-    """The seal of a row behind the one sealed before: H(seal, row as JSON with digests in hex), 16 bytes."""
+    """Return the seal of a row behind the one sealed before: H(seal, row as JSON with digests in hex), 16 bytes."""
     return sha256(seal + orjson.dumps(row, default=bytes.hex)).digest()[:_SEAL_SIZE]
+
+
+def seal_node(seal: bytes, n: int, node: bytes, parent: bytes, *, is_answer: bool, exchange: int) -> bytes:
+    """Return the seal of a node behind the one of its session that was sealed before: 4 bytes of SHA-256."""
+    return sha256(b"%b%d:%b%b%d:%d" % (seal, n, node, parent, is_answer, exchange)).digest()[:_NODE_SEAL_SIZE]
+
+
+def compute_mark_key(name: str) -> bytes:
+    """Return what a mark is looked up by: the first bytes of the SHA-256 of its name."""
+    return sha256(name.encode()).digest()[:_MARK_KEY_SIZE]
+
+
+def digest_epoch(rendered: Sequence[bytes], originals: Sequence[tuple[str, Original]]) -> bytes:
+    """Return the digest of what an epoch sends and names: digests of messages, originals with their sessions' keys."""
+    named = [(key, each.id, each.wire, each.place, each.offset, each.digests) for key, each in originals]
+    return digest_of(orjson.dumps((rendered, named), default=bytes.hex))
+
+
+def digest_summary(messages: Sequence[bytes | None], parents: Sequence[str], superseded: Sequence[str]) -> bytes:
+    """Return the digest of what a summary was made of and replaces: digests of messages, ids of summaries."""
+    return digest_of(orjson.dumps((messages, parents, superseded), default=bytes.hex))
+
+
+def encode_ids(ids: Iterable[int]) -> str:
+    """Return row ids as JSON, as a column or a parameter has them."""
+    return orjson.dumps(list(ids)).decode()
+
+
+def split_recipe(recipe: bytes) -> tuple[bytes, bytes, tuple[Piece, ...]]:
+    """Return envelope, tip and all pieces of a recipe; the tip is empty where there is not just one chain.
+
+    Raises ValueError for what is no recipe.
+    """
+    pieces = decode_recipe(recipe)
+    chains = [(at, piece.link) for at, piece in enumerate(pieces) if isinstance(piece, ChainPiece)]
+    if len(chains) != 1:
+        return b"\n" + recipe, b"", pieces
+    ((at, tip),) = chains
+    return b"%d\n%b" % (at, encode_recipe(pieces[:at] + pieces[at + 1 :])), tip, pieces
+
+
+def join_recipe(envelope: bytes, tip: bytes) -> tuple[Piece, ...]:
+    """Return the pieces of a recipe. Raises ValueError for what `split_recipe` did not make."""
+    at, _, rest = envelope.partition(b"\n")
+    pieces = decode_recipe(rest)
+    return (*pieces[: int(at)], ChainPiece(tip), *pieces[int(at) :]) if at else pieces

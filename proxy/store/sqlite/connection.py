@@ -1,17 +1,178 @@
-"""Opening log.db, for the writer and for readers. Rule: what is not a sound log is refused, never overwritten."""
+"""Opening log.db: the writer's lock, checks of the file, connections to write and to read, and what their errors mean.
 
+One process writes a file (BEHAVIOUR B32e). Its lock is taken before log.db is so much as opened, and is a file of its
+own: closing any descriptor of log.db would drop the locks that SQLite holds on it in this process. What is not a sound
+log is refused, never overwritten.
+"""
+
+import fcntl
 import os
+import shutil
 import sqlite3
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from proxy.model.errors import StoreUnavailable
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.codec import unpack
-from proxy.store.sqlite.lock import hold_still
-from proxy.store.sqlite.problem import FILE_ERRORS, RESTORE, advise, describe_problem
 from proxy.store.sqlite.schema import MIGRATIONS, migrate, read_applied
+
+# What a damaged file raises: names in its schema that are no text any more are met by Python, not by SQLite.
+FILE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+
+_OF_A_RECORD = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.NotSupportedError)
+
+_ROOM = 64 * 1024 * 1024
+
+# Whole, for SQLite writes a write-ahead log that is left beside a restored file over it, of whatever file it is.
+RESTORE = (
+    "stop the server, move log.db, log.db-wal, log.db-shm and log.db.journal aside, put a backup in place as log.db and"
+    " run `palimpsest verify`"
+)
+_DAMAGED = f"it is damaged; to restore a backup {RESTORE}"
+
+_ADVICE = {
+    "SQLITE_BUSY": "another process holds a lock on it; end that process",
+    "SQLITE_LOCKED": "another process holds a lock on it; end that process",
+    "SQLITE_FULL": "the disk is full; free some space",
+    "SQLITE_IOERR": "the disk reports an error; check it",
+    "SQLITE_READONLY": "it cannot be written; check owner and mode of the file and its directory",
+    "SQLITE_CANTOPEN": "it cannot be opened; check owner and mode of the file and its directory",
+    "SQLITE_CORRUPT": _DAMAGED,
+    "SQLITE_NOTADB": _DAMAGED,
+}
+
+
+class LogReplaced(sqlite3.OperationalError):
+    """The log was deleted or replaced under its writer: a commit would succeed, and be nowhere."""
+
+
+def is_store_failing(error: Exception) -> bool:
+    """Return True where the file failed and trying again may help, False where the record itself is at fault."""
+    return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, _OF_A_RECORD)
+
+
+def describe_problem(error: Exception, policy: StorePolicy, verb: str = "written") -> str:
+    """Say what is wrong with the log and what to do, in whole sentences, for health and log lines."""
+    if isinstance(error, LogReplaced):
+        return (
+            f"{policy.path} was deleted or replaced while the server runs; put it back, or restart the server, which"
+            " goes on with what is there then. What was recorded last may be in no file."
+        )
+    name = str(getattr(error, "sqlite_errorname", ""))
+    if name == "SQLITE_FULL" and _is_at_cap(policy):
+        return (
+            f"store is full: {policy.path} has reached store.max_bytes; restart with a larger one, or with the log and"
+            " the files of its name moved aside, to begin a new one."
+        )
+    return f"{policy.path} cannot be {verb} ({advise(error)})."
+
+
+def advise(error: Exception) -> str:
+    """Return an error met in a file, and what to do about it."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"a name in it is no text: {_DAMAGED}"
+    name = str(getattr(error, "sqlite_errorname", ""))
+    advice = next((advice for prefix, advice in _ADVICE.items() if name.startswith(prefix)), "")
+    return f"{error}: {advice}" if advice else str(error)
+
+
+def _is_at_cap(policy: StorePolicy) -> bool:
+    """Return True where the cap is set and the disk itself has room."""
+    return bool(policy.max_bytes) and shutil.disk_usage(policy.path.parent).free > _ROOM
+
+
+_PAUSE_MS = 50
+
+
+class WriterLock:
+    """The right to write a log, held from construction to `release`; the kernel releases it when the process ends.
+
+    Waits `wait_ms` for another process: a command that reads has the lock while it writes what a kill left.
+    """
+
+    def __init__(self, log: Path, wait_ms: int = 0, pause: Callable[[float], None] = time.sleep) -> None:
+        path = log.with_name(log.name + ".lock")
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            _take(self._file, wait_ms // _PAUSE_MS, pause)
+        except OSError as error:
+            owner = os.pread(self._file, 20, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(self._file)
+            raise StoreUnavailable(
+                f"{log} is being written by another process (id {owner}); stop it, or choose another data directory"
+            ) from error
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, b"%d\n" % os.getpid(), 0)
+
+    def release(self) -> None:
+        """Let another process write. May be called twice."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def lock_for_reading(log: Path) -> int:
+    """Keep all others from writing a log while the descriptor returned is open; -1 where nobody ever wrote it here.
+
+    Raises StoreUnavailable where somebody does, or that cannot be told.
+    """
+    try:
+        file = os.open(log.with_name(log.name + ".lock"), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return -1
+    except OSError as error:
+        raise StoreUnavailable(f"whether {log} is being written cannot be told: {error}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(file)
+        raise StoreUnavailable(f"{log} is being written by another process, and cannot be read beside it") from error
+    return file
+
+
+def _take(file: int, pauses: int, pause: Callable[[float], None]) -> None:
+    for _ in range(pauses):
+        with suppress(BlockingIOError):
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        pause(_PAUSE_MS / 1000)
+    return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+class FileIdentity:
+    """Whether log.db is still the file that was opened: what is written to one that was deleted is nowhere.
+
+    Asked by path, every `every_ms`, and never by a descriptor: closing that would drop SQLite's locks.
+    """
+
+    def __init__(self, path: Path, every_ms: int, now: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._every_s = every_ms / 1000
+        self._now = now
+        self._opened: tuple[int, int] | None = None
+        self._opened = self._find()
+        self._due = now() + self._every_s
+
+    def check(self) -> None:
+        """Raise LogReplaced where there is no file any more, or another one; again and again until it is back."""
+        if self._now() < self._due:
+            return
+        if self._find() != self._opened:
+            raise LogReplaced("another file or none is in its place")
+        self._due = self._now() + self._every_s
+
+    def _find(self) -> tuple[int, int] | None:
+        try:
+            found = self._path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError:  # nobody can tell: what is wrong with the disk shows in the next commit
+            return self._opened
+        return found.st_dev, found.st_ino
+
 
 Connect = Callable[..., sqlite3.Connection]
 
@@ -20,7 +181,7 @@ _MAGIC = b"SQLite format 3\0"
 _VERSIONS = slice(18, 20)  # of the file's format, for who writes and who reads: 2 where it has a write-ahead log
 _NEVER_HAD_WAL = b"\1\1"
 _CHECKED_BYTES = 64 * 1024 * 1024  # 0.1 s
-# Beyond this SQLite checkpoints within a commit; the writer does it earlier, between commits (`checkpoint`).
+# Beyond this SQLite checkpoints within a commit; the writer does it earlier, between commits (`Checkpoint`).
 _WAL_PAGES = 65_536
 # For every value that is not a str, an int or a float the sqlite3 module asks whether something turns it into one of
 # these, by three look-ups that fail with an error each: bytes and None that say at once that they stay what they are
@@ -31,7 +192,7 @@ _TAKEN_AS_THEY_ARE: tuple[tuple[type, Callable[[Any], Any]], ...] = ((bytes, byt
 def prepare_file(path: Path) -> None:
     """Make sure that the file is there, ours alone to read (0600), and not something else. Raises StoreUnavailable.
 
-    Only for the writer, and before SQLite opens the file in this process: see `lock`.
+    Only for the writer, and before SQLite opens the file in this process: see above.
     """
     refuse_emptied(path)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -67,7 +228,7 @@ def refuse_emptied(path: Path) -> None:
 def refuse_foreign_wal(path: Path) -> None:
     """Keep a restored backup from a write-ahead log that another file left. Raises StoreUnavailable, OSError.
 
-    Only before SQLite opens the file in this process: see `lock`. What `backup` writes says in its head that it never
+    Only before SQLite opens the file in this process: see above. What `copy_log` writes says in its head that it never
     had a write-ahead log, until the writer opens it; SQLite would not ask, and write the one beside it over it.
     """
     wal = path.resolve().with_name(path.resolve().name + "-wal")
@@ -83,7 +244,7 @@ def refuse_foreign_wal(path: Path) -> None:
 
 
 def connect_writer(policy: StorePolicy, connect: Connect = sqlite3.connect) -> sqlite3.Connection:
-    """The connection that writes: checked, migrated, in WAL mode. Raises StoreUnavailable."""
+    """Return the connection that writes: checked, migrated, in WAL mode. Raises StoreUnavailable."""
     if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
         raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; palimpsest needs 3.37 or newer")
     for kind, keep in _TAKEN_AS_THEY_ARE:
@@ -107,10 +268,10 @@ def connect_writer(policy: StorePolicy, connect: Connect = sqlite3.connect) -> s
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
-    """A connection that cannot write, with the SQL function `unpack(codec, bytes)`. Raises StoreUnavailable.
+    """Return a connection that cannot write, with the SQL function `unpack(codec, bytes)`. Raises StoreUnavailable.
 
     It needs no lock and may be handed to another thread. To read a log that nobody has open SQLite makes two files
-    beside it; where it cannot, the log is read as one that nobody writes, which is made sure of.
+    beside it; where it cannot, the log is read as an immutable file, and locked against a writer.
     """
     try:
         if not path.is_file():
@@ -118,7 +279,7 @@ def connect_reader(path: Path) -> sqlite3.Connection:
         connection = _connect(path, "mode=ro")
         if _needs_files(connection):
             connection.close()
-            connection = _connect_still(path)
+            connection = _connect_immutable(path)
     except (OSError, sqlite3.Error) as error:
         raise StoreUnavailable(f"{path} cannot be opened: {advise(error)}") from error
     try:
@@ -132,16 +293,16 @@ def connect_reader(path: Path) -> sqlite3.Connection:
     return connection
 
 
-class _StillConnection(sqlite3.Connection):
-    """A connection to a log that nobody may write as long as it is open."""
+class _ImmutableConnection(sqlite3.Connection):
+    """A connection to a log that nobody may write while it is open."""
 
-    hold = -1
+    lock = -1
 
     def close(self) -> None:
         super().close()
-        if self.hold >= 0:
-            os.close(self.hold)
-            self.hold = -1
+        if self.lock >= 0:
+            os.close(self.lock)
+            self.lock = -1
 
 
 def _connect(path: Path, how: str, factory: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
@@ -150,7 +311,7 @@ def _connect(path: Path, how: str, factory: type[sqlite3.Connection] = sqlite3.C
 
 
 def _needs_files(connection: sqlite3.Connection) -> bool:
-    """Whether the log cannot be read because nothing can be written beside it."""
+    """Return whether the log cannot be read because no file can be made beside it."""
     try:
         connection.execute("PRAGMA schema_version").fetchone()
     except sqlite3.Error as error:
@@ -158,28 +319,28 @@ def _needs_files(connection: sqlite3.Connection) -> bool:
     return False
 
 
-def _connect_still(path: Path) -> sqlite3.Connection:
-    """A connection to a log as it lies there. Raises StoreUnavailable where it may change, or is not all there is."""
+def _connect_immutable(path: Path) -> sqlite3.Connection:
+    """Return a connection to a log as it is. Raises StoreUnavailable where it may change, or is not all there is."""
     wal = path.resolve().with_name(path.resolve().name + "-wal")
-    hold = hold_still(path.resolve())
+    lock = lock_for_reading(path.resolve())
     try:
         if wal.exists() and wal.stat().st_size:
             raise StoreUnavailable(
                 f"{path} cannot be read where it is: {wal.name} beside it has what is not in it yet, and the directory"
                 " cannot be written; copy both to one that can"
             )
-        connection = _connect(path, "mode=ro&immutable=1", _StillConnection)
+        connection = _connect(path, "mode=ro&immutable=1", _ImmutableConnection)
     except BaseException:
-        if hold >= 0:
-            os.close(hold)
+        if lock >= 0:
+            os.close(lock)
         raise
-    assert isinstance(connection, _StillConnection)
-    connection.hold = hold
+    assert isinstance(connection, _ImmutableConnection)
+    connection.lock = lock
     return connection
 
 
 def _unpack_or_none(codec: int | None, stored: bytes | None) -> bytes | None:
-    """NULL where the payload was erased."""
+    """Unpack content; NULL where the payload was erased."""
     return None if codec is None or stored is None else unpack(codec, stored)
 
 
@@ -202,7 +363,7 @@ def _set_up(connection: sqlite3.Connection, policy: StorePolicy) -> None:
 
 
 def _check_small(connection: sqlite3.Connection, path: Path) -> None:
-    """Look for damage in a log that is read in a moment; for a large one there is `verify`, the start must not wait."""
+    """Look for damage in a log of 64 MiB or less; for a larger one there is `verify`, the start must not wait."""
     if path.stat().st_size > _CHECKED_BYTES:
         return
     (result,) = connection.execute("PRAGMA integrity_check(1)").fetchone()

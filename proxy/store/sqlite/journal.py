@@ -1,28 +1,180 @@
-"""Records in a mapped file that outlives the process. Rule: what was added is found after a kill; no system calls.
+"""Records in a mapped file that outlives the process, beside SQLite's write-ahead log.
 
 Pages of a shared mapping belong to the system's page cache, so a copy of some bytes is safe from kill -9 as soon as it
-is made. It is not safe from a power cut: `durability: full` has no journal.
-The file has room for every byte before it is mapped, for a page that found none would end the process (SIGBUS).
+is made, without a system call. It is not safe from a power cut: `durability: full` has no journal. The next start, or
+the next command that reads the log, writes what is only here into the log (`recovery`).
 
-Its bytes stay in the file until they are written over: whatever erases content from the log must clear them too.
+The log names its journal by a nonce, and notes its position in the transaction that writes the entries before it: a
+file that lies beside the wrong log, or is of another day, never fits, and no entry is written twice.
+
+The file has room for every byte before it is mapped, for a page that found none would end the process (SIGBUS). Its
+bytes stay in the file until they are written over: whatever erases content from the log must clear them too.
 """
 
 import mmap
 import os
+import sqlite3
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from zlib import crc32
 
 import msgspec
 
 from proxy.model.record import Record
-from proxy.store.sqlite.mark import JournalPosition
-from proxy.store.sqlite.ring import Ring, is_front_behind, read_ring
+
+_NONCE, _PLACE = "journal", "journal_place"
+_NUMBER_SIZE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class JournalPosition:
+    """The journal that belongs to a log (0: none does), and the place in it up to which all entries are in the log."""
+
+    nonce: int = 0
+    place: int = 0
+
+
+def read_journal_position(connection: sqlite3.Connection) -> JournalPosition:
+    """Return the log's journal, and how far it is in the log."""
+    query = "SELECT key, value FROM meta WHERE key IN (?, ?)"
+    found = {key: int.from_bytes(value, "little") for key, value in connection.execute(query, (_NONCE, _PLACE))}
+    return JournalPosition(found.get(_NONCE, 0), found.get(_PLACE, 0))
+
+
+def store_journal_position(connection: sqlite3.Connection, position: JournalPosition) -> None:
+    """Tie the log to a journal, in a transaction of its own."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for key, value in ((_NONCE, position.nonce), (_PLACE, position.place)):
+            row = (key, value.to_bytes(_NUMBER_SIZE, "little"))
+            connection.execute(
+                "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", row
+            )
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def advance_journal_position(connection: sqlite3.Connection, place: int) -> None:
+    """Note, in the transaction under way, that all entries up to the place are in the log."""
+    connection.execute("UPDATE meta SET value = ? WHERE key = ?", (place.to_bytes(_NUMBER_SIZE, "little"), _PLACE))
+
+
+# nonce of the journal, end of the entry before, size of the payload, CRC-32 of that end and the payload
+_HEADER = struct.Struct("<QQII")
+_HEADER_SIZE = _HEADER.size
+_ALIGNMENT = 8
+_OVERHEAD = _HEADER_SIZE + _ALIGNMENT - 1
+_LOW_BITS = 0xFFFF_FFFF
+
+
+class RingBuffer:
+    """Entries in an area of memory that may be left torn at any moment; what is read is what was added, in order.
+
+    Entries are added at the `end` and freed from the front. The size of the area is a multiple of 8 bytes. Places are
+    counted from the beginning and never start over: the byte of a place is its remainder. An entry says where the one
+    before it ended, so that entries are one chain; what an earlier turn or an earlier journal left behind says
+    something else, and half an entry does not have its checksum. Entries are not split: one that would not fit before
+    the end of the area begins at its front. So does one that finds the buffer empty: a log that keeps up uses the same
+    few pages over and over, and the rest of the area is never touched.
+    """
+
+    def __init__(self, area: memoryview, nonce: int) -> None:
+        self._area = area
+        self._size = len(area)
+        self._nonce = nonce
+        self._freed = 0
+        self.end = 0
+
+    @property
+    def used(self) -> int:
+        """Return the bytes between the oldest entry that is not freed and the end."""
+        return self.end - self._freed
+
+    def add(self, payload: bytes) -> int:
+        """Write an entry; return the place where it ends, or 0 where there is no room for it."""
+        area, length, whole = self._area, len(payload), self._size
+        start = before = self.end
+        freed = self._freed
+        size = _measure(length)
+        at = before % whole
+        if at + size > whole or (at and before == freed):
+            start, at = _next_front(before, whole), 0
+        if before == freed:
+            freed = start
+        if start + size - freed > whole:
+            return 0
+        # The header goes last. A kill in between leaves the payload behind a header of other days.
+        front = at + _HEADER_SIZE
+        area[front : front + length] = payload
+        _HEADER.pack_into(area, at, self._nonce, before, length, _sum(before, payload))
+        self._freed = freed
+        self.end = end = start + size
+        return end
+
+    def resume(self, place: int) -> None:
+        """Go on behind the entries that are there already and follow on the place, instead of beginning anew."""
+        self._freed = self.end = place
+        for payload, end in read_entries(self._area, self._nonce, place):
+            if self.end == place:  # the first need not begin where the one before it ended
+                self._freed = end - _measure(len(payload))
+            self.end = end
+
+    def free(self, place: int) -> None:
+        """Free all entries that end at the place or before it."""
+        self._freed = max(self._freed, place)
+
+
+def read_entries(area: memoryview, nonce: int, place: int) -> Iterator[tuple[bytes, int]]:
+    """Yield the entries that follow on the place where one ended (0: the beginning), each with its own end."""
+    size = len(area)
+    while True:
+        for start in (place, _next_front(place, size)):
+            payload = _read_entry(area, nonce, place, start % size)
+            if payload is not None:
+                place = start + _measure(len(payload))
+                yield payload, place
+                break
+        else:
+            return
+
+
+def has_entry_behind(area: memoryview, nonce: int, place: int) -> bool:
+    """Return True where the entry at the front was written after the place had been passed."""
+    its_nonce, its_before, _, _ = _HEADER.unpack_from(area, 0)
+    return bool(its_nonce == nonce and its_before > place)
+
+
+def _read_entry(area: memoryview, nonce: int, before: int, at: int) -> bytes | None:
+    if at + _HEADER_SIZE > len(area):
+        return None
+    its_nonce, its_before, length, its_sum = _HEADER.unpack_from(area, at)
+    if (its_nonce, its_before) != (nonce, before) or at + _measure(length) > len(area):
+        return None
+    payload = bytes(area[at + _HEADER_SIZE : at + _HEADER_SIZE + length])
+    return payload if _sum(before, payload) == its_sum else None
+
+
+def _measure(length: int) -> int:
+    return (_OVERHEAD + length) & -_ALIGNMENT
+
+
+def _next_front(place: int, size: int) -> int:
+    return -(-place // size) * size
+
+
+def _sum(before: int, payload: bytes) -> int:
+    return crc32(payload, before & _LOW_BITS)
+
 
 # 4 MiB hold what comes in during a commit that takes its time: 100 ms at 40 MB/s. All of it may count as our memory.
 JOURNAL_SIZE = 4 * 1024 * 1024
 # One large record must not take the room of a thousand small ones, nor hold up the event loop: 0.1 ms to copy and sum.
-_LARGEST = 256 * 1024
+_LARGEST_ENTRY = 256 * 1024
 # The last byte is the version of the layout, records included.
 _MAGIC = b"PALJRNL\x01"
 _HEAD = struct.Struct("<8sQ48x")  # magic, nonce
@@ -35,8 +187,8 @@ _decoder = msgspec.msgpack.Decoder(Records)
 _NOT_ENCODED = (UnicodeEncodeError, OverflowError, msgspec.MsgspecError)
 
 
-def name_journal(log: Path) -> Path:
-    """Where the journal of a log is; the same for every name of the log."""
+def journal_path(log: Path) -> Path:
+    """Return where the journal of a log is; the same for every name of the log."""
     log = log.resolve()
     return log.with_name(log.name + ".journal")
 
@@ -44,41 +196,41 @@ def name_journal(log: Path) -> Path:
 class Journal:
     """The journal of a log that is being written. Raises OSError.
 
-    It takes the place of one that was there; with a mark it goes on behind what that one holds and the log does not.
+    Replaces the file of one that was there; with a position it goes on behind what that one holds and the log does not.
     """
 
-    def __init__(self, path: Path, size: int = JOURNAL_SIZE, mark: JournalPosition | None = None) -> None:
+    def __init__(self, path: Path, size: int = JOURNAL_SIZE, position: JournalPosition | None = None) -> None:
         self._path = path
-        self.nonce = mark.nonce if mark else int.from_bytes(os.urandom(8), "little") or 1
-        self._map = _map_old(path) if mark else _map_new(path, size)
+        self.nonce = position.nonce if position else int.from_bytes(os.urandom(8), "little") or 1
+        self._map = _map_old(path) if position else _map_new(path, size)
         self._half = len(self._map) // 2
         self._area = memoryview(self._map)[_HEAD.size :]
-        self._ring = Ring(self._area, self.nonce)
-        if mark:
-            self._ring.resume(mark.place)
+        self._ring = RingBuffer(self._area, self.nonce)
+        if position:
+            self._ring.resume(position.place)
         else:
             _HEAD.pack_into(self._map, 0, _MAGIC, self.nonce)
 
     @property
     def end(self) -> int:
-        """The place where the last entry ends."""
+        """Return the place where the last entry ends."""
         return self._ring.end
 
     @property
     def is_filling(self) -> bool:
-        """True where more than half is in use: entries had better not wait for company."""
+        """Return True where more than half is in use: then entries should not wait for others to be committed with."""
         return self._ring.used > self._half
 
     def add(self, records: Records) -> int:
-        """Keep the records of one append; the place to `free` later, or 0 where they must go another way."""
+        """Write the records of one append; return the place to `free` later, or 0 where it cannot take them."""
         try:
             payload = _encoder.encode(records)
         except _NOT_ENCODED:
             return 0
-        return self._ring.add(payload) if len(payload) <= _LARGEST else 0
+        return self._ring.add(payload) if len(payload) <= _LARGEST_ENTRY else 0
 
     def free(self, place: int) -> None:
-        """Give up what is in the log by now, up to and including the entry with this place."""
+        """Free what is in the log by now, up to and including the entry with this place."""
         self._ring.free(place)
 
     def close(self) -> None:
@@ -115,8 +267,8 @@ def _map_old(path: Path) -> mmap.mmap:
         os.close(file)
 
 
-class Leftover:
-    """The content of a journal's file, whoever left it. Nothing in it is believed before it has been checked."""
+class JournalContent:
+    """What is in a journal's file, whoever left it. Nothing in it is believed before it has been checked."""
 
     def __init__(self, content: bytes) -> None:
         self._area = memoryview(content)[_HEAD.size :]
@@ -125,16 +277,16 @@ class Leftover:
 
     @property
     def is_blank(self) -> bool:
-        """True where nothing was ever added."""
+        """Return True where nothing was ever added."""
         return not any(self._area[: _HEAD.size])
 
     def has_more(self, place: int) -> bool:
-        """True where an entry begins behind the place that does not follow on it: what lay between is gone."""
-        return is_front_behind(self._area, self.nonce, place)
+        """Return True where an entry is behind the place that does not follow on it: what was between is gone."""
+        return has_entry_behind(self._area, self.nonce, place)
 
     def read(self, place: int) -> Iterator[tuple[Records | None, int]]:
-        """What was added behind the place, in order; None in place of records that cannot be understood."""
-        for payload, end in read_ring(self._area, self.nonce, place):
+        """Yield what was added behind the place, in order; None in place of records that cannot be decoded."""
+        for payload, end in read_entries(self._area, self.nonce, place):
             try:
                 yield _decoder.decode(payload), end
             except msgspec.MsgspecError:

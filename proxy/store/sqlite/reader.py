@@ -1,113 +1,112 @@
-"""Reading the log. Rule: own connections that cannot write; a long listing takes no more statements than a short."""
+"""Reading the log over connections of its own, which cannot write, whether or not a server is writing it."""
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from itertools import groupby
 from pathlib import Path
-from typing import cast
+from typing import TypeVar
 
 import aiosqlite
 
 from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES
 from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
 from proxy.model.errors import NotFound, StoreUnavailable
-from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, Timings, Usage
+from proxy.model.exchange import SessionKey
 from proxy.model.lineage import StoredSession
 from proxy.model.log import (
     AuxiliaryUsage,
     Bill,
     BranchRow,
     ExchangeRow,
-    RoundRow,
     Selection,
     SessionRow,
     UnreadRow,
     Verification,
 )
-from proxy.model.manifest import digest_of, encode_recipe
-from proxy.model.plan import Plan
 from proxy.model.summary import Summary
-from proxy.store.branches import find_branches
-from proxy.store.sqlite.backup import copy_log
-from proxy.store.sqlite.bodies import count_links, load_body, load_payload
-from proxy.store.sqlite.codec import decode_headers
-from proxy.store.sqlite.connection import connect_reader
-from proxy.store.sqlite.context import list_epochs, load_context, load_epoch, load_original
-from proxy.store.sqlite.dag import list_summaries
-from proxy.store.sqlite.desk import ReaderThread
-from proxy.store.sqlite.envelope import join_recipe
-from proxy.store.sqlite.growth import RELATIONS
-from proxy.store.sqlite.listing import (
+from proxy.store.constraints import fit_text
+from proxy.store.sqlite.connection import FILE_ERRORS, connect_reader
+from proxy.store.sqlite.context_queries import list_epochs, list_summaries, load_context, load_epoch, load_original
+from proxy.store.sqlite.exchange_queries import (
+    CALLS,
     COUNT_SESSIONS,
+    EXCHANGES,
     FEW_SESSIONS,
     LAST_CHARACTER,
     Query,
+    count_links,
     list_bills,
+    list_unread,
+    load_body,
+    load_payload,
+    make_exchange,
     select_session,
     select_sessions,
     sum_auxiliary,
 )
-from proxy.store.sqlite.problem import FILE_ERRORS
-from proxy.store.sqlite.recall import has_sessions, recall_sessions
-from proxy.store.sqlite.stands import load_stands
-from proxy.store.sqlite.unread import list_unread
+from proxy.store.sqlite.lineage_queries import find_branches, has_sessions, load_positions, recall_sessions
+from proxy.store.sqlite.maintenance import copy_log
 from proxy.store.sqlite.verify import verify_log
-from proxy.store.storable import fit_text
+
+T = TypeVar("T")
+
+
+class ReaderThread:
+    """One connection and its thread, both made with the first query; one query at a time.
+
+    To go back to the event loop after each statement would take longer than most of them.
+    """
+
+    def __init__(self, path: Path, connect: Callable[[Path], sqlite3.Connection]) -> None:
+        self._path = path
+        self._connect = connect
+        self._connection: sqlite3.Connection | None = None
+        self._is_closed = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="palimpsest-reader")
+
+    async def ask(self, question: Callable[[sqlite3.Connection], T]) -> T:
+        """The answer, from one snapshot. Raises StoreUnavailable. Whoever goes away is not asked for any more."""
+        self._expect_open()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._answer, question)
+
+    async def close(self) -> None:
+        """Let go of the file for good, once the question under way is answered."""
+        if not self._is_closed:
+            self._is_closed = True
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._let_go)
+            self._thread.shutdown(wait=False)
+
+    def _expect_open(self) -> None:
+        if self._is_closed:
+            raise StoreUnavailable("the log is closed")
+
+    def _answer(self, question: Callable[[sqlite3.Connection], T]) -> T:
+        self._expect_open()  # it may have waited
+        if self._connection is None:
+            self._connection = self._connect(self._path)
+        try:
+            self._connection.execute("BEGIN")
+            try:
+                return question(self._connection)
+            finally:
+                self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise StoreUnavailable(f"{self._path} cannot be read: {error}; run `palimpsest verify`") from error
+
+    def _let_go(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
 
 _IDS = "SELECT key FROM session WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
 _HAS_SESSION = "SELECT 1 FROM session WHERE key = ?"
 # In the order of the table: the index of names would lead to its rows in that of the names.
 _NAMED = "SELECT id, key FROM session NOT INDEXED WHERE id > ? AND family <> '' ORDER BY id LIMIT ?"
 _MOST_NAMED = 256  # they keep the event loop for half a millisecond at most
-
-_EXCHANGES = """
-    SELECT e.seq, e.id, s.key AS session, e.n, e.kind, e.wire, e.mode, e.model, e.method, e.target, e.size, e.whole,
-        e.opened_ms, e.tip, e.changes, unpack(eh.codec, eh.bytes) AS headers,
-        unpack(ee.codec, ee.bytes) AS envelope,
-        r.k AS round_k, r.upstream AS round_upstream,
-        o.status AS round_status, o.changes AS round_changes, unpack(oh.codec, oh.bytes) AS round_headers,
-        o.completeness AS round_completeness, o.whole AS round_whole, o.head_ms, o.first_byte_ms, o.total_ms,
-        o.size + ifnull((SELECT sum(t.size) FROM trailer t WHERE t.exchange = o.exchange AND t.k = o.k), 0)
-        AS round_size,
-        o.error AS round_error, unpack(ge.codec, ge.bytes) AS answer_error,
-        unpack(ga.codec, ga.bytes) AS answer,
-        g.input, g.output, g.cached, g.written, g.reasoning, g.finish,
-        t.relation, t.is_side, ifnull(d.hash, t.outer) AS stand, t.depth, t.base,
-        c.view, c.rung, ifnull(h.id, '') AS epoch, c.pressure, c.reason, c.tokens_client, c.tokens_upstream, c.usable,
-        c.owed, c.saving
-    FROM session s
-    JOIN exchange e ON e.session = s.id
-    LEFT JOIN step t ON t.session = e.session AND t.n = e.n
-    LEFT JOIN node d ON d.session = t.session AND d.n = t.tip
-    LEFT JOIN payload eh ON eh.id = e.headers
-    LEFT JOIN payload ee ON ee.id = e.envelope
-    LEFT JOIN round r ON r.exchange = e.seq
-    LEFT JOIN outcome o ON o.exchange = r.exchange AND o.k = r.k
-    LEFT JOIN payload oh ON oh.id = o.headers
-    LEFT JOIN reading g ON g.exchange = r.exchange AND g.k = r.k
-    LEFT JOIN decision c ON c.exchange = r.exchange AND c.k = r.k
-    LEFT JOIN epoch h ON h.seq = c.epoch
-    LEFT JOIN payload ga ON ga.id = g.answer
-    LEFT JOIN payload ge ON ge.id = g.error
-    WHERE s.key = ?1 AND e.n > ?2 AND e.n <= ?2 + ?3 ORDER BY e.n, r.k"""
-
-# in the order of the fields of `Plan`
-_DECISION = (
-    "view",
-    "rung",
-    "epoch",
-    "pressure",
-    "reason",
-    "tokens_client",
-    "tokens_upstream",
-    "usable",
-    "owed",
-    "saving",
-)
-
-_CALLS = _EXCHANGES.replace("unpack(ga.codec, ga.bytes) AS answer", "NULL AS answer")
 
 _KEY = """
     SELECT s.key, t.fingerprint, s.upstream, s.family, s.parent
@@ -188,16 +187,16 @@ class SqliteReader:
 
     async def list_exchanges(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
         """The exchanges of a session behind number `after`, oldest first. Raises NotFound for an unknown session."""
-        return await self._list_exchanges(_EXCHANGES, session, after, limit)
+        return await self._list_exchanges(EXCHANGES, session, after, limit)
 
     async def list_calls(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
         """As `list_exchanges`, but every `answer` is empty."""
-        return await self._list_exchanges(_CALLS, session, after, limit)
+        return await self._list_exchanges(CALLS, session, after, limit)
 
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
         """The branches of a session in the order in which they began. Raises NotFound for an unknown session."""
-        parents, stands = await self._listings.ask(lambda connection: load_stands(connection, session))
-        return await asyncio.to_thread(find_branches, parents, stands)
+        parents, positions = await self._listings.ask(lambda connection: load_positions(connection, session))
+        return await asyncio.to_thread(find_branches, parents, positions)
 
     async def recall(
         self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
@@ -283,7 +282,7 @@ class SqliteReader:
         rows = await self._fetch(query, (fit_text(session), after, limit))
         if not rows:
             await self._find(_HAS_SESSION, (fit_text(session),), f"there is no session {session}")
-        return [_make_exchange(list(group)) for _, group in groupby(rows, key=lambda row: row["seq"])]
+        return [make_exchange(list(group)) for _, group in groupby(rows, key=lambda row: row["seq"])]
 
     async def _list_sessions(self, query: Query) -> list[SessionRow]:
         return [SessionRow(*row) for row in await self._fetch(*query)]
@@ -307,63 +306,3 @@ class SqliteReader:
             yield connection
         except FILE_ERRORS as error:
             raise StoreUnavailable(f"{self._path} cannot be read: {error}; run `palimpsest verify`") from error
-
-
-def _make_exchange(rows: list[sqlite3.Row]) -> ExchangeRow:
-    row = rows[0]
-    return ExchangeRow(
-        seq=row["seq"],
-        id=row["id"],
-        session=row["session"],
-        n=row["n"],
-        kind=cast(Kind, row["kind"]),
-        wire=row["wire"],
-        mode=cast(Mode, row["mode"]),
-        model=row["model"],
-        method=row["method"],
-        target=row["target"],
-        headers=_make_headers(row["headers"], row["changes"]),
-        request_size=row["size"],
-        is_capped=bool(row["whole"]),
-        digest=_digest_recipe(row["envelope"], row["tip"]),
-        opened_ms=row["opened_ms"],
-        rounds=tuple(_make_rounds(rows)),
-        relation="" if row["relation"] is None else RELATIONS[row["relation"]],
-        is_side=bool(row["is_side"]),
-        tip=row["stand"] or b"",
-        depth=row["depth"] or 0,
-        base=row["base"] or 0,
-    )
-
-
-def _make_rounds(rows: Iterable[sqlite3.Row]) -> list[RoundRow]:
-    return [_make_round(row) for row in rows if row["round_k"] is not None]
-
-
-def _make_round(row: sqlite3.Row) -> RoundRow:
-    usage = Usage(row["input"], row["output"], row["cached"], row["written"], row["reasoning"])
-    has_outcome = row["round_status"] is not None
-    return RoundRow(
-        k=row["round_k"],
-        upstream=row["round_upstream"],
-        status=row["round_status"] or 0,
-        headers=_make_headers(row["round_headers"], row["round_changes"]),
-        completeness=cast(Completeness, row["round_completeness"]) if has_outcome else "",
-        received_size=row["round_size"] or 0,
-        is_capped=bool(row["round_whole"]),
-        timings=Timings(row["head_ms"], row["first_byte_ms"], row["total_ms"]) if has_outcome else None,
-        error=row["round_error"] or (row["answer_error"] or b"").decode("utf-8"),
-        answer=row["answer"] or b"",
-        usage=None if usage == Usage() else usage,
-        finish=row["finish"] or "",
-        plan=None if row["rung"] is None else Plan(row["id"], row["round_k"], *[row[name] for name in _DECISION]),
-    )
-
-
-def _make_headers(base: bytes | None, changes: bytes | None) -> Headers:
-    return () if base is None else decode_headers(base, changes or b"")
-
-
-def _digest_recipe(envelope: bytes | None, tip: bytes) -> bytes:
-    """The digest of a recipe; empty where it was erased."""
-    return b"" if envelope is None else digest_of(encode_recipe(join_recipe(envelope, tip)))

@@ -1,6 +1,6 @@
-"""The tables of log.db, as append-only migrations. Rule: a released migration is never edited; add the next one.
+"""The tables of log.db, as migrations. A released migration is never edited; a change is the next one.
 
-Shape. `payload` is the only place with content, so that an erasure deletes there and nowhere else. `blob` names content
+`payload` is the only place with content, so that an erasure deletes there and nowhere else. `blob` names content
 that repeats (slices, large members, headers, envelopes) by digest, once per tenant. Answers never repeat, so they have
 no row there but their digest beside the reference: one random page write less for each.
 `raw` is the byte chain; its key is the link itself, which commits to tenant, parent, gap and content.
@@ -113,7 +113,7 @@ _KEYS = {
 
 
 def m001_record(connection: sqlite3.Connection) -> None:
-    """The record of exchanges, with places for plans and erasures that later steps fill."""
+    """Make the tables of exchanges, with places for plans and erasures that later steps fill."""
     for statement in _TABLES:
         connection.execute(statement)
     for table, keys in _KEYS.items():
@@ -153,14 +153,14 @@ _TREE_TABLES = (
 
 
 def m002_lineage(connection: sqlite3.Connection) -> None:
-    """Where exchanges stand: the tree of each session, and the marks by which its messages are known again."""
+    """Make the tables of lineage: the tree of each session, and the marks by which its messages are known again."""
     for statement in _TREE_TABLES:
         connection.execute(statement)
     for table in ("node", "step", "mark", "adoption"):
         _guard(connection, table, ("session = NEW.session AND n = NEW.n",))
 
 
-# exchange and parent are NULL where there is none; digest: see `epochs.commit`
+# exchange and parent are NULL where there is none; digest: see `codec.digest_epoch`
 _MANAGED_TABLES = (
     """CREATE TABLE epoch(
         seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id),
@@ -195,14 +195,14 @@ _MANAGED_KEYS = {
 
 
 def m003_managed(connection: sqlite3.Connection) -> None:
-    """How sessions are managed: epochs and what their references stand for, a decision for each round, pins."""
+    """Make the tables of managed context: epochs and originals, a decision for each round, pins."""
     for statement in _MANAGED_TABLES:
         connection.execute(statement)
     for table, keys in _MANAGED_KEYS.items():
         _guard(connection, table, keys)
 
 
-# exchange is NULL where there is none; digest: see `summaries.commit`
+# exchange is NULL where there is none; digest: see `codec.digest_summary`
 _SUMMARY_TABLES = (
     """CREATE TABLE summary(
         seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id),
@@ -226,7 +226,7 @@ _SUMMARY_KEYS = {
 
 
 def m004_summaries(connection: sqlite3.Connection) -> None:
-    """Summaries and how they hang together, auxiliary calls found quickly, and who works on what."""
+    """Make the tables of summaries and leases, and an index of auxiliary calls."""
     for statement in _SUMMARY_TABLES:
         connection.execute(statement)
     for table, keys in _SUMMARY_KEYS.items():
@@ -244,23 +244,23 @@ _TALLY_SIZE = 16
 
 
 def m005_tallies(connection: sqlite3.Connection) -> None:
-    """What the rows of lineage and of sessions come to, so that one that was altered or removed is missed."""
+    """Note tallies of the rows of lineage and of sessions, so that one that was altered or removed is missed."""
     for table in TALLIED:
         note_tally(connection, table, tally_rows(connection, table))
 
 
 def weigh_row(row: Sequence[Any]) -> int:
-    """What a row adds to the tally of its table; the order of rows does not matter to their sum."""
+    """Return what a row adds to the tally of its table; the order of rows does not matter to their sum."""
     return int.from_bytes(seal_after(b"", tuple(row)), "big")
 
 
 def tally_rows(connection: sqlite3.Connection, table: str) -> int:
-    """The tally of the rows that are in a table."""
+    """Compute the tally of the rows that are in a table."""
     return sum(map(weigh_row, connection.execute(TALLIED[table]))) % (1 << 8 * _TALLY_SIZE)
 
 
 def note_tally(connection: sqlite3.Connection, table: str, tally: int) -> None:
-    """Note what a table should come to, in the transaction under way."""
+    """Note the tally that a table should have, in the transaction under way."""
     value = (tally % (1 << 8 * _TALLY_SIZE)).to_bytes(_TALLY_SIZE, "big")
     connection.execute(
         "INSERT INTO meta(key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
@@ -269,9 +269,30 @@ def note_tally(connection: sqlite3.Connection, table: str, tally: int) -> None:
 
 
 def read_tally(connection: sqlite3.Connection, table: str) -> int | None:
-    """What a table should come to; None where that is not noted."""
+    """Return the tally that a table should have; None where that is not noted."""
     row = connection.execute("SELECT value FROM meta WHERE key = ?", (f"tally:{table}",)).fetchone()
     return int.from_bytes(row[0], "big") if row else None
+
+
+_SEQ_SIZE = 8
+
+
+def note_seal_head(connection: sqlite3.Connection, table: str, seq: int, seal: bytes) -> None:
+    """Note the last row of a sealed table, in the transaction that adds it.
+
+    A seal commits to the rows before it; that rows behind the last one were removed is found by this note. Whoever
+    alters a log on purpose can alter the note, too: this finds loss, not forgery.
+    """
+    connection.execute(
+        "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+        (f"end:{table}", seq.to_bytes(_SEQ_SIZE, "big") + seal),
+    )
+
+
+def read_seal_head(connection: sqlite3.Connection, table: str) -> tuple[int, bytes] | None:
+    """Return number and seal of the last row of a table as it was noted; None where it never was."""
+    row = connection.execute("SELECT value FROM meta WHERE key = ?", (f"end:{table}",)).fetchone()
+    return (int.from_bytes(row[0][:_SEQ_SIZE], "big"), row[0][_SEQ_SIZE:]) if row else None
 
 
 Migration = Callable[[sqlite3.Connection], None]
@@ -298,7 +319,7 @@ def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration] = MI
 
 
 def read_applied(connection: sqlite3.Connection) -> list[str]:
-    """Names of the migrations a file has had. Raises StoreUnavailable for a foreign database or one from the future."""
+    """Return the names of the migrations a file has had. Raises StoreUnavailable for a foreign or newer database."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if application != APPLICATION_ID:
@@ -314,7 +335,7 @@ def read_applied(connection: sqlite3.Connection) -> list[str]:
 
 
 def read_salt(connection: sqlite3.Connection) -> bytes:
-    """The random bytes made with the log, which fingerprints of credentials are salted with."""
+    """Return the random bytes made with the log, which fingerprints of credentials are salted with."""
     (salt,) = connection.execute("SELECT value FROM meta WHERE key = 'salt'").fetchone()
     return bytes(salt)
 

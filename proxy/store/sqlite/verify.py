@@ -1,27 +1,41 @@
-"""Everything that can be re-derived, re-derived. Rule: rows are streamed, so that memory does not grow with the log.
+"""Verification of a log: everything that can be derived from what is stored is derived again, and compared.
 
 By induction no body need be put together: contents match their digests, links commit to contents and parents, recipes
-name links and blobs that exist, seals commit to recipes. A payload may be missing where an erasure names it.
-The whole is read in one snapshot: a server may go on writing, and its write-ahead log grows until the end.
+name links and blobs that exist, seals commit to recipes. A payload may be missing where an erasure names it. The form
+of a node is not stored, so that its hash cannot be made again: its seal shows that it was altered. The seal of an epoch
+or summary commits to its digest, and its digest to all that it names; what a summary names is older than itself, so
+that there is no cycle, and by induction every one leads to its messages.
+
+Rows are streamed, so that memory does not grow with the log: of nodes, one session at a time is in memory, of epochs
+and summaries one at a time. All is read in one snapshot: a server may go on writing, and its write-ahead log grows
+until the end.
 """
 
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
+from proxy.model.epoch import Original
+from proxy.model.lineage import root_of_chain
 from proxy.model.log import LogFault, Verification
 from proxy.model.manifest import BlobPiece, ChainPiece, Piece, digest_of, link_after, root_of
-from proxy.store.sqlite.codec import seal_after, unpack
-from proxy.store.sqlite.connection import connect_reader
-from proxy.store.sqlite.ends import read_end
-from proxy.store.sqlite.envelope import join_recipe
-from proxy.store.sqlite.known import NO_SEAL
-from proxy.store.sqlite.problem import FILE_ERRORS
-from proxy.store.sqlite.schema import TALLIED, migrate, read_tally, tally_rows
-from proxy.store.sqlite.verify_context import check_context
-from proxy.store.sqlite.verify_summaries import check_summaries
-from proxy.store.sqlite.verify_trees import check_trees
+from proxy.store.constraints import MessageSpan, find_summary_fault
+from proxy.store.sqlite.codec import (
+    RELATIONS,
+    compute_mark_key,
+    digest_epoch,
+    digest_summary,
+    join_recipe,
+    seal_after,
+    seal_node,
+    unpack,
+)
+from proxy.store.sqlite.connection import FILE_ERRORS, connect_reader
+from proxy.store.sqlite.id_cache import NO_SEAL
+from proxy.store.sqlite.schema import TALLIED, migrate, read_seal_head, read_tally, tally_rows
 
 _MOST_FAULTS = 1000
 
@@ -80,7 +94,7 @@ _CONTENTS = (
         FROM epoch x LEFT JOIN payload p ON p.id = x.edits ORDER BY x.seq""",
 )
 
-_UNNAMED = """
+_UNNAMED_PAYLOADS = """
     SELECT id FROM payload EXCEPT SELECT id FROM blob EXCEPT SELECT received FROM outcome
     EXCEPT SELECT received FROM trailer EXCEPT SELECT answer FROM reading EXCEPT SELECT error FROM reading
     EXCEPT SELECT edits FROM epoch"""
@@ -107,7 +121,7 @@ _COUNTED = {"exchange": "exchanges", "round": "rounds", "blob": "blobs", "raw": 
 
 
 def verify_log(path: Path) -> Verification:
-    """Check a log whole. Raises StoreUnavailable where it cannot be opened."""
+    """Check a whole log. Raises StoreUnavailable where it cannot be opened."""
     connection = connect_reader(path)
     try:
         connection.execute("BEGIN")
@@ -135,9 +149,9 @@ class _Inspection:
             self._check_recipes(),
             self._check_sessions(),
             self._check_references(),
-            check_trees(self._connection),
-            check_context(self._connection),
-            check_summaries(self._connection),
+            _check_trees(self._connection),
+            _check_context(self._connection),
+            _check_summaries(self._connection),
             *(self._count(table) for table in _COUNTED),
         )
         for check in checks:
@@ -156,7 +170,7 @@ class _Inspection:
             self._faults.append(LogFault("file", f"cannot be read on: {error}"))
 
     def _count(self, table: str) -> Iterator[LogFault]:
-        """How many rows a table has; where that cannot be told there are none, and a fault says so."""
+        """Count the rows of a table; where that fails there are none, and a fault says so."""
         name = _COUNTED[table]
         try:
             (self._counts[name],) = self._connection.execute(f"SELECT count(*) FROM {table}").fetchone()
@@ -169,7 +183,7 @@ class _Inspection:
                 yield LogFault("file", result)
 
     def _check_schema(self) -> Iterator[LogFault]:
-        """What holds the log append-only, and what finds things in it, is there as it was made."""
+        """Compare triggers, tables and indexes with those of a new log."""
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as made:
             migrate(made)
             expected = dict(made.execute(_SCHEMA))
@@ -190,13 +204,17 @@ class _Inspection:
     def _check_contents(self) -> Iterator[LogFault]:
         for query in _CONTENTS:
             for where, payload, digest, size, codec, stored in self._connection.execute(query):
-                what = self._judge_missing(payload, digest) if codec is None else _judge(codec, stored, digest, size)
+                what = (
+                    self._find_missing_fault(payload, digest)
+                    if codec is None
+                    else _find_content_fault(codec, stored, digest, size)
+                )
                 if what:
                     yield LogFault(where, what)
-        for (payload,) in self._connection.execute(_UNNAMED):
+        for (payload,) in self._connection.execute(_UNNAMED_PAYLOADS):
             yield LogFault(f"payload {payload}", "nothing refers to it")
 
-    def _judge_missing(self, payload: int, digest: bytes) -> str:
+    def _find_missing_fault(self, payload: int, digest: bytes) -> str:
         query = "SELECT 1 FROM erasure WHERE payload = ? AND digest = ?"
         is_erased = self._connection.execute(query, (payload, digest)).fetchone() is not None
         return "" if is_erased else "its content is missing, and no erasure names it"
@@ -222,10 +240,10 @@ class _Inspection:
                 elif seal_after(before, (seq, *values)) != seal:
                     yield LogFault(where, "its seal does not match: the row, or the one before it, was altered")
                 last, before = seq, seal
-            end = read_end(self._connection, table)
-            if end is not None and last < end.seq:
+            end = read_seal_head(self._connection, table)
+            if end is not None and last < end[0]:
                 yield LogFault(
-                    f"{table} {last}", f"is the last, where there were {end.seq}: what stood behind is missing"
+                    f"{table} {last}", f"is the last, where there were {end[0]}: what stood behind is missing"
                 )
 
     def _check_recipes(self) -> Iterator[LogFault]:
@@ -263,7 +281,7 @@ class _Inspection:
             yield LogFault(f"{table} {rowid}", f"refers to a row of {parent} that is not in the log")
 
 
-def _judge(codec: int, stored: bytes, digest: bytes, size: int | None) -> str:
+def _find_content_fault(codec: int, stored: bytes, digest: bytes, size: int | None) -> str:
     try:
         content = unpack(codec, stored)
     except ValueError as error:
@@ -273,3 +291,161 @@ def _judge(codec: int, stored: bytes, digest: bytes, size: int | None) -> str:
     if size is not None and len(content) != size:
         return f"its content has {len(content)} bytes in place of {size}"
     return ""
+
+
+_NODES = """
+    SELECT x.session, s.upstream, x.n, x.hash, x.parent, x.outer, x.is_answer, x.exchange, x.seal, e.seq FROM node x
+    LEFT JOIN session s ON s.id = x.session LEFT JOIN exchange e ON e.session = x.session AND e.n = x.exchange
+    ORDER BY x.session, x.n"""
+_STEPS = """
+    SELECT x.session, s.upstream, x.n, e.seq, x.tip, d.n, x.outer, x.depth, x.base, x.relation FROM step x
+    LEFT JOIN session s ON s.id = x.session LEFT JOIN exchange e ON e.session = x.session AND e.n = x.n
+    LEFT JOIN node d ON d.session = x.session AND d.n = x.tip"""
+_MARKS = """
+    SELECT x.session, x.n, x.key, x.name, d.n, lag(x.n, 1, 0) OVER (PARTITION BY x.session ORDER BY x.n) FROM mark x
+    LEFT JOIN node d ON d.session = x.session AND d.n = x.node"""
+_ADOPTIONS = """
+    SELECT x.session, x.n, s.id, d.n FROM adoption x
+    LEFT JOIN session s ON s.id = x.session LEFT JOIN node d ON d.session = x.source AND d.n = x.node"""
+_HAS_NODE = "SELECT 1 FROM node WHERE substr(hash, 1, 6) = substr(?1, 1, 6) AND is_answer IN (0, 1) AND hash = ?1"
+
+
+def _check_trees(connection: sqlite3.Connection) -> Iterator[LogFault]:
+    """List what is wrong with the trees of sessions."""
+    for session, rows in groupby(connection.execute(_NODES), key=lambda row: row[0]):
+        yield from _check_nodes(connection, session, rows)
+    yield from _check_steps(connection)
+    yield from _check_marks(connection)
+    for session, n, own, node in connection.execute(_ADOPTIONS):
+        if own is None or node is None:
+            yield LogFault(f"adoption {session}/{n}", "refers to a session or node that is not in the log")
+
+
+def _check_nodes(connection: sqlite3.Connection, session: int, rows: Iterator[sqlite3.Row]) -> Iterator[LogFault]:
+    hashes: list[bytes] = []
+    before = b""
+    for _, upstream, n, node, parent, outer, is_answer, exchange, seal, seq in rows:
+        where = f"node {session}/{n}"
+        if n != len(hashes) + 1:
+            yield LogFault(where, f"is preceded by {len(hashes)}: what stood between is missing")
+            return
+        hashes.append(node)
+        if seq is None:
+            yield LogFault(where, "its exchange is not in the log")
+        if not 0 <= parent < n or (parent == 0 and not _may_hang_on(connection, upstream, outer)):
+            yield LogFault(where, "the node before it is not in the log")
+        elif seal != seal_node(
+            before, n, node, hashes[parent - 1] if parent else outer, is_answer=is_answer, exchange=exchange
+        ):
+            yield LogFault(where, "its seal does not match: the row, or the one before it, was altered")
+        before = seal
+
+
+def _check_steps(connection: sqlite3.Connection) -> Iterator[LogFault]:
+    for session, upstream, n, seq, tip, node, outer, depth, base, relation in connection.execute(_STEPS):
+        where = f"step {session}/{n}"
+        if seq is None:
+            yield LogFault(where, "its exchange is not in the log")
+        if node is None and (tip or not _may_hang_on(connection, upstream, outer)):
+            yield LogFault(where, "its tip is not in the log")
+        if not 0 <= base <= depth or not 0 <= relation < len(RELATIONS):
+            yield LogFault(where, f"cannot have depth {depth}, base {base} and relation {relation}")
+
+
+def _check_marks(connection: sqlite3.Connection) -> Iterator[LogFault]:
+    for session, n, key, name, node, before in connection.execute(_MARKS):
+        where = f"mark {session}/{n}"
+        if n != before + 1:
+            yield LogFault(where, f"is preceded by {before}: what stood between is missing")
+        if node is None:
+            yield LogFault(where, "its node is not in the session")
+        if key != compute_mark_key(name):
+            yield LogFault(where, "its key does not follow from its name")
+
+
+def _may_hang_on(connection: sqlite3.Connection, upstream: str | None, node: bytes | None) -> bool:
+    """Return whether a chain may begin behind it: the root of the upstream's chains, or a node of any session."""
+    if upstream is None or node is None:
+        return False
+    return node == root_of_chain(upstream) or connection.execute(_HAS_NODE, (node,)).fetchone() is not None
+
+
+_EPOCHS = """
+    SELECT x.seq, s.tenant, x.rendered, x.originals, x.digest FROM epoch x LEFT JOIN session s ON s.id = x.session
+    ORDER BY x.seq"""
+_OWN_DIGESTS = """
+    SELECT b.digest FROM json_each(?) m LEFT JOIN blob b ON b.id = m.value AND b.tenant = ? ORDER BY m.key"""
+_NAMED_ORIGINALS = """
+    SELECT s.key, s.tenant, o.name, o.wire, o.place, o.start, o.messages FROM json_each(?) m
+    LEFT JOIN original o ON o.id = m.value LEFT JOIN session s ON s.id = o.session ORDER BY m.key"""
+_UNNAMED_ORIGINALS = "SELECT id FROM original EXCEPT SELECT m.value FROM epoch x, json_each(x.originals) m"
+
+
+def _check_context(connection: sqlite3.Connection) -> Iterator[LogFault]:
+    """List what is wrong with epochs and references."""
+    for seq, tenant, rendered, originals, digest in connection.execute(_EPOCHS):
+        what = _find_epoch_fault(connection, tenant, (rendered, originals), digest)
+        if what:
+            yield LogFault(f"epoch {seq}", what)
+    for (original,) in connection.execute(_UNNAMED_ORIGINALS):
+        yield LogFault(f"original {original}", "no epoch names it")
+
+
+def _find_epoch_fault(connection: sqlite3.Connection, tenant: int, lists: tuple[str, str], digest: bytes) -> str:
+    try:
+        rendered = _list_digests(connection, lists[0], tenant)
+        named = [
+            (key, Original(name, _list_digests(connection, messages, owner), wire, place, start))
+            for key, owner, name, wire, place, start, messages in connection.execute(_NAMED_ORIGINALS, (lists[1],))
+        ]
+        made = digest_epoch(rendered, named)
+    except sqlite3.OperationalError as error:  # a list that is no JSON
+        return f"what it names cannot be read: {error}"
+    if None in rendered or any(key is None or None in each.digests for key, each in named):
+        return "it names content that is not in the log"
+    return "" if made == digest else "its digest does not match: what it names was altered"
+
+
+def _list_digests(connection: sqlite3.Connection, blobs: str, tenant: int) -> tuple[bytes, ...]:
+    """Return the digest of each; None for one that the tenant does not have."""
+    return tuple(digest for (digest,) in connection.execute(_OWN_DIGESTS, (blobs, tenant)))
+
+
+_SUMMARIES = """
+    SELECT x.seq, x.digest, s.tenant, x.messages, x.kind, x.wire, x.start, x.stop FROM summary x
+    LEFT JOIN session s ON s.id = x.session ORDER BY x.seq"""
+_NAMED_SUMMARIES = """
+    SELECT o.seq, o.id, o.wire, o.start, o.stop FROM summary_edge e LEFT JOIN summary o ON o.seq = e.other
+    WHERE e.summary = ? AND e.relation = ? ORDER BY e.i"""
+_LOOSE = """
+    SELECT DISTINCT e.summary FROM summary_edge e
+    WHERE e.relation NOT IN ('parent', 'supersedes') OR e.summary NOT IN (SELECT seq FROM summary)"""
+
+
+def _check_summaries(connection: sqlite3.Connection) -> Iterator[LogFault]:
+    """List what is wrong with summaries."""
+    for seq, digest, *rest in connection.execute(_SUMMARIES):
+        if what := _find_summary_row_fault(connection, seq, digest, rest):
+            yield LogFault(f"summary {seq}", what)
+    for (summary,) in connection.execute(_LOOSE):
+        yield LogFault(f"summary {summary}", "there are edges of it that no summary has")
+
+
+def _find_summary_row_fault(connection: sqlite3.Connection, seq: int, digest: bytes, row: list[Any]) -> str:
+    tenant, listed, kind, *span = row
+    parents, superseded = (
+        connection.execute(_NAMED_SUMMARIES, (seq, name)).fetchall() for name in ("parent", "supersedes")
+    )
+    try:
+        messages = [digest for (digest,) in connection.execute(_OWN_DIGESTS, (listed, tenant))]
+    except sqlite3.OperationalError as error:  # a list that is no JSON
+        return f"what it names cannot be read: {error}"
+    others = [other for other, *_ in (*parents, *superseded)]
+    if None in messages or None in others:
+        return "it names content or a summary that is not in the log"
+    if any(other >= seq for other in others):
+        return "it names a summary that is not older"
+    if digest_summary(messages, *[[name for _, name, *_ in named] for named in (parents, superseded)]) != digest:
+        return "its digest does not match: what it names was altered"
+    spans = [[MessageSpan(*each) for _, _, *each in named] for named in (parents, superseded)]
+    return find_summary_fault(kind, MessageSpan(*span), len(messages), *spans)

@@ -1,9 +1,9 @@
-"""The one thread that writes. Rule: nothing leaves the queue before it is committed or known to be unstorable.
+"""The one thread that writes; nothing leaves the queue before it is committed or known to be unstorable.
 
-Group commit: what queued up during one transaction makes the next. A store that fails keeps its records, in order, and
-is tried again until it works; a record that fails by itself is found by going through its batch one append at a time.
-A commit takes the log's mark along, to the last of its entries that is in the journal. Between two commits the thread
-runs errands: what somebody wants done on the one connection that may write, and answers for himself.
+Group commit: what was queued during one transaction makes the next. A store that fails keeps its records, in order, and
+is tried again until it works; a record that fails by itself is found by writing its batch one append at a time. Each
+transaction takes the journal's position along, to the last of its entries that is in the journal. Between two
+transactions the thread runs tasks: what somebody wants done on the one connection that may write.
 """
 
 import logging
@@ -17,15 +17,10 @@ from itertools import islice
 
 from proxy.model.record import leave_derived
 from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.batch import Batch
-from proxy.store.sqlite.checkpoint import Checkpoint
-from proxy.store.sqlite.ends import Ends
-from proxy.store.sqlite.known import RowIdCache
-from proxy.store.sqlite.leases import Errand
-from proxy.store.sqlite.mark import move_mark
-from proxy.store.sqlite.problem import describe_problem, is_store_failing
-from proxy.store.sqlite.spool import QueuedWrite
-from proxy.store.sqlite.whereabouts import Whereabouts
+from proxy.store.sqlite.connection import FileIdentity, describe_problem, is_store_failing
+from proxy.store.sqlite.maintenance import Checkpoint, WriterTask
+from proxy.store.sqlite.transaction import TransactionWriter
+from proxy.store.sqlite.write_queue import QueuedWrite
 
 _log = logging.getLogger(__name__)
 
@@ -45,15 +40,14 @@ class Writer:
         self._connection = connection
         self._policy = policy
         self._settle = settle
-        self._queue: queue.SimpleQueue[list[QueuedWrite] | Errand | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[list[QueuedWrite] | WriterTask | None] = queue.SimpleQueue()
         self._pending: deque[QueuedWrite] = deque()
-        self._errands: deque[Errand] = deque()
+        self._tasks: deque[WriterTask] = deque()
         self._one_by_one = 0
         self._retry_s = _FIRST_RETRY_S
-        self._known = RowIdCache(connection)
-        self._ends = Ends()
+        self._transactions = TransactionWriter(connection)
         self._checkpoint = Checkpoint(connection)
-        self._whereabouts = Whereabouts(policy.path, policy.look_ms)
+        self._identity = FileIdentity(policy.path, policy.look_ms)
         self._is_stopping = threading.Event()
         self._give_up_at = 0.0
         # A daemon: a disk that hangs must not keep the process from ending.
@@ -68,15 +62,15 @@ class Writer:
         """Queue entries behind everything queued before."""
         self._queue.put(entries)
 
-    def put_errand(self, errand: Errand) -> bool:
-        """Have it run in the thread; False where the writer is stopping. It must not raise."""
+    def put_task(self, task: WriterTask) -> bool:
+        """Have a task run in the thread; False where the writer is stopping. It must not raise."""
         if self._is_stopping.is_set():
             return False
-        self._queue.put(errand)
+        self._queue.put(task)
         return True
 
     def write_now(self, entries: list[QueuedWrite]) -> str:
-        """Write entries in the calling thread, instead of `start`; what is wrong where the log takes no writes."""
+        """Write entries in the calling thread, instead of `start`; return what is wrong where not all are written."""
         self._pending.extend(entries)
         while self._pending and not self.problem:
             self._write_some()
@@ -95,8 +89,8 @@ class Writer:
             self._gather()
             if self._pending:
                 self._write_some()
-            while self._errands:
-                self._errands.popleft()(self._connection)
+            while self._tasks:
+                self._tasks.popleft()(self._connection)
         try:
             self._checkpoint.finish()
         except sqlite3.Error as error:
@@ -111,33 +105,35 @@ class Writer:
             while len(self._pending) < _MAX_ENTRIES and not self._queue.empty():
                 self._take(self._queue.get_nowait())
         except queue.Empty:
-            self._copy_log()
+            self._run_checkpoint()
 
-    def _take(self, item: list[QueuedWrite] | Errand | None) -> None:
+    def _take(self, item: list[QueuedWrite] | WriterTask | None) -> None:
         if isinstance(item, list):
             self._pending.extend(item)
         elif item is not None:
-            self._errands.append(item)
+            self._tasks.append(item)
 
     def _write_some(self) -> None:
         entries = self._choose()
         try:
-            self._whereabouts.check()
-            self._commit(entries)
+            self._identity.check()
+            place = max([entry.place for entry in entries])
+            rows = self._transactions.commit([entry.records for entry in entries], place)
         except Exception as error:  # noqa: BLE001 - the boundary of the thread: a record must never end it
             if is_store_failing(error):
                 self._wait_for_store(error)
             else:
                 self._isolate(entries, error)
             return
+        self._checkpoint.count(rows, sum([entry.weight for entry in entries]))
         self.problem = ""
         self._retry_s = _FIRST_RETRY_S
         self._finish(entries, True)
         if self._checkpoint.is_overdue:
-            self._copy_log()
+            self._run_checkpoint()
 
     def _choose(self) -> list[QueuedWrite]:
-        """The longest prefix of what is pending that makes a transaction of reasonable size."""
+        """Return the longest prefix of what is pending that makes a transaction of reasonable size."""
         if self._one_by_one:
             return [self._pending[0]]
         entries: list[QueuedWrite] = []
@@ -148,33 +144,6 @@ class Writer:
                 break
             entries.append(entry)
         return entries
-
-    def _commit(self, entries: Sequence[QueuedWrite]) -> None:
-        connection = self._connection
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            self._known.load()
-            batch = Batch(self._known)
-            for entry in entries:
-                for record in entry.records:
-                    batch.add(record)
-            rows = batch.write(connection)
-            self._ends.note(connection, self._known.heads)
-            self._known.note_tallies()
-            place = max((entry.place for entry in entries), default=0)
-            if place:
-                move_mark(connection, place)
-            connection.execute("COMMIT")
-        except BaseException:
-            self._known.forget()
-            self._ends.forget()
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
-        self._known.age()
-        self._checkpoint.count(rows, sum(entry.weight for entry in entries))
 
     def _finish(self, entries: Sequence[QueuedWrite], is_stored: bool) -> None:
         for _ in entries:
@@ -213,13 +182,13 @@ class Writer:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Closing, and the store still fails: what waits is lost, unless it is in the journal."""
+        """Close though the store still fails: what waits is lost, unless it is in the journal."""
         while not self._queue.empty():
             self._take(self._queue.get_nowait())
-        self._pending = deque(entry for entry in self._pending if not entry.is_kept)
+        self._pending = deque(entry for entry in self._pending if not entry.is_journaled)
         self._finish(list(self._pending), False)
 
-    def _copy_log(self) -> None:
+    def _run_checkpoint(self) -> None:
         try:
             self._checkpoint.run()
         except sqlite3.Error as error:

@@ -18,7 +18,7 @@ from proxy.engine.reports.sessions import (
 )
 from proxy.model.errors import NotFound
 from proxy.model.log import Call
-from proxy.store.branches import Stand, find_branches
+from proxy.store.sqlite.lineage_queries import ExchangePosition, find_branches
 from tests.support.fake_log import BRANCHES, SESSION, FakeLog, branch, tree_log
 
 
@@ -41,7 +41,9 @@ def test_the_deepest_is_not_the_latest() -> None:
 def test_it_goes_on_from_the_deepest_call_of_any_older_branch_on_its_way(drawn: list[tuple[int, int]]) -> None:
     names = [b"%d" % i for i in range(len(drawn))]
     parents = {name: names[at] if at < i else b"" for i, (name, (at, _)) in enumerate(zip(names, drawn, strict=True))}
-    stands = [Stand(n, "", name, drawn[n - 1][1], "append", False) for n, name in enumerate(reversed(names), 1)]
+    stands = [
+        ExchangePosition(n, "", name, drawn[n - 1][1], "append", False) for n, name in enumerate(reversed(names), 1)
+    ]
     seen: set[Call] = set()
     for fork in find_forks(find_branches(parents, stands)):
         shared = [call for call in fork.branch.exchanges if call in seen]

@@ -9,12 +9,12 @@ from pathlib import Path
 from proxy.model.record import Record
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import open_sqlite
-from proxy.store.sqlite.journal import name_journal
+from proxy.store.sqlite.journal import journal_path
 
 
 def crash(policy: StorePolicy, *appends: tuple[Record, ...]) -> Path:
     """Leave a log whose journal holds these appends, of which nothing is written; the journal."""
-    path = name_journal(policy.path)
+    path = journal_path(policy.path)
 
     async def leave() -> bytes:
         archive = open_sqlite(replace(policy, journal_hold_ms=60_000), asyncio.get_running_loop())

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from proxy.engine.ports import MOST_MARKS
 from proxy.model.errors import StoreUnavailable
 from proxy.model.exchange import Usage
 from proxy.model.manifest import keep_whole
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
-from proxy.store.sqlite.lock import WriterLock
+from proxy.store.sqlite.connection import WriterLock
 from proxy.store.sqlite.reader import SqliteReader
-from proxy.store.sqlite.replay import recover_log
+from proxy.store.sqlite.recovery import recover_log
 from tests.store.context_contract import ContextContract
 from tests.store.contract import ArchiveContract
 from tests.store.listing_contract import ListingContract
@@ -26,13 +27,16 @@ from tests.store.samples import (
     TENANT,
     chain_body,
     join_body,
+    make_chain,
     make_key,
     make_opening,
     make_outcome,
     make_reading,
     make_round,
+    make_step,
     make_turns,
 )
+from tests.store.sqlite.conftest import Opener
 from tests.store.summary_contract import SummaryContract
 from tests.store.tree_contract import TreeArchive, TreeContract
 from tests.store.unread_contract import UnreadContract
@@ -278,3 +282,15 @@ async def test_one_tenant_is_one_row_however_many_sessions_it_has(policy: StoreP
     connection = sqlite3.connect(policy.path)
     assert connection.execute("SELECT fingerprint FROM tenant").fetchall() == [(TENANT,)]
     connection.close()
+
+
+async def test_a_session_that_waits_to_be_written_is_recalled(open_archive: Opener) -> None:
+    archive = open_archive(durability="normal", hold_ms=60_000, journal_hold_ms=60_000)
+    nodes = make_chain("a", "!b")
+    archive.append(make_opening(key=make_key("a")), make_step("e1", nodes), is_urgent=False)
+    assert archive.health.pending == 2
+    assert [each.key for each in await archive.recall((), (), make_key("a"))] == [make_key("a")]
+    assert archive.health.pending == 0
+    assert not await archive.recall((), (), make_key("b"))
+    found = await archive.recall([row.node for row in nodes], ["call:x"] * MOST_MARKS, make_key("b"))
+    assert [each.key for each in found] == [make_key("a")]

@@ -7,7 +7,7 @@ import pytest
 from proxy.model.errors import Conflict, StoreUnavailable
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import open_sqlite
-from proxy.store.sqlite.backup import copy_log
+from proxy.store.sqlite.maintenance import copy_log
 from proxy.store.sqlite.reader import SqliteReader
 from tests.store.samples import chain_body, join_body, make_key, make_opening, make_turns
 from tests.store.sqlite.conftest import Opener

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 import pytest
 
 from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.checkpoint import Checkpoint
 from proxy.store.sqlite.connection import connect_writer
+from proxy.store.sqlite.maintenance import Checkpoint
 
 
 @pytest.fixture

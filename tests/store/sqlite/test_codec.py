@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from proxy.model.exchange import Headers
+from proxy.model.manifest import BlobPiece, ChainPiece, Piece, digest_of, encode_recipe
 from proxy.store.sqlite.codec import (
     DEFLATED,
     PACKED,
@@ -16,12 +18,19 @@ from proxy.store.sqlite.codec import (
     SMALL,
     TINY,
     decode_headers,
+    digest_epoch,
+    digest_summary,
     encode_changes,
     encode_headers,
+    encode_ids,
+    join_recipe,
     pack,
     seal_after,
+    seal_node,
+    split_recipe,
     unpack,
 )
+from tests.store.samples import make_chain, make_original
 
 CHUNK = (
     b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"%d"}}]}\n\n'
@@ -148,3 +157,109 @@ def test_a_seal_commits_to_the_row_and_to_the_seal_before() -> None:
     assert seal == hashlib.sha256(b'[1,"exchange","00ff",null,2.5]').digest()[:16]
     assert seal_after(seal, row) == hashlib.sha256(seal + b'[1,"exchange","00ff",null,2.5]').digest()[:16]
     assert seal_after(b"", (1, "exchange", b"\x00\xfe", None, 2.5)) != seal
+
+
+A, B = make_chain("a", "!b")
+CONTENTS = [b"%d" % n for n in range(4)]
+pieces = st.lists(
+    st.one_of(
+        st.binary(max_size=30),
+        st.binary(min_size=32, max_size=32).map(BlobPiece),
+        st.binary(min_size=16, max_size=16).map(ChainPiece),
+    ),
+    max_size=6,
+)
+
+
+@given(pieces)
+def test_any_recipe_comes_back_from_envelope_and_tip(parts: list[Piece]) -> None:
+    envelope, tip, seen = split_recipe(encode_recipe(parts))
+    assert list(seen) == parts
+    assert list(join_recipe(envelope, tip)) == parts
+
+
+def test_calls_that_differ_in_their_history_alone_have_one_envelope() -> None:
+    one = encode_recipe((b'{"model":"m","messages":[', ChainPiece(b"a" * 16), b"]}"))
+    other = encode_recipe((b'{"model":"m","messages":[', ChainPiece(b"b" * 16), b"]}"))
+    assert split_recipe(one)[0] == split_recipe(other)[0]
+    assert (split_recipe(one)[1], split_recipe(other)[1]) == (b"a" * 16, b"b" * 16)
+
+
+def test_a_literal_that_looks_like_the_link_is_left_alone() -> None:
+    link = b"a" * 16
+    parts = (link, encode_recipe((ChainPiece(link),)), ChainPiece(link), link)
+    envelope, tip, _ = split_recipe(encode_recipe(parts))
+    assert join_recipe(envelope, tip) == parts
+
+
+def test_without_a_chain_of_its_own_a_recipe_has_no_tip() -> None:
+    two = encode_recipe((ChainPiece(b"a" * 16), ChainPiece(b"b" * 16)))
+    assert split_recipe(two)[:2] == (b"\n" + two, b"")
+    assert split_recipe(b"")[:2] == (b"\n", b"")
+
+
+@pytest.mark.parametrize("damaged", [b"\x05\x00\x00\x00\x00", b"\x00\x00\x00\x00\x09abc"])
+def test_what_is_no_recipe_is_a_value_error(damaged: bytes) -> None:
+    with pytest.raises(ValueError):
+        split_recipe(damaged)
+    with pytest.raises(ValueError):
+        join_recipe(b"\n" + damaged, b"")
+
+
+def test_an_envelope_without_its_position_is_a_value_error() -> None:
+    with pytest.raises(ValueError):
+        join_recipe(b"x\n", b"a" * 16)
+
+
+def test_numbers_are_a_list() -> None:
+    assert encode_ids(n for n in (3, 1)) == "[3,1]"
+
+
+def test_a_seal_commits_to_all_of_a_node() -> None:
+    seals = {
+        seal_node(b"", 1, A.node, A.parent, is_answer=False, exchange=1),
+        seal_node(b"s", 1, A.node, A.parent, is_answer=False, exchange=1),
+        seal_node(b"", 2, A.node, A.parent, is_answer=False, exchange=1),
+        seal_node(b"", 1, B.node, A.parent, is_answer=False, exchange=1),
+        seal_node(b"", 1, A.node, B.parent, is_answer=False, exchange=1),
+        seal_node(b"", 1, A.node, A.parent, is_answer=True, exchange=1),
+        seal_node(b"", 1, A.node, A.parent, is_answer=False, exchange=2),
+    }
+    assert len(seals) == 7
+
+
+def test_a_digest_commits_to_all_that_an_epoch_names() -> None:
+    original = make_original("r1", CONTENTS[1])
+    digests = {
+        digest_epoch([], []),
+        digest_epoch([digest_of(CONTENTS[1])], []),
+        digest_epoch([digest_of(CONTENTS[2])], []),
+        digest_epoch([digest_of(CONTENTS[1]), digest_of(CONTENTS[2])], []),
+        digest_epoch([digest_of(CONTENTS[2]), digest_of(CONTENTS[1])], []),
+        digest_epoch([], [("s", original)]),
+        digest_epoch([], [("t", original)]),
+        digest_epoch([], [("s", original), ("s", original)]),
+        digest_epoch([], [("s", replace(original, id="r2"))]),
+        digest_epoch([], [("s", replace(original, wire="responses"))]),
+        digest_epoch([], [("s", replace(original, place=2))]),
+        digest_epoch([], [("s", replace(original, offset=1))]),
+        digest_epoch([], [("s", make_original("r1", CONTENTS[2]))]),
+        digest_epoch([], [("s", make_original("r1", CONTENTS[1], CONTENTS[2]))]),
+    }
+    assert len(digests) == 14
+
+
+def test_a_digest_commits_to_all_that_a_summary_names() -> None:
+    one, two = digest_of(CONTENTS[0]), digest_of(CONTENTS[1])
+    digests = {
+        digest_summary([], [], []),
+        digest_summary([one], [], []),
+        digest_summary([one, two], [], []),
+        digest_summary([two, one], [], []),
+        digest_summary([], ["a"], []),
+        digest_summary([], [], ["a"]),
+        digest_summary([], ["a", "b"], []),
+        digest_summary([], ["b", "a"], []),
+        digest_summary([], ["a"], ["b"]),
+    }
+    assert len(digests) == 9

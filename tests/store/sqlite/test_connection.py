@@ -7,10 +7,10 @@ import pytest
 
 from proxy.model.errors import StoreUnavailable
 from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.backup import copy_log
 from proxy.store.sqlite.codec import pack
 from proxy.store.sqlite.connection import connect_reader, connect_writer, prepare_file, refuse_foreign_wal
-from proxy.store.sqlite.replay import recover_log
+from proxy.store.sqlite.maintenance import copy_log
+from proxy.store.sqlite.recovery import recover_log
 from tests.store.sqlite.spoiling import garble_name, lose_index_entry
 
 

@@ -6,17 +6,15 @@ import pytest
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.manifest import digest_of
 from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.batch import Batch
 from proxy.store.sqlite.connection import connect_writer
-from proxy.store.sqlite.contents import (
+from proxy.store.sqlite.context_queries import (
     expect_sound,
     fetch,
     find_session,
-    list_ids,
     load_contents,
     load_digests,
 )
-from proxy.store.sqlite.known import RowIdCache
+from proxy.store.sqlite.transaction import TransactionWriter
 from tests.store.samples import chain_body, make_key, make_opening, make_turns
 
 TURNS = make_turns(2, size=2000)
@@ -25,11 +23,7 @@ TURNS = make_turns(2, size=2000)
 @pytest.fixture
 def log(policy: StorePolicy) -> Iterator[sqlite3.Connection]:
     connection = connect_writer(policy)
-    known = RowIdCache(connection)
-    known.load()
-    batch = Batch(known)
-    batch.add(make_opening(body=chain_body(TURNS)))
-    batch.write(connection)
+    TransactionWriter(connection).commit([[make_opening(body=chain_body(TURNS))]])
     yield connection
     connection.close()
 
@@ -41,10 +35,6 @@ def test_content_is_read_by_its_numbers_and_what_is_missing_left_out(log: sqlite
     assert load_digests(log, iter([*numbers, 999])) == dict(zip(numbers, map(digest_of, raw), strict=True))
     assert load_contents(log, ()) == {}
     assert fetch(log, "SELECT value FROM json_each(?)", {7}) == [(7,)]
-
-
-def test_numbers_are_a_list(log: sqlite3.Connection) -> None:
-    assert list_ids(n for n in (3, 1)) == "[3,1]"
 
 
 def test_a_session_has_a_row(log: sqlite3.Connection) -> None:

@@ -8,7 +8,7 @@ from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive
 from proxy.store.sqlite.connection import connect_reader
-from proxy.store.sqlite.context import load_context, load_epoch
+from proxy.store.sqlite.context_queries import load_context, load_epoch
 from tests.store.samples import chain_body, make_epoch, make_key, make_opening, make_original, make_plan, make_turns
 from tests.store.sqlite.conftest import Opener
 from tests.store.sqlite.spoiling import spoil

@@ -9,8 +9,7 @@ from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive
 from proxy.store.sqlite.connection import connect_reader
-from proxy.store.sqlite.context import load_context, load_original
-from proxy.store.sqlite.dag import list_summaries
+from proxy.store.sqlite.context_queries import list_summaries, load_context, load_original
 from tests.store.samples import chain_body, make_condensed, make_key, make_leaf, make_opening, make_turns
 from tests.store.sqlite.conftest import Opener
 from tests.store.sqlite.spoiling import spoil

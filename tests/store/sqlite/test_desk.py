@@ -8,8 +8,8 @@ import pytest
 from proxy.model.errors import StoreUnavailable
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import connect_reader
-from proxy.store.sqlite.desk import ReaderThread
-from proxy.store.sqlite.recall import has_sessions
+from proxy.store.sqlite.lineage_queries import has_sessions
+from proxy.store.sqlite.reader import ReaderThread
 from tests.store.samples import make_opening
 from tests.store.sqlite.conftest import Opener
 from tests.support.scripted import LIMIT

@@ -10,9 +10,8 @@ import pytest
 from proxy.model.manifest import keep_whole
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import open_sqlite
-from proxy.store.sqlite.journal import Journal, name_journal
-from proxy.store.sqlite.mark import JournalPosition, set_mark
-from proxy.store.sqlite.replay import recover_log
+from proxy.store.sqlite.journal import Journal, JournalPosition, journal_path, store_journal_position
+from proxy.store.sqlite.recovery import recover_log
 from tests.store.samples import make_key, make_opening, make_outcome, make_reading, make_round, make_trailer
 from tests.store.sqlite.conftest import Opener
 from tests.store.sqlite.crashing import crash, read_ids
@@ -32,7 +31,7 @@ async def restart_full(policy: StorePolicy, *names: str) -> bytes:
     assert "database or disk is full" in archive.health.problem
     for name in names:
         assert archive.append(make_opening(name), make_round(name)).result() is True
-    content = name_journal(policy.path).read_bytes()
+    content = journal_path(policy.path).read_bytes()
     await archive.close()
     return content
 
@@ -103,7 +102,7 @@ async def test_an_answer_whose_reading_waits_in_the_journal_is_not_read_again(
 
 def leave_damaged(policy: StorePolicy) -> str:
     """A journal of which an entry before the last is damaged, and the log's mark; the one call that can be read."""
-    path = name_journal(policy.path)
+    path = journal_path(policy.path)
     journal = Journal(path, 8192)
     places: list[int] = []
     while place := journal.add((make_opening(f"e{len(places)}", keep_whole(bytes(1000))),)):
@@ -115,7 +114,7 @@ def leave_damaged(policy: StorePolicy) -> str:
     content[64 + places[-1] - 100] ^= 1
     path.write_bytes(content)
     connection = sqlite3.connect(policy.path, isolation_level=None)
-    set_mark(connection, JournalPosition(journal.nonce, places[-3]))
+    store_journal_position(connection, JournalPosition(journal.nonce, places[-3]))
     connection.close()
     return f"e{len(places) - 2}"
 
@@ -125,13 +124,13 @@ async def test_nothing_is_added_to_a_journal_that_lost_a_part(
 ) -> None:
     await open_archive().close()
     name = leave_damaged(policy)
-    content = name_journal(policy.path).read_bytes()
+    content = journal_path(policy.path).read_bytes()
     disk.fail("INSERT INTO exchange", *[FULL] * 1000)
     archive = open_archive(close_ms=1)
     assert archive.health.pending == 1
     assert not archive.append(make_opening("new")).done()
     await archive.close()
-    assert name_journal(policy.path).read_bytes() == content
+    assert journal_path(policy.path).read_bytes() == content
     recover_log(policy)
     assert read_ids(policy.path) == [name]
-    assert not name_journal(policy.path).exists()
+    assert not journal_path(policy.path).exists()

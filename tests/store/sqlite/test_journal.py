@@ -13,8 +13,8 @@ from proxy.model.lineage import Adoption, CallFingerprint, NodeRow, Relation
 from proxy.model.manifest import Manifest
 from proxy.model.plan import Plan, Rung
 from proxy.model.record import Record
-from proxy.store.sqlite.journal import JOURNAL_SIZE, Journal, Leftover, Records, name_journal
-from proxy.store.sqlite.mark import JournalPosition as Place
+from proxy.store.sqlite.journal import JOURNAL_SIZE, Journal, JournalContent, Records, journal_path
+from proxy.store.sqlite.journal import JournalPosition as Place
 from tests.store.samples import (
     chain_body,
     make_epoch,
@@ -39,7 +39,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def read(path: Path, place: int = 0) -> list[tuple[Record, ...] | None]:
-    return [records for records, _ in Leftover(path.read_bytes()).read(place)]
+    return [records for records, _ in JournalContent(path.read_bytes()).read(place)]
 
 
 _counts = st.none() | st.integers(-(2**63), 2**64 - 1)
@@ -83,7 +83,7 @@ def test_records_of_every_kind_come_back_as_they_were(
     journal = Journal(path, 65536)
     place = journal.add(records)
     assert place
-    ((found, end),) = Leftover(path.read_bytes()).read(0)
+    ((found, end),) = JournalContent(path.read_bytes()).read(0)
     assert (found, end) == (records, place)
     assert [type(record) for record in found or ()] == [type(record) for record in records]
     journal.remove()
@@ -154,8 +154,8 @@ def test_a_new_journal_has_a_new_name_and_nothing_of_the_old(path: Path) -> None
     old.close()
     new = Journal(path, SMALL)
     assert new.nonce != old.nonce
-    assert Leftover(path.read_bytes()).nonce == new.nonce
-    assert Leftover(path.read_bytes()).is_blank
+    assert JournalContent(path.read_bytes()).nonce == new.nonce
+    assert JournalContent(path.read_bytes()).is_blank
     new.close()
 
 
@@ -165,7 +165,7 @@ def test_a_journal_goes_on_behind_what_one_before_it_holds(path: Path) -> None:
     place = journal.add(first)
     journal.add(second)
     journal.close()
-    again = Journal(path, mark=Place(journal.nonce, place))
+    again = Journal(path, position=Place(journal.nonce, place))
     again.add(third)
     assert (again.nonce, path.stat().st_size) == (journal.nonce, SMALL)
     again.close()
@@ -174,7 +174,7 @@ def test_a_journal_goes_on_behind_what_one_before_it_holds(path: Path) -> None:
 
 def test_a_journal_that_is_gone_is_not_made_anew_where_it_should_go_on(path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        Journal(path, mark=Place(1, 0))
+        Journal(path, position=Place(1, 0))
     assert not path.exists()
 
 
@@ -186,7 +186,7 @@ def test_a_journal_that_cannot_be_made_leaves_no_file(path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"PALJRNL\x01", bytes(SMALL), b"x" * SMALL, b"PALJRNL\x02" + b"\1" * SMALL])
 def test_a_file_that_is_no_journal_has_no_name(content: bytes) -> None:
-    assert Leftover(content).nonce == 0
+    assert JournalContent(content).nonce == 0
 
 
 def test_an_entry_that_is_no_record_is_none(path: Path) -> None:
@@ -201,14 +201,14 @@ def test_a_gap_behind_what_follows_is_seen(path: Path) -> None:
     journal = Journal(path, SMALL)
     first = journal.add((make_opening(),))
     journal.free(journal.add((make_opening(),)))
-    assert not Leftover(path.read_bytes()).has_more(first)
+    assert not JournalContent(path.read_bytes()).has_more(first)
     journal.add((make_opening(body=Manifest(b"", (), (), 0)),))
-    assert Leftover(path.read_bytes()).has_more(first)
+    assert JournalContent(path.read_bytes()).has_more(first)
     journal.close()
 
 
 def test_all_names_of_a_log_have_one_journal(tmp_path: Path) -> None:
     (tmp_path / "log.db").write_bytes(b"")
     (tmp_path / "alias").symlink_to(tmp_path / "log.db")
-    assert name_journal(tmp_path / "alias") == name_journal(tmp_path / "log.db")
-    assert name_journal(tmp_path / "log.db").name == "log.db.journal"
+    assert journal_path(tmp_path / "alias") == journal_path(tmp_path / "log.db")
+    assert journal_path(tmp_path / "log.db").name == "log.db.journal"

@@ -9,10 +9,9 @@ import pytest
 from proxy.model.manifest import keep_whole
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive
-from proxy.store.sqlite.journal import name_journal
-from proxy.store.sqlite.mark import read_mark
+from proxy.store.sqlite.journal import journal_path, read_journal_position
 from proxy.store.sqlite.reader import SqliteReader
-from proxy.store.sqlite.replay import recover_log
+from proxy.store.sqlite.recovery import recover_log
 from tests.store.samples import make_key, make_opening, make_outcome, make_round
 from tests.store.sqlite.conftest import Opener
 from tests.store.sqlite.disk import FULL, LOCKED, Disk
@@ -33,11 +32,11 @@ async def test_the_mark_moves_with_the_records_it_stands_for(
     archive.append(make_opening())
     await disk.arrived("COMMIT")
     connection = sqlite3.connect(policy.path)
-    assert read_mark(connection).place == 0
+    assert read_journal_position(connection).place == 0
     commit.set()
     await archive.list_sessions()
     (count,) = connection.execute("SELECT count(*) FROM exchange").fetchone()
-    assert (count == 1) == (read_mark(connection).place > 0)
+    assert (count == 1) == (read_journal_position(connection).place > 0)
     connection.close()
 
 
@@ -52,7 +51,7 @@ async def test_closing_while_the_store_fails_leaves_the_journal_to_the_next_star
     assert not await large
     assert (archive.health.dropped, archive.health.pending) == (1, 3)
     assert "3 records are in" in caplog.text
-    assert name_journal(policy.path).exists()
+    assert journal_path(policy.path).exists()
     recover_log(policy)
     reader = SqliteReader(policy.path)
     try:
@@ -106,7 +105,7 @@ async def test_a_log_whose_journal_cannot_be_made_waits_for_its_commits(
     disk.fail("INSERT INTO meta VALUES", FULL)
     archive = open_archive(durability="normal")
     assert "answers wait for the log's commits instead" in caplog.text
-    assert not name_journal(policy.path).exists()
+    assert not journal_path(policy.path).exists()
     stored = archive.append(make_opening())
     assert not stored.done()
     assert await stored

@@ -8,7 +8,7 @@ from proxy.engine.ports import Leases
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive
 from proxy.store.sqlite.connection import connect_writer
-from proxy.store.sqlite.leases import Errand, SqliteLeases
+from proxy.store.sqlite.maintenance import SqliteLeases, WriterTask
 from proxy.store.sqlite.verify import verify_log
 from proxy.store.sqlite.writer import Writer
 from tests.store.lease_contract import LeaseContract
@@ -97,7 +97,7 @@ async def test_beside_a_store_that_takes_nothing_nobody_waits(
     commit = disk.hold("COMMIT")
     archive.append(make_opening())
     await disk.arrived("COMMIT")
-    put: list[Errand] = []
+    put: list[WriterTask] = []
     leases = SqliteLeases(lambda errand: not put.append(errand), clock, most_seconds=0)  # type: ignore[func-returns-value]
     assert not await leases.acquire("a", "me", 10)
     commit.set()
@@ -116,9 +116,9 @@ async def test_after_close_nobody_is_given_one(open_archive: Opener, clock: Fixe
 def test_a_writer_that_stops_takes_no_errand_and_runs_those_that_it_took(policy: StorePolicy) -> None:
     ran: list[str] = []
     writer = Writer(connect_writer(policy), policy, lambda entries, is_stored: None)
-    assert writer.put_errand(lambda connection: ran.append("first"))
+    assert writer.put_task(lambda connection: ran.append("first"))
     writer.start()
-    assert writer.put_errand(lambda connection: ran.append("second"))
+    assert writer.put_task(lambda connection: ran.append("second"))
     assert writer.stop(2)
-    assert not writer.put_errand(lambda connection: ran.append("third"))
+    assert not writer.put_task(lambda connection: ran.append("third"))
     assert ran == ["first", "second"]

@@ -6,7 +6,7 @@ from proxy.engine.ports import ALL_SESSIONS
 from proxy.model.log import Selection
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import connect_reader
-from proxy.store.sqlite.listing import select_session, select_sessions, sum_auxiliary
+from proxy.store.sqlite.exchange_queries import select_session, select_sessions, sum_auxiliary
 from tests.store.samples import make_key, make_opening, make_outcome, make_round
 from tests.store.sqlite.conftest import Opener
 

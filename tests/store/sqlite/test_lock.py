@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from proxy.model.errors import StoreUnavailable
-from proxy.store.sqlite.lock import WriterLock
+from proxy.store.sqlite.connection import WriterLock
 
 ROOT = Path(__file__).parents[3]
 
@@ -56,7 +56,9 @@ def test_releasing_twice_takes_the_lock_from_nobody(tmp_path: Path) -> None:
 
 
 def test_the_lock_of_a_process_that_ended_is_free(tmp_path: Path) -> None:
-    take = "import pathlib, sys; from proxy.store.sqlite.lock import WriterLock as W; W(pathlib.Path(sys.argv[1]))"
+    take = (
+        "import pathlib, sys; from proxy.store.sqlite.connection import WriterLock as W; W(pathlib.Path(sys.argv[1]))"
+    )
     subprocess.run([sys.executable, "-c", take, str(tmp_path / "log.db")], check=True, cwd=ROOT)
     WriterLock(tmp_path / "log.db").release()
 

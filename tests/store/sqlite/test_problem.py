@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.problem import advise, describe_problem, is_store_failing
+from proxy.store.sqlite.connection import advise, describe_problem, is_store_failing
 
 
 def raise_full(path: Path, pages: int) -> sqlite3.Error:

@@ -15,12 +15,11 @@ from proxy.engine.ports import MOST_MARKS
 from proxy.model.errors import StoreUnavailable
 from proxy.model.lineage import CallFingerprint, NodeRow, Relation, extend_chain, root_of_chain
 from proxy.model.log import BranchRow
-from proxy.store.branches import Stand, find_branches
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive
 from proxy.store.sqlite.connection import connect_reader
+from proxy.store.sqlite.lineage_queries import ExchangePosition, find_branches, recall_sessions
 from proxy.store.sqlite.reader import SqliteReader
-from proxy.store.sqlite.recall import recall_sessions
 from tests.store.contract import is_stored
 from tests.store.samples import OTHER_TENANT, TENANT, make_chain, make_key, make_opening, make_reply, make_step
 from tests.store.sqlite.conftest import Opener
@@ -198,7 +197,7 @@ async def test_branches_are_found_where_neither_the_event_loop_nor_a_listing_wai
     assert await archive.append(make_opening(), make_step("e1", make_chain("a")))
     began, gate = threading.Event(), threading.Event()
 
-    def find(parents: dict[bytes, bytes], stands: list[Stand]) -> list[BranchRow]:
+    def find(parents: dict[bytes, bytes], stands: list[ExchangePosition]) -> list[BranchRow]:
         began.set()
         assert gate.wait(LIMIT)
         return find_branches(parents, stands)

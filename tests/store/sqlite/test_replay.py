@@ -12,10 +12,9 @@ import pytest
 from proxy.model.errors import StoreUnavailable
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive
-from proxy.store.sqlite.journal import Journal, name_journal
-from proxy.store.sqlite.mark import read_mark
+from proxy.store.sqlite.journal import Journal, journal_path, read_journal_position
 from proxy.store.sqlite.reader import SqliteReader
-from proxy.store.sqlite.replay import recover_log
+from proxy.store.sqlite.recovery import recover_log
 from tests.store.samples import (
     chain_body,
     make_condensed,
@@ -92,7 +91,7 @@ def kill(policy: StorePolicy, moment: str = "before the commit") -> Path:
     """A server's death with 30 calls in its journal; the journal it left."""
     command = [sys.executable, "-c", KILLED, str(policy.path), moment]
     assert subprocess.run(command, cwd=ROOT, check=False, timeout=60).returncode == -signal.SIGKILL
-    return name_journal(policy.path)
+    return journal_path(policy.path)
 
 
 async def check_all_there(archive: SqliteArchive | SqliteReader) -> None:
@@ -172,7 +171,7 @@ async def test_beside_a_server_recovery_leaves_its_journal_alone(
     archive = open_archive(durability="normal", journal_hold_ms=60_000)
     archive.append(make_opening("e1"))
     recover_log(policy)
-    assert read_ids(policy.path) == [] and name_journal(policy.path).exists()
+    assert read_ids(policy.path) == [] and journal_path(policy.path).exists()
     assert caplog.text == ""
     assert await archive.load_request("e1") == b"{}"
 
@@ -195,7 +194,7 @@ def test_recovery_makes_nothing_where_nothing_is(policy: StorePolicy) -> None:
     recover_log(policy)
     assert not policy.path.parent.exists()
     policy.path.parent.mkdir()
-    name_journal(policy.path).write_bytes(b"left over")
+    journal_path(policy.path).write_bytes(b"left over")
     recover_log(policy)
     assert [path.name for path in policy.path.parent.iterdir()] == ["log.db.journal"]
 
@@ -318,8 +317,8 @@ def test_a_journal_that_was_only_begun_is_nothing(policy: StorePolicy, caplog: p
 def test_the_mark_is_left_at_the_end_of_what_was_brought_in(policy: StorePolicy) -> None:
     crash(policy, (make_opening("e1"),), (make_opening("e2"),))
     connection = sqlite3.connect(policy.path)
-    before = read_mark(connection)
+    before = read_journal_position(connection)
     recover_log(policy)
-    after = read_mark(connection)
+    after = read_journal_position(connection)
     connection.close()
     assert before.place == 0 < after.place and before.nonce == after.nonce

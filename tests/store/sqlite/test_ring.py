@@ -5,26 +5,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.store.sqlite.ring import Ring, is_front_behind, read_ring
+from proxy.store.sqlite.journal import RingBuffer, has_entry_behind, read_entries
 
 NONCE = 0x1122334455667788
 HEADER = 24
 
 
-def make_ring(size: int = 256, filler: bytes = b"\0", nonce: int = NONCE) -> tuple[Ring, memoryview]:
+def make_ring(size: int = 256, filler: bytes = b"\0", nonce: int = NONCE) -> tuple[RingBuffer, memoryview]:
     area = memoryview(bytearray(filler * size))
-    return Ring(area, nonce), area
+    return RingBuffer(area, nonce), area
 
 
 def read(area: memoryview, place: int = 0, nonce: int = NONCE) -> list[bytes]:
-    return [payload for payload, _ in read_ring(area, nonce, place)]
+    return [payload for payload, _ in read_entries(area, nonce, place)]
 
 
 def test_what_was_added_is_read_in_order_and_goes_on_from_any_place() -> None:
     ring, area = make_ring()
     places = [ring.add(payload) for payload in (b"one", b"", b"three" * 9)]
     assert read(area) == [b"one", b"", b"three" * 9]
-    assert [place for _, place in read_ring(area, NONCE, 0)] == places
+    assert [place for _, place in read_entries(area, NONCE, 0)] == places
     assert read(area, places[0]) == [b"", b"three" * 9]
     assert read(area, places[-1]) == []
 
@@ -37,7 +37,7 @@ def test_entries_of_another_ring_are_not_read() -> None:
     old, area = make_ring()
     for payload in (b"a" * 40, b"b" * 40, b"c" * 40):
         old.add(payload)
-    ring = Ring(area, NONCE + 1)
+    ring = RingBuffer(area, NONCE + 1)
     assert read(area, nonce=NONCE + 1) == []
     ring.add(b"x" * 40)  # as long as the first of the old ones: the second follows on it, byte for byte
     assert read(area, nonce=NONCE + 1) == [b"x" * 40]
@@ -62,7 +62,7 @@ def test_a_ring_goes_on_behind_the_entries_that_are_there() -> None:
         ring.free(ring.add(b"%060d" % i))
     freed = ring.end
     kept = [ring.add(payload) for payload in (b"a" * 40, b"b" * 40)]
-    again = Ring(area, NONCE)
+    again = RingBuffer(area, NONCE)
     again.resume(freed)
     assert (again.end, again.used) == (ring.end, ring.used)
     last = again.add(b"c" * 40)
@@ -78,7 +78,7 @@ def test_a_ring_goes_on_behind_the_entries_that_are_there() -> None:
 def test_a_ring_that_holds_nothing_more_goes_on_at_its_place() -> None:
     ring, area = make_ring()
     end = ring.add(b"one")
-    again = Ring(area, NONCE)
+    again = RingBuffer(area, NONCE)
     again.resume(end)
     assert (again.end, again.used) == (end, 0)
     again.add(b"two")
@@ -140,7 +140,7 @@ def test_an_entry_torn_over_one_of_an_earlier_turn_is_not_read() -> None:
     for cut in range(64):
         torn = tear(before, bytes(area), 0, 64, cut)
         assert read(torn, place) == [] or bytes(torn) == bytes(area)
-    assert [end for _, end in read_ring(area, NONCE, place)] == [end]
+    assert [end for _, end in read_entries(area, NONCE, place)] == [end]
 
 
 def test_damage_to_any_byte_ends_what_is_read_there() -> None:
@@ -165,13 +165,13 @@ def test_a_length_beyond_the_end_is_no_entry() -> None:
 
 def test_a_front_laid_down_after_a_place_is_seen() -> None:
     ring, area = make_ring(128)
-    assert not is_front_behind(area, NONCE, 0)
+    assert not has_entry_behind(area, NONCE, 0)
     first = ring.add(b"a" * 40)
-    assert not is_front_behind(area, NONCE, 0)
+    assert not has_entry_behind(area, NONCE, 0)
     ring.free(ring.add(b"b" * 40))
     ring.add(b"c")
-    assert is_front_behind(area, NONCE, first)
-    assert not is_front_behind(area, NONCE + 1, first)
+    assert has_entry_behind(area, NONCE, first)
+    assert not has_entry_behind(area, NONCE + 1, first)
 
 
 @given(st.lists(st.one_of(st.integers(0, 130), st.sampled_from(["free", "free all"])), max_size=60))
@@ -193,5 +193,5 @@ def test_any_order_of_adding_and_freeing_loses_nothing_that_was_not_freed(steps:
                 ring.free(mark)
                 if step == "free":
                     break
-        assert list(read_ring(area, NONCE, mark)) == list(kept)
+        assert list(read_entries(area, NONCE, mark)) == list(kept)
         assert ring.used <= 256

@@ -10,8 +10,8 @@ from proxy.model.exchange import Outcome
 from proxy.model.lineage import Adoption
 from proxy.model.record import weigh
 from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.journal import Journal, Leftover
-from proxy.store.sqlite.spool import QueuedWrite, Spool
+from proxy.store.sqlite.journal import Journal, JournalContent
+from proxy.store.sqlite.write_queue import QueuedWrite, WriteQueue
 from tests.store.samples import make_chain, make_opening, make_outcome, make_plan, make_reading, make_round, make_step
 from tests.support.scripted import LIMIT
 
@@ -28,7 +28,7 @@ class Desk:
     def __init__(self, max_bytes: int = 100_000, hold_ms: int = 60_000, journal: Journal | None = None) -> None:
         self.handed: list[list[QueuedWrite]] = []
         self.policy = StorePolicy(Path("log.db"), spool_bytes=max_bytes, hold_ms=hold_ms, journal_hold_ms=hold_ms)
-        self.spool = Spool(asyncio.get_running_loop(), self.handed.append, self.policy, journal)
+        self.spool = WriteQueue(asyncio.get_running_loop(), self.handed.append, self.policy, journal)
 
     def settle(self, is_stored: bool) -> None:
         for entries in self.handed:
@@ -59,7 +59,7 @@ async def test_what_is_held_is_handed_over_after_its_time() -> None:
     desk = Desk(hold_ms=1)
     loop = asyncio.get_running_loop()
     handed = loop.create_future()
-    desk.spool = Spool(loop, handed.set_result, desk.policy)
+    desk.spool = WriteQueue(loop, handed.set_result, desk.policy)
     desk.spool.append((make_reading(),), is_urgent=False)
     (entry,) = await asyncio.wait_for(handed, LIMIT)
     assert entry.records == (make_reading(),)
@@ -107,7 +107,7 @@ async def test_what_was_lost_is_counted_by_record_and_changes_the_generation() -
 async def test_what_a_journal_held_at_the_start_goes_first_and_is_counted() -> None:
     desk = Desk()
     old = QueuedWrite((make_opening("e1"), make_round("e1")), 2 * WEIGHT, None, 80, True, refused=1)
-    desk.spool.take_over([old])
+    desk.spool.queue_recovered([old])
     desk.spool.append((make_opening("e2"),), is_urgent=True)
     assert [list_exchanges(entries) for entries in desk.handed] == [["e1", "e1"], ["e2"]]
     assert (desk.spool.pending, desk.spool.pending_bytes) == (4, 3 * WEIGHT)
@@ -117,7 +117,7 @@ async def test_what_a_journal_held_at_the_start_goes_first_and_is_counted() -> N
 
 async def test_whoever_drains_waits_for_what_a_journal_held_at_the_start() -> None:
     desk = Desk()
-    desk.spool.take_over([QueuedWrite((make_opening("e1"),), WEIGHT, None, 80, True)])
+    desk.spool.queue_recovered([QueuedWrite((make_opening("e1"),), WEIGHT, None, 80, True)])
     drained = desk.spool.drain()
     assert drained is not None and not drained.done()
     desk.settle(True)
@@ -153,7 +153,7 @@ async def test_losses_are_loud_but_no_flood(caplog: pytest.LogCaptureFixture) ->
 
 def test_settling_for_an_event_loop_that_has_ended_does_nothing() -> None:
     loop = asyncio.new_event_loop()
-    spool = Spool(loop, lambda entries: None, StorePolicy(Path("log.db")))
+    spool = WriteQueue(loop, lambda entries: None, StorePolicy(Path("log.db")))
     loop.close()
     spool.settle_soon([], True)
 
@@ -181,7 +181,7 @@ async def test_what_is_in_the_journal_is_handed_over_after_its_time(journal: Jou
     desk = Desk(journal=journal)
     handed = asyncio.get_running_loop().create_future()
     policy = StorePolicy(Path("log.db"), hold_ms=60_000, journal_hold_ms=1)
-    desk.spool = Spool(asyncio.get_running_loop(), handed.set_result, policy, journal)
+    desk.spool = WriteQueue(asyncio.get_running_loop(), handed.set_result, policy, journal)
     desk.spool.append((make_opening("e1"),), is_urgent=False)
     desk.spool.append((make_opening("e2"),), is_urgent=True)
     entries = await asyncio.wait_for(handed, LIMIT)
@@ -249,7 +249,7 @@ async def test_who_ran_too_far_ahead_waits_until_the_writer_has_half_of_it_and_n
 
 async def test_what_runs_too_far_ahead_is_in_the_journal_all_the_same(roomy: Journal, tmp_path: Path) -> None:
     run_ahead(Desk(10_000_000, journal=roomy), 1500)
-    left = Leftover((tmp_path / "large").read_bytes())
+    left = JournalContent((tmp_path / "large").read_bytes())
     assert [records for records, _ in left.read(0)] == [(make_reading(f"e{i}"),) for i in range(1500)]
 
 

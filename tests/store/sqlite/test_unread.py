@@ -7,8 +7,8 @@ import pytest
 from proxy.model.errors import StoreUnavailable
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import connect_reader
+from proxy.store.sqlite.exchange_queries import list_unread
 from proxy.store.sqlite.reader import SqliteReader
-from proxy.store.sqlite.unread import list_unread
 from tests.store.sqlite.conftest import Opener
 from tests.store.unread_contract import add_answers
 

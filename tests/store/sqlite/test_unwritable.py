@@ -14,10 +14,10 @@ import pytest
 from proxy.model.errors import StoreUnavailable
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import open_sqlite
-from proxy.store.sqlite.backup import copy_log
-from proxy.store.sqlite.lock import WriterLock
+from proxy.store.sqlite.connection import WriterLock
+from proxy.store.sqlite.maintenance import copy_log
 from proxy.store.sqlite.reader import SqliteReader
-from proxy.store.sqlite.replay import recover_log
+from proxy.store.sqlite.recovery import recover_log
 from proxy.store.sqlite.verify import verify_log
 from tests.store.samples import make_key, make_opening, make_outcome, make_round
 from tests.store.sqlite.crashing import crash

@@ -6,7 +6,7 @@ import pytest
 
 from proxy.model.manifest import digest_of
 from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.summaries import commit
+from proxy.store.sqlite.codec import digest_summary
 from proxy.store.sqlite.verify import verify_log
 from tests.store.samples import (
     OTHER_TENANT,
@@ -54,7 +54,7 @@ def name_blob(content: bytes, tenant: int = 1) -> str:
 
 def write_digest(*named: list[str]) -> str:
     """The digest of a condensed summary that names these."""
-    return f"x'{commit([], *named).hex()}'"
+    return f"x'{digest_summary([], *named).hex()}'"
 
 
 TEXT, MESSAGE = name_blob(b"of two"), name_blob(RAW[3])

@@ -1,9 +1,7 @@
-"""What `verify` finds in trees is in `test_verify`; here, that it asks nothing else of a sound log."""
-
-import sqlite3
+"""What `verify` finds in trees is in `test_verify`; here, that it finds nothing in a sound log."""
 
 from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.verify_trees import check_trees
+from proxy.store.sqlite.verify import verify_log
 from tests.store.samples import make_chain, make_key, make_mark, make_opening, make_reply, make_step
 from tests.store.sqlite.conftest import Opener
 
@@ -16,6 +14,4 @@ async def test_trees_that_hang_on_each_other_are_sound(open_archive: Opener, pol
     archive.append(make_opening("e2", key=make_key("b")), make_step("e2", later), make_reply("e2", [], []))
     assert await archive.append(make_opening("e3", key=make_key("b")), make_step("e3", tip=chain[1].node))
     await archive.close()
-    connection = sqlite3.connect(policy.path)
-    assert list(check_trees(connection)) == []
-    connection.close()
+    assert verify_log(policy.path).faults == ()

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.journal import name_journal
-from proxy.store.sqlite.problem import Misplaced
-from proxy.store.sqlite.replay import recover_log
-from proxy.store.sqlite.whereabouts import Whereabouts
+from proxy.store.sqlite.connection import FileIdentity, LogReplaced
+from proxy.store.sqlite.journal import journal_path
+from proxy.store.sqlite.recovery import recover_log
 from tests.store.samples import make_opening, make_round
 from tests.store.sqlite.conftest import Opener
 from tests.store.sqlite.crashing import read_ids
@@ -45,14 +44,14 @@ def now() -> Now:
 
 def test_a_file_that_is_in_its_place_is_fine(tmp_path: Path, now: Now) -> None:
     (tmp_path / "log.db").touch()
-    whereabouts = Whereabouts(tmp_path / "log.db", 1000, now)
+    whereabouts = FileIdentity(tmp_path / "log.db", 1000, now)
     for now.seconds in range(5):
         whereabouts.check()
 
 
 def test_where_nobody_can_tell_the_commits_do(tmp_path: Path, now: Now) -> None:
     path = tmp_path / ("x" * 300)  # too long a name for any file
-    whereabouts = Whereabouts(path, 1000, now)
+    whereabouts = FileIdentity(path, 1000, now)
     now.seconds = 2.0
     whereabouts.check()
 
@@ -60,13 +59,13 @@ def test_where_nobody_can_tell_the_commits_do(tmp_path: Path, now: Now) -> None:
 def test_a_file_that_is_gone_is_noticed_within_a_second_and_so_is_its_return(tmp_path: Path, now: Now) -> None:
     path = tmp_path / "log.db"
     path.touch()
-    whereabouts = Whereabouts(path, 1000, now)
+    whereabouts = FileIdentity(path, 1000, now)
     path.rename(tmp_path / "moved")
     now.seconds = 0.9
     whereabouts.check()  # nobody asks before each record
     now.seconds = 1.0
     for _ in range(2):
-        with pytest.raises(Misplaced):
+        with pytest.raises(LogReplaced):
             whereabouts.check()
     (tmp_path / "moved").rename(path)
     whereabouts.check()
@@ -75,10 +74,10 @@ def test_a_file_that_is_gone_is_noticed_within_a_second_and_so_is_its_return(tmp
 def test_another_file_in_its_place_is_noticed(tmp_path: Path, now: Now) -> None:
     (tmp_path / "log.db").touch()
     (tmp_path / "other").touch()
-    whereabouts = Whereabouts(tmp_path / "log.db", 1000, now)
+    whereabouts = FileIdentity(tmp_path / "log.db", 1000, now)
     (tmp_path / "other").replace(tmp_path / "log.db")
     now.seconds = 1.0
-    with pytest.raises(Misplaced):
+    with pytest.raises(LogReplaced):
         whereabouts.check()
 
 
@@ -86,12 +85,12 @@ def test_a_directory_that_is_gone_is_noticed(tmp_path: Path, now: Now) -> None:
     place = tmp_path / "data"
     place.mkdir()
     (place / "log.db").touch()
-    whereabouts = Whereabouts(place / "log.db", 1000, now)
+    whereabouts = FileIdentity(place / "log.db", 1000, now)
     (place / "log.db").unlink()
     place.rmdir()
     place.touch()
     now.seconds = 1.0
-    with pytest.raises(Misplaced):
+    with pytest.raises(LogReplaced):
         whereabouts.check()
 
 
@@ -134,7 +133,7 @@ async def test_what_is_in_the_journal_alone_is_kept_or_told_to_be_lost(
     policy.path.rename(policy.path.with_name("moved"))
     assert archive.append(make_opening("e2"), make_round("e2")).result()
     if is_journal_gone:
-        name_journal(policy.path).unlink()
+        journal_path(policy.path).unlink()
     await archive.close()
     policy.path.with_name("moved").rename(policy.path)
     recover_log(policy)

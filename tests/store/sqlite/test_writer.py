@@ -9,7 +9,7 @@ from proxy.model.errors import StoreUnavailable
 from proxy.model.manifest import keep_whole
 from proxy.store.policy import Durability, StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
-from proxy.store.sqlite.ends import read_end
+from proxy.store.sqlite.schema import read_seal_head
 from tests.store.samples import (
     chain_body,
     join_body,
@@ -116,10 +116,10 @@ async def test_where_tables_end_is_noted_again_once_the_store_works(
     assert await archive.append(make_opening())
     await archive.close()
     log = sqlite3.connect(policy.path)
-    end, last = read_end(log, "exchange"), log.execute("SELECT seq, seal FROM exchange").fetchone()
+    end, last = read_seal_head(log, "exchange"), log.execute("SELECT seq, seal FROM exchange").fetchone()
     log.close()
     assert end is not None
-    assert (end.seq, end.seal) == last
+    assert end == last
 
 
 @pytest.mark.parametrize("word", ["BEGIN", "INSERT INTO exchange", "COMMIT"])

@@ -37,8 +37,8 @@ from proxy.model.manifest import (
 )
 from proxy.model.record import Record, leave_derived
 from proxy.model.summary import Summary
-from proxy.store.sqlite.recall import choose_recalled
-from proxy.store.storable import fit_text, fit_usage
+from proxy.store.constraints import fit_text, fit_usage
+from proxy.store.sqlite.lineage_queries import choose_recalled
 from tests.support.memory_store.checks import verify_tables
 from tests.support.memory_store.contexts import list_epochs, list_summaries, load_context, load_epoch, load_original
 from tests.support.memory_store.listing import find_last, is_called, list_bills, make_session, sum_auxiliary

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from proxy.model.log import LogFault, Verification
 from proxy.model.manifest import digest_of, link_after
-from proxy.store.summaries import find_flaw, find_stretch
+from proxy.store.constraints import find_summary_fault, span_of
 from tests.support.memory_store.tables import Tables
 
 
@@ -35,10 +35,8 @@ def _check_outcomes(tables: Tables) -> Iterator[LogFault]:
 
 def _check_summaries(tables: Tables) -> Iterator[LogFault]:
     for summary in tables.summaries.values():
-        spans = [
-            [find_stretch(tables.summaries[name]) for name in names] for names in (summary.parents, summary.supersedes)
-        ]
-        if flaw := find_flaw(summary.kind, find_stretch(summary), len(summary.digests), *spans):
+        spans = [[span_of(tables.summaries[name]) for name in names] for names in (summary.parents, summary.supersedes)]
+        if flaw := find_summary_fault(summary.kind, span_of(summary), len(summary.digests), *spans):
             yield LogFault(f"summary {summary.id}", flaw)
         tenant = tables.keys[summary.session].tenant
         if any((tenant, digest) not in tables.blobs for digest in summary.digests):

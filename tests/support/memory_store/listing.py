@@ -7,8 +7,8 @@ from typing import TypedDict
 from proxy.model.exchange import Usage
 from proxy.model.log import AuxiliaryUsage, Bill, SessionRow
 from proxy.model.plan import Plan
-from proxy.store.sqlite.listing import TURNED_AWAY
-from proxy.store.storable import fit_text, fit_usage
+from proxy.store.constraints import fit_text, fit_usage
+from proxy.store.sqlite.exchange_queries import TURNED_AWAY
 from tests.support.memory_store.tables import Exchange, Tables
 
 _COUNTS = Usage.__struct_fields__

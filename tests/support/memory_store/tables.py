@@ -14,9 +14,16 @@ from proxy.model.manifest import BlobPiece, ChainPiece, Manifest, Slice, decode_
 from proxy.model.plan import Plan
 from proxy.model.record import Record
 from proxy.model.summary import Summary
-from proxy.store.branches import name_parent
-from proxy.store.storable import fit_epoch, fit_original, fit_plan, fit_summary
-from proxy.store.summaries import Identity, find_flaw, find_stretch
+from proxy.store.constraints import (
+    SummaryIdentity,
+    find_summary_fault,
+    fit_epoch,
+    fit_original,
+    fit_plan,
+    fit_summary,
+    span_of,
+)
+from proxy.store.sqlite.lineage_queries import find_parent
 from tests.support.memory_store.tree import Tree
 
 _log = logging.getLogger(__name__)
@@ -182,10 +189,10 @@ class Tables:
                 raise Refused("its id stands for another summary already")
             return
         parents, superseded = (
-            [find_stretch(self._expect(self.summaries, name)) for name in names]
+            [span_of(self._expect(self.summaries, name)) for name in names]
             for names in (summary.parents, summary.supersedes)
         )
-        if flaw := find_flaw(summary.kind, find_stretch(summary), len(summary.digests), parents, superseded):
+        if flaw := find_summary_fault(summary.kind, span_of(summary), len(summary.digests), parents, superseded):
             raise Refused(flaw)
         tenant = self._expect(self.keys, summary.session).tenant
         if summary.exchange:
@@ -201,7 +208,7 @@ class Tables:
                 self._expect_node(key, row.parent)
                 self._insert(tree.nodes, (row.node, row.is_answer), row)
             if row.node not in tree.parents:
-                self._insert(tree.parents, row.node, name_parent(tree.parents, row))
+                self._insert(tree.parents, row.node, find_parent(tree.parents, row))
         for mark in record.marks:
             self._expect(tree.parents, mark.node)
             name = name_mark(mark.name)
@@ -250,6 +257,6 @@ class Tables:
             self._expect(self.slices, link)
 
 
-def _identify(summary: Summary) -> Identity:
+def _identify(summary: Summary) -> SummaryIdentity:
     text = digest_of(summary.text.encode())
-    return Identity(find_stretch(summary), summary.last, summary.kind, summary.level, text)
+    return SummaryIdentity(span_of(summary), summary.last, summary.kind, summary.level, text)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import Adoption, CallFingerprint, NodeRow, Step, StoredSession
 from proxy.model.log import BranchRow
-from proxy.store.branches import Stand, find_branches
+from proxy.store.sqlite.lineage_queries import ExchangePosition, find_branches
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Tree:
     def list_branches(self, exchanges: Mapping[int, str]) -> list[BranchRow]:
         """Its branches; `exchanges` are ids by number."""
         stands = [
-            Stand(n, exchanges[n], step.tip, step.depth, step.relation, step.is_side)
+            ExchangePosition(n, exchanges[n], step.tip, step.depth, step.relation, step.is_side)
             for n, step in sorted(self.steps.items())
         ]
         return find_branches(self.parents, stands)

@@ -1,4 +1,4 @@
-"""A secret of our own in the data directory. Rule: made once, readable by its owner only, never replaced."""
+"""A secret of our own in a file of the data directory, made once and readable by its owner only."""
 
 import os
 import secrets
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def load_or_create_secret(path: Path) -> str:
-    """The secret in a file; a new one of 256 random bits, mode 0600, if there is no such file. Raises OSError."""
+    """Return the secret in a file, or a new one of 256 random bits in a new file of mode 0600. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
@@ -19,7 +19,7 @@ def load_or_create_secret(path: Path) -> str:
 
 
 def read_secret(path: Path) -> str:
-    """The secret in a file; empty where there is none that can be read."""
+    """Return the secret in a file; empty where there is none that can be read."""
     try:
         return path.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError):

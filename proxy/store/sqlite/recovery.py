@@ -1,8 +1,8 @@
-"""What a killed server left in its journal, brought into the log. Rule: each entry once; what cannot be read is kept.
+"""What a killed server left in its journal, written into the log: each entry once, what cannot be read is kept.
 
-The log's mark says which journal is its own and how much of it is there already. It moves with every transaction, so
-that a replay may itself be killed at any moment. What the log takes no more of stays where it is, and its server goes
-on behind it in the same journal: there is one journal at any time, in the order in which things happened.
+The log notes which journal is its own and how much of it is there already, with every transaction, so that recovery may
+itself be killed at any moment. What the log does not take stays in the journal, and the next server goes on behind it
+in the same file: there is one journal at any time, in the order in which things happened.
 """
 
 import logging
@@ -15,52 +15,51 @@ from pathlib import Path
 from proxy.model.errors import StoreUnavailable
 from proxy.model.record import weigh_all
 from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.connection import connect_writer, refuse_emptied, refuse_foreign_wal
-from proxy.store.sqlite.journal import Leftover, name_journal
-from proxy.store.sqlite.lock import WriterLock
-from proxy.store.sqlite.mark import JournalPosition, read_mark
-from proxy.store.sqlite.problem import advise
-from proxy.store.sqlite.spool import QueuedWrite
+from proxy.store.sqlite.connection import WriterLock, advise, connect_writer, refuse_emptied, refuse_foreign_wal
+from proxy.store.sqlite.journal import JournalContent, JournalPosition, journal_path, read_journal_position
+from proxy.store.sqlite.write_queue import QueuedWrite
 from proxy.store.sqlite.writer import Writer
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class UnwrittenEntries:
     """What the log did not take: entries in order, and what is wrong.
 
-    `mark` is that of the journal which holds them and can go on behind them; None where it is damaged behind them.
+    `position` is that of the journal which holds them and can go on behind them; None where it is damaged behind them.
     """
 
     entries: list[QueuedWrite]
-    mark: JournalPosition | None
+    position: JournalPosition | None
     problem: str
 
 
-def replay_journal(connection: sqlite3.Connection, policy: StorePolicy) -> Rest | None:
+def recover_journal(connection: sqlite3.Connection, policy: StorePolicy) -> UnwrittenEntries | None:
     """Write what is only in the journal, then delete the file; the lock is held. Raises StoreUnavailable, OSError.
 
-    Where the log takes no writes the journal is kept, and what is left of it returned. It is set aside where it is not
-    this log's.
+    Where the log takes no writes the journal is kept, and what is left of it returned. A journal that is not this log's
+    is renamed.
     """
-    path = name_journal(policy.path)
+    path = journal_path(policy.path)
     if not path.exists():
         return None
-    leftover = Leftover(path.read_bytes())
+    content = JournalContent(path.read_bytes())
     try:
-        mark = read_mark(connection)
+        position = read_journal_position(connection)
     except sqlite3.Error as error:
         raise StoreUnavailable(f"{policy.path} cannot be read ({advise(error)})") from error
-    if leftover.nonce and leftover.nonce == mark.nonce:
-        entries, end = _list_entries(leftover, mark.place)
-        is_understood = not leftover.has_more(end)
+    if content.nonce and content.nonce == position.nonce:
+        entries, end = _list_entries(content, position.place)
+        is_understood = not content.has_more(end)
         stored, problem = _write(connection, policy, entries)
         if problem:
-            place = entries[stored - 1].place if stored else mark.place
-            return Rest(entries[stored:], JournalPosition(mark.nonce, place) if is_understood else None, problem)
+            place = entries[stored - 1].place if stored else position.place
+            return UnwrittenEntries(
+                entries[stored:], JournalPosition(position.nonce, place) if is_understood else None, problem
+            )
     else:
-        is_understood = leftover.is_blank
+        is_understood = content.is_blank
     if is_understood:
         path.unlink()
     else:
@@ -71,7 +70,7 @@ def replay_journal(connection: sqlite3.Connection, policy: StorePolicy) -> Rest 
 
 
 def _name_aside(path: Path) -> Path:
-    """Where a journal is put aside: never in the place of another, which may hold all there is of some calls."""
+    """Return a new name for a journal: never that of another, which may hold all there is of some calls."""
     aside = path.with_name(path.name + ".aside")
     numbers = count(2)
     while aside.exists():
@@ -80,12 +79,12 @@ def _name_aside(path: Path) -> Path:
 
 
 def recover_log(policy: StorePolicy) -> None:
-    """Before a log is read without its server: bring in what a kill left in the journal.
+    """Write what a kill left in the journal, before a log is read without its server.
 
     Does nothing beside a running server, and no more than a warning where it cannot be done. Raises StoreUnavailable
     where reading would do harm (see `refuse_foreign_wal`, `refuse_emptied`).
     """
-    path = name_journal(policy.path)
+    path = journal_path(policy.path)
     with suppress(OSError):  # reading tells what is wrong
         refuse_emptied(policy.path)
         refuse_foreign_wal(policy.path)
@@ -101,7 +100,7 @@ def recover_log(policy: StorePolicy) -> None:
     try:
         connection = connect_writer(policy)
         try:
-            rest = replay_journal(connection, policy)
+            rest = recover_journal(connection, policy)
         finally:
             connection.close()
         if rest is not None:
@@ -112,10 +111,10 @@ def recover_log(policy: StorePolicy) -> None:
         lock.release()
 
 
-def _list_entries(leftover: Leftover, place: int) -> tuple[list[QueuedWrite], int]:
-    """What follows on the place, and where it ends."""
+def _list_entries(content: JournalContent, place: int) -> tuple[list[QueuedWrite], int]:
+    """Return the entries that follow on the place, and where they end."""
     entries: list[QueuedWrite] = []
-    for records, end in leftover.read(place):
+    for records, end in content.read(place):
         place = end
         if records is None:
             _log.error("an entry of the journal could not be understood; it is lost")
@@ -125,7 +124,7 @@ def _list_entries(leftover: Leftover, place: int) -> tuple[list[QueuedWrite], in
 
 
 def _write(connection: sqlite3.Connection, policy: StorePolicy, entries: list[QueuedWrite]) -> tuple[int, str]:
-    """How many were dealt with, in order, and why no more of them were."""
+    """Write entries in order; return how many were written or refused, and why no more were."""
     stored: list[bool] = []
     writer = Writer(connection, policy, lambda done, is_stored: stored.extend([is_stored] * len(done)))
     problem = writer.write_now(entries)

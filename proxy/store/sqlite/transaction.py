@@ -1,31 +1,36 @@
-"""Records turned into rows. Rule: content before what refers to it, and nothing refers to what is not stored.
+"""One transaction of the writer: records turned into rows, inserted and committed together.
 
-A record of a chain or blob that the log lacks is refused with `Dangling`: the engine, which believed the log had it,
-forgets what it believed when it sees the archive's `generation` change, and sends everything with its next request.
+Content comes before what refers to it, and nothing refers to what is not stored: a record of a chain or blob that the
+log lacks is refused with `DanglingReference`. The engine, which believed that the log had it, forgets what it believed
+when it sees the archive's `generation` change, and sends everything with its next request.
 """
 
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from typing import Any
 
+from proxy.model.epoch import Epoch, Pin
 from proxy.model.exchange import Headers, Opening, Outcome, Reading, Round, SessionKey, Trailer, Usage
 from proxy.model.lineage import Adoption, Reply, Step
 from proxy.model.manifest import Manifest, Slice, digest_of
+from proxy.model.plan import Plan
 from proxy.model.record import Record
 from proxy.model.summary import Summary
+from proxy.store.constraints import fit_text, fit_usage
+from proxy.store.sqlite import insert_context, insert_lineage
 from proxy.store.sqlite.codec import TINY, encode_changes, encode_headers
-from proxy.store.sqlite.epochs import INSERTS as EPOCH_INSERTS
-from proxy.store.sqlite.epochs import Epochs
-from proxy.store.sqlite.expected import expect_message
-from proxy.store.sqlite.growth import INSERTS as GROWTH_INSERTS
-from proxy.store.sqlite.growth import Growth
-from proxy.store.sqlite.known import Exchange, HeaderBase, Reference, RowIdCache, Session, Tenant
-from proxy.store.sqlite.problem import Dangling
-from proxy.store.sqlite.rows import Rows
-from proxy.store.sqlite.summaries import INSERTS as SUMMARY_INSERTS
-from proxy.store.sqlite.summaries import Summaries
-from proxy.store.storable import fit_text, fit_usage
+from proxy.store.sqlite.id_cache import (
+    DanglingReference,
+    Exchange,
+    HeaderBase,
+    Reference,
+    RowBuffer,
+    RowIdCache,
+    Session,
+    Tenant,
+)
+from proxy.store.sqlite.journal import advance_journal_position
 
 _NOTHING = (None, None)
 
@@ -53,38 +58,68 @@ INSERTS = {
         seq, seal, exchange, k, answer, digest, error, error_digest, input, output, cached, written, reasoning, finish)
         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
 }
-_ALL_INSERTS = INSERTS | GROWTH_INSERTS | EPOCH_INSERTS | SUMMARY_INSERTS
 
 
-class Batch:
-    """Rows of one transaction."""
+class TransactionWriter:
+    """Writes records to the log, one transaction after another, over the only connection that may."""
 
-    def __init__(self, known: RowIdCache) -> None:
-        self._known = known
-        self._rows = Rows(known, _ALL_INSERTS)
-        self._growth = Growth(known, self._rows)
-        self._epochs = Epochs(known, self._rows)
-        self._summaries = Summaries(known, self._rows)
-        # Methods of its own are not here: held by itself, a batch would stay until the garbage collector comes round.
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._ids = RowIdCache(connection)
+        self._rows = RowBuffer(self._ids, INSERTS | insert_lineage.INSERTS | insert_context.INSERTS)
+        self._lineage = insert_lineage.LineageInserter(connection, self._ids, self._rows)
+        self._context = insert_context.ContextInserter(connection, self._ids, self._rows)
         self._adders: Mapping[type[Record], Callable[[Any], None]] = {
-            Step: self._growth.add_step,
-            Reply: self._growth.add_reply,
-            Adoption: self._growth.add_adoption,
-            Summary: self._summaries.add,
+            Opening: self._add_opening,
+            Round: self._add_round,
+            Outcome: self._add_outcome,
+            Reading: self._add_reading,
+            Trailer: self._add_trailer,
+            Step: self._lineage.add_step,
+            Reply: self._lineage.add_reply,
+            Adoption: self._lineage.add_adoption,
+            Epoch: self._context.add_epoch,
+            Plan: self._context.add_plan,
+            Pin: self._context.add_pin,
+            Summary: self._context.add_summary,
         }
 
-    def add(self, record: Record) -> None:
-        """Turn a record into rows. Raises Dangling, ValueError and the like for one that cannot be stored."""
-        kind = type(record)
-        own = _ADDERS.get(kind)
-        if own is not None:
-            own(self, record)
-        else:
-            self._adders.get(kind, self._epochs.add)(record)
+    def commit(self, appends: Iterable[Iterable[Record]], journal_end: int = 0) -> int:
+        """Store the records of some appends, all or none, and return the number of rows.
 
-    def write(self, connection: sqlite3.Connection) -> int:
-        """Insert everything; returns the number of rows."""
-        return self._rows.write(connection)
+        `journal_end`: all journal entries up to there are in the log with this transaction; 0 for none. Raises
+        DanglingReference, ValueError and the like for a record that cannot be stored, sqlite3.Error for a file.
+        """
+        connection = self._connection
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            self._ids.load()
+            for records in appends:
+                for record in records:
+                    self._adders[type(record)](record)
+            count = self._rows.write(connection)
+            self._ids.note_growth()
+            if journal_end:
+                advance_journal_position(connection, journal_end)
+            connection.execute("COMMIT")
+        except BaseException:
+            self.forget()
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        self._ids.age()
+        self._lineage.age()
+        self._context.age()
+        return count
+
+    def forget(self) -> None:
+        """Look everything up in the log again."""
+        self._rows.clear()
+        self._ids.forget()
+        self._lineage.forget()
+        self._context.forget()
 
     def _add_opening(self, opening: Opening) -> None:
         session = self._open_session(opening.session, opening.opened_ms)
@@ -112,10 +147,11 @@ class Batch:
                 opening.opened_ms,
             ),
         )
-        self._known.put_exchange(exchange, Exchange(seq, tenant, fit_text(opening.session.id), session.n))
+        self._ids.exchanges.put(exchange, Exchange(seq, tenant, fit_text(opening.session.id), session.n))
 
     def _add_round(self, record: Round) -> None:
-        exchange, tenant = self._expect_exchange(record.exchange)
+        found = self._ids.expect_exchange(record.exchange)
+        exchange, tenant = found.seq, found.tenant
         body, k, upstream = record.body, record.k, fit_text(record.upstream)
         if body is None:
             self._rows.append("round", (_NOTHING,), (exchange, k, upstream, None, None, None, None))
@@ -124,7 +160,8 @@ class Batch:
             self._rows.append("round", (envelope,), (exchange, k, upstream, tip, body.size, body.whole_digest, None))
 
     def _add_outcome(self, outcome: Outcome) -> None:
-        exchange, tenant = self._expect_exchange(outcome.exchange)
+        found = self._ids.expect_exchange(outcome.exchange)
+        exchange, tenant = found.seq, found.tenant
         headers, changes = self._keep_headers(tenant, outcome.headers)
         timings, received = outcome.timings, (self._rows.keep(outcome.received), digest_of(outcome.received))
         self._rows.append(
@@ -145,19 +182,19 @@ class Batch:
                 fit_text(outcome.error),
             ),
         )
-        self._known.received.put((exchange, outcome.k), received)
+        self._ids.received.put((exchange, outcome.k), received)
 
     def _add_trailer(self, trailer: Trailer) -> None:
-        exchange, _ = self._expect_exchange(trailer.exchange)
+        exchange = self._ids.expect_exchange(trailer.exchange).seq
         received = trailer.received
         values = (exchange, trailer.k, trailer.i, self._rows.keep(received), digest_of(received), len(received))
         self._rows.append("trailer", (), values)
 
     def _add_reading(self, reading: Reading) -> None:
-        exchange, _ = self._expect_exchange(reading.exchange)
+        exchange = self._ids.expect_exchange(reading.exchange).seq
         usage = fit_usage(reading.usage) or Usage()
         digest = digest_of(reading.answer)
-        received, its_digest = self._known.received.get((exchange, reading.k)) or _NOTHING
+        received, its_digest = self._ids.received.get((exchange, reading.k)) or _NOTHING
         error = fit_text(reading.error).encode()
         self._rows.append(
             "reading",
@@ -179,34 +216,29 @@ class Batch:
         )
 
     def _open_session(self, key: SessionKey, now_ms: int) -> Session:
-        known, name = self._known, fit_text(key.id)
-        session = known.find_session(name)
+        ids, name = self._ids, fit_text(key.id)
+        session = ids.find_session(name)
         if session:
             return session
-        tenant = known.find_tenant(key.tenant)
+        tenant = ids.find_tenant(key.tenant)
         if tenant is None:
-            tenant = known.put_tenant(key.tenant, known.next_id("tenant"))
+            tenant = ids.put_tenant(key.tenant, ids.next_id("tenant"))
             self._rows.add("tenant", (tenant.id, key.tenant))
-        session = known.put_session(name, Session(known.next_id("session"), tenant, 0))
+        session = Session(ids.next_id("session"), tenant, 0)
+        ids.sessions.put(name, session)
         upstream = fit_text(key.upstream)
         row = (session.id, name, tenant.id, upstream, fit_text(key.family), now_ms, fit_text(key.parent))
         self._rows.add("session", row)
-        known.trees.plant(name, session.id, upstream)
+        self._lineage.add_session(name, session.id, upstream)
         return session
-
-    def _expect_exchange(self, exchange: str) -> tuple[int, Tenant]:
-        found = self._known.find_exchange(fit_text(exchange))
-        if found is None:
-            raise Dangling("its exchange is not in the log")
-        return found.seq, found.tenant
 
     def _keep_headers(self, tenant: Tenant, headers: Headers) -> tuple[Reference, bytes]:
         key = (tenant.id, tuple(map(_name_of, headers)))
-        base = self._known.headers.get(key)
+        base = self._ids.headers.get(key)
         if base is None:
             content = encode_headers(headers)
             base = HeaderBase(self._rows.share(tenant, digest_of(content), content), headers)
-            self._known.headers.put(key, base)
+            self._ids.headers.put(key, base)
         return base.blob, encode_changes(headers, base.headers)
 
     def _keep_body(self, tenant: Tenant, body: Manifest) -> tuple[Reference, bytes]:
@@ -214,37 +246,28 @@ class Batch:
             self._rows.share(tenant, blob.digest, blob.content)
         if body.slices:
             self._extend_chain(tenant, body.slices)
-        envelope, tip, links = self._known.envelopes.split(body.recipe)
+        envelope, tip, links = self._ids.envelopes.split(body.recipe)
         for digest in envelope.blobs:
-            if self._known.find_blob(tenant, digest) is None:
-                raise Dangling("a blob of its body is not in the log")
+            if self._ids.find_blob(tenant, digest) is None:
+                raise DanglingReference("a blob of its body is not in the log")
         for link in links:
-            if link != tenant.root and not self._known.has_link(link):
-                raise Dangling("the chain of its body is not in the log")
+            if link != tenant.root and not self._ids.has_link(link):
+                raise DanglingReference("the chain of its body is not in the log")
         return self._rows.share(tenant, envelope.digest, envelope.content), tip
 
     def _extend_chain(self, tenant: Tenant, slices: tuple[Slice, ...]) -> None:
         # A link that is stored has all its ancestors stored: of a history sent again, only the tail is looked at, and
         # most often the first that may be new is, so that all are.
-        known = self._known
-        first = len(slices) if known.has_link(slices[0].link) else 0
-        while first and not known.has_link(slices[first - 1].link):
+        ids = self._ids
+        first = len(slices) if ids.has_link(slices[0].link) else 0
+        while first and not ids.has_link(slices[first - 1].link):
             first -= 1
         for piece in slices[first:]:
-            if piece.parent != tenant.root and not known.has_link(piece.parent):
-                raise Dangling("a slice of its body has a parent that is not in the log")
+            if piece.parent != tenant.root and not ids.has_link(piece.parent):
+                raise DanglingReference("a slice of its body has a parent that is not in the log")
             if piece.content is None:
-                blob = expect_message(known, tenant, piece.digest)
+                blob = ids.expect_message(tenant, piece.digest)
             else:
                 blob, _ = self._rows.share(tenant, piece.digest, piece.content)
             self._rows.add("raw", (piece.link, piece.parent, piece.gap, blob))
-            known.put_link(piece.link)
-
-
-_ADDERS: Mapping[type[Record], Callable[[Batch, Any], None]] = {
-    Opening: Batch._add_opening,
-    Round: Batch._add_round,
-    Outcome: Batch._add_outcome,
-    Reading: Batch._add_reading,
-    Trailer: Batch._add_trailer,
-}
+            ids.links.put(piece.link, True)

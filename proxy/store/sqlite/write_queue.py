@@ -1,9 +1,10 @@
-"""Records on their way to the writer thread. Rule: on the event loop; never waits, never raises, always bounded.
+"""Records on their way to the writer thread: on the event loop, never waiting, always bounded.
 
 With a journal, records are safe from a kill as soon as they are in it: their future is done at once, and they wait for
-company before they wake the thread. What the journal does not take waits for its commit. So does all that comes behind,
-until that commit: a record that is said to be durable never leans on one that may be lost. Who runs far ahead of the
-writer waits for it, too, though safe: memory is bounded, and commits stay large while the writer catches up.
+others to be committed with before they wake the thread. What the journal does not take waits for its commit. So does
+all that comes behind, until that commit: a record that is said to be durable never refers to one that may be lost. Who
+runs far ahead of the writer waits for it, too, though safe: memory is bounded, and commits stay large while the writer
+catches up.
 """
 
 import asyncio
@@ -29,19 +30,19 @@ _RELIEVED = _MOST_AHEAD // 2
 class QueuedWrite:
     """The records of one append: stored together, at worst without those that are derived, or not at all.
 
-    `stored` is who waits for that. `place` is where the journal ended behind this entry, 0 where there was nothing in
-    it; `is_kept` tells whether the entry itself is there. `refused` records that are derived were left out.
+    `stored` is the future of whoever waits. `place` is where the journal ended behind this entry, 0 where that was
+    empty; `is_journaled` tells whether the entry itself is there. `refused` derived records were left out.
     """
 
     records: tuple[Record, ...]
     weight: int
     stored: "asyncio.Future[bool] | None"
     place: int = 0
-    is_kept: bool = False
+    is_journaled: bool = False
     refused: int = 0
 
 
-class Spool:
+class WriteQueue:
     """Counts what is under way, and tells each append how it ended."""
 
     def __init__(
@@ -60,7 +61,7 @@ class Spool:
         self._timer: asyncio.TimerHandle | None = None
         self._is_due_soon = False
         self._is_closed = False
-        self._outside = 0  # entries under way that are not in the journal
+        self._unjournaled = 0  # entries under way that are not in the journal
         self.exposed = 0  # their records
         self._safe: asyncio.Future[bool] = loop.create_future()
         self._safe.set_result(True)
@@ -78,9 +79,9 @@ class Spool:
         weight = weigh_all(records)
         if self._has_room(weight):
             return self._queue(records, weight, is_urgent)
-        return self._queue_part(records, is_urgent)
+        return self._queue_underived(records, is_urgent)
 
-    def take_over(self, entries: list[QueuedWrite]) -> None:
+    def queue_recovered(self, entries: list[QueuedWrite]) -> None:
         """Queue, before all others, what a journal held at the start: it is there still, and nobody waits for it."""
         for entry in entries:
             self.pending += len(entry.records) + entry.refused
@@ -92,8 +93,8 @@ class Spool:
     def _has_room(self, weight: int) -> bool:
         return not self._is_closed and self.pending_bytes + weight <= self._policy.spool_bytes
 
-    def _queue_part(self, records: tuple[Record, ...], is_urgent: bool) -> "asyncio.Future[bool]":
-        """What is not derived, if there is room for that."""
+    def _queue_underived(self, records: tuple[Record, ...], is_urgent: bool) -> "asyncio.Future[bool]":
+        """Queue what is not derived, if there is room for that."""
         kept = leave_derived(records)
         weight = weigh_all(kept)
         if not self._has_room(weight):
@@ -105,32 +106,32 @@ class Spool:
         self.pending += len(records)
         self.pending_bytes += weight
         journal = self._journal
-        if journal is not None and not self._outside:
+        if journal is not None and not self._unjournaled:
             place = journal.add(records)
             if place:
                 self._last = QueuedWrite(records, weight, None, place, True)
                 self._held.append(self._last)
-                self._hold(is_urgent)
-                return self._safe if self.pending <= _MOST_AHEAD else self._fall_in()
+                self._schedule(is_urgent)
+                return self._safe if self.pending <= _MOST_AHEAD else self._wait_for_relief()
         stored = self._make_future()
-        self._outside += 1
+        self._unjournaled += 1
         self.exposed += len(records)
         self._last = QueuedWrite(records, weight, stored, journal.end if journal is not None else 0)
         self._held.append(self._last)
         # beside a journal this is what it could not take: nothing is journaled until it is written
-        self._hold(is_urgent or journal is not None)
+        self._schedule(is_urgent or journal is not None)
         return stored
 
     def flush(self) -> None:
-        """Let nothing wait for urgent company any more. What is in the journal already need not hurry all the same."""
-        if self._outside or self._journal is None or self._journal.is_filling:
+        """Let nothing wait for urgent records any more; what is in the journal still waits `journal_hold_ms`."""
+        if self._unjournaled or self._journal is None or self._journal.is_filling:
             self._hand_over()
         elif self._held and not self._is_due_soon:
             self._set_timer(self._policy.journal_hold_ms)
             self._is_due_soon = True
 
     def drain(self) -> "asyncio.Future[bool] | None":
-        """Hand everything over; the future is done when that is in the log, or lost. None: nothing is under way."""
+        """Hand everything over; return a future that is done when that is in the log, or lost. None: nothing waits."""
         self._hand_over()
         if self._last is None or self._is_closed:
             return None
@@ -151,15 +152,15 @@ class Spool:
             _log.debug("the event loop ended before the log did")
 
     def settle(self, entries: Sequence[QueuedWrite], is_stored: bool) -> None:
-        """Note that entries were stored, or lost for good, and tell who waits."""
+        """Note that entries were stored, or lost for good, and resolve their futures."""
         if is_stored and self._journal is not None:
-            # What was refused is freed with the next that is stored: until then the mark stands before it.
+            # What was refused is freed with the next that is stored: until then the log's position is before it.
             self._journal.free(max([entry.place for entry in entries]))
         for entry in entries:
             self.pending -= len(entry.records) + entry.refused
             self.pending_bytes -= entry.weight
-            if not entry.is_kept:
-                self._outside -= 1
+            if not entry.is_journaled:
+                self._unjournaled -= 1
                 self.exposed -= len(entry.records) + entry.refused
             lost = entry.refused if is_stored else len(entry.records) + entry.refused
             if lost:
@@ -174,15 +175,15 @@ class Spool:
             if self.pending <= _RELIEVED:
                 self._relief.set_result(True)
 
-    def _fall_in(self) -> "asyncio.Future[bool]":
-        """What those wait for who ran too far ahead: safe as they are, they let the writer catch up."""
+    def _wait_for_relief(self) -> "asyncio.Future[bool]":
+        """Return what those wait for who ran too far ahead: safe as they are, they let the writer catch up."""
         if self._relief.done():
             self._relief = self._make_future()
             self._hand_over()
         return self._relief
 
-    def _hold(self, is_urgent: bool) -> None:
-        """What is not urgent is held here, so that it never wakes the thread alone."""
+    def _schedule(self, is_urgent: bool) -> None:
+        """Hand over what is urgent soon; what is not is held here, so that it never wakes the thread alone."""
         if is_urgent or (self._journal is not None and self._journal.is_filling):
             self.flush()
         elif self._timer is None:

@@ -1,0 +1,375 @@
+"""Queries on exchanges: sessions and sums over them, single calls and their bodies, and responses not read yet.
+
+Our own calls are counted beside the client's, not among them. A long listing takes no more statements than a short one.
+A body is put together from its pieces, every byte, or there is an error that says what is missing. Of answers that
+nobody has read only the newest are looked at, however many there are: a killed server leaves some, and those that
+nobody can read are found again at each start.
+"""
+
+import sqlite3
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+import aiosqlite
+
+from proxy.engine.ports import ALL_SESSIONS
+from proxy.model.errors import NotFound, StoreUnavailable
+from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, Timings, Usage
+from proxy.model.log import AuxiliaryUsage, Bill, ExchangeRow, RoundRow, Selection, UnreadRow
+from proxy.model.manifest import BlobPiece, Piece, digest_of, encode_recipe, root_of
+from proxy.model.plan import Plan
+from proxy.store.constraints import fit_text
+from proxy.store.sqlite.codec import RELATIONS, decode_headers, join_recipe
+from proxy.store.sqlite.context_queries import Row
+
+# The longest chain that is followed: beyond any body that fits in memory, and an end where a fault made a ring.
+_LONGEST = 4_000_000
+
+_WALK = f"""
+    WITH RECURSIVE chain(depth, parent, gap, blob) AS (
+        SELECT 0, parent, gap, blob FROM raw WHERE link = ?
+        UNION ALL
+        SELECT chain.depth + 1, raw.parent, raw.gap, raw.blob FROM chain JOIN raw ON raw.link = chain.parent
+        LIMIT {_LONGEST})
+    SELECT chain.parent, chain.gap, iif(p.codec = 0, p.bytes, unpack(p.codec, p.bytes))
+    FROM chain LEFT JOIN payload p ON p.id = chain.blob ORDER BY chain.depth DESC"""
+
+_PAYLOAD = "SELECT unpack(codec, bytes) FROM payload WHERE id = ?"
+
+_BLOB = """
+    SELECT unpack(p.codec, p.bytes) FROM blob b LEFT JOIN payload p ON p.id = b.id
+    WHERE b.tenant = ? AND b.digest = ?"""
+
+_HAS_LINK = "SELECT 1 FROM raw WHERE link = ?"
+
+_FINGERPRINT = "SELECT fingerprint FROM tenant WHERE id = ?"
+
+
+def count_links(connection: sqlite3.Connection, links: Sequence[bytes]) -> int:
+    """Count the links of a chain, in its order, that are stored: where one is, all before it are."""
+    return bisect_left(links, True, key=lambda link: connection.execute(_HAS_LINK, (link,)).fetchone() is None)
+
+
+async def load_payload(connection: aiosqlite.Connection, payload: int) -> bytes:
+    """Return content by number. Raises NotFound where it was erased."""
+    return _expect_content(await connection.execute_fetchall(_PAYLOAD, (payload,)))
+
+
+async def load_body(connection: aiosqlite.Connection, tenant: int, envelope: int, tip: bytes) -> bytes:
+    """Return the body that an envelope and the tip of a chain stand for. Raises NotFound where a part was erased."""
+    recipe = await load_payload(connection, envelope)
+    try:
+        pieces = join_recipe(recipe, tip)
+    except ValueError as error:
+        raise StoreUnavailable(f"a recipe in the log is damaged ({error}); run `palimpsest verify`") from error
+    return b"".join([await _load_piece(connection, tenant, piece) for piece in pieces])
+
+
+async def _load_piece(connection: aiosqlite.Connection, tenant: int, piece: Piece) -> bytes:
+    if isinstance(piece, bytes):
+        return piece
+    if isinstance(piece, BlobPiece):
+        return _expect_content(await connection.execute_fetchall(_BLOB, (tenant, piece.digest)))
+    return await _load_chain(connection, tenant, piece.link)
+
+
+async def _load_chain(connection: aiosqlite.Connection, tenant: int, tip: bytes) -> bytes:
+    rows = list(await connection.execute_fetchall(_WALK, (tip,)))
+    start = rows[0][0] if rows else tip
+    ((fingerprint,),) = await connection.execute_fetchall(_FINGERPRINT, (tenant,))
+    if start != root_of(fingerprint):
+        raise StoreUnavailable("a chain in the log does not reach its root; run `palimpsest verify`")
+    parts: list[bytes] = []
+    for _, gap, content in rows:
+        if content is None:
+            raise NotFound("a part of this body was erased")
+        parts += (gap, content)
+    return b"".join(parts)
+
+
+def _expect_content(rows: Iterable[sqlite3.Row]) -> bytes:
+    content = next((content for (content,) in rows), None)
+    if content is None:
+        raise NotFound("this content was erased")
+    return bytes(content)
+
+
+# Two ways to the latest exchange of the sessions with the newest activity, which is in order of seq, for the wall clock
+# may jump. Of few sessions, the last exchange of each is one step in an index; of many (a client that names none makes
+# one with every call), the newest exchanges that have no successor in their session are soon as many as are asked for.
+FEW_SESSIONS = 1000
+# Statuses by which an upstream turns away what it does not take for a call: nobody it knows, nothing it has.
+TURNED_AWAY = frozenset({401, 403, 404, 405})
+COUNT_SESSIONS = "SELECT ifnull(max(id), 0) FROM session"
+_TURNED_AWAY = ", ".join(map(str, sorted(TURNED_AWAY)))
+# What is listed has an exchange that became a call. Of what is passed on unread a call is what was answered well, and
+# bears a session's name or has a body to post.
+_CALLED = f"""
+    EXISTS (SELECT 1 FROM exchange x JOIN session y ON y.id = x.session WHERE x.session = {{session}} AND (
+        x.kind = 'auxiliary'
+        OR x.kind = 'managed' AND NOT EXISTS (
+            SELECT 1 FROM outcome o WHERE o.exchange = x.seq AND o.status IN ({_TURNED_AWAY}))
+        OR x.kind = 'passthrough' AND (y.family <> '' OR x.method = 'POST') AND EXISTS (
+            SELECT 1 FROM outcome o WHERE o.exchange = x.seq AND o.status BETWEEN 200 AND 299)))"""
+_LATEST_OF_FEW = """
+    SELECT s.id, (SELECT e.seq FROM exchange e WHERE e.session = s.id ORDER BY e.n DESC LIMIT 1) AS seq
+    FROM session s WHERE {chosen} AND seq < :before ORDER BY 2 DESC LIMIT :limit"""
+_LATEST_OF_MANY = """
+    SELECT e.session AS id, e.seq FROM exchange e
+    WHERE e.seq < :before AND {chosen}
+        AND NOT EXISTS (SELECT 1 FROM exchange later WHERE later.session = e.session AND later.n = e.n + 1)
+    ORDER BY e.seq DESC LIMIT :limit"""
+_ONE = _LATEST_OF_FEW.format(chosen="s.key = :key")
+_CHOSEN_BY = {
+    name: f"s.{name} <> '' AND s.{name} >= :{name} AND s.{name} < :{name}_end" for name in ("family", "parent")
+}
+LAST_CHARACTER = "\U0010ffff"
+# `forked`: sessions that are more than one chain of nodes from the first to the last; of the others nothing but whether
+# a request ended there has to be known. `inner`: nodes with a tip behind them (see `lineage_queries`).
+# `spent`: all calls, those of our own too, for the index that leads to them does not tell them apart; `aside`: these.
+_SESSIONS = """
+    WITH RECURSIVE latest AS MATERIALIZED ({latest}),
+    forked AS MATERIALIZED (
+        SELECT id FROM latest WHERE EXISTS (SELECT 1 FROM node d WHERE d.session = latest.id AND d.parent <> d.n - 1)),
+    inner(session, n) AS (
+        SELECT t.session, d.parent FROM forked CROSS JOIN step t ON t.session = forked.id
+            JOIN node d ON d.session = t.session AND d.n = t.tip
+        UNION
+        SELECT inner.session, d.parent FROM inner JOIN node d ON d.session = inner.session AND d.n = inner.n),
+    leaf AS MATERIALIZED (
+        SELECT session, count(*) AS branches FROM (
+            SELECT t.session, t.tip FROM forked CROSS JOIN step t ON t.session = forked.id WHERE t.tip > 0
+            EXCEPT SELECT session, n FROM inner)
+        GROUP BY session),
+    spent AS MATERIALIZED (
+        SELECT x.session, sum(g.input) AS input, sum(g.output) AS output
+        FROM latest CROSS JOIN exchange x ON x.session = latest.id CROSS JOIN reading g ON g.exchange = x.seq
+        GROUP BY x.session),
+    called AS MATERIALIZED (
+        SELECT x.session, x.seq FROM latest CROSS JOIN exchange x INDEXED BY exchange_auxiliary
+            ON x.session = latest.id AND x.kind = 'auxiliary'),
+    aside AS MATERIALIZED (
+        SELECT c.session, count(DISTINCT c.seq) AS calls, sum(g.input) AS input, sum(g.output) AS output
+        FROM called c LEFT JOIN reading g ON g.exchange = c.seq GROUP BY c.session),
+    managed AS MATERIALIZED (
+        SELECT c.session, sum(c.tokens_client) FILTER (WHERE c.tokens_upstream IS NOT NULL) AS counted,
+            sum(c.tokens_upstream) FILTER (WHERE c.tokens_client IS NOT NULL) AS sent, sum(c.saving) AS saving
+        FROM latest CROSS JOIN decision c ON c.session = latest.id GROUP BY c.session)
+    SELECT s.key, s.family, s.upstream, s.created_ms, own.opened_ms,
+        e.n - ifnull(aside.calls, 0), own.model, ifnull(spent.input, 0) - ifnull(aside.input, 0),
+        ifnull(spent.output, 0) - ifnull(aside.output, 0), s.parent,
+        CASE WHEN s.id IN (SELECT id FROM forked) THEN ifnull(leaf.branches, 0)
+            ELSE EXISTS (SELECT 1 FROM step t WHERE t.session = s.id AND t.tip > 0) END,
+        (SELECT count(*) FROM step t WHERE t.session = s.id AND t.is_side),
+        ifnull((SELECT o.key FROM adoption a JOIN session o ON o.id = a.source WHERE a.session = s.id
+            ORDER BY a.n LIMIT 1), ''),
+        e.seq, ifnull(managed.counted, 0), ifnull(managed.sent, 0), managed.saving,
+        ifnull(aside.calls, 0), ifnull(aside.input, 0), ifnull(aside.output, 0)
+    FROM latest JOIN session s ON s.id = latest.id JOIN exchange e ON e.seq = latest.seq
+        JOIN exchange own ON own.seq = ifnull((SELECT x.seq FROM exchange x
+            WHERE x.session = latest.id AND x.kind <> 'auxiliary' ORDER BY x.n DESC LIMIT 1), latest.seq)
+        LEFT JOIN leaf ON leaf.session = latest.id
+        LEFT JOIN aside ON aside.session = latest.id
+        LEFT JOIN spent ON spent.session = latest.id
+        LEFT JOIN managed ON managed.session = latest.id
+    ORDER BY latest.seq DESC"""
+
+_AUXILIARY = """
+    SELECT s.key, ifnull(r.upstream, s.upstream) AS called, e.model, count(DISTINCT e.seq), sum(g.input), sum(g.output),
+        sum(g.cached), sum(g.written), sum(g.reasoning)
+    FROM exchange e INDEXED BY exchange_auxiliary JOIN session s ON s.id = e.session
+        LEFT JOIN round r ON r.exchange = e.seq LEFT JOIN reading g ON g.exchange = r.exchange AND g.k = r.k
+    WHERE e.kind = 'auxiliary' AND e.opened_ms >= ? GROUP BY s.key, called, e.model ORDER BY s.key, called, e.model"""
+
+_BILLS = """
+    SELECT e.seq, s.key, e.kind, e.opened_ms, r.upstream, e.model, ifnull(c.rung, ''), ifnull(c.reason, ''),
+        c.tokens_client, ifnull(c.usable, 0), g.input, g.output, g.cached, g.written, g.reasoning
+    FROM exchange e JOIN session s ON s.id = e.session JOIN round r ON r.exchange = e.seq
+        LEFT JOIN reading g ON g.exchange = r.exchange AND g.k = r.k
+        LEFT JOIN decision c ON c.exchange = r.exchange AND c.k = r.k
+    WHERE e.seq IN (
+        SELECT x.seq FROM exchange x
+        WHERE x.seq > ? AND x.mode = 'manage' AND x.kind <> 'passthrough'
+            AND EXISTS (SELECT 1 FROM round y WHERE y.exchange = x.seq)
+        ORDER BY x.seq LIMIT ?)
+    ORDER BY e.seq, r.k"""
+
+Query = tuple[str, dict[str, object]]
+
+
+def select_sessions(selection: Selection, limit: int, *, is_many: bool) -> Query:
+    """Return the query for sessions, newest activity first; `is_many`: the log has more than `FEW_SESSIONS`."""
+    chosen, key = _choose(selection)
+    if is_many and not chosen:
+        latest = _LATEST_OF_MANY.format(chosen=_CALLED.format(session="e.session"))
+    else:
+        called = "true" if selection.family else _CALLED.format(session="s.id")
+        latest = _LATEST_OF_FEW.format(chosen=f"{chosen or 'true'} AND {called}")
+    return _SESSIONS.format(latest=latest), {**key, "before": selection.before, "limit": limit}
+
+
+def select_session(session: str) -> Query:
+    """Return the query for the session with this id."""
+    key: dict[str, object] = {"key": fit_text(session), "before": ALL_SESSIONS.before, "limit": 1}
+    return _SESSIONS.format(latest=_ONE), key
+
+
+def sum_auxiliary(connection: sqlite3.Connection, since_ms: int) -> list[AuxiliaryUsage]:
+    """Return what `LogReader.sum_auxiliary` does."""
+    rows = connection.execute(_AUXILIARY, (since_ms,)).fetchall()
+    return [
+        AuxiliaryUsage(session, upstream, model, calls, Usage(*usage))
+        for session, upstream, model, calls, *usage in rows
+    ]
+
+
+def list_bills(connection: sqlite3.Connection, after: int, limit: int) -> list[Bill]:
+    """Return what `LogReader.list_bills` does."""
+    return [_make_bill(row[:6], row[6:10], Usage(*row[10:])) for row in connection.execute(_BILLS, (after, limit))]
+
+
+def _make_bill(call: Row, plan: Row, usage: Usage) -> Bill:
+    seq, session, kind, opened_ms, upstream, model = call
+    rung, reason, tokens, usable = plan
+    return Bill(seq, session, kind, opened_ms, upstream, model, usage, rung, reason, tokens, usable)
+
+
+def _choose(selection: Selection) -> tuple[str, dict[str, object]]:
+    """Return a condition that chooses sessions, empty for all of them, and its parameters."""
+    beginnings = {"family": fit_text(selection.family), "parent": fit_text(selection.parent)}
+    chosen = {name: text for name, text in beginnings.items() if text}
+    ends = {f"{name}_end": text + LAST_CHARACTER for name, text in chosen.items()}
+    return " AND ".join(_CHOSEN_BY[name] for name in chosen), {**chosen, **ends}
+
+
+_UNREAD = """
+    SELECT o.received, o.size, e.id, o.k, e.wire, ifnull(ifnull(d.hash, t.outer), x''), unpack(p.codec, p.bytes),
+        o.changes, s.key, f.fingerprint, s.upstream, s.family, s.parent
+    FROM (SELECT * FROM outcome ORDER BY seq DESC LIMIT ?) o
+    JOIN exchange e ON e.seq = o.exchange
+    JOIN session s ON s.id = e.session
+    JOIN tenant f ON f.id = s.tenant
+    JOIN payload p ON p.id = o.headers
+    LEFT JOIN step t ON t.session = e.session AND t.n = e.n
+    LEFT JOIN node d ON d.session = t.session AND d.n = t.tip
+    WHERE e.wire <> '' AND o.size > 0
+        AND NOT EXISTS (SELECT 1 FROM reading g WHERE g.exchange = o.exchange AND g.k = o.k)
+    ORDER BY o.seq DESC"""
+
+
+def list_unread(connection: sqlite3.Connection, limit: int, most_bytes: int) -> list[UnreadRow]:
+    """Return what `Backlog.list_unread` does."""
+    rows: list[UnreadRow] = []
+    for payload, size, exchange, k, wire, tip, headers, changes, *key in connection.execute(_UNREAD, (limit,)):
+        content = connection.execute(_PAYLOAD, (payload,)).fetchone() if size <= most_bytes else None
+        if content is not None:
+            most_bytes -= size
+            session = SessionKey(*key)
+            rows.append(UnreadRow(exchange, k, wire, session, tip, decode_headers(headers, changes), content[0]))
+    return rows
+
+
+EXCHANGES = """
+    SELECT e.seq, e.id, s.key AS session, e.n, e.kind, e.wire, e.mode, e.model, e.method, e.target, e.size, e.whole,
+        e.opened_ms, e.tip, e.changes, unpack(eh.codec, eh.bytes) AS headers,
+        unpack(ee.codec, ee.bytes) AS envelope,
+        r.k AS round_k, r.upstream AS round_upstream,
+        o.status AS round_status, o.changes AS round_changes, unpack(oh.codec, oh.bytes) AS round_headers,
+        o.completeness AS round_completeness, o.whole AS round_whole, o.head_ms, o.first_byte_ms, o.total_ms,
+        o.size + ifnull((SELECT sum(t.size) FROM trailer t WHERE t.exchange = o.exchange AND t.k = o.k), 0)
+        AS round_size,
+        o.error AS round_error, unpack(ge.codec, ge.bytes) AS answer_error,
+        unpack(ga.codec, ga.bytes) AS answer,
+        g.input, g.output, g.cached, g.written, g.reasoning, g.finish,
+        t.relation, t.is_side, ifnull(d.hash, t.outer) AS stand, t.depth, t.base,
+        c.view, c.rung, ifnull(h.id, '') AS epoch, c.pressure, c.reason, c.tokens_client, c.tokens_upstream, c.usable,
+        c.owed, c.saving
+    FROM session s
+    JOIN exchange e ON e.session = s.id
+    LEFT JOIN step t ON t.session = e.session AND t.n = e.n
+    LEFT JOIN node d ON d.session = t.session AND d.n = t.tip
+    LEFT JOIN payload eh ON eh.id = e.headers
+    LEFT JOIN payload ee ON ee.id = e.envelope
+    LEFT JOIN round r ON r.exchange = e.seq
+    LEFT JOIN outcome o ON o.exchange = r.exchange AND o.k = r.k
+    LEFT JOIN payload oh ON oh.id = o.headers
+    LEFT JOIN reading g ON g.exchange = r.exchange AND g.k = r.k
+    LEFT JOIN decision c ON c.exchange = r.exchange AND c.k = r.k
+    LEFT JOIN epoch h ON h.seq = c.epoch
+    LEFT JOIN payload ga ON ga.id = g.answer
+    LEFT JOIN payload ge ON ge.id = g.error
+    WHERE s.key = ?1 AND e.n > ?2 AND e.n <= ?2 + ?3 ORDER BY e.n, r.k"""
+
+# in the order of the fields of `Plan`
+_DECISION = (
+    "view",
+    "rung",
+    "epoch",
+    "pressure",
+    "reason",
+    "tokens_client",
+    "tokens_upstream",
+    "usable",
+    "owed",
+    "saving",
+)
+
+CALLS = EXCHANGES.replace("unpack(ga.codec, ga.bytes) AS answer", "NULL AS answer")
+
+
+def make_exchange(rows: list[sqlite3.Row]) -> ExchangeRow:
+    """Make an exchange of its rows of `EXCHANGES`, one for each round."""
+    row = rows[0]
+    return ExchangeRow(
+        seq=row["seq"],
+        id=row["id"],
+        session=row["session"],
+        n=row["n"],
+        kind=cast(Kind, row["kind"]),
+        wire=row["wire"],
+        mode=cast(Mode, row["mode"]),
+        model=row["model"],
+        method=row["method"],
+        target=row["target"],
+        headers=_make_headers(row["headers"], row["changes"]),
+        request_size=row["size"],
+        is_capped=bool(row["whole"]),
+        digest=_digest_recipe(row["envelope"], row["tip"]),
+        opened_ms=row["opened_ms"],
+        rounds=tuple([_make_round(row) for row in rows if row["round_k"] is not None]),
+        relation="" if row["relation"] is None else RELATIONS[row["relation"]],
+        is_side=bool(row["is_side"]),
+        tip=row["stand"] or b"",
+        depth=row["depth"] or 0,
+        base=row["base"] or 0,
+    )
+
+
+def _make_round(row: sqlite3.Row) -> RoundRow:
+    usage = Usage(row["input"], row["output"], row["cached"], row["written"], row["reasoning"])
+    has_outcome = row["round_status"] is not None
+    return RoundRow(
+        k=row["round_k"],
+        upstream=row["round_upstream"],
+        status=row["round_status"] or 0,
+        headers=_make_headers(row["round_headers"], row["round_changes"]),
+        completeness=cast(Completeness, row["round_completeness"]) if has_outcome else "",
+        received_size=row["round_size"] or 0,
+        is_capped=bool(row["round_whole"]),
+        timings=Timings(row["head_ms"], row["first_byte_ms"], row["total_ms"]) if has_outcome else None,
+        error=row["round_error"] or (row["answer_error"] or b"").decode("utf-8"),
+        answer=row["answer"] or b"",
+        usage=None if usage == Usage() else usage,
+        finish=row["finish"] or "",
+        plan=None if row["rung"] is None else Plan(row["id"], row["round_k"], *[row[name] for name in _DECISION]),
+    )
+
+
+def _make_headers(base: bytes | None, changes: bytes | None) -> Headers:
+    return () if base is None else decode_headers(base, changes or b"")
+
+
+def _digest_recipe(envelope: bytes | None, tip: bytes) -> bytes:
+    """Return the digest of a recipe; empty where it was erased."""
+    return b"" if envelope is None else digest_of(encode_recipe(join_recipe(envelope, tip)))

@@ -1,0 +1,264 @@
+"""Records of managed context turned into rows: epochs, decisions, pins and summaries.
+
+What stands in an epoch or was made into a summary is in the log, or the record is refused. A reference may come again
+with a later epoch, also with one of a session that goes on from another: it stands for the same then, and the row that
+it has is named again. A condensed summary may have parents of a session that its own goes on from, and replace some: an
+id cannot be guessed, so that whoever names one has read it.
+"""
+
+import sqlite3
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import orjson
+
+from proxy.model.epoch import Epoch, Original, Pin
+from proxy.model.manifest import digest_of
+from proxy.model.plan import Plan
+from proxy.model.summary import Summary
+from proxy.store.constraints import (
+    MessageSpan,
+    SummaryIdentity,
+    find_summary_fault,
+    fit_epoch,
+    fit_original,
+    fit_plan,
+    fit_summary,
+    span_of,
+)
+from proxy.store.sqlite.codec import TINY, digest_epoch, digest_summary, encode_ids
+from proxy.store.sqlite.id_cache import DanglingReference, GenerationCache, RowBuffer, RowIdCache, Session
+
+# parents before children; in a sealed table seq, seal, references, then values as they are sealed
+INSERTS = {
+    "original": "INSERT INTO original(id, name, session, wire, place, start, messages) VALUES (?, ?, ?, ?, ?, ?, ?)",
+    "epoch": """INSERT INTO epoch(
+        seq, seal, session, id, view, parent, through, depth, why, exchange, opened_ms, tokens_before, tokens_after,
+        edits, edits_digest, rendered, originals, digest)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+    "decision": """INSERT INTO decision(
+        seq, seal, session, exchange, k, view, rung, epoch, pressure, reason, tokens_client, tokens_upstream, usable,
+        owed, saving) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+    "pin": "INSERT INTO pin(seq, seal, session, node, is_on, at_ms) VALUES (?, ?, ?, ?, ?, ?)",
+    "summary": """INSERT INTO summary(
+        seq, seal, session, text, notes, id, wire, start, stop, last, kind, level, is_provisional, tokens, covered,
+        made_ms, exchange, model, calls, messages, digest)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+    "summary_edge": "INSERT INTO summary_edge(summary, relation, i, other) VALUES (?, ?, ?, ?)",
+}
+
+_FIND_EPOCH = "SELECT seq FROM epoch WHERE id = ?"
+_FIND_ORIGINAL = """
+    SELECT o.id, s.key, o.wire, o.place, o.start, o.messages FROM original o JOIN session s ON s.id = o.session
+    WHERE o.name = ?"""
+_DIGESTS = "SELECT b.digest FROM json_each(?) m JOIN blob b ON b.id = m.value ORDER BY m.key"
+_FIND_SUMMARY = """
+    SELECT x.seq, x.wire, x.start, x.stop, x.last, x.kind, x.level, b.digest FROM summary x JOIN blob b ON b.id = x.text
+    WHERE x.id = ?"""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredReference:
+    """The row id of an original, the key of the session that it was first named in, and what it stands for."""
+
+    id: int
+    session: str
+    original: Original
+
+
+class SummaryRow(NamedTuple):
+    """The row id of a summary, and what it stands for."""
+
+    seq: int
+    identity: SummaryIdentity
+
+
+class ContextInserter:
+    """Turns records of managed context into rows, and knows the ids that it has met last."""
+
+    def __init__(self, connection: sqlite3.Connection, ids: RowIdCache, rows: RowBuffer) -> None:
+        self._connection = connection
+        self._ids = ids
+        self._rows = rows
+        self._epochs: GenerationCache[str, int] = GenerationCache(4096)
+        self._references: GenerationCache[str, StoredReference] = GenerationCache(8192)
+        self._summaries: GenerationCache[str, SummaryRow] = GenerationCache(4096)
+
+    def forget(self) -> None:
+        """Trust nothing any more: the transaction was not committed."""
+        self._epochs.clear()
+        self._references.clear()
+        self._summaries.clear()
+
+    def age(self) -> None:
+        """Let go of what has not been used for long: the transaction was committed."""
+        self._epochs.age()
+        self._references.age()
+        self._summaries.age()
+
+    def add_epoch(self, epoch: Epoch) -> None:
+        """Add an epoch. Raises DanglingReference, and ValueError for a reference that stands for something else."""
+        epoch = fit_epoch(epoch)
+        session, reference = self._ids.expect_session(epoch.session)
+        parent = self._find_epoch(epoch.parent)
+        exchange = self._ids.expect_exchange(epoch.exchange).seq if epoch.exchange else None
+        rendered = [digest_of(message) for message in epoch.rendered]
+        blobs = [self._rows.share(session.tenant, *pair)[0] for pair in zip(rendered, epoch.rendered, strict=True)]
+        named = [self._name_original(session, epoch.session, original) for original in epoch.originals]
+        seq = self._rows.append(
+            "epoch",
+            (reference,),
+            (
+                epoch.id,
+                epoch.view,
+                parent,
+                epoch.through,
+                epoch.depth,
+                epoch.why,
+                exchange,
+                epoch.opened_ms,
+                epoch.tokens_before,
+                epoch.tokens_after,
+                self._rows.keep(epoch.edits, TINY),
+                digest_of(epoch.edits),
+                encode_ids(blobs),
+                encode_ids(each.id for each in named),
+                digest_epoch(rendered, [(each.session, each.original) for each in named]),
+            ),
+        )
+        self._epochs.put(epoch.id, seq)
+
+    def add_plan(self, plan: Plan) -> None:
+        """Add what was decided for a round. Raises DanglingReference."""
+        plan = fit_plan(plan)
+        exchange = self._ids.expect_exchange(plan.exchange)
+        _, session = self._ids.expect_session(exchange.session)
+        self._rows.append(
+            "decision",
+            (session,),
+            (
+                exchange.seq,
+                plan.k,
+                plan.view,
+                plan.rung,
+                self._find_epoch(plan.epoch),
+                plan.pressure,
+                plan.reason,
+                plan.tokens_client,
+                plan.tokens_upstream,
+                plan.usable,
+                float(plan.owed),
+                None if plan.saving is None else float(plan.saving),
+            ),
+        )
+
+    def add_pin(self, pin: Pin) -> None:
+        """Add a pin. Raises DanglingReference."""
+        _, session = self._ids.expect_session(pin.session)
+        # int: the seal is made of what is read back
+        self._rows.append("pin", (session,), (pin.node, int(pin.is_on), pin.at_ms))
+
+    def add_summary(self, summary: Summary) -> None:
+        """Add a summary; the same again is passed over.
+
+        Raises DanglingReference, and ValueError for one that does not cover its span or whose id stands for another.
+        """
+        summary = fit_summary(summary)
+        text, span = summary.text.encode(), span_of(summary)
+        identity = SummaryIdentity(span, summary.last, summary.kind, summary.level, digest_of(text))
+        known = self._find_summary(summary.id)
+        if known is None:
+            parents = [self._expect_summary(name) for name in summary.parents]
+            superseded = [self._expect_summary(name) for name in summary.supersedes]
+            spans = [[each.identity.span for each in group] for group in (parents, superseded)]
+            if fault := find_summary_fault(summary.kind, span, len(summary.digests), *spans):
+                raise ValueError(fault)
+            seq = self._append_summary(summary, text)
+            for relation, others in (("parent", parents), ("supersedes", superseded)):
+                for i, other in enumerate(others):
+                    self._rows.add("summary_edge", (seq, relation, i, other.seq))
+            self._summaries.put(summary.id, SummaryRow(seq, identity))
+        elif known.identity != identity:
+            raise ValueError("its id stands for another summary already")
+
+    def _append_summary(self, summary: Summary, text: bytes) -> int:
+        session, reference = self._ids.expect_session(summary.session)
+        exchange = self._ids.expect_exchange(summary.exchange).seq if summary.exchange else None
+        blobs = [self._ids.expect_message(session.tenant, digest) for digest in summary.digests]
+        contents = (text, orjson.dumps((summary.reason, summary.files)))
+        return self._rows.append(
+            "summary",
+            (reference, *[self._rows.share(session.tenant, digest_of(content), content) for content in contents]),
+            (
+                summary.id,
+                summary.wire,
+                summary.start,
+                summary.stop,
+                summary.last,
+                summary.kind,
+                summary.level,
+                int(summary.is_provisional),
+                summary.tokens,
+                summary.covered,
+                summary.made_ms,
+                exchange,
+                summary.model,
+                orjson.dumps(summary.calls).decode(),
+                encode_ids(blobs),
+                digest_summary(summary.digests, summary.parents, summary.supersedes),
+            ),
+        )
+
+    def _name_original(self, session: Session, key: str, original: Original) -> StoredReference:
+        original = fit_original(original)
+        known = self._find_reference(original.id)
+        if known is not None:
+            if known.original != original:
+                raise ValueError("a reference of it stands for something else already")
+            return known
+        blobs = encode_ids(self._ids.expect_message(session.tenant, digest) for digest in original.digests)
+        added = StoredReference(self._ids.next_id("original"), key, original)
+        self._references.put(original.id, added)
+        row = (added.id, original.id, session.id, original.wire, original.place, original.offset, blobs)
+        self._rows.add("original", row)
+        return added
+
+    def _find_epoch(self, epoch: str) -> int | None:
+        """Return the row id of an epoch; None where none is named. Raises DanglingReference."""
+        if not epoch:
+            return None
+        found = self._epochs.get(epoch)
+        if found is None:
+            row = self._connection.execute(_FIND_EPOCH, (epoch,)).fetchone()
+            if row is None:
+                raise DanglingReference("its epoch is not in the log")
+            found = int(row[0])
+            self._epochs.put(epoch, found)
+        return found
+
+    def _find_reference(self, name: str) -> StoredReference | None:
+        found = self._references.get(name)
+        if found is None:
+            row = self._connection.execute(_FIND_ORIGINAL, (name,)).fetchone()
+            if row:
+                original, session, wire, place, start, messages = row
+                digests = tuple(digest for (digest,) in self._connection.execute(_DIGESTS, (messages,)))
+                found = StoredReference(original, session, Original(name, digests, wire, place, start))
+                self._references.put(name, found)
+        return found
+
+    def _find_summary(self, name: str) -> SummaryRow | None:
+        found = self._summaries.get(name)
+        if found is None:
+            row = self._connection.execute(_FIND_SUMMARY, (name,)).fetchone()
+            if row:
+                seq, wire, start, stop, *rest = row
+                found = SummaryRow(seq, SummaryIdentity(MessageSpan(wire, start, stop), *rest))
+                self._summaries.put(name, found)
+        return found
+
+    def _expect_summary(self, name: str) -> SummaryRow:
+        found = self._find_summary(name)
+        if found is None:
+            raise DanglingReference("a summary that it refers to is not in the log")
+        return found

@@ -1,0 +1,210 @@
+"""Records of lineage turned into rows of a session's tree; what the log has already is passed over.
+
+The engine's memory may forget, and then brings nodes and marks again. What hangs on a node that is not in the log is
+refused, as is a record of an exchange or a session that is not there. A chain hangs on a node of its own session, on
+the root of its upstream's chains, or, where the client continues an answer by its id alone, on a node of any session.
+"""
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from proxy.model.lineage import Adoption, CallFingerprint, NodeRow, Reply, Step, name_mark, root_of_chain
+from proxy.store.constraints import fit_text
+from proxy.store.sqlite.codec import RELATIONS, compute_mark_key, seal_node
+from proxy.store.sqlite.id_cache import DanglingReference, GenerationCache, RowBuffer, RowIdCache
+
+_RELATION_NUMBERS = {relation: number for number, relation in enumerate(RELATIONS)}
+_LONG_AGO = -1
+
+# parents before children
+INSERTS = {
+    "node": """INSERT INTO node(session, n, hash, parent, outer, is_answer, exchange, seal)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?)""",
+    "step": "INSERT INTO step(session, n, tip, outer, depth, base, relation, is_side) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+    "mark": "INSERT INTO mark(session, n, node, key, name, form) VALUES (?, ?, ?, ?, ?, ?)",
+    "adoption": "INSERT INTO adoption(session, n, source, node, at_ms) VALUES (?, ?, ?, ?, ?)",
+}
+
+_FIND_TREE = """
+    SELECT s.id, s.upstream, ifnull(last.n, 0), ifnull(last.seal, x''),
+        (SELECT ifnull(max(m.n), 0) FROM mark m WHERE m.session = s.id),
+        (SELECT ifnull(max(a.n), 0) FROM adoption a WHERE a.session = s.id)
+    FROM session s LEFT JOIN node last
+        ON last.session = s.id AND last.n = (SELECT max(x.n) FROM node x WHERE x.session = s.id)
+    WHERE s.key = ?"""
+# INDEXED BY: the planner would rather go through the whole session
+# the place of a node is its first row; a second row says that it is also an answer
+_FIND_NODE = """
+    SELECT min(n), max(is_answer) FROM node INDEXED BY node_hash
+    WHERE substr(hash, 1, 6) = substr(?1, 1, 6) AND is_answer IN (0, 1) AND session = ?2 AND hash = ?1"""
+_FIND_ANYWHERE = """
+    SELECT 1 FROM node WHERE substr(hash, 1, 6) = substr(?1, 1, 6) AND is_answer IN (0, 1) AND hash = ?1 LIMIT 1"""
+_FIND_MARK = "SELECT 1 FROM mark INDEXED BY mark_key WHERE key = ? AND session = ? AND name = ?"
+_FIND_ADOPTION = "SELECT 1 FROM adoption WHERE session = ? AND source = ? AND node = ?"
+
+
+@dataclass(slots=True)
+class SessionTree:
+    """A session's row id, the root of its chains, and how many rows of each table it has; counted in place.
+
+    `born` is the transaction that the session is new in: the tables have nothing of it yet. `is_plain`: every chain of
+    it is known to begin at the root, so that a node has no child with a lower number than its own.
+    """
+
+    session: int
+    root: bytes
+    born: int
+    nodes: int
+    seal: bytes
+    marks: int
+    adoptions: int
+    is_plain: bool = False
+
+
+class NodePlace(NamedTuple):
+    """A node's number in its session, and whether an answer is recorded there."""
+
+    n: int
+    is_answer: bool
+
+
+class LineageInserter:
+    """Turns records of lineage into rows, and knows the trees that it has met last."""
+
+    def __init__(self, connection: sqlite3.Connection, ids: RowIdCache, rows: RowBuffer) -> None:
+        self._connection = connection
+        self._ids = ids
+        self._rows = rows
+        self._trees: GenerationCache[str, SessionTree] = GenerationCache(4096)
+        self._places: GenerationCache[tuple[int, bytes], NodePlace] = GenerationCache(8192)
+        self._transaction = 0
+        # of the transaction under way, whose rows no query finds yet
+        self._nodes: set[bytes] = set()
+        self._marks: set[tuple[int, str]] = set()
+        self._adoptions: set[tuple[int, int, int]] = set()
+
+    def forget(self) -> None:
+        """Trust nothing any more: the transaction was not committed."""
+        self._end_transaction()
+        self._trees.clear()
+        self._places.clear()
+
+    def age(self) -> None:
+        """Let go of what has not been used for long: the transaction was committed."""
+        self._end_transaction()
+        self._trees.age()
+        self._places.age()
+
+    def add_session(self, key: str, session: int, upstream: str) -> None:
+        """Note a session that is new in this transaction."""
+        self._trees.put(key, SessionTree(session, root_of_chain(upstream), self._transaction, 0, b"", 0, 0, True))
+
+    def add_step(self, step: Step) -> None:
+        """Add where a request stands. Raises DanglingReference."""
+        exchange = self._ids.expect_exchange(step.exchange)
+        tree = self._expect_tree(exchange.session)
+        self._add_nodes(tree, exchange.n, step.nodes)
+        self._add_marks(tree, step.marks)
+        place = self._find_place(tree, step.tip)
+        if place is None:
+            self._expect_outer(tree, step.tip)
+        tip, outer = (place.n, None) if place else (0, step.tip)
+        relation = _RELATION_NUMBERS[step.relation]
+        row = (tree.session, exchange.n, tip, outer, step.depth, step.base, relation, int(step.is_side))
+        self._rows.add("step", row)
+
+    def add_reply(self, reply: Reply) -> None:
+        """Add where an answer stands. Raises DanglingReference."""
+        exchange = self._ids.expect_exchange(reply.exchange)
+        tree = self._expect_tree(exchange.session)
+        self._add_nodes(tree, exchange.n, reply.nodes)
+        self._add_marks(tree, reply.marks)
+
+    def add_adoption(self, adoption: Adoption) -> None:
+        """Add where a session goes on from another. Raises DanglingReference."""
+        tree, source = self._expect_tree(adoption.session), self._expect_tree(adoption.source)
+        entry = (tree.session, source.session, self._expect_place(source, adoption.node).n)
+        if entry in self._adoptions or self._connection.execute(_FIND_ADOPTION, entry).fetchone():
+            return
+        self._adoptions.add(entry)
+        tree.adoptions += 1
+        self._rows.add("adoption", (tree.session, tree.adoptions, *entry[1:], adoption.at_ms))
+
+    def _add_nodes(self, tree: SessionTree, exchange: int, nodes: Sequence[NodeRow]) -> None:
+        for row in nodes:
+            parent = self._find_place(tree, row.parent)
+            # the last node has no child, so what comes behind it is new: most calls need no look-up
+            is_new = parent is not None and parent.n == tree.nodes and tree.is_plain
+            known = None if is_new else self._find_place(tree, row.node)
+            if known is None or (row.is_answer and not known.is_answer):
+                self._append_node(tree, exchange, row, parent)
+                n = known.n if known else tree.nodes
+                self._places.put((tree.session, row.node), NodePlace(n, row.is_answer))
+
+    def _append_node(self, tree: SessionTree, exchange: int, row: NodeRow, parent: NodePlace | None) -> None:
+        if parent is None:
+            self._expect_outer(tree, row.parent)
+            tree.is_plain = tree.is_plain and row.parent == tree.root
+        tree.nodes += 1
+        n, outer = (parent.n, None) if parent else (0, row.parent)
+        tree.seal = seal_node(tree.seal, tree.nodes, row.node, row.parent, is_answer=row.is_answer, exchange=exchange)
+        self._rows.add("node", (tree.session, tree.nodes, row.node, n, outer, row.is_answer, exchange, tree.seal))
+        self._nodes.add(row.node)
+
+    def _add_marks(self, tree: SessionTree, marks: Sequence[CallFingerprint]) -> None:
+        for mark in marks:
+            node, name = self._expect_place(tree, mark.node).n, name_mark(mark.name)
+            key = compute_mark_key(name)
+            if not self._has_mark(tree, key, name):
+                self._marks.add((tree.session, name))
+                tree.marks += 1
+                self._rows.add("mark", (tree.session, tree.marks, node, key, name, mark.form))
+
+    def _has_mark(self, tree: SessionTree, key: bytes, name: str) -> bool:
+        if (tree.session, name) in self._marks:
+            return True
+        if not tree.marks or tree.born == self._transaction:
+            return False
+        return self._connection.execute(_FIND_MARK, (key, tree.session, name)).fetchone() is not None
+
+    def _expect_tree(self, session: str) -> SessionTree:
+        key = fit_text(session)
+        found = self._trees.get(key)
+        if found is None:
+            row = self._connection.execute(_FIND_TREE, (key,)).fetchone()
+            if row is None:
+                raise DanglingReference("its session is not in the log")
+            found = SessionTree(row[0], root_of_chain(row[1]), _LONG_AGO, *row[2:])
+            self._trees.put(key, found)
+        return found
+
+    def _find_place(self, tree: SessionTree, node: bytes) -> NodePlace | None:
+        """Return the place of a node in the session."""
+        found = self._places.get((tree.session, node))
+        if found is None and tree.born != self._transaction:
+            n, is_answer = self._connection.execute(_FIND_NODE, (node, tree.session)).fetchone()
+            if n is not None:
+                found = NodePlace(n, bool(is_answer))
+                self._places.put((tree.session, node), found)
+        return found
+
+    def _expect_place(self, tree: SessionTree, node: bytes) -> NodePlace:
+        place = self._find_place(tree, node)
+        if place is None:
+            raise DanglingReference("its node is not in the session")
+        return place
+
+    def _expect_outer(self, tree: SessionTree, node: bytes) -> None:
+        """Refuse a chain that hangs on a node which is in no session."""
+        if node == tree.root or node in self._nodes:
+            return
+        if self._connection.execute(_FIND_ANYWHERE, (node,)).fetchone() is None:
+            raise DanglingReference("a node before it is not in the log")
+
+    def _end_transaction(self) -> None:
+        self._transaction += 1
+        self._nodes.clear()
+        self._marks.clear()
+        self._adoptions.clear()

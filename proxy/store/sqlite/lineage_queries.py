@@ -1,0 +1,302 @@
+"""Queries on the trees of sessions: which sessions a request may continue, and the branches of one session.
+
+Recall is on the path of a request, so that the number of its steps is bounded. A node's parents are stored before it,
+and a tenant that has a node has those before it: of a request's chain some beginning is there and the rest is not, so
+that binary search finds its end. Sessions of one tenant that hold something are found by intersecting two lists in
+descending order, those that hold it and those of the tenant: each tells how far to skip in the other, so that it
+matters little how many sessions of others hold the same. Where the two take turns without end the look-up is given up;
+each look-up has its share of the steps, so that one that goes on without end takes none that the others need.
+
+A tip is a node at which a request ended. A branch is a tip with no other tip behind it. Its path is the nodes from the
+start of the chain to that tip; its exchanges are those whose requests ended on the path, a retry included.
+Where a path forks, the branch goes on to the side where a request went first; every other side begins a branch there,
+which is younger, and has only what is behind the fork as its own: a history edited over and over is not copied.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, islice
+from operator import length_hint
+from typing import NamedTuple, TypeVar
+
+from proxy.engine.ports import MOST_BEARING, MOST_MARKS, MOST_RECALLED, MOST_RECALLED_ROWS
+from proxy.model.errors import NotFound
+from proxy.model.exchange import SessionKey
+from proxy.model.lineage import CallFingerprint, NodeRow, Relation, StoredSession, name_mark
+from proxy.model.log import BranchRow, Call
+from proxy.store.constraints import fit_text
+from proxy.store.sqlite.codec import RELATIONS, compute_mark_key
+
+# The one that the request is taken to belong to, and the newest in which its deepest answer stands.
+_OF_ANY_SIZE = 2
+
+_T = TypeVar("_T")
+
+_HAS_NODE = """
+    SELECT 1 FROM node WHERE substr(hash, 1, 6) = substr(?1, 1, 6) AND is_answer IN (0, 1) AND hash = ?1 LIMIT 1"""
+_WITH_ANSWER = f"""
+    SELECT DISTINCT session FROM node WHERE substr(hash, 1, 6) = substr(?1, 1, 6) AND is_answer = 1 AND hash = ?1
+    ORDER BY session DESC LIMIT {MOST_RECALLED}"""
+_WITH_KEY = "SELECT id, tenant FROM session WHERE key = ?"
+_TENANT = "SELECT id FROM tenant WHERE fingerprint = ?"
+
+# the newest session not newer than the last parameter: that holds something, and of a tenant
+_NEXT_WITH_ANSWER = """
+    SELECT session FROM node INDEXED BY node_hash
+    WHERE substr(hash, 1, 6) = substr(?1, 1, 6) AND is_answer = 1 AND hash = ?1 AND session <= ?2
+    ORDER BY session DESC LIMIT 1"""
+_NEXT_WITH_NODE = _NEXT_WITH_ANSWER.replace("is_answer = 1", "is_answer = 0")
+_NEXT_WITH_MARK = """
+    SELECT session FROM mark INDEXED BY mark_key WHERE key = ?1 AND name = ?2 AND session <= ?3
+    ORDER BY session DESC LIMIT 1"""
+_NEXT_OWN = "SELECT id FROM session INDEXED BY session_tenant WHERE tenant = ? AND id <= ? ORDER BY id DESC LIMIT 1"
+_NEWEST = 2**63 - 1
+# 13 us each: for the end of the tenant's own, for its answers, for its marks, and (7 us) for the answers of others.
+_STEPS_TO_END, _STEPS_TO_ANSWER, _STEPS_TO_MARKS, _STEPS_TO_OTHERS = 128, 256, 384, 256
+_PARTS = 4  # of the steps that are left: so much for one node
+
+_KEY = """
+    SELECT s.key, t.fingerprint, s.upstream, s.family, s.parent
+    FROM session s JOIN tenant t ON t.id = s.tenant WHERE s.id = ?"""
+_NODES = "SELECT hash, parent, outer, is_answer FROM node WHERE session = ? ORDER BY n"
+_TIPS = "SELECT tip, outer FROM step WHERE session = ? ORDER BY n"
+_MARKS = "SELECT name, node, form FROM mark WHERE session = ? ORDER BY n"
+# as `Tree.weight` counts in memory
+_WEIGHT = "SELECT " + " + ".join(
+    f"(SELECT ifnull(max(n), 0) FROM {table} WHERE session = ?1)" for table in ("node", "mark", "step")
+)
+
+
+def recall_sessions(
+    connection: sqlite3.Connection, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
+) -> list[StoredSession]:
+    """Return what `Ancestry.recall` does."""
+    own = _TenantSessions(connection, session.tenant)
+    stored = nodes[: _count_known(nodes, lambda node: connection.execute(_HAS_NODE, (node,)).fetchone() is not None)]
+    answered = own.find_answered(stored)
+    bearing, others = [], []
+    if not answered:
+        bearing = own.find_bearing(list(map(name_mark, marks[-MOST_MARKS:])))
+        others = _find_answered(
+            stored[-_STEPS_TO_OTHERS:],
+            lambda node: [row for (row,) in connection.execute(_WITH_ANSWER, (node,))],  # of any tenant
+        )
+    found = (*own.list_named(session.id), *answered, *bearing, *others)
+    chosen = choose_recalled(found, lambda row: int(connection.execute(_WEIGHT, (row,)).fetchone()[0]))
+    return [_load_session(connection, row) for row in sorted(chosen)]
+
+
+def has_sessions(connection: sqlite3.Connection) -> bool:
+    """Return whether the log has any session."""
+    return connection.execute("SELECT 1 FROM session LIMIT 1").fetchone() is not None
+
+
+class _TenantSessions:
+    """Look-ups of the sessions of one tenant, by their row ids; the newest first."""
+
+    def __init__(self, connection: sqlite3.Connection, tenant: bytes) -> None:
+        self._connection = connection
+        self._tenant = self._fetch(_TENANT, tenant)
+
+    def list_named(self, session: str) -> list[int]:
+        """Return the one with this id, if it is the tenant's."""
+        rows = self._connection.execute(_WITH_KEY, (fit_text(session),))
+        return [row for row, tenant in rows if tenant == self._tenant]
+
+    def find_answered(self, nodes: Sequence[bytes]) -> list[int]:
+        """Return those in which the deepest of the nodes that is a recorded answer in any of them is one."""
+        to_end, steps = iter(range(_STEPS_TO_END)), iter(range(_STEPS_TO_ANSWER))
+        held = nodes[: _count_known(nodes, lambda node: self._has_node(node, to_end))]
+        return _find_answered(held, lambda node: self._intersect(_share(steps, _PARTS), _NEXT_WITH_ANSWER, node))
+
+    def find_bearing(self, names: Sequence[str]) -> list[int]:
+        """Return those that have a mark of one of these names."""
+        steps = iter(range(_STEPS_TO_MARKS))
+        found: set[int] = set()
+        for i, name in enumerate(names):
+            part = _share(steps, len(names) - i)
+            found.update(self._intersect(part, _NEXT_WITH_MARK, compute_mark_key(name), name, most=MOST_BEARING))
+        return sorted(found, reverse=True)
+
+    def _has_node(self, node: bytes, steps: Iterator[int]) -> bool:
+        """Return whether one of them has it, as far as the steps go."""
+        lookups = (_NEXT_WITH_ANSWER, _NEXT_WITH_NODE)
+        return any(self._intersect(_share(steps, _PARTS), lookup, node, most=1) for lookup in lookups)
+
+    def _intersect(
+        self, steps: Iterator[int], holding: str, *what: bytes | str, most: int = MOST_RECALLED
+    ) -> list[int]:
+        """Return those of the tenant's that hold something, as far as the steps go."""
+        found: list[int] = []
+        limit = _NEWEST
+        for _ in steps:
+            holder = self._fetch(holding, *what, limit)
+            own = holder and self._fetch(_NEXT_OWN, self._tenant, holder)
+            if own and own == holder:
+                found.append(own)
+            if not own or len(found) == most:
+                break
+            limit = own - (own == holder)
+        return found
+
+    def _fetch(self, query: str, *parameters: bytes | str | int) -> int:
+        """Return a row id; 0 where there is none."""
+        row = self._connection.execute(query, parameters).fetchone()
+        return int(row[0]) if row else 0
+
+
+def _share(steps: Iterator[int], parts: int) -> Iterator[int]:
+    """Return one of so many parts of the steps that are left; what is not taken of it stays with them."""
+    return islice(steps, length_hint(steps) // parts)
+
+
+def _count_known(nodes: Sequence[bytes], is_known: Callable[[bytes], bool]) -> int:
+    """Count the nodes that are known: a beginning of them, very often all."""
+    if nodes and is_known(nodes[-1]):
+        return len(nodes)
+    known, unknown = 0, len(nodes)
+    while unknown - known > 1:
+        middle = (known + unknown) // 2
+        if is_known(nodes[middle - 1]):
+            known = middle
+        else:
+            unknown = middle
+    return known
+
+
+def _find_answered(nodes: Sequence[bytes], list_answered: Callable[[bytes], list[int]]) -> list[int]:
+    """Return sessions in which the deepest of the nodes that is an answer in any of them is one."""
+    return next(filter(None, map(list_answered, reversed(nodes))), [])
+
+
+def _load_session(connection: sqlite3.Connection, session: int) -> StoredSession:
+    key = (session,)
+    nodes = load_nodes(connection, session)
+    tips = dict.fromkeys(nodes[n - 1].node if n else outer for n, outer in connection.execute(_TIPS, key))
+    marks = [CallFingerprint(name, nodes[n - 1].node, form) for name, n, form in connection.execute(_MARKS, key)]
+    stored = SessionKey(*connection.execute(_KEY, key).fetchone())
+    return StoredSession(stored, tuple(tips), tuple(nodes), tuple(marks))
+
+
+def load_nodes(connection: sqlite3.Connection, session: int) -> list[NodeRow]:
+    """Return the nodes of a session by its row id, parents first."""
+    nodes: list[NodeRow] = []
+    for node, parent, outer, is_answer in connection.execute(_NODES, (session,)):
+        nodes.append(NodeRow(node, nodes[parent - 1].node if parent else outer, bool(is_answer)))
+    return nodes
+
+
+def choose_recalled(found: Iterable[_T], weigh: Callable[[_T], int]) -> list[_T]:
+    """Return which of the sessions found are recalled; they are in the order in which they count (see `Ancestry`)."""
+    each_once = list(dict.fromkeys(found))[:MOST_RECALLED]
+    chosen, left = each_once[:_OF_ANY_SIZE], MOST_RECALLED_ROWS
+    for session in each_once[_OF_ANY_SIZE:]:
+        weight = weigh(session)
+        if weight <= left:
+            chosen.append(session)
+            left -= weight
+    return chosen
+
+
+_FIND_SESSION = "SELECT id FROM session WHERE key = ?"
+_POSITIONS = """
+    SELECT e.n, e.id, t.tip, t.outer, t.depth, t.relation, t.is_side
+    FROM step t JOIN exchange e ON e.session = t.session AND e.n = t.n WHERE t.session = ? ORDER BY t.n"""
+
+
+class ExchangePosition(NamedTuple):
+    """The node at which the n-th exchange of a session ended; `tip` may be no node of the session."""
+
+    n: int
+    exchange: str
+    tip: bytes
+    depth: int
+    relation: Relation
+    is_side: bool
+
+
+class _Fork(NamedTuple):
+    """The branch that a node is on, and how many of the branch's own exchanges ended there or before."""
+
+    branch: BranchRow | None
+    shared: int
+
+
+def load_positions(connection: sqlite3.Connection, session: str) -> tuple[dict[bytes, bytes], list[ExchangePosition]]:
+    """Return the parent of each node of a session, and its exchanges. Raises NotFound for an unknown session."""
+    found = connection.execute(_FIND_SESSION, (fit_text(session),)).fetchone()
+    if found is None:
+        raise NotFound(f"there is no session {session}")
+    nodes = load_nodes(connection, found[0])
+    parents: dict[bytes, bytes] = {}
+    for row in nodes:
+        parents.setdefault(row.node, find_parent(parents, row))
+    positions = [
+        ExchangePosition(n, exchange, nodes[tip - 1].node if tip else outer, depth, RELATIONS[relation], bool(is_side))
+        for n, exchange, tip, outer, depth, relation, is_side in connection.execute(_POSITIONS, found)
+    ]
+    return parents, positions
+
+
+def find_parent(parents: Mapping[bytes, bytes], row: NodeRow) -> bytes:
+    """Return the node before one, empty where a chain begins: a parent that comes later in the log changes nothing."""
+    return row.parent if row.parent in parents else b""
+
+
+def find_branches(parents: Mapping[bytes, bytes], positions: Sequence[ExchangePosition]) -> list[BranchRow]:
+    """Return the branches in the order in which they began. `parents`: as `find_parent` has it, in order."""
+    first = _find_first(parents, positions)
+    heirs = _find_heirs(parents, first)
+    ended: dict[bytes, list[ExchangePosition]] = {}
+    for position in positions:
+        ended.setdefault(position.tip, []).append(position)
+    forks: dict[bytes, _Fork] = {b"": _Fork(None, 0)}
+    found = []
+    for start in sorted((node for node in first if heirs.get(parents[node]) != node), key=first.__getitem__):
+        path = [start]
+        while path[-1] in heirs:
+            path.append(heirs[path[-1]])
+        own = [ended.get(node, []) for node in path]
+        branch = _make_branch(path[-1], parents[start], own, forks[parents[start]])
+        forks.update(zip(path, (_Fork(branch, count) for count in accumulate(map(len, own))), strict=True))
+        found.append(branch)
+    return found
+
+
+def _find_first(parents: Mapping[bytes, bytes], positions: Sequence[ExchangePosition]) -> dict[bytes, int]:
+    """Return the number of the first exchange that ended at a node or behind it; only nodes that have one."""
+    first: dict[bytes, int] = {}
+    for position in positions:
+        if position.tip in parents:
+            first.setdefault(position.tip, position.n)
+    for node in reversed(list(parents)):
+        parent = parents[node]
+        if node in first and parent:
+            first[parent] = min(first[node], first.get(parent, first[node]))
+    return first
+
+
+def _find_heirs(parents: Mapping[bytes, bytes], first: Mapping[bytes, int]) -> dict[bytes, bytes]:
+    """Return the node in which the branch of a node goes on."""
+    heirs: dict[bytes, bytes] = {}
+    for node, number in first.items():
+        parent = parents[node]
+        if parent not in heirs or number < first[heirs[parent]]:
+            heirs[parent] = node
+    heirs.pop(b"", None)
+    return heirs
+
+
+def _make_branch(tip: bytes, left: bytes, own: Sequence[Sequence[ExchangePosition]], fork: _Fork) -> BranchRow:
+    """Make a branch; `own` is what ended at each of its nodes, the tip's last."""
+    positions = [position for ended in own for position in ended]
+    return BranchRow(
+        tip=tip,
+        depth=own[-1][0].depth,
+        own=tuple(Call(each.n, each.exchange, each.depth) for each in positions),
+        relation=min(positions).relation,
+        left=left,
+        is_side=all(each.is_side for each in positions),
+        trunk=fork.branch,
+        shared=fork.shared,
+    )

@@ -48,10 +48,10 @@ from proxy.model.events import (
 )
 from proxy.server.context_api import ContextApi
 from proxy.server.health import Health, Metrics
+from proxy.server.http11 import Http11Protocol, close_idle
 from proxy.server.inspector import Inspector
 from proxy.server.policy import ServerPolicy
-from proxy.server.protocol import GuardedProtocol, close_idle
-from proxy.server.routes import Endpoints, build_routes
+from proxy.server.routes import build_routes
 from proxy.server.sessions_api import SessionsApi
 from proxy.upstream.outlines import has_grammars
 from proxy.upstream.own_server import leads_back
@@ -291,15 +291,18 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     health = Health(lambda: engine.relay.problem, metrics, refuses=settings.store.on_failure == "refuse")
     inspector = Inspector(_list_facts(settings))
     contexts = ContextApi(engine.archive, engine.caretaker, engine.manual_compaction, engine.models.count.tally)
-    management = SessionsApi(engine.archive, SavingsInputs(engine.models.card, settings.budget_policy()))
-    endpoints = Endpoints(engine.exchanges, health, inspector, management, contexts)
-    return build_routes(endpoints, policy), health
+    sessions = SessionsApi(engine.archive, SavingsInputs(engine.models.card, settings.budget_policy()))
+    app = build_routes(
+        policy, engine.exchanges, health=health, inspector=inspector, sessions=sessions, contexts=contexts
+    )
+    return app, health
 
 
 def _configure(app: ASGIApp, policy: ServerPolicy, engine: Engine) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=functools.partial(GuardedProtocol, policy, WriteBatcher(engine.tasks.__len__), engine.descriptors),  # type: ignore[arg-type]
+        http=functools.partial(Http11Protocol, policy, WriteBatcher(engine.tasks.__len__), engine.descriptors),  # type: ignore[arg-type]
+        interface="asgi3",
         ws="none",
         lifespan="off",
         log_config=None,

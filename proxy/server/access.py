@@ -104,8 +104,8 @@ class AccessRules:
             raise Refused(508, "loop_detected", what)
 
 
-class Management:
-    """Wraps an application that only the administrator may reach; its answers are shown in no frame."""
+class AccessMiddleware:
+    """Wraps an application that only the administrator may reach; its responses are shown in no frame."""
 
     def __init__(self, app: ASGIApp, rules: AccessRules, policy: ServerPolicy) -> None:
         self._app = app
@@ -113,7 +113,7 @@ class Management:
         self._policy = policy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """An ASGI application."""
+        """Refuse the request, or pass it on to the application."""
         is_link = scope["raw_path"] == START_PAGE.encode() and scope["method"] == "GET"
         try:
             self._rules.check_management(scope["headers"], scope["query_string"] if is_link else b"")
@@ -129,25 +129,6 @@ class Management:
             await send(message)
 
         await self._app(scope, receive, send_guarded)
-
-
-class Entrance:
-    """Wraps the proxied paths: who may not call is refused before anything is read or recorded."""
-
-    def __init__(self, app: ASGIApp, rules: AccessRules, policy: ServerPolicy) -> None:
-        self._app = app
-        self._rules = rules
-        self._policy = policy
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """An ASGI application."""
-        try:
-            self._rules.check_call(scope["headers"])
-        except ProxyError as error:
-            client = ServedClient(scope, self._policy)
-            client.expect_nothing()
-            return client.fail(error)
-        await self._app(scope, receive, send)
 
 
 def _tokens(headers: Headers, query: bytes) -> list[bytes]:

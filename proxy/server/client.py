@@ -1,77 +1,61 @@
-"""The client of one request that is passed on. Rule: never a clean end that the engine did not ask for.
+"""The client of one request that is passed on: reads the request's body, writes its response, notices it leaving.
 
-Implements the engine's `Client` and `RequestBody`.
+Also the budget of memory for request bodies. A response never ends cleanly unless the engine says so.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine
-from typing import Any, NoReturn
 
 from starlette.types import Scope
-from uvicorn._types import HTTPRequestEvent
 
 from proxy.model.errors import ProxyError, TooLarge
 from proxy.model.exchange import ClientRequest, Headers
-from proxy.server.cycle import Cycle
 from proxy.server.errors import Refused, render_error
+from proxy.server.http11 import RESPONSE
+from proxy.server.http11_response import Http11Response
 from proxy.server.policy import ServerPolicy
-from proxy.server.protocol import CONNECTION, CYCLE, TARGET, GuardedProtocol
 from proxy.wire.headers import find, find_credential, is_shared, narrow_sharing
 
 SMALL_BYTES = 1024 * 1024
 _SMALL_FRACTION = 0.25
-
-
-class Share:
-    """What one request holds of the budget. Close it when the request is done with."""
-
-    def __init__(self, budget: "BodyBudget") -> None:
-        self._budget = budget
-        self.size = 0
-
-    def grow(self, size: int) -> bool:
-        """Hold so many bytes in all from now on; False where there is no room for them, or others have come before."""
-        return self._budget.resize(self, size)
-
-    def wait(self, size: int) -> "asyncio.Future[bool]":
-        """As `grow`, resolved with True once there is room. Resolve it with False to give up."""
-        return self._budget.queue(self, size)
-
-    def close(self) -> None:
-        """Give back what is held."""
-        self._budget.release(self)
+_RETRY_SECONDS = 2
 
 
 class BodyBudget:
-    """Bytes that are `held`, and who waits for some. `most` is their number; one body always has room, if alone."""
+    """Bounds the memory of request bodies that are read whole; those that stream are held back by their upstream.
+
+    `most` is their number of bytes; one body always has room if it is alone. Bodies of more than `SMALL_BYTES` may take
+    three quarters of the budget together, and wait in the order in which they came; the rest is left to small ones, so
+    that a few large uploads never keep everybody else waiting.
+    """
 
     def __init__(self, most: int) -> None:
-        self._most = most
         self.held = 0
+        self._most = most
         self._held_large = 0
         self._small_part = int(most * _SMALL_FRACTION)
         self._waiting: dict[bool, deque[tuple[Share, int, asyncio.Future[bool]]]] = {False: deque(), True: deque()}
 
-    def resize(self, share: Share, size: int) -> bool:
-        """Have a share hold so many bytes, if there is room and nobody of its kind waits."""
+    def resize(self, share: "Share", size: int) -> bool:
+        """Let a share hold so many bytes; False where there is no room, or others of its kind wait for some."""
         if self._waiting[size > SMALL_BYTES] or not self._has_room(share, size):
             return False
         self._set(share, size)
         return True
 
-    def queue(self, share: Share, size: int) -> "asyncio.Future[bool]":
-        """Have a share wait for so many bytes."""
+    def queue(self, share: "Share", size: int) -> "asyncio.Future[bool]":
+        """Let a share wait for so many bytes. Resolve the future with False to give up."""
         granted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting[_is_large(size)].append((share, size, granted))
+        self._waiting[size > SMALL_BYTES].append((share, size, granted))
         granted.add_done_callback(lambda _: self._grant())  # who gave up is not in the way of those behind
         return granted
 
-    def release(self, share: Share) -> None:
-        """Have a share hold nothing, and let those in for whom there is room now."""
+    def release(self, share: "Share") -> None:
+        """Take back what a share holds, and let those in for whom there is room now."""
         if share.size:
             self._set(share, 0)
-            self._grant()
+            if self._waiting[False] or self._waiting[True]:
+                self._grant()
 
     def _grant(self) -> None:
         for waiting in self._waiting.values():
@@ -84,36 +68,35 @@ class BodyBudget:
                     self._set(share, size)
                     granted.set_result(True)
 
-    def _has_room(self, share: Share, size: int) -> bool:
+    def _has_room(self, share: "Share", size: int) -> bool:
         others = self.held - share.size
-        others_large = self._held_large - (share.size if _is_large(share.size) else 0)
-        if not _is_large(size):
+        others_large = self._held_large - (share.size if share.size > SMALL_BYTES else 0)
+        if size <= SMALL_BYTES:
             return others + size <= self._most or others == others_large
         return not others_large or max(others, others_large + self._small_part) + size <= self._most
 
-    def _set(self, share: Share, size: int) -> None:
+    def _set(self, share: "Share", size: int) -> None:
         self.held += size - share.size
-        self._held_large += (size if _is_large(size) else 0) - (share.size if _is_large(share.size) else 0)
+        self._held_large += (size if size > SMALL_BYTES else 0) - (share.size if share.size > SMALL_BYTES else 0)
         share.size = size
 
 
-def _is_large(size: int) -> bool:
-    return size > SMALL_BYTES
+class Share:
+    """The bytes of the budget that one request holds."""
 
-
-_RETRY_SECONDS = 2
+    size = 0
 
 
 def read_request(scope: Scope, body: bytes = b"") -> ClientRequest:
-    """The request line and headers of an ASGI scope, raw, and a body that was read."""
-    target: bytes = scope["extensions"][TARGET]
+    """Return the request line and headers of an ASGI scope, raw, with a body that was read."""
+    target: bytes = scope["extensions"][RESPONSE].target
     if not target.startswith(b"/"):  # absolute form, as sent to a proxy: whose host it names does not matter here
         target = scope["raw_path"] + b"?" * bool(scope["query_string"]) + scope["query_string"]
     return ClientRequest(scope["method"], target, scope["headers"], body)
 
 
-def find_patience(policy: ServerPolicy, received: int, waited: float) -> float:
-    """How long to wait for more of a body of which so much has come in so much waiting.
+def compute_patience(policy: ServerPolicy, received: int, waited: float) -> float:
+    """Return how many seconds to wait for more of a body of which so many bytes have come in so many seconds.
 
     It may be silent for `body_timeout`, and be behind `body_min_rate` by that much in all.
     """
@@ -123,19 +106,13 @@ def find_patience(policy: ServerPolicy, received: int, waited: float) -> float:
 
 
 class ServedClient:
-    """Reads a request's body, writes its answer, notices that the client has left."""
+    """The engine's `Client` and `RequestBody` over an HTTP/1.1 response."""
 
     def __init__(self, scope: Scope, policy: ServerPolicy) -> None:
         self._headers: Headers = scope["headers"]
-        extensions = scope["extensions"]
-        connection: GuardedProtocol | None = extensions[CONNECTION]()
-        cycle: Cycle | None = extensions[CYCLE]()
-        assert connection is not None and cycle is not None, "they serve the request"
-        self._connection = connection
-        self._cycle = cycle
+        self._response: Http11Response = scope["extensions"][RESPONSE]
         self._policy = policy
         self._labels: Headers = ()
-        self._is_started = False
         self._is_body_ended = False
         self._received = 0
         self._waited = 0.0  # for the client to send more
@@ -143,123 +120,127 @@ class ServedClient:
 
     @property
     def has_body(self) -> bool:
-        """Whether the request announces a body."""
+        """True if the request announces a body."""
         headers = self._headers
         return find(headers, b"content-length") not in (b"", b"0") or bool(find(headers, b"transfer-encoding"))
 
-    async def read_whole(self, share: Share) -> bytes:
-        """The whole body, for which `share` takes room of the budget: before it is read where its length is announced.
+    # --- the request -------------------------------------------------------------------------------------------------
+
+    async def read_whole(self, budget: BodyBudget, share: Share) -> bytes:
+        """Return the whole body, once `share` has room for it: before it is read, where its length is announced.
 
         Raises TooLarge above the cap, early where the length is announced, and Refused.
         """
-        cap = self._policy.max_body_bytes
+        response, cap = self._response, self._policy.max_body_bytes
         announced = find(self._headers, b"content-length")
         length = int(announced) if announced.isdigit() else 0
         if length > cap:
             raise _too_large(cap)
-        if not share.grow(length):
-            await self._wait_for_room(share, length)
+        if not budget.resize(share, length):
+            await self._wait_for_room(budget.queue(share, length))
         pieces: list[bytes] = []
         size = 0
-        while self._cycle.more_body:
-            pieces.append((await self._next_message())["body"])
+        while response.has_more_body:
+            pieces.append(await self._read_piece())
             size += len(pieces[-1])
-            self._check_size(share, size)
-        pieces.append(self._cycle.take())
+            self._check_size(budget, share, size)
+        pieces.append(response.take_body())
         self._is_body_ended = True
-        self._check_size(share, size + len(pieces[-1]))
+        if (size := size + len(pieces[-1])) > share.size:  # else it was checked when it was announced
+            self._check_size(budget, share, size)
         return b"".join(pieces)
 
     async def read(self) -> bytes:
-        """The next bytes of the body, empty at the end. Never returns when the client leaves: the call is cancelled."""
+        """Return the next bytes of the body, empty at its end.
+
+        Never returns when the client leaves or is too slow: the call is cancelled.
+        """
         while not self._is_body_ended:
             try:
-                message = await self._next_message()
+                piece = await self._read_piece()
             except ProxyError:
                 self.abort()
-                await _never()
-            if not message["more_body"]:
+                await asyncio.get_running_loop().create_future()  # until this is cancelled
+            if not self._response.has_more_body:
                 self._is_body_ended = True
-            if message["body"]:
-                return bytes(message["body"])
+            if piece:
+                return piece
         return b""
 
     def expect_nothing(self) -> None:
-        """The request has no body to wait for."""
+        """Note that there is no body to wait for."""
         self._is_body_ended = True
 
-    async def see_through(self, call: Coroutine[Any, Any, None]) -> None:
-        """Let a call run to its end; a client that leaves before cancels it."""
+    def cancel_when_left(self) -> None:
+        """Cancel the task at hand when the client leaves, at once if it has; until `outlive`."""
         task = asyncio.current_task()
-        assert task is not None, "uvicorn serves every request in a task"
-        leave = task.cancel
-        self._connection.watch(leave)
-        try:
-            await call
-        except asyncio.CancelledError:
-            pass  # the call has put its things in order, and this task ends with it
-        finally:
-            self._connection.unwatch(leave)
+        assert task is not None, "every request is served in a task"
+        self._response.watch(task.cancel)
+
+    def outlive(self) -> None:
+        """End what `cancel_when_left` began."""
+        self._response.on_disconnect = None
+
+    # --- the response ------------------------------------------------------------------------------------------------
 
     def label(self, fields: Headers) -> None:
-        """What the head of the answer bears besides its own fields, our own errors included."""
+        """Have the head of the response, our own errors included, bear these headers besides its own."""
         self._labels = fields
 
     def start(self, status: int, headers: Headers) -> None:
-        """The answer's head; nothing if it has been sent."""
-        if not self._is_started:
-            self._is_started = True
+        """Write the head; nothing if it has been written."""
+        if not self._response.is_started:
             if is_shared(headers) and (self._policy.has_own_key or not find_credential(self._headers)):
                 headers = narrow_sharing(self._headers, headers)
-            self._cycle.start_answer(status, (*headers, *self._labels))
+            self._response.start(status, (*headers, *self._labels))
 
     def write(self, content: bytes, *, is_last: bool = False) -> bool:
-        """Body bytes; False: no more should come before `drain` returns."""
+        """Write body bytes; False: no more should come before `drain` returns."""
         if self.is_finished or (not content and not is_last):
             return True
         self.is_finished = is_last
-        return self._cycle.write_answer(content, is_last=is_last)
+        return self._response.write(content, is_last=is_last)
 
     async def drain(self) -> None:
-        """Wait until the client's side can take more."""
-        await self._cycle.flow.drain()
+        """Wait until the client can take more."""
+        if self._response.connection.is_writing_paused:
+            await self._response.connection.drain()
 
     def fail(self, error: ProxyError) -> None:
-        """Answer with our own error, or break off."""
-        if self._is_started or self.is_finished:
+        """Respond with our own error, or break off."""
+        if self._response.is_started or self.is_finished:
             self.abort()
             return
         status, headers, body = render_error(error)
         self.start(status, headers)
         self.write(body, is_last=True)
         if not self._is_body_ended:
-            self._connection.ending.linger(self._cycle)
+            self._response.connection.closer.close_unless_read(self._response)
 
     def dismiss(self) -> None:
-        """The server must stop: say so where nothing was sent, else break off."""
+        """Say that the server must stop where nothing was sent, else break off."""
         self.fail(Refused(503, "shutting_down", "the server is shutting down; try again"))
 
     def abort(self) -> None:
-        """Break off; nothing after a whole answer."""
+        """Break off; nothing after a whole response."""
         if not self.is_finished:
             self.is_finished = True
-            self._connection.break_off(self._cycle)
+            self._response.break_off()
 
-    def _check_size(self, share: Share, size: int) -> None:
+    def _check_size(self, budget: BodyBudget, share: Share, size: int) -> None:
         if size > self._policy.max_body_bytes:
             raise _too_large(self._policy.max_body_bytes)
-        if size > share.size and not share.grow(size):  # what was read cannot wait, or all could wait for one another
+        # What was read already cannot wait, or all could wait for one another.
+        if size > share.size and not budget.resize(share, size):
             raise _no_room(self._policy)
 
-    async def _wait_for_room(self, share: Share, size: int) -> None:
-        granted = share.wait(size)
-
+    async def _wait_for_room(self, granted: "asyncio.Future[bool]") -> None:
         def give_up() -> None:
             if not granted.done():
                 granted.set_result(False)
 
-        self._connection.pause()
-        self._connection.watch(give_up)
+        self._response.connection.pause_reading()
+        self._response.watch(give_up)
         try:
             async with asyncio.timeout(self._policy.body_timeout):
                 has_room = await granted
@@ -267,25 +248,27 @@ class ServedClient:
             raise _no_room(self._policy) from None
         finally:
             give_up()
-            self._connection.unwatch(give_up)
+            self._response.on_disconnect = None
         if not has_room:
             self.abort()
             raise _client_left()
 
-    async def _next_message(self) -> HTTPRequestEvent:
+    async def _read_piece(self) -> bytes:
+        """Return the next bytes of the body, which may be none at its end. Raises Refused where they take too long."""
         policy, loop = self._policy, asyncio.get_running_loop()
-        asked_at, seconds = loop.time(), find_patience(policy, self._received, self._waited)
+        asked_at, seconds = loop.time(), compute_patience(policy, self._received, self._waited)
         try:
             async with asyncio.timeout(seconds):
-                message = await self._cycle.receive()
+                is_there = await self._response.wait_for_body()
         except TimeoutError:
             raise _too_slow(policy, is_silent=seconds == policy.body_timeout) from None
-        if message["type"] == "http.disconnect":
+        if not is_there:
             self.abort()
             raise _client_left()
+        piece = self._response.take_body()
         self._waited += loop.time() - asked_at
-        self._received += len(message["body"])
-        return message
+        self._received += len(piece)
+        return piece
 
 
 def _too_large(cap: int) -> TooLarge:
@@ -307,9 +290,3 @@ def _no_room(policy: ServerPolicy) -> Refused:
 
 def _client_left() -> Refused:
     return Refused(400, "client_left", "the client left before its request was whole")
-
-
-async def _never() -> NoReturn:
-    """Wait to be cancelled."""
-    await asyncio.get_running_loop().create_future()
-    raise AssertionError("nobody resolves this future")

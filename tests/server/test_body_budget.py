@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.server.client import SMALL_BYTES, BodyBudget, Share, find_patience
+from proxy.server.client import SMALL_BYTES, BodyBudget, Share, compute_patience
 from proxy.server.policy import ServerPolicy
-from tests.server.test_protocol import BODY, CHAT
+from tests.server.test_http11 import BODY, CHAT
 from tests.support.scripted import LIMIT, ScriptedUpstream, answer, chunk, request
 from tests.support.serving import Plan, serving, with_server
 
@@ -18,8 +18,8 @@ LARGE = 3 * MIB
 
 def hold(budget: BodyBudget, *sizes: int) -> list[Share]:
     """Shares that hold so much each."""
-    shares = [Share(budget) for _ in sizes]
-    assert all(share.grow(size) for share, size in zip(shares, sizes, strict=True))
+    shares = [Share() for _ in sizes]
+    assert all(budget.resize(share, size) for share, size in zip(shares, sizes, strict=True))
     return shares
 
 
@@ -44,40 +44,40 @@ def hold(budget: BodyBudget, *sizes: int) -> list[Share]:
 def test_who_finds_room(held: tuple[int, ...], size: int, *, has_room: bool) -> None:
     budget = BodyBudget(MOST)
     shares = hold(budget, *held)
-    assert Share(budget).grow(size) == has_room
+    assert budget.resize(Share(), size) == has_room
     for share in shares:
-        share.close()
+        budget.release(share)
     assert budget.held == size * has_room
 
 
 def test_a_share_grows_from_small_to_large_and_gives_all_of_it_back() -> None:
     budget = BodyBudget(MOST)
     (share, other) = hold(budget, 10, 10)
-    assert share.grow(SMALL_BYTES + 1)
-    assert share.grow(6 * MIB)
+    assert budget.resize(share, SMALL_BYTES + 1)
+    assert budget.resize(share, 6 * MIB)
     assert budget.held == 6 * MIB + 10
-    assert not other.grow(SMALL_BYTES + 1)
+    assert not budget.resize(other, SMALL_BYTES + 1)
     assert other.size == 10
-    share.close()
-    share.close()
-    assert other.grow(SMALL_BYTES + 1)
-    other.close()
+    budget.release(share)
+    budget.release(share)
+    assert budget.resize(other, SMALL_BYTES + 1)
+    budget.release(other)
     assert budget.held == 0
 
 
 async def test_large_ones_wait_in_their_order_and_small_ones_do_not_wait_for_them() -> None:
     budget = BodyBudget(MOST)
     first, second = hold(budget, LARGE, LARGE)
-    largest, large, small = Share(budget), Share(budget), Share(budget)
-    waiting = [largest.wait(6 * MIB), large.wait(2 * MIB)]
-    assert not Share(budget).grow(2 * MIB)
-    assert small.grow(MIB)
-    first.close()
+    largest, large, small = Share(), Share(), Share()
+    waiting = [budget.queue(largest, 6 * MIB), budget.queue(large, 2 * MIB)]
+    assert not budget.resize(Share(), 2 * MIB)
+    assert budget.resize(small, MIB)
+    budget.release(first)
     assert [one.done() for one in waiting] == [False, False]  # there is room for the second, but it is not its turn
-    small.close()
-    second.close()
+    budget.release(small)
+    budget.release(second)
     assert [one.done() for one in waiting] == [True, False]
-    largest.close()
+    budget.release(largest)
     assert waiting[1].result()
     assert (large.size, budget.held) == (2 * MIB, 2 * MIB)
 
@@ -86,8 +86,8 @@ async def test_large_ones_wait_in_their_order_and_small_ones_do_not_wait_for_the
 async def test_who_gives_up_is_not_in_the_way_of_those_behind(*, is_cancelled: bool) -> None:
     budget = BodyBudget(MOST)
     hold(budget, LARGE)
-    gone, next_one = Share(budget), Share(budget)
-    given_up, waiting = gone.wait(4 * MIB), next_one.wait(LARGE)
+    gone, next_one = Share(), Share()
+    given_up, waiting = budget.queue(gone, 4 * MIB), budget.queue(next_one, LARGE)
     if is_cancelled:
         given_up.cancel()
     else:
@@ -192,5 +192,5 @@ async def test_a_body_that_drips_has_an_end(plan: Plan, upstream: ScriptedUpstre
 )
 def test_how_long_more_of_a_body_may_take(received: int, waited: float, seconds: float) -> None:
     policy = ServerPolicy(body_timeout=60.0, body_min_rate=1000)
-    assert find_patience(policy, received, waited) == seconds
-    assert find_patience(replace(policy, body_min_rate=0), received, waited) == 60.0
+    assert compute_patience(policy, received, waited) == seconds
+    assert compute_patience(replace(policy, body_min_rate=0), received, waited) == 60.0

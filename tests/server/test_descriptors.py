@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from proxy.engine.runtime import Descriptors
-from tests.server.test_protocol import BODY, CHAT, assert_refused
+from tests.server.test_http11 import BODY, CHAT, assert_refused
 from tests.support.scripted import Message, ScriptedUpstream, answer, chunk, request, stream_head
 from tests.support.serving import TOKEN, Plan, Served, serving
 

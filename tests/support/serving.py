@@ -29,10 +29,10 @@ from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import Opening, Outcome
 from proxy.server.context_api import ContextApi
 from proxy.server.health import Health, Metrics
+from proxy.server.http11 import Http11Protocol, close_idle
 from proxy.server.inspector import Inspector
 from proxy.server.policy import ServerPolicy
-from proxy.server.protocol import GuardedProtocol, close_idle
-from proxy.server.routes import Endpoints, build_routes
+from proxy.server.routes import build_routes
 from proxy.server.sessions_api import SessionsApi
 from proxy.upstream.forwarder import Forwarder
 from proxy.upstream.policy import UpstreamPolicy
@@ -90,9 +90,9 @@ class Served:
     async def paused(self) -> None:
         """Return when nothing more is read from the only client."""
         (protocol,) = self.state.connections
-        flow = cast(GuardedProtocol, protocol).flow
+        connection = cast(Http11Protocol, protocol).connection
         async with asyncio.timeout(LIMIT):
-            while not flow.read_paused:  # noqa: ASYNC110 - nothing else tells
+            while not connection.is_reading_paused:  # noqa: ASYNC110 - nothing else tells
                 await asyncio.sleep(0.01)
 
     async def opening(self) -> Opening:
@@ -142,16 +142,26 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     gate = DurabilityWaiter(archive, plan.engine.commit_wait_ms)
     care = EpochAdmin(steward.lookout, archive, gate, bus, SystemIds(), SystemClock())
     contexts = ContextApi(archive, care, plan.compacting, steward.lookout.models.count.tally)
-    management = SessionsApi(archive, SavingsInputs(steward.lookout.models.card, BudgetPolicy(plan.ceiling)))
-    endpoints = Endpoints(exchanges, health, inspector, management, contexts)
-    app = build_routes(endpoints, replace(plan.server, has_own_key=bool(plan.api_key)))
+    sessions = SessionsApi(archive, SavingsInputs(steward.lookout.models.card, BudgetPolicy(plan.ceiling)))
+    policy = replace(plan.server, has_own_key=bool(plan.api_key))
+    app = build_routes(policy, exchanges, health=health, inspector=inspector, sessions=sessions, contexts=contexts)
     config = uvicorn.Config(
-        app, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False, date_header=False
+        app,
+        interface="asgi3",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
     )
     config.load()
     state = ServerState()
     descriptors.add_holder(lambda: close_idle(state.connections))
-    make = functools.partial(GuardedProtocol, plan.server, plan.writes, descriptors, config, state, {}, loop)
+    make = functools.partial(
+        Http11Protocol, plan.server, plan.writes, descriptors, config=config, server_state=state, _loop=loop
+    )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = await loop.create_server(make, sock=listener)
         served = Served(listener.getsockname()[1], archive, health, tasks, state, forwarder, bus, readings)

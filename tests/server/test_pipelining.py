@@ -1,58 +1,46 @@
 """Requests that come before those ahead of them are answered: each answer is its own, and none waits for ever."""
 
-import asyncio
-from dataclasses import dataclass, field
-from typing import cast
-
 import pytest
 
 from proxy.model.exchange import Outcome
-from proxy.server.cycle import Cycle
-from proxy.server.pipeline import Pipeline
 from tests.server.test_client import leave
-from tests.server.test_protocol import BODY, CHAT, assert_refused
+from tests.server.test_http11 import BODY, CHAT, assert_refused
 from tests.support.loops import put_forward
 from tests.support.scripted import LAST_CHUNK, ScriptedUpstream, answer, chunk, request, stream_head
 from tests.support.serving import Plan, Served, serving, with_server
 
-
-@dataclass
-class Asked:
-    """What a pipeline knows of a request."""
-
-    response_complete: bool = False
-    response_started: bool = False
-    more_body: bool = False
-    disconnected: bool = False
-    message_event: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-def line_up(*asked: Asked) -> Pipeline:
-    pipeline = Pipeline()
-    for one in asked:
-        pipeline.add(cast(Cycle, one))
-    return pipeline
+_UPLOAD = b"POST /v1/files HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+_CALL = request("POST", CHAT, body=BODY)
+_BAD_CHUNK = b"zz\r\n"
 
 
 @pytest.mark.parametrize(
-    ("asked", "can_refuse"),
+    ("asked", "bad", "is_started", "can_refuse"),
     [
-        ((), True),
-        ((Asked(response_complete=True),), True),
-        ((Asked(more_body=True),), True),
-        ((Asked(),), False),
-        ((Asked(more_body=True, response_started=True),), False),
-        ((Asked(), Asked(more_body=True)), False),
+        (b"", b"GARBAGE\r\n\r\n", False, True),
+        (_UPLOAD, _BAD_CHUNK, False, True),
+        (_CALL, b"GARBAGE\r\n\r\n", False, False),
+        (_UPLOAD, _BAD_CHUNK, True, False),
+        (_CALL, _UPLOAD + _BAD_CHUNK, False, False),
     ],
 )
-def test_an_error_of_ours_may_only_be_the_next_answer(asked: tuple[Asked, ...], *, can_refuse: bool) -> None:
-    assert line_up(*asked).can_refuse == can_refuse
-
-
-def test_all_that_wait_are_told_that_their_client_has_left() -> None:
-    answered, waiting = Asked(response_complete=True), [Asked(), Asked()]
-    line_up(answered, *waiting).disconnect()
-    assert [one.disconnected and one.message_event.is_set() for one in (answered, *waiting)] == [False, True, True]
+async def test_an_error_of_ours_may_only_be_the_next_answer(
+    served: Served, upstream: ScriptedUpstream, asked: bytes, bad: bytes, *, is_started: bool, can_refuse: bool
+) -> None:
+    async with await served.connect() as client:
+        client.send(request("GET", "/-/live"))
+        assert (await client.read_answer()).status == 200
+        client.send(asked)
+        if asked:
+            wire = await upstream.accept()
+            await wire.read_head()
+        if is_started:
+            wire.send(stream_head() + chunk(b"data: 1\n\n"))
+            await client.read_until(chunk(b"data: 1\n\n"))
+        client.send(bad)
+        if can_refuse:
+            assert_refused(await client.read_answer(), 400, "bad_request")
+        assert await client.read_to_end() == b""
 
 
 async def test_pipelined_requests_are_answered_in_order(served: Served, upstream: ScriptedUpstream) -> None:

@@ -1,15 +1,16 @@
 """What becomes a request at all: one well-formed head, in time, within the caps; everything else stops here."""
 
 import asyncio
+import dataclasses
 import json
-from collections.abc import Callable
 from typing import cast
 from weakref import ref
 
 import pytest
 
+from proxy.server.http11 import Http11Protocol
+from proxy.server.http11_response import Http11Response
 from proxy.server.policy import ServerPolicy
-from proxy.server.protocol import GuardedProtocol
 from tests.support.garbage import no_collector
 from tests.support.loops import put_forward, wait_for_timer
 from tests.support.scripted import (
@@ -25,6 +26,7 @@ from tests.support.writes import BusyWrites
 
 CHAT = "/v1/chat/completions"
 BODY = b'{"model":"m","messages":[]}'
+_KEEP_ALIVE = 5  # uvicorn's default
 
 
 def assert_refused(got: Message, status: int, code: str) -> None:
@@ -36,10 +38,15 @@ def assert_refused(got: Message, status: int, code: str) -> None:
     assert got.find(b"connection") == b"close"
 
 
-def find_protocol(served: Served) -> GuardedProtocol:
+def find_protocol(served: Served) -> Http11Protocol:
     """The only connection of a client, at the server's end."""
     (protocol,) = served.state.connections
-    return cast(GuardedProtocol, protocol)
+    return cast(Http11Protocol, protocol)
+
+
+def find_response(served: Served) -> Http11Response:
+    """The response that is due on that connection."""
+    return find_protocol(served).connection.pipeline[0][0]
 
 
 # --- what is no request ----------------------------------------------------------------------------------------------
@@ -201,14 +208,15 @@ async def test_what_waits_for_the_end_of_the_turn_comes_before_the_end(upstream:
     async with serving(plan) as served, await served.connect() as client:
         client.send(request("GET", "/-/live"))
         await client.read_answer()
+        if end == "break_off":
+            client.send(request("POST", CHAT, body=BODY))
+            await upstream.accept_request()
         protocol = find_protocol(served)
         plan.writes.put(protocol.transport, answer(b"waited"))
-        ends: dict[str, Callable[[], None]] = {
-            "refuse": lambda: protocol.send_400_response(""),
-            "shutdown": protocol.shutdown,
-            "break_off": lambda: protocol.break_off(protocol.cycle),
-        }
-        ends[end]()
+        if end == "break_off":
+            find_response(served).break_off()
+        else:
+            {"refuse": protocol.refuse, "shutdown": protocol.shutdown}[end]()
         assert (await client.read_answer()).body == b"waited"
         if end == "refuse":
             assert_refused(await client.read_answer(), 400, "bad_request")
@@ -221,9 +229,10 @@ async def test_what_waits_for_the_end_of_the_turn_comes_before_a_long_body(upstr
         client.send(request("POST", CHAT, body=BODY))
         await upstream.accept_request()
         protocol = find_protocol(served)
-        protocol.cycle.start_answer(200, ((b"content-length", b"100000"),))
+        response = find_response(served)
+        response.start(200, ((b"content-length", b"100000"),))
         plan.writes.put(protocol.transport, b"HTTP/1.1 103 Early Hints\r\n\r\n")
-        protocol.cycle.write_answer(bytes(100_000), is_last=True)
+        response.write(bytes(100_000), is_last=True)
         assert [(await client.read_head()).status for _ in range(2)] == [103, 200]
 
 
@@ -245,9 +254,9 @@ async def test_what_a_request_was_served_with_is_let_go(served: Served, upstream
         async with await served.connect() as client:
             client.send(request("POST", CHAT, body=BODY))
             wire, _ = await upstream.accept_request()
+            first = ref(find_response(served))
             wire.send(answer(b"ok"))
             await client.read_answer()
-            first = ref(find_protocol(served).cycle)
             client.send(request("GET", "/-/live"))
             await client.read_answer()
             assert first() is None
@@ -291,13 +300,14 @@ async def test_an_answer_before_its_request_is_read_does_not_keep_the_connection
         await wire.read_head()
         wire.send(answer(b"no"))
         assert (await client.read_answer()).body == b"no"
-        protocol = find_protocol(served)
-        before = protocol.timeout_keep_alive_task
+        await put_forward(_KEEP_ALIVE - 1)
         client.send(sent[-500:-400])
-        async with asyncio.timeout(LIMIT):
-            while protocol.timeout_keep_alive_task is before:  # noqa: ASYNC110 - nothing else tells
-                await asyncio.sleep(0.01)
-        assert protocol.timeout_keep_alive_task is not None
+        await served.ask(request("GET", "/-/live"))  # by then the piece has been read
+        await put_forward(_KEEP_ALIVE - 1)
+        with pytest.raises(TimeoutError):
+            await client.read_to_end(0.1)
+        await put_forward(1)
+        assert await client.read_to_end() == b""
 
 
 # --- upgrades --------------------------------------------------------------------------------------------------------
@@ -341,6 +351,26 @@ async def test_an_offer_of_http2_does_not_cost_the_body(
         assert (got.body, got.all(b"upgrade"), got.all(b"http2-settings")) == (BODY, [], [])
 
 
-def test_limits_have_defaults() -> None:
+async def test_an_offer_of_http2_does_not_cost_a_body_that_is_larger_than_a_head_may_be(
+    served: Served, upstream: ScriptedUpstream
+) -> None:
+    upstream.answer_with(answer(b"ok"))
+    fields = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA")
+    body = BODY + b" " * 200_000
+    assert (await served.ask(request("POST", CHAT, *fields, body=body))).status == 200
+    assert upstream.requests[0].body == body
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_caps_are_those_the_documents_name() -> None:
     policy = ServerPolicy()
-    assert (policy.max_header_bytes, policy.header_timeout, policy.stall_timeout) == (65_536, 30.0, 600.0)
+    assert (policy.host, policy.port, policy.max_body_bytes) == ("127.0.0.1", 8484, 64 * 1024 * 1024)
+    assert (policy.max_header_bytes, policy.header_timeout, policy.body_timeout) == (65_536, 30.0, 60.0)
+    assert (policy.stall_timeout, policy.drain_seconds, policy.allowed_hosts) == (600.0, 30.0, ())
+
+
+def test_a_policy_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ServerPolicy().port = 1  # type: ignore[misc]

@@ -1,8 +1,18 @@
-"""An answer's framing: what its head announces is what comes, and a break never looks like an end."""
+"""How a response is framed and how its connection ends: a break never looks like an end."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any, cast
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
 
+from proxy.server.health import Health
+from proxy.server.http11_response import ConnectionCloser
 from proxy.server.policy import ServerPolicy
+from tests.support.loops import put_forward
 from tests.support.scripted import LAST_CHUNK, ScriptedUpstream, Wire, answer, chunk, request, stream_head
 from tests.support.serving import Plan, Served, serving
 from tests.support.writes import BusyWrites
@@ -105,3 +115,117 @@ async def test_what_waits_for_the_end_of_the_turn_is_sent_before_the_connection_
         wire.send(answer(b"whole"))
         assert (await client.read_answer()).body == b"whole"
         assert await client.read_to_end() == b""
+
+
+# --- faults of ours --------------------------------------------------------------------------------------------------
+
+
+async def fail(health: Health, request: Request) -> Response:
+    raise KeyError("a fault of ours")
+
+
+async def stop_halfway(health: Health, request: Request) -> Response:
+    async def write() -> AsyncIterator[bytes]:
+        yield b"half of it"
+        raise KeyError("a fault of ours")
+
+    return StreamingResponse(write())
+
+
+async def break_a_header(health: Health, request: Request) -> Response:
+    return Response(headers={"x-a": "1\r\nx-b: 2"})
+
+
+@pytest.mark.parametrize("page", [fail, break_a_header])
+async def test_a_page_that_fails_is_an_error_of_ours_and_ends_the_connection(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, page: Any
+) -> None:
+    monkeypatch.setattr(Health, "live", page)
+    async with serving(plan) as served, await served.connect() as client:
+        client.send(request("GET", "/-/live"))
+        got = await client.read_answer()
+        assert (got.status, json.loads(got.body)["error"]["code"]) == (500, "internal_error")
+        assert (got.find(b"connection"), got.all(b"x-b")) == (b"close", [])
+        assert await client.read_to_end() == b""
+    assert "serving a request failed" in caplog.text
+    caplog.clear()
+
+
+async def test_a_page_that_fails_halfway_is_broken_off(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Health, "live", stop_halfway)
+    async with serving(plan) as served:
+        got = await served.ask(request("GET", "/-/live"))
+        assert (got.status, got.is_whole) == (200, False)
+    caplog.clear()
+
+
+# --- closing a connection whose client takes nothing ------------------------------------------------------------------
+
+
+class Transport:
+    """One of which some bytes have not left yet."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        self.done: list[str] = []
+
+    def close(self) -> None:
+        self.done.append("close")
+
+    def abort(self) -> None:
+        self.done.append("abort")
+
+    def is_closing(self) -> bool:
+        return "close" in self.done
+
+    def get_write_buffer_size(self) -> int:
+        return self.left
+
+
+@pytest.mark.parametrize(("left", "done"), [(0, ["close"]), (5, ["close", "abort"])])
+async def test_a_connection_is_not_held_by_a_client_that_takes_nothing(left: int, done: list[str]) -> None:
+    transport = Transport(left)
+    closer = ConnectionCloser(asyncio.get_running_loop(), cast(asyncio.Transport, transport), 10)
+    closer.close()
+    await put_forward(9)
+    assert transport.done == ["close"]
+    await put_forward(1)
+    assert transport.done == done
+
+
+async def test_a_connection_that_is_closed_is_watched_no_more() -> None:
+    transport = Transport(5)
+    closer = ConnectionCloser(asyncio.get_running_loop(), cast(asyncio.Transport, transport), 10)
+    for _ in range(2):
+        closer.close()
+    closer.cancel()
+    await put_forward(10)
+    assert transport.done == ["close", "close"]
+
+
+async def test_a_client_that_takes_something_has_its_time_anew_and_none_while_nothing_is_to_end() -> None:
+    transport = Transport(5)
+    closer = ConnectionCloser(asyncio.get_running_loop(), cast(asyncio.Transport, transport), 10)
+    closer.start_timer()
+    closer.note_progress()
+    await put_forward(10)
+    assert transport.done == []
+    closer.close()
+    closer.note_progress()
+    await put_forward(10)
+    assert transport.done == ["close", "abort"]
+
+
+async def test_a_client_that_takes_a_little_at_a_time_is_not_given_up() -> None:
+    transport = Transport(50)
+    closer = ConnectionCloser(asyncio.get_running_loop(), cast(asyncio.Transport, transport), 10)
+    closer.start_timer()
+    for _ in range(25):
+        transport.left -= 1
+        await put_forward(1)
+    assert transport.done == []
+    for _ in range(2):
+        await put_forward(10)
+    assert transport.done == ["abort"]

@@ -30,8 +30,8 @@ from benchmarks.report import describe_machine, render_number, render_table
 from benchmarks.run import write_report
 from proxy.model.exchange import Opening, Outcome, Reading, Round, SessionKey, Timings, Usage
 from proxy.model.lineage import NodeRow, Reply, Step, extend_chain, root_of_chain
+from proxy.model.log import Record
 from proxy.model.manifest import ChainPiece, Manifest, chain_slices, encode_recipe, root_of
-from proxy.model.record import Record
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 

@@ -22,8 +22,8 @@ from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import BuilderPolicy, CountedMessage, PlanRequest
 from proxy.context.message_features import MessageFeatures, extract_features
 from proxy.context.references import PAGE, render_original
+from proxy.model.epoch import ContextPlan, Kept, Reference, Replaced
 from proxy.model.messages import Message, ToolCall
-from proxy.model.plan import ContextPlan, Kept, Reference, Replaced
 from proxy.upstream.tokenizer import CountingTokenizer, load_encoder
 from proxy.wire import FORMATS
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from proxy.engine.reports.sessions import Fork
+from proxy.model.epoch import Plan
 from proxy.model.log import SessionRow
-from proxy.model.plan import Plan
 
 WIDTH = 80
 MARK, SIDE_MARK = "●", "○"

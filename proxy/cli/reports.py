@@ -31,7 +31,7 @@ from proxy.engine.reports.diff import Change, Difference, Side, describe_differe
 from proxy.engine.reports.export import load_handoff, write_handoff
 from proxy.engine.reports.savings import Savings, Unit, describe_savings, load_savings
 from proxy.engine.reports.sessions import write_json
-from proxy.model.summary import Summary
+from proxy.model.epoch import Summary
 
 _MAX_SHOWN = 12  # messages of a change; the JSON form has all
 _SUMMARY_HEADINGS = ("SUMMARY", "LEVEL", "MESSAGES", "COVERED", "TOKENS", "MODEL")

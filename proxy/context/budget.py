@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from proxy.context.model_catalog import Family
-from proxy.model.plan import Pressure
+from proxy.model.epoch import Pressure
 
 AUTO_CEILING = 200_000  # below it no provider charges long-context prices
 _LARGE_BUDGET = 60_000

@@ -39,7 +39,7 @@ from proxy.context.user_messages import (
     list_newest_forms,
     list_older_forms,
 )
-from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Rung, Written
+from proxy.model.epoch import ContextPlan, Edit, Kept, Reference, Rung, Written
 
 _ARCHIVE_SHARE, _ARCHIVE_MOST = 0.28, 16_000
 # Of what older words leave free, for ledgers tell of those that have gone.

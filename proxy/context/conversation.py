@@ -15,8 +15,8 @@ import msgspec
 
 from proxy.context.budget import Budget
 from proxy.context.message_features import FeatureExtractor, MessageFeatures
+from proxy.model.epoch import ContextPlan
 from proxy.model.messages import Message, MessageStructure, list_run_starts
-from proxy.model.plan import ContextPlan
 
 # So many of the newest groups of calls and results stay real where they fit (BEHAVIOUR B14).
 REAL_GROUPS = 3

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from proxy.context.budget import Budget
 from proxy.context.pricing import Tariff
-from proxy.model.epoch import Epoch, Why
-from proxy.model.plan import Pressure
+from proxy.model.epoch import Epoch, EpochReason, Pressure
 
 MAX_INEFFECTIVE = 2
 # An epoch that misses its mark by what a budget leaves its estimator has not missed it.
@@ -180,7 +179,7 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
 class Decision(msgspec.Struct, frozen=True, gc=False):
     """Whether an epoch opens: why, or None and the reason in words."""
 
-    why: Why | None
+    why: EpochReason | None
     pressure: Pressure
     reason: str = ""
 

@@ -12,8 +12,8 @@ import msgspec
 
 from proxy.context.conversation import AgentStep, ConversationIndex
 from proxy.context.references import PAGE, list_argument_lines, sanitize_text
+from proxy.model.epoch import ContextPlan, Reference, Written
 from proxy.model.messages import LEDGER_HEAD
-from proxy.model.plan import ContextPlan, Reference, Written
 
 _OVERLAP = 200
 _SMALL = 1000

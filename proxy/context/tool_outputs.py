@@ -19,8 +19,8 @@ from proxy.context.references import (
     render_tombstone,
     sanitize_text,
 )
+from proxy.model.epoch import Reference, Replaced
 from proxy.model.messages import ToolCall
-from proxy.model.plan import Reference, Replaced
 
 _OVERLAP = 200
 _MAX_PARTS = 24

@@ -13,8 +13,8 @@ from proxy.context.conversation import ConversationIndex, PlanRequest
 from proxy.context.references import render_message
 from proxy.context.tool_outputs import list_part_references
 from proxy.context.user_rules import list_pasted
+from proxy.model.epoch import Reference, Replaced, Written
 from proxy.model.messages import Message
-from proxy.model.plan import Reference, Replaced, Written
 
 WHOLE_SHARE, HEADS_SHARE = 0.25, 0.15
 """Parts of what is usable: for older turns that stay whole, and for the first characters of others."""

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from proxy.engine.lineage.chain import Chain
-from proxy.model.growing import extend
 from proxy.model.manifest import (
     Blob,
     BlobPiece,
@@ -24,6 +23,7 @@ from proxy.model.manifest import (
     keep_to,
     root_of,
 )
+from proxy.model.shared_list import extend_shared
 from proxy.wire.body import ByteRange, SplitBody, count_shared, split_after, split_body
 
 _LARGE_MEMBER = 512
@@ -226,7 +226,7 @@ def build_manifest(
     start, root = len(before), root_of(tenant)
     slices = tuple(chain_slices(before[-1] if start else root, _elements(split, start, stop, cap)))
     fresh = [s.link for s in slices]
-    links = extend(before, start, fresh) if start else fresh
+    links = extend_shared(before, start, fresh) if start else fresh
     if holding is not None and holding.lent:
         slices = tuple([_lend(each) if i in holding.lent else each for i, each in enumerate(slices, start)])
     manifest, digests = _keep_members(split, slices, known, links[-1] if links else root, holding)

@@ -24,8 +24,8 @@ from proxy.engine.runtime import TaskRunner
 from proxy.model.epoch import Epoch
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
 from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, Round
+from proxy.model.log import Record
 from proxy.model.manifest import Manifest, keep_head, keep_whole
-from proxy.model.record import Record
 from proxy.wire.format import Format
 from proxy.wire.headers import ask_plainly, find, list_credentials
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from proxy.context.model_catalog import Encoding
 from proxy.model.card import Card, LimitKey
-from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
+from proxy.model.epoch import Epoch, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import Headers, SessionKey
 from proxy.model.lineage import StoredSession
@@ -19,13 +19,12 @@ from proxy.model.log import (
     Bill,
     BranchRow,
     ExchangeRow,
+    Record,
     Selection,
     SessionRow,
     UnreadRow,
     Verification,
 )
-from proxy.model.record import Record
-from proxy.model.summary import Summary
 
 MOST_RECALLED = 64
 MOST_RECALLED_ROWS = 8192

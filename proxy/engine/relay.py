@@ -26,8 +26,8 @@ from proxy.engine.runtime import EventBus
 from proxy.model.errors import ProxyError, UpstreamUnreachable
 from proxy.model.events import ExchangeRecorded, LimitsTold
 from proxy.model.exchange import Completeness, Headers, Opening, Outcome, Timings, Trailer
+from proxy.model.log import Record
 from proxy.model.manifest import digest_of
-from proxy.model.record import Record
 from proxy.wire.credentials import redact, redact_answer, redact_headers, redact_quickly
 from proxy.wire.headers import forward_response, keep_for_log, tells_limits
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from proxy.engine.ports import Archive, Client, Clock
+from proxy.model.epoch import Plan
 from proxy.model.exchange import Headers, Opening, Round
-from proxy.model.plan import Plan
-from proxy.model.record import Record
+from proxy.model.log import Record
 from proxy.wire.format import Format
 
 Start = Literal["overflow", "content", "undecided"]

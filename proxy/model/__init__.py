@@ -1,1 +1,1 @@
-"""Values every room shares. Rule: frozen data and pure functions; no I/O, no clock, no chance."""
+"""Values that every layer shares: frozen data and pure functions, without I/O, clock or randomness."""

@@ -1,4 +1,4 @@
-"""What a model can take and what it costs. Rule: what nobody said is None, never 0, and each value names its source."""
+"""Model cards: a model's context window and prices. What nobody said is None, never 0; each value names its source."""
 
 from typing import Literal, NamedTuple
 
@@ -24,13 +24,13 @@ class Tier(msgspec.Struct, frozen=True, gc=False):
 
 
 class Prices(msgspec.Struct, frozen=True, gc=False):
-    """What a model's tokens cost; `tiers` in the order of their sizes."""
+    """The prices of a model's tokens; `tiers` in the order of their sizes."""
 
     rates: Rates
     tiers: tuple[Tier, ...] = ()
 
     def find_rates(self, tokens: int) -> Rates:
-        """The rates of a request with that much input."""
+        """Return the rates of a request with that many tokens of input."""
         rates = self.rates
         for tier in self.tiers:
             if tokens > tier.above:
@@ -43,7 +43,7 @@ UNPRICED = Prices(Rates(input=1.0, output=5.0, cached=0.1, written=1.0))
 
 
 class Offer(msgspec.Struct, frozen=True, gc=False):
-    """What one source says of a model: tokens its context holds, tokens an answer may have, prices.
+    """A model as one source describes it: tokens its context holds, tokens an answer may have, prices.
 
     `retention` are the seconds for which a cache keeps what it has after its last use.
     """
@@ -63,7 +63,7 @@ class Limit(msgspec.Struct, frozen=True, gc=False):
 
 
 class LimitKey(NamedTuple):
-    """For whom a learned window holds: beta headers and contracts change it."""
+    """The callers for whom a learned window holds: beta headers and contracts change it."""
 
     upstream: str
     model: str
@@ -72,7 +72,7 @@ class LimitKey(NamedTuple):
 
 
 class Card(msgspec.Struct, frozen=True, gc=False):
-    """What is known of a model, and who said it; a source is empty where nobody did. Unpriced ones have UNPRICED."""
+    """All that is known of a model, and who said it; a source is empty where nobody did. Without prices: UNPRICED."""
 
     window: int | None = None
     output: int | None = None

@@ -1,4 +1,4 @@
-"""The error tree, whole. Rule: one class per answer a caller can act on; an upstream's 4xx or 5xx is not an error.
+"""All errors: one class for each response that a caller can act on. An upstream's 4xx or 5xx is not an error.
 
 ProxyError
 ├── BadRequest            400
@@ -46,7 +46,7 @@ class TooLarge(ProxyError):
 
 
 class UpstreamUnreachable(ProxyError):
-    """No answer could be had: refused, reset or garbled (502), or silent for too long (504)."""
+    """No response came: refused, reset or garbled (502), or silent for too long (504)."""
 
     status = 502
     code = "upstream_unreachable"

@@ -1,14 +1,11 @@
-"""Facts the engine publishes. Rule: one frozen value per fact, past tense, declared when it is published."""
+"""Events that the engine publishes: one frozen value for each kind of fact, named in the past tense."""
 
 from typing import Literal
 
 import msgspec
 
-from proxy.model.epoch import Why
+from proxy.model.epoch import EpochReason, Plan, Rung, SummaryKind, SummaryLevel
 from proxy.model.exchange import Completeness, Headers, Kind, Usage
-from proxy.model.plan import Plan, Rung
-from proxy.model.summary import Kind as SummaryKind
-from proxy.model.summary import Level
 
 
 class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
@@ -36,7 +33,7 @@ class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
 
 
 class AnswerRead(msgspec.Struct, frozen=True, gc=False):
-    """An answer said what was counted of it; its first byte came after so many seconds, 0 where nobody knows."""
+    """A response was read, with its usage; its first byte came after so many seconds, 0 where nobody knows."""
 
     exchange: str
     k: int
@@ -45,7 +42,7 @@ class AnswerRead(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReadingFailed(msgspec.Struct, frozen=True, gc=False):
-    """The bytes of an answer could not be interpreted; they are in the log all the same."""
+    """The bytes of a response could not be interpreted; they are in the log all the same."""
 
     exchange: str
     error: str
@@ -59,7 +56,7 @@ class Planned(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def exchange(self) -> str:
-        """The request's."""
+        """The id of the request's exchange."""
         return self.plan.exchange
 
 
@@ -72,7 +69,7 @@ class EpochOpened(msgspec.Struct, frozen=True, gc=False):
     epoch: str
     session: str
     exchange: str
-    why: Why
+    why: EpochReason
     tokens_before: int
     tokens_after: int
 
@@ -108,7 +105,7 @@ class EpochRefused(msgspec.Struct, frozen=True, gc=False):
 
 
 class RungFailed(msgspec.Struct, frozen=True, gc=False):
-    """A request could not be sent as it should have been; it went out by the next rung of the ladder (B8)."""
+    """A request could not be sent as it should have been; it was sent at the next fallback level (B8)."""
 
     exchange: str
     session: str
@@ -117,7 +114,7 @@ class RungFailed(msgspec.Struct, frozen=True, gc=False):
 
 
 class LimitsTold(msgspec.Struct, frozen=True, gc=False):
-    """An answer's header said something of rate limits, or the answer was that there were too many requests.
+    """A response's headers told rate limits, or the response was that there were too many requests.
 
     `headers` are those that are kept of it, `tenant` whose call it was.
     """
@@ -152,7 +149,7 @@ class SummaryAdded(msgspec.Struct, frozen=True, gc=False):
     session: str
     exchange: str
     kind: SummaryKind
-    level: Level
+    level: SummaryLevel
     covered: int
     tokens: int
 

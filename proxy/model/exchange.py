@@ -1,8 +1,8 @@
-"""What is recorded of one exchange. Rule: each value is written once, whole; a later fact is a later record.
+"""The records of one exchange. Each is written once, whole; a later fact is a later record.
 
 An exchange is one client call. It has one `Opening`, a `Round` for every upstream call it took, an `Outcome` per round,
 perhaps `Trailer`s (bytes after the end marker), and a `Reading`: what the answer says, derived from the bytes.
-Where it stands in its conversation is in `model/lineage`; all kinds of records are in `model/record`.
+Where it stands in its conversation is in `model/lineage`; all kinds of records are in `model/log`.
 """
 
 from typing import Literal
@@ -61,7 +61,7 @@ class Opening(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     opened_ms: int
 
     def leave_content(self) -> "Opening":
-        """The same with no more of a long body than its size."""
+        """Return the same record with no more of a long body than its size."""
         if self.body.size < _LONG_BODY:
             return self
         return msgspec.structs.replace(self, body=Manifest(b"", (), (), self.body.size))
@@ -122,9 +122,9 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """An answer as one object of its wire, assembled from the bytes.
+    """A response as one object of its wire, assembled from the bytes.
 
-    `value` has the shape of the wire's non-streamed answer. `finish` joins the finish reasons of all choices with a
+    `value` has the shape of the wire's non-streamed response. `finish` joins the finish reasons of all choices with a
     comma. `is_ended` tells whether the wire's own end was seen; `error` is the provider's message, if it sent one.
     """
 
@@ -136,7 +136,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reading(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
-    """What a round's answer says, as `Answer.value` in JSON.
+    """The response of a round as `Answer.value` in JSON.
 
     Derived: may be absent, can be made again from the bytes.
     """

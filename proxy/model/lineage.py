@@ -2,7 +2,7 @@
 
 A node is `H(node before, normal form of the message)`, so that it names everything from the root of its chain; the root
 is that of an upstream. Nodes are the same for all tenants, sessions are not: what is known is always a node *of a
-session*, and a session has one tenant. Rule (BEHAVIOUR B1): an id is a hint, the chain is the proof.
+session*, and a session has one tenant. An id is a hint, the chain is the proof (BEHAVIOUR B1).
 """
 
 from collections.abc import Iterable
@@ -94,12 +94,12 @@ class StoredSession(msgspec.Struct, frozen=True, gc=False):
 
 
 def root_of_chain(upstream: str) -> bytes:
-    """The parent of the first nodes of an upstream's conversations."""
+    """Return the parent of the first nodes of an upstream's conversations."""
     return sha256(b"lineage\0" + upstream.encode()).digest()[:NODE_SIZE]
 
 
 def extend_chain(parent: bytes, forms: Iterable[bytes]) -> list[bytes]:
-    """The nodes of messages in order, 16 bytes of SHA-256 of the node before and the normal form.
+    """Return the nodes of messages in order, 16 bytes of SHA-256 of the node before and the normal form.
 
     A message without a form adds nothing, so its node is the one before.
     """
@@ -112,7 +112,7 @@ def extend_chain(parent: bytes, forms: Iterable[bytes]) -> list[bytes]:
 
 
 def name_mark(name: str) -> str:
-    """The name under which a mark is kept and asked for: the name itself, by its digest where it is long or no text.
+    """Return the name under which a mark is kept and looked up: the name itself, a digest where it is long or no text.
 
     Long is more than 200 characters; an id of any length and alphabet is accepted. What was named so stays as it is.
     """

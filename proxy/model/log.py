@@ -1,13 +1,89 @@
-"""What can be read back from the log. Rule: rows as values, oldest first unless said otherwise."""
+"""What the log takes and gives back: every kind of record with its weight in memory, and rows as values.
 
+A store may lay records down as msgspec encodes them: a new field goes to the end and has a default. Rows are read
+oldest first unless said otherwise.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, Timings, Usage
-from proxy.model.lineage import Relation
-from proxy.model.plan import Plan, Rung
+from proxy.model.epoch import Epoch, Pin, Plan, Rung, Summary
+from proxy.model.exchange import (
+    Completeness,
+    Headers,
+    Kind,
+    Mode,
+    Opening,
+    Outcome,
+    Reading,
+    Round,
+    SessionKey,
+    Timings,
+    Trailer,
+    Usage,
+)
+from proxy.model.lineage import Adoption, Relation, Reply, Step
+
+Record = Opening | Round | Outcome | Trailer | Reading | Step | Reply | Adoption | Epoch | Plan | Pin | Summary
+
+_DERIVED = (Step, Reply, Adoption, Epoch, Plan, Pin, Summary)
+
+# Objects in memory: a node has two hashes of 16 bytes, a mark a hash, a form and a name.
+_NODE_WEIGHT = 200
+_MARK_WEIGHT = 250
+_ORIGINAL_WEIGHT = 250
+_DIGEST_WEIGHT = 65 + 8
+
+
+def drop_derived(records: tuple[Record, ...]) -> tuple[Record, ...]:
+    """Return records without those of lineage and context: one that is refused must not cost what it came with."""
+    return tuple(record for record in records if not isinstance(record, _DERIVED))
+
+
+def weigh_records(records: tuple[Record, ...]) -> int:
+    """Return the bytes of memory that some records hold together."""
+    return sum([_WEIGHERS[type(record)](record) for record in records])
+
+
+def weigh_record(record: Record) -> int:
+    """Return the bytes of memory that a record holds while it waits, roughly; the write queue's bound is in these."""
+    return _WEIGHERS[type(record)](record)
+
+
+def _weigh_growth(record: Step | Reply) -> int:
+    names = sum([len(mark.name) for mark in record.marks])
+    return 256 + len(record.nodes) * _NODE_WEIGHT + len(record.marks) * _MARK_WEIGHT + names
+
+
+def _weigh_epoch(epoch: Epoch) -> int:
+    digests = sum([len(original.digests) for original in epoch.originals])
+    named = len(epoch.originals) * _ORIGINAL_WEIGHT + digests * _DIGEST_WEIGHT
+    return 512 + len(epoch.edits) + sum(map(len, epoch.rendered)) + named
+
+
+def _weigh_summary(summary: Summary) -> int:
+    named = len(summary.calls) + len(summary.parents) + len(summary.supersedes) + len(summary.files)
+    return 512 + len(summary.text) + 64 * named + _DIGEST_WEIGHT * len(summary.digests)
+
+
+# By type, for this is done with every record of every call.
+_WEIGHERS: Mapping[type[Record], Callable[[Any], int]] = {
+    Opening: lambda record: 1024 + record.body.weight,
+    Round: lambda record: 256 + (record.body.weight if record.body else 0),
+    Outcome: lambda record: 512 + len(record.received),
+    Trailer: lambda record: 512 + len(record.received),
+    Reading: lambda record: 256 + len(record.answer),
+    Step: _weigh_growth,
+    Reply: _weigh_growth,
+    Adoption: lambda record: 256,
+    Epoch: _weigh_epoch,
+    Plan: lambda record: 256,
+    Pin: lambda record: 256,
+    Summary: _weigh_summary,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +121,13 @@ class SessionRow:
 
     @property
     def recorded(self) -> int:
-        """All its exchanges: the number of the last one."""
+        """The number of all its exchanges, which is that of the last one."""
         return self.exchanges + self.auxiliary
 
 
 @dataclass(frozen=True, slots=True)
 class AuxiliaryUsage:
-    """What a session's auxiliary calls to one model came to: how many, and their tokens as the provider counted them.
+    """A session's auxiliary calls to one model: how many there were, and their tokens as the provider counted them.
 
     `upstream` is who was called, which need not be the session's; each count is None where no answer told it.
     """
@@ -86,7 +162,7 @@ class Bill:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which sessions are listed: those whose family, and whose parent's id, begin so, and whose `seq` is lower."""
+    """The sessions to list: those whose family, and whose parent's id, begin so, and whose `seq` is lower."""
 
     family: str = ""
     parent: str = ""
@@ -103,7 +179,7 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BranchRow:
-    """A way a session went: a tip with no other tip behind it (a tip is a node at which a request ended).
+    """A branch of a session: a tip with no other tip behind it (a tip is a node at which a request ended).
 
     `depth`: messages of the first request that ended there. Of what no older branch has: `own` are the exchanges, in
     the order of the conversation; `relation` is that of the first, `left` the node before it, empty where it shares
@@ -122,7 +198,7 @@ class BranchRow:
 
     @property
     def exchanges(self) -> tuple[Call, ...]:
-        """Those whose requests ended on the way to the tip, oldest first: as much work as there are."""
+        """Those whose requests ended on the way to the tip, oldest first. Takes time in proportion to their number."""
         calls, branch = list(self.own), self
         while branch.trunk is not None:
             calls += branch.trunk.own[: branch.shared]
@@ -184,7 +260,7 @@ class ExchangeRow:
 
 @dataclass(frozen=True, slots=True)
 class UnreadRow:
-    """A recorded answer without a reading: what it takes to read it, and where its request stands.
+    """A recorded response without a reading: what it takes to read it, and where its request stands.
 
     `received` is as the outcome has it, without trailers; `tip` is empty where the request has no `Step`.
     """
@@ -200,7 +276,7 @@ class UnreadRow:
 
 @dataclass(frozen=True, slots=True)
 class LogFault:
-    """Something `verify` found: where it stands and what is wrong."""
+    """A fault that `verify` found: where it stands and what is wrong."""
 
     where: str
     what: str
@@ -208,7 +284,7 @@ class LogFault:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What `verify` looked at, and what it found."""
+    """The result of `verify`: how much it looked at, and what it found."""
 
     exchanges: int
     rounds: int
@@ -218,7 +294,7 @@ class Verification:
 
 
 class ArchiveHealth(msgspec.Struct, frozen=True, gc=False):
-    """How the log is doing. `problem` is empty while it keeps its promise; `dropped` counts records lost for good.
+    """The state of the log. `problem` is empty while it keeps its promise; `dropped` counts records lost for good.
 
     `generation` changes whenever a record was lost: whoever remembers what the log holds must forget it then.
     `exposed` counts those that wait in memory alone, which a stop would lose if the log takes no more; `lost_at_stop`

@@ -3,7 +3,7 @@
 A body is a *recipe*: literal bytes, *blobs* (large members, named by digest) and one *chain* (the elements of the
 message array). A chain's link names everything from its root: `link = H(parent, gap, digest of the slice)`, so two
 bodies that begin alike share their links, and the digest of a recipe proves every byte of the body.
-Rule (BEHAVIOUR B20b, B32c): pieces cover the body exactly, or the body is kept whole. The values that are made for
+Pieces cover the body exactly, or the body is kept whole (BEHAVIOUR B20b, B32c). The values that are made for
 every call and message are msgspec structs: a frozen dataclass of eleven fields takes 1.7 µs to make, a struct 0.1.
 """
 
@@ -79,22 +79,22 @@ class Manifest(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 def digest_of(content: bytes) -> bytes:
-    """SHA-256, 32 bytes."""
+    """Return the SHA-256, 32 bytes."""
     return hashlib.sha256(content).digest()
 
 
 def root_of(tenant: bytes) -> bytes:
-    """The parent of a tenant's first links: chains of two tenants never meet."""
+    """Return the parent of a tenant's first links: chains of two tenants never meet."""
     return hashlib.sha256(b"root\0" + tenant).digest()[:LINK_SIZE]
 
 
 def link_after(parent: bytes, gap: bytes, digest: bytes) -> bytes:
-    """The link of a slice: H(parent, gap, digest), 16 bytes."""
+    """Return the link of a slice: H(parent, gap, digest), 16 bytes."""
     return hashlib.sha256(b"%s%d:%s%s" % (parent, len(gap), gap, digest)).digest()[:LINK_SIZE]
 
 
 def chain_slices(parent: bytes, elements: Iterable[tuple[bytes, bytes]]) -> Iterator[Slice]:
-    """Link (gap, content) pairs behind `parent`, in order."""
+    """Yield (gap, content) pairs as slices linked behind `parent`, in order."""
     for gap, content in elements:
         digest = digest_of(content)
         link = link_after(parent, gap, digest)
@@ -103,7 +103,7 @@ def chain_slices(parent: bytes, elements: Iterable[tuple[bytes, bytes]]) -> Iter
 
 
 def keep_whole(content: bytes) -> Manifest:
-    """The manifest of a body that is not split: a single blob, or nothing at all."""
+    """Return the manifest of a body that is not split: a single blob, or nothing at all."""
     if not content:
         return Manifest(b"", (), (), 0)
     digest = digest_of(content)
@@ -111,20 +111,20 @@ def keep_whole(content: bytes) -> Manifest:
 
 
 def keep_to(content: bytes, cap: int) -> Manifest:
-    """The manifest of a body that is not split: all of it, or its head where it has more bytes than the cap."""
+    """Return the manifest of a body that is not split: all of it, or its head where it has more bytes than the cap."""
     if len(content) <= cap:
         return keep_whole(content)
     return keep_head(content[:cap], len(content), digest_of(content))
 
 
 def keep_head(head: bytes, size: int, whole_digest: bytes) -> Manifest:
-    """The manifest of a body above the record cap: its head, its size and the digest of all of it."""
+    """Return the manifest of a body above the record cap: its head, its size and the digest of all of it."""
     kept = keep_whole(head)
     return Manifest(kept.recipe, (), kept.blobs, size, whole_digest)
 
 
 def encode_recipe(pieces: Iterable[Piece]) -> bytes:
-    """Pieces as bytes: tag, length (4 bytes, big-endian), content."""
+    """Encode pieces: tag, length (4 bytes, big-endian), content of each."""
     out = []
     for piece in pieces:
         if isinstance(piece, bytes):
@@ -138,7 +138,7 @@ def encode_recipe(pieces: Iterable[Piece]) -> bytes:
 
 
 def decode_recipe(recipe: bytes) -> tuple[Piece, ...]:
-    """The inverse of `encode_recipe`. Raises ValueError on anything else."""
+    """Decode what `encode_recipe` encoded. Raises ValueError on anything else."""
     pieces: list[Piece] = []
     at = 0
     while at < len(recipe):

@@ -32,9 +32,9 @@ from proxy.engine.reports.diff import Tally, describe_difference, load_differenc
 from proxy.engine.reports.export import load_handoff, write_handoff
 from proxy.engine.reports.lookup import find_exchange, find_session, pick_branch
 from proxy.engine.reports.sessions import write_json
+from proxy.model.epoch import SummaryLevel
 from proxy.model.errors import BadRequest
 from proxy.model.log import BranchRow, ExchangeRow
-from proxy.model.summary import Level
 from proxy.server.endpoints import (
     GUARDS,
     Endpoint,
@@ -93,7 +93,7 @@ class CompactionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     model: str = ""
     prompt: str = ""
-    level: Level = 1
+    level: SummaryLevel = 1
     view: str = ""
     branch: str = ""
 

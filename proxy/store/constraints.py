@@ -9,10 +9,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from proxy.model.epoch import Epoch, Original
+from proxy.model.epoch import Epoch, Original, Plan, Summary
 from proxy.model.exchange import Usage
-from proxy.model.plan import Plan
-from proxy.model.summary import Summary
 
 _LARGEST = 2**63 - 1
 

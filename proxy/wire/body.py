@@ -18,7 +18,7 @@ import brotli
 import msgspec
 import zstandard
 
-from proxy.model.growing import extend
+from proxy.model.shared_list import extend_shared
 
 _MEMBER_GAP = re.compile(rb'[ \t\r\n]*[{,][ \t\r\n]*"(?:[^"\\]++|\\.)*+"[ \t\r\n]*:[ \t\r\n]*')
 _OBJECT_END = re.compile(rb"[ \t\r\n]*}[ \t\r\n]*\Z")
@@ -100,7 +100,7 @@ def split_after(content: bytes, items_key: str, known: SplitBody, count: int) ->
         name: ByteRange(s.start if s.start < start else s.start + offset, s.end if s.end <= start else s.end + offset)
         for name, s in short.members.items()
     }
-    return SplitBody(content, members, extend(known.items, count, moved))
+    return SplitBody(content, members, extend_shared(known.items, count, moved))
 
 
 def count_shared(content: bytes, known: SplitBody) -> int:

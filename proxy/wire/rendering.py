@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from proxy.model.plan import Edit, Kept, Replaced, Written
+from proxy.model.epoch import Edit, Kept, Replaced, Written
 from proxy.wire.body import SplitBody
 from proxy.wire.format import Format
 from proxy.wire.json_values import (

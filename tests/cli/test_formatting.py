@@ -17,7 +17,7 @@ from proxy.cli.formatting import (
 from proxy.cli.reports import format_difference
 from proxy.engine.reports.diff import Change, Difference, Side
 from proxy.engine.reports.sessions import Fork
-from proxy.model.plan import Plan
+from proxy.model.epoch import Plan
 from tests.support.fake_log import EXCHANGE, ROUND, SESSION, branch
 
 

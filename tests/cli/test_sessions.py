@@ -9,8 +9,8 @@ import pytest
 from proxy.cli.sessions import format_exchange, format_session, format_sessions
 from proxy.context.budget import BudgetPolicy
 from proxy.engine.reports.sessions import Overview, load_overview
+from proxy.model.epoch import Plan
 from proxy.model.log import ExchangeRow, SessionRow
-from proxy.model.plan import Plan
 from tests.cli.commands import call
 from tests.support.fake_log import (
     ANSWER,

@@ -5,7 +5,7 @@ import msgspec
 from proxy.context.builder import ContextBuilder, choose_summaries, compute_summaries_budget
 from proxy.context.conversation import BuilderPolicy, LiveSummary, PlanRequest
 from proxy.context.ledger import NO_LEDGERS, CarriedLedgers
-from proxy.model.plan import ContextPlan, Written
+from proxy.model.epoch import ContextPlan, Written
 from tests.context.test_builder import DAY
 from tests.support.views import act, count, view
 

@@ -31,7 +31,7 @@ from proxy.context.epoch_decision import (
 from proxy.context.pricing import Tariff, make_tariff
 from proxy.context.provider_cache import UNKNOWN, CacheModel, Calibration, choose_cache_model
 from proxy.model.card import UNPRICED, Prices, Rates, Tier
-from proxy.model.epoch import Epoch, Why
+from proxy.model.epoch import Epoch, EpochReason
 from proxy.model.messages import Message, MessageStructure
 
 TARIFF = make_tariff(UNPRICED, UNKNOWN)
@@ -43,7 +43,7 @@ TIERED = make_tariff(Prices(Rates(1, 5, 0.1, 1), (Tier(20_000, Rates(2, 10, 0.2,
 sizes = st.lists(st.integers(0, 300_000), max_size=30)
 
 
-def make_epoch(after: int, why: Why = "soft") -> Epoch:
+def make_epoch(after: int, why: EpochReason = "soft") -> Epoch:
     return Epoch("e", "s", "m", "", b"", 1, why, "", 0, 30_000, after, b"", ())
 
 

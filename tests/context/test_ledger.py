@@ -26,7 +26,7 @@ from proxy.context.ledger import (
 from proxy.context.ledger_builder import index_identifiers
 from proxy.context.message_features import extract_features
 from proxy.context.references import PAGE
-from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Written
+from proxy.model.epoch import ContextPlan, Edit, Kept, Reference, Written
 from tests.support.views import RawMessage, act, call, count, said, user, view
 
 

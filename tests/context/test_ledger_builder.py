@@ -14,7 +14,7 @@ from proxy.context.ledger_builder import (
 )
 from proxy.context.message_features import extract_features
 from proxy.context.references import PAGE, render_original
-from proxy.model.plan import Written
+from proxy.model.epoch import Written
 from tests.support.views import RawMessage, act, count, name_reference, said, user, view
 
 

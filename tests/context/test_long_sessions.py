@@ -17,8 +17,8 @@ from proxy.context.ledger_builder import MAX_RULES_SEARCHED
 from proxy.context.message_features import MessageFeatures, extract_features_without_identifiers
 from proxy.context.user_rules import Rule, list_rules
 from proxy.engine.context.rewriter import list_splices
+from proxy.model.epoch import ContextPlan, Kept, Replaced, Written
 from proxy.model.messages import Message
-from proxy.model.plan import ContextPlan, Kept, Replaced, Written
 from proxy.wire import FORMATS, rendering
 from proxy.wire.validity import Rules, find_faults, judge_history
 from tests.support.views import RawMessage, act, call, count, render, result, said, see, user, view

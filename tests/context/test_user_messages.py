@@ -15,7 +15,7 @@ from proxy.context.user_messages import (
     list_older_forms,
     remove_repeated,
 )
-from proxy.model.plan import ContextPlan, Edit, Kept, Replaced, Written
+from proxy.model.epoch import ContextPlan, Edit, Kept, Replaced, Written
 from tests.support.views import RawMessage, act, count, see, user, view
 
 RULES = "\n".join(f"Rule {i}: some words that are said in every task." for i in range(12))

@@ -20,7 +20,7 @@ from proxy.context.user_rules import (
     list_unsent_rules,
     list_user_places,
 )
-from proxy.model.plan import Kept, Replaced, Written
+from proxy.model.epoch import Kept, Replaced, Written
 from tests.support.views import RawMessage, act, count, said, user, view
 
 LOG = "\n".join(f"2024-05-01 10:00:{i:02} INFO worker-{i} took job {i * 7}" for i in range(30))

@@ -3,9 +3,9 @@
 import msgspec
 
 from proxy.engine.round import CappedBuffer, PendingRecord, RoundState
+from proxy.model.epoch import Plan
 from proxy.model.exchange import Opening, Round, SessionKey
 from proxy.model.manifest import keep_whole
-from proxy.model.plan import Plan
 from proxy.wire.chat_completions import ChatCompletions
 from tests.support.engine import FakeArchive, FixedClock, RecordingClient
 from tests.support.rescuing import ScriptedRescuer

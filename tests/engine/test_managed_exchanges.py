@@ -12,12 +12,11 @@ from proxy.engine.context import session_context
 from proxy.engine.context.controller import ContextController
 from proxy.engine.lineage import tracking
 from proxy.engine.policy import EnginePolicy
-from proxy.model.epoch import Epoch, Pin
+from proxy.model.epoch import ContextPlan, Epoch, Kept, Pin, Plan, Written
 from proxy.model.errors import BadRequest
 from proxy.model.events import CeilingExceeded, EpochOpened
 from proxy.model.exchange import Headers, Opening, Outcome, Round
 from proxy.model.lineage import Step
-from proxy.model.plan import ContextPlan, Kept, Plan, Written
 from proxy.wire.headers import find
 from tests.support.engine import LIMIT, wait_out
 from tests.support.managed import (

@@ -5,7 +5,7 @@ from typing import Any
 
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import ClientRequest
-from proxy.model.record import Record
+from proxy.model.log import Record
 from tests.support.engine import JSON, LIMIT, Engine, RecordingClient, ScriptedResponse, ScriptedUpstream, wait_out
 
 REQUEST = ClientRequest("POST", b"/v1/chat/completions", (), b'{"model":"m","messages":[]}')

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from proxy.engine.round import REFUSAL_BYTES
+from proxy.model.epoch import Plan
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, Round
 from proxy.model.lineage import Reply, Step
+from proxy.model.log import Record
 from proxy.model.manifest import keep_whole
-from proxy.model.plan import Plan
-from proxy.model.record import Record
 from tests.support.engine import (
     JSON,
     LIMIT,

@@ -13,8 +13,8 @@ from typing import Any
 from proxy.assembly import Engine, build_engine
 from proxy.config import load_settings
 from proxy.engine.compaction.worker import SummaryWorker
+from proxy.model.epoch import Summary
 from proxy.model.exchange import ClientRequest, Headers
-from proxy.model.summary import Summary
 from tests.support.compacting import give_report, is_own, say
 from tests.support.engine import RecordingClient, wait_out
 from tests.support.managed import spell_as_client

@@ -1,10 +1,62 @@
-"""Epochs and pins are values, equal by content and immutable."""
+"""Plans, epochs and summaries are values, and go through msgspec unchanged."""
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
-from proxy.model.epoch import Epoch, Original, Pin, StoredContext, StoredOriginal
+from proxy.model.epoch import (
+    ContextPlan,
+    Edit,
+    Epoch,
+    Kept,
+    Original,
+    Pin,
+    Plan,
+    Reference,
+    Replaced,
+    StoredContext,
+    StoredOriginal,
+    Summary,
+    Written,
+)
+from proxy.model.log import Record
+
+EDITS: tuple[Edit, ...] = (
+    Written("done so far", 1, 7),
+    Kept(0),
+    Replaced(7, "[shown earlier]", "tombstone"),
+    Replaced(8, "[FILE: a.py]", "file"),
+)
+
+
+def test_edits_come_back_from_json_as_what_they_were() -> None:
+    found = msgspec.json.decode(msgspec.json.encode(EDITS), type=tuple[Edit, ...])
+    assert found == EDITS
+    assert [type(edit) for edit in found] == [Written, Kept, Replaced, Replaced]
+
+
+@pytest.mark.parametrize("content", [b'[["Dropped",1]]', b'[["Kept"]]', b'[["Replaced",1,"x","other"]]', b"[1]"])
+def test_what_is_no_edit_is_not_read_as_one(content: bytes) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(content, type=tuple[Edit, ...])
+
+
+def test_a_plan_is_new_and_protects_nothing_unless_it_is_said() -> None:
+    plan = ContextPlan(8, EDITS, (Reference("r1", 1, 7),), 900)
+    assert (plan.rung, plan.protected, plan.references[0].offset) == ("plan", 0, 0)
+
+
+def test_a_round_of_which_nothing_is_known_owes_nothing_and_counts_nothing() -> None:
+    plan = Plan("x1", 0, "gpt-5", "original")
+    assert (plan.epoch, plan.pressure, plan.reason, plan.usable, plan.owed) == ("", "none", "", 0, 0.0)
+    assert (plan.tokens_client, plan.tokens_upstream, plan.saving) == (None, None, None)
+
+
+def test_a_plan_cannot_be_changed() -> None:
+    plan = Plan("x1", 0, "gpt-5", "original")
+    with pytest.raises(AttributeError):
+        plan.owed = 1.0  # type: ignore[misc]
+
 
 EPOCH = Epoch("p1", "s1", "gpt-5", "", b"n" * 16, 4, "hard", "x1", 7, 90, 30, b"[]", (b"{}",))
 
@@ -34,3 +86,19 @@ def test_of_a_session_that_nobody_managed_nothing_is_known() -> None:
     assert StoredContext() == StoredContext((), (), ())
     original = Original("r1", (), "responses", 0)
     assert StoredOriginal("s1", original, ()) != StoredOriginal("s2", original, ())
+
+
+LEAF = Summary("a", "s", "w", 0, 1, b"\xff" * 16, "leaf", 3, True, "é\0", 1, 2, 3, digests=(b"\x00" * 32,))
+CONDENSED = replace(LEAF, kind="condensed", level=1, calls=("e1",), parents=("a", "b"), files=("ref:c",), digests=())
+
+
+@pytest.mark.parametrize("summary", [LEAF, CONDENSED], ids=lambda summary: summary.kind)
+def test_a_summary_is_told_from_other_records_and_comes_back(summary: Summary) -> None:
+    encoded = msgspec.msgpack.encode((summary,))
+    assert msgspec.msgpack.decode(encoded, type=tuple[Record, ...]) == (summary,)
+
+
+def test_a_level_that_is_none_is_refused() -> None:
+    encoded = msgspec.msgpack.encode(replace(LEAF, level=4))
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(encoded, type=Summary)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from proxy.model.epoch import Plan
 from proxy.model.events import Event, ExchangeRecorded, Planned, ReadingFailed
-from proxy.model.plan import Plan
 
 
 def test_events_with_the_same_content_are_equal() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.model.exchange import ClientRequest, Outcome, Round, Timings
-from proxy.model.record import Record
+from proxy.model.log import Record
 from tests.support.engine import make_opening, make_reading
 
 

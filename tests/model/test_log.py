@@ -1,8 +1,92 @@
-"""Rows of the log are values, equal by content and immutable."""
+"""Every kind of record has a weight; rows are values."""
 
 import pytest
+from msgspec.structs import replace
 
-from proxy.model.log import ArchiveHealth, LogFault, SessionRow, Verification
+from proxy.model.epoch import Epoch, Original, Pin, Plan, Summary
+from proxy.model.exchange import Outcome, Round, Timings, Trailer
+from proxy.model.lineage import Adoption, CallFingerprint, NodeRow, Reply, Step
+from proxy.model.log import ArchiveHealth, LogFault, Record, SessionRow, Verification, drop_derived, weigh_record
+from proxy.model.manifest import keep_whole
+from tests.support.engine import make_opening, make_reading
+
+KILOBYTE = b"k" * 1024
+
+
+def make_outcome(received: bytes) -> Outcome:
+    return Outcome("x1", 0, 200, (), "complete", received, len(received), b"", Timings(1.0, 2.0, 3.0))
+
+
+def make_reply(nodes: int, name: str = "call:a") -> Reply:
+    row, mark = NodeRow(b"n" * 16, b"p" * 16, True), CallFingerprint(name, b"n" * 16, b"f" * 16)
+    return Reply("x1", 0, (row,) * nodes, (mark,))
+
+
+@pytest.mark.parametrize(
+    ("small", "large"),
+    [
+        (make_opening(body=keep_whole(b"")), make_opening(body=keep_whole(KILOBYTE))),
+        (Round("x1", 0, "main", None), Round("x1", 0, "main", keep_whole(KILOBYTE))),
+        (make_outcome(b""), make_outcome(KILOBYTE)),
+        (Trailer("x1", 0, 0, b""), Trailer("x1", 0, 0, KILOBYTE)),
+    ],
+)
+def test_a_record_weighs_at_least_what_it_holds_on_top_of_itself(small: Record, large: Record) -> None:
+    assert weigh_record(small) > 0
+    assert len(KILOBYTE) <= weigh_record(large) - weigh_record(small) <= len(KILOBYTE) + 128
+
+
+def test_a_reading_has_a_weight_of_its_own() -> None:
+    assert 0 < weigh_record(make_reading()) < 1024
+
+
+def test_a_place_weighs_its_nodes_and_the_names_of_its_marks() -> None:
+    assert weigh_record(make_reply(11)) - weigh_record(make_reply(1)) >= 10 * 32
+    assert weigh_record(make_reply(1, "call:" + "x" * 100)) - weigh_record(make_reply(1)) >= 99
+    reply = make_reply(3)
+    assert weigh_record(Step("x1", "root", False, b"n" * 16, 3, 0, reply.nodes, reply.marks)) == weigh_record(reply)
+    assert 0 < weigh_record(Adoption("s1", "s2", b"n" * 16, 1)) < 1024
+
+
+def make_epoch(*rendered: bytes, edits: bytes = b"", originals: tuple[Original, ...] = ()) -> Epoch:
+    return Epoch("p1", "s1", "gpt-5", "", b"n" * 16, 4, "hard", "x1", 7, 90, 30, edits, rendered, originals)
+
+
+def test_an_epoch_weighs_what_it_sends_and_what_it_refers_to() -> None:
+    small = weigh_record(make_epoch())
+    assert small > 0
+    assert weigh_record(make_epoch(KILOBYTE, KILOBYTE)) - small >= 2048
+    assert weigh_record(make_epoch(edits=KILOBYTE)) - small >= 1024
+    assert weigh_record(make_epoch(originals=(Original("r1", (b"d" * 32,) * 10, "responses", 0),))) - small >= 10 * (
+        33 + 32
+    )
+
+
+def test_a_plan_and_a_pin_have_a_weight_of_their_own() -> None:
+    assert 0 < weigh_record(Plan("x1", 0, "gpt-5", "original")) < 1024
+    assert 0 < weigh_record(Pin("s1", b"n" * 16, True, 7)) < 1024
+
+
+def make_summary(text: str = "") -> Summary:
+    return Summary("a", "s1", "w", 0, 1, b"n" * 16, "leaf", 1, False, text, 1, 2, 3)
+
+
+def test_a_summary_weighs_its_text_and_what_it_names() -> None:
+    small = weigh_record(make_summary())
+    assert 0 < small < 1024
+    assert weigh_record(make_summary("x" * 1000)) - small == 1000
+    for name in ("calls", "parents", "supersedes", "files"):
+        assert weigh_record(replace(make_summary(), **{name: ("ref:a",) * 10})) - small >= 10 * 50
+    assert weigh_record(replace(make_summary(), digests=(b"d" * 32,) * 10)) - small >= 10 * (33 + 32)
+
+
+def test_what_is_derived_is_left_out_and_the_rest_keeps_its_order() -> None:
+    reply = make_reply(1)
+    step = Step("x1", "root", False, b"n" * 16, 1, 0, reply.nodes, reply.marks)
+    adoption, pin = Adoption("s1", "s2", b"n" * 16, 1), Pin("s1", b"n" * 16, True, 7)
+    opening, round_, plan = make_opening(), Round("x1", 0, "main", None), Plan("x1", 0, "gpt-5", "original")
+    kept = (opening, round_, make_outcome(b""), Trailer("x1", 0, 0, b""), make_reading())
+    assert drop_derived((step, *kept[:2], plan, make_epoch(), *kept[2:], reply, adoption, pin, make_summary())) == kept
 
 
 def test_rows_with_the_same_content_are_equal() -> None:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.engine.policy import EnginePolicy
+from proxy.model.epoch import Plan as ContextPlan
 from proxy.model.events import (
     AuxiliaryEnded,
     CeilingExceeded,
@@ -20,7 +21,6 @@ from proxy.model.events import (
     SummaryWasted,
 )
 from proxy.model.log import ArchiveHealth
-from proxy.model.plan import Plan as ContextPlan
 from proxy.server.health import Metrics
 from tests.support.scripted import Message, ScriptedUpstream, request
 from tests.support.serving import TOKEN, Plan, Served, serving

@@ -10,11 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.engine.ports import ALL_SESSIONS
+from proxy.model.epoch import Plan as Decided
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Opening, Outcome, Usage
-from proxy.model.log import Bill, BranchRow, ExchangeRow, Selection, SessionRow
-from proxy.model.plan import Plan as Decided
-from proxy.model.record import Record
+from proxy.model.log import Bill, BranchRow, ExchangeRow, Record, Selection, SessionRow
 from tests.store.samples import make_opening, make_outcome, make_reading, make_round
 from tests.support.engine import Commit, FakeArchive
 from tests.support.memory_store.archive import MemoryArchive

@@ -4,11 +4,10 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.engine.ports import MOST_EPOCHS, NEWEST_EPOCHS, Archive
-from proxy.model.epoch import Epoch, Pin, StoredContext, StoredOriginal
+from proxy.model.epoch import Epoch, Pin, Plan, StoredContext, StoredOriginal
 from proxy.model.errors import NotFound
 from proxy.model.lineage import Adoption
-from proxy.model.plan import Plan
-from proxy.model.record import Record
+from proxy.model.log import Record
 from tests.store.contract import count_dropped, is_stored
 from tests.store.samples import (
     OTHER_TENANT,

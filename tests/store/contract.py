@@ -11,9 +11,8 @@ from msgspec.structs import replace
 from proxy.engine.ports import Archive
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Headers, Timings, Usage
-from proxy.model.log import ExchangeRow, RoundRow, SessionRow
+from proxy.model.log import ExchangeRow, Record, RoundRow, SessionRow
 from proxy.model.manifest import BlobPiece, Manifest, digest_of, encode_recipe, keep_head, keep_whole
-from proxy.model.record import Record
 from tests.store.samples import (
     ANSWER,
     OPENED_MS,

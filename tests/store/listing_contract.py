@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.engine.ports import Archive
+from proxy.model.epoch import Plan
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Usage
 from proxy.model.log import AuxiliaryUsage, Bill, Selection, SessionRow
-from proxy.model.plan import Plan
 from tests.store.samples import (
     OPENED_MS,
     make_chain,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from proxy.model.epoch import Epoch, Original, Pin
+from proxy.model.epoch import Epoch, Original, Pin, Plan, Rung, Summary, SummaryLevel
 from proxy.model.exchange import (
     Completeness,
     Headers,
@@ -31,8 +31,6 @@ from proxy.model.manifest import (
     keep_whole,
     root_of,
 )
-from proxy.model.plan import Plan, Rung
-from proxy.model.summary import Level, Summary
 
 TENANT = b"\x01" * 16
 OTHER_TENANT = b"\x02" * 16
@@ -235,7 +233,7 @@ def make_leaf(
     start: int = 0,
     *,
     session: str = "",
-    level: Level = 1,
+    level: SummaryLevel = 1,
     text: str = "what was done",
     supersedes: Sequence[str] = (),
 ) -> Summary:

@@ -9,11 +9,10 @@ from msgspec.structs import replace
 
 from proxy.context.compaction.spans import list_live_summaries
 from proxy.engine.ports import MOST_SUMMARIES, Archive
-from proxy.model.epoch import StoredContext, StoredOriginal
+from proxy.model.epoch import StoredContext, StoredOriginal, Summary
 from proxy.model.errors import NotFound
 from proxy.model.lineage import Adoption
-from proxy.model.record import Record
-from proxy.model.summary import Summary
+from proxy.model.log import Record
 from tests.store.context_contract import RAW, TURNS, B, D, open_session
 from tests.store.contract import count_dropped, is_stored
 from tests.store.samples import (

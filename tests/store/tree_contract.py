@@ -9,8 +9,7 @@ from proxy.engine.ports import MOST_BEARING, MOST_MARKS, MOST_RECALLED, MOST_REC
 from proxy.model.errors import NotFound
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import Adoption, CallFingerprint, StoredSession, name_mark, root_of_chain
-from proxy.model.log import BranchRow, Call
-from proxy.model.record import Record
+from proxy.model.log import BranchRow, Call, Record
 from tests.store.contract import count_dropped, is_stored
 from tests.store.samples import (
     OPENED_MS,

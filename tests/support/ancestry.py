@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from proxy.model.exchange import Opening, SessionKey
 from proxy.model.lineage import Adoption, CallFingerprint, NodeRow, Reply, Step, StoredSession
-from proxy.model.record import Record
+from proxy.model.log import Record
 
 
 class Tree:

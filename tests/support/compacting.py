@@ -25,9 +25,9 @@ from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import RequestBody
 from proxy.engine.request_resolver import Route
 from proxy.engine.token_counter import TokenCounter
+from proxy.model.epoch import Summary
 from proxy.model.events import AnswerRead, ExchangeRecorded
 from proxy.model.exchange import ClientRequest, Headers, Usage
-from proxy.model.summary import Summary
 from proxy.wire.chat_completions import ChatCompletions
 from tests.support.engine import (
     JSON,

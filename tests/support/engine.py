@@ -22,9 +22,17 @@ from proxy.model.errors import NotFound, ProxyError, StoreUnavailable, UpstreamU
 from proxy.model.events import Event, ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, SessionKey
 from proxy.model.lineage import Step, StoredSession
-from proxy.model.log import ArchiveHealth, BranchRow, ExchangeRow, Selection, SessionRow, UnreadRow, Verification
+from proxy.model.log import (
+    ArchiveHealth,
+    BranchRow,
+    ExchangeRow,
+    Record,
+    Selection,
+    SessionRow,
+    UnreadRow,
+    Verification,
+)
 from proxy.model.manifest import Manifest, keep_whole
-from proxy.model.record import Record
 from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from proxy.config import Settings
 from proxy.engine.ports import ALL_SESSIONS
+from proxy.model.epoch import Summary
 from proxy.model.errors import Conflict, NotFound
 from proxy.model.exchange import Timings, Usage
 from proxy.model.lineage import Relation
 from proxy.model.log import BranchRow, Call, ExchangeRow, LogFault, RoundRow, Selection, SessionRow, Verification
-from proxy.model.summary import Summary
 from tests.support.unmanaged import UnmanagedLog
 
 ANSWER = b'{"choices":[{"message":{"role":"assistant","content":"hi \\ud83d"},"n":1e400}]}'

@@ -10,8 +10,7 @@ from typing import Any
 
 from proxy.model.errors import StoreUnavailable
 from proxy.model.lineage import StoredSession
-from proxy.model.log import UnreadRow
-from proxy.model.record import Record
+from proxy.model.log import Record, UnreadRow
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from tests.support.engine import FakeArchive

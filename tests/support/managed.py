@@ -17,14 +17,12 @@ from proxy.engine.context.request_state import RequestState
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.runtime import EventBus, TaskRunner
-from proxy.model.epoch import Epoch, Pin, StoredContext
+from proxy.model.epoch import ContextPlan, Epoch, Pin, Plan, StoredContext
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import Event, RungFailed
 from proxy.model.exchange import ClientRequest, Headers, Opening, SessionKey
 from proxy.model.lineage import Step, StoredSession
-from proxy.model.log import BranchRow, Call
-from proxy.model.plan import ContextPlan, Plan
-from proxy.model.record import Record
+from proxy.model.log import BranchRow, Call, Record
 from proxy.wire.chat_completions import ChatCompletions
 from tests.support.engine import (
     JSON,

@@ -9,10 +9,10 @@ from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import RequestBody
 from proxy.engine.relay import Relay, Send
 from proxy.engine.round import Refusal, Retry, RoundState, Start
+from proxy.model.epoch import Plan
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers, Round
 from proxy.model.manifest import keep_whole
-from proxy.model.plan import Plan
 from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.responses import Responses

@@ -1,6 +1,6 @@
 """Summaries of spans."""
 
-from proxy.model.summary import Summary
+from proxy.model.epoch import Summary
 
 
 def make_summary(

@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
+from proxy.model.epoch import Epoch, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import NotFound
 from proxy.model.exchange import SessionKey
 from proxy.model.log import AuxiliaryUsage, Bill
-from proxy.model.summary import Summary
 
 
 class UnmanagedLog:

@@ -9,8 +9,8 @@ import msgspec
 
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.conversation import CountedMessage, PlanRequest
+from proxy.model.epoch import ContextPlan, Kept, Replaced, Written
 from proxy.model.messages import Message, MessageStructure, ToolCall
-from proxy.model.plan import ContextPlan, Kept, Replaced, Written
 from proxy.wire import FORMATS
 from proxy.wire.validity import Splice
 

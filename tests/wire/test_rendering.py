@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.model.plan import Edit, Kept, Replaced, Written
+from proxy.model.epoch import Edit, Kept, Replaced, Written
 from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange, SplitBody, split_body
 from proxy.wire.rendering import apply, lower_output, place_marker, reach_user, render, strip_reasoning

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from proxy.context.references import FileReference, Tombstone, render_file, render_tombstone
+from proxy.model.epoch import Written
 from proxy.model.messages import LEDGER_HEAD
-from proxy.model.plan import Written
 from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange, SplitBody, split_body
 from proxy.wire.rendering import render

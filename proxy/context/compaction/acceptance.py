@@ -36,7 +36,7 @@ from proxy.context.compaction.summary_text import (
 from proxy.context.conversation import ConversationIndex
 from proxy.context.references import sanitize_text
 from proxy.context.user_rules import list_rules
-from proxy.model.summary import Level
+from proxy.model.epoch import SummaryLevel
 
 _MOST_CHARACTERS = 40
 _SHORT = 600
@@ -66,7 +66,7 @@ class SummaryTask(msgspec.Struct, frozen=True, gc=False):
 
     survey: ConversationIndex
     span: MessageRange
-    level: Level
+    level: SummaryLevel
     most: int
     covered: int
     references: tuple[str, ...] = ()

@@ -25,7 +25,7 @@ from proxy.context.compaction.summary_text import (
 from proxy.context.conversation import ConversationIndex
 from proxy.context.references import sanitize_text
 from proxy.context.user_rules import format_message_number, list_user_places
-from proxy.model.summary import Kind, Level
+from proxy.model.epoch import SummaryKind, SummaryLevel
 
 MAX_MESSAGE_CHARACTERS = 500
 """Characters of a message for a report of level 2."""
@@ -154,13 +154,13 @@ class SummaryOrder(msgspec.Struct, frozen=True, gc=False):
     `custom` are a person's words in place of ours, empty for none.
     """
 
-    kind: Kind
-    level: Level
+    kind: SummaryKind
+    level: SummaryLevel
     most: int
     custom: str = ""
 
 
-def render_wording(level: Level) -> str:
+def render_wording(level: SummaryLevel) -> str:
     """What is said of a report of this level beside its format, where a person has said nothing else."""
     return f"{_DETAIL[level]}\n{_STYLE}"
 

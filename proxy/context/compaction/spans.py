@@ -6,7 +6,7 @@ from math import inf
 import msgspec
 
 from proxy.context.conversation import ConversationIndex, find_tail_step
-from proxy.model.summary import Summary
+from proxy.model.epoch import Summary
 
 RECENT_GROUPS = 3
 MIN_MESSAGES = 3

@@ -9,8 +9,8 @@ from proxy.context.compaction.spans import MessageRange
 from proxy.context.conversation import ConversationIndex
 from proxy.context.message_features import is_opaque, list_identifiers
 from proxy.context.references import CONTROL_CHARACTERS, sanitize_text
+from proxy.model.epoch import SummaryLevel
 from proxy.model.messages import LEDGER_HEAD
-from proxy.model.summary import Level
 
 FENCE = "~~~"
 """Stands alone on the lines around what a tool put out."""
@@ -129,7 +129,7 @@ def _parse_heading(line: str) -> tuple[str, str]:
     return (name, item) if heading["colon"] or not rest else ("", "")
 
 
-def render_sections(sections: Sections, level: Level) -> str:
+def render_sections(sections: Sections, level: SummaryLevel) -> str:
     """The sections in their order, under the headings of a level; those without a field on level 2 go to its last."""
     if level == 1:
         written = {name: (f"## {name}", sections.get(name, ())) for name in NAMES}

@@ -11,8 +11,7 @@ from proxy.context.conversation import ConversationIndex
 from proxy.context.pricing import Cost
 from proxy.context.references import make_reference
 from proxy.engine.context.request_state import RequestState
-from proxy.model.epoch import Epoch
-from proxy.model.summary import Kind, Level, Summary
+from proxy.model.epoch import Epoch, Summary, SummaryKind, SummaryLevel
 
 # A summary is asked to be no longer than this part of the usable budget.
 _TARGET_SHARE = 0.02
@@ -64,7 +63,7 @@ class ManualOptions(msgspec.Struct, frozen=True, gc=False):
 
     model: str = ""
     prompt: str = ""
-    level: Level = 1
+    level: SummaryLevel = 1
 
 
 class SummaryJob(msgspec.Struct, frozen=True, gc=False):
@@ -85,12 +84,12 @@ class SummaryJob(msgspec.Struct, frozen=True, gc=False):
     options: ManualOptions | None = None
 
     @property
-    def level(self) -> Level:
+    def level(self) -> SummaryLevel:
         """Return the level to begin with, which is the best that may come of it."""
         return 1 if self.options is None else self.options.level
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> SummaryKind:
         """Return the kind of the summary."""
         return "condensed" if self.parents else "leaf"
 
@@ -99,16 +98,16 @@ class SummaryJob(msgspec.Struct, frozen=True, gc=False):
         """Return the tokens of what the summary replaces."""
         return sum(parent.tokens for parent in self.parents) if self.parents else self.span.tokens
 
-    def compute_target(self, level: Level, most: int) -> int:
+    def compute_target(self, level: SummaryLevel, most: int) -> int:
         """Return the tokens that a summary is asked for, in proportion to the budget; at most `most`."""
         share = int(_TARGET_SHARE * self.request.state.budget.usable) // level
         return max(1, min(most, max(_LEAST_TARGET_TOKENS, share), self.covered - 1))
 
-    def compute_limit(self, level: Level, most: int) -> int:
+    def compute_limit(self, level: SummaryLevel, most: int) -> int:
         """Return the tokens above which a summary is rejected; at most `most`."""
         return min(most, _TOLERANCE * self.compute_target(level, most))
 
-    def make_id(self, secret: bytes, level: Level, now_ms: int) -> str:
+    def make_id(self, secret: bytes, level: SummaryLevel, now_ms: int) -> str:
         """Return the id of the summary, which only who knows the secret can compute."""
         span = f"{self.span.start}:{self.span.stop}:{self.kind}:{level}:{now_ms}".encode()
         last = self.request.nodes[self.span.stop - 1]

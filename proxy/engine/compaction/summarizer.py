@@ -39,9 +39,9 @@ from proxy.engine.ports import Clock, Ids
 from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import Route
 from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.model.epoch import Summary, SummaryLevel
 from proxy.model.events import AnswerRead, ExchangeRecorded, LimitsTold
 from proxy.model.exchange import Usage
-from proxy.model.summary import Level, Summary
 from proxy.wire.body import split_body
 from proxy.wire.format import Format
 from proxy.wire.headers import keep_for_log
@@ -54,8 +54,8 @@ _SLACK = 1.5
 _CHARACTERS_PER_TOKEN = 6
 _FRAME_TOKENS = 600
 
-_MODEL_LEVELS: tuple[Level, ...] = (1, 2)
-_WITHOUT_MODEL: Level = 3
+_MODEL_LEVELS: tuple[SummaryLevel, ...] = (1, 2)
+_WITHOUT_MODEL: SummaryLevel = 3
 _ANY = Provider()
 # Statuses that may be due to the body of a request, and not to the state of the upstream.
 _DUE_TO_REQUEST = frozenset({200, 400, 413, 422})
@@ -91,7 +91,7 @@ class PromptBuilder:
         self._count = count
         self._hook = hook
 
-    def write_warm(self, job: SummaryJob, level: Level, *, is_alternating: bool) -> SummaryPrompt | None:
+    def write_warm(self, job: SummaryJob, level: SummaryLevel, *, is_alternating: bool) -> SummaryPrompt | None:
         """Return the last request with an instruction behind it; None where it cannot be extended, or for a merge."""
         state = job.request.state
         split = split_body(job.request.body, state.subject.items_key)
@@ -106,7 +106,9 @@ class PromptBuilder:
         sent = state.tell(job.request.tokens)
         return _make_prompt(body, job, level, Usage(sent + _FRAME_TOKENS, order.most, sent), is_warm=True)
 
-    def write_compact(self, job: SummaryJob, level: Level, model: str, window: int | None) -> SummaryPrompt | None:
+    def write_compact(
+        self, job: SummaryJob, level: SummaryLevel, model: str, window: int | None
+    ) -> SummaryPrompt | None:
         """Return a request of its own, with a transcript; None where the model's window is too small for one."""
         order = self._make_order(job, level)
         room = self.compute_room(window, order.most)
@@ -130,14 +132,14 @@ class PromptBuilder:
         scaled = known * self._policy.input_fraction / 0.75
         return min(compute_max_span(int(scaled), most), known - most - _FRAME_TOKENS)
 
-    def _make_order(self, job: SummaryJob, level: Level) -> SummaryOrder:
+    def _make_order(self, job: SummaryJob, level: SummaryLevel) -> SummaryOrder:
         custom = (job.options.prompt if job.options is not None else "") or self._policy.prompt
         if self._hook is not None:
             custom = self._hook(custom or render_wording(level), level)
         return SummaryOrder(job.kind, level, job.compute_target(level, MAX_TOKENS[level]), custom)
 
 
-def _make_prompt(body: bytes, job: SummaryJob, level: Level, expected: Usage, *, is_warm: bool) -> SummaryPrompt:
+def _make_prompt(body: bytes, job: SummaryJob, level: SummaryLevel, expected: Usage, *, is_warm: bool) -> SummaryPrompt:
     limit = job.compute_limit(level, MAX_TOKENS[level])
     return SummaryPrompt(body, limit, int(_SLACK * _CHARACTERS_PER_TOKEN * limit), expected, is_warm)
 
@@ -169,7 +171,7 @@ class _Attempt(msgspec.Struct, frozen=True, gc=False):
     job: SummaryJob
     credential: CallCredential
     target: SummaryModel
-    level: Level
+    level: SummaryLevel
     attempts: SummaryAttempts
     keeps_lease: KeepsLease
     is_custom: bool
@@ -454,7 +456,7 @@ def _make_summary(
     *,
     id: str,
     now_ms: int,
-    level: Level,
+    level: SummaryLevel,
     is_provisional: bool,
     model: str = "",
 ) -> Summary:

@@ -42,9 +42,9 @@ from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.ports import Archive, Leases
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.model.epoch import Summary
 from proxy.model.errors import Conflict
 from proxy.model.events import SummaryAdded
-from proxy.model.summary import Summary
 
 # The part of the usable budget that a span must have to be worth a call; the same where a ledger lists it already.
 WORTH = 0.5

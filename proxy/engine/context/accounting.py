@@ -17,10 +17,9 @@ from proxy.engine.context.request_state import RequestState
 from proxy.engine.context.session_caches import SentBodies
 from proxy.engine.models import CacheCalibrator, ExpectedUsage
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import Epoch, Pin
+from proxy.model.epoch import Epoch, Pin, Plan
 from proxy.model.exchange import Headers
 from proxy.model.manifest import Manifest
-from proxy.model.plan import Plan
 
 _log = logging.getLogger("palimpsest.managing")
 

@@ -18,10 +18,9 @@ from proxy.engine.ports import Clock
 from proxy.engine.request import ManagedRequest
 from proxy.engine.round import RetrySource
 from proxy.engine.runtime import EventBus
-from proxy.model.epoch import Epoch, Pin
+from proxy.model.epoch import Epoch, Pin, Plan
 from proxy.model.events import CeilingExceeded, Planned, RungFailed
 from proxy.model.exchange import Headers, Mode
-from proxy.model.plan import Plan
 from proxy.wire import FORMATS, MANAGED_WIRES
 from proxy.wire.headers import find
 

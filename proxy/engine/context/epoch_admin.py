@@ -17,13 +17,11 @@ from proxy.engine.reports.conversation import MessageList, load_history
 from proxy.engine.reports.lookup import read_back
 from proxy.engine.runtime import EventBus
 from proxy.model.card import LimitKey
-from proxy.model.epoch import Epoch, Pin
+from proxy.model.epoch import Epoch, Pin, Plan
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable
 from proxy.model.events import EpochOpened
 from proxy.model.lineage import root_of_chain
-from proxy.model.log import BranchRow, ExchangeRow
-from proxy.model.plan import Plan
-from proxy.model.record import Record
+from proxy.model.log import BranchRow, ExchangeRow, Record
 
 
 class EpochAdmin:

@@ -16,9 +16,8 @@ from proxy.context.references import make_reference
 from proxy.engine.context.history_cache import MeasuredHistory
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import Epoch, Original
+from proxy.model.epoch import ContextPlan, Edit, Epoch, Kept, Original, Reference, Replaced, Written
 from proxy.model.messages import Message, MessageStructure
-from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Replaced, Written
 from proxy.wire import FORMATS
 from proxy.wire.rendering import reach_user, render
 

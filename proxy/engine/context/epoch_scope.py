@@ -11,8 +11,7 @@ from itertools import islice
 from proxy.context.conversation import REAL_GROUPS, BuilderPolicy
 from proxy.engine.context.epoch_planner import read_plan
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import Epoch
-from proxy.model.plan import Kept, Written
+from proxy.model.epoch import Epoch, Kept, Written
 from proxy.wire import FORMATS
 from proxy.wire.identity import Item
 

@@ -21,18 +21,17 @@ from proxy.engine.context.rewriter import Rewriter
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.ports import Clock
 from proxy.engine.runtime import EventBus
-from proxy.model.epoch import Epoch, Why
+from proxy.model.epoch import Epoch, EpochReason, Rung, Written
 from proxy.model.errors import Conflict, StoreUnavailable
 from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
-from proxy.model.plan import Rung, Written
 
 Commit = Callable[[Epoch], Awaitable[bool]]
 """Has the log keep an epoch, and with it what it refers to; whether that is done."""
 
-_OF_OUR_OWN_ACCORD: tuple[Why, ...] = ("soft", "hard", "cold", "client")
+_OF_OUR_OWN_ACCORD: tuple[EpochReason, ...] = ("soft", "hard", "cold", "client")
 # By how much a request must have grown before what was in vain is tried again.
 _GROWN = 1.05
-_NEEDED: tuple[Why, ...] = ("hard", "overflow")
+_NEEDED: tuple[EpochReason, ...] = ("hard", "overflow")
 _PLANNERS = 2
 
 _log = logging.getLogger("palimpsest.managing")
@@ -54,7 +53,7 @@ class Footing(msgspec.Struct, frozen=True, gc=False):
 class _Wish(msgspec.Struct, frozen=True, gc=False):
     """An epoch that is to open: why, who keeps it, its id, and how many seconds its plan may take."""
 
-    why: Why
+    why: EpochReason
     commit: Commit
     name: str
     seconds: float
@@ -89,7 +88,13 @@ class FallbackChain:
         return self._seconds
 
     async def climb(
-        self, case: RequestState, why: Why | None, commit: Commit, name: str = "", *, seconds: float | None = None
+        self,
+        case: RequestState,
+        why: EpochReason | None,
+        commit: Commit,
+        name: str = "",
+        *,
+        seconds: float | None = None,
     ) -> Footing:
         """The first rung that bears; `why` an epoch should open, None where none should, and `name` its id.
 
@@ -215,7 +220,7 @@ class FallbackChain:
     def _note_fruitless(self, case: RequestState) -> None:
         case.context.fruitless[case.view] = case.tokens, case.subject.tip
 
-    def _find_ground(self, case: RequestState, why: Why) -> PlanInputs:
+    def _find_ground(self, case: RequestState, why: EpochReason) -> PlanInputs:
         context, nodes, frozen = case.context, case.subject.nodes, case.epoch or self._find_twin(case)
         epochs = context.epochs if frozen is None else (*context.epochs, frozen)
         known = {original.id: original for epoch in epochs for original in epoch.originals}
@@ -282,7 +287,7 @@ class FallbackChain:
         self._bus.publish(RungFailed(case.subject.exchange, case.subject.session.id, rung, problem))
 
 
-def is_fruitless(case: RequestState, why: Why) -> bool:
+def is_fruitless(case: RequestState, why: EpochReason) -> bool:
     """Whether a plan made nothing shorter of late, and the request has hardly grown since, or not at all."""
     tokens, tip = case.context.fruitless.get(case.view, (0, b""))
     if why == "hard":
@@ -297,7 +302,9 @@ def _goes_on(case: RequestState, draft: RenderedPlan) -> bool:
     return draft.plan.through > depth or any(report.encode() not in edits for report in reports)
 
 
-def _make_epoch(case: RequestState, draft: RenderedPlan, why: Why, name: str, tokens: int, now_ms: int) -> Epoch:
+def _make_epoch(
+    case: RequestState, draft: RenderedPlan, why: EpochReason, name: str, tokens: int, now_ms: int
+) -> Epoch:
     return Epoch(
         id=name,
         session=case.subject.session.id,

@@ -10,9 +10,9 @@ import msgspec
 from proxy.context.budget import has_token_bound
 from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import Piece, TokenCounter
-from proxy.model.growing import count_common, extend
 from proxy.model.manifest import digest_of
 from proxy.model.messages import MessageStructure
+from proxy.model.shared_list import count_common, extend_shared
 from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange
 from proxy.wire.validity import MessageRuns, extend_history, judge_history
@@ -167,7 +167,7 @@ class HistoryCache:
         """The path that was begun, counted. Blocks as long as that takes."""
         tokens = self._counting.count_now(subject.model, begun.pieces).tokens
         path, shared = begun.path, len(begun.path.sums) - len(tokens)
-        sums = extend(path.sums, shared, _add_up(path.count_to(shared), tokens))
+        sums = extend_shared(path.sums, shared, _add_up(path.count_to(shared), tokens))
         path = msgspec.structs.replace(path, sums=sums)
         self._remember(_name(subject), path)
         return path
@@ -280,8 +280,8 @@ def _go_on(
         return MeasuredHistory(subject.nodes, shapes, sums, history, head, items, first, fresh, signed)
     return MeasuredHistory(
         subject.nodes,
-        extend(known.shapes, shared, shapes),
-        extend(known.sums, shared, sums),
+        extend_shared(known.shapes, shared, shapes),
+        extend_shared(known.sums, shared, sums),
         extend_history(known.history, shared, shapes),
         head,
         items,

@@ -21,11 +21,10 @@ from proxy.engine.context.session_context import SessionContext
 from proxy.engine.request import ManagedRequest
 from proxy.engine.round import Refusal, Retry, Start
 from proxy.engine.runtime import EventBus
-from proxy.model.epoch import Epoch
+from proxy.model.epoch import Epoch, Plan, Rung
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import CeilingExceeded, EpochRefused
 from proxy.model.exchange import Headers, Round
-from proxy.model.plan import Plan, Rung
 from proxy.wire import rendering
 from proxy.wire.body import split_body
 from proxy.wire.overflow import Overflow, read_overflow, read_stream_start

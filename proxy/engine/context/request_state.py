@@ -15,14 +15,14 @@ from proxy.engine.models import CacheCalibrator, Models
 from proxy.engine.ports import Clock
 from proxy.engine.request import ManagedRequest
 from proxy.model.card import LimitKey
-from proxy.model.epoch import Epoch, Why
+from proxy.model.epoch import Epoch, EpochReason
 from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange
 
 # BEHAVIOUR B13 and B14
 _GROUPS, _USERS = 3, 2
 # Epochs that open though there is signed reasoning: a person, or the window, asks for them.
-_OVER_SIGNED: tuple[Why, ...] = ("overflow", "manual")
+_OVER_SIGNED: tuple[EpochReason, ...] = ("overflow", "manual")
 
 _NOBODY = Holdout()
 

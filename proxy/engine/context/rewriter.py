@@ -10,9 +10,8 @@ import msgspec
 from proxy.engine.context.history_cache import MeasuredHistory
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import Epoch
+from proxy.model.epoch import Edit, Epoch, Kept, Replaced, Written
 from proxy.model.messages import MessageStructure
-from proxy.model.plan import Edit, Kept, Replaced, Written
 from proxy.wire import FORMATS
 from proxy.wire.body import split_body
 from proxy.wire.rendering import apply, place_marker, strip_reasoning

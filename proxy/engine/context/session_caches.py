@@ -8,8 +8,8 @@ from proxy.engine.policy import RECORD_CAP_BYTES
 from proxy.engine.ports import Archive
 from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import TokenCounter
-from proxy.model.growing import count_common, extend
 from proxy.model.manifest import Manifest, keep_to
+from proxy.model.shared_list import count_common, extend_shared
 from proxy.wire.body import ByteRange, SplitBody
 
 
@@ -78,7 +78,7 @@ def _grow(
     kept = source.at + shared - start
     fresh = [ByteRange(span.start + moved, span.end + moved) for span in client.items[shared:]]
     members = {name: _move(span, end, moved) for name, span in client.members.items()}
-    split = SplitBody(content, members, extend(known.split.items, kept, fresh))
+    split = SplitBody(content, members, extend_shared(known.split.items, kept, fresh))
     return split, kept, BodySource(client.items, start, source.at)
 
 

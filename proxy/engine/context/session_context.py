@@ -18,10 +18,9 @@ from proxy.engine.context.epoch_scope import ClearedOutputDetector, EpochReaches
 from proxy.engine.context.history_cache import PromptPrefix, count_shared
 from proxy.engine.ports import Archive
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import Epoch, Pin, StoredContext
+from proxy.model.epoch import Epoch, Pin, StoredContext, Summary
 from proxy.model.errors import NotFound, StoreUnavailable
-from proxy.model.record import weigh
-from proxy.model.summary import Summary
+from proxy.model.log import weigh_record
 from proxy.wire.identity import Item
 
 _MOST_CHOSEN = 256
@@ -109,7 +108,7 @@ class SessionContext:
         nodes = sum([len(standing.before or ()) for standing in self._standings.values()]) + len(self._pins)
         late = len(self._late[0].split.content) if self._late is not None else 0
         noted = _CHOSEN_WEIGHT * len(self._chosen) + _NODE_WEIGHT * nodes + _STANDING_WEIGHT * len(self._standings)
-        covered, summaries = _ITEM_WEIGHT * len(self._covered), sum(map(weigh, self._summaries.values()))
+        covered, summaries = _ITEM_WEIGHT * len(self._covered), sum(map(weigh_record, self._summaries.values()))
         return _CONTEXT_WEIGHT + self._epochs_weight + noted + late + covered + summaries
 
     @property

@@ -5,8 +5,8 @@ from hashlib import sha256
 
 import msgspec
 
-from proxy.model.growing import extend
 from proxy.model.lineage import NODE_SIZE, extend_chain
+from proxy.model.shared_list import extend_shared
 from proxy.wire.body import SplitBody
 from proxy.wire.format import Format
 from proxy.wire.identity import Item, count_preamble
@@ -70,8 +70,8 @@ def make_chain(messages: Messages, known: Chain | None, root: bytes, *, is_plain
     forms = [item.form for item in messages.fresh]
     if known is None or not start:
         return Chain(root, messages.preamble, extend_chain(root, forms), messages.fresh, is_plain)
-    nodes = extend(known.nodes, start, extend_chain(known.nodes[start - 1], forms))
-    return Chain(root, messages.preamble, nodes, extend(known.items, start, messages.fresh), is_plain)
+    nodes = extend_shared(known.nodes, start, extend_chain(known.nodes[start - 1], forms))
+    return Chain(root, messages.preamble, nodes, extend_shared(known.items, start, messages.fresh), is_plain)
 
 
 def _settle_orders(form: Format, orders: bytes, known: Preamble) -> Preamble:

@@ -11,11 +11,9 @@ from proxy.context.pricing import RevertPrice
 from proxy.context.references import PAGE, render_original
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.lookup import find_session
-from proxy.model.epoch import Epoch
+from proxy.model.epoch import Edit, Epoch, Kept, Plan, Replaced, Summary
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow
-from proxy.model.plan import Edit, Kept, Plan, Replaced
-from proxy.model.summary import Summary
 from proxy.wire import FORMATS
 
 Document = dict[str, Any]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES, Clock
-from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
+from proxy.model.epoch import Epoch, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import StoreUnavailable
 from proxy.model.exchange import Reading, SessionKey
 from proxy.model.lineage import StoredSession
@@ -18,13 +18,12 @@ from proxy.model.log import (
     Bill,
     BranchRow,
     ExchangeRow,
+    Record,
     Selection,
     SessionRow,
     UnreadRow,
     Verification,
 )
-from proxy.model.record import Record
-from proxy.model.summary import Summary
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import Connect, WriterLock, connect_writer, prepare_file
 from proxy.store.sqlite.journal import Journal, JournalPosition, journal_path, store_journal_position

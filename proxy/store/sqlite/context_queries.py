@@ -15,9 +15,8 @@ from typing import Any
 import orjson
 
 from proxy.engine.ports import MOST_EPOCHS, MOST_SOURCES, MOST_SUMMARIES, NEWEST_EPOCHS
-from proxy.model.epoch import Epoch, Original, Pin, StoredContext, StoredOriginal
+from proxy.model.epoch import Epoch, Original, Pin, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import NotFound, StoreUnavailable
-from proxy.model.summary import Summary
 from proxy.store.constraints import fit_text
 from proxy.store.sqlite.codec import encode_ids, unpack
 

@@ -14,11 +14,11 @@ from typing import cast
 import aiosqlite
 
 from proxy.engine.ports import ALL_SESSIONS
+from proxy.model.epoch import Plan
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, Timings, Usage
 from proxy.model.log import AuxiliaryUsage, Bill, ExchangeRow, RoundRow, Selection, UnreadRow
 from proxy.model.manifest import BlobPiece, Piece, digest_of, encode_recipe, root_of
-from proxy.model.plan import Plan
 from proxy.store.constraints import fit_text
 from proxy.store.sqlite.codec import RELATIONS, decode_headers, join_recipe
 from proxy.store.sqlite.context_queries import Row

@@ -12,10 +12,8 @@ from typing import NamedTuple
 
 import orjson
 
-from proxy.model.epoch import Epoch, Original, Pin
+from proxy.model.epoch import Epoch, Original, Pin, Plan, Summary
 from proxy.model.manifest import digest_of
-from proxy.model.plan import Plan
-from proxy.model.summary import Summary
 from proxy.store.constraints import (
     MessageSpan,
     SummaryIdentity,

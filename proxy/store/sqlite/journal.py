@@ -22,7 +22,7 @@ from zlib import crc32
 
 import msgspec
 
-from proxy.model.record import Record
+from proxy.model.log import Record
 
 _NONCE, _PLACE = "journal", "journal_place"
 _NUMBER_SIZE = 8

@@ -12,7 +12,7 @@ from typing import TypeVar
 import aiosqlite
 
 from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES
-from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
+from proxy.model.epoch import Epoch, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import StoredSession
@@ -26,7 +26,6 @@ from proxy.model.log import (
     UnreadRow,
     Verification,
 )
-from proxy.model.summary import Summary
 from proxy.store.constraints import fit_text
 from proxy.store.sqlite.connection import FILE_ERRORS, connect_reader
 from proxy.store.sqlite.context_queries import list_epochs, list_summaries, load_context, load_epoch, load_original

@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 
 from proxy.model.errors import StoreUnavailable
-from proxy.model.record import weigh_all
+from proxy.model.log import weigh_records
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import WriterLock, advise, connect_writer, refuse_emptied, refuse_foreign_wal
 from proxy.store.sqlite.journal import JournalContent, JournalPosition, journal_path, read_journal_position
@@ -119,7 +119,7 @@ def _list_entries(content: JournalContent, place: int) -> tuple[list[QueuedWrite
         if records is None:
             _log.error("an entry of the journal could not be understood; it is lost")
         else:
-            entries.append(QueuedWrite(records, weigh_all(records), None, end, True))
+            entries.append(QueuedWrite(records, weigh_records(records), None, end, True))
     return entries, place
 
 

@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from typing import Any
 
-from proxy.model.epoch import Epoch, Pin
+from proxy.model.epoch import Epoch, Pin, Plan, Summary
 from proxy.model.exchange import Headers, Opening, Outcome, Reading, Round, SessionKey, Trailer, Usage
 from proxy.model.lineage import Adoption, Reply, Step
+from proxy.model.log import Record
 from proxy.model.manifest import Manifest, Slice, digest_of
-from proxy.model.plan import Plan
-from proxy.model.record import Record
-from proxy.model.summary import Summary
 from proxy.store.constraints import fit_text, fit_usage
 from proxy.store.sqlite import insert_context, insert_lineage
 from proxy.store.sqlite.codec import TINY, encode_changes, encode_headers

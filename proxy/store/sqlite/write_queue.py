@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from proxy.model.record import Record, leave_derived, weigh_all
+from proxy.model.log import Record, drop_derived, weigh_records
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.journal import Journal
 
@@ -76,7 +76,7 @@ class WriteQueue:
 
         Where there is room but for those that are derived, these alone are lost.
         """
-        weight = weigh_all(records)
+        weight = weigh_records(records)
         if self._has_room(weight):
             return self._queue(records, weight, is_urgent)
         return self._queue_underived(records, is_urgent)
@@ -95,8 +95,8 @@ class WriteQueue:
 
     def _queue_underived(self, records: tuple[Record, ...], is_urgent: bool) -> "asyncio.Future[bool]":
         """Queue what is not derived, if there is room for that."""
-        kept = leave_derived(records)
-        weight = weigh_all(kept)
+        kept = drop_derived(records)
+        weight = weigh_records(kept)
         if not self._has_room(weight):
             kept = ()
         self._drop(len(records) - len(kept))

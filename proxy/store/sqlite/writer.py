@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from proxy.model.record import leave_derived
+from proxy.model.log import drop_derived
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import FileIdentity, describe_problem, is_store_failing
 from proxy.store.sqlite.maintenance import Checkpoint, WriterTask
@@ -156,7 +156,7 @@ class Writer:
             self._one_by_one = len(entries)
             return
         entry = entries[0]
-        kept = leave_derived(entry.records)
+        kept = drop_derived(entry.records)
         refused = len(entry.records) - len(kept) if kept else 0
         # no text of the error: it may quote what was to be stored
         names = ", ".join(type(record).__name__ for record in entry.records)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.context.compaction.acceptance import AcceptedSummary, RejectedSummary, SummaryTask, check_summary
 from proxy.context.compaction.summary_text import CLAIM_LABEL, CONSTRAINTS, SUMMARY_END, find_references, parse_sections
-from proxy.model.summary import Level
+from proxy.model.epoch import SummaryLevel
 from tests.support.reports import ANSWER, DAY, FRAME, POISON, make_task
 from tests.support.views import act, count, said, user
 
@@ -199,7 +199,7 @@ _LINES = [*ANSWER.split("\n"), POISON, "Constraints:", "\ud800", "[m1]"]
     st.one_of(st.text(), st.lists(st.sampled_from(_LINES)).map("\n".join)),
     st.sampled_from([1, 2]),
 )
-def test_no_answer_raises_and_what_is_accepted_is_smaller(answer: str, level: Level) -> None:
+def test_no_answer_raises_and_what_is_accepted_is_smaller(answer: str, level: SummaryLevel) -> None:
     task = make_task(level=level)
     made = check_summary(answer, task, FRAME, count)
     if isinstance(made, AcceptedSummary):

@@ -16,7 +16,7 @@ from proxy.context.compaction.prompts import (
 )
 from proxy.context.compaction.spans import MessageRange
 from proxy.context.compaction.summary_text import NAMES, SHORT_NAMES, parse_sections
-from proxy.model.summary import Kind, Level
+from proxy.model.epoch import SummaryKind, SummaryLevel
 from tests.support.reports import ANSWER, DAY, FRAME, look, make_task
 from tests.support.views import RawMessage, act, call, count, result, said, user
 
@@ -117,7 +117,7 @@ WISHES = ("third person", "past tense", "pending", "no orders", "language", "exa
 
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize("kind", ["leaf", "condensed"])
-def test_it_asks_for_what_acceptance_looks_for(kind: Kind, level: Level) -> None:
+def test_it_asks_for_what_acceptance_looks_for(kind: SummaryKind, level: SummaryLevel) -> None:
     system, said = render_request(SummaryOrder(kind, level, 2000), "MATERIAL")
     assert all(demand in system for demand in (*DEMANDS, *WISHES)) and "as in [m12]" in system
     assert list(parse_sections(system)) == [name for name in NAMES if level == 1 or name in SHORT_NAMES]

@@ -22,7 +22,7 @@ from proxy.context.compaction.spans import (
 )
 from proxy.context.conversation import BuilderPolicy, ConversationIndex, index_conversation
 from proxy.context.message_features import extract_features
-from proxy.model.summary import Summary
+from proxy.model.epoch import Summary
 from tests.support.summaries import make_summary
 from tests.support.views import RawMessage, act, call, result, said, user, view
 

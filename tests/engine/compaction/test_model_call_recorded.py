@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from proxy.engine.body_cache import build_manifest
 from proxy.engine.compaction.model_call import ModelResponse
 from proxy.model.exchange import Opening
+from proxy.model.log import Record
 from proxy.model.manifest import keep_whole
-from proxy.model.record import Record
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.reader import SqliteReader

@@ -15,10 +15,10 @@ from proxy.engine.compaction.job import SummaryJob
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.policy import Provider
 from proxy.engine.request_resolver import Route
+from proxy.model.epoch import Summary
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.events import AuxiliaryEnded
 from proxy.model.exchange import Opening, Usage
-from proxy.model.summary import Summary
 from tests.support.compacting import FREE, REPORT, Reply, Workshop, fail, give_report, in_time, record_usage, say
 from tests.support.engine import FakeArchive, ScriptedUpstream
 from tests.support.managing import SESSION, make_history, make_subject

@@ -10,9 +10,9 @@ import pytest
 
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
+from proxy.model.epoch import Summary
 from proxy.model.events import SummaryAdded, SummaryWasted
 from proxy.model.messages import LEDGER_HEAD
-from proxy.model.summary import Summary
 from tests.support.compacting import FREE, Workshop, fail, give_report, in_time, is_own, list_reports, say
 from tests.support.managing import Message, make_history
 

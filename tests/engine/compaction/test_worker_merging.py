@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from proxy.context.compaction.spans import compute_ranks, list_leaves
-from proxy.model.summary import Summary
+from proxy.model.epoch import Summary
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import open_sqlite
 from tests.support.compacting import FREE, Workshop, fail, give_report, list_reports

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from proxy.engine.context.session_caches import SentBodies
 from proxy.engine.token_counter import TokenCounter
+from proxy.model.epoch import Plan
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.events import Planned
 from proxy.model.exchange import Opening, Outcome, Round
-from proxy.model.plan import Plan
 from tests.support.engine import JSON, ScriptedResponse
 from tests.support.managed import Desk, ManagedEngine, Turn, answer, refuse
 from tests.support.managing import Message, QuarterTokens, make_history, make_subject

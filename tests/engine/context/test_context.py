@@ -12,9 +12,7 @@ from proxy.engine.context import session_context as module
 from proxy.engine.context.epoch_planner import RenderedPlan
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import Epoch, Original, Pin, StoredContext
-from proxy.model.plan import ContextPlan
-from proxy.model.summary import Summary
+from proxy.model.epoch import ContextPlan, Epoch, Original, Pin, StoredContext, Summary
 from tests.support.contexts import BUDGET, HISTORY, ask, make_epoch
 from tests.support.managing import MODEL, SESSION, make_subject
 from tests.support.summaries import make_summary

@@ -8,8 +8,8 @@ import pytest
 
 from proxy.engine.context.history_cache import MeasuredHistory, PromptPrefix
 from proxy.engine.context.rewriter import find_problem, list_splices
+from proxy.model.epoch import Edit, Kept, Replaced, Written
 from proxy.model.messages import MessageStructure
-from proxy.model.plan import Edit, Kept, Replaced, Written
 from proxy.wire import FORMATS
 from proxy.wire.rendering import render
 from proxy.wire.validity import Rules, Splice, judge_history

@@ -5,8 +5,7 @@ import pytest
 
 from proxy.engine.context.epoch_scope import EpochReaches, holds, keeps_tail
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import Epoch
-from proxy.model.plan import Edit, Kept, Replaced, Written
+from proxy.model.epoch import Edit, Epoch, Kept, Replaced, Written
 from tests.support.contexts import HISTORY, ask, make_epoch
 from tests.support.managed import ManagedEngine, Turn, cut_end
 from tests.support.managing import Message, make_history, make_subject

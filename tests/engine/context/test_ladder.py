@@ -9,9 +9,8 @@ import pytest
 
 from proxy.engine.context.fallback import Footing
 from proxy.engine.context.request_state import RequestState
-from proxy.model.epoch import Epoch
+from proxy.model.epoch import ContextPlan, Epoch, Kept, Written
 from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
-from proxy.model.plan import ContextPlan, Kept, Written
 from tests.support import managed
 from tests.support.engine import LIMIT, FixedClock
 from tests.support.managed import PLANNING_SECONDS, Desk, Hanging, ManagedEngine, let_wait

@@ -15,9 +15,8 @@ from proxy.engine.context.history_cache import HistoryCache
 from proxy.engine.context.rewriter import find_problem, list_splices
 from proxy.engine.policy import Provider
 from proxy.engine.token_counter import TokenCounter
-from proxy.model.epoch import Epoch, Original
+from proxy.model.epoch import ContextPlan, Edit, Epoch, Kept, Original, Reference, Replaced, Written
 from proxy.model.manifest import digest_of
-from proxy.model.plan import ContextPlan, Edit, Kept, Reference, Replaced, Written
 from proxy.wire import FORMATS
 from tests.support.managed import OwnBuilder
 from tests.support.managing import Message, QuarterTokens, make_builder, make_history, make_subject

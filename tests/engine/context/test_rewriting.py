@@ -12,8 +12,7 @@ from proxy.engine.context.rewriter import Invalid, Rewriter
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import TokenCounter
-from proxy.model.epoch import Epoch
-from proxy.model.plan import Edit, Kept, Written
+from proxy.model.epoch import Edit, Epoch, Kept, Written
 from tests.support.managing import QuarterTokens, make_history, make_subject
 
 HISTORY = make_history(3)

@@ -3,8 +3,7 @@
 import pytest
 
 from proxy.engine.context.accounting import list_labels
-from proxy.model.epoch import Epoch
-from proxy.model.plan import Plan
+from proxy.model.epoch import Epoch, Plan
 
 EPOCH = Epoch("x7", "s1", "m", "", b"n", 3, "soft", "x7", 1, 9000, 2000, b"[]", (b"{}",))
 COUNTED = Plan("x7", 0, "m", "plan", "x7", tokens_client=9000, tokens_upstream=2000)

@@ -10,10 +10,9 @@ from proxy.engine.context.accounting import Sending
 from proxy.engine.context.refusal_retry import Reach, RefusalRetry
 from proxy.engine.context.request_state import StateReader
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import Epoch
+from proxy.model.epoch import Epoch, Plan
 from proxy.model.events import AnswerRead, RungFailed
 from proxy.model.exchange import Headers, Usage
-from proxy.model.plan import Plan
 from tests.support.engine import HEALTHY
 from tests.support.managed import Desk
 from tests.support.managing import Message, make_history, make_subject

@@ -10,9 +10,8 @@ from proxy.engine.context.fallback import Footing
 from proxy.engine.context.request_state import RequestState
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EventBus, TaskRunner
-from proxy.model.epoch import Epoch
+from proxy.model.epoch import Epoch, Plan
 from proxy.model.events import Planned
-from proxy.model.plan import Plan
 from tests.support.engine import FixedClock
 from tests.support.managed import CEILING, ContextLog, Desk, ManagedEngine, refuse
 from tests.support.managing import SESSION, Message, make_history, make_steward, make_subject

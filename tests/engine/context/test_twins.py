@@ -8,9 +8,8 @@ import pytest
 
 from proxy.engine.context.epoch_planner import EpochPlanner, PlanInputs, RenderedPlan
 from proxy.engine.context.epoch_scope import AnonymousEpochCache
-from proxy.model.epoch import Epoch
+from proxy.model.epoch import Epoch, Written
 from proxy.model.exchange import Headers
-from proxy.model.plan import Written
 from tests.support import managed
 from tests.support.managed import ManagedEngine
 from tests.support.managing import MODEL, SESSION, Message, make_history, make_subject

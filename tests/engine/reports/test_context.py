@@ -26,10 +26,8 @@ from proxy.engine.reports.context import (
     load_summary,
     order_nodes,
 )
-from proxy.model.epoch import Epoch, Original, StoredOriginal
+from proxy.model.epoch import Epoch, Kept, Original, Plan, Replaced, StoredOriginal, Summary, Written
 from proxy.model.errors import NotFound
-from proxy.model.plan import Kept, Plan, Replaced, Written
-from proxy.model.summary import Summary
 from tests.store.samples import make_condensed, make_leaf
 from tests.support.contexts import make_epoch
 from tests.support.fake_log import EXCHANGE, ROUND, FakeLog

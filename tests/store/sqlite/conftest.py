@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.model.record import Record
+from proxy.model.log import Record
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.connection import connect_writer

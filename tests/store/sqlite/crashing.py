@@ -6,7 +6,7 @@ import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
-from proxy.model.record import Record
+from proxy.model.log import Record
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import open_sqlite
 from proxy.store.sqlite.journal import journal_path

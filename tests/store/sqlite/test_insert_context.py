@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from proxy.model.record import Record
+from proxy.model.log import Record
 from proxy.store.sqlite.id_cache import DanglingReference
 from tests.store.samples import (
     OTHER_TENANT,

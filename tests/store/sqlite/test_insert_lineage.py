@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.model.lineage import Adoption
-from proxy.model.record import Record
+from proxy.model.log import Record
 from proxy.store.sqlite.codec import seal_node
 from proxy.store.sqlite.id_cache import DanglingReference
 from tests.store.samples import (

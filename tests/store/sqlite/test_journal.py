@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.model.epoch import Pin
+from proxy.model.epoch import Pin, Plan, Rung
 from proxy.model.exchange import Usage
 from proxy.model.lineage import Adoption, CallFingerprint, NodeRow, Relation
+from proxy.model.log import Record
 from proxy.model.manifest import Manifest
-from proxy.model.plan import Plan, Rung
-from proxy.model.record import Record
 from proxy.store.sqlite.journal import JOURNAL_SIZE, Journal, JournalContent, Records, journal_path
 from proxy.store.sqlite.journal import JournalPosition as Place
 from tests.store.samples import (

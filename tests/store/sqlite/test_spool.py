@@ -8,14 +8,14 @@ import pytest
 from proxy.model.epoch import Pin
 from proxy.model.exchange import Outcome
 from proxy.model.lineage import Adoption
-from proxy.model.record import weigh
+from proxy.model.log import weigh_record
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.journal import Journal, JournalContent
 from proxy.store.sqlite.write_queue import QueuedWrite, WriteQueue
 from tests.store.samples import make_chain, make_opening, make_outcome, make_plan, make_reading, make_round, make_step
 from tests.support.scripted import LIMIT
 
-WEIGHT = weigh(make_opening())
+WEIGHT = weigh_record(make_opening())
 
 
 def list_exchanges(entries: list[QueuedWrite]) -> list[str]:
@@ -68,7 +68,7 @@ async def test_what_is_held_is_handed_over_after_its_time() -> None:
 async def test_counts_follow_what_is_under_way() -> None:
     desk = Desk()
     desk.spool.append((make_opening(), make_round()), is_urgent=True)
-    assert (desk.spool.pending, desk.spool.pending_bytes) == (2, WEIGHT + weigh(make_round()))
+    assert (desk.spool.pending, desk.spool.pending_bytes) == (2, WEIGHT + weigh_record(make_round()))
     desk.settle(True)
     assert (desk.spool.pending, desk.spool.pending_bytes, desk.spool.dropped) == (0, 0, 0)
 

@@ -2,8 +2,8 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.model.exchange import Headers
+from proxy.model.log import Record
 from proxy.model.manifest import Blob, BlobPiece, ChainPiece, Manifest, digest_of, encode_recipe, keep_whole
-from proxy.model.record import Record
 from proxy.store.sqlite.id_cache import DanglingReference
 from proxy.store.sqlite.schema import read_seal_head
 from tests.store.samples import (

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import islice
 
 from proxy.engine.ports import ALL_SESSIONS, MOST_BEARING, MOST_MARKS, MOST_UNREAD, MOST_UNREAD_BYTES
-from proxy.model.epoch import Epoch, StoredContext, StoredOriginal
+from proxy.model.epoch import Epoch, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Opening, Round, SessionKey, Trailer
 from proxy.model.lineage import Step, StoredSession, name_mark
@@ -22,11 +22,13 @@ from proxy.model.log import (
     Bill,
     BranchRow,
     ExchangeRow,
+    Record,
     RoundRow,
     Selection,
     SessionRow,
     UnreadRow,
     Verification,
+    drop_derived,
 )
 from proxy.model.manifest import (
     BlobPiece,
@@ -35,8 +37,6 @@ from proxy.model.manifest import (
     decode_recipe,
     root_of,
 )
-from proxy.model.record import Record, leave_derived
-from proxy.model.summary import Summary
 from proxy.store.constraints import fit_text, fit_usage
 from proxy.store.sqlite.lineage_queries import choose_recalled
 from tests.support.memory_store.checks import verify_tables
@@ -201,7 +201,7 @@ class MemoryArchive:
 
     def _take(self, records: tuple[Record, ...]) -> tuple[Record, ...]:
         """Those that are kept: all, all but what was derived, or none."""
-        for offer in (records, leave_derived(records)):
+        for offer in (records, drop_derived(records)):
             if offer and not self._is_closed and self._tables.add(offer):
                 return offer
         return ()

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from proxy.engine.ports import MOST_EPOCHS, MOST_SOURCES, MOST_SUMMARIES, NEWEST_EPOCHS
-from proxy.model.epoch import Epoch, Original, Pin, StoredContext, StoredOriginal
+from proxy.model.epoch import Epoch, Original, Pin, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import NotFound
-from proxy.model.summary import Summary
 from tests.support.memory_store.tables import Tables
 
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TypedDict
 
+from proxy.model.epoch import Plan
 from proxy.model.exchange import Usage
 from proxy.model.log import AuxiliaryUsage, Bill, SessionRow
-from proxy.model.plan import Plan
 from proxy.store.constraints import fit_text, fit_usage
 from proxy.store.sqlite.exchange_queries import TURNED_AWAY
 from tests.support.memory_store.tables import Exchange, Tables

@@ -7,13 +7,11 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from proxy.model.epoch import Epoch, Original, Pin
+from proxy.model.epoch import Epoch, Original, Pin, Plan, Summary
 from proxy.model.exchange import Opening, Outcome, Reading, Round, SessionKey, Trailer
 from proxy.model.lineage import Adoption, Reply, Step, name_mark, root_of_chain
+from proxy.model.log import Record
 from proxy.model.manifest import BlobPiece, ChainPiece, Manifest, Slice, decode_recipe, digest_of, root_of
-from proxy.model.plan import Plan
-from proxy.model.record import Record
-from proxy.model.summary import Summary
 from proxy.store.constraints import (
     SummaryIdentity,
     find_summary_fault,

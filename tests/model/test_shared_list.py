@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.model.growing import Growing, count_common, extend
+from proxy.model.shared_list import SharedList, count_common, extend_shared
 
 steps = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20), st.lists(st.integers(), max_size=4)), max_size=12)
 
@@ -20,7 +20,7 @@ def test_nobody_sees_what_another_has_added(steps: list[tuple[int, int, list[int
     for whose, kept, more in steps:
         growing, expected = made[whose % len(made)]
         count = kept % (len(expected) + 1)
-        made.append((extend(growing, count, more), [*expected[:count], *more]))
+        made.append((extend_shared(growing, count, more), [*expected[:count], *more]))
     for growing, expected in made:
         assert list(growing) == list(growing[:]) == expected
         assert list(reversed(growing)) == expected[::-1]
@@ -31,7 +31,7 @@ def test_what_is_held_but_once_is_the_same(steps: list[tuple[int, int, list[int]
     made: list[Sequence[int]] = [(7, 8)]
     for whose, kept, more in steps:
         known = made[whose % len(made)]
-        made.append(extend(known, kept % (len(known) + 1), more))
+        made.append(extend_shared(known, kept % (len(known) + 1), more))
     for one in made:
         for other in made:
             count = count_common(one, other)
@@ -40,7 +40,7 @@ def test_what_is_held_but_once_is_the_same(steps: list[tuple[int, int, list[int]
 
 
 def test_what_goes_on_in_place_has_all_of_it_in_common_and_a_copy_nothing() -> None:
-    first = Growing(list(range(9)))
+    first = SharedList(list(range(9)))
     second = first.extend(9, [9])
     assert (count_common(first, second), count_common(second, first), count_common(first, first)) == (9, 9, 9)
     assert count_common(first, second.extend(8, [7])) == 0
@@ -53,7 +53,7 @@ def test_what_goes_on_in_place_has_all_of_it_in_common_and_a_copy_nothing() -> N
 
 @given(st.lists(st.integers(), max_size=6), st.slices(6), st.integers(-8, 8))
 def test_it_is_read_like_a_list_that_ends_where_it_does(elements: list[int], part: slice, at: int) -> None:
-    growing = Growing(list(elements))
+    growing = SharedList(list(elements))
     growing.extend(len(elements), [1, 2, 3])
     assert (len(growing), bool(growing), growing[part]) == (len(elements), bool(elements), elements[part])
     if -len(elements) <= at < len(elements):
@@ -64,25 +64,25 @@ def test_it_is_read_like_a_list_that_ends_where_it_does(elements: list[int], par
 
 
 def test_what_goes_on_from_the_end_shares_the_list_and_what_goes_on_beside_it_does_not() -> None:
-    first = Growing([1])
+    first = SharedList([1])
     made = [first, first.extend(1, [2]), first.extend(1, [3])]
     assert [a._shared is b._shared for a, b in pairwise(made)] == [True, False]
 
 
 def test_equal_are_those_of_equal_elements() -> None:
-    one = Growing([1])
+    one = SharedList([1])
     one.extend(1, [2])
-    assert one == Growing([1]) != Growing([1, 2])
+    assert one == SharedList([1]) != SharedList([1, 2])
     assert [1] == one == (1,)
     assert one not in ([2], 1)
-    assert repr(one) == "Growing([1])"
+    assert repr(one) == "SharedList([1])"
 
 
 def test_whoever_keeps_a_short_beginning_does_not_keep_a_long_end() -> None:
     class Element:
         pass
 
-    beginning = Growing([Element()])
+    beginning = SharedList([Element()])
     elements = [Element() for _ in range(100)]
     gone = weakref.ref(elements[-1])
     longer = beginning.extend(1, elements)

@@ -1,8 +1,8 @@
-"""A sequence that grows at its end, and shares its beginning with what it has grown from.
+"""Lists that grow at their end and share the elements they have in common.
 
-Rule: elements that are there stay as they are. Whoever goes on from the end of the list does so in place; a second one
-who goes on from the same place gets a list of its own, so neither ever sees what the other has added. What has not
-grown yet may be any sequence: most of what is received is short, and never goes on.
+Elements that are there stay as they are. Whoever extends a list at its end does so in place; a second one who extends
+it from the same place gets a list of its own, so that neither sees what the other has added. What was not extended yet
+may be any sequence: most of what is received is short, and is never extended.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,41 +12,41 @@ from typing import TypeVar, overload
 T = TypeVar("T")
 
 
-def extend(known: Sequence[T], count: int, more: Iterable[T]) -> "Growing[T]":
-    """The first `count` elements of what is known, and `more`; from the second time on it costs what is new."""
-    return known.extend(count, more) if isinstance(known, Growing) else Growing([*known[:count], *more])
+def extend_shared(known: Sequence[T], count: int, more: Iterable[T]) -> "SharedList[T]":
+    """Return the first `count` elements of a sequence, and `more`; from the second time on it costs what is new."""
+    return known.extend(count, more) if isinstance(known, SharedList) else SharedList([*known[:count], *more])
 
 
 def count_common(one: Sequence[T], other: Sequence[T]) -> int:
-    """How many first elements of two sequences are surely the same: those that are held but once; else none."""
+    """Return how many first elements of two sequences are surely the same: those that they share; else none."""
     if one is other:
         return len(one)
-    return one.count_common(other) if isinstance(one, Growing) else 0
+    return one.count_common(other) if isinstance(one, SharedList) else 0
 
 
-class Growing(Sequence[T]):
+class SharedList(Sequence[T]):
     """The first `length` elements of a list that others may share."""
 
     __slots__ = ("_length", "_shared")
 
     def __init__(self, elements: list[T]) -> None:
-        """Take the list over: whoever gave it leaves it alone from now on."""
+        """Take a list over: whoever gave it must not change it from now on."""
         self._shared = elements
         self._length = len(elements)
 
-    def extend(self, count: int, more: Iterable[T]) -> "Growing[T]":
-        """The first `count` elements (of those there are) and `more`; costs no more than what is new."""
+    def extend(self, count: int, more: Iterable[T]) -> "SharedList[T]":
+        """Return the first `count` elements (of those there are) and `more`; costs no more than what is new."""
         shared, fresh = self._shared, list(more)
         # What more than doubles is copied, which costs less than the rest: else whoever keeps a short beginning, and
         # reckons with that, would keep all that was ever put behind it.
         if count != len(shared) or len(fresh) > count:
             shared = shared[:count]
         shared.extend(fresh)
-        return Growing(shared)
+        return SharedList(shared)
 
     def count_common(self, other: Sequence[T]) -> int:
-        """As the function of this name."""
-        is_shared = isinstance(other, Growing) and other._shared is self._shared
+        """Return what the function of this name does."""
+        is_shared = isinstance(other, SharedList) and other._shared is self._shared
         return min(self._length, len(other)) if is_shared else 0
 
     def __len__(self) -> int:
@@ -79,4 +79,4 @@ class Growing(Sequence[T]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Growing({self[:]!r})"
+        return f"SharedList({self[:]!r})"

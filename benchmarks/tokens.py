@@ -18,7 +18,7 @@ import orjson
 
 from proxy.context.budget import BudgetPolicy, bound_tokens, make_budget
 from proxy.engine.token_counter import Piece, TokenCounter
-from proxy.upstream.model_map import load_model_map
+from proxy.upstream.model_catalog import load_model_map
 from proxy.upstream.tokenizer import CountingTokenizer, load_encoder
 
 ROOT = Path(__file__).parents[1]

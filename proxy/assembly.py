@@ -58,8 +58,8 @@ from proxy.store.secrets import load_or_create_secret, read_secret
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.recovery import recover_log
-from proxy.upstream.catalog import ModelCatalog
 from proxy.upstream.forwarder import Forwarder
+from proxy.upstream.model_catalog import ModelCatalog
 from proxy.upstream.outlines import Outliner
 from proxy.upstream.own_server import ask_own_server, name_address
 from proxy.upstream.tokenizer import CountingTokenizer

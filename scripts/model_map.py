@@ -1,7 +1,7 @@
 """Make the package's map of models from litellm's: `python -m scripts.model_map`.
 
 Read from the litellm that is installed (the extra `providers`), which is neither imported nor asked for anything newer.
-Kept are the models that hold conversations, and of each only what `proxy/upstream/model_map.py` reads.
+Kept are the models that hold conversations, and of each only what `proxy/upstream/model_catalog.py` reads.
 """
 
 import importlib.util
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from proxy.upstream.model_map import PATH, ModelEntry, StatedRates
+from proxy.upstream.model_catalog import MAP_PATH, ModelEntry, StatedRates
 from proxy.wire.json_values import read_count
 from proxy.wire.model_listing import read_price
 
@@ -64,8 +64,8 @@ def _read_rates(entry: Mapping[str, object], ending: str = "") -> StatedRates | 
 def main() -> None:
     """Write the file."""
     entries = convert(json.loads(find_source().read_bytes()))
-    PATH.write_text(format_map(entries, f"litellm {version('litellm')}", datetime.now(UTC).date()))
-    print(f"{PATH}: {len(entries):,} models, {PATH.stat().st_size:,} bytes")
+    MAP_PATH.write_text(format_map(entries, f"litellm {version('litellm')}", datetime.now(UTC).date()))
+    print(f"{MAP_PATH}: {len(entries):,} models, {MAP_PATH.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":

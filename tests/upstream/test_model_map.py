@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proxy.model.card import Offer, Prices, Rates, Tier
-from proxy.upstream.model_map import PATH, ModelMap, load_model_map
+from proxy.upstream.model_catalog import MAP_PATH, ModelMap, load_model_map
 from scripts import model_map as program
 from scripts.model_map import convert, find_source, format_map
 
@@ -97,7 +97,7 @@ def test_the_map_is_small_and_says_when_it_was_made_of_what() -> None:
     assert found.source.startswith("litellm 1.")
     assert date(2026, 11, 24) <= date.fromisoformat(found.date)
     assert len(found.entries) > 2000
-    assert PATH.stat().st_size < 500_000
+    assert MAP_PATH.stat().st_size < 500_000
 
 
 def test_the_map_has_every_value_of_the_locked_source() -> None:
@@ -106,7 +106,7 @@ def test_the_map_has_every_value_of_the_locked_source() -> None:
 
 
 def test_the_program_writes_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "PATH", tmp_path / "map.json")
+    monkeypatch.setattr(program, "MAP_PATH", tmp_path / "map.json")
     program.main()
     made, own = ModelMap((tmp_path / "map.json").read_bytes()), load_model_map()
     assert (made.source, made.entries) == (own.source, own.entries)
@@ -121,6 +121,6 @@ def test_without_litellm_the_program_says_what_to_do(monkeypatch: pytest.MonkeyP
 def test_litellm_is_imported_neither_for_the_map_nor_by_the_program() -> None:
     code = (
         "import sys; from scripts.model_map import find_source; assert find_source().exists();"
-        "from proxy.upstream.model_map import load_model_map; load_model_map(); sys.exit('litellm' in sys.modules)"
+        "from proxy.upstream.model_catalog import load_model_map; load_model_map(); sys.exit('litellm' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0

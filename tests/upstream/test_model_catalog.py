@@ -1,12 +1,11 @@
-"""The catalogue: where each value comes from."""
+"""What is known of models: where each value comes from."""
 
 import asyncio
 
 import msgspec
 
 from proxy.model.card import UNPRICED, Card, LimitKey, Offer, Prices, Rates
-from proxy.upstream.catalog import ModelCatalog
-from proxy.upstream.model_map import ModelEntry, ModelMap
+from proxy.upstream.model_catalog import ModelCatalog, ModelEntry, ModelMap
 from tests.support.engine import FixedClock
 
 KEY = LimitKey("main", "m")

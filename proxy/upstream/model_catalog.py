@@ -1,0 +1,126 @@
+"""What is known of models: windows, longest answers and prices, and who says so.
+
+Looking up neither waits nor fails. What settings and upstreams say comes before the map that the package
+ships: `model_map.json`, with the date and the source that `scripts/model_map.py` made it from.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import msgspec
+
+from proxy.context.model_catalog import ModelNames, SourcedOffer, look_up_offer, make_card, merge_offers
+from proxy.engine.ports import Clock
+from proxy.model.card import Card, Limit, LimitKey, Offer, Prices, Rates, Tier
+from proxy.model.lru import LruCache
+from proxy.wire.model_listing import make_prices, read_listing
+
+MAP_PATH = Path(__file__).with_name("model_map.json")
+_MOST_LIMITS = 1024
+_NOTHING = Offer()
+
+# Per token: input, output, input read from the cache, input written to it. Only the first is always stated.
+StatedRates = tuple[float, float | None, float | None, float | None]
+
+
+class ModelEntry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """What the map states of a model; `tiers` are the prices of requests with more input tokens than the key."""
+
+    window: int | None = None
+    output: int | None = None
+    rates: StatedRates | None = None
+    tiers: dict[int, StatedRates] = {}
+
+
+class _MapFile(msgspec.Struct, frozen=True, gc=False):
+    """The file: which version of what it was made from, and when."""
+
+    source: str
+    date: str
+    models: dict[str, ModelEntry]
+
+
+class ModelMap:
+    """The map, by names of models."""
+
+    def __init__(self, content: bytes) -> None:
+        found = msgspec.json.decode(content, type=_MapFile)
+        self.source, self.date, self.entries = found.source, found.date, found.models
+        self._names = ModelNames(tuple(found.models))
+
+    def find(self, model: str) -> Offer:
+        """Return what the map says of a model, by its name with or without a provider's; empty where it has none."""
+        return merge_offers([_make_offer(self.entries[name]) for name in self._names.find(model)])
+
+
+def load_model_map() -> ModelMap:
+    """Read the file. Takes some 10 ms."""
+    return ModelMap(MAP_PATH.read_bytes())
+
+
+class ModelCatalog:
+    """Cards of models.
+
+    The settings' offers are `stated` by upstream and `priced` by shell patterns of models, of which the first counts.
+    """
+
+    def __init__(
+        self,
+        stated: Mapping[str, Offer],
+        priced: Mapping[str, Offer],
+        clock: Clock,
+        load: Callable[[], ModelMap] = load_model_map,
+    ) -> None:
+        self._stated = stated
+        self._priced = priced
+        self._clock = clock
+        self._load = load
+        self._bundled: ModelMap | None = None
+        self._opening = asyncio.Lock()
+        self._listed: dict[str, tuple[ModelNames, Mapping[str, Offer]]] = {}
+        self._limits: LruCache[LimitKey, Limit] = LruCache(_MOST_LIMITS)
+
+    async def open(self) -> None:
+        """Load the map, once, in a thread; until then nothing is known from it."""
+        async with self._opening:
+            if self._bundled is None:
+                self._bundled = await asyncio.to_thread(self._load)
+
+    def note_listing(self, upstream: str, content: bytes) -> None:
+        """Take in an upstream's list of its models; one without any is ignored."""
+        offers = read_listing(content)
+        if offers:
+            self._listed[upstream] = ModelNames(tuple(offers)), offers
+
+    def note_limit(self, key: LimitKey, window: int, sent: int) -> None:
+        """Take in the window that an upstream named when it refused `sent` tokens."""
+        self._limits.put(key, Limit(window, sent, self._clock.monotonic()))
+
+    def find(self, key: LimitKey) -> Card:
+        """Return what is known of a model now."""
+        names, offers = self._listed.get(key.upstream, (ModelNames(()), {}))
+        priced = (offer for pattern, offer in self._priced.items() if fnmatchcase(key.model, pattern))
+        said: tuple[SourcedOffer, ...] = (
+            ("settings", self._stated.get(key.upstream, _NOTHING)),
+            ("settings", next(priced, _NOTHING)),
+            ("upstream", look_up_offer(names, offers, key.model)),
+            ("bundled", self._bundled.find(key.model) if self._bundled is not None else _NOTHING),
+        )
+        return make_card(said, self._limits.peek(key), self._clock.monotonic())
+
+
+def _make_offer(entry: ModelEntry) -> Offer:
+    prices = make_prices(*entry.rates) if entry.rates is not None else None
+    if prices is None:
+        return Offer(entry.window, entry.output)
+    tiers = [Tier(above, _make_tier_rates(stated, prices.rates)) for above, stated in entry.tiers.items()]
+    return Offer(entry.window, entry.output, Prices(prices.rates, tuple(tiers)))
+
+
+def _make_tier_rates(stated: StatedRates, base: Rates) -> Rates:
+    """Return a tier's rates; what it does not state is in the proportion of the base."""
+    given, output, cached, written = stated
+    scale = given / base.input
+    return Rates(given, output or base.output * scale, cached or base.cached * scale, written or base.written * scale)

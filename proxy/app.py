@@ -1,8 +1,4 @@
-"""The server as a whole: engine, routes, uvicorn, signals.
-
-Rule: it stops when told to. The first signal drains for at most `server.drain_seconds`; what is left shortly before is
-ended and recorded as aborted. A second one ends at once. Either way the exit code is 0 and the log is closed properly.
-"""
+"""The server as a whole: its log lines, its start, and what is printed then. How it stops is in `proxy/shutdown`."""
 
 import asyncio
 import contextlib
@@ -10,7 +6,6 @@ import functools
 import gc
 import logging
 import math
-import signal
 import socket
 import sys
 import threading
@@ -30,7 +25,7 @@ from proxy.config import ConfigError, Settings
 from proxy.config.problems import Problem
 from proxy.context.budget import AUTO_CEILING, make_budget
 from proxy.engine.reports.savings import SavingsInputs
-from proxy.engine.runtime import TaskRunner, WriteBatcher
+from proxy.engine.runtime import WriteBatcher
 from proxy.heap import HeapTrimmer, find_slack, find_trim
 from proxy.model.errors import ProxyError, StoreUnavailable
 from proxy.model.events import (
@@ -53,6 +48,7 @@ from proxy.server.inspector import Inspector
 from proxy.server.policy import ServerPolicy
 from proxy.server.routes import build_routes
 from proxy.server.sessions_api import SessionsApi
+from proxy.shutdown import DrainingServer, cancel_start_on_sigterm
 from proxy.upstream.outlines import has_grammars
 from proxy.upstream.own_server import leads_back
 from proxy.upstream.tokenizer import has_encoder
@@ -60,11 +56,7 @@ from proxy.wire import FORMATS, MANAGED_WIRES
 
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
-# What it takes to end a call that is left, to record it and to close its connections: 0.6 ms on a busy machine.
-_CUT_SECONDS_PER_CALL = 0.0015
-_CUT_SECONDS = 0.25
-_CUT_FRACTION = 2 / 3
-_UVICORN_SECONDS = 3  # after the limit uvicorn would end things its own way; it never comes to that
+_UVICORN_SECONDS = 3  # after the limit uvicorn would cancel what is left its own way; it never comes to that
 # Nearly all that a call makes is freed by its count. With the collector's usual 700 objects it looks at the calls under
 # way again and again: 3 % of a call at 64 at once.
 _GC_THRESHOLD = 20_000
@@ -74,8 +66,8 @@ _REPEATS_SECONDS = 60.0
 _log = logging.getLogger("palimpsest")
 
 
-class CountedLines(logging.StreamHandler[TextIO]):
-    """Writes the first of equal lines; how often it came again is said in one line, after a minute or at the end."""
+class RepeatCountingStream(logging.StreamHandler[TextIO]):
+    """Writes the first of equal lines, and a minute later or at the end, in one line, how often it was repeated."""
 
     def __init__(self, stream: TextIO, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__(stream)
@@ -84,9 +76,9 @@ class CountedLines(logging.StreamHandler[TextIO]):
         self._timer: threading.Timer | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Part of logging's Handler; called with its lock held."""
+        """Write a line, or count it where it was written before. Called with the handler's lock held."""
         now = self._now()
-        self._tell_before(now - _REPEATS_SECONDS)
+        self._write_counts_before(now - _REPEATS_SECONDS)
         problem = repr(record.exc_info[1]) if record.exc_info else ""
         key = (record.name, record.levelno, record.getMessage(), problem)
         line = self._written.get(key)
@@ -96,25 +88,25 @@ class CountedLines(logging.StreamHandler[TextIO]):
             return
         line.count, line.last = line.count + 1, now
         if self._timer is None:
-            self._timer = threading.Timer(_REPEATS_SECONDS, self._tell_due)
+            self._timer = threading.Timer(_REPEATS_SECONDS, self._write_counts)
             self._timer.daemon = True
             self._timer.start()
 
     def close(self) -> None:
-        """Part of logging's Handler; logging closes it when the process ends."""
+        """Write what was counted and not written yet; logging calls this when the process ends."""
         with self.lock or contextlib.nullcontext():
             if self._timer is not None:
                 self._timer.cancel()
-            self._tell_before(math.inf)
+            self._write_counts_before(math.inf)
         super().close()
 
-    def _tell_due(self) -> None:
+    def _write_counts(self) -> None:
         with self.lock or contextlib.nullcontext():
             self._timer = None
-            self._tell_before(math.inf)
+            self._write_counts_before(math.inf)
 
-    def _tell_before(self, time: float) -> None:
-        """Be done with lines that were first written before a time."""
+    def _write_counts_before(self, time: float) -> None:
+        """Write how often each line that was first written before a time was repeated, and forget it."""
         while self._written and (line := next(iter(self._written.values()))).first <= time:
             del self._written[next(iter(self._written))]
             if line.count:
@@ -123,7 +115,7 @@ class CountedLines(logging.StreamHandler[TextIO]):
 
 @dataclass
 class _Line:
-    """A line that was written, and how often it would have been again."""
+    """A line that was written, and how often it was repeated since."""
 
     record: logging.LogRecord
     first: float
@@ -140,85 +132,15 @@ class CannotListen(ProxyError):
     """The address is taken, or none of this machine's."""
 
 
-def find_cut_seconds(calls: int, drain_seconds: float) -> float:
-    """How long before the limit so many calls that are left must be ended, to be done with at the limit."""
-    return min(_CUT_SECONDS + calls * _CUT_SECONDS_PER_CALL, drain_seconds * _CUT_FRACTION)
-
-
-class DrainingServer(uvicorn.Server):
-    """uvicorn's server with our way of stopping: told by the loop, not re-raised at the end."""
-
-    def __init__(self, config: uvicorn.Config, health: Health, tasks: TaskRunner, drain_seconds: float) -> None:
-        super().__init__(config)
-        self._health = health
-        self._tasks = tasks
-        self._drain_seconds = drain_seconds
-        self._ends_at = math.inf
-        self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def seconds_left(self) -> float:
-        """What is left of the time that stopping may take."""
-        return self._ends_at - asyncio.get_running_loop().time()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Part of uvicorn's Server. What is left when the time is up ends our way, before uvicorn would cut it."""
-        self._ends_at = asyncio.get_running_loop().time() + self._drain_seconds
-        self._cut_in_time()
-        try:
-            await super().shutdown(sockets)
-        finally:
-            assert self._timer is not None, "it was set"
-            self._timer.cancel()
-
-    def _cut_in_time(self) -> None:
-        """End what is left as late as the limit allows. No call is added meanwhile, so that it never gets earlier."""
-        wait = self.seconds_left - find_cut_seconds(len(self.server_state.tasks), self._drain_seconds)
-        if wait > 0:
-            self._timer = asyncio.get_running_loop().call_later(wait, self._cut_in_time)
-            return
-        self._cut()
-        self._timer = asyncio.get_running_loop().call_later(max(self.seconds_left, _CUT_SECONDS), self._disconnect)
-
-    def _cut(self) -> None:
-        self._tasks.cancel()
-        for task in self.server_state.tasks:
-            if task not in self._tasks:  # its request is not whole yet
-                task.cancel()
-
-    def _disconnect(self) -> None:
-        """Let go of clients that take nothing of what they are still to get."""
-        for connection in tuple(self.server_state.connections):
-            connection.transport.abort()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Part of uvicorn's Server."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-
-    def _stop(self) -> None:
-        if self.should_exit:
-            self.force_exit = True
-            self._cut()
-        self.should_exit = self._health.is_draining = True
-
-
 def serve(settings: Settings) -> int:
-    """Run the server until it is told to stop; the exit code: 0, or 1 if it could not start or has lost records."""
+    """Run the server until it is told to stop; return 0, or 1 if it could not start or has lost records."""
     logging.basicConfig(
-        handlers=[CountedLines(sys.stderr)],
+        handlers=[RepeatCountingStream(sys.stderr)],
         level=logging.WARNING,
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
     _log.setLevel(logging.INFO)
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # of bad requests our protocol says more
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # server/http11 says more of bad requests
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(settings))
@@ -231,21 +153,18 @@ def serve(settings: Settings) -> int:
 
 
 async def _run(settings: Settings) -> None:
-    # Until the server takes signals itself. In a container a signal that nobody takes does nothing.
-    starting = asyncio.current_task()
-    assert starting is not None, "this is a coroutine"
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, starting.cancel)
+    cancel_start_on_sigterm()
     policy = replace(settings.server_policy(), admin_token=find_admin_token(settings))
     listener = _listen(policy)
     with listener:
-        _check_place(settings, *listener.getsockname()[:2])
+        _check_address(settings, *listener.getsockname()[:2])
         engine = await build_engine(settings)
         seconds_left = math.inf
         try:
             policy = replace(policy, hop_id=engine.hop_id)
             app, health = build_app(engine, settings, policy)
             port = listener.getsockname()[1]
-            _announce(settings, policy, port)
+            _print_banner(settings, policy, port)
             trimmer = HeapTrimmer(lambda: not engine.tasks, find_trim(), find_slack())
             trimmer.start(asyncio.get_running_loop())
             gc.set_threshold(_GC_THRESHOLD)
@@ -266,7 +185,7 @@ async def _run(settings: Settings) -> None:
 
 
 async def _warm(engine: Engine, health: Health) -> None:
-    """The server is ready once it is warm, or cannot become it."""
+    """Load what calls need beside the first of them; the server is ready then, even if it cannot be loaded."""
     try:
         await engine.warm()
     finally:
@@ -274,7 +193,7 @@ async def _warm(engine: Engine, health: Health) -> None:
 
 
 def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple[ASGIApp, Health]:
-    """The ASGI application over an engine, and its health."""
+    """Return the ASGI application over an engine, and its health."""
     metrics = Metrics(lambda: engine.archive.health, lambda: len(engine.tasks), lambda: engine.descriptors.shortages)
     engine.bus.subscribe(ExchangeRecorded, metrics.count_exchange)
     engine.bus.subscribe(ReadingFailed, metrics.count_unread)
@@ -289,7 +208,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     engine.bus.subscribe(SummaryWasted, metrics.count_waste)
     engine.bus.subscribe(ExchangeRecorded, _log_failure)
     health = Health(lambda: engine.relay.problem, metrics, refuses=settings.store.on_failure == "refuse")
-    inspector = Inspector(_list_facts(settings))
+    inspector = Inspector(_describe_settings(settings))
     contexts = ContextApi(engine.archive, engine.caretaker, engine.manual_compaction, engine.models.count.tally)
     sessions = SessionsApi(engine.archive, SavingsInputs(engine.models.card, settings.budget_policy()))
     app = build_routes(
@@ -324,8 +243,8 @@ def _listen(policy: ServerPolicy) -> socket.socket:
         raise CannotListen(f"cannot listen on {address}: {error.strerror}; choose --host or --port") from error
 
 
-def _check_place(settings: Settings, address: str, port: int) -> None:
-    """Raises ConfigError where serving here would give a key away, or calls would come back for ever."""
+def _check_address(settings: Settings, address: str, port: int) -> None:
+    """Raise ConfigError where serving here would give a key away, or calls would come back for ever."""
     settings.check_network(address)
     what = "is where this server itself listens; name the provider's address, or choose another --port"
     problems = [
@@ -337,7 +256,7 @@ def _check_place(settings: Settings, address: str, port: int) -> None:
         raise ConfigError(problems)
 
 
-def _list_facts(settings: Settings) -> tuple[tuple[str, str], ...]:
+def _describe_settings(settings: Settings) -> tuple[tuple[str, str], ...]:
     store = settings.store_policy()
     return (
         ("version", __version__),
@@ -373,13 +292,13 @@ def _describe_ceiling(tokens: int | None) -> str:
     return f"auto = {AUTO_CEILING:,} tokens" if tokens is None else f"{tokens:,} tokens"
 
 
-def _announce(settings: Settings, policy: ServerPolicy, port: int) -> None:
+def _print_banner(settings: Settings, policy: ServerPolicy, port: int) -> None:
     host = f"[{policy.host}]" if ":" in policy.host else policy.host
     address = f"http://{host}:{port}"
     # What is no terminal is kept by somebody: a file, a container's log, a journal.
     page = f"{address}/-/?token={quote(policy.admin_token, safe='')}" if sys.stderr.isatty() else f"{address}/-/"
     facts = [
-        *_list_facts(settings),
+        *_describe_settings(settings),
         ("base URL", f"{address}/v1"),
         ("page", page if sys.stderr.isatty() else f"{page} (`palimpsest open --print` writes the link with the token)"),
     ]
@@ -388,7 +307,7 @@ def _announce(settings: Settings, policy: ServerPolicy, port: int) -> None:
 
 
 def _log_failure(event: ExchangeRecorded) -> None:
-    """One line for a call that did not end well; neither bodies nor query values nor credentials are in it."""
+    """Log one line for a call that failed or broke off; no bodies, query values or credentials are in it."""
     if event.completeness not in ("complete", "aborted"):
-        what = (event.exchange, event.upstream, event.completeness, event.status, event.problem or "no reason is known")
+        what = (event.exchange, event.upstream, event.completeness, event.status, event.problem or "unknown reason")
         _log.warning("exchange %s (%s): %s, status %d: %s", *what)

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from proxy.app import CountedLines, find_cut_seconds
+from proxy.app import RepeatCountingStream
 from proxy.assembly import find_address, find_link, open_log
 from proxy.config import Settings, load_settings
+from proxy.shutdown import compute_cut_seconds
 from tests.support.scripted import LAST_CHUNK, ScriptedUpstream, Wire, answer, chunk, dial, request, stream_head
 
 STARTING = 120.0
@@ -301,7 +302,7 @@ async def test_a_call_still_waiting_at_the_end_gets_no_text_of_somebody_elses(
     [(0, 30.0, 0.25), (100, 30.0, 0.4), (9000, 30.0, 13.75), (9000, 15.0, 10.0), (9, 0, 0)],
 )
 def test_the_more_calls_are_left_the_earlier_they_are_ended(calls: int, drain: float, seconds: float) -> None:
-    assert find_cut_seconds(calls, drain) == pytest.approx(seconds)
+    assert compute_cut_seconds(calls, drain) == pytest.approx(seconds)
 
 
 async def test_an_upload_that_never_ends_cannot_prevent_the_end(upstream: ScriptedUpstream, tmp_path: Path) -> None:
@@ -393,7 +394,7 @@ class Lines:
     def __init__(self) -> None:
         self.now = 0.0
         self._stream = io.StringIO()
-        self.handler = CountedLines(self._stream, lambda: self.now)
+        self.handler = RepeatCountingStream(self._stream, lambda: self.now)
 
     def log(self, text: str, *values: object, after: float = 0.0, error: Exception | None = None) -> None:
         """Log a line when some time has passed."""

@@ -11,6 +11,7 @@ import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from proxy.config import ConfigError, Settings
@@ -61,10 +62,14 @@ from proxy.store.sqlite.recovery import recover_log
 from proxy.upstream.forwarder import Forwarder
 from proxy.upstream.model_catalog import ModelCatalog
 from proxy.upstream.outlines import Outliner
-from proxy.upstream.own_server import ask_own_server, name_address
+from proxy.upstream.own_server import name_address
+from proxy.upstream.policy import UpstreamPolicy
 from proxy.upstream.tokenizer import CountingTokenizer
 from proxy.wire import FORMATS, summary_request
 from proxy.wire.format import Format
+
+if TYPE_CHECKING:
+    from proxy.upstream.httpx_client import ProxiedClient
 
 _TOKEN_FILE = "admin-token"
 _ADDRESS_FILE = "address"
@@ -98,7 +103,7 @@ class Engine:
     bus: EventBus
     tasks: TaskRunner
     descriptors: Descriptors
-    forwarders: tuple[Forwarder, ...]
+    forwarders: "tuple[Forwarder | ProxiedClient, ...]"
     models: Models
     tokenizer: CountingTokenizer
     outliner: Outliner
@@ -120,7 +125,7 @@ class Engine:
         await self.tasks.finish(min(_FINISH_SECONDS, seconds))
         self.outliner.close()
         for forwarder in self.forwarders:
-            forwarder.close()
+            await forwarder.aclose()
         await self.archive.close()
 
 
@@ -131,9 +136,7 @@ async def build_engine(settings: Settings) -> Engine:
     bus, policies = EventBus(tasks), settings.upstream_policies()
     policy = replace(policy, own_keys=tuple(p.api_key.encode("latin-1") for p in policies if p.api_key))
     descriptors, hop_id = Descriptors(read_descriptor_limit()), secrets.token_hex(8)
-    forwarders = tuple(
-        [Forwarder(each, tasks.spawn, WriteBatcher(tasks.__len__), descriptors, hop_id=hop_id) for each in policies]
-    )
+    forwarders = tuple([build_upstream(each, tasks, descriptors, hop_id) for each in policies])
     routes = tuple(Route(forwarder, p.models) for forwarder, p in zip(forwarders, policies, strict=True))
     gate = DurabilityWaiter(archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")
     is_fresh = not await archive.has_sessions()
@@ -251,6 +254,17 @@ def _build_compaction(
     )
 
 
+def build_upstream(
+    policy: UpstreamPolicy, tasks: TaskRunner, descriptors: Descriptors, hop_id: str
+) -> "Forwarder | ProxiedClient":
+    """Return the client of an upstream. One behind a proxy is httpx's, which is imported for it only: 80 ms, 6 MB."""
+    if not policy.proxy:
+        return Forwarder(policy, tasks.spawn, WriteBatcher(tasks.__len__), descriptors, hop_id=hop_id)
+    from proxy.upstream.httpx_client import ProxiedClient  # noqa: PLC0415 - as said above
+
+    return ProxiedClient(policy, tasks.spawn, hop_id=hop_id)
+
+
 def build_models(settings: Settings, tokenizer: CountingTokenizer, tasks: TaskRunner) -> Models:
     """What is known of models. Neither the map nor an encoder is read before it is needed."""
     clock = SystemClock()
@@ -329,7 +343,9 @@ def ask_server(settings: Settings, path: str, body: bytes) -> tuple[int, bytes]:
     Raises NotFound where there is no token to ask it with, and UpstreamUnreachable where it does not answer.
     """
     address, token = find_address(settings), _read_token(settings)
-    return asyncio.run(ask_own_server(address, token, f"/-/api{quote(path)}", body, TaskRunner().spawn))
+    from proxy.upstream.httpx_client import AdminClient  # noqa: PLC0415 - other commands do without httpx
+
+    return asyncio.run(AdminClient(address, token).post(f"/-/api{quote(path)}", body))
 
 
 def _read_token(settings: Settings) -> str:

@@ -26,6 +26,7 @@ from proxy.engine.token_counter import Piece
 from proxy.model.card import LimitKey
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable, UpstreamUnreachable
 from proxy.server.routes import MANAGED_PATHS
+from proxy.upstream.httpx_client import ProxiedClient
 from proxy.upstream.tokenizer import CountingTokenizer
 from proxy.wire import FORMATS
 
@@ -161,6 +162,12 @@ async def test_an_engine_has_an_upstream_for_each_in_the_settings(tmp_path: Path
     await engine.close()
 
 
+async def test_an_upstream_behind_a_proxy_has_a_client_of_its_own(tmp_path: Path) -> None:
+    engine = await build_engine(settings_in(tmp_path, upstreams=[{"name": "a", "proxy": "http://127.0.0.1:9"}]))
+    assert [type(forwarder) for forwarder in engine.forwarders] == [ProxiedClient]
+    await engine.close()
+
+
 async def test_who_is_only_observed_is_decided_with_the_logs_own_secret(tmp_path: Path) -> None:
     settings = settings_in(tmp_path, **{"compaction.holdout_fraction": 0.25})
     engine = await build_engine(settings)
@@ -237,7 +244,7 @@ async def test_tokens_are_counted_by_encoders_that_are_loaded_at_the_first_count
 
 
 def test_neither_encoders_nor_grammars_are_there_before_they_are_needed() -> None:
-    heavy = ("splintr", "tiktoken", "tree_sitter", "tree_sitter_language_pack", "litellm")
+    heavy = ("splintr", "tiktoken", "tree_sitter", "tree_sitter_language_pack", "litellm", "httpx")
     program = f"import sys, proxy.app; print([name for name in {heavy} if name in sys.modules])"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert told.stdout.strip() == "[]"

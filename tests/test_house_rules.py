@@ -15,7 +15,10 @@ ROOT = Path(__file__).parents[1]
 
 FILE_LINES, FUNCTION_LINES, CLASS_LINES = 500, 60, 350
 # Imports a function may hold, by file: what many runs do not need and what costs start-up time.
-LAZY_IMPORTS: dict[str, set[str]] = {"proxy/upstream/tokenizer.py": {"splintr"}}
+LAZY_IMPORTS: dict[str, set[str]] = {
+    "proxy/assembly.py": {"proxy.upstream.httpx_client"},
+    "proxy/upstream/tokenizer.py": {"splintr"},
+}
 # The functions in which an exception of any kind is caught for good, and why.
 BROAD_EXCEPTS = {
     "engine.boundary.attempt": "a call goes on without what is done beside it",

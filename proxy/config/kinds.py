@@ -5,9 +5,12 @@ import re
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
+from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, WithJsonSchema
 from pydantic_core import PydanticCustomError
+
+from proxy.wire.headers import is_loopback
 
 AUTO = "auto"
 
@@ -87,6 +90,43 @@ def _check_base_url(value: str) -> str:
     return value.rstrip("/")
 
 
+def _check_proxy(value: SecretStr) -> SecretStr:
+    if value.get_secret_value() not in ("none", "env"):
+        check_proxy_url(value.get_secret_value())
+    return value
+
+
+def check_proxy_url(url: str) -> None:
+    """Raise PydanticCustomError where a URL names no HTTP proxy."""
+    try:
+        parts = urlsplit(url)
+        is_whole = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_whole = False
+    if not is_whole or not url.isascii() or not url.isprintable() or " " in url:
+        what = (
+            "must be none, env, or the URL of an HTTP proxy such as http://proxy.example:3128; SOCKS is not supported"
+        )
+        raise PydanticCustomError("proxy", what)
+    if parts.path.strip("/") or "?" in url or "#" in url:
+        raise PydanticCustomError(
+            "proxy", "must end after the proxy's host and port, as http://proxy.example:3128 does"
+        )
+
+
+def find_environment_proxy(base_url: str) -> str:
+    """Return the URL of the proxy that the environment names for an address; empty where it names none.
+
+    Read as curl does: HTTPS_PROXY or HTTP_PROXY by the address's scheme, else ALL_PROXY, in lower case first; none for
+    hosts in NO_PROXY. Loopback addresses are never asked of a proxy, for there they would be the proxy's own.
+    """
+    parts, proxies = urlsplit(base_url), getproxies_environment()
+    if is_loopback(parts.hostname or "") or proxy_bypass_environment(parts.netloc, proxies):
+        return ""
+    found = proxies.get(parts.scheme) or proxies.get("all", "")
+    return f"http://{found}" if found and "://" not in found else found
+
+
 def _check_origin(value: str) -> str:
     if value != "*" and not _ORIGIN.fullmatch(value.lower()):
         raise PydanticCustomError("origin", 'must be an origin such as https://app.example, without a path, or "*"')
@@ -120,6 +160,7 @@ DirectoryPath = Annotated[Path, AfterValidator(_expand)]
 Secret = Annotated[SecretStr, AfterValidator(_check_secret)]
 SecretFile = Annotated[Secret, BeforeValidator(_read_secret_file), WithJsonSchema({"type": "string"})]
 BaseUrl = Annotated[str, AfterValidator(_check_base_url)]
+ProxyUrl = Annotated[SecretStr, AfterValidator(_check_proxy)]
 HeaderName = Annotated[str, AfterValidator(_check_header_name)]
 HostName = Annotated[str, AfterValidator(str.lower)]
 WebOrigin = Annotated[str, AfterValidator(_check_origin)]

@@ -16,6 +16,7 @@ from proxy.config.kinds import (
     DirectoryPath,
     HeaderName,
     HostName,
+    ProxyUrl,
     Seconds,
     Secret,
     SecretFile,
@@ -23,6 +24,8 @@ from proxy.config.kinds import (
     Size,
     TenantName,
     WebOrigin,
+    check_proxy_url,
+    find_environment_proxy,
 )
 from proxy.config.problems import ConfigError, Problem
 from proxy.context.budget import BudgetPolicy
@@ -165,6 +168,13 @@ class UpstreamSettings(Section):
             "units: what was stored before; local: the memory of one machine. auto: as known of the provider."
         ),
     )
+    proxy: ProxyUrl = Field(
+        SecretStr(_UPSTREAM.proxy or "none"),
+        description=(
+            "HTTP proxy between here and the upstream, such as a company's. none: none; env: the one that HTTPS_PROXY, "
+            "HTTP_PROXY, ALL_PROXY and NO_PROXY name; else its URL, as in http://user:password@proxy.example:3128."
+        ),
+    )
     summary_role: Literal["user", "assistant"] = Field(
         _PROVIDER.summary_role,
         description="Who says what stands in place of older messages; the user wherever strict_alternation is set.",
@@ -179,6 +189,19 @@ class UpstreamSettings(Section):
         _refuse_both(self.api_key, self.api_key_file, "api_key")
         return self
 
+    @model_validator(mode="after")
+    def _check_environment_proxy(self) -> Self:
+        try:
+            check_proxy_url(self._find_proxy() or "http://none")
+        except PydanticCustomError as error:
+            what = "proxy is env, and the proxy that the environment names for this upstream cannot be used: it {why}"
+            raise PydanticCustomError("proxy", what, {"why": error.message()}) from None
+        return self
+
+    def _find_proxy(self) -> str:
+        setting = self.proxy.get_secret_value()
+        return find_environment_proxy(self.base_url) if setting == "env" else "" if setting == "none" else setting
+
     def policy(self) -> UpstreamPolicy:
         """What the upstream room is given."""
         return UpstreamPolicy(
@@ -189,6 +212,7 @@ class UpstreamSettings(Section):
             auth=self.auth,
             connect_timeout=self.connect_timeout,
             idle_timeout=self.idle_timeout,
+            proxy=self._find_proxy(),
         )
 
     def provider(self) -> Provider:

@@ -14,16 +14,14 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import certifi
-
 from proxy.engine.ports import RequestBody, UpstreamResponse
 from proxy.engine.runtime import Descriptors, WriteBatcher
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers
 from proxy.upstream.connection import Connection
 from proxy.upstream.policy import UpstreamPolicy
-from proxy.upstream.targets import map_target, parse_base
-from proxy.wire.headers import HOP, find, forward_request, is_credential, list_hops
+from proxy.upstream.targets import choose_headers, make_key_header, make_tls_context, map_target, parse_base
+from proxy.wire.headers import HOP, find, list_hops
 
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
@@ -120,14 +118,15 @@ class Forwarder:
             descriptors.add_holder(self.close)
         self._writes = writes if writes is not None else WriteBatcher(lambda: 1)
         self._tls: ssl.SSLContext | None = None
-        self._own_field = _own_field(policy)
+        self._key = make_key_header(policy)
         self._hop_id = hop_id.encode()
 
     async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> UpstreamResponse:
         """See the port. A streamed body always gets a connection of its own, for it could not be sent twice."""
         mapped = map_target(self._base_path, target)
-        fields = self._fields(headers, has_key=mapped.is_under_base)
-        head = b"%s %s HTTP/1.1\r\nhost: %s\r\n%s" % (method.encode(), mapped.path, self._origin.host_field, fields)
+        lines = [b"%s: %s\r\n" % header for header in choose_headers(headers, self._key, mapped)]
+        start = (method.encode(), mapped.path, self._origin.host_field, b"".join(lines))
+        head = b"%s %s HTTP/1.1\r\nhost: %s\r\n%s" % start
         if not isinstance(body, bytes):
             return await self._send_stream(method, head, headers, body)
         if body or method in ("POST", "PUT", "PATCH"):
@@ -150,6 +149,10 @@ class Forwarder:
         for connection in idle:
             connection.close()
         return len(idle)
+
+    async def aclose(self) -> None:
+        """Close the connections that wait for use, as the clients do whose connections close only in time."""
+        self.close()
 
     async def _ask(self, connection: Connection, method: str, head: bytes, body: bytes) -> Response:
         head += b"\r\n"
@@ -180,7 +183,7 @@ class Forwarder:
 
     async def _connect(self) -> Connection:
         if self._origin.is_tls and self._tls is None:
-            self._tls = _make_tls()
+            self._tls = make_tls_context()
         try:
             async with asyncio.timeout(self._policy.connect_timeout):
                 try:
@@ -242,13 +245,6 @@ class Forwarder:
         connection.idle_since = self._now()
         self._idle.append(connection)
 
-    def _fields(self, headers: Headers, *, has_key: bool) -> bytes:
-        fields = forward_request(headers)
-        own = self._own_field if has_key else b""
-        if own:
-            fields = [(name, value) for name, value in fields if not is_credential(name)]
-        return b"".join([b"%s: %s\r\n" % field for field in fields]) + own
-
     def _hop_field(self, headers: Headers, connection: Connection) -> bytes:
         """What tells a server of our kind that a call came through here; nobody else is told."""
         if not self._hop_id or not connection.is_near:
@@ -274,14 +270,6 @@ def _discard(connection: Connection) -> None:
     connection.finish()
 
 
-def _own_field(policy: UpstreamPolicy) -> bytes:
-    """The header line of a key that the settings hold, empty if they hold none."""
-    key = policy.api_key.encode("latin-1")
-    if not key or policy.auth == "none":
-        return b""
-    return b"authorization: Bearer %s\r\n" % key if policy.auth == "bearer" else b"x-api-key: %s\r\n" % key
-
-
 def _read_keep_alive(headers: Headers) -> float:
     """Seconds an idle connection may be used again: a second less than the server says it keeps it."""
     for part in find(headers, b"keep-alive").split(b","):
@@ -289,11 +277,3 @@ def _read_keep_alive(headers: Headers) -> float:
         if name.lower() == b"timeout" and value.isdigit():
             return max(0.0, min(_KEEP_SECONDS, float(value) - _MARGIN_SECONDS))
     return _KEEP_SECONDS
-
-
-def _make_tls() -> ssl.SSLContext:
-    """The system's roots and certifi's: some Python builds come with none of their own."""
-    context = ssl.create_default_context()
-    context.load_verify_locations(certifi.where())
-    context.set_alpn_protocols(["http/1.1"])
-    return context

@@ -12,7 +12,8 @@ class UpstreamPolicy:
 
     `base_url` as an SDK takes it (usually ending in `/v1`). `api_key`, where set, takes the place of the client's own
     credential, in the field `auth` names, for paths under the base only. `models` are shell patterns of the model names
-    that go here; none means any. Times in seconds.
+    that go here; none means any. `proxy` is the URL of the HTTP proxy that it is reached through, perhaps with a
+    password; empty: none. Times in seconds.
     """
 
     name: str
@@ -22,3 +23,4 @@ class UpstreamPolicy:
     models: tuple[str, ...] = ()
     connect_timeout: float = 10.0
     idle_timeout: float = 600.0
+    proxy: str = field(default="", repr=False)

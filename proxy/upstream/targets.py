@@ -5,12 +5,17 @@ since the upstream, or a server before it, may normalise them differently from u
 """
 
 import re
+import ssl
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes, urlsplit
 
+import certifi
 import msgspec
 
 from proxy.model.errors import BadRequest
+from proxy.model.exchange import Headers
+from proxy.upstream.policy import UpstreamPolicy
+from proxy.wire.headers import forward_request, is_credential
 
 _TRICK = re.compile(rb"(?i)(?:^|/)\.{1,2}(?:/|$)|%2e|%2f|%5c|\\|;|[\x00-\x20\x7f]")
 # What comes of decoding a path, once or again: other characters are there for what a name holds.
@@ -78,3 +83,30 @@ def map_target(base_path: bytes, target: bytes) -> UpstreamTarget:
         return UpstreamTarget(base_path + path[3:] + mark + query, True)
     is_under = not base_path or path == base_path or path.startswith(base_path + b"/")
     return UpstreamTarget(target, is_under)
+
+
+def make_key_header(policy: UpstreamPolicy) -> tuple[bytes, bytes] | None:
+    """Return the header that carries the key of the settings; None if they hold none."""
+    key = policy.api_key.encode("latin-1")
+    if not key or policy.auth == "none":
+        return None
+    return (b"authorization", b"Bearer " + key) if policy.auth == "bearer" else (b"x-api-key", key)
+
+
+def choose_headers(
+    headers: Headers, key: tuple[bytes, bytes] | None, target: UpstreamTarget
+) -> list[tuple[bytes, bytes]]:
+    """Return the client's headers that go upstream, with the key in place of its credentials where one may be sent."""
+    chosen = forward_request(headers)
+    if key is not None and target.is_under_base:
+        chosen = [header for header in chosen if not is_credential(header[0])]
+        chosen.append(key)
+    return chosen
+
+
+def make_tls_context() -> ssl.SSLContext:
+    """Return a context that trusts the system's roots and certifi's: some Python builds come with none of their own."""
+    context = ssl.create_default_context()
+    context.load_verify_locations(certifi.where())
+    context.set_alpn_protocols(["http/1.1"])
+    return context

@@ -6,7 +6,17 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from proxy.config.kinds import BaseUrl, DirectoryPath, HeaderName, Secret, SecretFile, Size, WebOrigin
+from proxy.config.kinds import (
+    BaseUrl,
+    DirectoryPath,
+    HeaderName,
+    ProxyUrl,
+    Secret,
+    SecretFile,
+    Size,
+    WebOrigin,
+    find_environment_proxy,
+)
 
 
 def refuse(kind: Any, value: object) -> str:
@@ -115,3 +125,49 @@ def test_an_origin_is_compared_in_lower_case(given: str) -> None:
 @pytest.mark.parametrize("given", ["", "app.example", "https://app.example/", "https://", "null", "https://*.example"])
 def test_what_no_page_can_come_from_is_refused(given: str) -> None:
     assert "https://app.example" in refuse(WebOrigin, given)
+
+
+@pytest.mark.parametrize("given", ["none", "env", "http://proxy.example:3128", "https://user:pass@10.0.0.1:8080/"])
+def test_a_proxy_is_none_or_the_environments_or_a_url(given: str) -> None:
+    kept = TypeAdapter(ProxyUrl).validate_python(given)
+    assert kept.get_secret_value() == given
+    assert given not in repr(kept)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("", "proxy.example:3128", "socks5://user:hidden@proxy.example", "http://", "http://x:port", "http://x:0"),
+        *("http://proxy.example/hidden", "http://proxy.example?hidden", "http://hid den"),
+    ],
+)
+def test_what_is_no_http_proxy_is_refused_without_repeating_it(given: str) -> None:
+    message = refuse(ProxyUrl, given)
+    assert "http://proxy.example:3128" in message
+    assert "hidden" not in message
+
+
+@pytest.mark.parametrize(
+    ("variables", "base_url", "found"),
+    [
+        ({}, "https://api.example/v1", ""),
+        ({"HTTPS_PROXY": "http://a:1", "HTTP_PROXY": "http://b:2"}, "https://api.example/v1", "http://a:1"),
+        ({"HTTPS_PROXY": "http://a:1", "http_proxy": "http://b:2"}, "http://api.example/v1", "http://b:2"),
+        ({"HTTPS_PROXY": "http://a:1", "https_proxy": "c:3"}, "https://api.example/v1", "http://c:3"),
+        ({"ALL_PROXY": "http://a:1"}, "https://api.example/v1", "http://a:1"),
+        ({"ALL_PROXY": "http://a:1", "NO_PROXY": "x, .example"}, "https://api.example/v1", ""),
+        ({"ALL_PROXY": "http://a:1", "NO_PROXY": "api.example:8443"}, "https://api.example:8443/v1", ""),
+        ({"ALL_PROXY": "http://a:1", "NO_PROXY": "*"}, "https://api.example/v1", ""),
+        ({"ALL_PROXY": "http://a:1"}, "http://127.0.0.1:11434/v1", ""),
+        ({"ALL_PROXY": "http://a:1"}, "http://localhost:11434/v1", ""),
+    ],
+)
+def test_the_environments_proxy_is_found_as_other_programs_find_it(
+    variables: dict[str, str], base_url: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert find_environment_proxy(base_url) == found

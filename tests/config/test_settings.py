@@ -14,6 +14,8 @@ from proxy.server.policy import ServerPolicy
 from proxy.store.policy import StorePolicy
 from proxy.upstream.policy import UpstreamPolicy
 
+PROXY = "http://user:hidden@proxy.example:3128"
+
 
 def problems_of(**values: Any) -> list[tuple[tuple[str | int, ...], str]]:
     with pytest.raises(ValidationError) as caught:
@@ -63,6 +65,7 @@ def test_every_key_reaches_a_policy() -> None:
                 "strict_alternation": True,
                 "connect_timeout": 4,
                 "idle_timeout": 5,
+                "proxy": PROXY,
             }
         ],
         sessions={"headers": ["X-Conversation"], "infer": False, "cache_bytes": 6},
@@ -92,7 +95,7 @@ def test_every_key_reaches_a_policy() -> None:
         principals={"team": Principal(keys=("sk-1", "sk-2")), "user": Principal(header="x-user")},
     )
     assert settings.store_policy() == StorePolicy(Path("/somewhere/log.db"), "full", 10**7, 2**30, must_write=True)
-    expected = UpstreamPolicy("a", "http://[::1]:9000/v1", "sk-1", "x-api-key", ("gpt-*",), 4, 5)
+    expected = UpstreamPolicy("a", "http://[::1]:9000/v1", "sk-1", "x-api-key", ("gpt-*",), 4, 5, PROXY)
     assert settings.upstream_policies() == (expected,)
     assert settings.providers() == {"a": Provider("::1", "breakpoints", "assistant", True, has_own_key=True)}
     assert settings.stated_windows() == {"a": Offer(window=9000)}
@@ -101,6 +104,19 @@ def test_every_key_reaches_a_policy() -> None:
 def test_a_key_that_goes_nowhere_is_nobodys() -> None:
     settings = Settings(upstreams=[{"name": "a", "api_key": "sk-1", "auth": "none"}, {"name": "b"}])
     assert [provider.has_own_key for provider in settings.providers().values()] == [False, False]
+
+
+def test_the_environments_proxy_is_used_where_the_settings_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("https_proxy", "ALL_PROXY", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", PROXY)
+    settings = Settings(upstreams=[{"name": "a", "proxy": "env"}, {"name": "b"}, {"name": "c", "proxy": "none"}])
+    assert [policy.proxy for policy in settings.upstream_policies()] == [PROXY, "", ""]
+    assert "hidden" not in f"{settings!r} {settings.upstream_policies()}"
+    monkeypatch.setenv("HTTPS_PROXY", "socks5://user:hidden@proxy.example")
+    ((_, problem),) = problems_of(upstreams=[{"name": "a", "proxy": "env"}])
+    assert "the proxy that the environment names for this upstream cannot be used" in problem
+    assert "hidden" not in problem
 
 
 def test_one_idle_time_can_be_given_to_all_upstreams() -> None:

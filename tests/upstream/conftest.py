@@ -1,8 +1,11 @@
 """The way out is tested on both loops: uvloop, which production runs on, and asyncio's own."""
 
 import asyncio
+import shutil
+import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -15,6 +18,7 @@ from proxy.upstream.policy import UpstreamPolicy
 from tests.support.loops import MovableLoop, MovableUvloop
 from tests.support.scripted import LIMIT, ScriptedUpstream, Wire
 
+OPENSSL = shutil.which("openssl")
 REQUEST = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
 
 
@@ -23,6 +27,18 @@ def pytest_asyncio_loop_factories(
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Every asynchronous test here runs twice."""
     return {"uvloop": MovableUvloop, "asyncio": MovableLoop}
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for 127.0.0.1 that signs itself; its key is beside it as `key.pem`."""
+    if OPENSSL is None:
+        pytest.skip("needs openssl to make a certificate")
+    path = tmp_path_factory.mktemp("tls") / "certificate.pem"
+    command = f"{OPENSSL} req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
+    files = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(path.with_name("key.pem")), "-out", str(path)]
+    subprocess.run([*command.split(), *files], check=True, capture_output=True)
+    return path
 
 
 @pytest.fixture

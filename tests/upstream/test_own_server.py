@@ -1,14 +1,8 @@
-"""Asking the running server, over sockets."""
-
-import asyncio
-import json
+"""Where our own server is found, and which upstreams are it."""
 
 import pytest
 
-from proxy.engine.runtime import TaskRunner
-from proxy.model.errors import TooLarge, UpstreamUnreachable
-from proxy.upstream.own_server import ask_own_server, leads_back, name_address
-from tests.support.scripted import ScriptedUpstream, Wire, answer
+from proxy.upstream.own_server import leads_back, name_address
 
 
 @pytest.mark.parametrize(
@@ -23,46 +17,6 @@ from tests.support.scripted import ScriptedUpstream, Wire, answer
 )
 def test_a_server_is_found_where_it_listens(host: str, address: str) -> None:
     assert name_address(host, 8484) == address
-
-
-async def test_the_answer_is_handed_on_whatever_its_status() -> None:
-    async with ScriptedUpstream() as server:
-
-        async def play(wire: Wire) -> None:
-            server.requests.append(await wire.read_request())
-            wire.send(answer(b'{"error":{}}', "Content-Type: application/json", status="409 Conflict"))
-
-        server.script = play
-        address = f"http://127.0.0.1:{server.port}"
-        got = await ask_own_server(
-            address, "the-token", "/-/api/sessions/a/compact", b'{"level":3}', TaskRunner().spawn
-        )
-    assert got == (409, b'{"error":{}}')
-    (asked,) = server.requests
-    assert asked.line == b"POST /-/api/sessions/a/compact HTTP/1.1"
-    assert asked.find(b"authorization") == b"Bearer the-token"
-    assert json.loads(asked.body) == {"level": 3}
-
-
-async def test_where_nobody_listens_it_is_told_what_to_do() -> None:
-    listener = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-    port = listener.sockets[0].getsockname()[1]
-    listener.close()
-    await listener.wait_closed()
-    with pytest.raises(UpstreamUnreachable, match="start it by `palimpsest serve`, or say --host, --port"):
-        await ask_own_server(f"http://127.0.0.1:{port}", "t", "/", b"", TaskRunner().spawn)
-
-
-async def test_an_answer_without_end_is_not_read_to_it() -> None:
-    async with ScriptedUpstream() as server:
-
-        async def play(wire: Wire) -> None:
-            await wire.read_request()
-            wire.send(answer(b"x" * 100))
-
-        server.script = play
-        with pytest.raises(TooLarge):
-            await ask_own_server(f"http://127.0.0.1:{server.port}", "t", "/", b"", TaskRunner().spawn, 10)
 
 
 @pytest.mark.parametrize(

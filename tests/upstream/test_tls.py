@@ -1,9 +1,7 @@
 """An upstream over TLS: known by a certificate that somebody we trust has signed, and otherwise not talked to."""
 
 import asyncio
-import shutil
 import ssl
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,19 +12,6 @@ from proxy.model.errors import UpstreamUnreachable
 from proxy.upstream.forwarder import Forwarder
 from proxy.upstream.policy import UpstreamPolicy
 from tests.support.scripted import LIMIT, ScriptedUpstream, answer, chunk, stream_head
-
-OPENSSL = shutil.which("openssl")
-pytestmark = pytest.mark.skipif(OPENSSL is None, reason="needs openssl to make a certificate")
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for 127.0.0.1 that signs itself; its key is beside it as `key.pem`."""
-    path = tmp_path_factory.mktemp("tls") / "certificate.pem"
-    command = f"{OPENSSL} req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
-    files = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(path.with_name("key.pem")), "-out", str(path)]
-    subprocess.run([*command.split(), *files], check=True, capture_output=True)
-    return path
 
 
 @pytest.fixture

@@ -1,0 +1,315 @@
+"""What httpx carries: upstreams behind an HTTP proxy, and requests to our own server.
+
+A call through httpx costs 0.6 ms more than one through `forwarder` (benchmarks/upstream_clients.py), and to import it
+80 ms and 6 MB; so this module is imported only where one of the two is needed, and no other call passes it.
+"""
+
+import asyncio
+import ipaddress
+import ssl
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import httpx
+
+from proxy.engine.ports import RequestBody, UpstreamResponse
+from proxy.model.errors import BadRequest, ProxyError, TooLarge, UpstreamUnreachable
+from proxy.model.exchange import Headers
+from proxy.upstream.policy import UpstreamPolicy
+from proxy.upstream.targets import choose_headers, make_key_header, make_tls_context, map_target, parse_base
+from proxy.wire.headers import HOP, find, is_loopback, list_hops
+
+Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+
+_HIGH_WATER = 256 * 1024
+# An idle tunnel is checked before it is used again, but a close that is still on its way costs the call, which is sent
+# once only: so tunnels are kept for the pauses of an agent that uses tools, not for those of its user.
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30.0)
+_MAX_ADMIN_BYTES = 16 * 1024 * 1024
+# One request to our own server may have it call models several times, for a minute each.
+_ADMIN_TIMEOUT = httpx.Timeout(1800.0, connect=10.0)
+
+
+class ProxiedClient:
+    """One upstream behind an HTTP proxy; it has the same port as `Forwarder`.
+
+    An https upstream is reached by CONNECT, an http one by requests with an absolute URL. A call is sent once: nothing
+    is tried again, no redirect followed, no cookie kept, no body decoded. `spawn` runs the task that receives a
+    response. `hop_id` names this server to servers of its kind (BEHAVIOUR B40), where the upstream's own address is
+    loopback or private.
+    """
+
+    def __init__(self, policy: UpstreamPolicy, spawn: Spawn, *, hop_id: str = "") -> None:
+        self.name = policy.name
+        self._policy = policy
+        self._spawn = spawn
+        self._origin, self._base_path = parse_base(policy.base_url)
+        self._key = make_key_header(policy)
+        self._hop_id = hop_id.encode() if _is_near(self._origin.host) else b""
+        self._tls = make_tls_context()
+        self._transport: _Transport | None = None
+
+    async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> UpstreamResponse:
+        """See the port. A streamed body is sent whole before the response is read: httpx cannot do both at once."""
+        request = self._build_request(method, target, headers, body)
+        transport = self._transport = self._transport or _Transport(self._policy.proxy, self._tls)
+        transport.under_way += 1
+        try:
+            async with asyncio.timeout(self._policy.connect_timeout) as connecting:
+
+                async def note_event(event: str, info: dict[str, Any]) -> None:
+                    if event == "http11.send_request_headers.started" and info["request"].method != b"CONNECT":
+                        connecting.reschedule(None)
+
+                request.extensions["trace"] = note_event
+                response = await transport.handle_async_request(request)
+            if response.status_code >= 600:
+                await response.aclose()
+                raise UpstreamUnreachable(f"the upstream's status {response.status_code} was not asked for")
+        except BaseException as error:
+            if connecting.when() is not None:
+                # httpcore keeps a connection for good that is given up while it is being made.
+                transport.is_retired = True
+                self._transport = None
+            self._release(transport)
+            if isinstance(error, TimeoutError | httpx.HTTPError):
+                raise self._explain(error) from error
+            raise
+        return ProxiedResponse(response, self._spawn, self._explain, lambda: self._release(transport))
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            await transport.aclose()
+
+    def _build_request(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> httpx.Request:
+        mapped = map_target(self._base_path, target)
+        sent = [(b"host", self._origin.host_field), *choose_headers(headers, self._key, mapped)]
+        if self._hop_id:
+            sent.append((HOP, b", ".join([*list_hops(headers), self._hop_id])))
+        stream: httpx.AsyncByteStream
+        if isinstance(body, bytes):
+            stream = httpx.ByteStream(body)
+            if body or method in ("POST", "PUT", "PATCH"):
+                sent.append((b"content-length", b"%d" % len(body)))
+        else:
+            stream = _UploadStream(body)
+            length = find(headers, b"content-length")
+            sent.append((b"content-length", length) if length else (b"transfer-encoding", b"chunked"))
+        idle = self._policy.idle_timeout
+        timeout = {"connect": None, "read": idle, "write": idle, "pool": None}
+        url = self._policy.base_url
+        request = httpx.Request(method, url, headers=sent, stream=stream, extensions={"timeout": timeout})
+        request.url = _RawUrl(url, mapped.path)
+        return request
+
+    def _release(self, transport: "_Transport") -> None:
+        transport.under_way -= 1
+        if transport.is_retired and not transport.under_way:
+            self._spawn(transport.aclose())
+
+    def _explain(self, error: Exception, *, has_head: bool = False) -> ProxyError:
+        """Return what an error means for the caller; its text never holds the proxy's address or credentials."""
+        name, policy = self.name, self._policy
+        match error:
+            case TimeoutError():
+                what = f"no connection to the upstream {name!r} through its proxy within {policy.connect_timeout:g} s"
+                return UpstreamUnreachable(what, was_silent=True)
+            case httpx.TimeoutException():
+                return UpstreamUnreachable(f"the upstream was silent for {policy.idle_timeout:g} s", was_silent=True)
+            case httpx.ProxyError():
+                return UpstreamUnreachable(f"the proxy of the upstream {name!r} refused to connect: {error}")
+            case httpx.ConnectError():
+                return UpstreamUnreachable(f"no connection to the upstream {name!r} through its proxy: {error}")
+            case httpx.LocalProtocolError():
+                return BadRequest(f"this request cannot be sent through a proxy: {error}")
+            case httpx.RemoteProtocolError() if "disconnected" not in str(error) and "closed" not in str(error):
+                return UpstreamUnreachable(f"the upstream's answer is not valid HTTP: {error}")
+        where = "in the middle of its answer" if has_head else "before it answered"
+        return UpstreamUnreachable(f"the upstream closed the connection {where}")
+
+
+class ProxiedResponse:
+    """A response on its way through a proxy; it has the port `UpstreamResponse`.
+
+    A task of its own receives it: httpcore closes a connection of which a read is cancelled, while who reads here may
+    give up waiting and come back.
+    """
+
+    def __init__(
+        self,
+        response: httpx.Response,
+        spawn: Spawn,
+        explain: Callable[..., ProxyError],
+        release: Callable[[], None],
+    ) -> None:
+        self.status = response.status_code
+        self.headers: Headers = tuple([(name.lower(), value) for name, value in response.headers.raw])
+        self.is_received = False
+        self._response = response
+        self._explain = explain
+        self._release = release
+        self._pieces: list[bytes] = []
+        self._buffered = 0
+        self._error: ProxyError | None = None
+        self._arrival: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+        self._is_started = self._is_closed = False
+        self._task = spawn(self._receive())
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether every byte has been read."""
+        return self.is_received and not self._pieces
+
+    async def read(self) -> bytes:
+        """Return the next bytes, empty at the end."""
+        while not self._pieces:
+            if self.is_received:
+                return b""
+            await self._wait()
+        return self._take()
+
+    async def pump(self, take: Callable[[bytes], bool]) -> None:
+        """Hand on what comes until `take` says no or the response is here whole."""
+        while not self.is_received:
+            if not self._pieces:
+                await self._wait()
+            elif not take(self._take()):
+                return
+
+    def close(self) -> None:
+        """Keep the connection if the response is here whole, else close it."""
+        self._is_closed = True
+        if self._is_started and not self.is_received:
+            self._task.cancel()
+
+    async def _wait(self) -> None:
+        """Return when the task has received all that came at once. Raises the error that ended the response."""
+        if self._error is not None:
+            raise self._error
+        self._arrival = asyncio.get_running_loop().create_future()
+        try:
+            await self._arrival
+        finally:
+            self._arrival = None
+
+    def _take(self) -> bytes:
+        content = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        self._buffered = 0
+        _resolve(self._room)
+        return content
+
+    async def _receive(self) -> None:
+        self._is_started = True
+        try:
+            if not self._is_closed:
+                await self._receive_body()
+                self.is_received = True
+        except httpx.HTTPError as error:
+            self._error = self._explain(error, has_head=True)
+        finally:
+            if not self.is_received and self._error is None:
+                self._error = UpstreamUnreachable("the response was given up")
+            _resolve(self._arrival)
+            try:
+                await self._response.aclose()
+            finally:
+                self._release()
+
+    async def _receive_body(self) -> None:
+        assert isinstance(self._response.stream, httpx.AsyncByteStream)
+        async for piece in self._response.stream:
+            self._pieces.append(piece)
+            self._buffered += len(piece)
+            _resolve(self._arrival)
+            if self._buffered > _HIGH_WATER:
+                self._room = asyncio.get_running_loop().create_future()
+                await self._room
+
+
+class AdminClient:
+    """Requests to our own server, such as commands make: only one process writes the log (BEHAVIOUR B32e).
+
+    The token goes to the address of the settings and nowhere else: no proxy is used, no redirect followed. Responses
+    longer than `max_bytes` are refused.
+    """
+
+    def __init__(self, address: str, token: str, max_bytes: int = _MAX_ADMIN_BYTES) -> None:
+        self._address = address
+        self._headers = {
+            "authorization": f"Bearer {token}",
+            "content-type": "application/json",
+            "accept-encoding": "identity",
+        }
+        self._max_bytes = max_bytes
+
+    async def post(self, target: str, body: bytes) -> tuple[int, bytes]:
+        """Return status and body of the response. Raises UpstreamUnreachable where no server answers, and TooLarge."""
+        # Our server speaks plain HTTP: `verify` only saves reading the system's certificates.
+        client = httpx.AsyncClient(
+            base_url=self._address, headers=self._headers, timeout=_ADMIN_TIMEOUT, trust_env=False, verify=False
+        )
+        try:
+            async with client, client.stream("POST", target, content=body) as response:
+                content = b""
+                async for piece in response.aiter_raw():
+                    content += piece
+                    if len(content) > self._max_bytes:
+                        raise TooLarge(f"the response of the server has more than {self._max_bytes} bytes")
+                return response.status_code, content
+        except httpx.HTTPError as error:
+            what = f"the server at {self._address} does not answer: {error}"
+            raise UpstreamUnreachable(f"{what}; start it by `palimpsest serve`, or say --host, --port") from error
+
+
+class _Transport(httpx.AsyncHTTPTransport):
+    """Connections through one proxy. `under_way` counts the calls on them; one that is retired gets no more."""
+
+    def __init__(self, proxy: str, tls: ssl.SSLContext) -> None:
+        through = httpx.Proxy(proxy, ssl_context=tls if proxy.lower().startswith("https:") else None)
+        super().__init__(verify=tls, trust_env=False, limits=_LIMITS, proxy=through)
+        self.under_way = 0
+        self.is_retired = False
+
+
+class _RawUrl(httpx.URL):
+    """A URL whose path and query are sent as they stand: httpx would normalise them.
+
+    httpx's extension `target` is no way to do so, for CONNECT and absolute URLs would have it, too.
+    """
+
+    def __init__(self, url: str, target: bytes) -> None:
+        super().__init__(url)
+        self._target = target
+
+    @property
+    def raw_path(self) -> bytes:
+        """The path and query as they stand."""
+        return self._target
+
+
+class _UploadStream(httpx.AsyncByteStream):
+    """A streamed request body as httpx takes it."""
+
+    def __init__(self, body: RequestBody) -> None:
+        self._body = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while content := await self._body.read():
+            yield content
+
+
+def _resolve(future: "asyncio.Future[None] | None") -> None:
+    if future is not None and not future.done():
+        future.set_result(None)
+
+
+def _is_near(host: str) -> bool:
+    """Whether a host is this machine, or an address that is not of the public network."""
+    try:
+        return is_loopback(host) or not ipaddress.ip_address(host).is_global
+    except ValueError:
+        return False

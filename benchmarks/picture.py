@@ -18,10 +18,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from benchmarks.processes import find_free_port, get_status
 from proxy.upstream.tokenizer import load_encoder
@@ -93,11 +93,15 @@ class Upstream:
             def log_message(self, format: str, *args: Any) -> None: ...
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self.server.server_address[1]
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
-    @property
-    def port(self) -> int:
-        return self.server.server_address[1]
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.server.shutdown()
+        self.server.server_close()
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         body = json.loads(handler.rfile.read(int(handler.headers["content-length"])))
@@ -159,15 +163,15 @@ def run_session(port: int, calls: int, sent: TokenCount) -> None:
     """Work as an agent does: send the whole history with every call, and append the answer and the tool's output."""
     history: list[Message] = [{"role": "system", "content": make_text("system", 600)}]
     tools = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_SECONDS)
     for n in range(calls):
         if n % 40 == 0:
             history.append(make_task(n))
         body = json.dumps({"model": MODEL, "messages": history, "tools": tools})
         headers = {"authorization": "Bearer sk-mock", "content-type": "application/json"}
-        connection.request("POST", "/v1/chat/completions", body, headers)
-        response = connection.getresponse()
-        document = json.loads(response.read())
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=_SECONDS)) as connection:
+            connection.request("POST", "/v1/chat/completions", body, headers)
+            response = connection.getresponse()
+            document = json.loads(response.read())
         if response.status != 200:
             raise RuntimeError(f"call {n}: status {response.status}: {document}")
         sent.add(history)
@@ -176,15 +180,16 @@ def run_session(port: int, calls: int, sent: TokenCount) -> None:
 
 
 @contextmanager
-def run_proxy(upstream: int, data: str, *options: str) -> Iterator[int]:
+def run_proxy(upstream: int, data: Path, *options: str) -> Iterator[int]:
     """Run the proxy for the length of a `with` block; yields its port."""
     port = find_free_port()
-    command = [sys.executable, "-m", "proxy", "serve", "--port", str(port), "--data", data, *options]
-    process = subprocess.Popen(
-        [*command, "--upstream", f"http://127.0.0.1:{upstream}/v1"],
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PALIMPSEST_COMPACTION__AUTO": "false", "PALIMPSEST_COMPACTION__HARD_WAIT_SECONDS": "60"},
-    )
+    command = [sys.executable, "-m", "proxy", "serve", "--port", str(port), "--data", str(data), *options]
+    settings = {
+        "PALIMPSEST_UPSTREAMS": f'[{{"name": "openai", "base_url": "http://127.0.0.1:{upstream}/v1"}}]',
+        "PALIMPSEST_COMPACTION__AUTO": "false",
+        "PALIMPSEST_COMPACTION__HARD_WAIT_SECONDS": "60",
+    }
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, **settings})
     try:
         deadline = time.monotonic() + _SECONDS
         while get_status(port, "/-/live") != 200:
@@ -200,11 +205,12 @@ def run_proxy(upstream: int, data: str, *options: str) -> Iterator[int]:
 def measure(calls: int, *options: str) -> dict[str, list[int]]:
     """Run a session; returns the tokens of each request and the cached ones among them, without and with the proxy."""
     without, arrived = TokenCount(), TokenCount()
-    upstream = Upstream(arrived)
-    with tempfile.TemporaryDirectory() as data, run_proxy(upstream.port, data, *options) as port:
+    with (
+        tempfile.TemporaryDirectory() as data,
+        Upstream(arrived) as upstream,
+        run_proxy(upstream.port, Path(data), *options) as port,
+    ):
         run_session(port, calls, without)
-    upstream.server.shutdown()
-    upstream.server.server_close()
     return {
         "without": without.requests,
         "without_cached": without.cached,

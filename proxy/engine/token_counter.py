@@ -16,7 +16,9 @@ from proxy.context.model_catalog import Encoding, Family, count_media, count_too
 from proxy.engine.ports import Tokenizer
 from proxy.model.manifest import digest_of
 from proxy.model.messages import CountedContent, TokenWeight
-from proxy.wire.messages import read_counted_message, read_counted_tools
+from proxy.wire.format import DecodedMessage
+from proxy.wire.json_values import load_lenient
+from proxy.wire.messages import read_counted_content, read_counted_tools
 
 _MOST_RATIOS = 1024
 # Bytes that are counted where they are: a step of an agent. Handing work to a thread and back costs the event loop
@@ -31,13 +33,14 @@ _FORMULAIC = "openai"
 class Piece(NamedTuple):
     """A message of a request, or its tools: a hash of its bytes, and the bytes.
 
-    `is_spelt`: it counts as the JSON that it is.
+    `is_spelt`: it counts as the JSON that it is. `decoded` is a message that was decoded already.
     """
 
     digest: bytes
     raw: bytes
     is_tools: bool = False
     is_spelt: bool = False
+    decoded: DecodedMessage | None = None
 
 
 class Count(NamedTuple):
@@ -161,7 +164,9 @@ def _spell_out(piece: Piece) -> Piece:
 def _read(piece: Piece) -> CountedContent:
     if piece.is_spelt:
         return CountedContent(piece.raw.decode("utf-8", "replace"))
-    return read_counted_tools(piece.raw) if piece.is_tools else read_counted_message(piece.raw)
+    if piece.is_tools:
+        return read_counted_tools(piece.raw)
+    return piece.decoded.content if piece.decoded is not None else read_counted_content(load_lenient(piece.raw))
 
 
 def _sum(weight: TokenWeight, piece: Piece, family: Family, model: str) -> int:

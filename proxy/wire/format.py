@@ -7,11 +7,19 @@ from itertools import chain
 from typing import Any, ClassVar
 
 from proxy.model.exchange import Answer
-from proxy.model.messages import LEDGER_HEAD, Message, MessageStructure
+from proxy.model.messages import LEDGER_HEAD, CountedContent, Message, MessageStructure
 from proxy.wire.body import ByteRange, SplitBody
 from proxy.wire.identity import Item, ItemReader
-from proxy.wire.json_values import JSON_ERRORS, format_json, load_json, load_lenient, read_objects, read_text
-from proxy.wire.messages import find_markers, read_markers
+from proxy.wire.json_values import (
+    JSON_ERRORS,
+    format_json,
+    limit_depth,
+    load_json,
+    load_lenient,
+    read_objects,
+    read_text,
+)
+from proxy.wire.messages import find_markers, read_counted_content, read_markers
 from proxy.wire.streams import ServerEvent
 from proxy.wire.validity import Rules
 
@@ -113,35 +121,17 @@ class Format(ABC):
 
     # What messages say
 
-    def parse_message(self, raw: bytes) -> Message:
-        """Return what one raw message, or item, says. What cannot be read is its own text.
+    def decode_message(self, raw: bytes) -> "DecodedMessage":
+        """Decode one raw message, or item, of which more than one thing is asked."""
+        return DecodedMessage(self, raw)
 
-        Text is what a person would read: results of tools in any form, words of user and assistant, JSON where there is
-        nothing plainer. Reasoning is none, and media are described in words.
-        """
-        value = load_lenient(raw)
-        if not isinstance(value, dict):
-            return Message(self.parse_structure(raw).role, value if isinstance(value, str) else format_json(value))
-        return self._read_message(value)
+    def parse_message(self, raw: bytes) -> Message:
+        """Return what one raw message, or item, says."""
+        return DecodedMessage(self, raw).message
 
     def parse_structure(self, raw: bytes) -> MessageStructure:
-        """Return the structure of one raw message, or item. What cannot be read has the role "" and a flaw.
-
-        Flaws are strict, since they count only against what we wrote ourselves: whatever the client sent is the
-        upstream's to judge.
-        """
-        try:
-            value = load_json(raw)
-        except JSON_ERRORS:
-            value = None
-        if not isinstance(value, dict):
-            return MessageStructure("", flaws=("unreadable",))
-        # Most messages are a text, which need not be searched for a word that may be in it.
-        if not (isinstance(value.get("content"), list) or value.get("tool_calls")):
-            markers = tuple(find_markers(value)) if _MARKER in value else ()
-        else:  # a name may be written with escapes
-            markers = tuple(find_markers(value)) if b"cache_control" in raw or b"\\u" in raw else ()
-        return self._read_structure(value, markers, b"json" in raw.lower())
+        """Return the structure of one raw message, or item."""
+        return DecodedMessage(self, raw).structure
 
     @abstractmethod
     def _read_structure(
@@ -220,6 +210,58 @@ class Format(ABC):
         parts = [value, *read_objects(value.get("content"))] if isinstance(value, dict) else []
         is_compacted = any(read_text(part.get("type")) in _COMPACTIONS for part in parts)
         return "the messages have a compaction" if is_compacted else ""
+
+
+class DecodedMessage:
+    """One raw message, or item, decoded once; what is asked of it is read from the decoded value when it is asked.
+
+    Text is looked at only where a plan is made, and content only where a message is counted for the first time, so
+    neither is read before.
+    """
+
+    __slots__ = ("_format", "_raw", "_value")
+
+    def __init__(self, form: Format, raw: bytes) -> None:
+        self._format = form
+        self._raw = raw
+        try:
+            self._value = load_json(raw)
+        except JSON_ERRORS:
+            self._value = raw.decode(errors="replace")
+
+    @property
+    def structure(self) -> MessageStructure:
+        """Its structure. What cannot be read has the role "" and a flaw.
+
+        Flaws are strict, since they count only against what we wrote ourselves: whatever the client sent is the
+        upstream's to judge.
+        """
+        value, raw = self._value, self._raw
+        if not isinstance(value, dict):
+            return MessageStructure("", flaws=("unreadable",))
+        # Most messages are a text, which need not be searched for a word that may be in it.
+        if not (isinstance(value.get("content"), list) or value.get("tool_calls")):
+            markers = tuple(find_markers(value)) if _MARKER in value else ()
+        else:  # a name may be written with escapes
+            markers = tuple(find_markers(value)) if b"cache_control" in raw or b"\\u" in raw else ()
+        return self._format._read_structure(value, markers, b"json" in raw.lower())
+
+    @property
+    def message(self) -> Message:
+        """What it says. What cannot be read, or is nested too deeply, is its own text.
+
+        Text is what a person would read: results of tools in any form, words of user and assistant, JSON where there is
+        nothing plainer. Reasoning is none, and media are described in words.
+        """
+        value = limit_depth(self._value, self._raw)
+        if not isinstance(value, dict):
+            return Message(self.structure.role, value if isinstance(value, str) else format_json(value))
+        return self._format._read_message(value)
+
+    @property
+    def content(self) -> CountedContent:
+        """What of it costs tokens."""
+        return read_counted_content(limit_depth(self._value, self._raw))
 
 
 def _say_json(body: SplitBody, leading: int) -> bool:

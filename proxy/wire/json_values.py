@@ -65,6 +65,11 @@ def load_lenient(raw: bytes) -> object:
         value = load_json(raw)
     except JSON_ERRORS:
         return raw.decode(errors="replace")
+    return limit_depth(value, raw)
+
+
+def limit_depth(value: object, raw: bytes) -> object:
+    """Return the value of a JSON text; the text itself where that is nested too deeply."""
     # Brackets in strings count too, so only the few texts with many are walked.
     if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and not is_shallow(value):
         return raw.decode(errors="replace")

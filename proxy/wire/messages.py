@@ -270,9 +270,8 @@ _UNREAD = frozenset(["type", "cache_control", "signature", "status", "index", "i
 _JSON = frozenset(["input", "arguments", "action", "parameters", "input_schema", "schema"])
 
 
-def read_counted_message(raw: bytes) -> CountedContent:
-    """Return what a message of any wire costs tokens for."""
-    value = load_lenient(raw)
+def read_counted_content(value: object) -> CountedContent:
+    """Return what a decoded message of any wire costs tokens for."""
     texts: list[str] = []
     media: list[Medium] = []
     left = [value]

@@ -7,14 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.messages import CountedContent, Medium
-from proxy.wire.messages import read_counted_message, read_counted_tools
+from proxy.wire import FORMATS
+from proxy.wire.messages import read_counted_tools
 
+CHAT = FORMATS["chat_completions"]
 IMAGE = {"type": "image_url", "image_url": {"url": "https://x/y.png"}}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
 
 
 def read(value: object) -> CountedContent:
-    return read_counted_message(json.dumps(value).encode())
+    return CHAT.decode_message(json.dumps(value).encode()).content
 
 
 @pytest.mark.parametrize(
@@ -60,12 +62,12 @@ def test_media_are_no_text() -> None:
 
 @pytest.mark.parametrize("raw", [b"no json", b'{"a":' * 500 + b"1" + b"}" * 500, b"\xff"])
 def test_what_is_no_json_or_too_deep_counts_as_it_stands(raw: bytes) -> None:
-    assert read_counted_message(raw).text == raw.decode(errors="replace")
+    assert CHAT.decode_message(raw).content.text == raw.decode(errors="replace")
     assert read_counted_tools(raw) == CountedContent("")
 
 
 def test_numbers_no_float_holds_are_counted() -> None:
-    assert "1e400" in read_counted_message(b'{"content":1e400}').text.lower()
+    assert "1e400" in CHAT.decode_message(b'{"content":1e400}').content.text.lower()
 
 
 NAMES = st.text(max_size=8) | st.sampled_from(["type", "input", "properties"])

@@ -252,7 +252,9 @@ async def _examine(wire: str, raws: Sequence[bytes]) -> tuple[list[MessageStruct
 
 
 def _look_at(wire: str, raws: Sequence[bytes]) -> tuple[list[MessageStructure], list[Piece]]:
-    return [FORMATS[wire].parse_structure(raw) for raw in raws], [Piece(digest_of(raw), raw) for raw in raws]
+    decoded = [FORMATS[wire].decode_message(raw) for raw in raws]
+    pieces = [Piece(digest_of(raw), raw, decoded=each) for raw, each in zip(raws, decoded, strict=True)]
+    return [each.structure for each in decoded], pieces
 
 
 def _is_long_named(shape: MessageStructure) -> bool:

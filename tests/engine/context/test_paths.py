@@ -11,8 +11,8 @@ import pytest
 from proxy.engine.context.history_cache import HistoryCache, MeasuredHistory, count_shared
 from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import Piece, TokenCounter
-from proxy.model.messages import MessageStructure
 from proxy.wire.chat_completions import ChatCompletions
+from proxy.wire.format import DecodedMessage
 from tests.support.managing import SESSION, QuarterTokens, make_history, make_subject
 
 Message = dict[str, Any]
@@ -260,9 +260,9 @@ async def test_much_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None
     threads: list[bool] = []
 
     class NotingFormat(ChatCompletions):
-        def parse_structure(self, raw: bytes) -> MessageStructure:
+        def decode_message(self, raw: bytes) -> DecodedMessage:
             threads.append(threading.current_thread() is threading.main_thread())
-            return super().parse_structure(raw)
+            return super().decode_message(raw)
 
     monkeypatch.setattr("proxy.engine.context.history_cache.FORMATS", {"chat_completions": NotingFormat()})
     paths, _ = make_paths()

@@ -124,5 +124,5 @@ def name_mark(name: str) -> str:
 
 
 def _is_text(name: str) -> bool:
-    """Whether it has an encoding: a lone surrogate has none."""
+    """Return whether it has an encoding: a lone surrogate has none."""
     return not any("\ud800" <= character <= "\udfff" for character in name)

@@ -92,7 +92,7 @@ class TokenWeight(msgspec.Struct, frozen=True, gc=False):
 
 
 def joins_run(before: MessageStructure, message: MessageStructure) -> bool:
-    """Whether a message goes on with the run of the one before it.
+    """Return whether a message goes on with the run of the one before it.
 
     What the assistant says in one go and the results directly behind it are one run, on every wire. A run is judged as
     a whole (`wire/validity`), and is the least that may be taken out of a history (`context/conversation`).

@@ -55,12 +55,12 @@ class SplitBody(msgspec.Struct, frozen=True, gc=False):
     items: Sequence[ByteRange]
 
     def member(self, name: str) -> bytes:
-        """The raw JSON of a top-level member, empty if absent."""
+        """Return the raw JSON of a top-level member, empty if absent."""
         span = self.members.get(name)
         return self.content[span.start : span.end] if span else b""
 
     def gap_before(self, index: int) -> int:
-        """Where the separator before item `index` begins: behind the bracket, or behind the item before."""
+        """Return where the separator before item `index` begins: behind the bracket, or behind the item before."""
         return self.items[index - 1].end if index else self._array_start()
 
     def _array_start(self) -> int:
@@ -104,7 +104,7 @@ def split_after(content: bytes, items_key: str, known: SplitBody, count: int) ->
 
 
 def count_shared(content: bytes, known: SplitBody) -> int:
-    """How many of `known`'s first items stand in `content` at the same place, with the same bytes up to their end."""
+    """Return how many of `known`'s first items stand in `content` at the same place, with the same bytes."""
     items, before = known.items, known.content
     if not items or items[0].end > len(content):
         return 0
@@ -124,14 +124,14 @@ def count_shared(content: bytes, known: SplitBody) -> int:
 
 
 def _count_ended(content: bytes, known: SplitBody, count: int) -> int:
-    """The count, less one where the last shared item goes on in `content`, as a number may: `1` in `12`."""
+    """Return the count, less one where the last shared item goes on in `content`, as a number may: `1` in `12`."""
     end = known.items[count - 1].end if count else len(content)
     is_ended = end < len(content) and content[end] in _AFTER_VALUE
     return count if is_ended else max(0, count - 1)
 
 
 def _pass_equal_blocks(a: bytes, b: bytes) -> int:
-    """How many bytes are surely the same at the beginning: whole blocks, or all of the shorter one."""
+    """Return how many bytes are surely the same at the beginning: whole blocks, or all of the shorter one."""
     limit = min(len(a), len(b))
     at = 0
     while at < limit and a.startswith(b[at : at + _BLOCK], at):
@@ -140,7 +140,7 @@ def _pass_equal_blocks(a: bytes, b: bytes) -> int:
 
 
 def _find_parting(a: bytes, b: bytes, at: int) -> int:
-    """Length of the common prefix, which ends in the block that begins at `at`; compares halves of it."""
+    """Return the length of the common prefix, which ends in the block that begins at `at`; compares halves of it."""
     low, high = at, min(at + _BLOCK, len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
@@ -190,14 +190,14 @@ def _find_elements(content: bytes, array: ByteRange, most: int) -> list[ByteRang
 
 
 def _place(value: bytes, content: bytes, at: int) -> ByteRange:
-    """The span of a value that must stand at `at`."""
+    """Return the span of a value that must stand at `at`."""
     if not content.startswith(value, at):
         raise _Unaccounted
     return ByteRange(at, at + len(value))
 
 
 def _pass(separator: re.Pattern[bytes], content: bytes, at: int) -> int:
-    """Where a separator that must begin at `at` ends."""
+    """Return where a separator that must begin at `at` ends."""
     match = separator.match(content, at)
     if match is None:
         raise _Unaccounted
@@ -205,7 +205,7 @@ def _pass(separator: re.Pattern[bytes], content: bytes, at: int) -> int:
 
 
 def _scan_members(content: bytes) -> dict[str, ByteRange]:
-    """The members of legal JSON that msgspec refuses, by counting brackets."""
+    """Return the members of legal JSON that msgspec refuses, by counting brackets."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
@@ -225,7 +225,7 @@ def _scan_members(content: bytes) -> dict[str, ByteRange]:
 
 
 def _scan_values(content: bytes, at: int) -> Iterator[ByteRange]:
-    """The values from `at` on, separated by commas, up to the bracket that closes what holds them."""
+    """Yield the values from `at` on, separated by commas, up to the bracket that closes what holds them."""
     depth, start, end = 0, -1, at
     for token in _TOKEN.finditer(content, at):  # pragma: no branch - the JSON is whole, so it closes
         first = content[token.start()]
@@ -249,7 +249,7 @@ _MOST_STACKED = 16 * 1024 * 1024
 
 
 def decode_content(content: bytes, encoding: str, cap: int) -> bytes:
-    """The content without its encoding, at most `cap` bytes; what a cut stream still gives.
+    """Return the content without its encoding, at most `cap` bytes; what a cut stream still gives.
 
     Raises ValueError for an encoding we do not read or bytes that are not in it.
     """
@@ -259,7 +259,7 @@ def decode_content(content: bytes, encoding: str, cap: int) -> bytes:
 
 
 def decode_pieces(content: bytes, encoding: str) -> Iterator[bytes]:
-    """The same piece by piece, of some 256 KiB each."""
+    """Yield the content without its encoding in pieces of some 256 KiB. Raises ValueError as `decode_content`."""
     codings = _list_codings(encoding)
     for coding in codings:
         if coding not in _DECODERS:
@@ -273,14 +273,14 @@ def decode_pieces(content: bytes, encoding: str) -> Iterator[bytes]:
 
 
 def encode_content(content: bytes, encoding: str) -> bytes:
-    """The content in an encoding that is read here."""
+    """Return the content in an encoding that `decode_content` reads."""
     for coding in _list_codings(encoding):
         content = _ENCODERS[coding](content)
     return content
 
 
 def _list_codings(encoding: str) -> list[str]:
-    """The codings of a field, in the order in which they were applied."""
+    """Return the codings of a header's value, in the order in which they were applied."""
     return [coding for part in encoding.split(",") if (coding := part.strip().lower()) not in ("", "identity")]
 
 
@@ -295,7 +295,7 @@ def _take(pieces: Iterator[bytes], cap: int) -> bytes:
 
 
 def _gunzip(content: bytes) -> Iterator[bytes]:
-    """All members, one behind the other; what else comes behind them is passed over."""
+    """Yield the content of all members, one behind the other; anything else behind them is passed over."""
     decoder = zlib.decompressobj(_GZIP)
     yield from _inflate(decoder, content)
     while decoder.unused_data.startswith(_GZIP_BEGINS):
@@ -304,7 +304,7 @@ def _gunzip(content: bytes) -> Iterator[bytes]:
 
 
 def _undeflate(content: bytes) -> Iterator[bytes]:
-    """In zlib's format, as it should be, or bare, as some servers send it."""
+    """Decode zlib's format, as it should be, or the bare stream that some servers send."""
     is_zlib = content[:1] and content[0] & 15 == zlib.DEFLATED and not int.from_bytes(content[:2]) % 31
     return _inflate(zlib.decompressobj(_ZLIB if is_zlib else _RAW), content)
 

@@ -246,7 +246,7 @@ class ChatCompletions(Format):
 
 
 def _is_signed(message: Mapping[str, object], reasoning: Sequence[object]) -> bool:
-    """Whether reasoning is signed or encrypted, as LiteLLM, OpenRouter and Anthropic's own parts have it."""
+    """Return whether reasoning is signed or encrypted, as LiteLLM, OpenRouter and Anthropic's own parts have it."""
     if message.get("thinking_blocks"):
         return True
     details = [*read_objects(message.get("reasoning_details")), *(part for part in reasoning if isinstance(part, dict))]
@@ -372,7 +372,7 @@ class _StreamedCalls:
 
 
 def _begins_another(call: Mapping[str, object], fragment: Mapping[str, object], *, is_placed: bool) -> bool:
-    """Whether a fragment is of another call than the one at its place.
+    """Return whether a fragment is of another call than the one at its place.
 
     Without an index a new id tells. With one it does not by itself: some versions of vLLM make up an id for each
     fragment, while Ollama and Gemini give all calls the index 0. The latter send each call with its name.

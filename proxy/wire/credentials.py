@@ -29,13 +29,13 @@ _claims = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def is_jwt(token: bytes) -> bool:
-    """Whether a token has the form of one that says whose it is."""
+    """Return whether a token has the form of one that says whose it is."""
     parts = token.split(b".", _JWT_PARTS)
     return len(parts) == _JWT_PARTS and parts[1].startswith(b"ey")
 
 
 def read_claims(token: bytes) -> Mapping[str, msgspec.Raw]:
-    """What a token (a JWT without its scheme) says of itself, in raw JSON; nothing where it is none."""
+    """Return what a token (a JWT without its scheme) says of itself, in raw JSON; nothing where it is none."""
     if not is_jwt(token):
         return _NO_CLAIMS
     part = token.split(b".")[1]
@@ -46,7 +46,7 @@ def read_claims(token: bytes) -> Mapping[str, msgspec.Raw]:
 
 
 def is_of_plan(headers: Headers) -> bool:
-    """Whether a request is paid by a person's plan, with which nothing is asked that they did not ask.
+    """Return whether a request is paid by a person's plan, with which nothing is asked that they did not ask.
 
     A token that has the form of one and cannot be read may be anybody's.
     """
@@ -87,12 +87,12 @@ _INDEX = re.compile(rb'"(?:index|output_index|content_index|item_id)"\s*:\s*("[^
 
 
 def redact(content: bytes, secrets: Iterable[bytes], *, is_error: bool) -> bytes:
-    """Plain content with every credential overwritten, also where JSON has its slashes escaped."""
+    """Return plain content with every credential overwritten, also where JSON has its slashes escaped."""
     return _replace(content, _list_spellings(secrets, is_error=is_error))
 
 
 def redact_headers(headers: Headers, secrets: Iterable[bytes], *, is_error: bool) -> Headers:
-    """Fields with every credential in their values overwritten."""
+    """Return fields with every credential in their values overwritten."""
     spellings = _list_spellings(secrets, is_error=is_error)
     values = b"\n".join([value for _, value in headers])
     if not any(spelt in values for spelt in spellings):
@@ -101,7 +101,7 @@ def redact_headers(headers: Headers, secrets: Iterable[bytes], *, is_error: bool
 
 
 def redact_quickly(content: bytes, headers: Headers, status: int, secrets: Sequence[bytes]) -> bytes | None:
-    """As `redact_answer`; None where that takes longer than others can wait."""
+    """Return what `redact_answer` does; None where that takes longer than others can wait."""
     spellings = _list_spellings(secrets, is_error=status >= _ERROR)
     encoding = find(headers, b"content-encoding").decode("latin-1")
     if not spellings or not content:
@@ -120,7 +120,7 @@ def redact_quickly(content: bytes, headers: Headers, status: int, secrets: Seque
 
 
 def redact_answer(content: bytes, headers: Headers, status: int, secrets: Sequence[bytes], cap: int) -> bytes:
-    """The body of an answer with every credential overwritten; as many bytes as before where it is not encoded.
+    """Return the body of a response with every credential overwritten; as many bytes as before where it is not encoded.
 
     Where encoded content has one it is encoded anew, of at most `cap` bytes; empty where it has no end, and where it
     cannot be read and the answer refuses a credential.
@@ -147,14 +147,14 @@ class _Endless(Exception):
 
 
 def _list_spellings(secrets: Iterable[bytes], *, is_error: bool) -> list[bytes]:
-    """What to look for: credentials that are long enough, and as they are where JSON has their slashes escaped."""
+    """Return what to look for: credentials that are long enough, also with their slashes escaped as in JSON."""
     shortest = _SHORTEST_IN_ERRORS if is_error else _SHORTEST
     long = [secret for secret in secrets if len(secret) >= shortest]
     return [*long, *[secret.replace(b"/", b"\\/") for secret in long if b"/" in secret]]
 
 
 def _holds(pieces: Iterator[bytes], spellings: Sequence[bytes]) -> bool:
-    """Whether one of the spellings is in the pieces, or across two of them; all of them are read."""
+    """Return whether one of the spellings is in the pieces, or across two of them; all of them are read."""
     reach, is_found, size, tail = max(map(len, spellings)) - 1, False, 0, b""
     for piece in pieces:
         size += len(piece)
@@ -179,12 +179,12 @@ def _overwrite(content: bytes, spellings: Sequence[bytes]) -> bytes:
 
 
 def _may_spell(content: bytes, spellings: Sequence[bytes]) -> bool:
-    """Whether there are strings that spell a credential, wherever they stand; answered after a look or two mostly."""
+    """Return whether there are strings that spell a credential, wherever they stand; mostly quick to tell."""
     return any(_has_pieces(content, spelt) for spelt in spellings)
 
 
 def _has_pieces(content: bytes, spelt: bytes) -> bool:
-    """Whether it can be cut so that a string ends as it begins, another begins as it ends, and all between are there.
+    """Return whether strings end with the first piece of a cut credential, are its middle ones, begin with its last.
 
     Looked for from its end, which is random where keys begin alike. Most answers lack one of its characters.
     """
@@ -209,7 +209,7 @@ def _has_pieces(content: bytes, spelt: bytes) -> bool:
 
 
 def _overwrite_pieces(content: bytes, spellings: Sequence[bytes]) -> bytes:
-    """A credential that strings of one name spell, whose lines say that they belong together, or any lines."""
+    """Overwrite credentials that strings of one name spell, in lines that say they belong together, or in any lines."""
     runs: defaultdict[tuple[bytes, ...], list[tuple[int, int]]] = defaultdict(list)
     for line in _LINE.finditer(content):
         name, indexes = b"", tuple(_INDEX.findall(line[0]))

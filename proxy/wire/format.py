@@ -33,7 +33,7 @@ _FILE = re.compile(r"\[FILE: [^\n]*\]\nref:[a-z2-7]{10} · ")
 
 
 def is_set(value: object) -> bool:
-    """Whether a member says something: it is not null, false or empty."""
+    """Return whether a member says something: it is not null, false or empty."""
     return bool(value)
 
 
@@ -265,7 +265,7 @@ class DecodedMessage:
 
 
 def _say_json(body: SplitBody, leading: int) -> bool:
-    """Whether one of the leading messages has the word that the output format wants said."""
+    """Return whether one of the leading messages has the word that the output format wants said."""
     return any(b"json" in body.content[span.start : span.end].lower() for span in body.items[:leading])
 
 

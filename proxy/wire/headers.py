@@ -89,8 +89,8 @@ _MOST_VERDICTS = 1024
 _name_of = itemgetter(0)
 
 
-class _Rule(dict[bytes, bool]):
-    """Which fields are meant, by their names, of which every call has the same: each is looked into once."""
+class _HeaderChoice(dict[bytes, bool]):
+    """A choice of headers by name. Every call has the same names, so each is judged once."""
 
     def __init__(self, holds: Callable[[bytes], bool]) -> None:
         self._holds = holds
@@ -102,18 +102,18 @@ class _Rule(dict[bytes, bool]):
         return verdict
 
     def pick(self, headers: Headers) -> Iterator[tuple[bytes, bytes]]:
-        """The fields that are meant, in order."""
+        """Yield the headers that are chosen, in order."""
         return compress(headers, map(self.__getitem__, map(_name_of, headers)))
 
 
-_secret = _Rule(lambda name: name in _CREDENTIALS)
-_stored = _Rule(lambda name: name in _STORED or name.startswith(_STORED_PREFIXES))
-_sent_up = _Rule(lambda name: name not in _STAY_OF_REQUEST and not name.startswith(OWN_PREFIX))
-_sent_down = _Rule(lambda name: name not in _HOP_BY_HOP and not name.startswith(OWN_PREFIX))
+_secret = _HeaderChoice(lambda name: name in _CREDENTIALS)
+_stored = _HeaderChoice(lambda name: name in _STORED or name.startswith(_STORED_PREFIXES))
+_sent_up = _HeaderChoice(lambda name: name not in _STAY_OF_REQUEST and not name.startswith(OWN_PREFIX))
+_sent_down = _HeaderChoice(lambda name: name not in _HOP_BY_HOP and not name.startswith(OWN_PREFIX))
 
 
 def find(headers: Headers, name: bytes) -> bytes:
-    """The first value of a field, empty if absent."""
+    """Return the first value of a header, empty if absent."""
     for key, value in headers:
         if key == name:
             return value
@@ -121,12 +121,12 @@ def find(headers: Headers, name: bytes) -> bytes:
 
 
 def forward_request(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """The client's fields that go upstream; Host and the length are the sender's to set."""
+    """Return the client's headers that go upstream; Host and the length are the sender's to set."""
     return _leave(_named_by_connection(headers), _sent_up.pick(headers))
 
 
 def forward_response(headers: Headers) -> Headers:
-    """The upstream's fields that go to the client; Content-Length goes on, for the body does so unchanged.
+    """Return the upstream's headers that go to the client; Content-Length does, for the body goes on unchanged.
 
     Ours do not: an upstream that is a palimpsest names its own sessions, which are none of this one's, and no upstream
     may set the cookie that opens our pages.
@@ -138,17 +138,17 @@ def forward_response(headers: Headers) -> Headers:
 
 
 def _sets_ours(value: bytes) -> bool:
-    """Whether a cookie would be taken for ours; one without a name comes back as its value stands."""
+    """Return whether a cookie would be taken for ours; one without a name comes back as its value stands."""
     return value.lstrip(b" \t=").startswith(OWN_COOKIE)
 
 
 def is_shared(answered: Headers) -> bool:
-    """Whether an answer says which pages of other origins may read it."""
+    """Return whether a response says which pages of other origins may read it."""
     return _ALLOW_ORIGIN in map(_name_of, answered)
 
 
 def narrow_sharing(asked: Headers, answered: Headers) -> Headers:
-    """An answer's fields where whoever reaches us gets one: it is for the page that asked, if one did, not for all.
+    """Return a response's headers where no credential is needed: for the page that asked, if one did, not for all.
 
     An upstream that lets every page read its answers (`*`) knows that none of them brings a credential to it; here they
     need not, and a page of another origin may find the answer in the browser's cache.
@@ -164,7 +164,7 @@ def narrow_sharing(asked: Headers, answered: Headers) -> Headers:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address, in lower case and without brackets, is this machine's own and nobody else's."""
+    """Return whether a name or address, in lower case and without brackets, is this machine's own and nobody else's."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
@@ -174,7 +174,7 @@ def is_loopback(host: str) -> bool:
 
 
 def list_hops(headers: Headers) -> list[bytes]:
-    """The ids of the servers of our kind that a request came through, the first one first."""
+    """Return the ids of the palimpsest servers that a request came through, the first one first."""
     if HOP not in map(_name_of, headers):
         return []
     values = b",".join([value for name, value in headers if name == HOP])
@@ -182,23 +182,23 @@ def list_hops(headers: Headers) -> list[bytes]:
 
 
 def ask_plainly(headers: Headers) -> Headers:
-    """The same fields, but that the answer is to come without a content-encoding: it must be read as it passes."""
+    """Return the same headers, but asking for a response without content-encoding: it is to be read as it passes."""
     return (*[field for field in headers if field[0] != b"accept-encoding"], (b"accept-encoding", b"identity"))
 
 
 def keep_for_log(headers: Headers) -> Headers:
-    """The fields that may rest in the log."""
+    """Return the headers that may be stored."""
     return tuple(_stored.pick(headers))
 
 
 def keep_for_asking(headers: Headers) -> Headers:
-    """The fields with which a caller's upstream can be asked something for itself: who asks, and by which rules."""
+    """Return the headers with which a caller's upstream can be asked for its models: credentials and versions."""
     kept = [field for field in headers if field[0] in _CREDENTIALS or field[0].startswith(_OF_PROVIDERS)]
     return (*kept, (b"accept", b"application/json"), (b"accept-encoding", b"identity"))
 
 
 def keep_for_call(headers: Headers, *, is_same_upstream: bool = True) -> Headers:
-    """The fields with which a call of our own goes where a caller's went, for nothing in it is to look another's.
+    """Return the headers of a call of our own to a caller's upstream, which is to look like the caller's.
 
     Not what was said of that one body. To any other server goes neither a credential nor anything else of the caller's.
     """
@@ -209,7 +209,7 @@ def keep_for_call(headers: Headers, *, is_same_upstream: bool = True) -> Headers
 
 
 def list_credentials(headers: Headers, target: bytes = b"", fields: Iterable[bytes] = ()) -> tuple[bytes, ...]:
-    """The credentials a request presents, without their schemes: an upstream may echo them.
+    """Return the credentials a request presents, without their schemes: an upstream may echo them.
 
     Those in the query and in cookies, too, and in the fields named, by which callers are told apart.
     """
@@ -226,12 +226,12 @@ def list_credentials(headers: Headers, target: bytes = b"", fields: Iterable[byt
 
 
 def is_credential(name: bytes) -> bool:
-    """Whether a request field carries the caller's credential."""
+    """Return whether a request header carries the caller's credential."""
     return name in _CREDENTIALS
 
 
 def find_credential(headers: Headers) -> bytes:
-    """The credential a request presents, empty if none."""
+    """Return the credential a request presents, empty if none."""
     for name in _CREDENTIALS:
         if value := find(headers, name):
             return value
@@ -246,7 +246,7 @@ def _named_by_connection(headers: Headers) -> frozenset[bytes]:
 
 @lru_cache(maxsize=64)
 def _read_names(value: bytes) -> frozenset[bytes]:
-    """The fields that a Connection field names besides those that stay anyhow, as `keep-alive` does."""
+    """Return the headers that a Connection header names, besides those that are never forwarded."""
     return frozenset([token.strip().lower() for token in value.split(b",")]) - _HOP_BY_HOP
 
 
@@ -255,14 +255,14 @@ def _leave(names: frozenset[bytes], fields: Iterable[tuple[bytes, bytes]]) -> li
 
 
 def keep_target(target: bytes) -> str:
-    """Path and query as they may rest: the query's names, not its values, which may hold keys."""
+    """Return path and query as they may be stored: the query's names, not its values, which may hold keys."""
     path, mark, query = target.partition(b"?")
     names = b"&".join(part.partition(b"=")[0] for part in query.split(b"&")) if mark else b""
     return (path + mark + names).decode("latin-1")
 
 
 def bare_credential(value: bytes) -> bytes:
-    """A credential without its scheme: `Bearer abc` is `abc`."""
+    """Return a credential without its scheme: `Bearer abc` is `abc`."""
     return value.rpartition(b" ")[2]
 
 
@@ -304,12 +304,12 @@ class Allowance(msgspec.Struct, frozen=True, gc=False):
 
 
 def tells_limits(headers: Headers) -> bool:
-    """Whether a header has anything to say; cheap, for every answer is asked."""
+    """Return whether headers tell rate limits; cheap, for every response is asked."""
     return not _TELLING.isdisjoint([name for name, _ in headers])
 
 
 def read_allowance(headers: Headers, now_ms: int) -> Allowance:
-    """What a header says. `now_ms` is the wall time, for fields that name one."""
+    """Return the rate limits that headers tell. `now_ms` is the wall time, for headers that name one."""
     pause = _read_seconds(headers, _PAUSE_MS, now_ms, unit=0.001)
     return Allowance(
         _read_left(headers, _TOKENS),
@@ -321,7 +321,7 @@ def read_allowance(headers: Headers, now_ms: int) -> Allowance:
 
 
 def _read_left(headers: Headers, names: tuple[bytes, ...]) -> int | None:
-    """The least of what the fields say."""
+    """Return the least that these headers say."""
     texts = [find(headers, name).decode("latin-1").strip() for name in names]
     return min((int(float(text)) for text in texts if _NUMBER.fullmatch(text)), default=None)
 
@@ -335,7 +335,7 @@ def _read_seconds(headers: Headers, names: tuple[bytes, ...], now_ms: int, unit:
 
 
 def _read_time(text: str, now_ms: int, unit: float) -> float | None:
-    """Seconds from now: of a number, of a duration such as `6m0.5s`, or until a date."""
+    """Return the seconds from now: of a number, of a duration such as `6m0.5s`, or until a date."""
     if _NUMBER.fullmatch(text):
         value = float(text) * unit
         if value < _LONGEST:
@@ -348,7 +348,7 @@ def _read_time(text: str, now_ms: int, unit: float) -> float | None:
 
 
 def _read_date(text: str) -> datetime | None:
-    """A date as RFC 3339 or RFC 9110 write it; of one without a zone it is UTC's."""
+    """Return a date as RFC 3339 or RFC 9110 write it; of one without a zone it is UTC's."""
     for read in (datetime.fromisoformat, parsedate_to_datetime):
         try:
             date = read(text)

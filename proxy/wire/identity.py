@@ -1,8 +1,8 @@
 """The elements of a conversation as lineage sees them: what makes a message the same message when it comes back.
 
-Rule: the normal form survives every change that clients make to messages they echo (PROTOCOL §1) and no other. What
-counts is a closed list per wire (`chat_identity`, `responses_identity`, `anthropic_identity`); text counts exactly,
-white space included, except at the end of an answer on a wire where a client drops it. Forms are for comparing, never
+The normal form survives every change that clients make to messages they echo (PROTOCOL §1) and no other. What counts
+is a closed list per format (its `_read_item`); text counts exactly, white space included, except at the end of a
+response on a wire where a client drops it. Forms are for comparing, never
 for sending. Reading is total: an element of another shape is known by its canonical JSON, and one that is no JSON by
 its bytes.
 """
@@ -63,12 +63,12 @@ class ItemPosition(msgspec.Struct, frozen=True, gc=False):
     span: ByteRange
 
     def load(self) -> object:
-        """The item as decoded JSON."""
+        """Return the item as decoded JSON."""
         return load_json(self.content[self.span.start : self.span.end])
 
 
 def count_preamble(items: Iterable[Item]) -> int:
-    """How many items at the beginning are outside the chain: the leading system (and developer) messages (B3)."""
+    """Return how many items at the beginning are outside the chain: leading system and developer messages (B3)."""
     count = 0
     for item in items:
         if item.role != "system":
@@ -78,12 +78,12 @@ def count_preamble(items: Iterable[Item]) -> int:
 
 
 def name_role(role: str) -> str:
-    """A role by the name an Item, or a Shape, has for it."""
+    """Return a role by the name that an Item, or a MessageStructure, has for it."""
     return _ROLES.get(role, role)
 
 
 def digest_form(form: tuple[object, ...]) -> bytes:
-    """The hash of a normal form made of strings, bytes, None, True, tuples and lists; the wire's name comes first.
+    """Return the hash of a normal form: strings, bytes, None, True, tuples and lists; the wire's name comes first.
 
     Tuples and lists hash alike, so where both may stand something else must tell them apart.
     """
@@ -96,14 +96,14 @@ def digest_form(form: tuple[object, ...]) -> bytes:
 
 
 def collapse(parts: list[NormalPart]) -> NormalPart | list[NormalPart] | None:
-    """Content from its parts: none is nothing, and a text alone is the same as the plain string."""
+    """Return the content that parts make: none is nothing, and a text alone is the same as the plain string."""
     if not parts:
         return None
     return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts
 
 
 def normalize_values(values: object, texts: frozenset[str], dropped: frozenset[str] = frozenset()) -> list[NormalPart]:
-    """The parts in a list of decoded ones, or in a string: those of a type in `texts` as text, others whole."""
+    """Return the parts in a list of decoded ones, or in a string: those of a type in `texts` as text, others whole."""
     if values is None or isinstance(values, str):
         return [values] if values else []
     if not isinstance(values, list):
@@ -121,21 +121,21 @@ def normalize_values(values: object, texts: frozenset[str], dropped: frozenset[s
 def normalize_parts(
     parts: list[Part], source: ItemPosition, texts: frozenset[str], dropped: frozenset[str] = frozenset()
 ) -> list[NormalPart]:
-    """The parts under `content` of an item, which is decoded as a whole only if one of them is no text."""
+    """Return the parts under `content` of an item, which is decoded as a whole only if one of them is no text."""
     if all(part.type in texts for part in parts):
         return [part.text for part in parts if part.text]
     return normalize_values(load_elements(source, "content"), texts, dropped)
 
 
 def load_elements(source: ItemPosition, name: str) -> list[object]:
-    """The decoded elements of a list in an item that was read as a shape with such a list."""
+    """Return the decoded elements of a list in an item that was read as a struct with such a list."""
     value = source.load()
     elements = value.get(name) if isinstance(value, dict) else None
     return elements if isinstance(elements, list) else []
 
 
 def weigh(normalized: object) -> int:
-    """Characters of text and arguments, which are the last member of a tuple."""
+    """Return the number of characters of text and arguments; these are the last member of a tuple."""
     if isinstance(normalized, str | bytes):
         return len(normalized)
     if isinstance(normalized, list):
@@ -144,7 +144,7 @@ def weigh(normalized: object) -> int:
 
 
 class ItemReader(Generic[T]):
-    """Reads a wire's items: `shape` is what counts of one, everything else is skipped while decoding."""
+    """Reads a format's items: `shape` is what counts of one, everything else is skipped while decoding."""
 
     def __init__(self, wire: str, shape: type[T], read: Callable[[T, ItemPosition], Item]) -> None:
         self._wire = wire
@@ -154,7 +154,7 @@ class ItemReader(Generic[T]):
         self._list_decoder = msgspec.json.Decoder(list[shape], float_hook=parse_number)  # type: ignore[valid-type]
 
     def read_items(self, content: bytes, spans: Sequence[ByteRange]) -> list[Item]:
-        """The items at these spans, in the order of the body."""
+        """Return the items at these spans, in the order of the body."""
         if not spans:
             return []
         try:  # together, which takes three quarters of the time
@@ -167,7 +167,7 @@ class ItemReader(Generic[T]):
         return [self.read_item(content[span.start : span.end]) for span in spans]
 
     def read_item(self, raw: bytes) -> Item:
-        """The item in a raw JSON value."""
+        """Return the item in a raw JSON value."""
         source = ItemPosition(raw, ByteRange(0, len(raw)))
         try:
             return self._read(self._decoder.decode(raw), source)
@@ -175,11 +175,11 @@ class ItemReader(Generic[T]):
             return self._read_odd(source)
 
     def read_value(self, value: dict[str, object]) -> Item:
-        """The item in a decoded value, exactly as if it had come in a body."""
+        """Return the item in a decoded value, exactly as if it had come in a body."""
         return self.read_item(_render(value))
 
     def _read_odd(self, source: ItemPosition) -> Item:
-        """An item that msgspec refuses: legal JSON all the same, or of another shape, or none."""
+        """Return the item in what msgspec refuses: legal JSON all the same, or of another shape, or none."""
         try:
             value = source.load()
         except JSON_ERRORS:
@@ -203,7 +203,7 @@ class ItemReader(Generic[T]):
 
 
 def _render(value: dict[str, object]) -> bytes:
-    """A value as JSON, by the fastest encoder that takes it; nothing if it is deeper than any reader lets through."""
+    """Return a value as JSON, by the fastest encoder that takes it; nothing if it is too deep for any reader."""
     try:
         return _encode(value)
     except (*JSON_ERRORS, msgspec.MsgspecError, OverflowError, TypeError):  # lone surrogates, integers of any size

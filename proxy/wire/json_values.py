@@ -94,7 +94,7 @@ def read_object(text: str) -> dict[str, object] | None:
 
 
 def is_shallow(value: object) -> bool:
-    """Whether nothing in a value is deeper than MAX_DEPTH."""
+    """Return whether nothing in a value is deeper than MAX_DEPTH."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH):
         members = [member for outer in level for member in (outer.values() if isinstance(outer, dict) else outer)]

@@ -46,7 +46,7 @@ def digest_reasoning(values: Sequence[object]) -> bytes:
 
 
 def is_empty(content: object) -> bool:
-    """Whether content says nothing, or has a text which does not."""
+    """Return whether content says nothing, or has a text which does not."""
     if isinstance(content, str):
         return not content or content.isspace()
     texts = [part.get("text") for part in read_objects(content) if read_text(part.get("type")) in TEXTS]
@@ -54,17 +54,17 @@ def is_empty(content: object) -> bool:
 
 
 def is_not_text(content: object) -> bool:
-    """Whether there is anything but text in content."""
+    """Return whether there is anything but text in content."""
     return any([read_text(part.get("type")) not in TEXTS for part in read_objects(content)])
 
 
 def are_ids_invalid(ids: Sequence[str], longest: int) -> bool:
-    """Whether any id is empty or too long."""
+    """Return whether any id is empty or too long."""
     return any([not 0 < len(each) <= longest for each in ids])
 
 
 def is_result(kind: str) -> bool:
-    """Whether a Responses item of this type answers a call."""
+    """Return whether a Responses item of this type answers a call."""
     return kind.endswith("_output") or kind == "mcp_approval_response"
 
 

@@ -1,6 +1,6 @@
-"""What an upstream says of its models, in the spellings of many servers.
+"""Lists of models as upstreams of many kinds send them: windows, output limits and prices.
 
-Rule: total, and modest: of several numbers for one thing the smaller counts, for a server may have been started with
+Total, and modest: of several numbers for one thing the smaller counts, for a server may have been started with
 less than its model can take. Read are `/v1/models` (vLLM, SGLang, llama.cpp, OpenRouter, Groq, Mistral, Together,
 Anthropic, Gemini), LM Studio's `/api/v0/models`, and Ollama's `/api/ps` and `/api/show`.
 """
@@ -31,7 +31,7 @@ _NUM_CTX = re.compile(r"(?m)^\s*num_ctx\s+(\d{1,9})\s*$")
 
 
 def read_listing(content: bytes) -> Mapping[str, Offer]:
-    """The models in an answer that lists them, by name; those of which it says nothing are left out."""
+    """Return the models in a response that lists them, by name; those of which it says nothing are left out."""
     try:
         value = load_json(content)
     except JSON_ERRORS:
@@ -41,7 +41,7 @@ def read_listing(content: bytes) -> Mapping[str, Offer]:
 
 
 def read_offer(value: Mapping[str, object]) -> Offer:
-    """What one model's object says."""
+    """Return what the object of one model says."""
     inner = [value, *(each for name in _INNER if isinstance(each := value.get(name), dict))]
     windows = [count for each in inner for count in _read_counts(each, _WINDOWS)]
     outputs = [count for each in inner for count in _read_counts(each, _OUTPUTS)]
@@ -62,7 +62,7 @@ def _read_counts(value: Mapping[str, object], names: Iterable[str]) -> list[int]
 
 
 def _read_ollama(value: Mapping[str, object]) -> list[int]:
-    """`num_ctx` of the parameters, and `<architecture>.context_length` of the model."""
+    """Return `num_ctx` of the parameters, and `<architecture>.context_length` of the model."""
     told = value.get("model_info")
     members = told.items() if isinstance(told, dict) else ()
     lengths = [read_count(each) for name, each in members if name.endswith(".context_length")]
@@ -71,7 +71,7 @@ def _read_ollama(value: Mapping[str, object]) -> list[int]:
 
 
 def _read_prices(value: object) -> Prices | None:
-    """OpenRouter's prices: dollars a token, as text."""
+    """Return OpenRouter's prices: dollars a token, as text."""
     if not isinstance(value, dict):
         return None
     return make_prices(*(read_price(value.get(name)) for name in _PRICES))
@@ -83,7 +83,7 @@ _PRICES = ("prompt", "completion", "input_cache_read", "input_cache_write")
 def make_prices(
     given: float | None, output: float | None, cached: float | None, written: float | None
 ) -> Prices | None:
-    """Prices from what was stated; None where no input price is. What is unsaid or 0 follows from the input's price.
+    """Return prices from those that were stated; None without an input price, from which missing or 0 ones follow.
 
     A map that says 0 for cache writes means that they cost nothing more, and a free model's price tells nothing.
     """
@@ -93,7 +93,7 @@ def make_prices(
 
 
 def read_price(value: object) -> float | None:
-    """A price as number or text; None unless it is one."""
+    """Return a price as number or text; None unless it is one."""
     try:
         price = float(value) if isinstance(value, int | float | str) else math.nan
     except (ValueError, OverflowError):

@@ -1,6 +1,6 @@
 """Reading "too long" errors (PROTOCOL §5).
 
-Rule: conservative. An error is an overflow where its code or its words say so in a known form; a limit of tokens per
+Conservative: an error is an overflow where its code or its words say so in a known form; a limit of tokens per
 minute, or of the output alone, is none. The numbers are the upstream's own, and some upstreams print wrong ones.
 """
 
@@ -78,7 +78,7 @@ class Overflow(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_overflow(status: int, headers: Headers, body: bytes) -> Overflow | None:
-    """The overflow that an answer is; None where it is anything else. Of a stream the beginning is enough."""
+    """Return the overflow that a response is; None where it is anything else. Of a stream the beginning is enough."""
     if status not in _STATUSES:
         return None
     try:
@@ -101,7 +101,7 @@ def read_overflow(status: int, headers: Headers, body: bytes) -> Overflow | None
 
 
 def read_stream_start(chunk: bytes) -> StreamStart:
-    """What the events that a stream began with amount to; undecided while nothing was said yet.
+    """Return what the first events of a stream amount to; undecided while nothing was said yet.
 
     Comments, what only opens an answer, and an event that has not come to its end decide nothing.
     """
@@ -110,7 +110,7 @@ def read_stream_start(chunk: bytes) -> StreamStart:
 
 
 def _read_events(events: Iterable[ServerEvent]) -> tuple[StreamStart, Overflow | None]:
-    """What the first event that says anything says."""
+    """Return what the first event that says anything says."""
     for event in events:
         sent = read_fields(event)
         if sent is None:
@@ -131,21 +131,21 @@ def _is_prelude(event: ServerEvent, sent: _Fields) -> bool:
 
 
 def _says_something(choice: _Fields) -> bool:
-    """Whether there is more in a choice than whose it is."""
+    """Return whether there is more in a choice than whose it is."""
     delta = choice.get("delta")
     said = [value for name, value in delta.items() if name != "role"] if isinstance(delta, dict) else []
     return any(said) or any(choice.get(name) for name in ("finish_reason", "message", "text"))
 
 
 def _list_objects(text: str) -> list[dict[str, object]]:
-    """The object in a body, or those in the array that it is (Gemini)."""
+    """Return the object in a body, or those in the array that it is (Gemini)."""
     value = read_object(f'{{"all":{text}}}') or {}
     whole = value.get("all")
     return read_objects(whole if isinstance(whole, list) else [whole])
 
 
 def _list_errors(value: _Fields, *, is_error: bool) -> Iterator[_Fields]:
-    """The errors in an object: under `error`, in a response that failed, or itself (vLLM, FastAPI, error events)."""
+    """Yield the errors in an object: under `error`, in a failed response, or itself (vLLM, FastAPI, error events)."""
     response = value.get("response")
     inner = response.get("error") if isinstance(response, dict) else None
     for error in (value.get("error"), inner):
@@ -156,7 +156,7 @@ def _list_errors(value: _Fields, *, is_error: bool) -> Iterator[_Fields]:
 
 
 def _is_other_limit(error: _Fields) -> bool:
-    """Whether an error speaks of a rate; such a one may speak of tokens and lengths too."""
+    """Return whether an error speaks of a rate; such a one may speak of tokens and lengths too."""
     codes = [error.get(name) for name in ("code", "type", "status")]
     return _RATE_LIMITED in codes or any(_RATE.search(text) for text in (*map(read_text, codes), _read_words(error)))
 
@@ -177,7 +177,7 @@ def _read_error(error: _Fields) -> Overflow | None:
 
 
 def _read_words(error: _Fields) -> str:
-    """What an error says, what a gateway passes on of its provider's (OpenRouter), and FastAPI's detail."""
+    """Return what an error says, what a gateway passes on of its provider's (OpenRouter), and FastAPI's detail."""
     metadata = error.get("metadata")
     raw = metadata.get("raw") if isinstance(metadata, dict) else ""
     return "\n".join(map(read_text, (error.get("message"), error.get("detail"), raw)))

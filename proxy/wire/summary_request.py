@@ -1,6 +1,6 @@
-"""Asking a model for a report on a conversation of Chat Completions, and reading what it answers (BEHAVIOUR B28, B29).
+"""Requests for a summary of a Chat Completions conversation, and reading the responses (BEHAVIOUR B28, B29).
 
-Rule: a warm call is the request that was sent last, byte for byte, with one instruction behind it, so that the prompt
+A warm call is the request that was sent last, byte for byte, with one instruction behind it, so that the prompt
 cache of the provider is read. Where that cannot be asked, it is not; there is a compact form that always can.
 """
 
@@ -40,7 +40,7 @@ class Room(msgspec.Struct, frozen=True, gc=False):
 
 
 class SummaryAnswer(msgspec.Struct, frozen=True, gc=False):
-    """What an answer to such a question says; `said` are all its visible characters, spoken thoughts included.
+    """The response to such a request; `said` are all its visible characters, spoken thoughts included.
 
     `refusal`: why the model would not; `is_tool_call`: it began a call.
     """
@@ -54,7 +54,7 @@ class SummaryAnswer(msgspec.Struct, frozen=True, gc=False):
 
 
 def write_warm(body: SplitBody, instruction: str, room: Room, *, is_alternating: bool = False) -> bytes | None:
-    """The request that was sent last with an instruction of the user's behind it; None where that would not do.
+    """Return the request that was sent last with an instruction of the user's behind it; None where that would not do.
 
     Other bytes than these stay: the limit of the answer, where the request has one, and `n` is 1 where it has more.
     `is_alternating`: two messages of the user's in a row are refused, tools' answers not counted.
@@ -73,7 +73,7 @@ def write_warm(body: SplitBody, instruction: str, room: Room, *, is_alternating:
 
 
 def write_compact(model: str, orders: str, text: str, room: Room) -> bytes:
-    """A small request of its own: what the model is told it is, and what it is asked."""
+    """Return a small request of its own: what the model is told it is, and what it is asked."""
     limit = _LIMITS[0] if _NEWER_LIMIT.match(model.strip().lower()) else _LIMITS[1]
     return b'{"model":%b,"messages":%b,"%b":%d,"stream":true,"stream_options":{"include_usage":true}}' % (
         encode_text(model),
@@ -84,7 +84,7 @@ def write_compact(model: str, orders: str, text: str, room: Room) -> bytes:
 
 
 def enlarge(content: bytes, factor: int = 2) -> bytes | None:
-    """The same request with a higher limit of its answer; None where it has none, so that nothing would change."""
+    """Return the same request with a higher limit of output; None where it has none, so that nothing would change."""
     for name in _LIMITS:
         if (limit := read_number(read_member(content, name))) is not None:
             return set_member(content, name, b"%d" % (limit * factor))
@@ -92,7 +92,7 @@ def enlarge(content: bytes, factor: int = 2) -> bytes | None:
 
 
 def read_report(answer: Answer) -> SummaryAnswer:
-    """What an answer, or as much of it as came, says. Thoughts that a model speaks aloud before are no part of it."""
+    """Return what a response, or as much of it as came, says, without thoughts that a model speaks aloud before."""
     text = refusal = ""
     is_tool_call = False
     for choice in read_objects(answer.value.get("choices"))[:1]:
@@ -104,24 +104,24 @@ def read_report(answer: Answer) -> SummaryAnswer:
 
 
 def is_thinking_aloud(begun: str) -> bool:
-    """Whether a text that begins so begins with the model's thoughts."""
+    """Return whether a text that begins so begins with the model's thoughts."""
     return _THOUGHT.match(begun) is not None
 
 
 def read_number(raw: bytes) -> int | None:
-    """A count in a raw member; None where it is none."""
+    """Return a count in a raw member; None where it is none."""
     return int(raw[:9]) if raw.isdigit() else None
 
 
 def _can_answer(body: SplitBody) -> bool:
-    """Whether the model is free to answer in plain words: no call of a tool is demanded, no format, no voice."""
+    """Return whether the model is free to answer in plain words: no call of a tool is demanded, no format, no voice."""
     form, choice = body.member("response_format"), body.member("tool_choice")
     is_plain = form in _PLAIN_FORMATS or read_member(form, "type") == b'"text"'
     return bool(body.items) and is_plain and choice in _FREE_CHOICES and body.member("audio") in _PLAIN_FORMATS
 
 
 def _place(body: SplitBody, instruction: str, *, is_alternating: bool) -> tuple[int, int, bytes] | None:
-    """Where the instruction goes, and as what: a message behind the last one, or the end of that."""
+    """Return where the instruction goes, and as what: a message behind the last one, or the end of that."""
     last = body.items[-1]
     raw = body.content[last.start : last.end]
     message = FORMAT.parse_structure(raw)
@@ -134,7 +134,7 @@ def _place(body: SplitBody, instruction: str, *, is_alternating: bool) -> tuple[
 
 
 def _find_last_speaker(body: SplitBody) -> str:
-    """Who has the floor by the count of strict templates: calls of tools and their answers are passed over."""
+    """Return the role of the last speaker as strict templates count: calls of tools and their results do not."""
     for span in reversed(body.items):
         message = FORMAT.parse_structure(body.content[span.start : span.end])
         if message.role == "user" or (message.role == "assistant" and not message.calls):
@@ -143,7 +143,7 @@ def _find_last_speaker(body: SplitBody) -> str:
 
 
 def _lengthen(raw: bytes, instruction: str) -> bytes | None:
-    """A message of the user's with more text at its end; None where its content is neither text nor parts."""
+    """Return a message of the user's with more text at its end; None where its content is neither text nor parts."""
     content = read_member(raw, "content")
     if content[:1] == b'"':
         return set_member(raw, "content", content[:-1] + b"\\n\\n" + encode_text(instruction)[1:])
@@ -154,7 +154,7 @@ def _lengthen(raw: bytes, instruction: str) -> bytes | None:
 
 
 def _list_limits(body: SplitBody, room: Room) -> list[tuple[int, int, bytes]]:
-    """The limits that the request has, as they are to be. What it may think is no less than what it asks for."""
+    """Return the request's limits as they are to be, with their places. Thinking keeps what the request asks for."""
     thinking = read_number(read_member(body.member("thinking") or b"{}", "budget_tokens")) or 0
     limit = b"%d" % (room.visible + max(room.reasoning, thinking))
     spans = [body.members[name] for name in _LIMITS if read_number(body.member(name)) is not None]

@@ -38,7 +38,7 @@ NOWHERE = -1
 
 
 class RequestFault(msgspec.Struct, frozen=True, gc=False, order=True):
-    """What is wrong, with what (an id, or a word for it), and where in the client's list (NOWHERE: in the whole)."""
+    """A fault: what is wrong, with what (an id, or a word for it), and where in the client's list (NOWHERE: in all)."""
 
     kind: Kind
     subject: str = ""
@@ -46,7 +46,7 @@ class RequestFault(msgspec.Struct, frozen=True, gc=False, order=True):
 
 
 class Rules(msgspec.Struct, frozen=True, gc=False):
-    """What a wire, an upstream and the rest of the request demand of the messages.
+    """The demands that a format, an upstream and the rest of the request make on the messages.
 
     `is_itemised`: calls, texts and reasoning are items of their own, so a run's calls are answered behind all of them.
     `is_alternating`: the upstream's template refuses two of a role in a row. `needs_json`: the output format does.
@@ -71,13 +71,13 @@ class Splice(msgspec.Struct, frozen=True, gc=False):
     whole: tuple[int, ...] = ()
 
     def find_place(self, index: int) -> int:
-        """Which of the client's messages one of ours stands for; several for fewer stand for the first of them."""
+        """Return the message of the client's that one of ours stands for; several for fewer stand for the first."""
         is_one_for_one = len(self.shapes) == self.stop - self.start
         return self.start + index if is_one_for_one else self.start
 
 
 class Run(msgspec.Struct, frozen=True, gc=False):
-    """What was said in one go and the results behind it, judged."""
+    """A run of messages with its faults: what was said in one go and the results behind it."""
 
     shapes: tuple[MessageStructure, ...]
     places: Sequence[int]
@@ -107,11 +107,11 @@ class MessageRuns(msgspec.Struct, frozen=True, gc=False):
     has_markers: bool = False
 
     def find_run(self, place: int) -> int:
-        """The index of the run that holds a message."""
+        """Return the index of the run that holds a message."""
         return bisect_right(self.starts, place) - 1
 
     def shape_at(self, place: int) -> MessageStructure:
-        """The shape of a message."""
+        """Return the structure of a message."""
         index = self.find_run(place)
         return self.runs[index].shapes[place - self.starts[index]]
 
@@ -154,14 +154,14 @@ def _list_odd(runs: Iterable[Run]) -> tuple[int, ...]:
 
 
 def _find_users(runs: Sequence[Run]) -> Iterator[int]:
-    """The places of the user's messages, the newest first."""
+    """Return the places of the user's messages, the newest first."""
     return (run.places[0] for run in reversed(runs) if run.has_user)
 
 
 def find_faults(
     history: MessageRuns, splices: Sequence[Splice], rules: Rules, protected: Iterable[int] = ()
 ) -> tuple[RequestFault, ...]:
-    """The faults of a history so rewritten that the client's own has not; splices in order, none over another.
+    """Return the faults of a history so rewritten that the client's own has not; splices in order, none over another.
 
     `protected` are the places of messages that must be sent as they are, beside those that always must.
     """
@@ -271,7 +271,7 @@ def _judge_run(shapes: tuple[MessageStructure, ...], places: Sequence[int], is_i
 def _judge_calls(
     shapes: Sequence[MessageStructure], places: Sequence[int], is_itemised: bool
 ) -> Iterator[RequestFault]:
-    """Calls and results of a run: every call is answered directly behind it, and nothing else is."""
+    """Yield the faults of calls and results in a run: each call is answered directly behind it, and nothing else is."""
     waiting: dict[str, list[int]] = {}
     for shape, place in zip(shapes, places, strict=True):
         if shape.role != "tool" and not is_itemised:
@@ -292,7 +292,7 @@ def _list_missing(waiting: Mapping[str, Sequence[int]]) -> Iterator[RequestFault
 
 
 def _judge_whole(runs: Sequence[Run], rules: Rules) -> set[RequestFault]:
-    """What only the whole list shows. Comprehensions, the fastest there is: it is asked on every request."""
+    """Return the faults that only the whole list shows. Comprehensions, for speed: it is asked on every request."""
     found: set[RequestFault] = set()
     calls = [call for run in runs if run.calls for call in run.calls]
     called, answered = set(calls), {result for run in runs if run.results for result in run.results}
@@ -330,7 +330,7 @@ def _judge_markers(markers: Sequence[str]) -> Iterator[RequestFault]:
 
 
 def _judge_turns(runs: Iterable[Run]) -> Iterator[RequestFault]:
-    """Roles in turn as templates of the Mistral family count them: without calls and results."""
+    """Yield faults of roles in turn as templates of the Mistral family count them: without calls and results."""
     previous = "assistant"
     for run in runs:
         for shape, place in zip(run.shapes, run.places, strict=True):
@@ -341,7 +341,7 @@ def _judge_turns(runs: Iterable[Run]) -> Iterator[RequestFault]:
 
 
 def _judge_reasoning(history: MessageRuns, fresh: Iterable[Run]) -> Iterator[RequestFault]:
-    """Reasoning stays with the call it led to; as an item of its own, with everything said in one go with it."""
+    """Yield where reasoning left the call it led to, or as an item of its own, what was said in one go with it."""
     for run in fresh:
         for shape, place in zip(run.shapes, run.places, strict=True):
             if (
@@ -368,7 +368,7 @@ def _list_said(run: Run) -> list[tuple[bytes, tuple[str, ...]]]:
 
 
 def _judge_splices(history: MessageRuns, splices: Iterable[Splice], protected: Iterable[int]) -> Iterator[RequestFault]:
-    """What a rewriting may never do, wherever it does it."""
+    """Yield the faults that a rewriting has wherever it has them."""
     kept = sorted({*protected, history.newest_user})
     for splice in splices:
         odd = history.odd[bisect_left(history.odd, splice.start) : bisect_left(history.odd, splice.stop)]
@@ -387,7 +387,10 @@ def _judge_splices(history: MessageRuns, splices: Iterable[Splice], protected: I
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """That a history so rewritten has no fault that the client's own has not.
+    """The verdict that a history so rewritten has no fault that the client's own has not.
+
+    It lasts where what is new has nothing to do with what was replaced (no id of a call is in both): then whatever is
+    wrong with it is wrong in the client's own history too. Otherwise the history is judged as a whole.
 
     `stop` is where its splices end. What was written, and the run that may join it, is told by the runs up to the
     `seam`, the first that begins behind that, at index `first`. `newest` is the run at index `last` up to which what
@@ -405,7 +408,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 
 def list_replaced(shapes: Sequence[MessageStructure], splices: Iterable[Splice]) -> frozenset[str]:
-    """The ids of all calls and results that are replaced, or stand in place of others; `shapes` are the client's."""
+    """Return the ids of all calls and results that are replaced, or that replace; `shapes` are the client's."""
     ids: set[str] = set()
     for splice in splices:
         for shape in (*splice.shapes, *shapes[splice.start : splice.stop]):
@@ -416,7 +419,7 @@ def list_replaced(shapes: Sequence[MessageStructure], splices: Iterable[Splice])
 def make_verdict(
     history: MessageRuns, splices: Sequence[Splice], rules: Rules, replaced: frozenset[str]
 ) -> Verdict | None:
-    """The verdict on a history in which no fault was found; None where it would not last."""
+    """Return the verdict on a history in which no fault was found; None where it would not last."""
     # with words of ours in it the beginning of what is sent does not hang on what follows
     if not _may_last(history, rules) or all(shape.role == "system" for each in splices for shape in each.shapes):
         return None
@@ -428,7 +431,7 @@ def make_verdict(
 
 
 def extend_verdict(verdict: Verdict, history: MessageRuns, rules: Rules) -> Verdict | None:
-    """The verdict on another history with the same splices; None where it is not known to be the same."""
+    """Return the verdict on another history with the same splices; None where it is not known to be the same."""
     first, stop, runs = verdict.first, verdict.stop, history.runs
     if rules != verdict.rules or not _may_last(history, rules):
         return None
@@ -450,10 +453,10 @@ def _conclude(history: MessageRuns, rules: Rules, ids: frozenset[str], stop: int
 
 
 def _may_last(history: MessageRuns, rules: Rules) -> bool:
-    """Whether each run can be judged without those that are not beside it."""
+    """Return whether each run can be judged without those that are not beside it."""
     return not (history.has_markers or rules.markers or rules.needs_json or rules.is_alternating)
 
 
 def _has_any(history: MessageRuns, start: int, ids: frozenset[str]) -> bool:
-    """Whether one of these ids is in the runs from one on."""
+    """Return whether one of these ids is in the runs from one on."""
     return not ids.isdisjoint([id for run in history.runs[start:] for id in (*run.calls, *run.results)])

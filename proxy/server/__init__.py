@@ -1,1 +1,1 @@
-"""The way in. Rule: turns ASGI into engine calls; decides nothing about context."""
+"""The HTTP server: the protocol, the routes, and our own pages and API."""

@@ -1,9 +1,10 @@
-"""Who may see our own pages, and who may have calls carried. Rule: everything under `/-/` but `live` and `ready` needs
-the admin token, a Host that is ours and an Origin that is the same; a proxied path refuses what a foreign page asks
-(BEHAVIOUR B39) and what has been here before (B40).
+"""Who may see our own pages, and who may call the proxied paths.
 
-A web page in the user's browser can reach loopback addresses. The token keeps it from reading, the Host check from
-rebinding a name of its own to us, the Origin check from riding on the cookie or on a key it does not know.
+Everything under `/-/` but `live` and `ready` needs the admin token, a Host that is ours and an Origin that is the same.
+A proxied path refuses calls of foreign web pages (BEHAVIOUR B39) and calls that have passed through here (B40).
+
+A web page in the user's browser can reach loopback addresses. The token keeps it from reading, the Host check from DNS
+rebinding, the Origin check from using the cookie or a key that it does not know.
 """
 
 import hashlib
@@ -26,12 +27,12 @@ START_PAGE = "/-/"
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
 _OWN_SITE = (b"", b"none", b"same-origin")
-_SIGNS = frozenset({b"origin", b"sec-fetch-site", HOP})
+_BROWSER_OR_HOP = frozenset({b"origin", b"sec-fetch-site", HOP})
 _name_of = itemgetter(0)
 
 
 class AccessRules:
-    """Decides from headers alone."""
+    """Checks of a request's headers."""
 
     def __init__(self, policy: ServerPolicy) -> None:
         self._token = policy.admin_token.encode()
@@ -43,26 +44,26 @@ class AccessRules:
         self._hop_id = policy.hop_id.encode()
 
     def check_host(self, headers: Headers) -> None:
-        """Raises Refused for a Host that is no address, not ours and not allowed."""
+        """Raise Refused for a Host that is no IP address, not ours and not allowed."""
         name = _host_name(find(headers, b"host"))
         if "*" in self._hosts or name in self._hosts or _is_address(name):
             return
-        raise Refused(403, "forbidden", f"Host {name[:100]!r} is not known here; add it to server.allowed_hosts")
+        raise Refused(403, "forbidden", f"the Host {name[:100]!r} is not allowed; add it to server.allowed_hosts")
 
     def check_call(self, headers: Headers) -> None:
-        """Raises Refused unless a request may have a call carried."""
+        """Raise Refused unless a request may be carried upstream."""
         if find(headers, b"upgrade").lower() == b"websocket":
-            raise Refused(426, "upgrade_required", "websockets are not spoken here; use HTTP streaming")
+            raise Refused(426, "upgrade_required", "WebSocket is not supported; use HTTP streaming")
         if self._has_own_key:
             self.check_host(headers)
-        if not _SIGNS.isdisjoint(map(_name_of, headers)):
+        if not _BROWSER_OR_HOP.isdisjoint(map(_name_of, headers)):
             self._check_page(headers)
             self._check_hops(headers)
         if self._tenants is not None and _digest(bare_credential(find_credential(headers))) not in self._tenants:
-            raise Refused(401, "unauthorized", "only the keys of `tenants` are let in here (server.require_tenant)")
+            raise Refused(401, "unauthorized", "only the keys of `tenants` are accepted (server.require_tenant)")
 
     def check_management(self, headers: Headers, query: bytes = b"") -> None:
-        """Raises Refused unless the request may see our pages; `query` is that of the start-up link, else empty."""
+        """Raise Refused unless the request may see our pages; `query` is that of the start-up link, else empty."""
         self.check_host(headers)
         origin = find(headers, b"origin").decode("latin-1")
         if origin and origin.partition("://")[2] != find(headers, b"host").decode("latin-1"):
@@ -77,10 +78,10 @@ class AccessRules:
             )
 
     def _check_page(self, headers: Headers) -> None:
-        """Refuse a foreign page, unless it knows a credential that is the caller's own.
+        """Refuse a page of a foreign origin, unless it has a credential in a header.
 
-        Neither cookies nor the query are one: a page may send both without asking first (a preflight, which has no
-        credential and is refused here, too).
+        A browser asks before it sends such a header, by a preflight, which has none and is refused here, too; cookies
+        and the query it sends without asking.
         """
         if not self._has_own_key and find_credential(headers):
             return
@@ -95,13 +96,13 @@ class AccessRules:
     def _knows_origin(self, origin: str) -> bool:
         if origin in self._origins or "*" in self._origins:
             return True
-        found = _ORIGIN.fullmatch(origin)
-        return found is not None and is_loopback(found[1].strip("[]"))
+        match = _ORIGIN.fullmatch(origin)
+        return match is not None and is_loopback(match[1].strip("[]"))
 
     def _check_hops(self, headers: Headers) -> None:
         if self._hop_id and self._hop_id in list_hops(headers):
-            what = "this call has been here before: an upstream is this server, or leads back to it; see upstreams"
-            raise Refused(508, "loop_detected", what)
+            message = "this call has passed through here before: an upstream leads back to this server; see upstreams"
+            raise Refused(508, "loop_detected", message)
 
 
 class AccessMiddleware:
@@ -132,7 +133,7 @@ class AccessMiddleware:
 
 
 def _tokens(headers: Headers, query: bytes) -> list[bytes]:
-    """Tokens a request presents: bearer, cookie, and `?token=` of the start-up link."""
+    """Return the tokens that a request presents: bearer, cookie, and `?token=` of the start-up link."""
     found = []
     scheme, _, token = find(headers, b"authorization").partition(b" ")
     if scheme.lower() == b"bearer":
@@ -147,12 +148,12 @@ def _tokens(headers: Headers, query: bytes) -> list[bytes]:
 
 
 def _digest(key: bytes) -> bytes:
-    """What a key is looked up by, so that how long that takes says nothing of the keys."""
+    """Return the digest that a key is looked up by, so that the time of the look-up tells nothing of the keys."""
     return hashlib.sha256(key).digest()
 
 
 def _host_name(host: bytes) -> str:
-    """The name in a Host field, without its port."""
+    """Return the name in a Host header, without its port."""
     try:
         return (urlsplit("//" + host.decode("ascii")).hostname or "").lower()
     except ValueError:

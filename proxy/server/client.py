@@ -289,4 +289,4 @@ def _no_room(policy: ServerPolicy) -> Refused:
 
 
 def _client_left() -> Refused:
-    return Refused(400, "client_left", "the client left before its request was whole")
+    return Refused(400, "client_left", "the client disconnected before its request was complete")

@@ -1,10 +1,9 @@
 """The API of managed context, under `/-/api`: originals, epochs, summaries, pins, and what was sent in place of what.
 
-Rule: as in `server/sessions_api`; what changes anything takes POST or DELETE, and is in the log when it is answered.
+As in `server/sessions_api`; what changes anything takes POST or DELETE, and is in the log when its response is sent.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 from starlette.requests import Request
@@ -12,11 +11,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from proxy.engine.compaction.job import ManualOptions
+from proxy.engine.compaction.manual import ManualCompaction
+from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.context import (
-    Compaction,
-    Pinned,
-    Reversion,
     describe_compaction,
     describe_pinned,
     describe_reversion,
@@ -34,7 +32,7 @@ from proxy.engine.reports.lookup import find_exchange, find_session, pick_branch
 from proxy.engine.reports.sessions import write_json
 from proxy.model.epoch import SummaryLevel
 from proxy.model.errors import BadRequest
-from proxy.model.log import BranchRow, ExchangeRow
+from proxy.model.log import ExchangeRow
 from proxy.server.endpoints import (
     GUARDS,
     Endpoint,
@@ -47,48 +45,14 @@ from proxy.server.endpoints import (
 
 _TEXT = "text/plain"
 _MARKDOWN = "text/markdown"
-_MOST_ASKED = 64 * 1024
-
-
-class Care(Protocol):
-    """What may be decided of a managed session."""
-
-    async def quote(self, session: str, n: int) -> Reversion:
-        """What going back before the n-th epoch would come to."""
-        ...
-
-    async def revert(self, session: str, n: int) -> Reversion:
-        """Go back before the n-th epoch."""
-        ...
-
-    async def pin(self, row: ExchangeRow, place: int | None) -> Pinned:
-        """Have a message of a request stay; None: its newest."""
-        ...
-
-    async def unpin(self, row: ExchangeRow, place: int | None) -> None:
-        """Let it go again."""
-        ...
-
-    async def unpin_node(self, session: str, node: bytes) -> None:
-        """Let a message go that is given by its node."""
-        ...
-
-    async def list_pins(self, session: str, branches: Sequence[BranchRow]) -> Sequence[Pinned]:
-        """What is pinned."""
-        ...
-
-
-class Compacting(Protocol):
-    """Whoever compacts a session because a person asks for it."""
-
-    async def compact(self, session: str, options: ManualOptions, view: str, branch: str) -> Compaction:
-        """Compact its newest conversation, or the newest with the model `view`, or on a branch named by its tip."""
-        ...
+_MAX_BODY_BYTES = 64 * 1024
 
 
 class CompactionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a compaction may be asked with: who is to report, by which instruction, at which level; the conversation's
-    model, where a session has several, and its branch by its tip.
+    """The body of a request to compact.
+
+    `model` is asked for the summary, by the instruction `prompt`, at `level`. `view` is the conversation's model where
+    a session has several, `branch` the tip of its branch.
     """
 
     model: str = ""
@@ -99,16 +63,16 @@ class CompactionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class ContextApi:
-    """How sessions are managed, and what a person may say about it."""
+    """Endpoints that show how sessions are managed, and that change it."""
 
-    def __init__(self, log: LogReader, care: Care, compacting: Compacting, tally: Tally) -> None:
+    def __init__(self, log: LogReader, epochs: EpochAdmin, compaction: ManualCompaction, tally: Tally) -> None:
         self._log = log
-        self._care = care
-        self._compacting = compacting
+        self._epochs = epochs
+        self._compaction = compaction
         self._tally = tally
 
     def list_routes(self) -> Sequence[BaseRoute]:
-        """The paths, below `/-`."""
+        """Return the routes, below `/-`."""
         session = "/api/sessions/{id}"
         where = ("exchange", "place", "newest", "branch")
         pins = Endpoint(self._list_pins).on("POST", self._pin, *where).on("DELETE", self._unpin, *where, "node")
@@ -141,14 +105,14 @@ class ContextApi:
     async def _revert(self, request: Request) -> Response:
         session, n = await self._find_session(request), _read_epoch(request)
         is_done = not read_switch(request, "dry_run")
-        reversion = await (self._care.revert(session, n) if is_done else self._care.quote(session, n))
+        reversion = await (self._epochs.revert(session, n) if is_done else self._epochs.quote(session, n))
         return respond_json(write_json(describe_reversion(reversion, is_done=is_done)))
 
     async def _compact(self, request: Request) -> Response:
         session = await self._find_session(request)
-        asked = read_document(await read_body(request, _MOST_ASKED), CompactionRequest)
+        asked = read_document(await read_body(request, _MAX_BODY_BYTES), CompactionRequest)
         options = ManualOptions(asked.model, asked.prompt, asked.level)
-        found = await self._compacting.compact(session, options, asked.view, asked.branch)
+        found = await self._compaction.compact(session, options, asked.view, asked.branch)
         return respond_json(write_json(describe_compaction(found)))
 
     async def _list_summaries(self, request: Request) -> Response:
@@ -173,22 +137,22 @@ class ContextApi:
 
     async def _list_pins(self, request: Request) -> Response:
         session = await self._find_session(request)
-        pins = await self._care.list_pins(session, await self._log.list_branches(session))
+        pins = await self._epochs.list_pins(session, await self._log.list_branches(session))
         return respond_json(write_json([describe_pinned(each) for each in pins]))
 
     async def _pin(self, request: Request) -> Response:
-        pinned = await self._care.pin(*await self._find_message(request))
+        pinned = await self._epochs.pin(*await self._find_message(request))
         return respond_json(write_json(describe_pinned(pinned)))
 
     async def _unpin(self, request: Request) -> Response:
         if node := request.query_params.get("node"):
-            await self._care.unpin_node(await self._find_session(request), _read_node(node))
+            await self._epochs.unpin_node(await self._find_session(request), _read_node(node))
         else:
-            await self._care.unpin(*await self._find_message(request))
+            await self._epochs.unpin(*await self._find_message(request))
         return await self._list_pins(request)
 
     async def _find_message(self, request: Request) -> tuple[ExchangeRow, int | None]:
-        """The message that the parameters name: one of an exchange, or the newest of a branch."""
+        """Return the message that the parameters name: one of an exchange, or the newest of a branch."""
         query, prefix = request.query_params, request.path_params["id"]
         place = None if "place" not in query else read_number(query["place"], "place")
         if "exchange" in query and not read_switch(request, "newest"):

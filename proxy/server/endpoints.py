@@ -1,6 +1,7 @@
-"""Paths of the API: which methods and parameters each takes, and how it answers.
+"""One path of the API: its methods and query parameters, and how it responds.
 
-Rule: what a path does not know is an error that names what it knows; nothing it answers can be shown as a page.
+A method or parameter that a path does not know is an error that names those it knows. No response can be shown as a
+page, for raw bodies are what others sent.
 """
 
 from collections.abc import Awaitable, Callable
@@ -23,24 +24,24 @@ GUARDS = {
 _LONGEST_NUMBER = 9
 
 Form = TypeVar("Form", bound=msgspec.Struct)
-Answering = Callable[[Request], Awaitable[Response]]
+Responder = Callable[[Request], Awaitable[Response]]
 
 
 class Endpoint:
-    """One path: `answer` makes the answer to GET, if there is one, and takes the query parameters named."""
+    """An ASGI application for one path; `respond` is for GET and HEAD and takes the query parameters named."""
 
-    def __init__(self, answer: Answering | None = None, *parameters: str) -> None:
-        self._actions: dict[str, tuple[Answering, frozenset[str]]] = {}
-        if answer is not None:
-            self.on("GET", answer, *parameters).on("HEAD", answer, *parameters)
+    def __init__(self, respond: Responder | None = None, *parameters: str) -> None:
+        self._responders: dict[str, tuple[Responder, frozenset[str]]] = {}
+        if respond is not None:
+            self.on("GET", respond, *parameters).on("HEAD", respond, *parameters)
 
-    def on(self, method: str, answer: Answering, *parameters: str) -> Self:
-        """What makes the answer to another method."""
-        self._actions[method] = answer, frozenset(parameters)
+    def on(self, method: str, respond: Responder, *parameters: str) -> Self:
+        """Take another method, with the query parameters named."""
+        self._responders[method] = respond, frozenset(parameters)
         return self
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """An ASGI application."""
+        """Respond to a request, by an error where one is raised."""
         request = Request(scope, receive)
         try:
             response = await self._respond(request)
@@ -50,25 +51,27 @@ class Endpoint:
         await response(scope, receive, send)
 
     async def _respond(self, request: Request) -> Response:
-        if request.method not in self._actions:
-            allowed = ", ".join(self._actions)
-            body = render_body("method_not_allowed", f"{request.method[:20]} is not for this path; it takes {allowed}")
+        if request.method not in self._responders:
+            allowed = ", ".join(self._responders)
+            body = render_body(
+                "method_not_allowed", f"{request.method[:20]} is not allowed on this path; it takes {allowed}"
+            )
             return respond_json(body, 405, {"allow": allowed})
-        answer, parameters = self._actions[request.method]
+        respond, parameters = self._responders[request.method]
         for name in request.query_params:
             if name not in parameters:
                 known = ", ".join(sorted(parameters)) or "none"
                 raise BadRequest(f"the parameter {name[:40]!r} is not known here; this path takes: {known}")
-        return await answer(request)
+        return await respond(request)
 
 
 def respond_json(body: bytes, status: int = 200, more: dict[str, str] | None = None) -> Response:
-    """A document."""
+    """Return a response with a JSON body."""
     return Response(body, status, headers={**GUARDS, **(more or {})}, media_type=JSON)
 
 
 def read_limit(request: Request, default: int, most: int) -> int:
-    """The parameter `limit`. Raises BadRequest."""
+    """Return the parameter `limit`. Raises BadRequest."""
     limit = read_number(request.query_params.get("limit", str(default)), "limit")
     if not 1 <= limit <= most:
         raise BadRequest(f"limit is 1 to {most}, not {limit}")
@@ -76,32 +79,32 @@ def read_limit(request: Request, default: int, most: int) -> int:
 
 
 def read_number(text: str, name: str) -> int:
-    """A number from 0 on. Raises BadRequest, which calls it by its name."""
+    """Parse a number from 0 on. Raises BadRequest with the name it is given here."""
     if not (text.isascii() and text.isdigit() and len(text) <= _LONGEST_NUMBER):
         raise BadRequest(f"{name} is a number from 0 on, not {text[:40]!r}")
     return int(text)
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """The body of a request of ours, which has so many bytes at most. Raises TooLarge."""
+    """Return the body of a request to our API. Raises TooLarge above `most` bytes."""
     body = b""
     async for piece in request.stream():
         body += piece
         if len(body) > most:
-            raise TooLarge(f"what is asked here takes {most} bytes at most")
+            raise TooLarge(f"the body of this request may have {most} bytes at most")
     return body
 
 
 def read_document(body: bytes, form: type[Form]) -> Form:
-    """What a body says, each of whose members may be left out, as all of it may. Raises BadRequest."""
+    """Parse a JSON body, each of whose members may be left out, as all of it may. Raises BadRequest."""
     try:
         return msgspec.json.decode(body or b"{}", type=form)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequest(f"the body is not as it should be: {error}") from error
+        raise BadRequest(f"the body is not valid: {error}") from error
 
 
 def read_switch(request: Request, name: str) -> bool:
-    """A parameter that is true or false; false where it is not there. Raises BadRequest."""
+    """Return a parameter that is true or false; False where it is absent. Raises BadRequest."""
     text = request.query_params.get(name, "false").lower()
     if text not in ("true", "false"):
         raise BadRequest(f"{name} is true or false, not {text[:40]!r}")

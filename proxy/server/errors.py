@@ -1,4 +1,4 @@
-"""Our own errors as HTTP answers. Rule: one JSON shape that OpenAI's and Anthropic's SDKs both read."""
+"""Our own errors as HTTP responses, in one JSON shape that OpenAI's and Anthropic's SDKs both read."""
 
 import http
 
@@ -7,15 +7,15 @@ import orjson
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import Headers
 
-# What every page and document of ours bears: it is shown in no frame, and its address is told to nobody.
+# Headers of every page and document of ours: it is shown in no frame, and its address is sent to nobody.
 PAGE_GUARDS: Headers = ((b"referrer-policy", b"no-referrer"), (b"x-frame-options", b"DENY"))
 _ORIGIN = (b"x-palimpsest-error", b"true")
 
 
 class Refused(ProxyError):
-    """What the way in refuses before the engine sees it: access (401, 403), time (408), protocol (426), room (503).
+    """A request refused before the engine sees it: access (401, 403), time (408), protocol (426), memory (503).
 
-    `retry_after`, in seconds, is told to the client where it is not 0.
+    `retry_after`, in seconds, is sent to the client where it is not 0.
     """
 
     def __init__(self, status: int, code: str, message: str, *, retry_after: int = 0) -> None:
@@ -26,27 +26,27 @@ class Refused(ProxyError):
 
 
 def render_error(error: ProxyError) -> tuple[int, Headers, bytes]:
-    """Status, headers and body of an answer that is ours and not the upstream's."""
+    """Return status, headers and body of a response that is ours and not the upstream's."""
     body = render_body(error.code, str(error))
-    fields = _fields(body)
+    headers = _make_headers(body)
     if isinstance(error, Refused) and error.retry_after:
-        fields = (*fields, (b"retry-after", b"%d" % error.retry_after))
-    return error.status, fields, body
+        headers = (*headers, (b"retry-after", b"%d" % error.retry_after))
+    return error.status, headers, body
 
 
 def render_body(code: str, message: str) -> bytes:
-    """The JSON of an error."""
+    """Return the JSON body of an error."""
     error = {"message": f"palimpsest: {message}", "type": "palimpsest_error", "param": None, "code": code}
     return orjson.dumps({"type": "error", "error": error})
 
 
 def render_plain(status: int, code: str, message: str) -> bytes:
-    """A whole HTTP/1.1 answer that closes the connection, for what never became a request."""
+    """Return a whole HTTP/1.1 response that closes the connection, for what never became a request."""
     body = render_body(code, message)
     head = b"HTTP/1.1 %d %s\r\n" % (status, http.HTTPStatus(status).phrase.encode())
-    lines = b"".join(b"%s: %s\r\n" % field for field in _fields(body))
+    lines = b"".join(b"%s: %s\r\n" % header for header in _make_headers(body))
     return head + lines + b"connection: close\r\n\r\n" + body
 
 
-def _fields(body: bytes) -> Headers:
+def _make_headers(body: bytes) -> Headers:
     return ((b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), _ORIGIN)

@@ -53,7 +53,7 @@ class _Seconds:
 
 
 class Metrics(Collector):
-    """Counts what the bus tells; reads the state of log and tasks when asked."""
+    """Counts events; reads the state of log and tasks when asked. Names and text format are made then, too."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def count_exchange(self, event: ExchangeRecorded) -> None:
-        """A subscriber of the bus. A client's call is counted by the round that it saw; ours are counted apart."""
+        """Count a client's call, by its final round; calls of our own are counted by `count_auxiliary`."""
         if not event.is_final or event.kind == "auxiliary":
             return
         self._exchanges[(event.kind, event.wire, event.upstream, str(event.status), event.completeness)] += 1
@@ -99,15 +99,15 @@ class Metrics(Collector):
         self._total.add(event.total_s)
 
     def count_unread(self, event: ReadingFailed) -> None:
-        """A subscriber of the bus."""
+        """Count a response that could not be read."""
         self._unread += 1
 
     def count_epoch(self, event: EpochOpened) -> None:
-        """A subscriber of the bus."""
+        """Count an epoch that was opened."""
         self._epochs[event.why] += 1
 
     def count_plan(self, event: Planned) -> None:
-        """A subscriber of the bus. Tokens are those of requests of which both sides were counted."""
+        """Count a decision. Tokens are those of requests of which both sides were counted."""
         plan = event.plan
         self._rungs[plan.rung] += 1
         self._saved += plan.saving or 0.0
@@ -116,34 +116,34 @@ class Metrics(Collector):
             self._tokens["upstream"] += plan.tokens_upstream
 
     def count_failed_rung(self, event: RungFailed) -> None:
-        """A subscriber of the bus."""
+        """Count a fallback level that failed."""
         self._failed[event.rung] += 1
 
     def count_unreachable(self, event: CeilingUnreachable) -> None:
-        """A subscriber of the bus."""
+        """Count a session whose ceiling is out of reach."""
         self._unreachable += 1
 
     def count_excess(self, event: CeilingExceeded) -> None:
-        """A subscriber of the bus."""
+        """Count a call above its ceiling."""
         self._exceeded += 1
         self._exceeded_tokens += event.tokens - event.usable
 
     def count_refusal(self, event: EpochRefused) -> None:
-        """A subscriber of the bus."""
+        """Count a refused epoch."""
         self._refused += 1
 
     def count_auxiliary(self, event: AuxiliaryEnded) -> None:
-        """A subscriber of the bus."""
+        """Count a call of our own."""
         self._auxiliary[(event.upstream, event.verdict)] += 1
         self._auxiliary_cost += event.cost
         self._auxiliary_seconds.add(event.seconds)
 
     def count_summary(self, event: SummaryAdded) -> None:
-        """A subscriber of the bus."""
+        """Count a summary."""
         self._summaries[(event.kind, str(event.level))] += 1
 
     def count_waste(self, event: SummaryWasted) -> None:
-        """A subscriber of the bus."""
+        """Count a summary that was never used."""
         self._wasted += event.cost
 
     def render(self) -> bytes:
@@ -158,12 +158,12 @@ class Metrics(Collector):
             exchanges.add_metric(values, count)
         yield exchanges
         yield CounterMetricFamily("palimpsest_request_bytes", "Bytes of request bodies.", value=self._request_bytes)
-        yield CounterMetricFamily("palimpsest_response_bytes", "Bytes of answer bodies.", value=self._response_bytes)
+        yield CounterMetricFamily("palimpsest_response_bytes", "Bytes of response bodies.", value=self._response_bytes)
         yield CounterMetricFamily(
-            "palimpsest_unread_answers", "Recorded answers whose bytes could not be interpreted.", value=self._unread
+            "palimpsest_unread_answers", "Recorded responses that could not be read.", value=self._unread
         )
         yield self._first_byte.render("palimpsest_first_byte_seconds", "From the whole request to the first byte.")
-        yield self._total.render("palimpsest_exchange_seconds", "From the whole request to the end of the answer.")
+        yield self._total.render("palimpsest_exchange_seconds", "From the whole request to the end of the response.")
         yield GaugeMetricFamily("palimpsest_tasks", "Tasks under way.", value=self._in_flight())
         yield CounterMetricFamily(
             "palimpsest_descriptor_shortages",
@@ -179,11 +179,11 @@ class Metrics(Collector):
             ("palimpsest_epochs", "Epochs by why they were opened.", "why", self._epochs),
             (
                 "palimpsest_planned_calls",
-                "Calls of which it was decided what to send, by what it was.",
+                "Calls of which it was decided what to send, by what was sent.",
                 "rung",
                 self._rungs,
             ),
-            ("palimpsest_failed_rungs", "Ways of sending a call that did not bear.", "rung", self._failed),
+            ("palimpsest_failed_rungs", "Fallback levels that failed.", "rung", self._failed),
             ("palimpsest_context_tokens", "Tokens of counted calls, as made and as sent.", "side", self._tokens),
         )
         for name, text, label, counter in counts:
@@ -192,7 +192,7 @@ class Metrics(Collector):
                 family.add_metric((value,), count)
             yield family
         yield CounterMetricFamily(
-            "palimpsest_ceilings_unreachable", "Sessions found to have more than can be cut.", value=self._unreachable
+            "palimpsest_ceilings_unreachable", "Sessions that cannot be cut to their ceiling.", value=self._unreachable
         )
         yield CounterMetricFamily(
             "palimpsest_refused_epochs", "Epochs whose requests an upstream refused.", value=self._refused
@@ -208,7 +208,7 @@ class Metrics(Collector):
         )
 
     def _collect_auxiliary(self) -> Iterable[Metric]:
-        text = "Calls of our own for summaries, by how they ended."
+        text = "Calls of our own for summaries, by verdict."
         calls = CounterMetricFamily("palimpsest_auxiliary_calls", text, labels=("upstream", "verdict"))
         for values, count in self._auxiliary.items():
             calls.add_metric(values, count)
@@ -224,7 +224,9 @@ class Metrics(Collector):
         yield CounterMetricFamily(
             "palimpsest_wasted_tokens", "The part of it that went into summaries never used.", value=self._wasted
         )
-        yield self._auxiliary_seconds.render("palimpsest_auxiliary_seconds", "From asking to the end of the answer.")
+        yield self._auxiliary_seconds.render(
+            "palimpsest_auxiliary_seconds", "From the request to the end of its response."
+        )
 
     def _collect_log(self) -> Iterable[Metric]:
         health = self._health()
@@ -238,8 +240,8 @@ class Metrics(Collector):
 
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
-_RELEASING = "while this lasts, answers are not held back until they are durable"
-_REFUSING = "while this lasts, calls are refused, and no answer is completed that is not durable (store.on_failure)"
+_RELEASING = "while this lasts, responses are not held back until they are durable"
+_REFUSING = "while this lasts, calls are refused, and no response is completed before it is durable (store.on_failure)"
 
 
 class Health:
@@ -258,21 +260,21 @@ class Health:
         self.is_starting = False
 
     async def live(self, request: Request) -> Response:
-        """The process answers."""
+        """Respond 200: the process runs."""
         return JSONResponse({"status": "live"})
 
     async def ready(self, request: Request) -> Response:
-        """200 while calls are served, with the reasons if the durability promise is suspended; else 503."""
+        """Respond 200 while calls are served, with the reasons if the durability promise is suspended; else 503."""
         reasons = [text for text in (self._problem(),) if text]
         if self.is_draining:
             return JSONResponse({"status": "draining", "reasons": ["shutting down", *reasons]}, 503)
         if self.is_starting:
-            return JSONResponse({"status": "starting", "reasons": ["loading what counts tokens", *reasons]}, 503)
+            return JSONResponse({"status": "starting", "reasons": ["loading the tokenizer", *reasons]}, 503)
         if reasons:
             reasons.append(_REFUSING if self._refuses else _RELEASING)
             return JSONResponse({"status": "degraded", "reasons": reasons}, 503 if self._refuses else 200)
         return JSONResponse({"status": "ready", "reasons": []})
 
     async def metrics(self, request: Request) -> Response:
-        """Prometheus' text format."""
+        """Respond with the metrics in Prometheus' text format."""
         return Response(self._metrics.render(), media_type=_EXPOSITION)

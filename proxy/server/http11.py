@@ -198,7 +198,7 @@ class Http11Protocol(asyncio.Protocol):
         parser = self._parser
         version = parser.get_http_version()
         if version not in ("1.0", "1.1"):
-            self._refuse_head(400, "bad_request", "only HTTP/1.1 and HTTP/1.0 are spoken here")
+            self._refuse_head(400, "bad_request", "only HTTP/1.1 and HTTP/1.0 are supported")
         if self._hosts != 1 and (self._hosts or version != "1.0"):
             self._refuse_head(400, "bad_request", "a request has exactly one Host header")
         if self._upgrade not in (None, b"websocket") and parser.should_upgrade():
@@ -284,7 +284,7 @@ class Http11Protocol(asyncio.Protocol):
         elif name == b"upgrade":
             self._upgrade = value.lower()
         elif value.strip().lower() != b"chunked":
-            self._refuse_head(400, "bad_request", "the only transfer coding understood here is chunked")
+            self._refuse_head(400, "bad_request", "the only transfer coding supported is chunked")
 
     def _read_again(self, rest: bytes) -> None:
         """Read a request again without its offer to upgrade (`h2c`), whose body the parser has skipped.

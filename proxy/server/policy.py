@@ -1,21 +1,20 @@
-"""What the server accepts and from whom. Rule: values only; who fills them in is above this room."""
+"""What the server accepts, from whom, and within which limits."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class ServerPolicy:
-    """Address, caps and limits of the way in.
+    """Address, caps and limits of the server; times are in seconds.
 
     `max_body_bytes` caps bodies of managed paths (others stream), `max_buffered_bytes` those of all calls under way
-    together, `max_header_bytes` request line and header fields together. `header_timeout` bounds the time a request's
-    head may take, `body_timeout` the silence inside a request's body, `body_min_rate` its bytes a second after that
-    time (0: however slow), `stall_timeout` how long a client may take none of an answer; seconds. `allowed_hosts` are
-    names, besides loopback, addresses and `host` itself, under which a browser may reach the management pages; `*`
-    allows all.
-    `allowed_origins` are those, besides loopback, of pages that may have calls carried, in lower case; `*` allows all.
-    `has_own_key`: calls are made with a key of ours. `tenant_keys`: who may call; None: anybody. `hop_id` names this
-    server to itself (BEHAVIOUR B40).
+    together, `max_header_bytes` request line and headers together. `header_timeout` bounds the time of a request's
+    head, `body_timeout` the silence inside its body, `body_min_rate` the body's bytes a second after that time (0: no
+    bound), `stall_timeout` how long a client may take none of a response. `allowed_hosts` are the names, besides
+    loopback, addresses and `host` itself, under which a browser may reach the management pages, `allowed_origins` the
+    origins, besides loopback, of pages that may call the proxied paths, in lower case; `*` allows all. `has_own_key`:
+    calls are made with a key from the settings. `tenant_keys`: who may call; None: anybody. `hop_id` is this server's
+    random name, by which it knows its own calls (BEHAVIOUR B40).
     """
 
     host: str = "127.0.0.1"

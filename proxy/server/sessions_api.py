@@ -1,7 +1,7 @@
-"""The API under `/-/api`. Rule: reads the log, changes nothing; documents are the command line's.
+"""The API of recorded sessions, under `/-/api`: it reads the log and changes nothing.
 
-Nothing here may be shown as a page: raw bodies are what others sent. A listing is bounded by its limit and has no
-bodies, an export comes in pieces; of what was asked and answered, that of one exchange at a time is in memory.
+Documents are those of the command line. A listing is bounded by its limit and has no bodies, an export comes in pieces;
+the bodies of one exchange at a time are in memory.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -26,14 +26,14 @@ _MEDIA: dict[Form, str] = {"json": JSON, "jsonl": "application/x-ndjson", "opena
 
 
 class SessionsApi:
-    """The log over HTTP, read where it is written: what has been recorded is seen."""
+    """Endpoints that show sessions, exchanges and savings; what has been recorded is seen at once."""
 
     def __init__(self, log: LogReader, inputs: SavingsInputs) -> None:
         self._log = log
         self._inputs = inputs
 
     def list_routes(self) -> Sequence[BaseRoute]:
-        """The paths, below `/-`."""
+        """Return the routes, below `/-`."""
         exchange = "/api/sessions/{id}/exchanges/{n}"
         return [
             Route("/api/sessions", Endpoint(self._list_sessions, "limit", "family", "parent", "before")),
@@ -43,7 +43,7 @@ class SessionsApi:
             Route(exchange, Endpoint(self._show_exchange)),
             Route(exchange + "/sent", Endpoint(self._load_sent, "k")),
             Route(exchange + "/received", Endpoint(self._load_received, "k")),
-            Route("/api/savings", Endpoint(self._compare)),
+            Route("/api/savings", Endpoint(self._show_savings)),
         ]
 
     async def _list_sessions(self, request: Request) -> Response:
@@ -89,7 +89,7 @@ class SessionsApi:
         pieces = opened.pieces if request.method == "GET" else _write_nothing()
         return StreamingResponse(pieces, headers=GUARDS, media_type=_MEDIA[form])
 
-    async def _compare(self, request: Request) -> Response:
+    async def _show_savings(self, request: Request) -> Response:
         return respond_json(write_json(describe_savings(await load_savings(self._log, self._inputs))))
 
     async def _find_exchange(self, request: Request) -> ExchangeRow:
@@ -98,6 +98,6 @@ class SessionsApi:
 
 
 async def _write_nothing() -> AsyncIterator[bytes]:
-    """The body that a HEAD does not get."""
+    """Yield the empty body of a response to HEAD."""
     return
     yield b""

@@ -50,7 +50,7 @@ async def test_a_server_that_serves_is_ready(served: Served) -> None:
 
 async def test_a_server_that_still_loads_lives_and_is_not_ready(served: Served) -> None:
     served.health.is_starting = True
-    assert told(await served.ask(request("GET", "/-/ready"))) == (503, "starting", ["loading what counts tokens"])
+    assert told(await served.ask(request("GET", "/-/ready"))) == (503, "starting", ["loading the tokenizer"])
     assert (await served.ask(request("GET", "/-/live"))).status == 200
     served.health.is_starting = False
     assert told(await served.ask(request("GET", "/-/ready")))[0] == 200
@@ -68,7 +68,7 @@ async def test_a_degraded_log_is_not_ready_where_calls_are_refused(upstream: Scr
         served.archive.health = FULL
         status, state, reasons = told(await served.ask(request("GET", "/-/ready")))
         assert (status, state) == (503, "degraded")
-        assert "no answer is completed that is not durable" in reasons[1]
+        assert "no response is completed before it is durable" in reasons[1]
 
 
 async def test_a_server_that_is_shutting_down_lives_and_is_not_ready(served: Served) -> None:

@@ -1,1 +1,1 @@
-"""Where records rest. Rule: a store inserts what it is given; ids, times and meaning come from the engine."""
+"""Storage of records: what may be stored, and a log in one SQLite file."""

@@ -1,1 +1,1 @@
-"""The log in one SQLite file: one thread writes, readers have connections of their own."""
+"""The log in one SQLite file: one thread writes, readers have their own connections."""

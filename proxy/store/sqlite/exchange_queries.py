@@ -8,16 +8,15 @@ nobody can read are found again at each start.
 
 import sqlite3
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import groupby
 from typing import cast
-
-import aiosqlite
 
 from proxy.engine.ports import ALL_SESSIONS
 from proxy.model.epoch import Plan
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, Timings, Usage
-from proxy.model.log import AuxiliaryUsage, Bill, ExchangeRow, RoundRow, Selection, UnreadRow
+from proxy.model.log import AuxiliaryUsage, Bill, ExchangeRow, RoundRow, Selection, SessionRow, UnreadRow
 from proxy.model.manifest import BlobPiece, Piece, digest_of, encode_recipe, root_of
 from proxy.store.constraints import fit_text
 from proxy.store.sqlite.codec import RELATIONS, decode_headers, join_recipe
@@ -45,39 +44,72 @@ _HAS_LINK = "SELECT 1 FROM raw WHERE link = ?"
 
 _FINGERPRINT = "SELECT fingerprint FROM tenant WHERE id = ?"
 
+_KEY = """
+    SELECT s.key, t.fingerprint, s.upstream, s.family, s.parent
+    FROM session s JOIN tenant t ON t.id = s.tenant WHERE s.key = ?"""
+
+_REQUEST = """
+    SELECT s.tenant, e.envelope, e.tip FROM exchange e JOIN session s ON s.id = e.session WHERE e.id = ?"""
+
+_SENT = """
+    SELECT s.tenant, ifnull(r.envelope, e.envelope), ifnull(r.tip, e.tip)
+    FROM exchange e JOIN session s ON s.id = e.session JOIN round r ON r.exchange = e.seq WHERE e.id = ? AND r.k = ?"""
+
+_RECEIVED = """
+    SELECT o.received, o.whole, o.exchange FROM exchange e JOIN outcome o ON o.exchange = e.seq
+    WHERE e.id = ? AND o.k = ?"""
+
+_TRAILERS = "SELECT received FROM trailer WHERE exchange = ? AND k = ? ORDER BY i"
+
 
 def count_links(connection: sqlite3.Connection, links: Sequence[bytes]) -> int:
     """Count the links of a chain, in its order, that are stored: where one is, all before it are."""
     return bisect_left(links, True, key=lambda link: connection.execute(_HAS_LINK, (link,)).fetchone() is None)
 
 
-async def load_payload(connection: aiosqlite.Connection, payload: int) -> bytes:
-    """Return content by number. Raises NotFound where it was erased."""
-    return _expect_content(await connection.execute_fetchall(_PAYLOAD, (payload,)))
+def load_request(connection: sqlite3.Connection, exchange: str) -> bytes:
+    """Return what `LogReader.load_request` does."""
+    row = _expect(connection, _REQUEST, (exchange,), f"there is no exchange {exchange}")
+    return _load_body(connection, *row)
 
 
-async def load_body(connection: aiosqlite.Connection, tenant: int, envelope: int, tip: bytes) -> bytes:
+def load_sent(connection: sqlite3.Connection, exchange: str, k: int) -> bytes:
+    """Return what `LogReader.load_sent` does."""
+    row = _expect(connection, _SENT, (exchange, k), f"there is no round {k} of exchange {exchange}")
+    return _load_body(connection, *row)
+
+
+def load_received(connection: sqlite3.Connection, exchange: str, k: int) -> bytes:
+    """Return what `LogReader.load_received` does."""
+    missing = f"there is no answer to round {k} of exchange {exchange}"
+    received, whole, seq = _expect(connection, _RECEIVED, (exchange, k), missing)
+    # behind a capped body there is a gap, so nothing that came later may be joined to it
+    trailers = [] if whole else connection.execute(_TRAILERS, (seq, k)).fetchall()
+    return b"".join([_load_payload(connection, payload) for payload in (received, *[row[0] for row in trailers])])
+
+
+def _load_body(connection: sqlite3.Connection, tenant: int, envelope: int, tip: bytes) -> bytes:
     """Return the body that an envelope and the tip of a chain stand for. Raises NotFound where a part was erased."""
-    recipe = await load_payload(connection, envelope)
+    recipe = _load_payload(connection, envelope)
     try:
         pieces = join_recipe(recipe, tip)
     except ValueError as error:
         raise StoreUnavailable(f"a recipe in the log is damaged ({error}); run `palimpsest verify`") from error
-    return b"".join([await _load_piece(connection, tenant, piece) for piece in pieces])
+    return b"".join([_load_piece(connection, tenant, piece) for piece in pieces])
 
 
-async def _load_piece(connection: aiosqlite.Connection, tenant: int, piece: Piece) -> bytes:
+def _load_piece(connection: sqlite3.Connection, tenant: int, piece: Piece) -> bytes:
     if isinstance(piece, bytes):
         return piece
     if isinstance(piece, BlobPiece):
-        return _expect_content(await connection.execute_fetchall(_BLOB, (tenant, piece.digest)))
-    return await _load_chain(connection, tenant, piece.link)
+        return _expect_content(connection.execute(_BLOB, (tenant, piece.digest)).fetchone())
+    return _load_chain(connection, tenant, piece.link)
 
 
-async def _load_chain(connection: aiosqlite.Connection, tenant: int, tip: bytes) -> bytes:
-    rows = list(await connection.execute_fetchall(_WALK, (tip,)))
+def _load_chain(connection: sqlite3.Connection, tenant: int, tip: bytes) -> bytes:
+    rows = connection.execute(_WALK, (tip,)).fetchall()
     start = rows[0][0] if rows else tip
-    ((fingerprint,),) = await connection.execute_fetchall(_FINGERPRINT, (tenant,))
+    (fingerprint,) = connection.execute(_FINGERPRINT, (tenant,)).fetchone()
     if start != root_of(fingerprint):
         raise StoreUnavailable("a chain in the log does not reach its root; run `palimpsest verify`")
     parts: list[bytes] = []
@@ -88,11 +120,22 @@ async def _load_chain(connection: aiosqlite.Connection, tenant: int, tip: bytes)
     return b"".join(parts)
 
 
-def _expect_content(rows: Iterable[sqlite3.Row]) -> bytes:
-    content = next((content for (content,) in rows), None)
-    if content is None:
+def _load_payload(connection: sqlite3.Connection, payload: int) -> bytes:
+    """Return content by number. Raises NotFound where it was erased."""
+    return _expect_content(connection.execute(_PAYLOAD, (payload,)).fetchone())
+
+
+def _expect_content(row: Row | None) -> bytes:
+    if row is None or row[0] is None:
         raise NotFound("this content was erased")
-    return bytes(content)
+    return bytes(row[0])
+
+
+def _expect(connection: sqlite3.Connection, query: str, key: tuple[object, ...], missing: str) -> Row:
+    row: Row | None = connection.execute(query, key).fetchone()
+    if row is None:
+        raise NotFound(missing)
+    return row
 
 
 # Two ways to the latest exchange of the sessions with the newest activity, which is in order of seq, for the wall clock
@@ -101,7 +144,9 @@ def _expect_content(rows: Iterable[sqlite3.Row]) -> bytes:
 FEW_SESSIONS = 1000
 # Statuses by which an upstream turns away what it does not take for a call: nobody it knows, nothing it has.
 TURNED_AWAY = frozenset({401, 403, 404, 405})
-COUNT_SESSIONS = "SELECT ifnull(max(id), 0) FROM session"
+_COUNT_SESSIONS = "SELECT ifnull(max(id), 0) FROM session"
+_IDS = "SELECT key FROM session WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
+_HAS_SESSION = "SELECT 1 FROM session WHERE key = ?"
 _TURNED_AWAY = ", ".join(map(str, sorted(TURNED_AWAY)))
 # What is listed has an exchange that became a call. Of what is passed on unread a call is what was answered well, and
 # bears a session's name or has a body to post.
@@ -124,7 +169,7 @@ _ONE = _LATEST_OF_FEW.format(chosen="s.key = :key")
 _CHOSEN_BY = {
     name: f"s.{name} <> '' AND s.{name} >= :{name} AND s.{name} < :{name}_end" for name in ("family", "parent")
 }
-LAST_CHARACTER = "\U0010ffff"
+_LAST_CHARACTER = "\U0010ffff"
 # `forked`: sessions that are more than one chain of nodes from the first to the last; of the others nothing but whether
 # a request ended there has to be known. `inner`: nodes with a tip behind them (see `lineage_queries`).
 # `spent`: all calls, those of our own too, for the index that leads to them does not tell them apart; `aside`: these.
@@ -198,6 +243,34 @@ _BILLS = """
 Query = tuple[str, dict[str, object]]
 
 
+def list_sessions(
+    connection: sqlite3.Connection, limit: int, selection: Selection, few: int = FEW_SESSIONS
+) -> list[SessionRow]:
+    """Return what `LogReader.list_sessions` does; a log with more than `few` sessions has many."""
+    (count,) = connection.execute(_COUNT_SESSIONS).fetchone()
+    query = select_sessions(selection, limit, is_many=count > few)
+    return [SessionRow(*row) for row in connection.execute(*query)]
+
+
+def find_session(connection: sqlite3.Connection, session: str) -> SessionRow:
+    """Return what `LogReader.find_session` does."""
+    row = connection.execute(*select_session(session)).fetchone()
+    if row is None:
+        raise NotFound(f"there is no session {session}")
+    return SessionRow(*row)
+
+
+def list_ids(connection: sqlite3.Connection, prefix: str, limit: int) -> list[str]:
+    """Return what `LogReader.list_ids` does."""
+    first = fit_text(prefix)
+    return [key for (key,) in connection.execute(_IDS, (first, first + _LAST_CHARACTER, limit))]
+
+
+def find_key(connection: sqlite3.Connection, session: str) -> SessionKey:
+    """Return what `LogReader.find_key` does."""
+    return SessionKey(*_expect(connection, _KEY, (session,), f"there is no session {session}"))
+
+
 def select_sessions(selection: Selection, limit: int, *, is_many: bool) -> Query:
     """Return the query for sessions, newest activity first; `is_many`: the log has more than `FEW_SESSIONS`."""
     chosen, key = _choose(selection)
@@ -239,7 +312,7 @@ def _choose(selection: Selection) -> tuple[str, dict[str, object]]:
     """Return a condition that chooses sessions, empty for all of them, and its parameters."""
     beginnings = {"family": fit_text(selection.family), "parent": fit_text(selection.parent)}
     chosen = {name: text for name, text in beginnings.items() if text}
-    ends = {f"{name}_end": text + LAST_CHARACTER for name, text in chosen.items()}
+    ends = {f"{name}_end": text + _LAST_CHARACTER for name, text in chosen.items()}
     return " AND ".join(_CHOSEN_BY[name] for name in chosen), {**chosen, **ends}
 
 
@@ -270,7 +343,7 @@ def list_unread(connection: sqlite3.Connection, limit: int, most_bytes: int) -> 
     return rows
 
 
-EXCHANGES = """
+_EXCHANGES = """
     SELECT e.seq, e.id, s.key AS session, e.n, e.kind, e.wire, e.mode, e.model, e.method, e.target, e.size, e.whole,
         e.opened_ms, e.tip, e.changes, unpack(eh.codec, eh.bytes) AS headers,
         unpack(ee.codec, ee.bytes) AS envelope,
@@ -315,11 +388,24 @@ _DECISION = (
     "saving",
 )
 
-CALLS = EXCHANGES.replace("unpack(ga.codec, ga.bytes) AS answer", "NULL AS answer")
+_CALLS = _EXCHANGES.replace("unpack(ga.codec, ga.bytes) AS answer", "NULL AS answer")
 
 
-def make_exchange(rows: list[sqlite3.Row]) -> ExchangeRow:
-    """Make an exchange of its rows of `EXCHANGES`, one for each round."""
+def list_exchanges(
+    connection: sqlite3.Connection, session: str, after: int, limit: int, *, has_answers: bool = True
+) -> list[ExchangeRow]:
+    """Return what `LogReader.list_exchanges` does."""
+    cursor = connection.cursor()
+    cursor.row_factory = sqlite3.Row
+    key = fit_text(session)
+    rows = cursor.execute(_EXCHANGES if has_answers else _CALLS, (key, after, limit)).fetchall()
+    if not rows:
+        _expect(connection, _HAS_SESSION, (key,), f"there is no session {session}")
+    return [_make_exchange(list(group)) for _, group in groupby(rows, key=lambda row: row["seq"])]
+
+
+def _make_exchange(rows: list[sqlite3.Row]) -> ExchangeRow:
+    """Make an exchange of its rows, one for each round."""
     row = rows[0]
     return ExchangeRow(
         seq=row["seq"],

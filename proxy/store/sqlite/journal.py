@@ -2,7 +2,8 @@
 
 Pages of a shared mapping belong to the system's page cache, so a copy of some bytes is safe from kill -9 as soon as it
 is made, without a system call. It is not safe from a power cut: `durability: full` has no journal. The next start, or
-the next command that reads the log, writes what is only here into the log (`recovery`).
+the next command that reads the log, writes what is only here into the log (`recovery`). `engine/durability` says what
+is durable when.
 
 The log names its journal by a nonce, and notes its position in the transaction that writes the entries before it: a
 file that lies beside the wrong log, or is of another day, never fits, and no entry is written twice.
@@ -198,6 +199,11 @@ class Journal:
 
     Replaces the file of one that was there; with a position it goes on behind what that one holds and the log does not.
     """
+
+    # What it is for (`benchmarks/durability`, one to eight agents): an exchange of 2 KB spends 15 to 110 us in its
+    # appends, against 0.5 to 6 ms where each waits for its commit, and 0.4 to 1.7 ms where only the outcome waits; of
+    # 100 KB 0.1 to 0.3 ms, against 14 to 79 and 0.6 to 66. The others take 1.1 to 2.7 times the CPU with one to four
+    # agents whose upstream responds within 20 ms; with 250 ms each exchange has commits of its own in any case.
 
     def __init__(self, path: Path, size: int = JOURNAL_SIZE, position: JournalPosition | None = None) -> None:
         self._path = path

@@ -1,5 +1,9 @@
+import asyncio
+import logging
 import os
 import sqlite3
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,9 +12,25 @@ import pytest
 from proxy.model.errors import StoreUnavailable
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.codec import pack
-from proxy.store.sqlite.connection import connect_reader, connect_writer, prepare_file, refuse_foreign_wal
+from proxy.store.sqlite.connection import (
+    FileIdentity,
+    LogReplaced,
+    WriterLock,
+    advise,
+    connect_reader,
+    connect_writer,
+    describe_problem,
+    is_store_failing,
+    prepare_file,
+    refuse_foreign_wal,
+)
+from proxy.store.sqlite.journal import journal_path
 from proxy.store.sqlite.maintenance import copy_log
 from proxy.store.sqlite.recovery import recover_log
+from tests.store.samples import make_opening, make_round
+from tests.store.sqlite.conftest import Opener
+from tests.store.sqlite.crashing import read_ids
+from tests.store.sqlite.disk import LIMIT, Disk
 from tests.store.sqlite.spoiling import garble_name, lose_index_entry
 
 
@@ -225,3 +245,266 @@ def test_a_reader_refuses_a_log_from_the_future(policy: StorePolicy) -> None:
         connect_reader(policy.path)
     with pytest.raises(StoreUnavailable, match=r"log\.db: .*newer version"):
         connect_writer(policy)
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_one_holds_the_lock_and_the_other_is_told_who(tmp_path: Path) -> None:
+    lock = WriterLock(tmp_path / "log.db")
+    with pytest.raises(StoreUnavailable, match=rf"\(id {os.getpid()}\); stop it, or choose another data directory"):
+        WriterLock(tmp_path / "log.db")
+    lock.release()
+    WriterLock(tmp_path / "log.db").release()
+
+
+def test_who_holds_it_for_a_moment_is_waited_out(tmp_path: Path) -> None:
+    held, pauses = WriterLock(tmp_path / "log.db"), list[float]()
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            held.release()
+
+    WriterLock(tmp_path / "log.db", 3000, pause).release()
+    assert len(pauses) == 3
+
+
+def test_who_keeps_it_is_waited_for_so_long_and_then_named(tmp_path: Path) -> None:
+    held, pauses = WriterLock(tmp_path / "log.db"), list[float]()
+    with pytest.raises(StoreUnavailable, match=rf"\(id {os.getpid()}\); stop it"):
+        WriterLock(tmp_path / "log.db", 3000, pauses.append)
+    assert sum(pauses) == pytest.approx(3.0)
+    held.release()
+
+
+def test_logs_side_by_side_have_locks_of_their_own(tmp_path: Path) -> None:
+    one, other = WriterLock(tmp_path / "a.db"), WriterLock(tmp_path / "b.db")
+    one.release()
+    other.release()
+
+
+def test_releasing_twice_takes_the_lock_from_nobody(tmp_path: Path) -> None:
+    lock = WriterLock(tmp_path / "log.db")
+    lock.release()
+    other = WriterLock(tmp_path / "log.db")
+    lock.release()
+    with pytest.raises(StoreUnavailable):
+        WriterLock(tmp_path / "log.db")
+    other.release()
+
+
+def test_the_lock_of_a_process_that_ended_is_free(tmp_path: Path) -> None:
+    take = (
+        "import pathlib, sys; from proxy.store.sqlite.connection import WriterLock as W; W(pathlib.Path(sys.argv[1]))"
+    )
+    subprocess.run([sys.executable, "-c", take, str(tmp_path / "log.db")], check=True, cwd=ROOT)
+    WriterLock(tmp_path / "log.db").release()
+
+
+def test_a_longer_id_left_in_the_file_does_not_show_through(tmp_path: Path) -> None:
+    (tmp_path / "log.db.lock").write_text("99999999999999\n")
+    lock = WriterLock(tmp_path / "log.db")
+    assert (tmp_path / "log.db.lock").read_text() == f"{os.getpid()}\n"
+    lock.release()
+
+
+def test_the_log_itself_is_not_touched(tmp_path: Path) -> None:
+    WriterLock(tmp_path / "log.db").release()
+    assert [path.name for path in tmp_path.iterdir()] == ["log.db.lock"]
+
+
+class Now:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class Ear(logging.Handler):
+    """Hears what a thread logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tell the event loop."""
+        self._loop.call_soon_threadsafe(self.heard.set)
+
+
+@pytest.fixture
+def now() -> Now:
+    return Now()
+
+
+def test_a_file_that_is_in_its_place_is_fine(tmp_path: Path, now: Now) -> None:
+    (tmp_path / "log.db").touch()
+    whereabouts = FileIdentity(tmp_path / "log.db", 1000, now)
+    for now.seconds in range(5):
+        whereabouts.check()
+
+
+def test_where_nobody_can_tell_the_commits_do(tmp_path: Path, now: Now) -> None:
+    path = tmp_path / ("x" * 300)  # too long a name for any file
+    whereabouts = FileIdentity(path, 1000, now)
+    now.seconds = 2.0
+    whereabouts.check()
+
+
+def test_a_file_that_is_gone_is_noticed_within_a_second_and_so_is_its_return(tmp_path: Path, now: Now) -> None:
+    path = tmp_path / "log.db"
+    path.touch()
+    whereabouts = FileIdentity(path, 1000, now)
+    path.rename(tmp_path / "moved")
+    now.seconds = 0.9
+    whereabouts.check()  # nobody asks before each record
+    now.seconds = 1.0
+    for _ in range(2):
+        with pytest.raises(LogReplaced):
+            whereabouts.check()
+    (tmp_path / "moved").rename(path)
+    whereabouts.check()
+
+
+def test_another_file_in_its_place_is_noticed(tmp_path: Path, now: Now) -> None:
+    (tmp_path / "log.db").touch()
+    (tmp_path / "other").touch()
+    whereabouts = FileIdentity(tmp_path / "log.db", 1000, now)
+    (tmp_path / "other").replace(tmp_path / "log.db")
+    now.seconds = 1.0
+    with pytest.raises(LogReplaced):
+        whereabouts.check()
+
+
+def test_a_directory_that_is_gone_is_noticed(tmp_path: Path, now: Now) -> None:
+    place = tmp_path / "data"
+    place.mkdir()
+    (place / "log.db").touch()
+    whereabouts = FileIdentity(place / "log.db", 1000, now)
+    (place / "log.db").unlink()
+    place.rmdir()
+    place.touch()
+    now.seconds = 1.0
+    with pytest.raises(LogReplaced):
+        whereabouts.check()
+
+
+async def test_records_wait_while_the_log_is_gone_and_are_written_once_it_is_back(
+    open_archive: Opener, policy: StorePolicy, disk: Disk
+) -> None:
+    ear, log = Ear(), logging.getLogger("proxy.store.sqlite.writer")
+    log.addHandler(ear)
+    archive = open_archive(look_ms=0)
+    assert await archive.append(make_opening("e1"))
+    policy.path.rename(policy.path.with_name("moved"))
+    begun = disk.count("BEGIN")
+    waiting = archive.append(make_opening("e2"))
+    async with asyncio.timeout(LIMIT):
+        await ear.heard.wait()
+    log.removeHandler(ear)
+    assert "was deleted or replaced while the server runs; put it back, or restart the server" in archive.health.problem
+    assert not waiting.done() and disk.count("BEGIN") == begun
+    policy.path.with_name("moved").rename(policy.path)
+    assert await waiting
+    assert archive.health.problem == ""
+
+
+async def test_records_that_wait_for_a_log_that_is_gone_for_good_are_counted_as_lost(
+    open_archive: Opener, policy: StorePolicy
+) -> None:
+    archive = open_archive(look_ms=0, close_ms=1)
+    policy.path.unlink()
+    waiting = archive.append(make_opening("e2"), make_round("e2"))
+    await archive.close()
+    assert await waiting is False
+    assert archive.health.dropped == 2
+
+
+@pytest.mark.parametrize("is_journal_gone", [False, True])
+async def test_what_is_in_the_journal_alone_is_kept_or_told_to_be_lost(
+    open_archive: Opener, policy: StorePolicy, is_journal_gone: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    archive = open_archive(durability="normal", look_ms=0, close_ms=1)
+    policy.path.rename(policy.path.with_name("moved"))
+    assert archive.append(make_opening("e2"), make_round("e2")).result()
+    if is_journal_gone:
+        journal_path(policy.path).unlink()
+    await archive.close()
+    policy.path.with_name("moved").rename(policy.path)
+    recover_log(policy)
+    assert read_ids(policy.path) == ([] if is_journal_gone else ["e2"])
+    assert ("2 records are lost" in caplog.text) == is_journal_gone
+
+
+def raise_full(path: Path, pages: int) -> sqlite3.Error:
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+    try:
+        connection.execute("CREATE TABLE t(x)")
+        connection.execute("INSERT INTO t VALUES (zeroblob(1000000))")
+    except sqlite3.Error as error:
+        return error
+    finally:
+        connection.close()
+    raise AssertionError("it fitted")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [sqlite3.OperationalError("disk I/O error"), sqlite3.DatabaseError("malformed"), sqlite3.InternalError("x")],
+    ids=repr,
+)
+def test_a_failure_of_the_file_may_pass(error: Exception) -> None:
+    assert is_store_failing(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [sqlite3.IntegrityError("UNIQUE"), sqlite3.DataError("too big"), sqlite3.ProgrammingError("type"), ValueError("x")],
+    ids=repr,
+)
+def test_a_failure_of_the_record_does_not(error: Exception) -> None:
+    assert not is_store_failing(error)
+
+
+def test_a_full_store_names_its_setting_if_that_is_the_cause(tmp_path: Path) -> None:
+    error = raise_full(tmp_path / "log.db", 10)
+    capped = describe_problem(error, StorePolicy(tmp_path / "log.db", max_bytes=40_960))
+    assert "store is full" in capped and "store.max_bytes" in capped
+    assert "erase" not in capped and capped.endswith("."), "what there is no command for is not advised"
+    uncapped = describe_problem(error, StorePolicy(tmp_path / "log.db"))
+    assert "the disk is full; free some space" in uncapped
+
+
+def test_a_lock_of_another_is_named(tmp_path: Path) -> None:
+    one, other = (sqlite3.connect(tmp_path / "log.db", isolation_level=None, timeout=0) for _ in range(2))
+    one.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(sqlite3.OperationalError) as caught:
+        other.execute("BEGIN IMMEDIATE")
+    one.close()
+    other.close()
+    text = describe_problem(caught.value, StorePolicy(tmp_path / "log.db"))
+    assert "another process holds a lock" in text
+    assert "cannot be written" in text and str(tmp_path / "log.db") in text
+
+
+@pytest.mark.parametrize(
+    "error", [sqlite3.DatabaseError("x"), UnicodeDecodeError("utf-8", b"\xed", 0, 1, "x")], ids=repr
+)
+def test_restoring_a_backup_is_told_whole(error: Exception) -> None:
+    if isinstance(error, sqlite3.Error):
+        error.sqlite_errorname = "SQLITE_CORRUPT"
+    told = advise(error)
+    for name in ("stop the server", "log.db, log.db-wal, log.db-shm and log.db.journal aside", "`palimpsest verify`"):
+        assert name in told
+
+
+def test_an_error_without_a_name_is_quoted() -> None:
+    text = describe_problem(sqlite3.OperationalError("strange"), StorePolicy(Path("log.db")))
+    assert "log.db cannot be written (strange)" in text
+    assert advise(sqlite3.OperationalError("strange")) == "strange"

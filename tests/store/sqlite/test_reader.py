@@ -1,5 +1,6 @@
 import asyncio
 import sqlite3
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from proxy.model.exchange import Usage
 from proxy.model.log import Selection
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import connect_reader
-from proxy.store.sqlite.reader import SqliteReader
+from proxy.store.sqlite.lineage_queries import has_sessions
+from proxy.store.sqlite.reader import ReaderThread, SqliteReader
 from tests.store.samples import (
     chain_body,
     join_body,
@@ -24,20 +26,25 @@ from tests.store.samples import (
 )
 from tests.store.sqlite.conftest import Opener
 from tests.store.sqlite.spoiling import spoil
+from tests.support.scripted import LIMIT
 
 TURNS = make_turns(700)
 
 
 class Counting:
-    """Connects readers that note their statements."""
+    """Connects readers that note their statements, but for the limits of a snapshot."""
 
     def __init__(self) -> None:
         self.statements: list[str] = []
 
     def connect(self, path: Path) -> sqlite3.Connection:
         connection = connect_reader(path)
-        connection.set_trace_callback(self.statements.append)
+        connection.set_trace_callback(self._note)
         return connection
+
+    def _note(self, statement: str) -> None:
+        if statement not in ("BEGIN", "COMMIT"):
+            self.statements.append(statement)
 
 
 @pytest.fixture
@@ -56,7 +63,7 @@ async def reader(open_archive: Opener, policy: StorePolicy, counting: Counting) 
         archive.append(make_outcome(exchange), make_reading(exchange, usage=Usage(input=i)))
     await archive.append(make_trailer(0, b"\n", "e29"))
     reader = SqliteReader(policy.path, counting.connect)
-    await reader.open()
+    await reader.list_ids("none", 1)
     counting.statements.clear()
     yield reader
     await reader.close()
@@ -179,7 +186,6 @@ async def test_a_reader_without_a_server_leaves_the_log_as_it_was(open_archive: 
 async def test_where_there_is_no_log_every_question_says_so(tmp_path: Path) -> None:
     reader = SqliteReader(tmp_path / "log.db")
     for question in (
-        reader.open(),
         reader.list_sessions(),
         reader.list_exchanges("s"),
         reader.load_request("e"),
@@ -219,3 +225,64 @@ async def test_damaged_content_is_told_from_missing_content(open_archive: Opener
     with pytest.raises(StoreUnavailable, match=r"cannot be read.*palimpsest verify"):
         await reader.load_received("e1", 0)
     await reader.close()
+
+
+class Gate:
+    """Makes connections, once it is open."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+        self.gate = threading.Event()
+
+    def connect(self, path: Path) -> sqlite3.Connection:
+        self.began.set()
+        assert self.gate.wait(LIMIT)
+        return connect_reader(path)
+
+
+async def test_whoever_goes_away_leaves_the_connection_to_the_next(open_archive: Opener, policy: StorePolicy) -> None:
+    await open_archive().append(make_opening())
+    gate = Gate()
+    asked: list[sqlite3.Connection] = []
+    thread = ReaderThread(policy.path, gate.connect)
+    loop = asyncio.get_running_loop()
+    first = loop.create_task(thread.run(has_sessions))
+    await asyncio.to_thread(gate.began.wait, 10)
+    waiting = loop.create_task(thread.run(asked.append))
+    await asyncio.sleep(0)
+    first.cancel()
+    waiting.cancel()
+    second = loop.create_task(thread.run(has_sessions))
+    await asyncio.sleep(0)
+    gate.gate.set()
+    assert await second
+    assert asked == [], "whoever goes away before it is their turn is not answered at all"
+    await thread.close()
+
+
+async def test_who_still_waits_when_it_closes_is_told(open_archive: Opener, policy: StorePolicy) -> None:
+    await open_archive().append(make_opening())
+    gate = Gate()
+    thread = ReaderThread(policy.path, gate.connect)
+    loop = asyncio.get_running_loop()
+    first, second = (loop.create_task(thread.run(has_sessions)) for _ in range(2))
+    await asyncio.to_thread(gate.began.wait, 10)
+    closing = loop.create_task(thread.close())
+    await asyncio.sleep(0)
+    gate.gate.set()
+    assert await first
+    await closing
+    for question in (second, thread.run(has_sessions)):
+        with pytest.raises(StoreUnavailable, match="closed"):
+            await question
+    await thread.close()
+
+
+async def test_its_thread_ends_with_it(open_archive: Opener, policy: StorePolicy) -> None:
+    await open_archive().append(make_opening())
+    reader = ReaderThread(policy.path, connect_reader)
+    thread = await reader.run(lambda connection: threading.current_thread())
+    assert thread is await reader.run(lambda connection: threading.current_thread())
+    await reader.close()
+    await asyncio.to_thread(thread.join, 10)
+    assert not thread.is_alive()

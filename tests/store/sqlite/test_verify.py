@@ -1,3 +1,5 @@
+"""What `verify` finds in exchanges and trees."""
+
 import sqlite3
 from pathlib import Path
 
@@ -360,3 +362,14 @@ async def test_a_log_is_verified_while_it_is_written(open_archive: Opener, disk:
 def test_where_there_is_no_log_that_is_said(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="there is no log"):
         verify_log(tmp_path / "log.db")
+
+
+async def test_trees_that_hang_on_each_other_are_sound(open_archive: Opener, policy: StorePolicy) -> None:
+    archive = open_archive()
+    chain = make_chain("a", "!b", "c")
+    archive.append(make_opening("e1"), make_step("e1", chain), make_reply("e1", chain, [make_mark("call:1", chain[1])]))
+    later = make_chain("d", parent=chain[1].node)
+    archive.append(make_opening("e2", key=make_key("b")), make_step("e2", later), make_reply("e2", [], []))
+    assert await archive.append(make_opening("e3", key=make_key("b")), make_step("e3", tip=chain[1].node))
+    await archive.close()
+    assert verify_log(policy.path).faults == ()

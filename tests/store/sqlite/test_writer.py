@@ -203,7 +203,7 @@ async def test_at_the_cap_of_the_store_health_names_the_setting_and_the_log_is_s
     assert policy.path.stat().st_size <= 400_000
 
 
-async def test_the_spool_is_bounded_and_drops_the_newest(open_archive: Opener, disk: Disk) -> None:
+async def test_the_queue_is_bounded_and_drops_the_newest(open_archive: Opener, disk: Disk) -> None:
     archive = open_archive(spool_bytes=5000)
     commit = disk.hold("COMMIT")
     stored = [archive.append(make_opening(f"e{i}")) for i in range(8)]

@@ -1,4 +1,4 @@
-"""Reading trees from SQLite; what any store answers is in `tree_contract`."""
+"""Trees and branches read from SQLite; what every store returns is in `tree_contract`."""
 
 import asyncio
 import itertools
@@ -11,17 +11,33 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.engine.ports import MOST_MARKS
-from proxy.model.errors import StoreUnavailable
+from proxy.engine.ports import MOST_MARKS, MOST_RECALLED, MOST_RECALLED_ROWS
+from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.lineage import CallFingerprint, NodeRow, Relation, extend_chain, root_of_chain
-from proxy.model.log import BranchRow
+from proxy.model.log import BranchRow, Call
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive
 from proxy.store.sqlite.connection import connect_reader
-from proxy.store.sqlite.lineage_queries import ExchangePosition, find_branches, recall_sessions
+from proxy.store.sqlite.lineage_queries import (
+    ExchangePosition,
+    choose_recalled,
+    find_branches,
+    find_parent,
+    load_positions,
+    recall_sessions,
+)
 from proxy.store.sqlite.reader import SqliteReader
 from tests.store.contract import is_stored
-from tests.store.samples import OTHER_TENANT, TENANT, make_chain, make_key, make_opening, make_reply, make_step
+from tests.store.samples import (
+    OTHER_TENANT,
+    TENANT,
+    make_chain,
+    make_key,
+    make_node,
+    make_opening,
+    make_reply,
+    make_step,
+)
 from tests.store.sqlite.conftest import Opener
 from tests.support.memory_store.archive import MemoryArchive
 from tests.support.scripted import LIMIT
@@ -202,7 +218,7 @@ async def test_branches_are_found_where_neither_the_event_loop_nor_a_listing_wai
         assert gate.wait(LIMIT)
         return find_branches(parents, stands)
 
-    monkeypatch.setattr("proxy.store.sqlite.reader.find_branches", find)
+    monkeypatch.setattr("proxy.store.sqlite.lineage_queries.find_branches", find)
     async with asyncio.timeout(LIMIT), asyncio.TaskGroup() as group:
         listing = group.create_task(archive.list_branches(make_key().id))
         await asyncio.to_thread(began.wait, 10)
@@ -245,3 +261,127 @@ async def test_a_damaged_log_says_what_to_do(open_archive: Opener, policy: Store
     with pytest.raises(StoreUnavailable, match="palimpsest verify"):
         await reader.list_branches(make_key().id)
     await reader.close()
+
+
+A, B = make_chain("a", "b")
+
+
+async def test_a_tree_is_loaded_as_it_was_stored(open_archive: Opener, policy: StorePolicy) -> None:
+    archive = open_archive()
+    assert await archive.append(make_opening("e1"))
+    assert await archive.append(make_opening("e2"), make_step("e2", [A, B], relation="root"))
+    assert await archive.append(make_opening("e3"), make_step("e3", relation="append", is_side=True))
+    await archive.close()
+    connection = connect_reader(policy.path)
+    parents, (first, second) = load_positions(connection, make_key().id)
+    assert parents == {A.node: b"", B.node: A.node}
+    assert first == ExchangePosition(2, "e2", B.node, 2, "root", False)
+    assert (second.n, second.exchange, second.is_side, second.tip in parents) == (3, "e3", True, False)
+    with pytest.raises(NotFound, match="nobody"):
+        load_positions(connection, "nobody")
+    connection.close()
+
+
+def stand(n: int, tip: bytes, *, is_side: bool = False) -> ExchangePosition:
+    return ExchangePosition(n, f"e{n}", tip, n, "branch" if n > 1 else "root", is_side)
+
+
+def test_where_a_path_forks_the_branch_goes_on_where_a_request_went_first() -> None:
+    # 1 - 2 - 4        a node of 3 was there before that of 2, but was asked behind later
+    #   \ 3
+    parents = {b"1": b"", b"3": b"1", b"2": b"1", b"4": b"2"}
+    branches = find_branches(parents, [stand(1, b"1"), stand(2, b"2"), stand(3, b"3"), stand(4, b"4")])
+    assert [(branch.tip, branch.left, branch.exchanges) for branch in branches] == [
+        (b"4", b"", (Call(1, "e1", 1), Call(2, "e2", 2), Call(4, "e4", 4))),
+        (b"3", b"1", (Call(1, "e1", 1), Call(3, "e3", 3))),
+    ]
+
+
+def test_an_answer_that_nobody_went_on_from_is_no_branch() -> None:
+    parents = {b"1": b"", b"a": b"1", b"b": b"1"}
+    (branch,) = find_branches(parents, [stand(1, b"1")])
+    assert (branch.tip, branch.depth, branch.relation) == (b"1", 1, "root")
+
+
+def test_a_branch_is_beside_the_conversation_if_all_that_is_its_own_is() -> None:
+    parents = {b"1": b"", b"2": b"1", b"3": b"1", b"4": b"3"}
+    stands = [stand(1, b"1"), stand(2, b"2"), stand(3, b"3", is_side=True), stand(4, b"4")]
+    assert [branch.is_side for branch in find_branches(parents, stands)] == [False, False]
+    stands[3] = stand(4, b"4", is_side=True)
+    assert [branch.is_side for branch in find_branches(parents, stands)] == [False, True]
+
+
+def test_a_request_that_ended_at_no_node_is_on_no_branch() -> None:
+    assert find_branches({}, [stand(1, b"root")]) == []
+
+
+def test_a_parent_that_is_not_there_begins_a_chain() -> None:
+    row = make_node("a")
+    assert find_parent({}, row) == b""
+    assert find_parent({row.parent: b""}, row) == row.parent
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=30), st.lists(st.integers(0, 30), max_size=30))
+def test_every_tip_is_on_a_branch_and_branches_share_only_what_is_before_they_left(
+    shape: list[int], ends: list[int]
+) -> None:
+    names = [b"%d" % i for i in range(len(shape))]
+    parents = {name: names[at] if at < i else b"" for i, (name, at) in enumerate(zip(names, shape, strict=True))}
+    stands = [stand(n, names[end % len(names)]) for n, end in enumerate(ends, 1)]
+    branches = find_branches(parents, stands)
+    for branch in branches:
+        above = {branch.tip, *_list_above(parents, branch.tip)}
+        assert [call.n for call in branch.exchanges] == [each.n for each in stands if each.tip in above]
+        assert branch.relation == stands[min(call.n for call in branch.own) - 1].relation
+    assert sorted(call.n for branch in branches for call in branch.own) == [each.n for each in stands]
+    tips = [branch.tip for branch in branches]
+    assert len(set(tips)) == len(tips)
+    assert sum(not branch.left for branch in branches) == len({_root(parents, tip) for tip in tips})
+    inner = {up for tip in {each.tip for each in stands} for up in _list_above(parents, tip)}
+    assert set(tips) == {each.tip for each in stands} - inner
+
+
+class Counted(dict[bytes, bytes]):
+    """Counts how often something is looked up."""
+
+    count = 0
+
+    def __getitem__(self, key: bytes) -> bytes:
+        self.count += 1
+        return super().__getitem__(key)
+
+
+def test_it_takes_as_many_steps_as_there_are_nodes_and_edits() -> None:
+    turns, edits = 300, 600
+    names = [b"%d" % i for i in range(turns)]
+    parents = Counted(zip(names, [b"", *names[:-1]], strict=True))
+    parents.update({b"e%d" % i: names[-1 - i % 2] for i in range(edits)})
+    stands = [stand(n, name) for n, name in enumerate(parents, 1)]
+    branches = find_branches(parents, stands)
+    assert parents.count < 10 * len(parents)
+    assert (len(branches), sum(len(branch.own) for branch in branches)) == (edits, len(stands))
+    assert len(branches[-1].exchanges) == turns
+
+
+def _list_above(parents: dict[bytes, bytes], node: bytes) -> list[bytes]:
+    above = []
+    while parents[node]:
+        node = parents[node]
+        above.append(node)
+    return above
+
+
+def _root(parents: dict[bytes, bytes], node: bytes) -> bytes:
+    return [node, *_list_above(parents, node)][-1]
+
+
+def test_each_is_chosen_once_and_so_many_at_most() -> None:
+    assert choose_recalled([3, 1, 3, 2, 1], lambda _: 1) == [3, 1, 2]
+    assert choose_recalled(range(100), lambda _: 1) == list(range(MOST_RECALLED))
+
+
+def test_the_first_two_are_chosen_whatever_their_size_and_others_as_far_as_they_fit() -> None:
+    sizes = {"named": 10**6, "proven": 10**6, "half": MOST_RECALLED_ROWS // 2, "most": MOST_RECALLED_ROWS - 1, "1": 1}
+    assert choose_recalled(sizes, sizes.__getitem__) == ["named", "proven", "half", "1"]
+    sizes = {"named": 1, "proven": 1, "whole": MOST_RECALLED_ROWS, "more": 1}
+    assert choose_recalled(sizes, sizes.__getitem__) == ["named", "proven", "whole"]

@@ -13,7 +13,7 @@ from proxy.store.sqlite.context_queries import list_summaries, load_context, loa
 from tests.store.samples import chain_body, make_condensed, make_key, make_leaf, make_opening, make_turns
 from tests.store.sqlite.conftest import Opener
 from tests.store.sqlite.spoiling import spoil
-from tests.store.sqlite.test_context import erase, watch
+from tests.store.sqlite.test_context_queries import erase, watch
 
 SESSION = make_key().id
 TURNS = make_turns(40)

@@ -21,7 +21,8 @@ from proxy.engine.lineage.chain import Chain, Preamble
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.request_resolver import RequestResolver, ResolvedRequest, Route
+from proxy.engine.request import ResolvedRequest
+from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import EventBus, SystemClock, TaskRunner
 from proxy.model.exchange import ClientRequest
@@ -78,15 +79,23 @@ class Desk:
 
     def _make_reception(self) -> RequestResolver:
         upstream: Any = Upstream()
-        return RequestResolver(self._policy, [Route(upstream)], self.lineage, self._readings, self._clock, self._ids)
+        return RequestResolver(
+            self._policy,
+            [Route(upstream)],
+            lineage=self.lineage,
+            readings=self._readings,
+            clock=self._clock,
+            ids=self._ids,
+        )
 
     def receive(self, body: bytes) -> ResolvedRequest:
         """Nothing is waited for: memory holds all there is."""
         request = ClientRequest("POST", b"/v1/chat/completions", (), body)
         try:
-            self.reception.receive(request, FORM, "observe").send(None)
+            self.reception.resolve(request, FORM, "observe").send(None)
         except StopIteration as done:
             received: ResolvedRequest = done.value
+            self.reception.make_opening(request, received)
             return received
         raise AssertionError("it waits")
 
@@ -96,7 +105,7 @@ class Desk:
 
     def answer(self, received: ResolvedRequest, text: str) -> None:
         value = {"choices": [{"message": {"role": "assistant", "content": text}}]}
-        self.lineage.note_answer(received.opening.exchange, 0, FORM, value)
+        self.lineage.note_answer(received.exchange, 0, FORM, value)
 
 
 class Bare:

@@ -9,7 +9,7 @@ import importlib
 import logging
 import math
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -25,18 +25,21 @@ from proxy.engine.compaction.policy import PromptHook
 from proxy.engine.compaction.summarizer import build_summarizer
 from proxy.engine.compaction.trigger import CompactionTrigger, build_trigger
 from proxy.engine.compaction.worker import SummaryWorker
+from proxy.engine.context.accounting import SentObserver, UsageAccounting
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_admin import EpochAdmin
-from proxy.engine.context.epoch_planner import FeatureCache
+from proxy.engine.context.epoch_planner import EpochPlanner, FeatureCache
+from proxy.engine.context.fallback import FallbackChain
+from proxy.engine.context.request_state import StateReader
+from proxy.engine.context.rewriter import Rewriter
 from proxy.engine.context.session_caches import ContextCaches
-from proxy.engine.context.wiring import Surroundings, build_steward
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.lineage.tracking import Lineage
-from proxy.engine.models import Models
-from proxy.engine.policy import EnginePolicy
-from proxy.engine.ports import Archive
+from proxy.engine.models import CacheCalibrator, Models
+from proxy.engine.policy import EnginePolicy, Provider
+from proxy.engine.ports import Archive, Clock
 from proxy.engine.relay import Relay
 from proxy.engine.reports.diff import Tally
 from proxy.engine.reports.savings import SavingsInputs
@@ -54,7 +57,7 @@ from proxy.engine.runtime import (
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import LimitKey
 from proxy.model.errors import NotFound, StoreUnavailable
-from proxy.model.events import ExchangeRecorded, ReadingFailed
+from proxy.model.events import AnswerRead, ExchangeRecorded, ReadingFailed
 from proxy.store.secrets import load_or_create_secret, read_secret
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.reader import SqliteReader
@@ -140,13 +143,10 @@ async def build_engine(settings: Settings) -> Engine:
     routes = tuple(Route(forwarder, p.models) for forwarder, p in zip(forwarders, policies, strict=True))
     gate = DurabilityWaiter(archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")
     is_fresh = not await archive.has_sessions()
-    tenants = Tenants(archive.salt, clock, policy.principals)
-    lineage = Lineage(archive, tenants, clock, policy.cache_bytes // 8, is_fresh=is_fresh)
-    bus.subscribe(ExchangeRecorded, lineage.note_outcome)
-    bus.subscribe(ReadingFailed, lineage.note_unread)
+    lineage = _build_lineage(policy, archive, bus, clock, is_fresh=is_fresh)
     readings = ResponseReader(archive, bus, tasks, lineage, policy.record_cap_bytes, policy.own_keys)
     relay = Relay(archive, gate, readings, bus, clock)
-    reception = RequestResolver(policy, routes, lineage, readings, clock, SystemIds())
+    reception = RequestResolver(policy, routes, lineage=lineage, readings=readings, clock=clock, ids=SystemIds())
     if not is_fresh:
         await UnreadResponses(archive, bus, tasks, lineage, readings, FORMATS).read()
     tokenizer, outliner, studies = CountingTokenizer(), Outliner(), FeatureCache(policy.cache_bytes // 8)
@@ -173,29 +173,79 @@ async def build_engine(settings: Settings) -> Engine:
         study=studies.find,
         count=count,
     )
-    holdout, longest = Holdout(settings.compaction.holdout_fraction, archive.salt), policy.hard_wait_seconds
-    around = Surroundings(archive, models, builder, bus, clock, settings.providers(), memory, trigger, holdout, longest)
-    steward = build_steward(around, archive.salt)
-    exchanges = ExchangeService(policy, FORMATS, reception, relay, tasks, steward)
-    caretaker = EpochAdmin(steward.lookout, archive, gate, bus, SystemIds(), clock)
-    manual_compaction = _build_manual_compaction(archive, gate, trigger.worker, steward, routes)
+    controller = build_controller(
+        models=models,
+        builder=builder,
+        bus=bus,
+        clock=clock,
+        providers=settings.providers(),
+        caches=memory,
+        observer=trigger,
+        holdout=Holdout(settings.compaction.holdout_fraction, archive.salt),
+        hard_wait_seconds=policy.hard_wait_seconds,
+        secret=archive.salt,
+    )
+    exchanges = ExchangeService(policy, FORMATS, resolver=reception, relay=relay, tasks=tasks, controller=controller)
+    caretaker = EpochAdmin(controller.states, archive, gate, bus, SystemIds(), clock)
+    manual_compaction = _build_manual_compaction(archive, gate, trigger.worker, controller, routes)
     parts = (exchanges, archive, relay, bus, tasks, descriptors, forwarders, models, tokenizer, outliner)
     return Engine(*parts, caretaker, manual_compaction, hop_id)
+
+
+def _build_lineage(
+    policy: EnginePolicy, archive: SqliteArchive, bus: EventBus, clock: Clock, *, is_fresh: bool
+) -> Lineage:
+    tenants = Tenants(archive.salt, clock, policy.principals)
+    lineage = Lineage(archive, tenants, clock, policy.cache_bytes // 8, is_fresh=is_fresh)
+    bus.subscribe(ExchangeRecorded, lineage.note_outcome)
+    bus.subscribe(ReadingFailed, lineage.note_unread)
+    return lineage
+
+
+def build_controller(
+    *,
+    models: Models,
+    builder: ContextBuilder,
+    bus: EventBus,
+    clock: Clock,
+    providers: Mapping[str, Provider],
+    caches: ContextCaches,
+    observer: SentObserver,
+    holdout: Holdout,
+    hard_wait_seconds: float,
+    secret: bytes,
+) -> ContextController:
+    """Wire what decides what is sent. `providers` are by the upstream's name; `secret` makes references unguessable.
+
+    No call waits longer for its plan, and for a summary that is being made, than `hard_wait_seconds` together.
+    """
+    calibrator = CacheCalibrator(models.count, providers)
+    bus.subscribe(AnswerRead, calibrator.note_answer)
+    states = StateReader(caches, models, calibrator, clock, holdout)
+    chain = FallbackChain(
+        caches=caches,
+        planner=EpochPlanner(builder, secret, providers),
+        rewriter=Rewriter(providers),
+        bus=bus,
+        clock=clock,
+        hard_wait_seconds=hard_wait_seconds,
+    )
+    return ContextController(states, chain, UsageAccounting(caches.sent, calibrator, observer), bus, observer)
 
 
 def _build_manual_compaction(
     archive: SqliteArchive,
     gate: DurabilityWaiter,
     worker: SummaryWorker,
-    steward: ContextController,
+    controller: ContextController,
     routes: Sequence[Route],
 ) -> ManualCompaction:
     return ManualCompaction(
         archive=archive,
         gate=gate,
         worker=worker,
-        lookout=steward.lookout,
-        ladder=steward.ladder,
+        states=controller.states,
+        chain=controller.chain,
         routes=routes,
         clock=SystemClock(),
         ids=SystemIds(),

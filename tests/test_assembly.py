@@ -171,10 +171,10 @@ async def test_an_upstream_behind_a_proxy_has_a_client_of_its_own(tmp_path: Path
 async def test_who_is_only_observed_is_decided_with_the_logs_own_secret(tmp_path: Path) -> None:
     settings = settings_in(tmp_path, **{"compaction.holdout_fraction": 0.25})
     engine = await build_engine(settings)
-    holdout = engine.caretaker._lookout.holdout
+    holdout = engine.caretaker._states.holdout
     await engine.close()
     again = await build_engine(settings)
-    assert again.caretaker._lookout.holdout == holdout == Holdout(0.25, holdout.secret)
+    assert again.caretaker._states.holdout == holdout == Holdout(0.25, holdout.secret)
     assert len(holdout.secret) == 32
     await again.close()
 

@@ -22,11 +22,22 @@ LAZY_IMPORTS: dict[str, set[str]] = {
 # The functions in which an exception of any kind is caught for good, and why.
 BROAD_EXCEPTS = {
     "engine.boundary.attempt": "a call goes on without what is done beside it",
+    "engine.context.accounting.UsageAccounting.build_manifest": "a body that nothing is known of is kept whole",
+    "engine.context.controller.ContextController.account": "the request is on its way",
+    "engine.context.controller.ContextController.decide": "the call goes on as the client sent it",
+    "engine.context.controller.ContextController.decide_at_once": "the call is decided again, with time",
+    "engine.context.fallback.FallbackChain._try": "the next level is tried",
+    "engine.context.fallback.FallbackChain.keep": "the next level is tried",
+    "engine.context.refusal_retry.RefusalRetry.accept": "the response is on its way to the client",
+    "engine.context.refusal_retry.RefusalRetry.rescue": "the refusal goes to the client as it came",
+    "engine.request_resolver.RequestResolver.make_opening": "a body that nothing is known of is kept whole",
+    "engine.request_resolver.RequestResolver.resolve": "a body that we cannot read is still a call to carry",
+    "engine.runtime.call_after_first_step": "hands on what is thrown into a task; catches nothing for good",
     "engine.runtime.EventBus.publish": "a subscriber must not reach the publisher",
     "engine.response_reader._try_to_read": "a response that cannot be read must not stop the reader",
     "store.sqlite.writer.Writer._write_some": "a record that cannot be written must not end the writer thread",
 }
-MOST_BROAD_EXCEPTS = 10
+MOST_BROAD_EXCEPTS = 15
 
 _EMPTY_MODULE = re.compile(r"(?:base|common|data|helpers?|info|misc|utils?)$")
 _EMPTY_NAME = re.compile(r"^Base[A-Z]|(?:Manager|Handler|Helpers?|Utils?|Data|Info)$|_v\d+$")

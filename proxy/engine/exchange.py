@@ -1,7 +1,4 @@
-"""One client call, end to end: receive, record, send, relay.
-
-Rule: the TaskRunner holds the call; whatever the client does, its record is completed.
-"""
+"""One client call from end to end: resolve the request, decide what is sent, send it, relay the response."""
 
 import asyncio
 from collections.abc import Coroutine, Mapping
@@ -10,16 +7,14 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from proxy.engine.behind import Behind
-from proxy.engine.context.accounting import Sending
 from proxy.engine.context.controller import ContextController
-from proxy.engine.context.refusal_retry import Reach
+from proxy.engine.context.request_state import OutgoingRequest
+from proxy.engine.open_exchange import CappedBuffer, OpenExchange
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Client, RequestBody
 from proxy.engine.relay import Relay, Send
-from proxy.engine.request import ManagedRequest
-from proxy.engine.request_resolver import RequestResolver, ResolvedRequest
-from proxy.engine.round import CappedBuffer, PendingRecord, RoundState
+from proxy.engine.request import ResolvedRequest
+from proxy.engine.request_resolver import RequestResolver
 from proxy.engine.runtime import TaskRunner
 from proxy.model.epoch import Epoch
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
@@ -30,39 +25,37 @@ from proxy.wire.format import Format
 from proxy.wire.headers import ask_plainly, find, list_credentials
 
 _MODES = ("manage", "observe", "bypass")
-# A body of fewer bytes is below any soft mark that is worth managing.
-_LARGE_BYTES = 64 * 1024
-_UNREADABLE = ((b"x-palimpsest-mode", b"observe; stood-down:its body could not be read message by message"),)
 _LONGEST_NUMBER = 9
-# What a request may ask for by names that are reserved: what is done anyway (BEHAVIOUR B38).
+# The values of reserved request headers that ask for what is done anyway (BEHAVIOUR B38).
 _SERVED = {b"x-palimpsest-strategy": ("epochs",), b"x-palimpsest-history": (), b"x-palimpsest-source": ("direct",)}
 
 
 class ExchangeService:
-    """Carries client calls. `formats` are by name."""
+    """Carries client calls. `formats` are by name. A TaskRunner holds every call until its record is complete."""
 
     def __init__(
         self,
         policy: EnginePolicy,
         formats: Mapping[str, Format],
-        reception: RequestResolver,
+        *,
+        resolver: RequestResolver,
         relay: Relay,
         tasks: TaskRunner,
-        steward: ContextController,
+        controller: ContextController,
     ) -> None:
         self._policy = policy
         self._formats = formats
-        self._reception = reception
+        self._resolver = resolver
         self._relay = relay
         self._tasks = tasks
-        self._steward = steward
+        self._controller = controller
         named = (principal.header for principal in policy.principals.values() if principal.header)
-        self._tenant_fields = tuple(name.lower().encode("latin-1") for name in named)
+        self._tenant_headers = tuple(name.lower().encode("latin-1") for name in named)
 
     def read_mode(self, headers: Headers) -> Mode:
-        """The mode a request asks for, else the configured one.
+        """Return the mode that a request asks for, else the configured one.
 
-        Raises BadRequest, also where it asks for what is not served: to do something else would be no answer to it.
+        Raises BadRequest, also where it asks for what this version does not serve.
         """
         _check_reserved(headers)
         asked = find(headers, b"x-palimpsest-mode").decode("latin-1").strip().lower()
@@ -72,18 +65,18 @@ class ExchangeService:
             raise BadRequest(f"x-palimpsest-mode is one of {', '.join(_MODES)}, not {asked[:40]!r}")
         return cast(Mode, asked)
 
-    async def carry(self, request: ClientRequest, wire: str, client: Client) -> None:
+    async def carry(self, incoming: ClientRequest, wire: str, client: Client) -> None:
         """Carry a request whose body is at hand, in the wire format named.
 
         Cancelled when the client has left, it leaves the record of an aborted call.
         """
-        await self._tasks.host(self._answer_errors(self._carry(request, self._formats[wire], client), client))
+        await self._tasks.host(self._tell_errors(self._carry(incoming, self._formats[wire], client), client))
 
-    async def carry_stream(self, request: ClientRequest, body: RequestBody | None, client: Client) -> None:
+    async def carry_stream(self, incoming: ClientRequest, body: RequestBody | None, client: Client) -> None:
         """Carry a request whose body, if any, streams through unread; to be cancelled as `carry`."""
-        await self._tasks.host(self._answer_errors(self._carry_stream(request, body, client), client))
+        await self._tasks.host(self._tell_errors(self._carry_stream(incoming, body, client), client))
 
-    async def _answer_errors(self, carrying: Coroutine[Any, Any, None], client: Client) -> None:
+    async def _tell_errors(self, carrying: Coroutine[Any, Any, None], client: Client) -> None:
         try:
             await carrying
         except ProxyError as error:
@@ -94,141 +87,131 @@ class ExchangeService:
         finally:
             client.abort()
 
-    async def _carry(self, request: ClientRequest, form: Format, client: Client) -> None:
+    async def _carry(self, incoming: ClientRequest, form: Format, client: Client) -> None:
         self._check_log()
-        mode, ceiling = self.read_mode(request.headers), read_ceiling(request.headers)
-        received = await self._reception.receive(request, form, mode)
-        subject = received.subject
-        sending = self._steward.glance(subject, mode, ceiling) if subject is not None else Sending(request.body)
-        is_managed = sending is None
-        entry = self._relay.enter(
-            lambda: _list_records(received, received.take_opening(), is_managed=is_managed),
-            is_urgent=received.is_stream and not is_managed,
-        )
-        flight = self._take_off(request, received, entry, form, client)
-        settling = self._settle(flight, received, sending, ceiling)
-        body = await (settling if sending is not None else Behind(settling, entry.append_for_wait))
-        await self._relay.carry(flight, _bind(request, received, flight), body)
+        mode, ceiling = self.read_mode(incoming.headers), read_ceiling(incoming.headers)
+        request = await self._resolver.resolve(incoming, form, mode)  # its session, its upstream, what of it is new
+        _tell(client, request)
+        exchange = self._open(incoming, request, form, client)
+        outgoing = self._controller.decide_at_once(incoming.body, request, ceiling)
+        if outgoing is None:
+            exchange.record_opening()  # later requests lean on it, and may come while this one is decided
+            outgoing = await self._decide(exchange, request, ceiling)
+        self._prepare(incoming, request, exchange, outgoing)
+        await self._relay.carry(exchange, _bind(incoming, request, exchange), outgoing.body)
 
-    async def _settle(
-        self, flight: RoundState, received: ResolvedRequest, glanced: Sending | None, ceiling: int | None
-    ) -> bytes:
-        """The body that is sent; who stands by the call, and what its client is told, is settled with it."""
-        subject = received.subject
-        if subject is None:
-            assert glanced is not None, "what is not understood goes on as it came"
-            if received.mode == "manage" and len(glanced.body) >= _LARGE_BYTES:
-                _tell(flight.client, received, _UNREADABLE)
-            return glanced.body
-        sending = glanced or await self._manage(flight, received, subject, ceiling)
-        tell = partial(_tell, flight.client, received)
-        if sending.is_managed:
-            reach = Reach(partial(self._commit, flight.entry), tell, flight.entry.settle)
-            flight.rescuer = self._steward.stand_by(subject, sending, reach)
-        if sending.labels:
-            tell(sending.labels)
-        return sending.body
-
-    async def _manage(
-        self, flight: RoundState, received: ResolvedRequest, subject: ManagedRequest, ceiling: int | None
-    ) -> Sending:
-        """What is sent for a request, once what it refers to is in the log.
-
-        Where this waits, the opening is queued: later requests lean on it, and may be there before this one is decided
-        on.
-        """
-        entry, commit = flight.entry, partial(self._commit, flight.entry)
+    async def _decide(self, exchange: OpenExchange, request: ResolvedRequest, ceiling: int | None) -> OutgoingRequest:
+        """Decide what is sent where that takes the log, a count of many tokens, or a plan; record what is decided."""
         try:
-            sending = await self._steward.prepare(subject, received.mode, ceiling, commit)
+            outgoing = await self._controller.decide(request, ceiling, partial(self._commit, exchange))
         except asyncio.CancelledError:
-            entry.extend(Round(flight.exchange, 0, flight.upstream, None))
-            self._relay.abandon(flight)
+            exchange.record(Round(exchange.id, 0, exchange.upstream, None))
+            self._relay.abandon(exchange)
             raise
-        if sending.complete is None:
-            self._enter(flight, received, sending)
-        else:
-            keep = partial(self._keep, flight, received, sending)
-            entry.postpone(keep, partial(self._complete, flight, received, sending))
-        return sending
+        exchange.record(*self._list_round(request, outgoing), is_urgent=request.is_stream)
+        return outgoing
 
-    def _keep(self, flight: RoundState, received: ResolvedRequest, sending: Sending) -> None:
-        """Record what is on its way."""
-        assert sending.keep is not None, "what is completed later is kept before"
-        self._enter(flight, received, replace(sending, manifest=sending.keep(), plan=None))
+    def _prepare(
+        self, incoming: ClientRequest, request: ResolvedRequest, exchange: OpenExchange, outgoing: OutgoingRequest
+    ) -> None:
+        """Set what is recorded and done once the request is on its way, and what follows a refusal."""
+        if exchange.opening is None:
+            exchange.is_urgent = request.is_stream
+            exchange.make_records = partial(self._list_records, incoming, request, outgoing)
+        if outgoing.uncounted is not None:
+            exchange.after_send.append(partial(self._account, exchange, request, outgoing))
+        if outgoing.is_managed and request.managed is not None:
+            exchange.retries = self._controller.watch_refusal(
+                request.managed,
+                outgoing,
+                commit=partial(self._commit, exchange),
+                tell=partial(_tell, exchange.client, request),
+                settle=exchange.run_after_send,
+            )
+        if outgoing.labels:
+            _tell(exchange.client, request, outgoing.labels)
 
-    def _complete(self, flight: RoundState, received: ResolvedRequest, sending: Sending) -> None:
-        """Record and tell what was left open: tokens only where they are there before the head of the answer goes."""
-        assert sending.complete is not None, "else nothing is left"
-        whole = sending.complete()
-        _tell(flight.client, received, tuple(dict.fromkeys((*sending.labels, *whole.labels))))
-        if whole.plan is not None:
-            flight.entry.extend(whole.plan, is_urgent=received.is_stream)
+    def _account(self, exchange: OpenExchange, request: ResolvedRequest, outgoing: OutgoingRequest) -> None:
+        """Count, charge, record and tell what did not have to be known before sending."""
+        counted = self._controller.account(outgoing)
+        _tell(exchange.client, request, tuple(dict.fromkeys((*outgoing.labels, *counted.labels))))
+        if counted.plan is not None:
+            exchange.record(counted.plan, is_urgent=request.is_stream)
 
-    def _enter(self, flight: RoundState, received: ResolvedRequest, sending: Sending) -> None:
-        """Record what is sent for a request."""
-        first = Round(flight.exchange, 0, flight.upstream, sending.manifest)
-        more = [record for record in (sending.plan, sending.pin) if record is not None]
-        flight.entry.extend(first, *more, is_urgent=received.is_stream)
+    def _list_records(
+        self, incoming: ClientRequest, request: ResolvedRequest, outgoing: OutgoingRequest | None
+    ) -> tuple[Opening, *tuple[Record, ...]]:
+        """List the first records of an exchange; without the round while it is not decided what is sent."""
+        opening = self._resolver.make_opening(incoming, request)
+        sent = self._list_round(request, outgoing) if outgoing is not None else ()
+        return (opening, *sent) if request.step is None else (opening, *sent, request.step)
 
-    async def _commit(self, entry: PendingRecord, epoch: Epoch) -> bool:
-        """Have the log keep an epoch behind the opening of its exchange; whether that is done."""
-        entry.extend(epoch)
-        return await self._relay.confirm(entry)
+    def _list_round(self, request: ResolvedRequest, outgoing: OutgoingRequest) -> list[Record]:
+        """List the records of what is sent: the round, its plan where that is known already, and a pin."""
+        managed = request.managed
+        manifest = self._controller.build_manifest(managed, outgoing) if managed is not None else None
+        records: list[Record] = [Round(request.exchange, 0, request.upstream.name, manifest)]
+        if outgoing.plan is not None and outgoing.uncounted is None:
+            records.append(outgoing.plan)
+        if outgoing.pin is not None:
+            records.append(outgoing.pin)
+        return records
 
-    async def _carry_stream(self, request: ClientRequest, body: RequestBody | None, client: Client) -> None:
+    async def _commit(self, exchange: OpenExchange, epoch: Epoch) -> bool:
+        """Have the log keep an epoch behind the opening of its exchange; return whether it has."""
+        exchange.record(epoch)
+        return await self._relay.confirm(exchange)
+
+    async def _carry_stream(self, incoming: ClientRequest, body: RequestBody | None, client: Client) -> None:
         self._check_log()
-        received = self._reception.receive_stream(request, self.read_mode(request.headers))
-        tape = CappedBuffer(self._policy.record_cap_bytes)
+        request = self._resolver.resolve_stream(incoming, self.read_mode(incoming.headers))
+        _tell(client, request)
+        exchange, passed = self._open(incoming, request, None, client), CappedBuffer(self._policy.record_cap_bytes)
 
-        def make() -> tuple[Opening, *tuple[Record, ...]]:
-            return _list_records(received, replace(received.opening, body=_keep_tape(tape)))
+        def make_records() -> tuple[Opening, *tuple[Record, ...]]:
+            opening = replace(self._resolver.make_opening(incoming, request), body=_keep(passed))
+            return opening, Round(opening.exchange, 0, request.upstream.name, None)
 
-        entry = self._relay.enter(make)
-        flight = self._take_off(request, received, entry, None, client)
-        flight.is_whole = body is None
-        passing = TapedBody(body, tape, entry) if body is not None else b""
-        await self._relay.carry(flight, _bind(request, received, flight), passing)
+        exchange.make_records, exchange.has_body = make_records, body is None
+        content = CapturedBody(body, passed, exchange) if body is not None else b""
+        await self._relay.carry(exchange, _bind(incoming, request, exchange), content)
 
     def _check_log(self) -> None:
-        """Raises StoreUnavailable where calls are not to be carried unrecorded."""
+        """Raise StoreUnavailable where calls are not to be carried unrecorded."""
         if self._policy.on_failure == "refuse" and (problem := self._relay.problem):
             raise StoreUnavailable(f"calls are refused while they cannot be recorded (store.on_failure): {problem}")
 
-    def _take_off(
-        self,
-        request: ClientRequest,
-        received: ResolvedRequest,
-        entry: PendingRecord,
-        form: Format | None,
-        client: Client,
-    ) -> RoundState:
-        _tell(client, received)
-        return RoundState(
-            received.exchange,
-            entry,
+    def _open(
+        self, incoming: ClientRequest, request: ResolvedRequest, form: Format | None, client: Client
+    ) -> OpenExchange:
+        credentials = list_credentials(incoming.headers, incoming.target, self._tenant_headers)
+        return OpenExchange(
+            request.exchange,
+            self._relay.archive,
+            partial(self._list_records, incoming, request, None),
             form,
-            received.upstream.name,
+            request.upstream.name,
             client,
             CappedBuffer(self._policy.record_cap_bytes),
-            (*self._policy.own_keys, *list_credentials(request.headers, request.target, self._tenant_fields)),
+            (*self._policy.own_keys, *credentials),
         )
 
 
-class TapedBody:
-    """A streaming request body that is kept as it passes; its opening is recorded when it has passed whole."""
+class CapturedBody:
+    """A streaming request body that is kept as it passes; its end records the opening."""
 
-    def __init__(self, body: RequestBody, tape: CappedBuffer, entry: PendingRecord) -> None:
+    def __init__(self, body: RequestBody, passed: CappedBuffer, exchange: OpenExchange) -> None:
         self._body = body
-        self._tape = tape
-        self._entry = entry
+        self._passed = passed
+        self._exchange = exchange
 
     async def read(self) -> bytes:
-        """The next bytes, empty at the end."""
+        """Return the next bytes, empty at the end."""
         content = await self._body.read()
         if content:
-            self._tape.add(content)
+            self._passed.add(content)
         else:
-            self._entry.append()
+            self._exchange.record_opening()
         return content
 
 
@@ -244,7 +227,7 @@ def _check_reserved(headers: Headers) -> None:
 
 
 def read_ceiling(headers: Headers) -> int | None:
-    """The ceiling a request asks for, in tokens; None where it does not. Raises BadRequest."""
+    """Return the ceiling that a request asks for, in tokens; None where it does not. Raises BadRequest."""
     asked = find(headers, b"x-palimpsest-ceiling").strip()
     if not asked:
         return None
@@ -253,30 +236,24 @@ def read_ceiling(headers: Headers) -> int | None:
     return int(asked)
 
 
-def _bind(request: ClientRequest, received: ResolvedRequest, flight: RoundState) -> Send:
-    """What sends a body with all else that the client asked for; an answer that may be held back must be readable."""
-    is_guarded = flight.rescuer is not None and flight.rescuer.is_guarded
-    headers = ask_plainly(request.headers) if is_guarded else request.headers
-    return partial(received.upstream.send, request.method, request.target, headers)
+def _bind(incoming: ClientRequest, request: ResolvedRequest, exchange: OpenExchange) -> Send:
+    """Return what sends a body with all else that the client asked for.
+
+    A response that may be held back must be readable: no content-encoding is asked for.
+    """
+    is_guarded = exchange.retries is not None and exchange.retries.is_guarded
+    headers = ask_plainly(incoming.headers) if is_guarded else incoming.headers
+    return partial(request.upstream.send, incoming.method, incoming.target, headers)
 
 
-def _tell(client: Client, received: ResolvedRequest, labels: Headers = ()) -> None:
-    """Let a client find its call in the log, and know what was done with it."""
-    if received.mode == "bypass":
-        return
-    session, exchange = received.session.id.encode(), received.exchange.encode()
-    client.label(((b"x-palimpsest-session", session), (b"x-palimpsest-exchange", exchange), *labels))
+def _tell(client: Client, request: ResolvedRequest, labels: Headers = ()) -> None:
+    """Tell the client by response headers where its call is in the log, and what was done with it."""
+    if request.mode != "bypass":
+        session, exchange = request.session.id.encode(), request.exchange.encode()
+        client.label(((b"x-palimpsest-session", session), (b"x-palimpsest-exchange", exchange), *labels))
 
 
-def _list_records(
-    received: ResolvedRequest, opening: Opening, *, is_managed: bool = False
-) -> tuple[Opening, *tuple[Record, ...]]:
-    """What is known at once; what is sent for a managed request is decided later."""
-    sent = () if is_managed else (Round(opening.exchange, 0, received.upstream.name, None),)
-    return (opening, *sent) if received.step is None else (opening, *sent, received.step)
-
-
-def _keep_tape(tape: CappedBuffer) -> Manifest:
-    if tape.is_capped:
-        return keep_head(tape.content, tape.size, tape.whole_digest)
-    return keep_whole(tape.content)
+def _keep(passed: CappedBuffer) -> Manifest:
+    if passed.is_capped:
+        return keep_head(passed.content, passed.size, passed.whole_digest)
+    return keep_whole(passed.content)

@@ -1,49 +1,47 @@
-"""Carrying an answer to the client and its record to the log.
+"""Relaying a response to the client, and its record to the log.
 
-Rule (BEHAVIOUR B32b): bytes go on as they come, except that the first is released when the user's turn is durable and
-the one that completes the answer when the answer is. What broke upstream breaks at the client, and is recorded as it
-was.
+Bytes pass at once, but for two: the first waits until the request is durable, and the one that completes the response
+until the response is (BEHAVIOUR B32b). What breaks off upstream breaks off at the client, and is recorded as it was.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from proxy.engine.behind import Behind
 from proxy.engine.durability import DurabilityWaiter
+from proxy.engine.open_exchange import OpenExchange, Retry
 from proxy.engine.ports import Archive, Clock, RequestBody, UpstreamResponse
 from proxy.engine.response_reader import ResponseReader, UnreadAnswer
 from proxy.engine.response_stream import (
     ResponseHold,
     StreamRelay,
-    find_ender,
     find_hold,
     is_open_stream,
     read_final_event,
     spell_in_stream,
 )
-from proxy.engine.round import PendingRecord, Retry, RoundState
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EventBus, call_after_first_step
 from proxy.model.errors import ProxyError, UpstreamUnreachable
 from proxy.model.events import ExchangeRecorded, LimitsTold
-from proxy.model.exchange import Completeness, Headers, Opening, Outcome, Timings, Trailer
-from proxy.model.log import Record
+from proxy.model.exchange import Completeness, Outcome, Timings, Trailer
 from proxy.model.manifest import digest_of
 from proxy.wire.credentials import redact, redact_answer, redact_headers, redact_quickly
 from proxy.wire.headers import forward_response, keep_for_log, tells_limits
 
 Send = Callable[[bytes | RequestBody], Awaitable[UpstreamResponse]]
+"""Sends a body upstream, with everything else that belongs to the request."""
 
+# How long a record waits for others to be committed with, and what was put off for a response that comes at once.
 _COMPANY_SECONDS = 0.003
 _ERROR, _TOO_MANY = 400, 429
 
 
 class Relay:
-    """Pumps answers. Every path through `carry` leaves exactly one outcome per round in the log."""
+    """Relays responses. Every path through `carry` leaves exactly one outcome per round in the log."""
 
     def __init__(
         self, archive: Archive, gate: DurabilityWaiter, readings: ResponseReader, bus: EventBus, clock: Clock
     ) -> None:
-        self._archive = archive
+        self.archive = archive
         self._gate = gate
         self._readings = readings
         self._bus = bus
@@ -54,295 +52,282 @@ class Relay:
         """Why calls cannot be recorded as promised; empty while they can."""
         return self._gate.problem
 
-    def enter(
-        self, make: Callable[[], tuple[Opening, *tuple[Record, ...]]], *, is_urgent: bool = False
-    ) -> PendingRecord:
-        """An opening that goes to this relay's log, together with the records that `make` puts behind it.
-
-        It is queued as soon as the request is on its way upstream, before anything else can be.
-        """
-        return PendingRecord(self._archive, make, is_urgent=is_urgent)
-
-    async def confirm(self, entry: PendingRecord) -> bool:
-        """Whether all that was queued of an exchange is in the log, waited for as long as an answer waits."""
-        if entry.commit is None:
+    async def confirm(self, exchange: OpenExchange) -> bool:
+        """Return whether all that was queued of an exchange is in the log; wait for it as long as a response waits."""
+        if exchange.commit is None:
             return False
-        self._archive.flush()
-        return await self._gate.confirm(entry.commit)
+        self.archive.flush()
+        return await self._gate.confirm(exchange.commit)
 
-    def abandon(self, flight: RoundState) -> None:
+    def abandon(self, exchange: OpenExchange) -> None:
         """Record a round that was given up before anything was sent."""
-        flight.began = self._clock.monotonic()
-        self._record(flight, 0, (), "aborted", "", b"")
+        exchange.began = self._clock.monotonic()
+        self._end_round(exchange, None, "aborted")
 
-    async def carry(self, flight: RoundState, send: Send, body: bytes | RequestBody) -> None:
-        """Send the body, await the answer and pass it on; where it is refused and a rescuer has something else to send,
-        the answer to that.
+    async def carry(self, exchange: OpenExchange, send: Send, body: bytes | RequestBody) -> None:
+        """Send the body and relay the response; where it is refused and there is a retry, the response to that.
 
-        Raises ProxyError where none came; a cancelled call is recorded as aborted.
+        Raises ProxyError where no response came; a cancelled call is recorded as aborted.
         """
-        retry = await self._fly(flight, send(body))
+        retry = await self._carry_round(exchange, send(body))
         while retry is not None:
-            flight = flight.go_again(retry.round.k)
-            flight.entry.extend(*[record for record in (retry.round, retry.plan) if record is not None])
-            retry = await self._fly(flight, send(retry.body))
+            exchange.begin_round(retry.round.k)
+            exchange.record(*[record for record in (retry.round, retry.plan) if record is not None])
+            retry = await self._carry_round(exchange, send(retry.body))
 
-    async def _fly(self, flight: RoundState, sending: Awaitable[UpstreamResponse]) -> Retry | None:
-        """One round; a retry in place of all that was not passed on yet."""
-        response = await self._await_head(flight, sending)
+    async def _carry_round(self, exchange: OpenExchange, sending: Awaitable[UpstreamResponse]) -> Retry | None:
+        """Carry one round; return a retry in place of a response of which nothing was passed on."""
+        response = await self._await_head(exchange, sending)
         try:
-            begun = b""
-            if flight.k and flight.rescuer is not None and response.status < _ERROR:
-                await flight.rescuer.accept()
-            if flight.rescuer is not None and (guard := find_hold(flight, response, self._clock)) is not None:
-                if (retry := await self._rescue(flight, response, guard)) is not None:
-                    return retry
-                begun = guard.held
-            await self._pump(flight, response, begun)
+            begun, retries = b"", exchange.retries
+            if retries is not None:
+                if exchange.k and response.status < _ERROR:
+                    await retries.accept()
+                if (hold := find_hold(exchange, response, self._clock)) is not None:
+                    if (retry := await self._find_retry(exchange, response, hold)) is not None:
+                        return retry
+                    begun = hold.held
+            await self._relay(exchange, response, begun)
         finally:
             response.close()
         return None
 
-    async def _await_head(self, flight: RoundState, sending: Awaitable[UpstreamResponse]) -> UpstreamResponse:
-        flight.began = self._clock.monotonic()
+    async def _await_head(self, exchange: OpenExchange, sending: Awaitable[UpstreamResponse]) -> UpstreamResponse:
+        exchange.began = self._clock.monotonic()
         flushing: asyncio.TimerHandle | None = None
 
-        def enter() -> None:
+        def note_sent() -> None:
             nonlocal flushing
-            if flight.is_whole:
-                flight.entry.append()
-            flushing = self._hold(flight.entry)
+            if exchange.has_body:
+                exchange.record_opening()
+            if exchange.after_send or not exchange.is_durable:
+                flushing = asyncio.get_running_loop().call_later(_COMPANY_SECONDS, self._hurry, exchange)
 
         try:
-            response = await Behind(sending, enter)
+            response = await call_after_first_step(sending, note_sent)
         except ProxyError as error:
-            self._record(flight, 0, (), "failed", str(error), b"")
+            self._end_round(exchange, None, "failed", str(error))
             raise
         except BaseException:
-            self._record(flight, 0, (), "aborted", "", b"")
+            self._end_round(exchange, None, "aborted")
             raise
         finally:
             if flushing is not None:
                 flushing.cancel()
-        flight.head_at = self._clock.monotonic()
+        exchange.head_at = self._clock.monotonic()
         return response
 
-    def _hold(self, entry: PendingRecord) -> asyncio.TimerHandle | None:
-        """Let an opening that is not durable yet wait for company, and what was postponed for an answer that is there
-        at once; a few milliseconds at most.
-        """
-        if _is_durable(entry) and entry.is_settled:
-            return None
-        return asyncio.get_running_loop().call_later(_COMPANY_SECONDS, self._hurry, entry)
+    def _hurry(self, exchange: OpenExchange) -> None:
+        """No response has come at once: do what was put off, and let the records wait no longer."""
+        exchange.run_after_send()
+        if not exchange.is_durable:
+            self.archive.flush()
 
-    def _hurry(self, entry: PendingRecord) -> None:
-        entry.settle()
-        if not _is_durable(entry):
-            self._archive.flush()
-
-    async def _rescue(self, flight: RoundState, response: UpstreamResponse, guard: ResponseHold) -> Retry | None:
-        """Hold the answer back as long as it may be a refusal; what to send in its place, where that is to be."""
-        assert flight.rescuer is not None, "only what can be rescued is guarded"
+    async def _find_retry(self, exchange: OpenExchange, response: UpstreamResponse, hold: ResponseHold) -> Retry | None:
+        """Hold the response back as long as it may be a refusal; return what to send instead, where that is to be."""
+        assert exchange.retries is not None, "a response is held only where something else could be sent"
         completeness: Completeness = "aborted"
         try:
             if not response.is_received:
-                await self._make_durable(flight)
-            refusal = await guard.hold()
+                await self._wait_until_durable(exchange)
+            refusal = await hold.hold()
             if refusal is None:
                 return None
             completeness, ended_at = "complete", self._clock.monotonic()
-            retry = await flight.rescuer.rescue(refusal)
-            kept = await self._search(flight, response) if retry is not None else b""
+            retry = await exchange.retries.rescue(refusal)
+            kept = await self._redact(exchange, response) if retry is not None else b""
         except BaseException:
-            kept = await self._search_anyhow(flight, response)
-            self._record(flight, response.status, response.headers, completeness, "", kept)
+            kept = await self._redact_anyway(exchange, response)
+            self._end_round(exchange, response, completeness, kept=kept)
             raise
         if retry is not None:
-            flight.ended_at, flight.is_final = ended_at, False
-            self._record(flight, response.status, response.headers, completeness, "", kept)
+            exchange.ended_at, exchange.is_final = ended_at, False
+            self._end_round(exchange, response, completeness, kept=kept)
         return retry
 
-    async def _make_durable(self, flight: RoundState) -> None:
+    async def _wait_until_durable(self, exchange: OpenExchange) -> None:
         """Wait for what the first byte waits for."""
-        flight.entry.settle()
-        commit = flight.entry.commit
-        if commit is not None and not commit.done():
-            self._archive.flush()
+        exchange.run_after_send()
+        commit = exchange.commit
         if commit is not None:
+            if not commit.done():
+                self.archive.flush()
             await self._gate.pass_on(commit)
 
-    async def _pump(self, flight: RoundState, response: UpstreamResponse, begun: bytes) -> None:
-        """Pass an answer on, of which `begun` was read and held back."""
-        status, headers = response.status, response.headers
+    async def _relay(self, exchange: OpenExchange, response: UpstreamResponse, begun: bytes) -> None:
+        """Relay a response of which `begun` was read and held back."""
         held, is_ended, break_off = b"", False, None
         try:
             try:
-                held, is_ended = await self._pass_on(flight, response, begun)
+                held, is_ended = await self._pass_on(exchange, response, begun)
             except UpstreamUnreachable as error:
                 break_off = str(error)
-            kept = await self._search(flight, response)
+            kept = await self._redact(exchange, response)
         except BaseException:
-            self._record(flight, status, headers, "aborted", "", await self._search_anyhow(flight, response))
+            kept = await self._redact_anyway(exchange, response)
+            self._end_round(exchange, response, "aborted", kept=kept)
             raise
         if break_off is not None:
-            self._record(flight, status, headers, "truncated", break_off, kept)
-            flight.client.abort()
+            self._end_round(exchange, response, "truncated", break_off, kept)
+            exchange.client.abort()
             return
-        outcome, recorded = self._keep(flight, status, headers, "complete", "", kept)
+        outcome, recorded = self._record(exchange, response, "complete", kept=kept)
         try:
             await self._gate.pass_on(recorded)
-            _start(flight, response)
-            flight.client.write(held, is_last=is_ended)
+            exchange.client.start(response.status, forward_response(response.headers))
+            exchange.client.write(held, is_last=is_ended)
         finally:
-            self._tell(flight, outcome)  # behind the writing, which nothing can come between
+            self._announce(exchange, outcome)  # behind the writing, which nothing can come between
         if not is_ended:
-            await self._pass_rest(flight, response)
+            await self._pass_trailers(exchange, response)
 
-    async def _pass_on(self, flight: RoundState, response: UpstreamResponse, begun: bytes) -> tuple[bytes, bool]:
-        """Pass on all but the bytes that complete the answer; returns those, and whether the body ends with them."""
-        if flight.is_head_out and not is_open_stream(response.headers):
-            return await self._embed(flight, response), True
+    async def _pass_on(self, exchange: OpenExchange, response: UpstreamResponse, begun: bytes) -> tuple[bytes, bool]:
+        """Pass on all but the bytes that complete the response; return those, and whether the body ends with them."""
+        if exchange.is_head_sent and not is_open_stream(response.headers):
+            return await self._embed(exchange, response), True
         if response.is_received:
-            return begun + await self._read(flight, response), True
-        await self._make_durable(flight)
-        _start(flight, response)
-        passage = StreamRelay(flight, find_ender(flight, response.headers), self._clock)
+            return begun + await self._read(exchange, response), True
+        await self._wait_until_durable(exchange)
+        exchange.client.start(response.status, forward_response(response.headers))
+        stream = StreamRelay(exchange, response.headers, self._clock)
         if begun:
-            passage.pass_on(begun)
-        while not passage.held and not response.is_received:
-            await flight.client.drain()
-            await response.pump(passage.take)
-        if passage.held:
-            return await read_final_event(response, flight.tape, passage.held)
-        return await self._read(flight, response), True
+            stream.pass_on(begun)
+        while not stream.held and not response.is_received:
+            await exchange.client.drain()
+            await response.pump(stream.take)
+        if stream.held:
+            return await read_final_event(response, exchange.buffer, stream.held)
+        return await self._read(exchange, response), True
 
-    async def _read(self, flight: RoundState, response: UpstreamResponse) -> bytes:
-        """What comes next of an answer."""
+    async def _read(self, exchange: OpenExchange, response: UpstreamResponse) -> bytes:
         content = await response.read()
-        flight.note(content, self._clock)
+        exchange.keep_piece(content, self._clock)
         return content
 
-    async def _embed(self, flight: RoundState, response: UpstreamResponse) -> bytes:
-        """An answer that is no stream, as an event of the stream that the client is reading already."""
+    async def _embed(self, exchange: OpenExchange, response: UpstreamResponse) -> bytes:
+        """Read a response that is no stream; return it as an event of the stream that the client is reading already."""
         while not response.is_ended:
-            await self._read(flight, response)
-        return spell_in_stream(response.headers, flight.tape.content)
+            await self._read(exchange, response)
+        return spell_in_stream(response.headers, exchange.buffer.content)
 
-    async def _pass_rest(self, flight: RoundState, response: UpstreamResponse) -> None:
-        """What comes after a stream's end marker: passed on at once, recorded as trailers up to the cap."""
+    async def _pass_trailers(self, exchange: OpenExchange, response: UpstreamResponse) -> None:
+        """Pass on what comes behind a stream's end marker, recorded as trailers up to the cap."""
         i = 0
         try:
             while not response.is_ended:
                 chunk = await response.read()
-                flight.tape.add(chunk)
-                if chunk and not flight.tape.is_capped:
-                    kept = redact(chunk, flight.secrets, is_error=False)
-                    self._archive.append(Trailer(flight.exchange, flight.k, i, kept))
+                exchange.buffer.add(chunk)
+                if chunk and not exchange.buffer.is_capped:
+                    kept = redact(chunk, exchange.secrets, is_error=False)
+                    self.archive.append(Trailer(exchange.id, exchange.k, i, kept))
                     i += 1
-                if not flight.client.write(chunk, is_last=response.is_ended):
-                    await flight.client.drain()
+                if not exchange.client.write(chunk, is_last=response.is_ended):
+                    await exchange.client.drain()
         except UpstreamUnreachable:
-            flight.client.abort()
+            exchange.client.abort()
 
-    async def _search(self, flight: RoundState, response: UpstreamResponse) -> bytes:
-        """What of an answer may rest in the log; what takes long to search is searched in a thread."""
-        content, headers, status = flight.tape.content, response.headers, response.status
-        kept = redact_quickly(content, headers, status, flight.secrets)
+    async def _redact(self, exchange: OpenExchange, response: UpstreamResponse) -> bytes:
+        """Return what of a response may rest in the log; what takes long to search is searched in a thread."""
+        content, headers, status = exchange.buffer.content, response.headers, response.status
+        kept = redact_quickly(content, headers, status, exchange.secrets)
         if kept is None:
-            kept = await asyncio.to_thread(redact_answer, content, headers, status, flight.secrets, flight.tape.cap)
+            cap = exchange.buffer.cap
+            kept = await asyncio.to_thread(redact_answer, content, headers, status, exchange.secrets, cap)
         return kept
 
-    async def _search_anyhow(self, flight: RoundState, response: UpstreamResponse) -> bytes:
-        """The same of a call that was cancelled; nothing where it is cancelled once more, which is in a hurry."""
+    async def _redact_anyway(self, exchange: OpenExchange, response: UpstreamResponse) -> bytes:
+        """Do the same for a cancelled call; nothing is kept where it is cancelled once more, which is in a hurry."""
         try:
-            return await self._search(flight, response)
+            return await self._redact(exchange, response)
         except asyncio.CancelledError:
             return b""
 
-    def _record(
-        self, flight: RoundState, status: int, headers: Headers, completeness: Completeness, problem: str, kept: bytes
+    def _end_round(
+        self,
+        exchange: OpenExchange,
+        response: UpstreamResponse | None,
+        completeness: Completeness,
+        problem: str = "",
+        kept: bytes = b"",
     ) -> None:
-        outcome, _ = self._keep(flight, status, headers, completeness, problem, kept)
-        self._tell(flight, outcome)
+        """Record and announce the outcome of a round of which nothing more goes to the client."""
+        outcome, _ = self._record(exchange, response, completeness, problem, kept)
+        self._announce(exchange, outcome)
 
-    def _keep(
-        self, flight: RoundState, status: int, headers: Headers, completeness: Completeness, problem: str, kept: bytes
+    def _record(
+        self,
+        exchange: OpenExchange,
+        response: UpstreamResponse | None,
+        completeness: Completeness,
+        problem: str = "",
+        kept: bytes = b"",
     ) -> tuple[Outcome, "asyncio.Future[bool]"]:
-        """How a round ended goes to the log; the future is done when it is there."""
-        flight.entry.append()
-        began, ended_at = flight.began, flight.ended_at or self._clock.monotonic()
-        timings = Timings(_since(began, flight.head_at), _since(began, flight.first_at), _since(began, ended_at))
+        """Queue the outcome of a round, `response` None where none came; the future is done when it is in the log."""
+        exchange.record_opening()
+        status, headers = (response.status, response.headers) if response is not None else (0, ())
+        buffer, secrets = exchange.buffer, exchange.secrets
+        size, digest = len(kept), b""
+        if buffer.is_capped:
+            size, digest = buffer.size, buffer.whole_digest
+        elif not kept and buffer.size:  # what was not searched for credentials is not kept
+            size, digest = buffer.size, digest_of(buffer.content)
+        began, ended_at = exchange.began, exchange.ended_at or self._clock.monotonic()
         outcome = Outcome(
-            flight.exchange,
-            flight.k,
+            exchange.id,
+            exchange.k,
             status,
-            redact_headers(keep_for_log(headers), flight.secrets, is_error=status >= _ERROR),
+            redact_headers(keep_for_log(headers), secrets, is_error=status >= _ERROR),
             completeness,
-            *_measure(flight, kept),
-            timings,
+            kept,
+            size,
+            digest,
+            Timings(
+                _compute_ms(began, exchange.head_at),
+                _compute_ms(began, exchange.first_at),
+                _compute_ms(began, ended_at),
+            ),
             problem,
         )
-        return outcome, self._archive.append(outcome)
+        return outcome, self.archive.append(outcome)
 
-    def _tell(self, flight: RoundState, outcome: Outcome) -> None:
-        """Let everybody know who makes something of it."""
-        flight.entry.settle()
-        self._announce(flight, outcome)
-        if flight.format is None or not outcome.size:
-            return
+    def _announce(self, exchange: OpenExchange, outcome: Outcome) -> None:
+        """Publish the end of a round, and have its response read."""
+        exchange.run_after_send()
+        opening = exchange.record_opening()
         first_byte_s = outcome.timings.first_byte_ms / 1000
-        content = outcome.received
-        told = (outcome.headers, content, first_byte_s, flight.secrets)
-        received = UnreadAnswer(flight.exchange, flight.k, flight.format, *told)
-        if flight.is_final:
-            self._readings.submit(received)
-        else:
-            self._readings.read_refusal(received)
-
-    def _announce(self, flight: RoundState, outcome: Outcome) -> None:
-        opening = flight.entry.append()
-        self._bus.publish(_sum_up(flight, opening, outcome))
+        is_readable = exchange.format is not None and outcome.size > 0
+        self._bus.publish(
+            ExchangeRecorded(
+                exchange.id,
+                opening.session.id,
+                opening.kind,
+                opening.wire,
+                exchange.upstream,
+                outcome.status,
+                outcome.completeness,
+                opening.body.size,
+                outcome.size,
+                first_byte_s,
+                outcome.timings.total_ms / 1000,
+                is_readable=is_readable,
+                is_final=exchange.is_final,
+                model=opening.model,
+                problem=outcome.error,
+            )
+        )
         if outcome.status == _TOO_MANY or tells_limits(outcome.headers):
             told = (opening.session.tenant, opening.model, outcome.status, outcome.headers)
-            self._bus.publish(LimitsTold(flight.exchange, flight.upstream, *told))
+            self._bus.publish(LimitsTold(exchange.id, exchange.upstream, *told))
+        if exchange.format is None or not outcome.size:
+            return
+        told_by = (outcome.headers, outcome.received, first_byte_s, exchange.secrets)
+        unread = UnreadAnswer(exchange.id, exchange.k, exchange.format, *told_by)
+        if exchange.is_final:
+            self._readings.submit(unread)
+        else:
+            self._readings.read_refusal(unread)
 
 
-def _measure(flight: RoundState, kept: bytes) -> tuple[bytes, int, bytes]:
-    """What is kept of an answer, how much it counts, and the digest of all of it where not all is kept."""
-    tape = flight.tape
-    if tape.is_capped:
-        return kept, tape.size, tape.whole_digest
-    return (kept, len(kept), b"") if kept else (b"", tape.size, digest_of(tape.content) if tape.size else b"")
-
-
-def _is_durable(entry: PendingRecord) -> bool:
-    return entry.commit is not None and entry.commit.done()
-
-
-def _sum_up(flight: RoundState, opening: Opening, outcome: Outcome) -> ExchangeRecorded:
-    return ExchangeRecorded(
-        flight.exchange,
-        opening.session.id,
-        opening.kind,
-        opening.wire,
-        flight.upstream,
-        outcome.status,
-        outcome.completeness,
-        opening.body.size,
-        outcome.size,
-        outcome.timings.first_byte_ms / 1000,
-        outcome.timings.total_ms / 1000,
-        is_readable=flight.format is not None and outcome.size > 0,
-        is_final=flight.is_final,
-        model=opening.model,
-        problem=outcome.error,
-    )
-
-
-def _start(flight: RoundState, response: UpstreamResponse) -> None:
-    """The answer's head, if it has not been sent."""
-    flight.client.start(response.status, forward_response(response.headers))
-
-
-def _since(began: float, at: float) -> float:
+def _compute_ms(began: float, at: float) -> float:
+    """Return milliseconds, to the microsecond; 0 for what has not happened."""
     return int((at - began) * 1_000_000) / 1000 if at else 0.0

@@ -1,15 +1,15 @@
-"""A request as it was resolved: what managing and reports of it are made from."""
+"""A client's request as it was resolved: its session, its upstream, and its messages as managing needs them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from proxy.engine.body_cache import Holding
 from proxy.engine.lineage.chain import Chain
 from proxy.engine.ports import Upstream
-from proxy.model.exchange import Headers, SessionKey
+from proxy.model.exchange import Headers, Kind, Mode, SessionKey
 from proxy.model.lineage import Step
-from proxy.model.manifest import digest_of
+from proxy.model.manifest import Manifest, digest_of
 from proxy.wire.body import SplitBody
 
 
@@ -76,3 +76,25 @@ class ManagedRequest(msgspec.Struct, frozen=True, gc=False):
         """The raw messages of the preamble."""
         content = self.split.content
         return [content[span.start : span.end] for span in self.split.items[: self.chain.preamble.count]]
+
+
+class ResolvedRequest(msgspec.Struct, frozen=True, gc=False):
+    """A client's request, and what was found out of it: its session, its upstream, what of its body is new.
+
+    `step` is where it stands in its session, None where that is not known. `managed` is what managing needs of it, None
+    where the body was not understood or has no place. `is_stream`: a streamed response is asked for. `build_body` gives
+    the manifest of the body: called once, and before anything else is resolved, for later bodies lean on it.
+    """
+
+    exchange: str
+    mode: Mode
+    kind: Kind
+    wire: str
+    session: SessionKey
+    upstream: Upstream
+    model: str
+    opened_ms: int
+    build_body: Callable[[], Manifest]
+    is_stream: bool = False
+    step: Step | None = None
+    managed: ManagedRequest | None = None

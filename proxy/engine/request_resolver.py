@@ -1,17 +1,12 @@
-"""Receiving a request: whose it is, which conversation it belongs to, what of its body is new, where it goes.
-
-Rule: recognising never fails a call. A body that cannot be read in parts is kept whole and goes to the first upstream.
-"""
+"""Resolving a client's request: whose it is, which session it belongs to, what of its body is new, where it goes."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import NamedTuple
-
-import msgspec
 
 from proxy.context.budget import has_token_bound
 from proxy.engine.body_cache import (
@@ -25,7 +20,6 @@ from proxy.engine.body_cache import (
     list_links,
     split_known,
 )
-from proxy.engine.boundary import attempt, attempt_now
 from proxy.engine.lineage.chain import Chain, make_chain, read_messages
 from proxy.engine.lineage.known import Traits
 from proxy.engine.lineage.naming import Naming, make_session, read_body, read_text
@@ -34,10 +28,10 @@ from proxy.engine.lineage.tenants import Credential
 from proxy.engine.lineage.tracking import Lineage
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Clock, Ids, Upstream
-from proxy.engine.request import ManagedRequest
+from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.response_reader import ResponseReader
-from proxy.model.exchange import ClientRequest, Kind, Mode, Opening, SessionKey
-from proxy.model.lineage import Step, root_of_chain
+from proxy.model.exchange import ClientRequest, Mode, Opening, SessionKey
+from proxy.model.lineage import root_of_chain
 from proxy.model.manifest import Manifest, keep_to, keep_whole
 from proxy.wire.body import SplitBody
 from proxy.wire.format import Format
@@ -49,7 +43,7 @@ _NOTHING = keep_whole(b"")
 _NONE = (b"", b"[]", b"null")
 _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
-_log = logging.getLogger("palimpsest.reception")
+_log = logging.getLogger("palimpsest.requests")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,80 +58,25 @@ class Route:
         return any(fnmatchcase(model, pattern) for pattern in self.models)
 
 
-class ResolvedRequest:
-    """A request as recognised. `is_stream`: a streamed answer is asked for. `step`: where it stands, if known.
-
-    `subject` is None where there is nothing to manage: what is not understood, or has no place.
-    """
-
-    __slots__ = ("_make", "_opening", "exchange", "is_stream", "mode", "session", "step", "subject", "upstream")
-
-    def __init__(self, exchange: str, mode: Mode, recognised: "_Recognised", make: Callable[[], Opening]) -> None:
-        self.exchange = exchange
-        self.mode = mode
-        self.session = recognised.session
-        self.upstream = recognised.upstream
-        self.is_stream = recognised.is_stream
-        self.step = recognised.step
-        self.subject = recognised.subject
-        self._make: Callable[[], Opening] | None = make
-        self._opening: Opening | None = None
-
-    @property
-    def opening(self) -> Opening:
-        """What goes to the log, made when it is asked for first, which must be before anything else is received.
-
-        Taking stock of a body is a tenth of a short call; until then the request may be on its way.
-        """
-        if self._opening is None:
-            assert self._make is not None, "it is made once"
-            self._opening = self._make()
-            self._make = None  # what it is made of may be let go
-        return self._opening
-
-    def take_opening(self) -> Opening:
-        """The same, to be queued: what is long in it is not kept here beside."""
-        opening = self.opening
-        self._opening = opening.leave_content()
-        return opening
-
-
-class _Recognised(msgspec.Struct, frozen=True, gc=False):
-    """What a body says. `step` is None where it cannot be read in parts; `take_stock` gives its manifest, once."""
-
-    session: SessionKey
-    upstream: Upstream
-    model: str
-    take_stock: Callable[[], Manifest]
-    is_stream: bool = False
-    step: Step | None = None
-    subject: ManagedRequest | None = None
-
-
 class _Remembered(NamedTuple):
-    """The body seen before that a request shares most with, how many items, and how much had been lost by then."""
+    """The body seen before that a request shares most items with, how many, and how much had been lost by then."""
 
     known: CachedBody | None
     shared: int
     losses: int
 
 
-class _Reading(msgspec.Struct, frozen=True, gc=False):
-    """What was read of a request."""
-
-    kind: Kind
-    wire: str
-    model: str
-    opened_ms: int
-
-
 class RequestResolver:
-    """Turns requests into openings."""
+    """Finds out of each request whose it is, which session it belongs to, what of it is new, and where it goes.
+
+    It never fails a call: a body that cannot be read message by message is kept whole and goes to the first upstream.
+    """
 
     def __init__(
         self,
         policy: EnginePolicy,
         routes: Sequence[Route],
+        *,
         lineage: Lineage,
         readings: ResponseReader,
         clock: Clock,
@@ -152,46 +91,52 @@ class RequestResolver:
         self._clock = clock
         self._ids = ids
 
-    async def receive(self, request: ClientRequest, form: Format, mode: Mode) -> ResolvedRequest:
-        """Recognise a request whose body is at hand. Waits for the log where memory does not know its history."""
+    async def resolve(self, request: ClientRequest, form: Format, mode: Mode) -> ResolvedRequest:
+        """Resolve a request whose body is at hand. Waits for the log where memory does not know its history."""
         exchange = self._ids.next_exchange()
         caller = self._lineage.tenants.find(request.headers)
-        recognised = await attempt(self._recognise(request, form, caller, exchange), _note_riddle)
-        if recognised is None:
-            recognised = self._keep_apart(request, caller, exchange)
-        reading = _Reading("managed", form.name, recognised.model, self._clock.now_ms())
-        make = partial(self._open, request, mode, exchange, recognised, reading)
-        return ResolvedRequest(exchange, mode, recognised, make)
+        try:
+            resolved = await self._resolve(request, form, mode, caller, exchange)
+        except Exception:  # noqa: BLE001 - a boundary: a body that we cannot read is still a call to carry
+            _log.exception("a request was not understood; it is carried and kept whole")
+            resolved = None
+        return resolved or self._resolve_unread(request, form, mode, caller, exchange)
 
-    def receive_stream(self, request: ClientRequest, mode: Mode) -> ResolvedRequest:
-        """Recognise a request whose body is still to come; whoever passes it on fills in the opening's body."""
+    def resolve_stream(self, request: ClientRequest, mode: Mode) -> ResolvedRequest:
+        """Resolve a request whose body is still to come; whoever passes it on fills in the opening's body."""
         exchange, upstream = self._ids.next_exchange(), self._choose("")
         tenant = self._lineage.tenants.find(request.headers).tenant
         session = make_session(tenant, upstream.name, self._naming.read(request.headers), exchange)
-        recognised = _Recognised(session, upstream, "", lambda: _NOTHING)
-        reading = _Reading("passthrough", "", "", self._clock.now_ms())
-        make = partial(self._open, request, mode, exchange, recognised, reading)
-        return ResolvedRequest(exchange, mode, recognised, make)
+        opened_ms = self._clock.now_ms()
+        return ResolvedRequest(exchange, mode, "passthrough", "", session, upstream, "", opened_ms, lambda: _NOTHING)
 
-    def _open(
-        self, request: ClientRequest, mode: Mode, exchange: str, recognised: _Recognised, reading: _Reading
-    ) -> Opening:
-        body = attempt_now(recognised.take_stock, _note_riddle)
+    def make_opening(self, request: ClientRequest, resolved: ResolvedRequest) -> Opening:
+        """Make the first record of an exchange. Building the manifest is a tenth of a short call: do it once the
+        request is on its way.
+        """
+        try:
+            body = resolved.build_body()
+        except Exception:  # noqa: BLE001 - a boundary: what cannot be told from earlier bodies is kept whole
+            _log.exception("a request was not understood; it is carried and kept whole")
+            body = self._keep_whole(request.body)
         return Opening(
-            exchange=exchange,
-            session=recognised.session,
-            kind=reading.kind,
-            wire=reading.wire,
-            mode=mode,
-            model=reading.model,
+            exchange=resolved.exchange,
+            session=resolved.session,
+            kind=resolved.kind,
+            wire=resolved.wire,
+            mode=resolved.mode,
+            model=resolved.model,
             method=request.method,
             target=keep_target(request.target),
             headers=keep_for_log(request.headers),
-            body=self._keep_whole(request.body) if body is None else body,
-            opened_ms=reading.opened_ms,
+            body=body,
+            opened_ms=resolved.opened_ms,
         )
 
-    async def _recognise(self, request: ClientRequest, form: Format, caller: Credential, exchange: str) -> _Recognised:
+    async def _resolve(
+        self, request: ClientRequest, form: Format, mode: Mode, caller: Credential, exchange: str
+    ) -> ResolvedRequest | None:
+        """Resolve a body that can be read message by message; None of any other."""
         content, until = request.body, self._clock.monotonic() + self._policy.hard_wait_seconds
         named = self._naming.read(request.headers)
         key = (caller.tenant, form.name, named.family)
@@ -200,7 +145,7 @@ class RequestResolver:
         remembered = _Remembered(known, shared, self._histories.losses)
         split = split_known(content, form.items_key, known, shared)
         if split is None:
-            return self._keep_apart(request, caller, exchange)
+            return None
         model = read_text(split.member("model"))
         upstream = self._choose(model)
         session = make_session(caller.tenant, upstream.name, read_body(named, split), exchange)
@@ -229,12 +174,23 @@ class RequestResolver:
         holding = await self._hold(caller.tenant, split, remembered, until) if is_large else None
         place = await self._place(asked) if session.family or self._policy.infer else None
         # From here on nothing waits: what is remembered is in the log with the opening, before any later request's.
-        body = partial(self._take_stock, key, split, chain, remembered, holding)
-        if place is not None:
-            parts = (split, chain, holding)
-            subject = _make_subject(request, upstream, form, asked, parts, place) if split.items else None
-            return _Recognised(place.session, upstream, model, body, traits.is_stream, place.step, subject)
-        return _Recognised(session, upstream, model, body, traits.is_stream)
+        managed = None
+        if place is not None and split.items:
+            managed = _make_managed(request, upstream, form, asked, (split, chain, holding), place)
+        return ResolvedRequest(
+            exchange,
+            mode,
+            "managed",
+            form.name,
+            session if place is None else place.session,
+            upstream,
+            model,
+            self._clock.now_ms(),
+            partial(self._build_body, key, split, chain, remembered, holding),
+            traits.is_stream,
+            place.step if place is not None else None,
+            managed,
+        )
 
     async def _find_root(self, form: Format, session: SessionKey, previous: str, until: float) -> bytes:
         """Where the chain of a request begins: at the stored answer it goes on from, else at the upstream's root."""
@@ -260,7 +216,7 @@ class RequestResolver:
             holding = hold(split, cap, made[:count], known) if count > len(links) else holding
         return holding
 
-    def _take_stock(
+    def _build_body(
         self, key: Key, split: SplitBody, chain: Chain, remembered: "_Remembered", holding: Holding | None
     ) -> Manifest:
         """The manifest of a body, which leans on a remembered one only if nothing was lost since."""
@@ -278,11 +234,16 @@ class RequestResolver:
         if self._lineage.forget_lost():
             self._histories.clear()  # manifests lean on what earlier ones brought to the log
 
-    def _keep_apart(self, request: ClientRequest, caller: Credential, exchange: str) -> _Recognised:
-        """A body that is not understood: whole, to the first upstream, in the session that its headers name."""
+    def _resolve_unread(
+        self, request: ClientRequest, form: Format, mode: Mode, caller: Credential, exchange: str
+    ) -> ResolvedRequest:
+        """Resolve a body that is not understood: whole, to the first upstream, in the session that its headers name."""
         upstream = self._choose("")
         session = make_session(caller.tenant, upstream.name, self._naming.read(request.headers), exchange)
-        return _Recognised(session, upstream, "", partial(self._keep_whole, request.body))
+        build_body = partial(self._keep_whole, request.body)
+        return ResolvedRequest(
+            exchange, mode, "managed", form.name, session, upstream, "", self._clock.now_ms(), build_body
+        )
 
     def _keep_whole(self, content: bytes) -> Manifest:
         return keep_to(content, self._policy.record_cap_bytes)
@@ -298,10 +259,6 @@ class RequestResolver:
         return self._routes[0].upstream
 
 
-def _note_riddle(error: Exception) -> None:
-    _log.error("a request was not understood; it is carried and kept whole", exc_info=error)
-
-
 def _is_plain(content: bytes, known: CachedBody | None, shared: int) -> bool:
     """Whether a body has no more tokens than bytes; what repeats was looked at before, and much at once is not."""
     if known is None or not shared:
@@ -309,7 +266,7 @@ def _is_plain(content: bytes, known: CachedBody | None, shared: int) -> bool:
     return known.chain.is_plain and has_token_bound(content[known.split.items[shared - 1].end :])
 
 
-def _make_subject(
+def _make_managed(
     request: ClientRequest,
     upstream: Upstream,
     form: Format,

@@ -1,23 +1,24 @@
 """Reading a response as it comes: passing it on up to its end, or holding it back while it may be a refusal.
 
-BEHAVIOUR B8, B8a, B20a.
+Bytes are held, never changed (BEHAVIOUR B8, B8a, B20a, B32b). Comments at the beginning of a stream are not held, and a
+client that waits long gets one of ours: with it the head is sent, and a retry goes on in the same stream.
 """
 
 import asyncio
 import re
 
+from proxy.engine.open_exchange import REFUSAL_BYTES, CappedBuffer, OpenExchange, Refusal, RetrySource, Start
 from proxy.engine.ports import Clock, UpstreamResponse
 from proxy.engine.response_reader import is_event_stream
-from proxy.engine.round import REFUSAL_BYTES, CappedBuffer, Refusal, RetrySource, RoundState, Start
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers
 from proxy.wire.body import decode_content
 from proxy.wire.headers import find, forward_response
 from proxy.wire.streams import EVENT_END, MARKER_REACH
 
+# How long the end of the body is waited for behind the last event of a stream, and how long for that event's own end.
 _LINGER_SECONDS = 0.05
 _LAST_EVENT_SECONDS = 2.0
-
 # Well below the time after which clients give up on a silent server.
 _HOLD_SECONDS = 5.0
 _WAITING = b": waiting\n\n"
@@ -26,62 +27,48 @@ _REFUSED = frozenset({*range(400, 500), 500})  # 500 is how some local servers s
 _SUCCESS = range(200, 300)
 
 
-class EndFinder:
-    """Finds the line that ends a stream in chunks that may cut it anywhere."""
-
-    def __init__(self, marker: re.Pattern[bytes]) -> None:
-        self._marker = marker
-        self._carry = b"\n"  # a stream begins at the start of a line
-
-    def find(self, chunk: bytes) -> int:
-        """Where in this chunk the end begins (0 if it began in the one before), -1 if it is not here."""
-        window = self._carry + chunk
-        known = len(self._carry)
-        self._carry = window[-MARKER_REACH:]
-        match = self._marker.search(window, 1)
-        return max(0, match.start() - known) if match else -1
-
-
 class StreamRelay:
-    """Passes pieces of an answer on until its end marker; holds what begins with that."""
+    """Passes the pieces of a response on, and holds what begins with the stream's end marker in `held`."""
 
-    def __init__(self, flight: RoundState, ender: EndFinder | None, clock: Clock) -> None:
-        self._flight = flight
-        self._write = flight.client.write
-        self._ender = ender
+    def __init__(self, exchange: OpenExchange, headers: Headers, clock: Clock) -> None:
+        self._exchange = exchange
+        self._write = exchange.client.write
         self._clock = clock
+        self._marker = exchange.format.end_marker if exchange.format is not None and is_plain_stream(headers) else None
+        self._carry = b"\n"  # a stream begins at the start of a line
         self.held = b""
 
     def take(self, piece: bytes) -> bool:
         """Keep a piece for the record and pass it on; False where it is held from here on, or the client is slow."""
-        self._flight.note(piece, self._clock)
+        self._exchange.keep_piece(piece, self._clock)
         return self.pass_on(piece)
 
     def pass_on(self, piece: bytes) -> bool:
-        """Pass on what is kept already; as `take`."""
-        cut = self._ender.find(piece) if self._ender is not None else -1
-        if cut < 0:
+        """Pass on what is kept already; returns as `take` does."""
+        if self._marker is None:
             return self._write(piece)
+        window = self._carry + piece
+        known = len(self._carry)
+        self._carry = window[-MARKER_REACH:]
+        found = self._marker.search(window, 1)
+        if found is None:
+            return self._write(piece)
+        cut = max(0, found.start() - known)  # the marker may begin in the piece before
         if cut:
             self._write(piece[:cut])
         self.held = piece[cut:]
         return False
 
 
-def find_ender(flight: RoundState, headers: Headers) -> EndFinder | None:
-    """What looks for the end of a stream; None where there is no stream, or none that can be read as it passes."""
-    return EndFinder(flight.format.end_marker) if flight.format is not None and is_plain_stream(headers) else None
-
-
 def is_plain_stream(headers: Headers) -> bool:
-    """Whether a body is a stream of events that can be read as it passes."""
+    """Return whether a body is a stream of events that is not encoded, so that it can be read as it passes."""
     return is_event_stream(headers) and find(headers, b"content-encoding") in (b"", b"identity")
 
 
-async def read_final_event(response: UpstreamResponse, tape: CappedBuffer, held: bytes) -> tuple[bytes, bool]:
-    """Wait for the rest of the event that ends a stream, and a moment for the body to end behind it.
+async def read_final_event(response: UpstreamResponse, buffer: CappedBuffer, held: bytes) -> tuple[bytes, bool]:
+    """Read the rest of the event that ends a stream, and wait a moment for the body to end behind it.
 
-    What still comes in that moment does not make it longer.
+    Returns the bytes and whether the body ended with them. What still comes in that moment does not prolong it.
     """
     is_whole = False
     try:
@@ -91,34 +78,34 @@ async def read_final_event(response: UpstreamResponse, tape: CappedBuffer, held:
                     is_whole = True
                     waiting.reschedule(asyncio.get_running_loop().time() + _LINGER_SECONDS)
                 chunk = await response.read()
-                tape.add(chunk)
+                buffer.add(chunk)
                 held += chunk
     except (TimeoutError, UpstreamUnreachable):
         pass  # what comes later is passed on later; a break shows again at the next read
     return held, response.is_ended
 
 
-def find_hold(flight: RoundState, response: UpstreamResponse, clock: Clock) -> "ResponseHold | None":
-    """What holds this answer back; None where it goes on as it comes."""
-    rescuer, status = flight.rescuer, response.status
-    if rescuer is None or (status not in _REFUSED and not (rescuer.is_guarded and status in _SUCCESS)):
+def find_hold(exchange: OpenExchange, response: UpstreamResponse, clock: Clock) -> "ResponseHold | None":
+    """Return what holds this response back; None where it goes to the client as it comes."""
+    retries, status = exchange.retries, response.status
+    if retries is None or (status not in _REFUSED and not (retries.is_guarded and status in _SUCCESS)):
         return None
     if status in _SUCCESS and is_event_stream(response.headers) and not is_plain_stream(response.headers):
         return None
-    return ResponseHold(flight, rescuer, response, clock)
+    return ResponseHold(exchange, retries, response, clock)
 
 
 def is_open_stream(headers: Headers) -> bool:
-    """Whether an answer is a stream of events in which more can stand than the upstream sent."""
+    """Return whether a response is a stream of events to which we can add: it has no length."""
     return is_plain_stream(headers) and not find(headers, b"content-length")
 
 
 class ResponseHold:
-    """Holds the beginning of one answer: in `held`, what the client has not got yet."""
+    """Holds the beginning of one response; `held` is what the client has not been sent."""
 
-    def __init__(self, flight: RoundState, rescuer: RetrySource, response: UpstreamResponse, clock: Clock) -> None:
-        self._flight = flight
-        self._rescuer = rescuer
+    def __init__(self, exchange: OpenExchange, retries: RetrySource, response: UpstreamResponse, clock: Clock) -> None:
+        self._exchange = exchange
+        self._retries = retries
         self._response = response
         self._clock = clock
         self._start: Start = "undecided"
@@ -126,11 +113,11 @@ class ResponseHold:
 
     @property
     def held(self) -> bytes:
-        """What came and has not gone on."""
+        """The bytes that came and were not passed on."""
         return bytes(self._pieces)
 
     async def hold(self) -> Refusal | None:
-        """Return when it is known whether this may be a refusal, and which; None for all that is to go on."""
+        """Wait until it is known whether this may be a refusal; return it, or None for what goes to the client."""
         is_stream = self._response.status in _SUCCESS and is_open_stream(self._response.headers)
         try:
             is_suspect = await (self._hold_events() if is_stream else self._hold_whole())
@@ -149,7 +136,7 @@ class ResponseHold:
                 while not response.is_ended and len(self._pieces) <= REFUSAL_BYTES:
                     self._keep(await response.read())
         except TimeoutError:
-            pass  # an answer that takes its time; it goes on as it comes
+            pass  # a slow response goes on as it comes
         return response.is_ended
 
     async def _hold_events(self) -> bool:
@@ -164,7 +151,7 @@ class ResponseHold:
         if self._start == "undecided":
             self._take(await response.read())
         if self._start == "overflow":
-            self._pieces[:], _ = await read_final_event(response, self._flight.tape, self.held)
+            self._pieces[:], _ = await read_final_event(response, self._exchange.buffer, self.held)
         return self._start != "content"
 
     def _take(self, piece: bytes) -> bool:
@@ -177,23 +164,23 @@ class ResponseHold:
         if len(held) > REFUSAL_BYTES:
             self._start = "content"
         elif EVENT_END.search(held, max(0, len(held) - len(piece) - 3)):
-            self._start = self._rescuer.read_start(bytes(held))
+            self._start = self._retries.read_start(bytes(held))
         return self._start == "undecided"
 
     def _keep(self, piece: bytes) -> None:
-        self._flight.note(piece, self._clock)
+        self._exchange.keep_piece(piece, self._clock)
         self._pieces += piece
 
     def _send(self, comments: bytes) -> None:
         """Comments, and the head before them."""
-        flight, response = self._flight, self._response
-        flight.client.start(response.status, forward_response(response.headers))
-        flight.client.write(comments)
-        flight.is_head_out = True
+        exchange, response = self._exchange, self._response
+        exchange.client.start(response.status, forward_response(response.headers))
+        exchange.client.write(comments)
+        exchange.is_head_sent = True
 
 
 def spell_in_stream(headers: Headers, content: bytes) -> bytes:
-    """A body that is no stream, as the event of a stream that was begun; clients of all wires take it for an error."""
+    """Format a body that is no stream as an event of a stream that has begun; all clients take it for an error."""
     try:
         plain = decode_content(content, find(headers, b"content-encoding").decode("latin-1"), REFUSAL_BYTES)
     except ValueError:

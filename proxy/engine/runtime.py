@@ -6,7 +6,9 @@ import os
 import random
 import resource
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -15,6 +17,7 @@ from proxy.model.events import Event
 _log = logging.getLogger("palimpsest.tasks")
 
 E = TypeVar("E", bound=Event)
+T = TypeVar("T")
 Subscriber = Callable[[E], Awaitable[None] | None]
 
 _bus_log = logging.getLogger("palimpsest.bus")
@@ -228,3 +231,30 @@ class WriteBatcher:
     def _end_turn(self) -> None:
         self._is_under_way = False
         self.flush()
+
+
+@types.coroutine
+def call_after_first_step(work: Awaitable[T], then: Callable[[], object]) -> Generator[Any, Any, T]:
+    """Await `work`; call `then` as soon as it waits for the first time, or has ended without waiting.
+
+    Nothing else of the event loop runs between that step and `then`, which does not raise: what an upstream is asked is
+    written in the step, and what is done behind it costs the call no time. Where the step fails `then` is not called.
+    """
+    steps = work.__await__()
+    try:
+        waited = steps.send(None)
+    except StopIteration as end:
+        then()
+        return end.value  # type: ignore[no-any-return]  # typeshed: the value of any StopIteration
+    then()
+    while True:
+        try:
+            value = yield waited
+        except BaseException as error:  # noqa: BLE001 - cancelling a task throws into its coroutine
+            resume = partial(steps.throw, error)
+        else:
+            resume = partial(steps.send, value)
+        try:
+            waited = resume()
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from proxy.engine import response_stream
+from proxy.engine.open_exchange import REFUSAL_BYTES
 from proxy.engine.response_stream import is_open_stream, spell_in_stream
-from proxy.engine.round import REFUSAL_BYTES
 from proxy.model.exchange import Headers, Outcome, Round
 from proxy.model.log import Record
 from tests.engine.test_rescue import DONE, ROLE, WORD, Call, refuse, stream

@@ -488,9 +488,9 @@ async def test_what_is_pinned_later_stays_from_the_next_epoch_on() -> None:
     engine = ManagedEngine()
     await open_epoch(engine)
     session = engine.epochs[0].session
-    context = engine.steward._memory.contexts.get(session)
+    context = engine.steward.states.memory.contexts.get(session)
     assert context is not None
-    nodes = engine.steward._memory.paths._seen[session, "gpt-4o"][-1].nodes
+    nodes = engine.steward.states.memory.paths._seen[session, "gpt-4o"][-1].nodes
     context.pin(Pin(session, nodes[6], True, 1))
     later = await engine.send(LONGER)
     assert (later.plan.rung, engine.failures) == ("epoch", [])
@@ -531,13 +531,13 @@ async def test_an_unproven_token_is_not_managed() -> None:
 
 async def test_who_leaves_while_it_is_decided_is_recorded_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, entered = ManagedEngine(), asyncio.Event()
-    prepare = ContextController.prepare
+    prepare = ContextController.decide
 
     async def hang(self: ContextController, *arguments: Any) -> Any:
         entered.set()
         await asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr(ContextController, "prepare", hang)
+    monkeypatch.setattr(ContextController, "decide", hang)
     turn = engine.start(until(4))
     async with asyncio.timeout(LIMIT):
         await entered.wait()
@@ -547,7 +547,7 @@ async def test_who_leaves_while_it_is_decided_is_recorded_all_the_same(monkeypat
     assert [type(record) for each in engine.log.appended for record in each.records] == [Opening, Step, Round, Outcome]
     assert (engine.log.outcome.completeness, engine.log.outcome.status) == ("aborted", 0)
     assert (engine.upstream.calls, turn.client.is_aborted) == ([], True)
-    monkeypatch.setattr(ContextController, "prepare", prepare)
+    monkeypatch.setattr(ContextController, "decide", prepare)
     assert (await engine.send(until(5))).client.status == 200
 
 

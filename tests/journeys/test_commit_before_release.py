@@ -116,10 +116,12 @@ async def carry(archive: SqliteArchive, response: ScriptedResponse, client: Reco
     readings = ResponseReader(archive, bus, tasks, lineage, policy.record_cap_bytes)
     relay = Relay(archive, DurabilityWaiter(archive, policy.commit_wait_ms), readings, bus, clock)
     routes = [Route(ScriptedUpstream(answer=response))]
-    reception = RequestResolver(policy, routes, lineage, readings, clock, CountingIds())
+    reception = RequestResolver(policy, routes, lineage=lineage, readings=readings, clock=clock, ids=CountingIds())
     form = ChatCompletions()
     steward = make_steward(archive, bus, clock, tasks)
-    exchanges = ExchangeService(policy, {form.name: form}, reception, relay, tasks, steward)
+    exchanges = ExchangeService(
+        policy, {form.name: form}, resolver=reception, relay=relay, tasks=tasks, controller=steward
+    )
     request = ClientRequest("POST", b"/v1/chat/completions", (), BODY)
     try:
         await exchanges.carry(request, form.name, client)

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from proxy.assembly import build_controller
 from proxy.context.budget import BudgetPolicy
 from proxy.context.conversation import BuilderPolicy
 from proxy.context.epoch_decision import Holdout
@@ -18,7 +19,6 @@ from proxy.engine.compaction.summarizer import build_summarizer
 from proxy.engine.compaction.trigger import build_trigger
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.session_context import SessionContext
-from proxy.engine.context.wiring import Surroundings, build_steward
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.models import Models
 from proxy.engine.policy import EnginePolicy, Provider
@@ -151,10 +151,14 @@ class Workshop(Engine):
             call_later=lambda seconds, work: self.later.append(work),
         )  # fmt: skip
         self.worker = self.trigger.worker
-        around = (log, models, builder, self.bus, self.clock, providers, self.memory, self.trigger, Holdout())
-        self.steward = build_steward(Surroundings(*around, hard_wait_seconds=30.0), b"secret")
+        self.steward = build_controller(
+            models=models, builder=builder, bus=self.bus, clock=self.clock, providers=providers, caches=self.memory,
+            observer=self.trigger, holdout=Holdout(), hard_wait_seconds=30.0, secret=b"secret",
+        )  # fmt: skip
         formats = {"chat_completions": ChatCompletions()}
-        self.exchanges = ExchangeService(engine_policy, formats, self.reception, self.relay, self.tasks, self.steward)
+        self.exchanges = ExchangeService(
+            engine_policy, formats, resolver=self.reception, relay=self.relay, tasks=self.tasks, controller=self.steward
+        )
 
     async def call(
         self, messages: Sequence[Message], headers: Headers = (), *, model: str = MODEL, **members: Any
@@ -171,8 +175,8 @@ class Workshop(Engine):
         """How a request stands, as if it had been sent as it came."""
         subject = make_subject(messages, **options)
         context = await self.memory.contexts.open(subject)
-        epoch, lookout = context.find(subject.model, subject), self.steward.lookout
-        state = await lookout.look_at(subject, context, epoch, lookout.find_budget(subject))
+        epoch, lookout = context.find(subject.model, subject), self.steward.states
+        state = await lookout.read(subject, context, epoch, lookout.find_budget(subject))
         return SentRequest(state, subject.split.content)
 
     async def settle(self) -> None:

@@ -475,13 +475,17 @@ class Engine:
         self.readings = ResponseReader(self.archive, self.bus, self.tasks, self.lineage, policy.record_cap_bytes)
         self.relay = Relay(self.archive, self.gate, self.readings, self.bus, self.clock)
         routes = [Route(self.upstream)]
-        self.reception = RequestResolver(policy, routes, self.lineage, self.readings, self.clock, self.ids)
+        self.reception = RequestResolver(
+            policy, routes, lineage=self.lineage, readings=self.readings, clock=self.clock, ids=self.ids
+        )
         forms: tuple[Format, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
         formats: Mapping[str, Format] = {form.name: form for form in forms}
         self.leftovers = UnreadResponses(self.archive, self.bus, self.tasks, self.lineage, self.readings, formats)
         self.steward = make_steward(self.archive, self.bus, self.clock, self.tasks, ceiling=ceiling)
         policy = replace(policy, own_keys=own_keys)
-        self.exchanges = ExchangeService(policy, formats, self.reception, self.relay, self.tasks, self.steward)
+        self.exchanges = ExchangeService(
+            policy, formats, resolver=self.reception, relay=self.relay, tasks=self.tasks, controller=self.steward
+        )
 
     def begin(self, request: ClientRequest, wire: str, client: Client) -> "asyncio.Task[None]":
         """A call in a task of its own, as the server has one for each."""

@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import PlanRequest
 from proxy.engine.context.controller import ContextController
-from proxy.engine.context.fallback import Footing
-from proxy.engine.context.request_state import RequestState
+from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.policy import EnginePolicy, Provider
+from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.epoch import ContextPlan, Epoch, Pin, Plan, StoredContext
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import Event, RungFailed
-from proxy.model.exchange import ClientRequest, Headers, Opening, SessionKey
+from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, SessionKey
 from proxy.model.lineage import Step, StoredSession
 from proxy.model.log import BranchRow, Call, Record
 from proxy.wire.chat_completions import ChatCompletions
@@ -36,7 +36,7 @@ from tests.support.engine import (
     wait_out,
 )
 from tests.support.loops import MovableLoop, put_forward
-from tests.support.managing import MODEL, Message, make_builder, make_steward, make_subject
+from tests.support.managing import MODEL, Message, make_builder, make_resolved, make_steward, make_subject
 from tests.support.rescuing import UpstreamInTurn
 
 NAMED: Headers = ((b"x-session-id", b"s"), (b"authorization", b"Bearer k"))
@@ -131,7 +131,9 @@ class ManagedEngine(Engine):
             hard_wait_seconds=hard_wait_seconds,
         )
         formats = {"chat_completions": ChatCompletions()}
-        self.exchanges = ExchangeService(policy, formats, self.reception, self.relay, self.tasks, self.steward)
+        self.exchanges = ExchangeService(
+            policy, formats, resolver=self.reception, relay=self.relay, tasks=self.tasks, controller=self.steward
+        )
 
     def start(
         self, messages: Sequence[Message], headers: Headers = (), *, base: Headers = NAMED, **members: Any
@@ -149,7 +151,7 @@ class ManagedEngine(Engine):
 
     async def wait_for_late(self, turn: "Turn") -> None:
         """Wait until the plan that came too late for a call is there."""
-        context = self.steward._memory.contexts.get(turn.labels["x-palimpsest-session"])
+        context = self.steward.states.memory.contexts.get(turn.labels["x-palimpsest-session"])
         assert context is not None
         assert context._late is not None
         async with asyncio.timeout(LIMIT):
@@ -296,7 +298,7 @@ class Desk:
             held_out=held_out,
             hard_wait_seconds=hard_wait_seconds,
         )
-        self.ladder = self.steward._ladder
+        self.ladder = self.steward.chain
         self.committed: list[Epoch] = []
         self.is_lost = False
 
@@ -307,12 +309,18 @@ class Desk:
 
     async def look_at(self, messages: Sequence[Message], exchange: str = "x1", **options: Any) -> RequestState:
         subject = make_subject(messages, exchange, **options)
-        context = await self.steward._memory.contexts.open(subject)
-        epoch, budget = context.find(subject.model, subject), self.steward._lookout.find_budget(subject)
-        return await self.steward._lookout.look_at(subject, context, epoch, budget)
+        context = await self.steward.states.memory.contexts.open(subject)
+        epoch, budget = context.find(subject.model, subject), self.steward.states.find_budget(subject)
+        return await self.steward.states.read(subject, context, epoch, budget)
 
-    async def climb(self, case: RequestState, why: Any = "hard") -> Footing:
-        return await self.ladder.climb(case, why, self.commit)
+    async def climb(self, case: RequestState, why: Any = "hard") -> OutgoingRequest:
+        return await self.ladder.run(case, why, self.commit)
+
+    async def decide(self, request: ManagedRequest, mode: Mode = "manage") -> OutgoingRequest:
+        """What is sent for a request, at once or after a while."""
+        resolved = make_resolved(request, mode)
+        outgoing = self.steward.decide_at_once(request.split.content, resolved, None)
+        return outgoing if outgoing is not None else await self.steward.decide(resolved, None, self.commit)
 
     def list_events(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from proxy.assembly import build_controller
 from proxy.context.budget import BudgetPolicy
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import BuilderPolicy
@@ -12,17 +13,17 @@ from proxy.context.model_catalog import Encoding
 from proxy.engine.context.accounting import NoObserver, SentObserver
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.session_caches import ContextCaches
-from proxy.engine.context.wiring import Surroundings, build_steward
 from proxy.engine.lineage.chain import make_chain, read_messages
 from proxy.engine.models import Models
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Archive, Clock
-from proxy.engine.request import ManagedRequest
+from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import Card, LimitKey
-from proxy.model.exchange import Headers, SessionKey
+from proxy.model.exchange import Headers, Mode, SessionKey
 from proxy.model.lineage import Relation, Step, root_of_chain
+from proxy.model.manifest import keep_whole
 from proxy.wire.body import split_body
 from proxy.wire.chat_completions import ChatCompletions
 
@@ -99,8 +100,18 @@ def make_steward(
     builder = builder or make_builder()
     providers = {"main": provider, "scripted": provider} if provider is not None else {}
     memory, holdout = ContextCaches(archive, models.count, 1 << 26), Holdout(held_out, b"secret")
-    known = (archive, models, builder, bus, clock, providers, memory)
-    return build_steward(Surroundings(*known, watcher or NoObserver(), holdout, hard_wait_seconds), b"secret")
+    return build_controller(
+        models=models,
+        builder=builder,
+        bus=bus,
+        clock=clock,
+        providers=providers,
+        caches=memory,
+        observer=watcher or NoObserver(),
+        holdout=holdout,
+        hard_wait_seconds=hard_wait_seconds,
+        secret=b"secret",
+    )
 
 
 def make_builder() -> ContextBuilder:
@@ -132,6 +143,22 @@ def make_history(steps: int, size: int = 400) -> list[Message]:
 def spell(messages: Sequence[Message], **members: Any) -> bytes:
     """A body with these messages, as a client spells it."""
     return json.dumps({"model": MODEL, "messages": messages, **members}).encode()
+
+
+def make_resolved(request: ManagedRequest, mode: Mode = "manage") -> ResolvedRequest:
+    """The whole of a request of which this is to be managed."""
+    return ResolvedRequest(
+        request.exchange,
+        mode,
+        "managed",
+        request.wire,
+        request.session,
+        request.upstream,
+        request.model,
+        1,
+        lambda: keep_whole(request.split.content),
+        managed=request,
+    )
 
 
 def make_subject(

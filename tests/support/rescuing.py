@@ -5,10 +5,10 @@ from collections import deque
 from typing import Any
 
 from proxy.engine.exchange import ExchangeService
+from proxy.engine.open_exchange import OpenExchange, Refusal, Retry, Start
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import RequestBody
 from proxy.engine.relay import Relay, Send
-from proxy.engine.round import Refusal, Retry, RoundState, Start
 from proxy.model.epoch import Plan
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers, Round
@@ -67,9 +67,9 @@ class RescuedRelay(Relay):
         super().__init__(*parts)
         self._rescuer = rescuer
 
-    async def carry(self, flight: RoundState, send: Send, body: bytes | RequestBody) -> None:
-        flight.rescuer, self._rescuer.exchange, self._rescuer.upstream = self._rescuer, flight.exchange, flight.upstream
-        await super().carry(flight, send, body)
+    async def carry(self, exchange: OpenExchange, send: Send, body: bytes | RequestBody) -> None:
+        exchange.retries, self._rescuer.exchange, self._rescuer.upstream = self._rescuer, exchange.id, exchange.upstream
+        await super().carry(exchange, send, body)
 
 
 class RescuedEngine(Engine):
@@ -81,7 +81,9 @@ class RescuedEngine(Engine):
         self.relay = RescuedRelay(rescuer, *parts)
         formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
         policy = options.get("policy") or EnginePolicy()
-        self.exchanges = ExchangeService(policy, formats, self.reception, self.relay, self.tasks, self.steward)
+        self.exchanges = ExchangeService(
+            policy, formats, resolver=self.reception, relay=self.relay, tasks=self.tasks, controller=self.steward
+        )
 
 
 class UpstreamInTurn(ScriptedUpstream):

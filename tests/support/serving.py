@@ -140,9 +140,9 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     health = Health(lambda: archive.health.problem, metrics, refuses=plan.engine.on_failure == "refuse")
     inspector = Inspector((("mode", plan.engine.mode),))
     gate = DurabilityWaiter(archive, plan.engine.commit_wait_ms)
-    care = EpochAdmin(steward.lookout, archive, gate, bus, SystemIds(), SystemClock())
-    contexts = ContextApi(archive, care, plan.compacting, steward.lookout.models.count.tally)
-    sessions = SessionsApi(archive, SavingsInputs(steward.lookout.models.card, BudgetPolicy(plan.ceiling)))
+    care = EpochAdmin(steward.states, archive, gate, bus, SystemIds(), SystemClock())
+    contexts = ContextApi(archive, care, plan.compacting, steward.states.models.count.tally)
+    sessions = SessionsApi(archive, SavingsInputs(steward.states.models.card, BudgetPolicy(plan.ceiling)))
     policy = replace(plan.server, has_own_key=bool(plan.api_key))
     app = build_routes(policy, exchanges, health=health, inspector=inspector, sessions=sessions, contexts=contexts)
     config = uvicorn.Config(
@@ -181,10 +181,12 @@ def _build_exchanges(
     readings = ResponseReader(archive, bus, tasks, lineage, plan.engine.record_cap_bytes)
     parts = (archive, DurabilityWaiter(archive, plan.engine.commit_wait_ms), readings, bus, SystemClock())
     relay = RescuedRelay(plan.rescuer, *parts) if plan.rescuer is not None else Relay(*parts)
-    reception = RequestResolver(plan.engine, [Route(forwarder)], lineage, readings, SystemClock(), SystemIds())
+    reception = RequestResolver(
+        plan.engine, [Route(forwarder)], lineage=lineage, readings=readings, clock=SystemClock(), ids=SystemIds()
+    )
     formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
     policy = replace(plan.engine, own_keys=(plan.api_key.encode(),) if plan.api_key else ())
-    return ExchangeService(policy, formats, reception, relay, tasks, steward), readings
+    return ExchangeService(policy, formats, resolver=reception, relay=relay, tasks=tasks, controller=steward), readings
 
 
 async def _stop(served: Served) -> None:

@@ -37,12 +37,12 @@ class SentRequest(msgspec.Struct, frozen=True, gc=False):
     @property
     def session(self) -> str:
         """Return the id of its session."""
-        return self.state.subject.session.id
+        return self.state.request.session.id
 
     @property
     def nodes(self) -> Sequence[bytes]:
         """Return the nodes of its messages."""
-        return self.state.subject.nodes
+        return self.state.request.nodes
 
     @property
     def epoch(self) -> Epoch | None:
@@ -122,7 +122,7 @@ class SummaryJob(msgspec.Struct, frozen=True, gc=False):
         """Return the hashes of the raw messages of a leaf."""
         if self.parents:
             return ()
-        return self.request.state.subject.list_digests(self.span.start, self.span.stop)
+        return self.request.state.request.list_digests(self.span.start, self.span.stop)
 
 
 class JobResult:
@@ -182,7 +182,7 @@ def find_foreign_messages(request: SentRequest, survey: ConversationIndex) -> fr
 
     These are the prompts of subagents, and reminders that a client writes.
     """
-    is_delegated = bool(request.state.subject.session.parent)
+    is_delegated = bool(request.state.request.session.parent)
     users = (place for place, seen in enumerate(survey.messages) if seen.shape.role == "user")
     return frozenset(
         place for place in users if is_delegated or survey.messages[place].told.text.lstrip().startswith(_REMINDER)

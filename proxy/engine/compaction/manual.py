@@ -48,8 +48,8 @@ class ManualCompaction:
     archive: Archive
     gate: DurabilityWaiter
     worker: SummaryWorker
-    lookout: StateReader
-    ladder: FallbackChain
+    states: StateReader
+    chain: FallbackChain
     routes: Sequence[Route]
     clock: Clock
     ids: Ids
@@ -82,7 +82,7 @@ class ManualCompaction:
         elif not result.summaries:
             result.add_problem(_NO_SUMMARY)
         return Compaction(
-            session=state.subject.session.id,
+            session=state.request.session.id,
             epoch=epoch,
             summaries=tuple(result.summaries),
             tokens=state.tell(state.tokens),
@@ -138,23 +138,23 @@ class ManualCompaction:
 
     async def _compute_state(self, subject: ManagedRequest, row: ExchangeRow) -> RequestState:
         """Return the state of what will extend this request."""
-        lookout = self.lookout
-        lookout.memory.forget_lost()
-        context = await lookout.memory.contexts.load(subject.session.id)
-        budget = lookout.find_budget(subject, read_ceiling(row.headers))
-        return await lookout.look_at(subject, context, context.find(subject.model, subject, is_next=True), budget)
+        states = self.states
+        states.memory.forget_lost()
+        context = await states.memory.contexts.load(subject.session.id)
+        budget = states.find_budget(subject, read_ceiling(row.headers))
+        return await states.read(subject, context, context.find(subject.model, subject, is_next=True), budget)
 
     def _make_request(self, state: RequestState) -> SentRequest:
         """Return the request as it would be sent; its budget limits a summary to what befits its size."""
-        sent = self.ladder.keep(state)
-        body = state.subject.split.content if sent is None else sent.body
+        sent = self.chain.keep(state)
+        body = state.request.split.content if sent is None else sent.body
         return SentRequest(replace(state, budget=state.budget.limit(max(state.tokens, _LEAST_BUDGET))), body)
 
     async def _open_epoch(self, state: RequestState) -> Epoch | None:
         """Open an epoch that leaves what it must, with a ledger as befits a conversation of this size."""
         goal = state.budget.limit(state.tokens)
         try:
-            return await self.ladder.open_by_hand(state, goal, self.commit, self.ids.next_exchange())
+            return await self.chain.open_by_hand(state, goal, self.commit, self.ids.next_exchange())
         except Invalid as error:
             raise Conflict(f"what would be sent is not as valid as what the client sent: {error}") from error
 
@@ -173,6 +173,6 @@ def _check_managed(row: ExchangeRow) -> None:
 
 def _check_unmanaged_by_client(state: RequestState) -> None:
     """Raise Conflict where the client manages its context itself; under an epoch of ours signs of that are echoes."""
-    split = state.subject.split
-    if managing := FORMATS[state.subject.wire].find_management(split, 0 if state.epoch is None else len(split.items)):
+    split = state.request.split
+    if managing := FORMATS[state.request.wire].find_management(split, 0 if state.epoch is None else len(split.items)):
         raise Conflict(f"the conversation is managed already: {managing}")

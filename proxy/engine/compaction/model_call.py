@@ -11,13 +11,13 @@ from proxy.engine.boundary import attempt
 from proxy.engine.compaction.credentials import CallCredential
 from proxy.engine.compaction.model_health import ModelHealth
 from proxy.engine.context.session_caches import ContextCaches
+from proxy.engine.open_exchange import CappedBuffer, OpenExchange
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Clock, Ids, RequestBody, Upstream, UpstreamResponse
 from proxy.engine.relay import Relay
 from proxy.engine.request import ManagedRequest
 from proxy.engine.response_reader import read_received
 from proxy.engine.response_stream import is_plain_stream
-from proxy.engine.round import CappedBuffer, RoundState
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.errors import ProxyError
 from proxy.model.events import AuxiliaryEnded
@@ -223,13 +223,20 @@ class ModelCaller:
     async def _carry(self, call: "_RunningCall") -> None:
         asked = call.asked
         opening, sent = self._make_opening(call), Round(call.exchange, 0, asked.upstream.name, None)
-        entry = self.relay.enter(lambda: (opening, sent))
-        entry.append()
-        call.tape = CappedBuffer(self.policy.record_cap_bytes)
-        secrets = (*self.policy.own_keys, *list_credentials(asked.headers, asked.target))
-        flight = RoundState(call.exchange, entry, self.form, asked.upstream.name, call.reader, call.tape, secrets)
+        call.buffer = CappedBuffer(self.policy.record_cap_bytes)
+        exchange = OpenExchange(
+            call.exchange,
+            self.relay.archive,
+            lambda: (opening, sent),
+            self.form,
+            asked.upstream.name,
+            call.reader,
+            call.buffer,
+            (*self.policy.own_keys, *list_credentials(asked.headers, asked.target)),
+        )
+        exchange.record_opening()
         try:
-            await self.relay.carry(flight, partial(_send, asked), asked.body)
+            await self.relay.carry(exchange, partial(_send, asked), asked.body)
         except ProxyError as error:
             call.reader.fail(error)
 
@@ -268,7 +275,7 @@ class ModelCaller:
             return _fail(call, f"no whole answer came within {self.time_limit_seconds:g} s")
         if not reader.is_whole:
             return _fail(call, "the answer broke off")
-        content, cap = call.tape.content, self.policy.record_cap_bytes
+        content, cap = call.buffer.content, self.policy.record_cap_bytes
         parse = partial(read_received, self.form, reader.headers, content, cap)
         try:
             answer = (parse() if len(content) <= _INLINE_BYTES else await asyncio.to_thread(parse))[0]
@@ -277,7 +284,7 @@ class ModelCaller:
         return self._read(call, answer, answer.error)
 
     def _read(self, call: "_RunningCall", answer: Answer | None, problem: str) -> ModelResponse | FailedCall:
-        reader, content = call.reader, call.tape.content
+        reader, content = call.reader, call.buffer.content
         if reader.status not in _SUCCESS:
             is_too_long = read_overflow(reader.status, reader.headers, content) is not None
             pause = read_allowance(reader.headers, self.clock.now_ms()).retry_after
@@ -320,7 +327,7 @@ class _RunningCall:
         self.exchange = exchange
         self.began = began
         self.task: asyncio.Task[None] | None = None
-        self.tape = CappedBuffer(0)
+        self.buffer = CappedBuffer(0)
         self.is_late = self.is_stopped = False
         self.reader = SummaryResponseReader(form, asked.most_characters, self.stop)
 

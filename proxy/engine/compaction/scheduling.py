@@ -50,7 +50,7 @@ def is_summary_due(
     What was seen of the upstream decides: whether its cache is read, and how long summaries took so far. Before the
     first one they are taken to last as long as they may.
     """
-    state, subject = request.state, request.state.subject
+    state, subject = request.state, request.state.request
     if state.tariff.cache.kind == "local":  # is asked when it is idle: to wait would save nothing (B30)
         return True
     is_read = state.tariff.estimate_cached(request.tokens) > 0

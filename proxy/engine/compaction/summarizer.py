@@ -94,7 +94,7 @@ class PromptBuilder:
     def write_warm(self, job: SummaryJob, level: SummaryLevel, *, is_alternating: bool) -> SummaryPrompt | None:
         """Return the last request with an instruction behind it; None where it cannot be extended, or for a merge."""
         state = job.request.state
-        split = split_body(job.request.body, state.subject.items_key)
+        split = split_body(job.request.body, state.request.items_key)
         if job.parents or split is None:
             return None
         order = self._make_order(job, level)
@@ -283,7 +283,7 @@ class Summarizer:
         return None
 
     def _may_be_warm(self, each: _Attempt) -> bool:
-        subject = each.job.request.state.subject
+        subject = each.job.request.state.request
         is_same = each.names == (subject.session.upstream, subject.model)
         return is_same and not self.health.cache_hits.is_cold(*each.names)
 
@@ -296,7 +296,7 @@ class Summarizer:
 
     async def _call(self, each: _Attempt, prompt: SummaryPrompt) -> ModelResponse | FailedCall | None:
         """Send a prompt, and once more with more room where reasoning took all of it (B29); None where not allowed."""
-        health, session = self.health, each.job.request.state.subject.session
+        health, session = self.health, each.job.request.state.request.session
         is_manual, body, response = each.job.options is not None, prompt.body, None
         for is_first in (True, False):
             if why := health.find_objection(
@@ -431,12 +431,12 @@ def build_summarizer(
 
 def _make_bare_credential(job: SummaryJob) -> CallCredential:
     """Return where a session's calls go, without a credential, for upstreams that are asked with a key of ours."""
-    subject = job.request.state.subject
+    subject = job.request.state.request
     return CallCredential(subject.upstream, subject.target, keep_for_log(subject.headers))
 
 
 def _make_call(each: _Attempt, prompt: SummaryPrompt, body: bytes) -> ModelCall:
-    subject = each.job.request.state.subject
+    subject = each.job.request.state.request
     return ModelCall(
         session=subject.session,
         credential=each.credential,
@@ -460,7 +460,7 @@ def _make_summary(
     is_provisional: bool,
     model: str = "",
 ) -> Summary:
-    subject = job.request.state.subject
+    subject = job.request.state.request
     return Summary(
         id=id,
         session=subject.session.id,

@@ -23,8 +23,7 @@ from proxy.engine.compaction.summarizer import Summarizer
 from proxy.engine.compaction.worker import SummaryWorker
 from proxy.engine.context.accounting import find_matching
 from proxy.engine.context.epoch_planner import EpochPlanner, PlanInputs
-from proxy.engine.context.fallback import Footing
-from proxy.engine.context.request_state import RequestState
+from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.models import Models
@@ -87,18 +86,18 @@ class CompactionTrigger:
         credential = CallCredential(subject.upstream, subject.target, subject.headers)
         self.open_calls.put(subject.exchange, _OpenCall(subject.tip, credential))
 
-    def note_sent(self, case: RequestState, footing: Footing, decision: Decision) -> None:
+    def note_sent(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> None:
         """Record what was sent for a call, and the state in which that was decided."""
-        read = case.tariff.estimate_cached(find_matching(case, footing))
-        expected = Usage(case.tell(footing.tokens), 0, case.tell(read))
-        self.budget.record_estimate(case.subject.exchange, expected)
-        may_open = not (case.is_bound or (case.epoch is not None and case.epoch.why == "refused"))
-        if self.policy.auto and decision.pressure != "none" and not case.subject.is_side and may_open:
-            opened = footing.epoch if footing.epoch is not case.epoch else None
-            interval = None if case.kept is not None else case.account.compute_idle(case.now)
-            call = self.open_calls.peek(case.subject.exchange)
+        read = state.tariff.estimate_cached(find_matching(state, outgoing))
+        expected = Usage(state.tell(outgoing.tokens), 0, state.tell(read))
+        self.budget.record_estimate(state.request.exchange, expected)
+        may_open = not (state.is_bound or (state.epoch is not None and state.epoch.why == "refused"))
+        if self.policy.auto and decision.pressure != "none" and not state.request.is_side and may_open:
+            opened = outgoing.epoch if outgoing.epoch is not state.epoch else None
+            interval = None if state.kept is not None else state.account.compute_idle(state.now)
+            call = self.open_calls.peek(state.request.exchange)
             if call is not None:
-                call.sent = SentRequest(case, footing.body, opened, interval)
+                call.sent = SentRequest(state, outgoing.body, opened, interval)
 
     async def wait(self, subject: ManagedRequest) -> None:
         """Return when no summary is being made for a call's branch, or it has waited for long enough."""
@@ -118,7 +117,7 @@ class CompactionTrigger:
         request = call.sent
         if request is None or event.completeness != "complete":
             return
-        if not self._is_local(event.upstream, request.state.subject.model):
+        if not self._is_local(event.upstream, request.state.request.model):
             self.worker.start(request)
         elif self.policy.model:  # a server that does one thing at a time summarises only where a model is set for that
             self.call_later(_IDLE_SECONDS, lambda: self._start_if_idle(event, request))
@@ -169,7 +168,7 @@ def build_trigger(
     span_policy = replace(builder_policy, protect_turns=policy.protect_turns)
 
     def survey_request(request: SentRequest, ground: PlanInputs) -> ConversationIndex:
-        return index_conversation(opener.see(request.state.subject, request.state.path, ground), span_policy, study)
+        return index_conversation(opener.see(request.state.request, request.state.path, ground), span_policy, study)
 
     worker = SummaryWorker(
         policy=policy,

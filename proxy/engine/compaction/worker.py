@@ -95,7 +95,7 @@ class SummaryWorker:
         if self.schedule.find(request.session, request.nodes) is None and self._is_worth_it(request):
             lease = self.schedule.name_lease(request)
             work = self._run(request, lease)
-            self._spawn(request, lease, request.state.subject.session.upstream, work)
+            self._spawn(request, lease, request.state.request.session.upstream, work)
 
     def stop_at(self, upstream: str) -> None:
         """Cancel the jobs at a server that does one thing at a time: a client's call has come to it."""
@@ -173,7 +173,7 @@ class SummaryWorker:
         if running is None or not self.schedule.claim(request.session, running, span):
             return None
         keeps_lease = partial(self.leases.renew, running.lease, self.owner, self._lease_seconds)
-        credential = self.credentials.find(request.session, request.state.subject.tip)
+        credential = self.credentials.find(request.session, request.state.request.tip)
         return await self.summarizer.summarize(job, credential, keeps_lease, is_needed=is_needed)
 
     async def keep(self, job: SummaryJob, summary: Summary) -> bool:

@@ -1,59 +1,28 @@
-"""What a request comes to once it is decided how it goes: charged, learned from, recorded, told."""
+"""Accounting for what is sent: what it costs and saves, and what its response teaches."""
 
 import logging
-from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
-import msgspec
 from msgspec.structs import replace
 
 from proxy.context.epoch_decision import CacheCostAccount, Decision, SentTokens, record_request, record_use
 from proxy.context.pricing import RequestSizes, estimate_client_read, estimate_saving
-from proxy.engine.boundary import attempt_now
-from proxy.engine.context.fallback import Footing
 from proxy.engine.context.history_cache import count_shared
-from proxy.engine.context.request_state import RequestState
+from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.context.session_caches import SentBodies
 from proxy.engine.models import CacheCalibrator, ExpectedUsage
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import Epoch, Pin, Plan
+from proxy.model.epoch import Epoch, Plan
 from proxy.model.exchange import Headers
 from proxy.model.manifest import Manifest
 
 _log = logging.getLogger("palimpsest.managing")
 
-_NONE_BORE = "an epoch was to open, and another request's or none bore"
-
-
-class Sending(msgspec.Struct, frozen=True, gc=False):
-    """The body of a round. `manifest` is None where it is the client's own, `plan` where nothing was to be decided.
-
-    `labels` are response headers, `ceiling` is what the request asked for. `is_managed`: where it is refused as too
-    long, something shorter may be sent in its place; `is_guarded`: that may well be, so that the head of the answer
-    waits for what comes (BEHAVIOUR B20a). `pin` is of a message that is pinned with this call. Where the body depends
-    on neither, `keep` gives the manifest, and `complete` a plan and labels with tokens. Each is called once and does
-    not fail: `keep` when the body is on its way, `complete` when nobody waits, behind the answer at the latest.
-    """
-
-    body: bytes
-    manifest: Manifest | None = None
-    plan: Plan | None = None
-    labels: Headers = ()
-    is_managed: bool = False
-    is_guarded: bool = False
-    ceiling: int | None = None
-    pin: Pin | None = None
-    keep: Callable[[], Manifest | None] | None = None
-    complete: "Callable[[], Sending] | None" = None
-
-    def add(self, labels: Headers, pin: Pin | None = None) -> "Sending":
-        """The same with more to be told, and with a pin."""
-        return msgspec.structs.replace(self, labels=(*self.labels, *labels), pin=pin) if labels or pin else self
+_NOTHING_OPENED = "an epoch was to open, and another request's or none bore"
 
 
 def list_labels(plan: Plan, epoch: Epoch | None, *, is_opened: bool) -> Headers:
-    """What the client is told: the epoch that was applied, tokens where they were counted, and what was compacted."""
+    """Return response headers: the epoch that was applied, tokens where they were counted, and what was compacted."""
     labels: list[tuple[bytes, bytes]] = []
     if epoch is not None:
         labels.append((b"x-palimpsest-epoch", epoch.id.encode()))
@@ -67,138 +36,130 @@ def list_labels(plan: Plan, epoch: Epoch | None, *, is_opened: bool) -> Headers:
 
 
 class SentObserver(Protocol):
-    """Whoever makes something of what was sent, beside the calls."""
+    """Is told of the calls, and may do something beside them: compaction does."""
 
-    def note_arrival(self, subject: ManagedRequest) -> None:
-        """A call has come, managed or not."""
+    def note_arrival(self, request: ManagedRequest) -> None:
+        """Note that a call has come, managed or not."""
         ...
 
-    def note_asked(self, subject: ManagedRequest) -> None:
-        """A call is managed."""
+    def note_asked(self, request: ManagedRequest) -> None:
+        """Note that a call is managed."""
         ...
 
-    def note_sent(self, case: RequestState, footing: Footing, decision: Decision) -> None:
-        """How a request stood, and what was sent for it."""
+    def note_sent(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> None:
+        """Note how a request stood, and what was sent for it."""
         ...
 
-    async def wait(self, subject: ManagedRequest) -> None:
-        """Return when nothing is being made for a call's branch, or when it has waited for long enough."""
+    async def wait(self, request: ManagedRequest) -> None:
+        """Wait until nothing is being made for the branch of a call, or for long enough."""
         ...
 
 
 class NoObserver:
-    """Nobody does."""
+    """Does nothing with what it is told."""
 
-    def note_arrival(self, subject: ManagedRequest) -> None:
-        """Nothing comes of it."""
+    def note_arrival(self, request: ManagedRequest) -> None:
+        """Do nothing."""
 
-    def note_asked(self, subject: ManagedRequest) -> None:
-        """Nothing comes of it."""
+    def note_asked(self, request: ManagedRequest) -> None:
+        """Do nothing."""
 
-    def note_sent(self, case: RequestState, footing: Footing, decision: Decision) -> None:
-        """Nothing comes of it."""
+    def note_sent(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> None:
+        """Do nothing."""
 
-    async def wait(self, subject: ManagedRequest) -> None:
-        """There is nothing to wait for."""
+    async def wait(self, request: ManagedRequest) -> None:
+        """Return at once."""
 
 
 class UsageAccounting:
-    """Enters requests, one after the other."""
+    """Charges requests to the account of their epoch, and has their responses teach what the cache keeps.
 
-    def __init__(self, sent: SentBodies, lessons: CacheCalibrator, watcher: SentObserver) -> None:
+    Nothing here changes what is sent: it may be done while the upstream works on the request.
+    """
+
+    def __init__(self, sent: SentBodies, calibrator: CacheCalibrator, observer: SentObserver) -> None:
         self._sent = sent
-        self._lessons = lessons
-        self._watcher = watcher
+        self._calibrator = calibrator
+        self._observer = observer
 
-    def enter(self, case: RequestState, footing: Footing, decision: Decision) -> Sending:
-        """What is sent, with all that there is to tell of it."""
-        return replace(self.note(case, footing, decision), manifest=self.keep(case.subject, footing))
-
-    def keep(self, subject: ManagedRequest, footing: Footing) -> Manifest | None:
-        """What is sent, as the log has it; None for the client's own. Does not fail: at worst it is kept by itself."""
-        if footing.rung == "original":
+    def build_manifest(self, request: ManagedRequest, outgoing: OutgoingRequest) -> Manifest | None:
+        """Build the manifest of a rewritten body; None for the client's own. At worst the body is kept whole."""
+        if outgoing.rung == "original":
             return None
-        depth = footing.epoch.depth if footing.epoch is not None else 0
-        keep = partial(self._sent.keep, subject, footing.body, depth)
-        return attempt_now(keep, _note) or self._sent.keep_apart(footing.body)
+        depth = outgoing.epoch.depth if outgoing.epoch is not None else 0
+        try:
+            return self._sent.keep(request, outgoing.body, depth)
+        except Exception:  # noqa: BLE001 - a boundary: the body is on its way
+            _log.exception(
+                "exchange %s: the body sent could not be related to earlier ones; it is kept whole", request.exchange
+            )
+            return self._sent.keep_apart(outgoing.body)
 
-    def note(self, case: RequestState, footing: Footing, decision: Decision) -> Sending:
-        """The same as `enter`, but for the manifest."""
-        saving = _estimate_saving(case, footing)
-        self._expect(case, footing)
-        self._watcher.note_sent(case, footing, decision)
-        account = _charge(case, footing)
-        return self._report(case, footing, decision, account, saving)
-
-    def _expect(self, case: RequestState, footing: Footing) -> None:
-        """Learn from the answer, once it is there."""
-        upstream, matching = case.subject.session.upstream, find_matching(case, footing)
-        expected = case.tariff.cache.find_read(matching)
-        stable = matching if footing.is_opened else None
-        self._lessons.wait_for(
-            case.subject.exchange, 0, ExpectedUsage(upstream, case.view, footing.tokens, expected, stable)
+    def account(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> OutgoingRequest:
+        """Charge a request; return it with its plan and labels."""
+        request, epoch = state.request, outgoing.epoch
+        saving, matching = _estimate_saving(state, outgoing), find_matching(state, outgoing)
+        expected = ExpectedUsage(
+            request.session.upstream,
+            state.view,
+            outgoing.tokens,
+            state.tariff.cache.find_read(matching),
+            matching if outgoing.is_opened else None,
         )
-
-    def _report(
-        self, case: RequestState, footing: Footing, decision: Decision, account: CacheCostAccount, saving: float | None
-    ) -> Sending:
-        subject, epoch = case.subject, footing.epoch
+        self._calibrator.wait_for(request.exchange, 0, expected)
+        self._observer.note_sent(state, outgoing, decision)
         plan = Plan(
-            subject.exchange,
+            request.exchange,
             0,
-            case.view,
-            footing.rung,
+            state.view,
+            outgoing.rung,
             epoch.id if epoch is not None else "",
             decision.pressure,
-            "" if footing.is_opened else decision.reason or _NONE_BORE,
-            case.tell(case.client_tokens),
-            case.tell(footing.tokens),
-            case.tell(case.budget.usable),
-            account.owed,
+            "" if outgoing.is_opened else decision.reason or _NOTHING_OPENED,
+            state.tell(state.client_tokens),
+            state.tell(outgoing.tokens),
+            state.tell(state.budget.usable),
+            _charge(state, outgoing).owed,
             saving,
         )
-        return Sending(
-            footing.body,
+        return replace(
+            outgoing,
             plan=plan,
-            labels=list_labels(plan, epoch, is_opened=footing.is_opened),
+            labels=list_labels(plan, epoch, is_opened=outgoing.is_opened),
             is_managed=True,
-            is_guarded=case.budget.is_near_window(footing.tokens),
+            is_guarded=state.budget.is_near_window(outgoing.tokens),
         )
 
 
-def _note(error: Exception) -> None:
-    _log.error("what is sent could not be told from what was sent before; it is kept whole", exc_info=error)
-
-
-def _charge(case: RequestState, footing: Footing) -> CacheCostAccount:
-    """The account of what holds, with this request."""
-    standing = case.find_standing(footing.epoch)
-    if case.subject.is_side:
-        standing.account = record_use(standing.account, case.now)
+def _charge(state: RequestState, outgoing: OutgoingRequest) -> CacheCostAccount:
+    """Charge a request to the account of the epoch that it is sent under; return the account."""
+    standing = state.find_standing(outgoing.epoch)
+    if state.request.is_side:
+        standing.account = record_use(standing.account, state.now)
         return standing.account
-    low = case.budget.compute_low_mark(case.context.protected.get(case.view, 0))
-    kept = case.path.head.tokens if footing.is_opened else case.kept
-    sent = SentTokens(footing.tokens, kept=kept, at=case.now)
-    account = standing.account = record_request(standing.account, sent, case.tariff, low)
-    standing.before, standing.head = case.subject.nodes, case.path.head
+    low = state.budget.compute_low_mark(state.context.protected.get(state.view, 0))
+    kept = state.path.head.tokens if outgoing.is_opened else state.kept
+    sent = SentTokens(outgoing.tokens, kept=kept, at=state.now)
+    account = standing.account = record_request(standing.account, sent, state.tariff, low)
+    standing.before, standing.head = state.request.nodes, state.path.head
     return account
 
 
-def find_matching(case: RequestState, footing: Footing) -> int:
-    """The tokens at the beginning of what is sent that were sent before."""
-    if footing.is_opened:
-        return case.path.head.tokens
-    return min(footing.tokens, case.account.sent if case.kept is None else case.kept)
+def find_matching(state: RequestState, outgoing: OutgoingRequest) -> int:
+    """Return how many tokens at the beginning of what is sent were sent before."""
+    if outgoing.is_opened:
+        return state.path.head.tokens
+    return min(outgoing.tokens, state.account.sent if state.kept is None else state.kept)
 
 
-def _estimate_saving(case: RequestState, footing: Footing) -> float | None:
-    """What a request saves against the client's own, as far as the cache is known; before it is answered."""
-    before = case.standing.before
+def _estimate_saving(state: RequestState, outgoing: OutgoingRequest) -> float | None:
+    """Estimate what a request saves against the client's own, as far as the cache is known before it is answered."""
+    before = state.standing.before
     if before is None:
         return None
-    shared = count_shared(before, case.path.nodes)
+    shared = count_shared(before, state.path.nodes)
     client_read = estimate_client_read(
-        case.tariff, case.path.head.tokens + case.path.count_to(shared), case.account.compute_idle(case.now)
+        state.tariff, state.path.head.tokens + state.path.count_to(shared), state.account.compute_idle(state.now)
     )
-    sent_read = case.tariff.estimate_cached(find_matching(case, footing))
-    return estimate_saving(RequestSizes(case.client_tokens, footing.tokens, client_read, sent_read), case.tariff)
+    sent_read = state.tariff.estimate_cached(find_matching(state, outgoing))
+    return estimate_saving(RequestSizes(state.client_tokens, outgoing.tokens, client_read, sent_read), state.tariff)

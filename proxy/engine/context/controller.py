@@ -1,427 +1,470 @@
-"""What is sent for a request: its own bytes, or an epoch in place of the beginning of its history."""
+"""What is sent for a request: its own bytes, or an epoch in place of the beginning of its history.
+
+Below the soft mark nothing is rewritten of our own accord, and while bytes prove that a request is below it nothing is
+counted. No fault here fails a call: the request is then sent as the client sent it.
+"""
 
 import logging
-from collections.abc import Awaitable
-from functools import partial
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
 from proxy.context.budget import Budget, is_below_soft_mark
 from proxy.context.epoch_decision import BOUND, HELD_OUT, NO_ROOM, SIDE, Decision, decide, record_use
-from proxy.engine.boundary import attempt, attempt_now
-from proxy.engine.context.accounting import Sending, SentObserver, UsageAccounting, list_labels
-from proxy.engine.context.fallback import Commit, FallbackChain, Footing, is_fruitless
-from proxy.engine.context.refusal_retry import Reach, RefusalRetries
-from proxy.engine.context.request_state import RequestState, StateReader, UncountedState
+from proxy.engine.context.accounting import SentObserver, UsageAccounting, list_labels
+from proxy.engine.context.fallback import Commit, FallbackChain, is_fruitless
+from proxy.engine.context.refusal_retry import RefusalRetry
+from proxy.engine.context.request_state import OutgoingRequest, RequestState, StateReader
 from proxy.engine.context.session_context import SessionContext
-from proxy.engine.ports import Clock
-from proxy.engine.request import ManagedRequest
-from proxy.engine.round import RetrySource
+from proxy.engine.open_exchange import RetrySource
+from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.runtime import EventBus
 from proxy.model.epoch import Epoch, Pin, Plan
 from proxy.model.events import CeilingExceeded, Planned, RungFailed
 from proxy.model.exchange import Headers, Mode
+from proxy.model.manifest import Manifest
 from proxy.wire import FORMATS, MANAGED_WIRES
 from proxy.wire.headers import find
 
-_SHARE = 0.1
-_HEADER = b"x-palimpsest-pin"
-
-_UNPROVEN = "the upstream has not accepted this credential yet"
-_SENT_BEFORE = "the same history goes out as it did before"
+# The part of a budget that pins may take together (BEHAVIOUR B13).
+_PINNED_SHARE = 0.1
+_PIN_HEADER = b"x-palimpsest-pin"
 # How long a call below its ceiling waits for a plan; one that comes later serves the next call.
 _SOFT_WAIT = 0.25
-_RECORDED_ONLY = "calls of this wire are recorded, not managed"
+# A body of fewer bytes is below any soft mark that is worth managing.
+_LARGE_BYTES = 64 * 1024
 # Text and JSON have about as many in every language that uses Latin letters; a header needs no better estimate.
 _BYTES_OF_A_TOKEN = 4
-# So long after a refusal no epoch opens in a view.
+# No model has a window of fewer tokens; a request of so many bytes has fewer tokens than bytes.
+_SAFE_BYTES = 4096
+# For so long after a refusal no epoch opens in a view (BEHAVIOUR B8a).
 _REFUSED_MS = 24 * 60 * 60 * 1000
+
+# EpochReason a request goes as the client sent it.
 REFUSED = "the upstream refused the last epoch"
 MUST_STAY = "the rest must stay as it is"
 NOT_CUT = "it could not be cut; the server's log says why"
+_UNPROVEN = "the upstream has not accepted this credential yet"
+_SENT_BEFORE = "the same history goes out as it did before"
+_RECORDED_ONLY = "calls of this wire are recorded, not managed"
 _UNREAD = "what the log knows of this session could not be read"
 _LATE = "what the log knows of this session could not be read in time"
 _STOOD_DOWN = frozenset({BOUND, NO_ROOM, REFUSED, SIDE, _UNREAD, _LATE})
+_UNREADABLE = ((b"x-palimpsest-mode", b"observe; stood-down:its body could not be read message by message"),)
 
 _log = logging.getLogger("palimpsest.managing")
 
 
-def find_objection(tokens: int, usable: int) -> str:
-    """Why pins of so many tokens together are too much; empty where they are not."""
-    most = int(_SHARE * usable)
-    if tokens <= most:
-        return ""
-    return (
-        f"pins may have {most} tokens together in a conversation, {_SHARE:g} of its budget; these would have {tokens}"
-    )
-
-
-def is_pinning(subject: ManagedRequest) -> bool:
-    """Whether a request asks that its newest message stay."""
-    return find(subject.headers, _HEADER).strip().lower() == b"true"
-
-
-def refuse_pin(subject: ManagedRequest, reason: str) -> Headers:
-    """What the client is told of a pin that is not taken; nothing where it asked for none."""
-    if not is_pinning(subject):
-        return ()
-    return ((b"x-palimpsest-notice", f"not pinned: {reason}".encode("ascii", "replace")),)
-
-
-class Pinning:
-    """Takes pins that come with requests."""
-
-    def __init__(self, lookout: StateReader, clock: Clock) -> None:
-        self._lookout = lookout
-        self._clock = clock
-
-    async def take(self, subject: ManagedRequest, ceiling: int | None) -> tuple[Pin | None, Headers]:
-        """The pin of a request's newest message, which holds at once; or what the client is told of the refusal."""
-        if not is_pinning(subject):
-            return None, ()
-        if not subject.nodes:
-            return None, refuse_pin(subject, "there is no message")
-        self._lookout.memory.forget_lost()
-        context = await self._lookout.memory.contexts.open(subject, subject.until - self._clock.monotonic())
-        newest, places = len(subject.nodes) - 1, context.list_pinned(subject.nodes)
-        if newest in places:
-            return None, ()
-        path = await self._lookout.memory.paths.follow(subject)
-        tokens = sum(path.count(place, place + 1) for place in (*places, newest))
-        usable = self._lookout.find_budget(subject, ceiling).usable
-        ratio = self._lookout.find_ratio(subject)
-        if problem := find_objection(ratio.apply(tokens), ratio.apply(usable)):
-            return None, refuse_pin(subject, problem)
-        pin = Pin(subject.session.id, subject.nodes[newest], is_on=True, at_ms=self._clock.now_ms())
-        context.pin(pin)
-        return pin, ()
-
-
 class ContextController:
-    """Decides for each managed request what is sent."""
+    """Decides for each request what is sent. What opens epochs beside the calls shares `states` and `chain`."""
 
     def __init__(
         self,
-        lookout: StateReader,
-        ladder: FallbackChain,
-        rescues: RefusalRetries,
-        books: UsageAccounting,
+        states: StateReader,
+        chain: FallbackChain,
+        accounting: UsageAccounting,
         bus: EventBus,
-        watcher: SentObserver,
+        observer: SentObserver,
     ) -> None:
-        self._memory = lookout.memory
-        self._lookout = lookout
-        self._ladder = ladder
-        self._rescues = rescues
-        self._books = books
+        self.states = states
+        self.chain = chain
+        self._caches = states.memory
+        self._accounting = accounting
         self._bus = bus
-        self._watcher = watcher
-        self._clock = lookout.clock
-        self._pinning = Pinning(lookout, lookout.clock)
+        self._observer = observer
+        self._clock = states.clock
 
-    @property
-    def lookout(self) -> StateReader:
-        """What looks at requests; others that look at sessions share its memory."""
-        return self._lookout
+    def decide_at_once(self, body: bytes, resolved: ResolvedRequest, ceiling: int | None) -> OutgoingRequest | None:
+        """Return what is sent where that is known without waiting; None where `decide` has to find out.
 
-    @property
-    def ladder(self) -> FallbackChain:
-        """What opens epochs; others that open some do it there."""
-        return self._ladder
-
-    def glance(self, subject: ManagedRequest, mode: Mode, ceiling: int | None) -> Sending | None:
-        """What to send where that is told at once; None for what takes a closer look.
-
-        Most calls are short ones of sessions in which nothing was ever managed: nothing is looked up for those.
+        So it is for most calls: short ones of sessions in which nothing was ever managed, and those that keep their
+        epoch whatever their new messages count. `ceiling` is the one that the request asks for, in tokens.
         """
-        return attempt_now(partial(self._glance, subject, mode, ceiling), _note_blindness)
-
-    def _glance(self, subject: ManagedRequest, mode: Mode, ceiling: int | None) -> Sending | None:
-        self._watcher.note_arrival(subject)
-        content = subject.split.content
-        if is_pinning(subject):
+        request = resolved.managed
+        if request is None:
+            is_told = resolved.mode == "manage" and len(body) >= _LARGE_BYTES
+            return OutgoingRequest("original", body, labels=_UNREADABLE if is_told else ())
+        try:
+            return self._decide_at_once(request, resolved.mode, ceiling)
+        except Exception:  # noqa: BLE001 - a boundary: a call goes on without what is done beside it
+            _log.exception("exchange %s: the request could not be decided at once", request.exchange)
             return None
-        if subject.wire not in MANAGED_WIRES:
-            return Sending(content, labels=self._tell_unmanaged(subject, mode))
-        if mode != "manage" or ceiling is not None or subject.step is None:
-            return None
-        if not self._memory.contexts.is_blank(subject):
-            return None
-        budget = self._lookout.find_budget(subject)
-        if not (subject.chain.is_plain and is_below_soft_mark(budget, len(content))) or _find_exemption(subject, mode):
-            return None
-        if self._lookout.holdout.has(subject.session.id):
-            return None
-        self._watcher.note_asked(subject)
-        return Sending(content, is_managed=True, is_guarded=_is_risky(budget, subject))
 
-    async def prepare(self, subject: ManagedRequest, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:
-        """What to send. Never fails: what cannot be managed goes as the client sent it."""
-        sending = await self._try(subject, self._prepare(subject, mode, ceiling, commit))
-        if sending.complete is None:
-            self._publish(subject, sending)
-        return sending
+    async def decide(self, resolved: ResolvedRequest, ceiling: int | None, commit: Commit) -> OutgoingRequest:
+        """Return what is sent; waits for the log, for counts and for a plan, each for a bounded time.
 
-    def _publish(self, subject: ManagedRequest, sending: Sending) -> None:
-        if sending.plan is not None:
-            self._bus.publish(Planned(subject.session.id, sending.plan))
-
-    async def _prepare(self, subject: ManagedRequest, mode: Mode, ceiling: int | None, commit: Commit) -> Sending:
-        if subject.wire not in MANAGED_WIRES:
-            labels = self._tell_unmanaged(subject, mode)
-            return Sending(subject.split.content, labels=labels).add(refuse_pin(subject, _RECORDED_ONLY))
-        if exemption := _find_exemption(subject, mode):
-            return self._stand_aside(subject, mode, exemption).add(refuse_pin(subject, exemption))
-        if await self._is_held_out(subject):
-            return self._hold_out(subject, ceiling).add(refuse_pin(subject, HELD_OUT))
-        pin, told = await self._pinning.take(subject, ceiling)
-        self._watcher.note_asked(subject)
-        return (await self._try(subject, self._manage(subject, ceiling, commit))).add(told, pin)
-
-    async def _try(self, subject: ManagedRequest, work: Awaitable[Sending]) -> Sending:
-        problems: list[Exception] = []
-        return await attempt(work, problems.append) or self._give_up(subject, problems[0])
-
-    def _give_up(self, subject: ManagedRequest, error: Exception) -> Sending:
-        """The client's own request, after a fault of ours."""
-        _log.error("a request could not be managed; it goes on as it came", exc_info=error)
-        problem = f"{type(error).__name__}: {error}"
-        self._bus.publish(RungFailed(subject.exchange, subject.session.id, "plan", problem))
-        plan = Plan(subject.exchange, 0, subject.model, "original", reason=problem)
-        return Sending(subject.split.content, plan=plan, labels=_label_observed(NOT_CUT))
-
-    def _inquire(self, subject: ManagedRequest) -> None:
-        """Have the upstream asked for its models, for nobody knows how much this one takes; beside the calls."""
-        attempt_now(partial(self._lookout.models.ask, subject.upstream, subject.headers), _note_blindness)
-
-    def stand_by(self, subject: ManagedRequest, sending: Sending, reach: Reach) -> RetrySource:
-        """Who cuts a managed request that is refused as too long, and tells the client of it."""
-        return self._rescues.stand_by(subject, sending, reach)
-
-    async def _is_held_out(self, subject: ManagedRequest) -> bool:
-        """Whether its session is only observed; not where an epoch was opened in it before, or nobody can tell."""
-        if not self._lookout.holdout.has(subject.session.id):
-            return False
-        self._memory.forget_lost()
-        context = await self._memory.contexts.open(subject, subject.until - self._clock.monotonic())
-        return context.is_known and not context.epochs
-
-    def _hold_out(self, subject: ManagedRequest, ceiling: int | None) -> Sending:
-        """A request that would be managed in another session.
-
-        Its tokens are told by its provider; what they are to be compared with is known here.
+        `commit` has the log keep an epoch. Never fails: what cannot be managed goes as the client sent it.
         """
-        budget = self._lookout.find_budget(subject, ceiling)
-        if not self._lookout.is_below(subject, budget) and (exemption := self._find_sign(subject)):
-            return self._stand_aside(subject, "manage", exemption)
-        usable = self._lookout.find_ratio(subject).apply(budget.usable)
-        plan = Plan(subject.exchange, 0, subject.model, "original", reason=HELD_OUT, usable=usable)
-        labels = () if self._lookout.is_below(subject, budget) else _label_observed(HELD_OUT)
-        return Sending(subject.split.content, plan=plan, labels=labels)
+        request, mode = resolved.managed, resolved.mode
+        assert request is not None, "what is not understood is decided at once"
+        pin: Pin | None = None
+        told: Headers = ()
+        try:
+            if reason := await self._find_exemption(request, mode):
+                told = _refuse_pin(request, reason)
+                outgoing = self._exempt(request, mode, ceiling, reason)
+            else:
+                pin, told = await self._take_pin(request, ceiling)
+                self._observer.note_asked(request)
+                outgoing = await self._manage(request, ceiling, commit)
+        except Exception as error:  # noqa: BLE001 - a boundary: the call goes on as the client sent it
+            outgoing = self._give_up(request, error)
+        if outgoing.plan is not None and outgoing.uncounted is None:
+            self._bus.publish(Planned(request.session.id, outgoing.plan))
+        return outgoing.add(told, pin)
 
-    async def _manage(self, subject: ManagedRequest, ceiling: int | None, commit: Commit) -> Sending:
-        self._memory.forget_lost()
-        context = await self._memory.contexts.open(subject, subject.until - self._clock.monotonic())
-        model, budget = subject.model, self._lookout.find_budget(subject, ceiling)
-        if budget.window is None:
-            self._inquire(subject)
-        epoch = context.find(model, subject)
-        if epoch is None and self._lookout.is_below(subject, budget):
-            standing = context.get_standing(model, "", budget)
-            standing.account = record_use(standing.account, self._clock.monotonic())
-            is_guarded = _is_risky(budget, subject)
-            return Sending(subject.split.content, is_managed=True, is_guarded=is_guarded, ceiling=ceiling)
-        if epoch is None and (exemption := self._find_sign(subject)):
-            return self._stand_aside(subject, "manage", exemption)
-        if epoch is not None and (sending := self._keep(subject, context, epoch, budget)) is not None:
-            return replace(sending, ceiling=ceiling)
-        case = await self._lookout.look_at(subject, context, epoch, budget)
-        decision = self._decide(case)
-        footing = await self._climb(case, decision, commit)
-        _choose(case, footing)
-        sending = replace(self._books.enter(case, footing, decision), ceiling=ceiling)
-        return self._tell_excess(case, footing, decision, sending.add(_tell_own(case, footing, decision)))
+    def account(self, outgoing: OutgoingRequest) -> OutgoingRequest:
+        """Count and charge a request that was sent before it was counted; return it with its plan and labels."""
+        assert outgoing.uncounted is not None, "it was counted before"
+        request = outgoing.uncounted.state.request
+        try:
+            state = self.states.count(outgoing.uncounted)
+            sent = replace(outgoing, tokens=state.tokens, uncounted=None)
+            counted = self._accounting.account(state, sent, self._find_decision(state))
+        except Exception:  # noqa: BLE001 - a boundary: the request is on its way
+            _log.exception("exchange %s: the request could not be accounted for", request.exchange)
+            counted = replace(outgoing, labels=(), uncounted=None)
+        assert counted.plan is not None, "what keeps an epoch has a plan"
+        self._bus.publish(Planned(request.session.id, counted.plan))
+        return counted
 
-    async def _climb(self, case: RequestState, decision: Decision, commit: Commit) -> Footing:
-        """What the request is sent as; above the ceiling it waits for a running summary and its plan together (B8b)."""
-        if decision.why != "hard":
-            return await self._ladder.climb(case, decision.why, commit, seconds=min(_SOFT_WAIT, self._ladder.seconds))
-        began = self._clock.monotonic()
-        if not is_fruitless(case, decision.why):
-            await self._watcher.wait(case.subject)
-        left = self._ladder.seconds - (self._clock.monotonic() - began)
-        return await self._ladder.climb(case, decision.why, commit, seconds=max(0.0, left))
+    def build_manifest(self, request: ManagedRequest, outgoing: OutgoingRequest) -> Manifest | None:
+        """Build the manifest of a rewritten body; None for the client's own."""
+        return self._accounting.build_manifest(request, outgoing)
 
-    def _tell_excess(self, case: RequestState, footing: Footing, decision: Decision, sending: Sending) -> Sending:
-        """The same, with what is to be said of a request that goes out above its ceiling: by header, event and plan."""
-        if not case.budget.usable or footing.tokens <= case.budget.usable or sending.plan is None:
-            return sending
-        reason = decision.reason or (MUST_STAY if footing.is_opened or _is_tried(case) else NOT_CUT)
-        tokens, usable = case.tell(footing.tokens), case.tell(case.budget.usable)
-        subject = case.subject
-        self._bus.publish(CeilingExceeded(subject.exchange, subject.session.id, case.view, tokens, usable, reason))
-        told = f"above the ceiling: {tokens} tokens of {usable}; {reason}"
-        labels = ((b"x-palimpsest-notice", told.encode("ascii", "replace")),)
-        return replace(sending, plan=replace(sending.plan, reason=told)).add(labels)
+    def watch_refusal(
+        self,
+        request: ManagedRequest,
+        outgoing: OutgoingRequest,
+        *,
+        commit: Commit,
+        tell: Callable[[Headers], None],
+        settle: Callable[[], None],
+    ) -> RetrySource:
+        """Return what decides how a request is sent again, should the upstream refuse it.
 
-    def _keep(self, subject: ManagedRequest, context: SessionContext, epoch: Epoch, budget: Budget) -> Sending | None:
-        """What goes on under its epoch whatever its new messages count: that is done once it is on its way.
-
-        None where it depends on their count, or they are so much that it is done elsewhere.
+        `tell` tells the client by response headers; `settle` does what was put off until the request was on its way.
         """
-        ahead = self._lookout.look_ahead(subject, context, epoch, budget)
-        if ahead is None or not _is_kept(ahead.case):
-            return None
-        footing = self._ladder.keep(ahead.case)
-        if footing is None:
-            return None
-        _choose(ahead.case, footing)
-        plan = Plan(subject.exchange, 0, subject.model, footing.rung, epoch.id)
-        return Sending(
-            footing.body,
-            plan=plan,
-            labels=list_labels(plan, epoch, is_opened=footing.is_opened),
-            is_managed=True,
-            is_guarded=budget.is_near_window(footing.tokens),
-            keep=partial(self._books.keep, subject, footing),
-            complete=partial(self._complete, ahead, footing, plan),
+        return RefusalRetry(
+            self.states, self.chain, self._bus, request, outgoing, commit=commit, tell=tell, settle=settle
         )
 
-    def _complete(self, ahead: UncountedState, footing: Footing, plan: Plan) -> Sending:
-        """What is left to do for a request that is on its way; `plan` is what is known without."""
-        note = partial(self._note, ahead, footing)
-        sending = attempt_now(note, _note_blindness) or Sending(footing.body, plan=plan, is_managed=True)
-        self._publish(ahead.case.subject, sending)
-        return sending
+    def _decide_at_once(self, request: ManagedRequest, mode: Mode, ceiling: int | None) -> OutgoingRequest | None:
+        self._observer.note_arrival(request)
+        if is_pinning(request):
+            return None
+        if request.wire not in MANAGED_WIRES:
+            return OutgoingRequest("original", request.split.content, labels=self._tell_unmanaged(request, mode))
+        if mode != "manage" or request.step is None or self.states.holdout.has(request.session.id):
+            return None
+        if ceiling is None and self._caches.contexts.is_blank(request):
+            outgoing = self._pass_blank(request)
+        else:
+            outgoing = self._pass_known(request, ceiling)
+        if outgoing is not None:
+            self._observer.note_asked(request)
+        return outgoing
 
-    def _note(self, ahead: UncountedState, footing: Footing) -> Sending:
-        case = self._lookout.count(ahead)
-        return self._books.note(case, replace(footing, tokens=case.tokens), self._decide(case))
+    def _pass_blank(self, request: ManagedRequest) -> OutgoingRequest | None:
+        """Return the request itself where its bytes prove that it is short; nothing is looked up for it."""
+        content, budget = request.split.content, self.states.find_budget(request)
+        if not (request.chain.is_plain and is_below_soft_mark(budget, len(content))) or _find_mark(request):
+            return None
+        return OutgoingRequest("original", content, is_managed=True, is_guarded=_is_risky(budget, request))
 
-    def _decide(self, case: RequestState) -> Decision:
-        """Whether an epoch opens; none where the log may know of another (B10) and the ceiling does not ask for one
-        (B8b), for what was sent before (B5), or where the upstream has refused the last one (B8a).
+    def _pass_known(self, request: ManagedRequest, ceiling: int | None) -> OutgoingRequest | None:
+        """Return what is sent of a session in memory, where it does not depend on what the new messages count."""
+        self._caches.forget_lost()
+        context = self._caches.contexts.find_known(request)
+        if context is None or _find_mark(request):
+            return None
+        return self._pass_uncounted(request, context, self.states.find_budget(request, ceiling), ceiling)
+
+    def _pass_uncounted(
+        self, request: ManagedRequest, context: SessionContext, budget: Budget, ceiling: int | None
+    ) -> OutgoingRequest | None:
+        epoch = context.find(request.model, request)
+        if epoch is not None:
+            return self._keep_epoch(request, context, epoch, budget, ceiling)
+        if not self.states.is_below(request, budget):
+            return None
+        if budget.window is None:
+            self.states.models.ask(request.upstream, request.headers)
+        standing = context.get_standing(request.model, "", budget)
+        standing.account = record_use(standing.account, self._clock.monotonic())
+        is_guarded = _is_risky(budget, request)
+        return OutgoingRequest(
+            "original", request.split.content, is_managed=True, is_guarded=is_guarded, ceiling=ceiling
+        )
+
+    def _keep_epoch(
+        self, request: ManagedRequest, context: SessionContext, epoch: Epoch, budget: Budget, ceiling: int | None
+    ) -> OutgoingRequest | None:
+        """Return what goes on under its epoch whatever its new messages count; they are counted once it is on its way.
+
+        None where it depends on their count, or where they are so much that they are counted in a thread.
         """
-        decision = decide(case.account, case.facts)
-        is_known = case.context.is_known
+        uncounted = self.states.read_uncounted(request, context, epoch, budget)
+        if uncounted is None or not _is_kept(uncounted.state):
+            return None
+        outgoing = self.chain.keep(uncounted.state)
+        if outgoing is None:
+            return None
+        if budget.window is None:
+            self.states.models.ask(request.upstream, request.headers)
+        _choose(uncounted.state, outgoing)
+        plan = Plan(request.exchange, 0, request.model, outgoing.rung, epoch.id)
+        return replace(
+            outgoing,
+            plan=plan,
+            labels=list_labels(plan, epoch, is_opened=outgoing.is_opened),
+            is_managed=True,
+            is_guarded=budget.is_near_window(outgoing.tokens),
+            ceiling=ceiling,
+            uncounted=uncounted,
+        )
+
+    async def _find_exemption(self, request: ManagedRequest, mode: Mode) -> str:
+        """Return why a request is not managed; empty where it is."""
+        if request.wire not in MANAGED_WIRES:
+            return _RECORDED_ONLY
+        if mode != "manage":
+            return f"{mode} was asked for"
+        if request.step is None:
+            return _UNPROVEN
+        return _find_mark(request) or (HELD_OUT if await self._is_held_out(request) else "")
+
+    def _exempt(self, request: ManagedRequest, mode: Mode, ceiling: int | None, reason: str) -> OutgoingRequest:
+        if reason == _RECORDED_ONLY:
+            return OutgoingRequest("original", request.split.content, labels=self._tell_unmanaged(request, mode))
+        return self._hold_out(request, ceiling) if reason == HELD_OUT else self._stand_aside(request, mode, reason)
+
+    def _give_up(self, request: ManagedRequest, error: Exception) -> OutgoingRequest:
+        """Return the client's own request after a fault of ours."""
+        _log.error(
+            "exchange %s: the request is sent as it came, for it could not be managed", request.exchange, exc_info=error
+        )
+        problem = f"{type(error).__name__}: {error}"
+        self._bus.publish(RungFailed(request.exchange, request.session.id, "plan", problem))
+        plan = Plan(request.exchange, 0, request.model, "original", reason=problem)
+        return OutgoingRequest("original", request.split.content, plan=plan, labels=_label_observed(NOT_CUT))
+
+    async def _take_pin(self, request: ManagedRequest, ceiling: int | None) -> tuple[Pin | None, Headers]:
+        """Pin a request's newest message if it asks for that; or return what the client is told of the refusal."""
+        if not is_pinning(request):
+            return None, ()
+        if not request.nodes:
+            return None, _refuse_pin(request, "there is no message")
+        self._caches.forget_lost()
+        context = await self._caches.contexts.open(request, request.until - self._clock.monotonic())
+        newest, places = len(request.nodes) - 1, context.list_pinned(request.nodes)
+        if newest in places:
+            return None, ()
+        history = await self._caches.paths.follow(request)
+        tokens = sum(history.count(place, place + 1) for place in (*places, newest))
+        usable, ratio = self.states.find_budget(request, ceiling).usable, self.states.find_ratio(request)
+        if problem := find_objection(ratio.apply(tokens), ratio.apply(usable)):
+            return None, _refuse_pin(request, problem)
+        pin = Pin(request.session.id, request.nodes[newest], is_on=True, at_ms=self._clock.now_ms())
+        context.pin(pin)
+        return pin, ()
+
+    async def _is_held_out(self, request: ManagedRequest) -> bool:
+        """Return whether the session is only observed: no epoch was opened in it before, as far as that is known."""
+        if not self.states.holdout.has(request.session.id):
+            return False
+        self._caches.forget_lost()
+        context = await self._caches.contexts.open(request, request.until - self._clock.monotonic())
+        return context.is_known and not context.epochs
+
+    def _hold_out(self, request: ManagedRequest, ceiling: int | None) -> OutgoingRequest:
+        """Return the request itself, which would be managed in another session.
+
+        Its tokens are in the provider's usage; what they are to be compared with is known here.
+        """
+        budget = self.states.find_budget(request, ceiling)
+        if not self.states.is_below(request, budget) and (exemption := self._find_sign(request)):
+            return self._stand_aside(request, "manage", exemption)
+        usable = self.states.find_ratio(request).apply(budget.usable)
+        plan = Plan(request.exchange, 0, request.model, "original", reason=HELD_OUT, usable=usable)
+        labels = () if self.states.is_below(request, budget) else _label_observed(HELD_OUT)
+        return OutgoingRequest("original", request.split.content, plan=plan, labels=labels)
+
+    async def _manage(self, request: ManagedRequest, ceiling: int | None, commit: Commit) -> OutgoingRequest:
+        self._caches.forget_lost()
+        context = await self._caches.contexts.open(request, request.until - self._clock.monotonic())
+        budget = self.states.find_budget(request, ceiling)
+        if (outgoing := self._pass_uncounted(request, context, budget, ceiling)) is not None:
+            return outgoing
+        epoch = context.find(request.model, request)
+        if epoch is None and (reason := self._find_sign(request)):
+            return self._stand_aside(request, "manage", reason)
+        if budget.window is None:
+            self.states.models.ask(request.upstream, request.headers)
+        state = await self.states.read(request, context, epoch, budget)
+        decision = self._find_decision(state)
+        chosen = await self._run_chain(state, decision, commit)
+        _choose(state, chosen)
+        outgoing = replace(self._accounting.account(state, chosen, decision), ceiling=ceiling)
+        return self._tell_excess(state, outgoing.add(_label_own(state, outgoing, decision)), decision)
+
+    async def _run_chain(self, state: RequestState, decision: Decision, commit: Commit) -> OutgoingRequest:
+        """Return what the request is sent as; above the ceiling it waits for a running summary and its plan (B8b)."""
+        if decision.why != "hard":
+            return await self.chain.run(state, decision.why, commit, seconds=min(_SOFT_WAIT, self.chain.seconds))
+        began = self._clock.monotonic()
+        if not is_fruitless(state, decision.why):
+            await self._observer.wait(state.request)
+        left = self.chain.seconds - (self._clock.monotonic() - began)
+        return await self.chain.run(state, decision.why, commit, seconds=max(0.0, left))
+
+    def _tell_excess(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> OutgoingRequest:
+        """Say by header, event and plan that a request is sent above its ceiling, if so."""
+        if not state.budget.usable or outgoing.tokens <= state.budget.usable or outgoing.plan is None:
+            return outgoing
+        reason = decision.reason or (MUST_STAY if outgoing.is_opened or _is_tried(state) else NOT_CUT)
+        tokens, usable = state.tell(outgoing.tokens), state.tell(state.budget.usable)
+        request = state.request
+        self._bus.publish(CeilingExceeded(request.exchange, request.session.id, state.view, tokens, usable, reason))
+        told = f"above the ceiling: {tokens} tokens of {usable}; {reason}"
+        labels = ((b"x-palimpsest-notice", told.encode("ascii", "replace")),)
+        return replace(outgoing, plan=replace(outgoing.plan, reason=told)).add(labels)
+
+    def _find_decision(self, state: RequestState) -> Decision:
+        """Decide whether an epoch opens.
+
+        None does where the log may know of another (B10) and the ceiling does not ask for one (B8b), for what was sent
+        before (B5), or where the upstream has refused the last one (B8a).
+        """
+        decision = decide(state.account, state.facts)
+        is_known = state.context.is_known
         # Nobody can tell whether a session that may be only observed is; above the ceiling others are cut all the same.
-        is_asked = decision.why == "hard" and not self._lookout.holdout.has(case.subject.session.id)
-        if decision.why is not None and not is_asked and not (is_known and case.subject.is_certain):
+        is_asked = decision.why == "hard" and not self.states.holdout.has(state.request.session.id)
+        if decision.why is not None and not is_asked and not (is_known and state.request.is_certain):
             return Decision(None, decision.pressure, _LATE if is_known else _UNREAD)
         if decision.why is not None and (
-            case.context.was_sent(case.view, case.subject) or _is_cheap_retry(case, decision)
+            state.context.was_sent(state.view, state.request) or _is_cheap_retry(state, decision)
         ):
             return Decision(None, decision.pressure, _SENT_BEFORE)
-        if decision.why is not None and self._is_refused(case.epoch):
+        if decision.why is not None and self._is_refused(state.epoch):
             return Decision(None, decision.pressure, REFUSED)
         return decision
 
     def _is_refused(self, epoch: Epoch | None) -> bool:
         return epoch is not None and epoch.why == "refused" and self._clock.now_ms() - epoch.opened_ms < _REFUSED_MS
 
-    def _tell_unmanaged(self, subject: ManagedRequest, mode: Mode) -> Headers:
-        """What the client is told of a large request on a wire that is not managed; its size is told by its bytes."""
+    def _tell_unmanaged(self, request: ManagedRequest, mode: Mode) -> Headers:
+        """Label a large request on a wire that is not managed; its bytes tell its size."""
         if mode != "manage":
             return ()
-        budget = self._lookout.find_budget(subject)
-        is_large = len(subject.split.content) >= _BYTES_OF_A_TOKEN * budget.soft
+        budget = self.states.find_budget(request)
+        is_large = len(request.split.content) >= _BYTES_OF_A_TOKEN * budget.soft
         return ((b"x-palimpsest-mode", b"observe; recorded-only"),) if is_large else ()
 
-    def _find_sign(self, subject: ManagedRequest) -> str:
-        """What in the messages says that they are managed already; those that were managed before are not looked at.
+    def _find_sign(self, request: ManagedRequest) -> str:
+        """Find what in the messages says that they are managed already; messages managed before are not searched.
 
         Not asked under an epoch of ours: what looks like one there is an echo, and as it came it would be too long.
         """
-        known, shared = self._memory.paths.find(subject)
-        seen = subject.chain.preamble.count + shared if known is not None else 0
-        return FORMATS[subject.wire].find_management(subject.split, seen)
+        known, shared = self._caches.paths.find(request)
+        seen = request.chain.preamble.count + shared if known is not None else 0
+        return FORMATS[request.wire].find_management(request.split, seen)
 
-    def _stand_aside(self, subject: ManagedRequest, mode: Mode, reason: str) -> Sending:
-        """A request that is not managed though its session may be; what that costs is told."""
-        content = subject.split.content
-        is_told = mode == "manage" and not self._lookout.is_below(subject, self._lookout.find_budget(subject))
+    def _stand_aside(self, request: ManagedRequest, mode: Mode, reason: str) -> OutgoingRequest:
+        """Return the request as it is though its session may be managed; its plan tells what that costs."""
+        content = request.split.content
+        is_told = mode == "manage" and not self.states.is_below(request, self.states.find_budget(request))
         labels = _label_observed(reason) if is_told else ()
-        context = self._memory.contexts.get(subject.session.id)
-        epoch = context.find(subject.model, subject) if context is not None else None
-        known, _ = self._memory.paths.find(subject)
+        context = self._caches.contexts.get(request.session.id)
+        epoch = context.find(request.model, request) if context is not None else None
+        known, _ = self._caches.paths.find(request)
         if context is None or epoch is None or known is None:
-            plan = Plan(subject.exchange, 0, subject.model, "original", reason=reason) if mode == "manage" else None
-            return Sending(content, plan=plan, labels=labels)
-        budget = self._lookout.find_budget(subject)
-        account = context.get_standing(subject.model, epoch.id, budget).account
-        tariff = self._lookout.find_tariff(subject, known)
+            plan = Plan(request.exchange, 0, request.model, "original", reason=reason) if mode == "manage" else None
+            return OutgoingRequest("original", content, plan=plan, labels=labels)
+        budget = self.states.find_budget(request)
+        account = context.get_standing(request.model, epoch.id, budget).account
+        tariff = self.states.find_tariff(request, known)
         saving = tariff.price_repeated(account.sent) - tariff.price_rewritten(known.tokens, known.head.tokens)
-        told = self._lookout.find_ratio(subject).apply(known.tokens)
+        told = self.states.find_ratio(request).apply(known.tokens)
         plan = Plan(
-            subject.exchange, 0, subject.model, "original", "", "none", reason, told, told, 0, account.owed, saving
+            request.exchange, 0, request.model, "original", "", "none", reason, told, told, 0, account.owed, saving
         )
-        return Sending(content, plan=plan, labels=labels)
+        return OutgoingRequest("original", content, plan=plan, labels=labels)
 
 
-def _is_kept(case: RequestState) -> bool:
-    """Whether no epoch opens, however little the new messages count: where none does at the most, none does at less.
+def is_pinning(request: ManagedRequest) -> bool:
+    """Return whether a request asks that its newest message stay."""
+    return find(request.headers, _PIN_HEADER).strip().lower() == b"true"
+
+
+def find_objection(tokens: int, usable: int) -> str:
+    """Return why pins of so many tokens together are refused (BEHAVIOUR B13); empty where they are not."""
+    most = int(_PINNED_SHARE * usable)
+    if tokens <= most:
+        return ""
+    return (
+        f"pins may have {most} tokens together in a conversation, {_PINNED_SHARE:g} of its budget; "
+        f"these would have {tokens}"
+    )
+
+
+def _refuse_pin(request: ManagedRequest, reason: str) -> Headers:
+    """Label a pin that is not taken; nothing where the request asks for none."""
+    if not is_pinning(request):
+        return ()
+    return ((b"x-palimpsest-notice", f"not pinned: {reason}".encode("ascii", "replace")),)
+
+
+def _is_kept(state: RequestState) -> bool:
+    """Return whether no epoch opens, however little the new messages count.
+
+    Where none opens at the most that they may count, none opens at less.
 
     Not told where an epoch was in vain: what must stay is then estimated by what is counted.
     """
-    if case.account.ineffective or case.budget.is_ceiling_unreachable(case.protected):
+    if state.account.ineffective or state.budget.is_ceiling_unreachable(state.protected):
         return False
-    return decide(case.account, case.facts).why is None
+    return decide(state.account, state.facts).why is None
 
 
-def _is_cheap_retry(case: RequestState, decision: Decision) -> bool:
-    """Whether the log has this very history, and nothing but its price asks for an epoch; memory may have lost it."""
-    step = case.subject.step
+def _is_cheap_retry(state: RequestState, decision: Decision) -> bool:
+    """Return whether the log, if not memory, has this very history, and only its price asks for an epoch."""
+    step = state.request.step
     return step is not None and step.relation == "retry" and decision.why != "hard"
 
 
-def _is_tried(case: RequestState) -> bool:
-    """Whether a plan was made for this very request that makes it no shorter."""
-    return case.context.fruitless.get(case.view) == (case.tokens, case.subject.tip)
+def _is_tried(state: RequestState) -> bool:
+    """Return whether a plan was made for this very request that makes it no shorter."""
+    return state.context.fruitless.get(state.view) == (state.tokens, state.request.tip)
 
 
-def _choose(case: RequestState, footing: Footing) -> None:
+def _choose(state: RequestState, outgoing: OutgoingRequest) -> None:
     """Send this history, and what goes on from it, so from now on."""
-    case.context.choose(case.view, case.subject, _name(footing.epoch))
-    if footing.epoch is not None:
-        case.context.cover(footing.epoch, case.subject.chain.items)
+    state.context.choose(state.view, state.request, outgoing.epoch.id if outgoing.epoch is not None else "")
+    if outgoing.epoch is not None:
+        state.context.cover(outgoing.epoch, state.request.chain.items)
 
 
 def _label_observed(reason: str) -> Headers:
-    """What the client is told of a request that is not managed though it otherwise could be."""
+    """Label a request that is not managed though it otherwise could be."""
     told = reason if reason == HELD_OUT else f"stood-down:{reason}"
     return ((b"x-palimpsest-mode", f"observe; {told}".encode("ascii", "replace")),)
 
 
-def _tell_own(case: RequestState, footing: Footing, decision: Decision) -> Headers:
-    """The same of one that goes as its client sent it though it is above the soft mark, and not for its price."""
-    if footing.rung != "original" or decision.pressure == "none":
+def _label_own(state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> Headers:
+    """Label a request that is sent as it came though it is above the soft mark, and not for its price."""
+    if outgoing.rung != "original" or decision.pressure == "none":
         return ()
     if decision.why is None:
         return _label_observed(decision.reason) if decision.reason in _STOOD_DOWN else ()
-    return () if _is_tried(case) else _label_observed(NOT_CUT)
+    return () if _is_tried(state) else _label_observed(NOT_CUT)
 
 
-def _name(epoch: Epoch | None) -> str:
-    return epoch.id if epoch is not None else ""
+def _find_mark(request: ManagedRequest) -> str:
+    """Find what in the members beside the messages says that the request is managed already; empty for nothing."""
+    return FORMATS[request.wire].find_management(request.split, len(request.split.items))
 
 
-def _note_blindness(error: Exception) -> None:
-    _log.error("a request could not be looked at; it goes on without that", exc_info=error)
-
-
-def _find_exemption(subject: ManagedRequest, mode: Mode) -> str:
-    """Why a request is not managed; empty where it is."""
-    if mode != "manage":
-        return f"{mode} was asked for"
-    if subject.step is None:
-        return _UNPROVEN
-    return FORMATS[subject.wire].find_management(subject.split, len(subject.split.items))
-
-
-def _is_risky(budget: Budget, subject: ManagedRequest) -> bool:
-    """Whether the upstream may refuse a request as too long that is below the soft mark of its budget."""
-    return budget.window is None and len(subject.split.content) >= _SAFE_BYTES
-
-
-# No model has a window of fewer tokens; a request of so many bytes has fewer tokens than bytes.
-_SAFE_BYTES = 4096
+def _is_risky(budget: Budget, request: ManagedRequest) -> bool:
+    """Return whether the upstream may refuse a request as too long that is below the soft mark of its budget."""
+    return budget.window is None and len(request.split.content) >= _SAFE_BYTES

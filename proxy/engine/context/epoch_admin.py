@@ -28,9 +28,9 @@ class EpochAdmin:
     """Reverts and pins. Sessions and exchanges are those of the log; whoever asks has found them there."""
 
     def __init__(
-        self, lookout: StateReader, archive: Archive, gate: DurabilityWaiter, bus: EventBus, ids: Ids, clock: Clock
+        self, states: StateReader, archive: Archive, gate: DurabilityWaiter, bus: EventBus, ids: Ids, clock: Clock
     ) -> None:
-        self._lookout = lookout
+        self._states = states
         self._archive = archive
         self._gate = gate
         self._bus = bus
@@ -40,17 +40,17 @@ class EpochAdmin:
     async def quote(self, session: str, n: int) -> Reversion:
         """What going back before the n-th epoch of a session would come to. Raises NotFound, Conflict."""
         reverted = await self._archive.load_epoch(session, n)
-        return await self._plan_reversion(session, reverted, await self._lookout.memory.contexts.load(session))
+        return await self._plan_reversion(session, reverted, await self._states.memory.contexts.load(session))
 
     async def revert(self, session: str, n: int) -> Reversion:
         """Go back before the n-th epoch of a session, until the high mark. Raises NotFound, Conflict."""
         reverted = await self._archive.load_epoch(session, n)
-        context = await self._lookout.memory.contexts.load(session)
+        context = await self._states.memory.contexts.load(session)
         async with context.opening:
             reversion = await self._plan_reversion(session, reverted, context)
             epoch = reversion.epoch
             await self._keep(epoch)
-            self._lookout.memory.contexts.add(session, epoch)
+            self._states.memory.contexts.add(session, epoch)
         self._bus.publish(EpochOpened(epoch.id, session, "", "revert", epoch.tokens_before, epoch.tokens_after))
         return reversion
 
@@ -61,7 +61,7 @@ class EpochAdmin:
         """
         history = await load_history(self._archive, row)
         place = _find_place(history, place)
-        context = await self._lookout.memory.contexts.load(row.session)
+        context = await self._states.memory.contexts.load(row.session)
         places = context.list_pinned(history.nodes)
         counted = dict(zip(sorted({*places, place}), await self._count(history, {*places, place}), strict=True))
         if place not in places:
@@ -77,14 +77,14 @@ class EpochAdmin:
 
     async def unpin_node(self, session: str, node: bytes) -> None:
         """The same for one that is given by its node. Raises NotFound."""
-        context = await self._lookout.memory.contexts.load(session)
+        context = await self._states.memory.contexts.load(session)
         if node not in context.pinned:
             raise NotFound("this message is not pinned; GET /-/api/sessions/SESSION/pins lists those that are")
         await self._note(context, session, node, is_on=False)
 
     async def list_pins(self, session: str, branches: Sequence[BranchRow]) -> list[Pinned]:
         """What is pinned in a session, each as it stands in the newest of the branches that has it."""
-        left = set((await self._lookout.memory.contexts.load(session)).pinned)
+        left = set((await self._states.memory.contexts.load(session)).pinned)
         found: list[Pinned] = []
         for branch in reversed(branches):
             if left:
@@ -120,8 +120,8 @@ class EpochAdmin:
         if plan is not None and plan.tokens_client is not None:
             client = max(client, plan.tokens_client)
         now, then = (max(0, client - context.sum_cut(each.id if each else "")) for each in (holding, target))
-        tariff = self._lookout.find_tariff_of(row.upstream, reverted.view)
-        quote = quote_revert(now, then, self._lookout.models.budget(LimitKey(row.upstream, reverted.view)), tariff)
+        tariff = self._states.find_tariff_of(row.upstream, reverted.view)
+        quote = quote_revert(now, then, self._states.models.budget(LimitKey(row.upstream, reverted.view)), tariff)
         epoch = Epoch(
             id=self._ids.next_exchange(),
             session=session,
@@ -150,14 +150,14 @@ class EpochAdmin:
 
     async def _count(self, history: MessageList, places: Collection[int]) -> list[int]:
         """The tokens of messages as the model counts them, in the order of their places."""
-        row, models = history.row, self._lookout.models
+        row, models = history.row, self._states.models
         counted = await models.count.tally(row.model, [history.raws[place] for place in sorted(places)])
         ratio = models.count.find_ratio((await self._archive.find_session(row.session)).upstream, row.model)
         return [ratio.apply(tokens) for tokens in counted]
 
     async def _find_usable(self, row: ExchangeRow) -> int:
         upstream = (await self._archive.find_session(row.session)).upstream
-        return self._lookout.models.budget(LimitKey(upstream, row.model)).usable
+        return self._states.models.budget(LimitKey(upstream, row.model)).usable
 
     async def _note(self, context: SessionContext, session: str, node: bytes, *, is_on: bool) -> None:
         pin = Pin(session, node, is_on, self._clock.now_ms())

@@ -63,36 +63,36 @@ class EpochPlanner:
         self._providers = providers
 
     def draft(
-        self, subject: ManagedRequest, path: MeasuredHistory, ground: PlanInputs, *, is_minimal: bool = False
+        self, request: ManagedRequest, path: MeasuredHistory, ground: PlanInputs, *, is_minimal: bool = False
     ) -> RenderedPlan:
         """What would be sent in place of the beginning of a request's history. Raises whatever goes wrong."""
-        raws, view = subject.list_raws(), self.see(subject, path, ground)
-        view = msgspec.structs.replace(view, sent=_find_sent(subject))
+        raws, view = request.list_raws(), self.see(request, path, ground)
+        view = msgspec.structs.replace(view, sent=_find_sent(request))
         plan = self._builder.minimal(view) if is_minimal else self._builder.build(view)
-        provider = self._providers.get(subject.session.upstream, _ANY)
+        provider = self._providers.get(request.session.upstream, _ANY)
         if provider.strict_alternation:
-            edits, through = reach_user(FORMATS[subject.wire], plan.edits, plan.through, raws)
+            edits, through = reach_user(FORMATS[request.wire], plan.edits, plan.through, raws)
             plan = msgspec.structs.replace(plan, edits=edits, through=through)
         elif provider.summary_role == "assistant":
             plan = msgspec.structs.replace(plan, edits=_lead_with_user(plan.edits, path.shapes))
-        if FORMATS[subject.wire].read_rules(subject.split, subject.chain.preamble.count).needs_json:
+        if FORMATS[request.wire].read_rules(request.split, request.chain.preamble.count).needs_json:
             plan = msgspec.structs.replace(plan, edits=_say_json(plan, path.shapes))
         is_alternating = provider.strict_alternation
         # the words of users that stay can be joined with ours beside them, those of the assistant's own cannot
         role = "user" if is_alternating else provider.summary_role
-        rendered = render(FORMATS[subject.wire], plan.edits, raws, role=role, is_alternating=is_alternating)
-        originals = [ground.known.get(each.id) or _keep_original(subject, each) for each in plan.references]
+        rendered = render(FORMATS[request.wire], plan.edits, raws, role=role, is_alternating=is_alternating)
+        originals = [ground.known.get(each.id) or _keep_original(request, each) for each in plan.references]
         return RenderedPlan(plan, rendered, tuple(originals))
 
-    def see(self, subject: ManagedRequest, path: MeasuredHistory, ground: PlanInputs) -> PlanRequest:
+    def see(self, request: ManagedRequest, path: MeasuredHistory, ground: PlanInputs) -> PlanRequest:
         """The conversation as plans see it. Raises whatever goes wrong."""
         return PlanRequest(
-            messages=_see(subject.wire, subject.list_raws(), path),
+            messages=_see(request.wire, request.list_raws(), path),
             head=path.head.tokens,
             budget=ground.budget,
-            name=lambda start, stop, offset: self._name(subject, start, stop, offset),
+            name=lambda start, stop, offset: self._name(request, start, stop, offset),
             pinned=ground.pinned,
-            unkept=subject.list_unkept(),
+            unkept=request.list_unkept(),
             frozen=None if ground.frozen is None else read_plan(ground.frozen),
             reports=ground.reports,
             goal=ground.goal,
@@ -100,15 +100,15 @@ class EpochPlanner:
             must_fit=ground.must_fit,
         )
 
-    def _name(self, subject: ManagedRequest, start: int, stop: int, offset: int) -> str:
+    def _name(self, request: ManagedRequest, start: int, stop: int, offset: int) -> str:
         """The id of a reference: the node of the last message names all before it."""
-        named = b"%b%d:%d" % (subject.nodes[stop - 1], stop - start, offset)
-        return make_reference(self._secret, subject.session.id, sha256(named).digest())
+        named = b"%b%d:%d" % (request.nodes[stop - 1], stop - start, offset)
+        return make_reference(self._secret, request.session.id, sha256(named).digest())
 
 
-def _find_sent(subject: ManagedRequest) -> int | None:
+def _find_sent(request: ManagedRequest) -> int | None:
     """How many messages went out before; None unless the rest was put behind them: elsewhere all may be old."""
-    step = subject.step
+    step = request.step
     return step.base if step is not None and step.base and step.relation == "append" else None
 
 
@@ -157,9 +157,9 @@ def _says_json(plan: ContextPlan, shapes: Sequence[MessageStructure]) -> bool:
     return any("json" in edit.text.lower() for edit in plan.edits if not isinstance(edit, Kept))
 
 
-def _keep_original(subject: ManagedRequest, reference: Reference) -> Original:
-    digests = subject.list_digests(reference.start, reference.stop)
-    return Original(reference.id, digests, subject.wire, reference.start, reference.offset)
+def _keep_original(request: ManagedRequest, reference: Reference) -> Original:
+    digests = request.list_digests(reference.start, reference.stop)
+    return Original(reference.id, digests, request.wire, reference.start, reference.offset)
 
 
 class FeatureCache:

@@ -49,15 +49,15 @@ class EpochReaches:
         """An epoch is forgotten."""
         self._known.pop(epoch, None)
 
-    def choose(self, epochs: Sequence[Epoch], known: Sequence[Epoch], subject: ManagedRequest) -> Epoch | None:
+    def choose(self, epochs: Sequence[Epoch], known: Sequence[Epoch], request: ManagedRequest) -> Epoch | None:
         """The newest of the epochs on a request's path that holds for it; `known` are all of its session.
 
         One that leaves no more than a newer one that does not hold is none: that may have taken it back.
         """
-        most = len(subject.nodes) + 1
+        most = len(request.nodes) + 1
         for epoch in reversed(epochs):
             if epoch.depth < most:
-                if holds(epoch, self._find(epoch, known), subject):
+                if holds(epoch, self._find(epoch, known), request):
                     return epoch
                 most = epoch.depth
         return None
@@ -70,18 +70,18 @@ class EpochReaches:
         return next((self._known[id] for id in same if id in self._known), None)
 
 
-def holds(epoch: Epoch, reach: int | None, subject: ManagedRequest) -> bool:
+def holds(epoch: Epoch, reach: int | None, request: ManagedRequest) -> bool:
     """Whether an epoch may be sent for a request that has its messages.
 
     `reach` is how many messages the request had that it was opened for, None where nobody knows. A history that went
     out before it was as long went out under what stood before (B5).
     """
-    items = subject.chain.items
+    items = request.chain.items
     if not epoch.depth or (reach is not None and len(items) >= reach):
         return True
     if reach is None:
         return keeps_tail(epoch, items, _LEAST_GROUPS, 0)
-    is_retry = subject.step is not None and subject.step.relation == "retry"
+    is_retry = request.step is not None and request.step.relation == "retry"
     return not is_retry and keeps_tail(epoch, items)
 
 
@@ -129,20 +129,20 @@ class ClearedOutputDetector:
         if len(self._items) > _MOST_COVERED:
             self._items.popitem(last=False)
 
-    def is_cleared(self, epoch: Epoch, subject: ManagedRequest) -> bool:
+    def is_cleared(self, epoch: Epoch, request: ManagedRequest) -> bool:
         """Whether a request begins with what an epoch stands for, but for outputs that the client has cleared since."""
         items = self._items.get(epoch.id)
-        return items is not None and is_cleared(items, subject)
+        return items is not None and is_cleared(items, request)
 
 
-def is_cleared(before: Sequence[Item], subject: ManagedRequest) -> bool:
+def is_cleared(before: Sequence[Item], request: ManagedRequest) -> bool:
     """Whether a request begins with these messages, of some of whose tools' outputs little is left, that says so."""
-    now = subject.chain.items
+    now = request.chain.items
     if len(now) < len(before):
         return False
     changed = [place for place, old in enumerate(before) if old.form != now[place].form]
     return all(_are_outputs(before[place], now[place]) for place in changed) and all(
-        _says_so(subject, place) for place in changed
+        _says_so(request, place) for place in changed
     )
 
 
@@ -151,9 +151,9 @@ def _are_outputs(old: Item, new: Item) -> bool:
     return old.role == new.role == "tool" and bool(old.results) and old.results == new.results and new.weight <= _LITTLE
 
 
-def _says_so(subject: ManagedRequest, place: int) -> bool:
-    span = subject.split.items[subject.chain.preamble.count + place]
-    text = FORMATS[subject.wire].parse_message(subject.split.content[span.start : span.end]).text
+def _says_so(request: ManagedRequest, place: int) -> bool:
+    span = request.split.items[request.chain.preamble.count + place]
+    text = FORMATS[request.wire].parse_message(request.split.content[span.start : span.end]).text
     return not text.strip() or _SAYS_SO.search(text) is not None
 
 
@@ -165,25 +165,25 @@ class AnonymousEpochCache:
         self._weight = 0
         self._known: OrderedDict[_Key, tuple[Epoch, int]] = OrderedDict()
 
-    def note(self, subject: ManagedRequest, epoch: Epoch) -> None:
+    def note(self, request: ManagedRequest, epoch: Epoch) -> None:
         """An epoch was opened for a request. One with a summary, which is its session's, is left alone."""
         edits = read_plan(epoch).edits
-        if subject.session.family or any(isinstance(edit, Written) and edit.report for edit in edits):
+        if request.session.family or any(isinstance(edit, Written) and edit.report for edit in edits):
             return
-        key = _key_of(subject, epoch.through)
+        key = _key_of(request, epoch.through)
         known = self._known.pop(key, None)
         self._weight += weigh_epoch(epoch) - (weigh_epoch(known[0]) if known is not None else 0)
-        self._known[key] = epoch, len(subject.nodes)
+        self._known[key] = epoch, len(request.nodes)
         while self._weight > self._most:
             _, dropped = self._known.popitem(last=False)
             self._weight -= weigh_epoch(dropped[0])
 
-    def find(self, subject: ManagedRequest) -> Epoch | None:
+    def find(self, request: ManagedRequest) -> Epoch | None:
         """The epoch that takes most of a request's history, and leaves enough of it, of another unnamed session."""
-        if subject.session.family or not self._known:
+        if request.session.family or not self._known:
             return None
-        known = (self._known.get(_key_of(subject, node)) for node in reversed(subject.nodes))
-        return next((each[0] for each in known if each is not None and holds(*each, subject)), None)
+        known = (self._known.get(_key_of(request, node)) for node in reversed(request.nodes))
+        return next((each[0] for each in known if each is not None and holds(*each, request)), None)
 
     def clear(self) -> None:
         """Forget everything: the log has lost a record."""
@@ -191,8 +191,8 @@ class AnonymousEpochCache:
         self._weight = 0
 
 
-def _key_of(subject: ManagedRequest, node: bytes) -> _Key:
-    return subject.session.tenant, subject.session.upstream, subject.model, node
+def _key_of(request: ManagedRequest, node: bytes) -> _Key:
+    return request.session.tenant, request.session.upstream, request.model, node
 
 
 def weigh_epoch(epoch: Epoch) -> int:

@@ -1,7 +1,7 @@
-"""From what a request should be sent as down to what it can be sent as (BEHAVIOUR B8).
+"""What is sent for a request where something fails: fallback levels, tried in order (BEHAVIOUR B8).
 
-Rule: each rung bears or leads to the next: an epoch that opens now, the epoch that stands, a minimal one, the client's
-own bytes. An epoch is in the log before anything is sent under it, and one that is refused changes nothing.
+The levels are a new epoch, the active epoch, a minimal new epoch, and the client's own bytes. An epoch is in the log
+before anything is sent under it, and one that the log does not take changes nothing.
 """
 
 import asyncio
@@ -14,9 +14,8 @@ import msgspec
 
 from proxy.context.budget import Budget
 from proxy.context.epoch_decision import record_epoch
-from proxy.engine.boundary import attempt, attempt_now
 from proxy.engine.context.epoch_planner import EpochPlanner, PlanInputs, RenderedPlan, read_plan
-from proxy.engine.context.request_state import RequestState
+from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.context.rewriter import Rewriter
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.ports import Clock
@@ -37,21 +36,8 @@ _PLANNERS = 2
 _log = logging.getLogger("palimpsest.managing")
 
 
-class Footing(msgspec.Struct, frozen=True, gc=False):
-    """The rung that bears: the body, its tokens as we count them, the epoch it is sent under.
-
-    `is_opened`: no call was sent under it before.
-    """
-
-    rung: Rung
-    body: bytes
-    tokens: int
-    epoch: Epoch | None = None
-    is_opened: bool = False
-
-
-class _Wish(msgspec.Struct, frozen=True, gc=False):
-    """An epoch that is to open: why, who keeps it, its id, and how many seconds its plan may take."""
+class _EpochRequest(msgspec.Struct, frozen=True, gc=False):
+    """An epoch that is to open: why, what records it, its id, and how many seconds its plan may take."""
 
     why: EpochReason
     commit: Commit
@@ -60,263 +46,271 @@ class _Wish(msgspec.Struct, frozen=True, gc=False):
 
 
 class FallbackChain:
-    """Climbs down. Nothing here raises what a rung did wrong."""
+    """Finds the first level that works. `states`, not the chain, decide whether an epoch should open."""
 
     def __init__(
         self,
-        memory: ContextCaches,
-        opener: EpochPlanner,
+        *,
+        caches: ContextCaches,
+        planner: EpochPlanner,
         rewriter: Rewriter,
         bus: EventBus,
         clock: Clock,
         hard_wait_seconds: float,
     ) -> None:
-        self._contexts = memory.contexts
-        self._paths = memory.paths
-        self._twins = memory.twins
-        self._opener = opener
+        self._contexts = caches.contexts
+        self._paths = caches.paths
+        self._twins = caches.twins
+        self._planner = planner
         self._rewriter = rewriter
         self._bus = bus
         self._clock = clock
-        self._seconds = hard_wait_seconds
+        self.seconds = hard_wait_seconds  # the most that a request waits for its plan, and for a summary before that
         # Apart from the loop's own threads: a plan that hangs must not keep others from counting and from cutting.
         self._planners = ThreadPoolExecutor(_PLANNERS, "planning")
 
-    @property
-    def seconds(self) -> float:
-        """How long a request waits at most for its plan, and for a summary before that."""
-        return self._seconds
-
-    async def climb(
+    async def run(
         self,
-        case: RequestState,
+        state: RequestState,
         why: EpochReason | None,
         commit: Commit,
         name: str = "",
         *,
         seconds: float | None = None,
-    ) -> Footing:
-        """The first rung that bears; `why` an epoch should open, None where none should, and `name` its id.
+    ) -> OutgoingRequest:
+        """Return what the request is sent as. `why` an epoch should open, None where none should; `name` is its id.
 
-        `seconds` is how long its plan may take, where that is less than usual.
+        `seconds` is how long its plan may take, where that is less than usual. Raises nothing that a level did wrong.
         """
         opened = None
-        if why is not None and not is_fruitless(case, why):
-            wish = _Wish(why, commit, name or case.subject.exchange, self._seconds if seconds is None else seconds)
-            opened = await self._open(case, wish)
+        if why is not None and not is_fruitless(state, why):
+            asked = _EpochRequest(
+                why, commit, name or state.request.exchange, self.seconds if seconds is None else seconds
+            )
+            opened = await self._open(state, asked)
         if opened is not None:
             return opened
-        return self.keep(case) or Footing("original", case.subject.split.content, case.client_tokens)
+        return self.keep(state) or OutgoingRequest("original", state.request.split.content, state.client_tokens)
 
-    def keep(self, case: RequestState) -> Footing | None:
-        """The epoch that stands; None where there is none, or where what comes of it is not valid."""
-        epoch = case.epoch
+    def keep(self, state: RequestState) -> OutgoingRequest | None:
+        """Return the request under its active epoch; None where there is none, or where the result is not valid."""
+        epoch = state.epoch
         if epoch is None:
             return None
         if not epoch.depth:
-            return Footing("original", case.subject.split.content, case.client_tokens, epoch)
-        is_opened = epoch.id in case.context.unsent
-        # A later pin is for the next epoch.
-        is_unsigned = case.is_unsigned(epoch)
-        rewrite = partial(self._rewriter.rewrite, case.subject, case.path, epoch, is_unsigned=is_unsigned)
-        body = attempt_now(rewrite, partial(self._tell, case, "epoch"))
-        return None if body is None else Footing("epoch", body, case.tokens, epoch, is_opened=is_opened)
+            return OutgoingRequest("original", state.request.split.content, state.client_tokens, epoch)
+        is_opened = epoch.id in state.context.unsent
+        is_unsigned = state.is_unsigned(epoch)
+        try:  # a later pin is for the next epoch
+            body = self._rewriter.rewrite(state.request, state.path, epoch, is_unsigned=is_unsigned)
+        except Exception as error:  # noqa: BLE001 - a boundary: the next level is tried
+            self._note_failure(state, "epoch", error)
+            return None
+        return OutgoingRequest("epoch", body, state.tokens, epoch, is_opened=is_opened)
 
-    async def open_by_hand(self, case: RequestState, goal: Budget, commit: Commit, name: str) -> Epoch | None:
-        """The epoch that a person asks for, with a ledger as befits a budget of its own, however long its plan takes.
+    async def open_by_hand(self, state: RequestState, goal: Budget, commit: Commit, name: str) -> Epoch | None:
+        """Open the epoch that a person asks for, with a ledger for the budget `goal`, however long its plan takes.
 
         None where nothing gets shorter by it. Raises Conflict where another was opened meanwhile, StoreUnavailable, and
         ValueError where what comes of it is not valid.
         """
-        context, ground = case.context, msgspec.structs.replace(self._find_ground(case, "manual"), goal=goal)
-        draft = await asyncio.to_thread(self._opener.draft, case.subject, case.path, ground)
+        context, ground = state.context, msgspec.structs.replace(self._list_inputs(state, "manual"), goal=goal)
+        draft = await asyncio.to_thread(self._planner.draft, state.request, state.path, ground)
         async with context.opening:
-            if context.find(case.view, case.subject, is_next=True) is not case.epoch:
+            if context.find(state.view, state.request, is_next=True) is not state.epoch:
                 raise Conflict("another epoch was opened meanwhile; GET /-/api/sessions/SESSION/epochs shows it")
-            wish = _Wish("manual", commit, name, self._seconds)
-            footing = await self._begin(case, draft, wish, "plan") if _goes_on(case, draft) else None
-            if footing is None or footing.epoch is None:
+            asked = _EpochRequest("manual", commit, name, self.seconds)
+            outgoing = await self._open_planned(state, draft, asked, "plan") if _goes_on(state, draft) else None
+            if outgoing is None or outgoing.epoch is None:
                 return None
-            if not context.was_sent(case.view, case.subject):  # what went out at a glance goes out so again, too (B5)
-                context.choose(case.view, case.subject, case.epoch.id if case.epoch is not None else "")
-            context.unsent.add(footing.epoch.id)
-            return footing.epoch
+            if not context.was_sent(state.view, state.request):  # what went out at a glance goes out so again, too (B5)
+                context.choose(state.view, state.request, state.epoch.id if state.epoch is not None else "")
+            context.unsent.add(outgoing.epoch.id)
+            return outgoing.epoch
 
-    async def _open(self, case: RequestState, wish: "_Wish") -> Footing | None:
-        """A new epoch, or the one that another request has opened meanwhile; None where what stands is good enough."""
-        async with case.context.opening:
-            found = case.context.find(case.view, case.subject)
-            if found is not None and found is not case.epoch:
-                frozen = await self._paths.count_messages(case.subject, found.rendered)
-                case = case.stand_under(found, frozen)
-                if case.tokens < case.budget.high:
-                    return self.keep(case)
-            if taken := await self._take_over(case, wish):
+    async def _open(self, state: RequestState, asked: _EpochRequest) -> OutgoingRequest | None:
+        """Open an epoch, or take one that another request has opened meanwhile; None where the active one will do."""
+        async with state.context.opening:
+            found = state.context.find(state.view, state.request)
+            if found is not None and found is not state.epoch:
+                frozen = await self._paths.count_messages(state.request, found.rendered)
+                state = state.stand_under(found, frozen)
+                if state.tokens < state.budget.high:
+                    return self.keep(state)
+            if taken := await self._take_over(state, asked):
                 return taken
             # What is above the ceiling, and so all that does not fit, is cut though its plan is late or faulty (B8b).
-            is_needed = wish.why in _NEEDED or case.tokens >= case.budget.high
+            is_needed = asked.why in _NEEDED or state.tokens >= state.budget.high
             rungs: tuple[Rung, ...] = ("plan", "minimal") if is_needed else ("plan",)
             for rung in rungs:
-                problems: list[Exception] = []
-                opened = await attempt(self._draft_and_begin(case, wish, rung), problems.append)
-                for problem in problems:
-                    self._tell(case, rung, problem)
+                opened, error = await self._try(state, rung, self._plan_and_open(state, asked, rung))
                 # A plan that makes nothing shorter leaves nothing to a minimal one, and no log takes that either.
-                if not problems or isinstance(problems[0], StoreUnavailable):
+                if error is None or isinstance(error, StoreUnavailable):
                     return opened
             return None
 
-    async def _take_over(self, case: RequestState, wish: "_Wish") -> Footing | None:
-        """What stands for the same messages in a session that nobody names; None where it is not short enough."""
-        twin = self._find_twin(case)
+    async def _try(
+        self, state: RequestState, rung: Rung, work: Awaitable[OutgoingRequest | None]
+    ) -> tuple[OutgoingRequest | None, Exception | None]:
+        """Return what comes of a level, and what went wrong with it."""
+        try:
+            return await work, None
+        except Exception as error:  # noqa: BLE001 - a boundary: the next level is tried
+            self._note_failure(state, rung, error)
+            return None, error
+
+    async def _take_over(self, state: RequestState, asked: _EpochRequest) -> OutgoingRequest | None:
+        """Take the epoch of the same messages from another unnamed session; None where it is not short enough."""
+        twin = self._find_twin(state)
         if twin is None:
             return None
         draft = RenderedPlan(read_plan(twin), twin.rendered, twin.originals)
-        frozen = await self._paths.count_messages(case.subject, draft.rendered)
-        if msgspec.structs.replace(case, epoch=twin, frozen=frozen).tokens >= case.budget.high:
+        frozen = await self._paths.count_messages(state.request, draft.rendered)
+        if msgspec.structs.replace(state, epoch=twin, frozen=frozen).tokens >= state.budget.high:
             return None
-        begin, tell = self._begin(case, draft, wish, "plan"), partial(self._tell, case, "epoch")
-        begun = await attempt(begin, tell)
+        begun, _ = await self._try(state, "epoch", self._open_planned(state, draft, asked, "plan"))
         return None if begun is None else msgspec.structs.replace(begun, rung="epoch", is_opened=False)
 
-    async def _draft_and_begin(self, case: RequestState, wish: "_Wish", rung: Rung) -> Footing | None:
+    async def _plan_and_open(self, state: RequestState, asked: _EpochRequest, rung: Rung) -> OutgoingRequest | None:
         if rung == "minimal":
             draft = await asyncio.to_thread(
-                self._opener.draft, case.subject, case.path, self._find_ground(case, wish.why), is_minimal=True
+                self._planner.draft, state.request, state.path, self._list_inputs(state, asked.why), is_minimal=True
             )
         else:
-            draft = await self._draft(case, wish)
-        self._say_unreachable(case, draft.plan.beyond)
+            draft = await self._plan(state, asked)
+        self._say_unreachable(state, draft.plan.beyond)
         if not draft.plan.through:
-            self._note_fruitless(case)
+            self._note_fruitless(state)
             return None
-        return await self._begin(case, draft, wish, rung)
+        return await self._open_planned(state, draft, asked, rung)
 
-    async def _draft(self, case: RequestState, wish: "_Wish") -> RenderedPlan:
-        """A draft, in time; a plan that comes too late is there for the next request."""
-        context, subject, seconds = case.context, case.subject, wish.seconds
+    async def _plan(self, state: RequestState, asked: _EpochRequest) -> RenderedPlan:
+        """Return a plan in time. Raises TimeoutError; the plan that comes too late is kept for the next request."""
+        context, request, seconds = state.context, state.request, asked.seconds
         deadline = asyncio.get_running_loop().time() + seconds
         if context.late is not None:
             await asyncio.wait((context.late,), timeout=seconds)
         if context.is_drafting:
             raise TimeoutError(f"the plan of an earlier request takes more than {seconds:g} s")
-        late = context.take_late(subject)
-        if late is not None and await self._is_enough(case, late):
+        late = context.take_late(request)
+        if late is not None and await self._is_enough(state, late):
             return late
-        draft = partial(self._opener.draft, subject, case.path, self._find_ground(case, wish.why))
+        draft = partial(self._planner.draft, request, state.path, self._list_inputs(state, asked.why))
         drafting = asyncio.get_running_loop().run_in_executor(self._planners, draft)
         await asyncio.wait((drafting,), timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
         if drafting.done():
             return drafting.result()
-        context.note_late(subject, drafting)
+        context.note_late(request, drafting)
         raise TimeoutError(f"planning took more than {seconds:g} s")
 
-    async def _is_enough(self, case: RequestState, draft: RenderedPlan) -> bool:
-        """Whether a draft that was made for an earlier request leaves this one below its ceiling, and shorter."""
-        frozen = await self._paths.count_messages(case.subject, draft.rendered)
-        tokens = case.path.tokens - case.path.count_to(draft.plan.through) + frozen
-        return tokens < min(case.budget.high, case.tokens)
+    async def _is_enough(self, state: RequestState, draft: RenderedPlan) -> bool:
+        """Return whether a plan made for an earlier request leaves this one below its ceiling, and shorter."""
+        frozen = await self._paths.count_messages(state.request, draft.rendered)
+        tokens = state.path.tokens - state.path.count_to(draft.plan.through) + frozen
+        return tokens < min(state.budget.high, state.tokens)
 
-    def _note_fruitless(self, case: RequestState) -> None:
-        case.context.fruitless[case.view] = case.tokens, case.subject.tip
+    def _note_fruitless(self, state: RequestState) -> None:
+        state.context.fruitless[state.view] = state.tokens, state.request.tip
 
-    def _find_ground(self, case: RequestState, why: EpochReason) -> PlanInputs:
-        context, nodes, frozen = case.context, case.subject.nodes, case.epoch or self._find_twin(case)
+    def _list_inputs(self, state: RequestState, why: EpochReason) -> PlanInputs:
+        context, nodes, frozen = state.context, state.request.nodes, state.epoch or self._find_twin(state)
         epochs = context.epochs if frozen is None else (*context.epochs, frozen)
         known = {original.id: original for epoch in epochs for original in epoch.originals}
         pinned, reports = context.list_pinned(nodes), context.list_reports(nodes)
         return PlanInputs(
-            case.budget,
+            state.budget,
             frozen,
             pinned,
             reports,
             known=known,
-            depth=case.account.depth,
+            depth=state.account.depth,
             must_fit=why == "overflow",
         )
 
-    def _find_twin(self, case: RequestState) -> Epoch | None:
-        return self._twins.find(case.subject) if case.epoch is None else None
+    def _find_twin(self, state: RequestState) -> Epoch | None:
+        return self._twins.find(state.request) if state.epoch is None else None
 
-    async def _begin(self, case: RequestState, draft: RenderedPlan, wish: "_Wish", rung: Rung) -> Footing | None:
-        """Have a draft hold from now on."""
-        plan, path = draft.plan, case.path
-        frozen = await self._paths.count_messages(case.subject, draft.rendered)
+    async def _open_planned(
+        self, state: RequestState, draft: RenderedPlan, asked: _EpochRequest, rung: Rung
+    ) -> OutgoingRequest | None:
+        """Record an epoch and make it active; None where it makes nothing shorter."""
+        plan, path = draft.plan, state.path
+        frozen = await self._paths.count_messages(state.request, draft.rendered)
         tokens = path.tokens - path.count_to(plan.through) + frozen
         protected = path.head.tokens + plan.protected
-        case.context.protected[case.view] = protected
-        if tokens >= case.tokens:
-            self._note_fruitless(case)
+        state.context.protected[state.view] = protected
+        if tokens >= state.tokens:
+            self._note_fruitless(state)
             return None
-        epoch = _make_epoch(case, draft, wish.why, wish.name, tokens, self._clock.now_ms())
-        pinned = case.context.list_pinned(case.subject.nodes) | case.subject.list_unkept()
-        is_unsigned = case.is_unsigned(epoch)
-        body = self._rewriter.rewrite(case.subject, path, epoch, pinned, is_unsigned=is_unsigned)
-        if not await wish.commit(epoch):
+        epoch = _make_epoch(state, draft, asked.why, asked.name, tokens, self._clock.now_ms())
+        pinned = state.context.list_pinned(state.request.nodes) | state.request.list_unkept()
+        is_unsigned = state.is_unsigned(epoch)
+        body = self._rewriter.rewrite(state.request, path, epoch, pinned, is_unsigned=is_unsigned)
+        if not await asked.commit(epoch):
             raise StoreUnavailable("the log did not take the epoch in time")
-        self._contexts.add(epoch.session, epoch, len(case.subject.nodes))
+        self._contexts.add(epoch.session, epoch, len(state.request.nodes))
         if rung == "plan":
-            self._twins.note(case.subject, epoch)
-        case.context.sizes[epoch.id] = frozen
-        account = record_epoch(case.account, case.tokens, tokens, protected, case.budget)
-        case.find_standing(epoch).account = account
+            self._twins.note(state.request, epoch)
+        state.context.sizes[epoch.id] = frozen
+        account = record_epoch(state.account, state.tokens, tokens, protected, state.budget)
+        state.find_standing(epoch).account = account
         self._bus.publish(
-            EpochOpened(epoch.id, epoch.session, epoch.exchange, wish.why, epoch.tokens_before, epoch.tokens_after)
+            EpochOpened(epoch.id, epoch.session, epoch.exchange, asked.why, epoch.tokens_before, epoch.tokens_after)
         )
-        return Footing(rung, body, tokens, epoch, is_opened=True)
+        return OutgoingRequest(rung, body, tokens, epoch, is_opened=True)
 
-    def _say_unreachable(self, case: RequestState, protected: int) -> None:
-        """Once, until an epoch has room for all that should stay."""
+    def _say_unreachable(self, state: RequestState, protected: int) -> None:
+        """Tell once that not all has room that should stay, until an epoch has."""
         if not protected:
-            case.context.told.discard(case.view)
-        if not protected or case.view in case.context.told:
+            state.context.told.discard(state.view)
+        if not protected or state.view in state.context.told:
             return
-        case.context.told.add(case.view)
-        told, named = case.tell(protected), (case.subject.exchange, case.subject.session.id)
+        state.context.told.add(state.view)
+        told, named = state.tell(protected), (state.request.exchange, state.request.session.id)
         _log.warning(
             "session %s: %d of %d usable tokens should stay as they are; some of it is shortened to keep the ceiling",
-            case.subject.session.id,
+            state.request.session.id,
             told,
-            case.tell(case.budget.usable),
+            state.tell(state.budget.usable),
         )
-        self._bus.publish(CeilingUnreachable(*named, case.view, told, case.tell(case.budget.usable)))
+        self._bus.publish(CeilingUnreachable(*named, state.view, told, state.tell(state.budget.usable)))
 
-    def _tell(self, case: RequestState, rung: Rung, error: Exception) -> None:
+    def _note_failure(self, state: RequestState, rung: Rung, error: Exception) -> None:
         problem = f"{type(error).__name__}: {error}"
-        _log.warning("exchange %s: %s does not bear: %s", case.subject.exchange, rung, problem)
-        self._bus.publish(RungFailed(case.subject.exchange, case.subject.session.id, rung, problem))
+        _log.warning("exchange %s: level %r failed: %s; trying the next one", state.request.exchange, rung, problem)
+        self._bus.publish(RungFailed(state.request.exchange, state.request.session.id, rung, problem))
 
 
-def is_fruitless(case: RequestState, why: EpochReason) -> bool:
-    """Whether a plan made nothing shorter of late, and the request has hardly grown since, or not at all."""
-    tokens, tip = case.context.fruitless.get(case.view, (0, b""))
+def is_fruitless(state: RequestState, why: EpochReason) -> bool:
+    """Return whether a plan made nothing shorter of late, and the request has hardly grown since, or not at all."""
+    tokens, tip = state.context.fruitless.get(state.view, (0, b""))
     if why == "hard":
-        return tip == case.subject.tip and tokens == case.tokens
-    return why in _OF_OUR_OWN_ACCORD and tokens <= case.tokens < tokens * _GROWN
+        return tip == state.request.tip and tokens == state.tokens
+    return why in _OF_OUR_OWN_ACCORD and tokens <= state.tokens < tokens * _GROWN
 
 
-def _goes_on(case: RequestState, draft: RenderedPlan) -> bool:
-    """Whether a draft is of more than the epoch that holds, or has a summary that is not in that."""
-    depth, edits = (case.epoch.depth, case.epoch.edits) if case.epoch is not None else (0, b"")
+def _goes_on(state: RequestState, draft: RenderedPlan) -> bool:
+    """Return whether a plan is of more than the epoch that holds, or has a summary that is not in that."""
+    depth, edits = (state.epoch.depth, state.epoch.edits) if state.epoch is not None else (0, b"")
     reports = [edit.report for edit in draft.plan.edits if isinstance(edit, Written) and edit.report]
     return draft.plan.through > depth or any(report.encode() not in edits for report in reports)
 
 
 def _make_epoch(
-    case: RequestState, draft: RenderedPlan, why: EpochReason, name: str, tokens: int, now_ms: int
+    state: RequestState, draft: RenderedPlan, why: EpochReason, name: str, tokens: int, now_ms: int
 ) -> Epoch:
     return Epoch(
         id=name,
-        session=case.subject.session.id,
-        view=case.view,
-        parent=case.epoch.id if case.epoch is not None else "",
-        through=case.subject.nodes[draft.plan.through - 1],
+        session=state.request.session.id,
+        view=state.view,
+        parent=state.epoch.id if state.epoch is not None else "",
+        through=state.request.nodes[draft.plan.through - 1],
         depth=draft.plan.through,
         why=why,
-        exchange=case.subject.exchange,
+        exchange=state.request.exchange,
         opened_ms=now_ms,
-        tokens_before=case.tell(case.tokens),
-        tokens_after=case.tell(tokens),
+        tokens_before=state.tell(state.tokens),
+        tokens_after=state.tell(tokens),
         edits=msgspec.json.encode(draft.plan.edits),
         rendered=draft.rendered,
         originals=draft.originals,

@@ -81,10 +81,10 @@ class MeasuredHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
         """Whether this one has all the messages of the other, and perhaps more."""
         return count_shared(other.nodes, self.nodes) == len(other.nodes)
 
-    def count_alike(self, subject: ManagedRequest) -> int:
+    def count_alike(self, request: ManagedRequest) -> int:
         """How many messages of a request are those of this path, and no other bytes as far as their length tells."""
-        shared = count_shared(self.nodes, subject.nodes)
-        items, first = subject.split.items, subject.chain.preamble.count
+        shared = count_shared(self.nodes, request.nodes)
+        items, first = request.split.items, request.chain.preamble.count
         same = count_common(self.items, items) - first if first == self.first else 0
         at = max(0, same)
         known = self.items[self.first + at : self.first + shared]
@@ -119,78 +119,78 @@ class HistoryCache:
         """Bytes of memory, roughly."""
         return self._weight
 
-    def find(self, subject: ManagedRequest) -> tuple[MeasuredHistory | None, int]:
+    def find(self, request: ManagedRequest) -> tuple[MeasuredHistory | None, int]:
         """The path seen before that shares most messages with a request's, and how many; (None, 0) if none does."""
         best, most = None, 0
-        for path in reversed(self._seen.get(_name(subject), ())):
-            shared = path.count_alike(subject)
+        for path in reversed(self._seen.get(_name(request), ())):
+            shared = path.count_alike(request)
             if shared > most:
                 best, most = path, shared
-            if shared == len(subject.nodes):
+            if shared == len(request.nodes):
                 break
         return best, most
 
-    async def follow(self, subject: ManagedRequest) -> MeasuredHistory:
+    async def follow(self, request: ManagedRequest) -> MeasuredHistory:
         """The path of a request; only messages that are new are read and counted."""
-        known, shared = self.find(subject)
-        head = await self._count_head(subject, known)
-        if known is not None and shared == len(subject.nodes) == len(known.nodes):
+        known, shared = self.find(request)
+        head = await self._count_head(request, known)
+        if known is not None and shared == len(request.nodes) == len(known.nodes):
             path = known if known.head is head else msgspec.structs.replace(known, head=head)
         else:
-            shapes, pieces = await _examine(subject.wire, subject.list_raws(shared))
-            tokens = await self._count(subject, pieces)
-            path = _go_on(known, shared, subject, shapes, tokens, head)
+            shapes, pieces = await _examine(request.wire, request.list_raws(shared))
+            tokens = await self._count(request, pieces)
+            path = _go_on(known, shared, request, shapes, tokens, head)
             if any(map(_is_long_named, shapes)):
                 return path
-        self._remember(_name(subject), path)
+        self._remember(_name(request), path)
         return path
 
-    def begin(self, subject: ManagedRequest) -> "PartialHistory | None":
+    def begin(self, request: ManagedRequest) -> "PartialHistory | None":
         """The path of a request as far as it is known without counting what is new in it; `finish` counts that.
 
         None where nothing is known of it, or what is new is so much, or such, that `follow` must see to it.
         """
-        known, shared = self.find(subject)
-        if known is None or not is_head_of(known.head, subject):
+        known, shared = self.find(request)
+        if known is None or not is_head_of(known.head, request):
             return None
-        raws = subject.list_raws(shared)
-        is_plain = subject.chain.is_plain or all(map(has_token_bound, raws))
-        if not (is_plain and self._counting.is_quick(subject.model, raws)):
+        raws = request.list_raws(shared)
+        is_plain = request.chain.is_plain or all(map(has_token_bound, raws))
+        if not (is_plain and self._counting.is_quick(request.model, raws)):
             return None
-        shapes, pieces = _look_at(subject.wire, raws)
+        shapes, pieces = _look_at(request.wire, raws)
         if any(map(_is_long_named, shapes)):
             return None
         bounds = [len(raw) for raw in raws]
-        return PartialHistory(_go_on(known, shared, subject, shapes, bounds, known.head), tuple(pieces), sum(bounds))
+        return PartialHistory(_go_on(known, shared, request, shapes, bounds, known.head), tuple(pieces), sum(bounds))
 
-    def finish(self, subject: ManagedRequest, begun: "PartialHistory") -> MeasuredHistory:
+    def finish(self, request: ManagedRequest, begun: "PartialHistory") -> MeasuredHistory:
         """The path that was begun, counted. Blocks as long as that takes."""
-        tokens = self._counting.count_now(subject.model, begun.pieces).tokens
+        tokens = self._counting.count_now(request.model, begun.pieces).tokens
         path, shared = begun.path, len(begun.path.sums) - len(tokens)
         sums = extend_shared(path.sums, shared, _add_up(path.count_to(shared), tokens))
         path = msgspec.structs.replace(path, sums=sums)
-        self._remember(_name(subject), path)
+        self._remember(_name(request), path)
         return path
 
-    async def count_messages(self, subject: ManagedRequest, raws: Sequence[bytes]) -> int:
+    async def count_messages(self, request: ManagedRequest, raws: Sequence[bytes]) -> int:
         """The tokens of messages that are sent in place of others."""
-        return sum(await self._count(subject, [Piece(digest_of(raw), raw) for raw in raws]))
+        return sum(await self._count(request, [Piece(digest_of(raw), raw) for raw in raws]))
 
-    async def _count_head(self, subject: ManagedRequest, known: MeasuredHistory | None) -> PromptPrefix:
-        if known is not None and is_head_of(known.head, subject):
+    async def _count_head(self, request: ManagedRequest, known: MeasuredHistory | None) -> PromptPrefix:
+        if known is not None and is_head_of(known.head, request):
             return known.head
-        tools, orders = members = list_members(subject)
-        pieces = [Piece(digest_of(raw), raw) for raw in subject.list_leading()]
+        tools, orders = members = list_members(request)
+        pieces = [Piece(digest_of(raw), raw) for raw in request.list_leading()]
         if orders:
             pieces.append(Piece(digest_of(orders), orders))
         if tools:
             pieces.append(Piece(digest_of(tools), tools, is_tools=True))
-        return PromptPrefix(subject.chain.preamble.system, members, sum(await self._count(subject, pieces)))
+        return PromptPrefix(request.chain.preamble.system, members, sum(await self._count(request, pieces)))
 
-    async def _count(self, subject: ManagedRequest, pieces: Sequence[Piece]) -> tuple[int, ...]:
+    async def _count(self, request: ManagedRequest, pieces: Sequence[Piece]) -> tuple[int, ...]:
         if not pieces:
             return ()
-        return (await self._counting.count(subject.model, pieces)).tokens
+        return (await self._counting.count(request.model, pieces)).tokens
 
     def _remember(self, key: Key, path: MeasuredHistory) -> None:
         """Keep a path, in place of those that it continues."""
@@ -229,19 +229,19 @@ def count_shared(known: Sequence[bytes], nodes: Sequence[bytes]) -> int:
     return low
 
 
-def list_members(subject: ManagedRequest) -> tuple[bytes, bytes]:
+def list_members(request: ManagedRequest) -> tuple[bytes, bytes]:
     """The raw members that go before the messages: tools, and orders on wires that have them; empty for none."""
-    tools = subject.split.member("tools")
-    return (b"" if tools in _NOTHING else tools), subject.chain.preamble.orders
+    tools = request.split.member("tools")
+    return (b"" if tools in _NOTHING else tools), request.chain.preamble.orders
 
 
-def is_head_of(head: PromptPrefix, subject: ManagedRequest) -> bool:
+def is_head_of(head: PromptPrefix, request: ManagedRequest) -> bool:
     """Whether that is what goes before the messages of a request."""
-    return head.leading == subject.chain.preamble.system and head.members == list_members(subject)
+    return head.leading == request.chain.preamble.system and head.members == list_members(request)
 
 
-def _name(subject: ManagedRequest) -> Key:
-    return subject.session.id, subject.model
+def _name(request: ManagedRequest) -> Key:
+    return request.session.id, request.model
 
 
 async def _examine(wire: str, raws: Sequence[bytes]) -> tuple[list[MessageStructure], list[Piece]]:
@@ -268,20 +268,20 @@ def _add_up(before: int, tokens: Sequence[int]) -> list[int]:
 def _go_on(
     known: MeasuredHistory | None,
     shared: int,
-    subject: ManagedRequest,
+    request: ManagedRequest,
     shapes: list[MessageStructure],
     tokens: Sequence[int],
     head: PromptPrefix,
 ) -> MeasuredHistory:
-    items, first = subject.split.items, subject.chain.preamble.count
+    items, first = request.split.items, request.chain.preamble.count
     sums = _add_up(known.count_to(shared) if known is not None else 0, tokens)
     fresh = tuple(place for place, shape in enumerate(shapes, shared) if shape.markers)
     signed = tuple(place for place, shape in enumerate(shapes, shared) if shape.is_signed)
     if known is None or not shared:
-        history = judge_history(shapes, is_itemised=FORMATS[subject.wire].is_itemised)
-        return MeasuredHistory(subject.nodes, shapes, sums, history, head, items, first, fresh, signed)
+        history = judge_history(shapes, is_itemised=FORMATS[request.wire].is_itemised)
+        return MeasuredHistory(request.nodes, shapes, sums, history, head, items, first, fresh, signed)
     return MeasuredHistory(
-        subject.nodes,
+        request.nodes,
         extend_shared(known.shapes, shared, shapes),
         extend_shared(known.sums, shared, sums),
         extend_history(known.history, shared, shapes),

@@ -15,7 +15,8 @@ from proxy.engine.models import CacheCalibrator, Models
 from proxy.engine.ports import Clock
 from proxy.engine.request import ManagedRequest
 from proxy.model.card import LimitKey
-from proxy.model.epoch import Epoch, EpochReason
+from proxy.model.epoch import Epoch, EpochReason, Pin, Plan, Rung
+from proxy.model.exchange import Headers
 from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange
 
@@ -36,7 +37,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
     are those that no epoch may take, as far as the last one told. `now` is in monotonic seconds.
     """
 
-    subject: ManagedRequest
+    request: ManagedRequest
     context: SessionContext
     epoch: Epoch | None
     standing: EpochAccount
@@ -52,7 +53,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
     @property
     def view(self) -> str:
         """The model asked for."""
-        return self.subject.model
+        return self.request.model
 
     @property
     def client_tokens(self) -> int:
@@ -81,7 +82,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
             self.kept,
             stable=self.path.head.tokens,
             idle=self.account.compute_idle(self.now),
-            is_side=self.subject.is_side,
+            is_side=self.request.is_side,
             is_bound=self.is_bound,
         )
 
@@ -149,10 +150,39 @@ def estimate_protected(path: MeasuredHistory) -> int:
 
 
 class UncountedState(msgspec.Struct, frozen=True, gc=False):
-    """A case in which the tokens of what is new are not counted, but for the most that they may be."""
+    """A state in which the new messages are not counted: in its history each has its bytes, which are more."""
 
-    case: RequestState
+    state: RequestState
     begun: PartialHistory
+
+
+class OutgoingRequest(msgspec.Struct, frozen=True, gc=False):
+    """What goes upstream for a request, and what the record and the client are told of it.
+
+    `rung` is the fallback level, `tokens` are those of `body` as we count them, under `epoch`; `is_opened`: no call was
+    sent under that before. `plan` is None where nothing was to be decided. `labels` are response headers. `is_managed`:
+    something else may be sent where the upstream refuses it; `is_guarded`: that may well be, so that the head of the
+    response waits for what comes (BEHAVIOUR B20a). `ceiling` is the one that the request asked for; `pin` is of a
+    message that is pinned with this call. `uncounted` is the state of a request that is counted once it is on its way:
+    its plan and labels have no tokens yet.
+    """
+
+    rung: Rung
+    body: bytes
+    tokens: int = 0
+    epoch: Epoch | None = None
+    is_opened: bool = False
+    plan: Plan | None = None
+    labels: Headers = ()
+    is_managed: bool = False
+    is_guarded: bool = False
+    ceiling: int | None = None
+    pin: Pin | None = None
+    uncounted: UncountedState | None = None
+
+    def add(self, labels: Headers, pin: Pin | None = None) -> "OutgoingRequest":
+        """Return the same with more labels, and with a pin."""
+        return msgspec.structs.replace(self, labels=(*self.labels, *labels), pin=pin) if labels or pin else self
 
 
 class StateReader:
@@ -170,18 +200,18 @@ class StateReader:
         self._lessons = lessons
         self.clock = clock
 
-    def find_ratio(self, subject: ManagedRequest) -> TokenRatio:
+    def find_ratio(self, request: ManagedRequest) -> TokenRatio:
         """How many tokens the model counts for each of ours."""
-        return self.models.count.find_ratio(subject.session.upstream, subject.model)
+        return self.models.count.find_ratio(request.session.upstream, request.model)
 
-    def find_budget(self, subject: ManagedRequest, ceiling: int | None = None) -> Budget:
+    def find_budget(self, request: ManagedRequest, ceiling: int | None = None) -> Budget:
         """What may be sent of a request; a `ceiling` in the model's tokens takes the place of the configured one."""
-        budget = self.models.budget(find_key(subject), subject.most_output or None, ceiling)
-        return budget.scale(self.find_ratio(subject).value)
+        budget = self.models.budget(find_key(request), request.most_output or None, ceiling)
+        return budget.scale(self.find_ratio(request).value)
 
-    def find_tariff(self, subject: ManagedRequest, path: MeasuredHistory) -> Tariff:
+    def find_tariff(self, request: ManagedRequest, path: MeasuredHistory) -> Tariff:
         """What its input costs."""
-        key = find_key(subject)
+        key = find_key(request)
         card = self.models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant)
         return self._lessons.find_tariff(key.upstream, key.model, card, path.list_markers())
 
@@ -189,53 +219,55 @@ class StateReader:
         """The same for a model of which no request is at hand."""
         return self._lessons.find_tariff(upstream, model, self.models.card(upstream, model), ())
 
-    def is_below(self, subject: ManagedRequest, budget: Budget) -> bool:
+    def is_below(self, request: ManagedRequest, budget: Budget) -> bool:
         """Whether bytes prove that a request is below the soft mark, beside what of it was counted before."""
-        known, shared = self.memory.paths.find(subject)
-        if known is None or not is_head_of(known.head, subject):
-            return is_surely_below_soft_mark(budget, subject.split.content)
+        known, shared = self.memory.paths.find(request)
+        if known is None or not is_head_of(known.head, request):
+            return is_surely_below_soft_mark(budget, request.split.content)
         return is_surely_below_soft_mark(
-            budget, _list_uncounted(subject, shared), known.head.tokens + known.count_to(shared)
+            budget, _list_uncounted(request, shared), known.head.tokens + known.count_to(shared)
         )
 
-    async def look_at(
-        self, subject: ManagedRequest, context: SessionContext, epoch: Epoch | None, budget: Budget
+    async def read(
+        self, request: ManagedRequest, context: SessionContext, epoch: Epoch | None, budget: Budget
     ) -> RequestState:
-        """All that is known of a request; what of it is new is counted."""
-        path = await self.memory.paths.follow(subject)
-        frozen = await self._weigh(subject, context, epoch) if epoch is not None else 0
-        return self._make_case(subject, context, epoch, budget, path, frozen)
+        """Return how a request stands; its new messages are counted."""
+        path = await self.memory.paths.follow(request)
+        frozen = await self._weigh(request, context, epoch) if epoch is not None else 0
+        return self._make(request, context, epoch, budget, path, frozen)
 
-    def look_ahead(
-        self, subject: ManagedRequest, context: SessionContext, epoch: Epoch, budget: Budget
-    ) -> "UncountedState | None":
-        """The same of a request to which little is new, before that is counted; None of any other."""
+    def read_uncounted(
+        self, request: ManagedRequest, context: SessionContext, epoch: Epoch, budget: Budget
+    ) -> UncountedState | None:
+        """Return how a request with few new messages stands before these are counted; None for any other."""
         frozen = context.sizes.get(epoch.id)
-        begun = self.memory.paths.begin(subject) if frozen is not None else None
+        begun = self.memory.paths.begin(request) if frozen is not None else None
         if frozen is None or begun is None:
             return None
-        return UncountedState(self._make_case(subject, context, epoch, budget, begun.path, frozen), begun)
+        return UncountedState(self._make(request, context, epoch, budget, begun.path, frozen), begun)
 
-    def count(self, ahead: "UncountedState") -> RequestState:
-        """The case, once what is new in it is counted. Blocks as long as that takes."""
-        return msgspec.structs.replace(ahead.case, path=self.memory.paths.finish(ahead.case.subject, ahead.begun))
+    def count(self, uncounted: UncountedState) -> RequestState:
+        """Count the new messages of a state. Blocks as long as that takes."""
+        return msgspec.structs.replace(
+            uncounted.state, path=self.memory.paths.finish(uncounted.state.request, uncounted.begun)
+        )
 
-    def _make_case(
+    def _make(
         self,
-        subject: ManagedRequest,
+        request: ManagedRequest,
         context: SessionContext,
         epoch: Epoch | None,
         budget: Budget,
         path: MeasuredHistory,
         frozen: int,
     ) -> RequestState:
-        model = subject.model
+        model = request.model
         standing = context.get_standing(model, epoch.id if epoch is not None else "", budget)
         kept = find_kept(path, standing.before, frozen, epoch.depth if epoch is not None else 0)
         if standing.head not in (None, path.head):
             kept = 0  # a provider reads from its cache what is alike from the very beginning
         return RequestState(
-            subject=subject,
+            request=request,
             context=context,
             epoch=epoch,
             standing=standing,
@@ -243,17 +275,17 @@ class StateReader:
             path=path,
             kept=kept,
             budget=budget,
-            tariff=self.find_tariff(subject, path),
-            ratio=self.find_ratio(subject),
+            tariff=self.find_tariff(request, path),
+            ratio=self.find_ratio(request),
             protected=_find_protected(context.protected.get(model, 0), path, budget, standing.account),
             now=self.clock.monotonic(),
         )
 
-    async def _weigh(self, subject: ManagedRequest, context: SessionContext, epoch: Epoch) -> int:
+    async def _weigh(self, request: ManagedRequest, context: SessionContext, epoch: Epoch) -> int:
         """The tokens of what is sent for an epoch, counted once."""
         tokens = context.sizes.get(epoch.id)
         if tokens is None:
-            tokens = context.sizes[epoch.id] = await self.memory.paths.count_messages(subject, epoch.rendered)
+            tokens = context.sizes[epoch.id] = await self.memory.paths.count_messages(request, epoch.rendered)
         return tokens
 
 
@@ -263,10 +295,10 @@ def _find_protected(known: int, path: MeasuredHistory, budget: Budget, account: 
     return min(known, estimate_protected(path)) if is_much else known
 
 
-def _list_uncounted(subject: ManagedRequest, shared: int) -> bytes:
+def _list_uncounted(request: ManagedRequest, shared: int) -> bytes:
     """The bytes of a request beside its preamble, its tools, and the first messages behind the preamble."""
-    split = subject.split
-    counted = [ByteRange(split.items[0].start, split.items[subject.chain.preamble.count + shared - 1].end)]
+    split = request.split
+    counted = [ByteRange(split.items[0].start, split.items[request.chain.preamble.count + shared - 1].end)]
     counted += [split.members["tools"]] if "tools" in split.members else []
     uncounted, at = [], 0
     for span in sorted(counted, key=lambda span: span.start):
@@ -275,8 +307,8 @@ def _list_uncounted(subject: ManagedRequest, shared: int) -> bytes:
     return b"".join([*uncounted, split.content[at:]])
 
 
-def find_key(subject: ManagedRequest) -> LimitKey:
+def find_key(request: ManagedRequest) -> LimitKey:
     """For whom a limit that is learned from a request holds (BEHAVIOUR B18)."""
-    limiting = FORMATS[subject.wire].limit_headers
-    beta = b",".join(value for name, value in subject.headers if name in limiting)
-    return LimitKey(subject.session.upstream, subject.model, beta.decode("latin-1"), subject.session.tenant)
+    limiting = FORMATS[request.wire].limit_headers
+    beta = b",".join(value for name, value in request.headers if name in limiting)
+    return LimitKey(request.session.upstream, request.model, beta.decode("latin-1"), request.session.tenant)

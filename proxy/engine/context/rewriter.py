@@ -57,7 +57,7 @@ class Rewriter:
 
     def rewrite(
         self,
-        subject: ManagedRequest,
+        request: ManagedRequest,
         path: MeasuredHistory,
         epoch: Epoch,
         pinned: Collection[int] = (),
@@ -69,11 +69,11 @@ class Rewriter:
 
         Raises Invalid, and ValueError where the epoch is none of this request.
         """
-        provider = self._providers.get(subject.session.upstream, _ANY)
-        leading = subject.chain.preamble.count
-        rules = FORMATS[subject.wire].read_rules(subject.split, leading, is_alternating=provider.strict_alternation)
-        rendered = place_marker(FORMATS[subject.wire], epoch.rendered, path.list_markers(epoch.depth))
-        judged = self._find_judged(subject, path, epoch)
+        provider = self._providers.get(request.session.upstream, _ANY)
+        leading = request.chain.preamble.count
+        rules = FORMATS[request.wire].read_rules(request.split, leading, is_alternating=provider.strict_alternation)
+        rendered = place_marker(FORMATS[request.wire], epoch.rendered, path.list_markers(epoch.depth))
+        judged = self._find_judged(request, path, epoch)
         lasting = extend_verdict(judged.verdict, path.history, rules) if judged.verdict and not pinned else None
         if lasting is None:
             is_marked = rendered is not epoch.rendered
@@ -81,20 +81,20 @@ class Rewriter:
                 raise Invalid(problem)
             lasting = make_verdict(path.history, judged.splices, rules, judged.ids)
         judged.verdict = lasting
-        body = apply(subject.split, leading, epoch.depth, rendered)
+        body = apply(request.split, leading, epoch.depth, rendered)
         if not is_unsigned:
             return body
-        split = split_body(body, subject.items_key)
+        split = split_body(body, request.items_key)
         if split is None:
             raise Invalid("signed reasoning cannot be taken out")
         return strip_reasoning(split)
 
-    def _find_judged(self, subject: ManagedRequest, path: MeasuredHistory, epoch: Epoch) -> _CheckedSplices:
+    def _find_judged(self, request: ManagedRequest, path: MeasuredHistory, epoch: Epoch) -> _CheckedSplices:
         key = epoch.id, hash(epoch.edits)  # a plan that does not bear leaves its epoch's id to a minimal one
         judged = self._judged.get(key)
         if judged is None:
             edits = _edits.decode(epoch.edits)
-            splices = list_splices(subject.wire, edits, epoch.rendered, path.shapes, epoch.depth)
+            splices = list_splices(request.wire, edits, epoch.rendered, path.shapes, epoch.depth)
             judged = self._judged[key] = _CheckedSplices(splices, path.shapes)
             if len(self._judged) > _MOST_REMEMBERED:
                 del self._judged[next(iter(self._judged))]

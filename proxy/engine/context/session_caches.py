@@ -23,27 +23,27 @@ class SentBodies:
         self._histories = BodyCache(cache_bytes)
         self._cap = record_cap
 
-    def keep(self, subject: ManagedRequest, content: bytes, depth: int = 0) -> Manifest:
+    def keep(self, request: ManagedRequest, content: bytes, depth: int = 0) -> Manifest:
         """The manifest of a body; of one in which others stand for the first `depth` messages, and the rest as it came.
 
         Where only the end of that is new, nothing else is looked for.
         """
-        key = (subject.session.tenant, subject.wire, f"{subject.session.id}\0{subject.model}")
+        key = (request.session.tenant, request.wire, f"{request.session.id}\0{request.model}")
         newest = self._histories.find_newest(key) if depth else None
         source: BodySource | None
-        grown = _grow(subject, content, depth, newest) if newest is not None else None
+        grown = _grow(request, content, depth, newest) if newest is not None else None
         if grown is not None:
             known, (split, shared, source) = newest, grown
         else:
             known, shared = self._histories.find(key, content)
-            found = split_known(content, subject.items_key, known, shared)
+            found = split_known(content, request.items_key, known, shared)
             if found is None:
                 return self.keep_apart(content)
-            split, source = found, _find_source(subject, found, depth) if depth else None
+            split, source = found, _find_source(request, found, depth) if depth else None
         holding = None
         if len(content) > self._cap:
-            holding = hold(split, self._cap, list_links(known, shared), known, _find_lent(subject, split))
-        tenant, chain = subject.session.tenant, subject.chain
+            holding = hold(split, self._cap, list_links(known, shared), known, _find_lent(request, split))
+        tenant, chain = request.session.tenant, request.chain
         manifest, history = build_manifest(tenant, split, chain, known, shared, source=source, holding=holding)
         if history is not None:
             self._histories.remember(key, history, known)
@@ -59,13 +59,13 @@ class SentBodies:
 
 
 def _grow(
-    subject: ManagedRequest, content: bytes, depth: int, known: CachedBody
+    request: ManagedRequest, content: bytes, depth: int, known: CachedBody
 ) -> tuple[SplitBody, int, BodySource] | None:
     """A body split after the known one, how many items they share, and its source; None where it goes not on from that.
 
     What the client's requests share was compared when they came: then they hold their places in one sequence.
     """
-    source, client, start = known.source, subject.split, subject.chain.preamble.count + depth
+    source, client, start = known.source, request.split, request.chain.preamble.count + depth
     if source is None or source.start != start:
         return None
     shared = count_common(source.items, client.items)
@@ -82,23 +82,23 @@ def _grow(
     return split, kept, BodySource(client.items, start, source.at)
 
 
-def _find_source(subject: ManagedRequest, split: SplitBody, depth: int) -> BodySource | None:
+def _find_source(request: ManagedRequest, split: SplitBody, depth: int) -> BodySource | None:
     """What a body was made of, where it is the client's but for the messages that others stand for."""
-    client, start = subject.split, subject.chain.preamble.count + depth
+    client, start = request.split, request.chain.preamble.count + depth
     at = len(split.items) - (len(client.items) - start)
     is_so = split.content.endswith(client.content[client.items[start - 1].end :])
     return BodySource(client.items, start, at) if is_so else None
 
 
-def _find_lent(subject: ManagedRequest, split: SplitBody) -> range:
+def _find_lent(request: ManagedRequest, split: SplitBody) -> range:
     """The items at a body's end that are the client's own, word for word: as far as it is in the log they are, too."""
-    ours, theirs, client = split.items, subject.split.items, subject.split.content
+    ours, theirs, client = split.items, request.split.items, request.split.content
     same = 0
     for own, other in zip(reversed(ours), reversed(theirs), strict=False):
         if split.content[own.start : own.end] != client[other.start : other.end]:
             break
         same += 1
-    unkept = len(theirs) - subject.holding.stop if subject.holding is not None else 0
+    unkept = len(theirs) - request.holding.stop if request.holding is not None else 0
     return range(len(ours) - same, len(ours) - unkept)
 
 

@@ -31,7 +31,7 @@ _CHOSEN_WEIGHT = 350
 _NODE_WEIGHT = 60
 _ITEM_WEIGHT = 250
 
-# For so long the log is waited for in any case, also where a call has waited for something else before.
+# For so long the log is waited for in any state, also where a call has waited for something else before.
 _LOAD_SECONDS = 0.25
 
 
@@ -133,17 +133,17 @@ class SessionContext:
         """The plan that came too late for its request, if it was not used since."""
         return self._late[1] if self._late is not None else None
 
-    def note_late(self, subject: ManagedRequest, drafting: "asyncio.Future[RenderedPlan]") -> None:
+    def note_late(self, request: ManagedRequest, drafting: "asyncio.Future[RenderedPlan]") -> None:
         """A plan is still being made: the next request may have it."""
-        self._late = (subject, drafting)
+        self._late = (request, drafting)
 
-    def take_late(self, subject: ManagedRequest) -> RenderedPlan | None:
+    def take_late(self, request: ManagedRequest) -> RenderedPlan | None:
         """The plan that came too late for an earlier request, where this one goes on from that. Raises as it did."""
         if self._late is None or not self._late[1].done():
             return None
         asked, drafting = self._late
         needed = 1 if drafting.exception() else drafting.result().plan.through
-        if asked.model != subject.model or count_shared(asked.nodes, subject.nodes) < needed:
+        if asked.model != request.model or count_shared(asked.nodes, request.nodes) < needed:
             return None
         self._late = None
         draft = drafting.result()
@@ -252,36 +252,36 @@ class SessionContext:
         """The epoch with this id."""
         return next((each for each in reversed(self._epochs) if each.id == epoch), None)
 
-    def find(self, view: str, subject: ManagedRequest, *, is_next: bool = False) -> Epoch | None:
+    def find(self, view: str, request: ManagedRequest, *, is_next: bool = False) -> Epoch | None:
         """The epoch that holds for a request: the one this very history was sent under before, else the newest.
 
         None also where it was sent under none. `is_next`: the one that will hold for what goes on from the request.
         """
         if not self._epochs:
             return None
-        chosen = None if is_next else self._chosen.get((view, subject.tip))
+        chosen = None if is_next else self._chosen.get((view, request.tip))
         if chosen == "":
             return None
-        nodes = subject.nodes
+        nodes = request.nodes
         holding = [epoch for epoch in self._epochs if epoch.view == view and self._is_on_path(epoch, nodes)]
         if not holding:
-            holding = [each for each in self._epochs if each.view == view and self._covered.is_cleared(each, subject)]
+            holding = [each for each in self._epochs if each.view == view and self._covered.is_cleared(each, request)]
         sent = next((epoch for epoch in holding if epoch.id == chosen), None)
-        return sent or self.reaches.choose(holding, self._epochs, subject)
+        return sent or self.reaches.choose(holding, self._epochs, request)
 
     def cover(self, epoch: Epoch, items: Sequence[Item]) -> None:
         """Remember what an epoch stands for, to know it again when the client has cleared some of it."""
         self._covered.note(epoch, items)
 
-    def was_sent(self, view: str, subject: ManagedRequest) -> bool:
+    def was_sent(self, view: str, request: ManagedRequest) -> bool:
         """Whether this very history was sent before, as far as memory tells."""
-        return (view, subject.tip) in self._chosen
+        return (view, request.tip) in self._chosen
 
-    def choose(self, view: str, subject: ManagedRequest, epoch: str) -> None:
+    def choose(self, view: str, request: ManagedRequest, epoch: str) -> None:
         """Send this history under the same epoch whenever it is sent again (BEHAVIOUR B5)."""
         self.unsent.discard(epoch)
-        self._chosen[view, subject.tip] = epoch
-        self._chosen.move_to_end((view, subject.tip))
+        self._chosen[view, request.tip] = epoch
+        self._chosen.move_to_end((view, request.tip))
         if len(self._chosen) > _MOST_CHOSEN:
             self._chosen.popitem(last=False)
 
@@ -342,12 +342,12 @@ class SessionContexts:
         context = self._contexts.get(session)
         return None if context is _BLANK else context
 
-    def is_blank(self, subject: ManagedRequest) -> bool:
+    def is_blank(self, request: ManagedRequest) -> bool:
         """Whether nothing was ever managed in a request's session, as far as memory tells."""
-        session = subject.session.id
+        session = request.session.id
         context = self._contexts.get(session)
         if context is None:
-            if not subject.is_new:
+            if not request.is_new:
                 return False
             context = self._contexts[session] = _BLANK
             self._weights[session] = _BLANK_WEIGHT
@@ -356,13 +356,13 @@ class SessionContexts:
                 self._shrink()
         return context is _BLANK
 
-    async def open(self, subject: ManagedRequest, seconds: float = 0.0) -> SessionContext:
+    async def open(self, request: ManagedRequest, seconds: float = 0.0) -> SessionContext:
         """The context of a request's session. Asks the log for one that memory does not know, for so long at most, or
         a little longer.
         """
-        session = subject.session.id
+        session = request.session.id
         context = self._enter(session)
-        if subject.is_new:
+        if request.is_new:
             context.is_known = True
         if not context.is_known:
             try:
@@ -372,6 +372,13 @@ class SessionContexts:
                 return context  # asked again with the next request; this one is sent as its own bytes tell
             await self._load_reach(context)
         return context
+
+    def find_known(self, request: ManagedRequest) -> SessionContext | None:
+        """Return the context of a request's session, as far as memory has all that the log knows of it."""
+        context = self._contexts.get(request.session.id)
+        if context is None or context is _BLANK or not context.is_known:
+            return None
+        return self._enter(request.session.id)
 
     async def load(self, session: str) -> SessionContext:
         """The context of a session that a person names. Raises StoreUnavailable."""

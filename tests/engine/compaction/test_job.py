@@ -34,7 +34,7 @@ async def open_epoch(workshop: Workshop, steps: int = 22) -> SentRequest:
     async def commit(epoch: object) -> bool:
         return True
 
-    footing = await workshop.steward.ladder.climb(case, "hard", commit)
+    footing = await workshop.steward.chain.run(case, "hard", commit)
     assert footing.epoch is not None
     assert footing.is_opened
     return SentRequest(case, footing.body, footing.epoch)
@@ -43,7 +43,7 @@ async def open_epoch(workshop: Workshop, steps: int = 22) -> SentRequest:
 async def test_a_leaf_is_of_messages_and_what_is_merged_of_reports() -> None:
     work = await plan()
     assert (work.kind, work.covered) == ("leaf", work.span.tokens)
-    raws = work.request.state.subject.list_raws()
+    raws = work.request.state.request.list_raws()
     assert work.list_digests() == tuple(digest_of(raw) for raw in raws[:20])
     parents = (make_summary("a", 0, 10, tokens=70), make_summary("b", 10, 20, tokens=80))
     merged = msgspec.structs.replace(work, parents=parents)

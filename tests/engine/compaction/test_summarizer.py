@@ -228,8 +228,8 @@ async def test_without_a_key_those_are_asked_that_are_asked_with_one_of_ours_and
     draft.shop.summarizer.routes = [Route(draft.shop.model), Route(other, models=("theirs",))]
     draft.key = None
     request = await draft.shop.look_at(HISTORY, headers=((b"authorization", b"Bearer sk-client"),))
-    subject = msgspec.structs.replace(request.state.subject, upstream=draft.shop.model)
-    case = msgspec.structs.replace(request.state, subject=subject)
+    subject = msgspec.structs.replace(request.state.request, upstream=draft.shop.model)
+    case = msgspec.structs.replace(request.state, request=subject)
     made = await draft.get(request=msgspec.structs.replace(request, state=case))
     assert (made.level, made.model, other.calls) == (1, "small", [])
     assert made.reason.startswith("no model was asked: ")

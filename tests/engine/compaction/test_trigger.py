@@ -10,7 +10,7 @@ from proxy.context.epoch_decision import Decision
 from proxy.engine.compaction.job import SentRequest
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.context.accounting import NoObserver
-from proxy.engine.context.fallback import Footing
+from proxy.engine.context.request_state import OutgoingRequest
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
 from proxy.model.card import Card
@@ -65,8 +65,8 @@ async def test_what_stands_beside_the_conversation_or_below_the_mark_is_not_kept
 ) -> None:
     shop = Workshop()
     request = await shop.look_at(until(ABOVE), is_side=is_side)
-    shop.trigger.note_asked(request.state.subject)
-    footing = Footing("original", request.body, request.tokens)
+    shop.trigger.note_asked(request.state.request)
+    footing = OutgoingRequest("original", request.body, request.tokens)
     shop.trigger.note_sent(request.state, footing, Decision(None, pressure))
     (call,) = shop.trigger.open_calls.values()
     assert (call.sent is not None) == kept
@@ -153,11 +153,11 @@ async def test_a_round_that_another_follows_is_not_the_one_that_was_sent_last() 
 
 
 def is_keyed(shop: Workshop, request: SentRequest) -> bool:
-    return shop.trigger.credentials.find("s1", request.state.subject.tip) is not None
+    return shop.trigger.credentials.find("s1", request.state.request.tip) is not None
 
 
 def _sent(shop: Workshop, request: SentRequest) -> str:
-    subject = request.state.subject
+    subject = request.state.request
     shop.trigger.note_asked(subject)
     (call,) = shop.trigger.open_calls.values()
     call.sent = request
@@ -225,7 +225,7 @@ async def test_a_server_of_ones_own_without_a_price_is_not_asked_while_the_user_
 )
 async def test_a_server_that_is_declared_otherwise_or_has_a_price_or_is_far_is(provider: Provider, source: Any) -> None:
     shop = Workshop(provider=provider)
-    catalog: Any = shop.steward.lookout.models._catalog
+    catalog: Any = shop.steward.states.models._catalog
     catalog.card = Card(window=1_000_000, prices_source=source)
     for steps in (1, ABOVE):
         await shop.ask(until(steps))
@@ -282,10 +282,10 @@ async def test_other_servers_are_not_cared_for_so() -> None:
 async def test_where_nobody_watches_nothing_is_noted() -> None:
     request = await Workshop().look_at(until(ABOVE))
     nobody: Any = NoObserver()
-    nobody.note_arrival(request.state.subject)
-    nobody.note_asked(request.state.subject)
+    nobody.note_arrival(request.state.request)
+    nobody.note_asked(request.state.request)
     nobody.note_sent(request.state, None, None)
-    await in_time(nobody.wait(request.state.subject))
+    await in_time(nobody.wait(request.state.request))
 
 
 class BrokenLog(MemoryArchive):

@@ -69,7 +69,7 @@ async def test_in_a_long_session_the_graph_stays_shallow_and_every_summary_cover
     live = shop.context.list_summaries(request.nodes)
     assert live[0].start == 0
     assert all(one.stop == other.start for one, other in itertools.pairwise(live))
-    raws = request.state.subject.list_raws()
+    raws = request.state.request.list_raws()
     originals = {each.id: (await shop.log.load_original(each.id)).messages for each in summaries}
     check_covers(summaries, raws, originals)
     assert (await shop.log.verify()).faults == ()

@@ -45,7 +45,7 @@ def until(steps: int) -> list[Message]:
 
 
 def use(engine: ManagedEngine, tokenizer: QuarterTokens) -> None:
-    counting: TokenCounter = engine.steward._memory.paths._counting
+    counting: TokenCounter = engine.steward.states.memory.paths._counting
     counting._tokenizer = tokenizer
 
 
@@ -191,11 +191,11 @@ async def test_where_it_depends_on_the_count_that_comes_first() -> None:
     kinds = []
     for steps in STEPS:
         subject = make_subject(until(steps), f"x{steps}", base=2 * steps)
-        sending = await desk.steward.prepare(subject, "manage", None, desk.commit)
+        sending = await desk.decide(subject)
         assert sending.plan is not None or not desk.committed
-        kinds.append(sending.complete is not None)
-        if sending.complete is not None:
-            sending.complete()
+        kinds.append(sending.uncounted is not None)
+        if sending.uncounted is not None:
+            desk.steward.account(sending)
     assert sum(kinds) > len(desk.committed)
     opened = [int(epoch.id[1:]) - 1 for epoch in desk.committed]
     assert not any(kinds[at] for at in opened)
@@ -204,18 +204,18 @@ async def test_where_it_depends_on_the_count_that_comes_first() -> None:
 async def test_what_was_in_vain_is_counted_first() -> None:
     desk = Desk()
     for steps in range(70, 100):
-        sending = await desk.steward.prepare(make_subject(until(steps), f"x{steps}"), "manage", None, desk.commit)
-        if sending.complete is not None:
+        sending = await desk.decide(make_subject(until(steps), f"x{steps}"))
+        if sending.uncounted is not None:
             break
-    assert sending.complete is not None
-    sending.complete()
-    context = desk.steward._memory.contexts.get("s1")
+    assert sending.uncounted is not None
+    desk.steward.account(sending)
+    context = desk.steward.states.memory.contexts.get("s1")
     assert context is not None
     (epoch,) = context.epochs
     standing = next(s for (_, name), s in context._standings.items() if name == epoch.id)
     standing.account = replace(standing.account, ineffective=1)
-    sending = await desk.steward.prepare(make_subject(until(steps + 1), "x"), "manage", None, desk.commit)
-    assert sending.complete is None
+    sending = await desk.decide(make_subject(until(steps + 1), "x"))
+    assert sending.uncounted is None
 
 
 async def test_a_fault_while_it_is_entered_costs_the_count_and_no_more() -> None:

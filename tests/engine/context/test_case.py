@@ -30,7 +30,7 @@ async def follow(subject: ManagedRequest) -> MeasuredHistory:
 async def make_case(epoch: Epoch | None = None, context: SessionContext | None = None, **fields: Any) -> RequestState:
     subject, context = ask(), context or SessionContext()
     case = RequestState(
-        subject=subject,
+        request=subject,
         context=context,
         epoch=epoch,
         standing=context.get_standing(MODEL, epoch.id if epoch is not None else "", BUDGET),
@@ -70,7 +70,7 @@ async def test_the_facts_are_those_of_the_case() -> None:
     facts = case.facts
     assert (facts.tokens, facts.budget, facts.tariff, facts.protected) == (case.tokens, BUDGET, case.tariff, 70)
     assert (facts.kept, facts.stable, facts.idle, facts.is_side) == (7, case.path.head.tokens, 30.0, False)
-    side = msgspec.structs.replace(case, subject=make_subject(HISTORY, is_side=True))
+    side = msgspec.structs.replace(case, request=make_subject(HISTORY, is_side=True))
     assert side.facts.is_side
 
 

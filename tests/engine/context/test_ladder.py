@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.engine.context.fallback import Footing
-from proxy.engine.context.request_state import RequestState
+from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.model.epoch import ContextPlan, Epoch, Kept, Written
 from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
 from tests.support import managed
@@ -49,15 +48,15 @@ async def test_an_epoch_that_opens_is_committed_and_holds() -> None:
     (epoch,) = desk.committed
     assert (footing.rung, footing.epoch, footing.is_opened) == ("plan", epoch, True)
     assert (epoch.id, epoch.exchange, epoch.why, epoch.parent) == ("x1", "x1", "hard", "")
-    assert epoch.through == case.subject.nodes[epoch.depth - 1]
+    assert epoch.through == case.request.nodes[epoch.depth - 1]
     assert epoch.opened_ms == FixedClock().now_ms()
     assert footing.tokens == epoch.tokens_after < case.tokens == epoch.tokens_before
-    assert case.context.find("gpt-4o", case.subject) is epoch
+    assert case.context.find("gpt-4o", case.request) is epoch
     assert list(case.context.sizes) == [epoch.id]  # what is sent for it need not be counted again
     again = await desk.look_at(LONG)
     assert (again.epoch, again.tokens, again.frozen) == (epoch, footing.tokens, case.context.sizes[epoch.id])
     kept = desk.ladder.keep(again)
-    assert kept == Footing("epoch", footing.body, footing.tokens, epoch)
+    assert kept == OutgoingRequest("epoch", footing.body, footing.tokens, epoch)
     assert desk.list_events(EpochOpened) == [
         EpochOpened("x1", "s1", "x1", "hard", epoch.tokens_before, epoch.tokens_after)
     ]
@@ -67,7 +66,7 @@ async def test_without_a_reason_none_opens() -> None:
     desk = Desk()
     case = await desk.look_at(LONG)
     footing = await desk.climb(case, None)
-    assert footing == Footing("original", case.subject.split.content, case.client_tokens)
+    assert footing == OutgoingRequest("original", case.request.split.content, case.client_tokens)
     assert (desk.builder.asked, desk.events, desk.ladder.keep(case)) == ([], [], None)
 
 
@@ -76,10 +75,10 @@ async def test_a_revert_to_the_clients_own_bytes_is_an_epoch_that_holds() -> Non
     await desk.climb(await desk.look_at(LONG))
     subject = make_subject(LONG)
     revert = Epoch("r", "s1", "gpt-4o", "x1", subject.chain.root, 0, "revert", "", 1, 2, 9_000, b"[]", ())
-    desk.steward._memory.contexts.add("s1", revert)
+    desk.steward.states.memory.contexts.add("s1", revert)
     case = await desk.look_at(HISTORY[: 2 + 2 * 23])
     footing = await desk.climb(case, None)
-    assert footing == Footing("original", case.subject.split.content, case.client_tokens, revert)
+    assert footing == OutgoingRequest("original", case.request.split.content, case.client_tokens, revert)
 
 
 async def test_an_epoch_that_does_not_bear_leaves_the_clients_own_bytes() -> None:
@@ -89,7 +88,7 @@ async def test_an_epoch_that_does_not_bear_leaves_the_clients_own_bytes() -> Non
     assert case.epoch is not None
     broken = msgspec.structs.replace(case.epoch, id="broken", edits=b"[")
     footing = await desk.climb(msgspec.structs.replace(case, epoch=broken), None)
-    assert (footing.rung, footing.epoch, footing.body) == ("original", None, case.subject.split.content)
+    assert (footing.rung, footing.epoch, footing.body) == ("original", None, case.request.split.content)
     (failed,) = desk.list_events(RungFailed)
     assert (failed.rung, failed.exchange, "DecodeError" in failed.problem) == ("epoch", "x1", True)
 
@@ -201,7 +200,7 @@ async def test_where_all_the_time_is_spent_the_minimal_plan_is_made_all_the_same
     late = Late()
     case = await late.desk.look_at(LONG)
     try:
-        footing = await late.desk.ladder.climb(case, "hard", late.desk.commit, seconds=0.0)
+        footing = await late.desk.ladder.run(case, "hard", late.desk.commit, seconds=0.0)
     finally:
         await late.release(case)
     assert (footing.rung, footing.tokens < case.budget.high) == ("minimal", True)

@@ -164,9 +164,9 @@ async def test_a_request_is_looked_at_as_it_stands() -> None:
     world = World()
     context = SessionContext()
     context.protected[MODEL] = 70
-    case = await world.lookout.look_at(ask(), context, None, budget := world.lookout.find_budget(ask()))
+    case = await world.lookout.read(ask(), context, None, budget := world.lookout.find_budget(ask()))
     assert (case.epoch, case.frozen, case.kept, case.budget, case.protected) == (None, 0, None, budget, 70)
-    assert (case.now, case.ratio, case.subject) == (world.clock.monotonic(), world.lookout.find_ratio(ask()), ask())
+    assert (case.now, case.ratio, case.request) == (world.clock.monotonic(), world.lookout.find_ratio(ask()), ask())
     assert case.tokens == (await world.memory.paths.follow(ask())).tokens
 
 
@@ -175,10 +175,10 @@ async def test_what_is_sent_for_an_epoch_is_counted_once() -> None:
     epoch = make_epoch("a", 4, rendered=(b'{"role":"user","content":"%b"}' % (b"word " * 100),))
     context, budget = SessionContext(), world.lookout.find_budget(ask())
     context.add(epoch)
-    case = await world.lookout.look_at(ask(), context, epoch, budget)
+    case = await world.lookout.read(ask(), context, epoch, budget)
     assert case.frozen == context.sizes["a"] > 100
     context.sizes["a"] = 7
-    assert (await world.lookout.look_at(ask(), context, epoch, budget)).frozen == 7
+    assert (await world.lookout.read(ask(), context, epoch, budget)).frozen == 7
 
 
 async def test_what_was_sent_before_is_that_under_the_same_epoch() -> None:
@@ -187,24 +187,24 @@ async def test_what_was_sent_before_is_that_under_the_same_epoch() -> None:
     context.add(epoch := make_epoch("a", 4))
     context.get_standing(MODEL, "", budget).before = ask(3).nodes
     context.get_standing(MODEL, "a", budget).before = ask(12).nodes
-    assert (await world.lookout.look_at(ask(9), context, None, budget)).kept is None
-    case = await world.lookout.look_at(ask(9), context, epoch, budget)
+    assert (await world.lookout.read(ask(9), context, None, budget)).kept is None
+    case = await world.lookout.read(ask(9), context, epoch, budget)
     assert case.kept == case.tokens
 
 
 async def test_looking_ahead_needs_the_tokens_of_the_epoch() -> None:
     world = World()
     epoch, context, budget = make_epoch("a", 2), SessionContext(), world.lookout.find_budget(ask())
-    await world.lookout.look_at(ask(), SessionContext(), None, budget)
-    assert world.lookout.look_ahead(ask(), context, epoch, budget) is None
+    await world.lookout.read(ask(), SessionContext(), None, budget)
+    assert world.lookout.read_uncounted(ask(), context, epoch, budget) is None
     context.sizes["a"] = 70
-    ahead = world.lookout.look_ahead(ask(), context, epoch, budget)
+    ahead = world.lookout.read_uncounted(ask(), context, epoch, budget)
     assert ahead is not None
-    assert (ahead.case.frozen, ahead.begun.most) == (70, 0)
-    assert world.lookout.count(ahead) == await world.lookout.look_at(ask(), context, epoch, budget)
+    assert (ahead.state.frozen, ahead.begun.most) == (70, 0)
+    assert world.lookout.count(ahead) == await world.lookout.read(ask(), context, epoch, budget)
 
 
 async def test_looking_ahead_needs_to_know_the_request_before() -> None:
     world, context = World(), SessionContext()
     context.sizes["a"] = 70
-    assert world.lookout.look_ahead(ask(), context, make_epoch("a", 2), world.lookout.find_budget(ask())) is None
+    assert world.lookout.read_uncounted(ask(), context, make_epoch("a", 2), world.lookout.find_budget(ask())) is None

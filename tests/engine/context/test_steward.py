@@ -6,16 +6,15 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from proxy.engine.context.accounting import Sending
-from proxy.engine.context.refusal_retry import Reach, RefusalRetry
-from proxy.engine.context.request_state import StateReader
+from proxy.engine.context.refusal_retry import RefusalRetry
+from proxy.engine.context.request_state import OutgoingRequest, StateReader
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Epoch, Plan
 from proxy.model.events import AnswerRead, RungFailed
 from proxy.model.exchange import Headers, Usage
 from tests.support.engine import HEALTHY
 from tests.support.managed import Desk
-from tests.support.managing import Message, make_history, make_subject
+from tests.support.managing import Message, make_history, make_resolved, make_subject
 
 HISTORY = make_history(60, 1600)
 
@@ -26,9 +25,9 @@ def until(steps: int) -> list[Message]:
 
 async def prepare(
     desk: Desk, messages: list[Message], exchange: str = "x1", mode: Any = "manage", **options: Any
-) -> Sending:
-    sending = await desk.steward.prepare(make_subject(messages, exchange, **options), mode, None, desk.commit)
-    return sending if sending.complete is None else sending.complete()
+) -> OutgoingRequest:
+    sending = await desk.decide(make_subject(messages, exchange, **options), mode)
+    return sending if sending.uncounted is None else desk.steward.account(sending)
 
 
 def make_revert(subject: ManagedRequest) -> Epoch:
@@ -38,15 +37,15 @@ def make_revert(subject: ManagedRequest) -> Epoch:
 
 def read_answer(desk: Desk, exchange: str, usage: Usage) -> None:
     """The answer of a call was read."""
-    desk.steward._books._lessons.note_answer(AnswerRead(exchange, 0, usage))
+    desk.steward._accounting._calibrator.note_answer(AnswerRead(exchange, 0, usage))
 
 
 async def test_below_the_soft_mark_nothing_is_decided_and_nothing_counted() -> None:
     desk = Desk()
     subject = make_subject(until(1))
-    sending = await desk.steward.prepare(subject, "manage", None, desk.commit)
-    assert sending == Sending(subject.split.content, is_managed=True)
-    assert desk.steward._memory.paths.find(subject) == (None, 0)
+    sending = await desk.decide(subject)
+    assert sending == OutgoingRequest("original", subject.split.content, is_managed=True)
+    assert desk.steward.states.memory.paths.find(subject) == (None, 0)
 
 
 async def test_the_head_of_an_answer_waits_where_the_window_is_unknown_or_near() -> None:
@@ -63,35 +62,35 @@ async def test_a_wire_that_is_not_managed_goes_as_it_came() -> None:
     desk = Desk()
     subject = msgspec.structs.replace(make_subject(until(22)), wire="responses")
     said = ((b"x-palimpsest-mode", b"observe; recorded-only"),)
-    assert await desk.steward.prepare(subject, "manage", None, desk.commit) == Sending(
-        subject.split.content, labels=said
+    assert await desk.decide(subject) == OutgoingRequest("original", subject.split.content, labels=said)
+    assert desk.steward.decide_at_once(subject.split.content, make_resolved(subject), None) == OutgoingRequest(
+        "original", subject.split.content, labels=said
     )
-    assert desk.steward.glance(subject, "manage", None) == Sending(subject.split.content, labels=said)
-    assert await desk.steward.prepare(subject, "observe", None, desk.commit) == Sending(subject.split.content)
+    assert await desk.decide(subject, "observe") == OutgoingRequest("original", subject.split.content)
     short = msgspec.structs.replace(make_subject(until(2)), wire="responses")
-    assert await desk.steward.prepare(short, "manage", None, desk.commit) == Sending(short.split.content)
+    assert await desk.decide(short) == OutgoingRequest("original", short.split.content)
 
 
 async def test_whatever_goes_wrong_the_request_goes_on_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(*_: Any) -> Any:
         raise RuntimeError("the lookout is blind")
 
-    monkeypatch.setattr(StateReader, "look_at", fail)
+    monkeypatch.setattr(StateReader, "read", fail)
     desk = Desk()
     subject = make_subject(until(22))
     problem = "RuntimeError: the lookout is blind"
     plan = Plan("x1", 0, "gpt-4o", "original", reason=problem)
     labels = ((b"x-palimpsest-mode", b"observe; stood-down:it could not be cut; the server's log says why"),)
-    assert await desk.steward.prepare(subject, "manage", None, desk.commit) == Sending(
-        subject.split.content, plan=plan, labels=labels
-    )
+    assert await desk.decide(subject) == OutgoingRequest("original", subject.split.content, plan=plan, labels=labels)
     assert desk.list_events(RungFailed) == [RungFailed("x1", "s1", "plan", problem)]
 
 
 async def test_a_rescuer_stands_by_who_is_managed() -> None:
     desk, told = Desk(), list[Headers]()
-    sending = Sending(b"", is_managed=True, is_guarded=True)
-    rescuer = desk.steward.stand_by(make_subject(until(1)), sending, Reach(desk.commit, told.append, lambda: None))
+    sending = OutgoingRequest("original", b"", is_managed=True, is_guarded=True)
+    rescuer = desk.steward.watch_refusal(
+        make_subject(until(1)), sending, commit=desk.commit, tell=told.append, settle=lambda: None
+    )
     assert isinstance(rescuer, RefusalRetry)
     assert rescuer.is_guarded
     assert rescuer.read_start(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n') == "content"
@@ -120,8 +119,8 @@ async def test_what_was_looked_at_before_is_not_looked_at_again() -> None:
     signed: list[Message] = [*until(16), {"role": "user", "content": sign}]
     assert not (await prepare(Desk(), signed)).is_managed
     subject = make_subject(signed)
-    await desk.steward._memory.paths.follow(subject)
-    assert (await desk.steward.prepare(subject, "manage", None, desk.commit)).is_managed
+    await desk.steward.states.memory.paths.follow(subject)
+    assert (await desk.decide(subject)).is_managed
     assert not (await prepare(desk, [*signed, {"role": "user", "content": sign}])).is_managed
 
 
@@ -147,7 +146,7 @@ async def test_a_plan_tells_tokens_as_the_model_counts_them() -> None:
         read_answer(desk, f"y{number}", Usage(input=tokens * 11 // 10))
     again = await prepare(desk, until(18), "x2", base=1)
     assert again.plan is not None
-    told = desk.steward._lookout.find_ratio(make_subject(until(18))).apply(tokens)
+    told = desk.steward.states.find_ratio(make_subject(until(18))).apply(tokens)
     assert (again.plan.tokens_client, again.plan.tokens_upstream) == (told, told)
     assert told > tokens * 1.02
     assert again.plan.usable == pytest.approx(first.plan.usable, rel=0.001)
@@ -173,14 +172,15 @@ async def test_under_a_revert_a_request_is_charged_to_it_and_says_so() -> None:
     desk = Desk()
     await prepare(desk, until(14))
     subject = make_subject(until(17), "x2", base=31)
-    desk.steward._memory.contexts.add("s1", make_revert(subject))
-    sending = await desk.steward.prepare(subject, "manage", None, desk.commit)
+    desk.steward.states.memory.contexts.add("s1", make_revert(subject))
+    sending = await desk.decide(subject)
     assert sending.plan is not None
-    assert (sending.body, sending.manifest, sending.plan.epoch) == (subject.split.content, None, "r")
+    assert (sending.body, sending.plan.epoch) == (subject.split.content, "r")
+    assert desk.steward.build_manifest(subject, sending) is None
     assert (b"x-palimpsest-epoch", b"r") in sending.labels
-    context = desk.steward._memory.contexts.get("s1")
+    context = desk.steward.states.memory.contexts.get("s1")
     assert context is not None
-    budget = desk.steward._lookout.find_budget(subject)
+    budget = desk.steward.states.find_budget(subject)
     assert context.get_standing("gpt-4o", "r", budget).before == subject.nodes
     assert context.get_standing("gpt-4o", "", budget).before == make_subject(until(14)).nodes
 
@@ -188,9 +188,9 @@ async def test_under_a_revert_a_request_is_charged_to_it_and_says_so() -> None:
 async def test_a_side_request_keeps_the_cache_warm_and_no_more() -> None:
     desk = Desk()
     await prepare(desk, until(14))
-    context = desk.steward._memory.contexts.get("s1")
+    context = desk.steward.states.memory.contexts.get("s1")
     assert context is not None
-    standing = context.get_standing("gpt-4o", "", desk.steward._lookout.find_budget(make_subject(until(14))))
+    standing = context.get_standing("gpt-4o", "", desk.steward.states.find_budget(make_subject(until(14))))
     account, before = standing.account, standing.before
     desk.clock.advance(10)
     sending = await prepare(desk, [{"role": "user", "content": "word " * 4000}], "x2", base=0, is_side=True)
@@ -214,12 +214,12 @@ async def test_a_request_that_asks_for_all_of_the_window_is_not_managed_but_may_
 async def test_when_the_log_has_lost_a_record_what_leans_on_it_is_forgotten() -> None:
     desk = Desk()
     await prepare(desk, until(22))
-    context = desk.steward._memory.contexts.get("s1")
+    context = desk.steward.states.memory.contexts.get("s1")
     await prepare(desk, until(23), "x2", base=46)
-    assert desk.steward._memory.contexts.get("s1") is context
+    assert desk.steward.states.memory.contexts.get("s1") is context
     desk.log.health = msgspec.structs.replace(HEALTHY, generation=1)
     sending = await prepare(desk, until(24), "x3", base=48)
-    assert desk.steward._memory.contexts.get("s1") is not context
+    assert desk.steward.states.memory.contexts.get("s1") is not context
     assert sending.plan is not None
     assert sending.plan.epoch == "x3"
 
@@ -228,10 +228,10 @@ async def test_of_an_epochs_first_request_the_head_alone_was_sent_before() -> No
     desk = Desk()
     await prepare(desk, until(14))
     subject = make_subject(until(22), "x2", base=29)
-    await desk.steward.prepare(subject, "manage", None, desk.commit)
-    path, _ = desk.steward._memory.paths.find(subject)
+    await desk.decide(subject)
+    path, _ = desk.steward.states.memory.paths.find(subject)
     assert path is not None
-    assert desk.steward._books._lessons._waiting["x2", 0].stable == path.head.tokens
+    assert desk.steward._accounting._calibrator._waiting["x2", 0].stable == path.head.tokens
 
 
 @pytest.mark.parametrize(
@@ -242,10 +242,10 @@ async def test_a_history_that_the_log_has_opens_an_epoch_only_above_the_ceiling(
 ) -> None:
     """After a restart memory does not know what it was sent as (B5)."""
     desk = Desk()
-    context = await desk.steward._memory.contexts.open(make_subject(until(steps)))
+    context = await desk.steward.states.memory.contexts.open(make_subject(until(steps)))
     subject = make_subject(until(steps), base=1, relation=relation)
-    standing = context.get_standing(subject.model, "", desk.steward.lookout.find_budget(subject))
+    standing = context.get_standing(subject.model, "", desk.steward.states.find_budget(subject))
     standing.account = replace(standing.account, owed=100_000.0)
-    sending = await desk.steward.prepare(subject, "manage", None, desk.commit)
+    sending = await desk.decide(subject)
     assert sending.plan is not None
     assert sending.plan.rung == rung

@@ -5,16 +5,15 @@ from typing import Any
 from msgspec.structs import replace
 
 from proxy.context.epoch_decision import Decision
-from proxy.engine.context.accounting import NoObserver, Sending
-from proxy.engine.context.fallback import Footing
-from proxy.engine.context.request_state import RequestState
+from proxy.engine.context.accounting import NoObserver
+from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.epoch import Epoch, Plan
 from proxy.model.events import Planned
 from tests.support.engine import FixedClock
 from tests.support.managed import CEILING, ContextLog, Desk, ManagedEngine, refuse
-from tests.support.managing import SESSION, Message, make_history, make_steward, make_subject
+from tests.support.managing import SESSION, Message, make_history, make_resolved, make_steward, make_subject
 
 HISTORY = make_history(60, 1600)
 OBSERVED = (b"x-palimpsest-mode", b"observe; holdout")
@@ -25,23 +24,25 @@ def until(steps: int) -> list[Message]:
     return HISTORY[: 2 + 2 * steps]
 
 
-async def prepare(desk: Desk, messages: list[Message], exchange: str = "x1", **options: Any) -> Sending:
-    return await desk.steward.prepare(make_subject(messages, exchange, **options), "manage", None, desk.commit)
+async def prepare(desk: Desk, messages: list[Message], exchange: str = "x1", **options: Any) -> OutgoingRequest:
+    return await desk.decide(make_subject(messages, exchange, **options))
 
 
 def find_usable(desk: Desk) -> int:
-    return desk.steward._lookout.find_budget(make_subject(until(1))).usable
+    return desk.steward.states.find_budget(make_subject(until(1))).usable
 
 
 async def test_a_session_that_is_held_out_goes_as_it_came_and_says_so() -> None:
     desk = Desk(held_out=ALL)
     for steps in (1, 22, 40):
         subject = make_subject(until(steps), f"x{steps}", base=steps - 1)
-        sending = await desk.steward.prepare(subject, "manage", None, desk.commit)
+        sending = await desk.decide(subject)
         plan = Plan(f"x{steps}", 0, "gpt-4o", "original", reason="holdout", usable=find_usable(desk))
-        assert sending == Sending(subject.split.content, plan=plan, labels=(OBSERVED,) if steps > 1 else ())
+        assert sending == OutgoingRequest(
+            "original", subject.split.content, plan=plan, labels=(OBSERVED,) if steps > 1 else ()
+        )
         assert not sending.is_managed
-        assert desk.steward._memory.paths.find(subject) == (None, 0)  # nothing was counted
+        assert desk.steward.states.memory.paths.find(subject) == (None, 0)  # nothing was counted
     assert len(desk.list_events(Planned)) == 3
     assert desk.committed == []
 
@@ -49,13 +50,15 @@ async def test_a_session_that_is_held_out_goes_as_it_came_and_says_so() -> None:
 async def test_who_is_held_out_is_not_told_at_a_glance() -> None:
     subject = make_subject(until(0))
     subject = replace(subject, chain=replace(subject.chain, is_plain=True))
-    assert Desk().steward.glance(subject, "manage", None) == Sending(subject.split.content, is_managed=True)
-    assert Desk(held_out=ALL).steward.glance(subject, "manage", None) is None
+    assert Desk().steward.decide_at_once(subject.split.content, make_resolved(subject), None) == OutgoingRequest(
+        "original", subject.split.content, is_managed=True
+    )
+    assert Desk(held_out=ALL).steward.decide_at_once(subject.split.content, make_resolved(subject), None) is None
 
 
 async def test_others_are_managed_as_ever() -> None:
     desk = Desk(held_out=0.5)
-    holdout = desk.steward.lookout.holdout
+    holdout = desk.steward.states.holdout
     names = [f"s{number}" for number in range(40)]
     rungs = {}
     for name in names:
@@ -91,11 +94,11 @@ async def test_where_the_log_cannot_tell_no_session_is_counted_among_them() -> N
 async def test_after_the_log_has_lost_a_record_it_is_asked_anew() -> None:
     desk = Desk(held_out=ALL)
     await prepare(desk, until(1))
-    context = desk.steward._memory.contexts.get("s1")
+    context = desk.steward.states.memory.contexts.get("s1")
     assert context is not None
     desk.log.health = replace(desk.log.health, generation=1)
     await prepare(desk, until(2), "x2", base=1)
-    assert desk.steward._memory.contexts.get("s1") is not context
+    assert desk.steward.states.memory.contexts.get("s1") is not context
 
 
 async def test_a_pin_of_a_session_that_is_held_out_is_refused() -> None:
@@ -124,8 +127,8 @@ class Noting(NoObserver):
     def note_asked(self, subject: ManagedRequest) -> None:
         self.told.append(subject.session.id)
 
-    def note_sent(self, case: RequestState, footing: Footing, decision: Decision) -> None:
-        self.told.append(case.subject.session.id)
+    def note_sent(self, case: RequestState, footing: OutgoingRequest, decision: Decision) -> None:
+        self.told.append(case.request.session.id)
 
 
 async def test_nobody_hears_of_a_session_that_is_held_out_who_might_make_summaries_of_it() -> None:

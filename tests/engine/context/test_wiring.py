@@ -12,12 +12,10 @@ async def test_all_parts_share_one_memory_and_know_the_upstreams() -> None:
     tasks = TaskRunner()
     bus, provider = EventBus(tasks), Provider(summary_role="assistant")
     steward = make_steward(FakeArchive(), bus, FixedClock(), tasks, provider=provider)
-    memory = steward._lookout.memory
-    assert steward._rescues.lookout is steward._lookout
-    assert steward._rescues.ladder is steward._ladder
-    assert (steward._ladder._contexts, steward._ladder._paths) == (memory.contexts, memory.paths)
-    assert steward._ladder._opener._providers["main"] is steward._ladder._rewriter._providers["main"] is provider
-    assert bus._by_type[AnswerRead] == [steward._books._lessons.note_answer]
+    memory = steward.states.memory
+    assert (steward.chain._contexts, steward.chain._paths) == (memory.contexts, memory.paths)
+    assert steward.chain._planner._providers["main"] is steward.chain._rewriter._providers["main"] is provider
+    assert bus._by_type[AnswerRead] == [steward._accounting._calibrator.note_answer]
 
 
 async def test_wired_over_fakes_a_long_history_is_sent_as_an_epoch() -> None:

@@ -48,10 +48,10 @@ def test_thousands_of_namesakes_stay_apart_once_they_differ() -> None:
 
     async def ask(*messages: Message) -> str:
         body = json.dumps({"messages": messages}).encode()
-        received = await engine.reception.receive(ClientRequest("POST", b"/", (), body), ChatCompletions(), "observe")
+        received = await engine.reception.resolve(ClientRequest("POST", b"/", (), body), ChatCompletions(), "observe")
         assert received.step is not None
-        engine.lineage.note_answer(received.opening.exchange, 0, ChatCompletions(), CHAT.answer([PLAIN]))
-        return received.opening.session.id
+        engine.lineage.note_answer(received.exchange, 0, ChatCompletions(), CHAT.answer([PLAIN]))
+        return received.session.id
 
     beginning = (CHAT.user("hi"), *CHAT.echo(PLAIN, 0))
     for _ in range(2000):
@@ -198,7 +198,7 @@ class Looks:
 
 def _run_turn(engine: Engine, form: ChatCompletions, messages: list[Message]) -> Step:
     received = _go(engine, {"messages": messages}, (), form)
-    engine.lineage.note_answer(received.opening.exchange, 0, form, CHAT.answer([PLAIN]))
+    engine.lineage.note_answer(received.exchange, 0, form, CHAT.answer([PLAIN]))
     step: Step = received.step
     return step
 
@@ -212,7 +212,8 @@ def _go(engine: Engine, body: object, headers: Headers, form: ChatCompletions) -
     """Drive a reception that waits for nothing."""
     request = ClientRequest("POST", b"/v1", headers, json.dumps(body).encode())
     try:
-        engine.reception.receive(request, form, "observe").send(None)
+        engine.reception.resolve(request, form, "observe").send(None)
     except StopIteration as done:
+        engine.reception.make_opening(request, done.value)
         return done.value
     raise AssertionError("it waits")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.behind import Behind
+from proxy.engine.runtime import call_after_first_step
 
 
 async def test_what_is_done_comes_behind_the_first_step_and_before_anything_else() -> None:
@@ -22,7 +22,7 @@ async def test_what_is_done_comes_behind_the_first_step_and_before_anything_else
 
     asyncio.get_running_loop().call_soon(happened.append, "other")
     asyncio.get_running_loop().call_soon(release.set)
-    assert await Behind(work(), lambda: happened.append("then")) == 7
+    assert await call_after_first_step(work(), lambda: happened.append("then")) == 7
     assert happened == ["step", "then", "other", "rest"]
 
 
@@ -33,7 +33,7 @@ async def test_work_that_never_waits_is_followed_by_it_too() -> None:
         happened.append("step")
         return 7
 
-    assert await Behind(work(), lambda: happened.append("then")) == 7
+    assert await call_after_first_step(work(), lambda: happened.append("then")) == 7
     assert happened == ["step", "then"]
 
 
@@ -44,20 +44,20 @@ async def test_it_is_not_done_behind_work_that_fails_at_once() -> None:
         raise KeyError("x")
 
     with pytest.raises(KeyError):
-        await Behind(work(), lambda: happened.append("then"))
+        await call_after_first_step(work(), lambda: happened.append("then"))
     assert happened == []
 
 
 async def test_what_comes_of_a_future_is_returned() -> None:
     future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    assert await Behind(future, lambda: future.set_result(8)) == 8
+    assert await call_after_first_step(future, lambda: future.set_result(8)) == 8
 
 
 async def cancel(work: Coroutine[Any, Any, int]) -> "asyncio.Task[int]":
     """A task that has been told to end in the midst of the work."""
 
     async def host() -> int:
-        return await Behind(work, lambda: None)
+        return await call_after_first_step(work, lambda: None)
 
     task = asyncio.ensure_future(host())
     await asyncio.sleep(0)

@@ -1,6 +1,7 @@
 """Receiving requests: where they go, how they are named, what of them is kept, and that none is refused."""
 
 import json
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -10,10 +11,11 @@ from msgspec.structs import replace
 from proxy.engine.lineage.naming import Name, make_session
 from proxy.engine.lineage.tenants import Tenants
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.request_resolver import RequestResolver, ResolvedRequest, Route
+from proxy.engine.request import ResolvedRequest
+from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import EventBus, TaskRunner
-from proxy.model.exchange import ClientRequest, Headers
+from proxy.model.exchange import ClientRequest, Headers, Opening
 from proxy.model.manifest import digest_of
 from proxy.wire.chat_completions import ChatCompletions
 from tests.support.engine import CountingIds, FakeArchive, FixedClock, ScriptedUpstream, make_lineage
@@ -32,14 +34,26 @@ class Desk:
         clock, tasks = FixedClock(), TaskRunner()
         lineage = make_lineage(self.archive, clock, policy)
         readings = ResponseReader(self.archive, EventBus(tasks), tasks, lineage, cap)
-        self.reception = RequestResolver(policy, chosen, lineage, readings, clock, CountingIds())
+        self.resolver = RequestResolver(
+            policy, chosen, lineage=lineage, readings=readings, clock=clock, ids=CountingIds()
+        )
 
-    async def receive(self, body: bytes, headers: Headers = ()) -> ResolvedRequest:
+    async def receive(self, body: bytes, headers: Headers = (), form: ChatCompletions = FORM) -> "Received":
         request = ClientRequest("POST", b"/v1/chat/completions?key=secret", headers, body)
-        return await self.reception.receive(request, FORM, "observe")
+        resolved = await self.resolver.resolve(request, form, "observe")
+        return Received(resolved, self.resolver.make_opening(request, resolved))
 
-    def receive_stream(self, headers: Headers = ()) -> ResolvedRequest:
-        return self.reception.receive_stream(ClientRequest("PUT", b"/v1/files", headers), "bypass")
+    def receive_stream(self, headers: Headers = ()) -> "Received":
+        request = ClientRequest("PUT", b"/v1/files", headers)
+        resolved = self.resolver.resolve_stream(request, "bypass")
+        return Received(resolved, self.resolver.make_opening(request, resolved))
+
+
+class Received(NamedTuple):
+    """A request as it was resolved, and the record of it."""
+
+    resolved: ResolvedRequest
+    opening: Opening
 
 
 def ask(model: str, *messages: str, size: int = 0) -> bytes:
@@ -61,7 +75,7 @@ async def test_an_opening_says_who_asked_what_when() -> None:
     assert dict(opening.headers).keys() == {b"content-type", b"thread-id"}
     assert opening.session == make_session(opening.session.tenant, "main", Name("codex:t"), "x1")
     assert opening.session.tenant == Tenants(b"salt", FixedClock()).find(headers).tenant
-    assert received.upstream.name == "main"
+    assert received.resolved.upstream.name == "main"
 
 
 async def test_the_opening_of_a_stream_has_its_body_still_to_come() -> None:
@@ -98,15 +112,15 @@ ROUTES = (("main", ()), ("claude", ("claude-*", "*opus*")), ("local", ("llama[0-
 async def test_a_model_goes_to_the_first_upstream_that_claims_it_else_to_the_one_that_claims_none(
     model: str, upstream: str
 ) -> None:
-    assert (await Desk(*ROUTES).receive(ask(model))).upstream.name == upstream
-    assert (await Desk(*reversed(ROUTES[:2])).receive(ask("gpt-5"))).upstream.name == "main"
+    assert (await Desk(*ROUTES).receive(ask(model))).resolved.upstream.name == upstream
+    assert (await Desk(*reversed(ROUTES[:2])).receive(ask("gpt-5"))).resolved.upstream.name == "main"
 
 
 async def test_without_a_model_the_first_upstream_answers_even_if_all_claim_some() -> None:
     claimed = (("claude", ("claude-*",)), ("local", ("llama*",)))
-    assert (await Desk(*claimed).receive(ask("gpt-5"))).upstream.name == "claude"
-    assert (await Desk(*claimed).receive(b"not JSON")).upstream.name == "claude"
-    assert Desk(*claimed).receive_stream().upstream.name == "claude"
+    assert (await Desk(*claimed).receive(ask("gpt-5"))).resolved.upstream.name == "claude"
+    assert (await Desk(*claimed).receive(b"not JSON")).resolved.upstream.name == "claude"
+    assert Desk(*claimed).receive_stream().resolved.upstream.name == "claude"
 
 
 async def test_sessions_of_two_upstreams_are_two() -> None:
@@ -130,7 +144,7 @@ async def test_a_name_in_the_body_counts_before_the_clients_own_way_of_naming() 
 async def test_a_body_that_cannot_be_split_is_kept_whole_and_goes_to_the_first_upstream(body: bytes) -> None:
     received = await Desk(*ROUTES).receive(body)
     manifest = received.opening.body
-    assert received.upstream.name == "main"
+    assert received.resolved.upstream.name == "main"
     assert [blob.content for blob in manifest.blobs] == ([body] if body else [])
     assert (manifest.size, manifest.slices, manifest.whole_digest, received.opening.model) == (len(body), (), b"", "")
 
@@ -138,7 +152,7 @@ async def test_a_body_that_cannot_be_split_is_kept_whole_and_goes_to_the_first_u
 @pytest.mark.parametrize("value", [b'"\xff"', b'"\\ud800"', b"7", b"null", b'{"a":1}'])
 async def test_a_model_that_is_no_text_is_none_and_fails_no_call(value: bytes) -> None:
     received = await Desk(*ROUTES).receive(b'{"messages":[],"model":' + value + b"}")
-    assert (received.opening.model, received.upstream.name) == ("", "main")
+    assert (received.opening.model, received.resolved.upstream.name) == ("", "main")
 
 
 @settings(max_examples=60)
@@ -178,9 +192,9 @@ async def test_the_cap_counts_what_a_call_brings_not_what_it_repeats() -> None:
         manifest = received.opening.body
         log.take(manifest)
         assert (len(manifest.slices), manifest.whole_digest) == (1, b"")
-        assert log.rebuild(manifest.recipe, received.session.tenant) == body
-        assert received.subject is not None
-        assert received.subject.list_unkept() == frozenset()
+        assert log.rebuild(manifest.recipe, received.resolved.session.tenant) == body
+        assert received.resolved.managed is not None
+        assert received.resolved.managed.list_unkept() == frozenset()
 
 
 async def test_what_did_not_fit_under_the_cap_is_kept_with_the_next_call() -> None:
@@ -190,9 +204,9 @@ async def test_what_did_not_fit_under_the_cap_is_kept_with_the_next_call() -> No
         received = await desk.receive(ask("m", *texts))
         manifest = received.opening.body
         log.take(manifest)
-        assert received.subject is not None
-        unkept.append(received.subject.list_unkept())
-        whole.append(log.rebuild(manifest.recipe, received.session.tenant))
+        assert received.resolved.managed is not None
+        unkept.append(received.resolved.managed.list_unkept())
+        whole.append(log.rebuild(manifest.recipe, received.resolved.session.tenant))
         assert sum(len(each.content or b"") for each in manifest.slices) <= 10_000
     assert unkept == [frozenset({3, 4}), frozenset()]
     assert ask("m", *texts).startswith(whole[0])
@@ -218,11 +232,11 @@ async def test_a_message_above_the_cap_is_kept_as_its_head_and_what_comes_behind
         received = await desk.receive(body)
         manifest = received.opening.body
         log.take(manifest)
-        kept = log.rebuild(manifest.recipe, received.session.tenant)
+        kept = log.rebuild(manifest.recipe, received.resolved.session.tenant)
         assert (len(manifest.slices), manifest.whole_digest) == (1 if number else 2, digest_of(body))
-        assert received.subject is not None
-        assert received.subject.list_unkept() == {1}
-        digests = received.subject.list_digests(0, len(texts))
+        assert received.resolved.managed is not None
+        assert received.resolved.managed.list_unkept() == {1}
+        digests = received.resolved.managed.list_digests(0, len(texts))
         assert set(digests) == {each.digest for each in log.slices.values()}
         assert all(text.encode() in kept for i, text in enumerate(texts) if i != 1)
         texts.append(f"number {number}")
@@ -232,16 +246,18 @@ async def test_what_was_found_before_the_log_lost_a_record_is_not_leant_on() -> 
     desk = Desk(cap=10_000)
     texts = [f"{number} " + "x" * 3000 for number in range(3)]
     assert (await desk.receive(ask("m", *texts))).opening.body.slices
-    received = await desk.receive(ask("m", *texts, "y" * 3000))
+    request = ClientRequest("POST", b"/v1/chat/completions", (), ask("m", *texts, "y" * 3000))
+    resolved = await desk.resolver.resolve(request, FORM, "observe")
     desk.archive.health = replace(desk.archive.health, generation=1)
-    assert len(received.opening.body.slices) == 3
-    assert received.opening.body.whole_digest
+    opening = desk.resolver.make_opening(request, resolved)
+    assert len(opening.body.slices) == 3
+    assert opening.body.whole_digest
 
 
 async def test_a_body_above_the_record_cap_goes_where_its_model_goes() -> None:
     """A cap of the record decides what is kept, not which provider gets to see a conversation."""
     received = await Desk(*ROUTES, cap=100).receive(ask("claude-x", "x" * 200))
-    assert (received.upstream.name, received.opening.model) == ("claude", "claude-x")
+    assert (received.resolved.upstream.name, received.opening.model) == ("claude", "claude-x")
 
 
 async def test_a_body_above_the_record_cap_belongs_to_the_session_that_it_names() -> None:
@@ -281,23 +297,15 @@ class Broken(ChatCompletions):
 @pytest.mark.parametrize("cap", [1_000_000, 10])
 async def test_a_defect_in_reading_a_request_does_not_fail_the_call(cap: int, caplog: pytest.LogCaptureFixture) -> None:
     desk = Desk(cap=cap)
-    request = ClientRequest("POST", b"/v1/chat/completions", ((b"x-session-id", b"s"),), ask("m", "secret words"))
-    received = await desk.reception.receive(request, Broken(), "observe")
-    assert (received.opening.kind, received.opening.model, received.is_stream) == ("managed", "", False)
+    body = ask("m", "secret words")
+    received = await desk.receive(body, ((b"x-session-id", b"s"),), Broken())
+    assert (received.opening.kind, received.opening.model, received.resolved.is_stream) == ("managed", "", False)
     assert received.opening.session.family == "x-session-id:s"
-    assert received.opening.body.size == len(request.body)
+    assert received.opening.body.size == len(body)
     assert "a request was not understood" in caplog.text
     assert "secret words" not in caplog.text
 
 
 @pytest.mark.parametrize(("said", "is_stream"), [(b"true", True), (b"false", False), (b'"true"', False), (b"1", False)])
 async def test_a_streamed_answer_is_asked_for_by_the_bodys_own_word(said: bytes, *, is_stream: bool) -> None:
-    assert (await Desk().receive(b'{"model":"m","stream":%b,"messages":[1]}' % said)).is_stream == is_stream
-
-
-async def test_what_is_long_in_an_opening_that_was_taken_is_not_kept() -> None:
-    received = await Desk().receive(ask("m", "a", size=20_000))
-    taken = received.take_opening()
-    assert len(taken.body.slices) == 1
-    assert (received.opening.body.size, received.opening.body.slices) == (taken.body.size, ())
-    assert received.opening.exchange == taken.exchange
+    assert (await Desk().receive(b'{"model":"m","stream":%b,"messages":[1]}' % said)).resolved.is_stream == is_stream

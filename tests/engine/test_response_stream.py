@@ -1,22 +1,34 @@
 """Finding the end of a stream as it passes; what is held of it then, tests/engine/test_relay.py shows."""
 
 import asyncio
-import re
 
 import pytest
 
-from proxy.engine.response_stream import EndFinder, is_plain_stream, read_final_event
-from proxy.engine.round import CappedBuffer
+from proxy.engine.open_exchange import CappedBuffer, OpenExchange
+from proxy.engine.response_stream import StreamRelay, is_plain_stream, read_final_event
 from proxy.model.exchange import Headers
 from proxy.wire.chat_completions import ChatCompletions
-from tests.support.engine import JSON, LIMIT, STREAM, ScriptedResponse
+from tests.support.engine import JSON, LIMIT, STREAM, FakeArchive, FixedClock, RecordingClient, ScriptedResponse
 from tests.support.loops import put_forward
 
 
-def test_a_marker_longer_than_what_is_carried_over_begins_in_the_piece_that_shows_it() -> None:
-    finder = EndFinder(ChatCompletions().end_marker)
-    assert [finder.find(piece) for piece in (b"x" * 200, b"\nda", b"ta: [DONE]")] == [-1, -1, 0]
-    assert EndFinder(re.compile(b"END")).find(b"..END") == 2
+def pass_on(*pieces: bytes, form: ChatCompletions | None = None) -> tuple[bytes, bytes]:
+    """What reaches the client of a stream, and what is held."""
+    client = RecordingClient()
+    exchange = OpenExchange(
+        "x1", FakeArchive(), None, form or ChatCompletions(), "main", client, CappedBuffer(1000), ()
+    )
+    client.start(200, STREAM)
+    stream = StreamRelay(exchange, STREAM, FixedClock())
+    for piece in pieces:
+        stream.take(piece)
+    assert exchange.buffer.content == b"".join(pieces)
+    return bytes(client.body), stream.held
+
+
+async def test_a_marker_longer_than_what_is_carried_over_begins_in_the_piece_that_shows_it() -> None:
+    assert pass_on(b"x" * 200, b"\nda", b"ta: [DONE]") == (b"x" * 200 + b"\nda", b"ta: [DONE]")
+    assert pass_on(b"data: 1\n\ndata: [DONE]\n\n") == (b"data: 1\n\n", b"data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,91 @@
+"""The opening of a call goes to the log once, and each of its rounds starts afresh."""
+
+import msgspec
+
+from proxy.engine.open_exchange import CappedBuffer, OpenExchange
+from proxy.model.epoch import Plan
+from proxy.model.exchange import Opening, Round, SessionKey
+from proxy.model.manifest import keep_whole
+from proxy.wire.chat_completions import ChatCompletions
+from tests.support.engine import FakeArchive, FixedClock, RecordingClient
+from tests.support.rescuing import ScriptedRescuer
+
+KEY = SessionKey("s", b"t" * 16, "main", "")
+OPENING = Opening("x1", KEY, "managed", "chat_completions", "manage", "m", "POST", "/", (), keep_whole(b"{}"), 1)
+FIRST, SECOND = Round("x1", 0, "main", None), Round("x1", 1, "main", keep_whole(b"{}"))
+PLAN = Plan("x1", 0, "m", "epoch")
+
+
+def make_exchange(archive: FakeArchive, opening: Opening = OPENING) -> OpenExchange:
+    return OpenExchange(
+        "x1",
+        archive,
+        lambda: (opening, FIRST),
+        ChatCompletions(),
+        "main",
+        RecordingClient(),
+        CappedBuffer(7),
+        (b"key",),
+        is_urgent=True,
+        retries=ScriptedRescuer(),
+    )
+
+
+async def test_an_opening_is_queued_once() -> None:
+    archive = FakeArchive()
+    exchange = make_exchange(archive)
+    assert (exchange.commit, exchange.is_durable) == (None, False)
+    assert exchange.record_opening() is exchange.record_opening() is OPENING
+    (appended,) = archive.appended
+    assert (appended.records, appended.is_urgent) == ((OPENING, FIRST), True)
+    assert exchange.commit is appended.commit
+    assert not exchange.is_durable
+    appended.commit.set_result(True)
+    assert exchange.is_durable
+
+
+async def test_another_round_is_queued_behind_the_opening_and_waited_for_in_its_place() -> None:
+    archive = FakeArchive()
+    exchange = make_exchange(archive)
+    exchange.record(SECOND)
+    assert [each.records for each in archive.appended] == [(OPENING, FIRST), (SECOND,)]
+    assert exchange.commit is archive.appended[1].commit
+    assert exchange.opening is OPENING
+
+
+async def test_what_follows_the_sending_is_done_once_and_in_order() -> None:
+    archive = FakeArchive()
+    exchange, done = make_exchange(archive), list[str]()
+    exchange.after_send += [lambda: done.append("first"), lambda: exchange.record(PLAN), lambda: done.append("last")]
+    exchange.run_after_send()
+    exchange.run_after_send()
+    assert done == ["first", "last"]
+    assert [each.records for each in archive.appended] == [(OPENING, FIRST), (PLAN,)]
+
+
+async def test_the_first_piece_is_timed_and_all_are_kept() -> None:
+    exchange, clock = make_exchange(FakeArchive()), FixedClock()
+    exchange.keep_piece(b"a", clock)
+    clock.advance(1)
+    exchange.keep_piece(b"b", clock)
+    assert (exchange.first_at, exchange.buffer.content) == (100.0, b"ab")
+
+
+async def test_the_next_round_is_of_the_same_call_and_has_nothing_of_the_last_one() -> None:
+    exchange, clock = make_exchange(FakeArchive()), FixedClock()
+    exchange.keep_piece(b"12345678", clock)
+    last = exchange.buffer
+    exchange.head_at, exchange.ended_at, exchange.is_head_sent, exchange.is_final = 1.0, 2.0, True, False
+    exchange.begin_round(1)
+    assert (exchange.k, exchange.is_head_sent, exchange.is_final) == (1, True, True)
+    assert (exchange.head_at, exchange.first_at, exchange.ended_at) == (0, 0, 0)
+    assert (exchange.buffer.size, exchange.buffer.cap, last.size) == (0, 7, 8)
+
+
+async def test_a_long_body_is_kept_by_the_log_alone() -> None:
+    archive = FakeArchive()
+    body = keep_whole(b"x" * 20_000)
+    opening = msgspec.structs.replace(OPENING, body=body)
+    kept = make_exchange(archive, opening).record_opening()
+    assert archive.opening.body == body
+    assert (kept.body.size, kept.body.weight, kept.exchange) == (20_000, 0, "x1")

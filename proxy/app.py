@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from proxy import __version__
 from proxy.assembly import Engine, build_engine, find_admin_token, note_address
 from proxy.config import ConfigError, Settings
-from proxy.config.problems import Problem
+from proxy.config.errors import Problem
 from proxy.context.budget import AUTO_CEILING, make_budget
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.runtime import WriteBatcher

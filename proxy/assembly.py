@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from proxy.config import ConfigError, Settings
-from proxy.config.problems import Problem
+from proxy.config.errors import Problem
 from proxy.context.builder import ContextBuilder
 from proxy.context.epoch_decision import Holdout
 from proxy.context.message_features import FeatureExtractor

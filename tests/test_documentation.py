@@ -11,8 +11,7 @@ from typer.main import get_command
 
 from proxy import __version__
 from proxy.cli.main import build
-from proxy.config.example import write_default
-from proxy.config.keys import list_keys
+from proxy.config.reference import format_default, list_keys
 from proxy.server.context_api import ContextApi
 from proxy.server.routes import MANAGED_PATHS
 from proxy.server.sessions_api import SessionsApi
@@ -28,7 +27,7 @@ ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
 def render_settings() -> str:
     """The table of settings as its page has to hold it."""
     rows = [
-        f"| `{'.'.join(key.path)}` | `{write_default(key)}` | {key.description} |"
+        f"| `{'.'.join(key.path)}` | `{format_default(key)}` | {key.description} |"
         for key in list_keys()
         if not key.is_section
     ]

@@ -12,7 +12,7 @@ import typer
 from proxy.cli.formatting import make_plain
 from proxy.cli.services import BranchOption, ConfigOption, DataOption, JsonOption, Services, SessionArgument
 from proxy.config import ConfigError, Settings, load_settings
-from proxy.config.example import render_example
+from proxy.config.reference import render_example
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.export import Form, open_export
 from proxy.engine.reports.sessions import write_json

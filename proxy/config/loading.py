@@ -1,31 +1,35 @@
-"""From all sources to one tree. Rule: flags before environment before file before defaults; all errors at once."""
+"""Load the settings from flags, environment variables and a file: each key from the first of these that sets it."""
 
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
-from pydantic_settings import InitSettingsSource
+from pydantic.fields import FieldInfo
+from pydantic_settings import EnvSettingsSource, InitSettingsSource
 
-from proxy.config.keys import name_keys
-from proxy.config.problems import ConfigError, Problem, describe, spell
+from proxy.config.errors import ConfigError, Problem, Source, format_path, list_problems
+from proxy.config.reference import name_keys
 from proxy.config.settings import Settings
-from proxy.config.sources import FILE_VARIABLE, Environment, interpolate, nest, read_environment, read_file
 
-_LABEL = re.compile(r"[a-z-]+\[.+\]", re.DOTALL)
+PREFIX = "PALIMPSEST_"
+FILE_VARIABLE = "PALIMPSEST_CONFIG"
 
-_Path = Sequence[str | int]
-_Place = tuple[Any, Callable[[_Path], str]]
+_TOO_DEEP = "is nested too deep, or holds itself (&name ... *name)"
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 
 def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
-    """The settings of this start. Raises ConfigError, whose text is ready to print.
+    """Return the settings of this start. Raises ConfigError, whose text is ready to print.
 
     `file` is a YAML file; without it the one that PALIMPSEST_CONFIG names, if any. `flags` are values by key path
     (`{"server.port": 1}`); None means not given.
     """
-    variables = read_environment()
+    variables: Mapping[str, str] = os.environ  # noqa: TID251 - the one place that reads it
     if file is None and variables.get(FILE_VARIABLE):
         file = Path(variables[FILE_VARIABLE])
     problems: list[Problem] = []
@@ -36,40 +40,141 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = No
     try:
         settings = Settings(_build_sources=(layers, {}))
     except ValidationError as error:
-        told = {problem.key for problem in problems}
-        places: tuple[_Place, ...] = (
+        known_problems = {problem.key for problem in problems}
+        sources: tuple[Source, ...] = (
             (from_flags, lambda _: "command line"),
             (from_environment, environment.name_variable),
             (from_file, lambda _: str(file)),
         )
-        problems += [problem for problem in _describe_all(error, places) if problem.key not in told]
+        found = list_problems(error, sources, name_keys())
+        problems += [problem for problem in found if problem.key not in known_problems]
     if problems:
         raise ConfigError(problems)
     return settings
 
 
-def _describe_all(error: ValidationError, places: Sequence[_Place]) -> Iterator[Problem]:
-    known = name_keys()
-    for detail in error.errors(include_url=False, include_input=False, include_context=False):
-        path = _leave_labels(detail["loc"], [tree for tree, _ in places])
-        source = next((name(path) for tree, name in places if _holds(tree, path)), "")
-        yield Problem(spell(path), describe(detail, known), source)
+class Environment(EnvSettingsSource):
+    """Variables `PALIMPSEST_SECTION__KEY`; lists are JSON. Unknown keys are kept: all errors are reported at once."""
+
+    def __init__(self) -> None:
+        super().__init__(Settings)
+
+    def __call__(self) -> dict[str, Any]:
+        """Return the values of all variables with our prefix, as a tree."""
+        values: dict[str, Any] = super().__call__()
+        for name in self.env_vars:
+            key = name.removeprefix(PREFIX.lower()).split("__")[0]
+            if name.startswith(PREFIX.lower()) and name != FILE_VARIABLE.lower() and key not in Settings.model_fields:
+                values[key] = None
+        return values
+
+    def name_variable(self, path: Sequence[str | int]) -> str:
+        """Return the variable that gave the value at a path."""
+        names = takewhile(lambda part: isinstance(part, str), path)
+        wanted = f"{PREFIX}{'__'.join(map(str, names))}".upper()
+        return next((name.upper() for name in self.env_vars if name.upper().startswith(wanted)), wanted)
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        """Parse a list or section from JSON; keep other text, so that it is refused with all other errors at once."""
+        try:
+            return super().decode_complex_value(field_name, field, value)
+        except ValueError:
+            return value
 
 
-def _leave_labels(path: _Path, trees: Sequence[Any]) -> _Path:
-    """A path without the names that pydantic gives the kinds of a value that may be of several."""
-    kept: list[str | int] = []
-    for part in path:
-        is_label = isinstance(part, str) and _LABEL.fullmatch(part)
-        if not is_label or any(_holds(tree, (*kept, part)) for tree in trees):
-            kept.append(part)
-    return kept
+class DuplicateKey(yaml.MarkedYAMLError):
+    """A key stands twice in one mapping."""
 
 
-def _holds(tree: Any, path: _Path) -> bool:
-    for part in path:
-        items = tree if isinstance(tree, dict) else dict(enumerate(tree)) if isinstance(tree, list) else {}
-        if part not in items:
-            return False
-        tree = items[part]
-    return True
+class InvalidScalar(yaml.MarkedYAMLError):
+    """A value has the form of a date or a number, or a tag that says so, and is none."""
+
+
+class UniqueKeyLoader(yaml.SafeLoader):
+    """Plain YAML in which a key stands once in a mapping: SafeLoader would silently keep the last of two."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Return a value as SafeLoader does, with an error of YAML where that would raise any other."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError):
+            raise InvalidScalar(problem_mark=node.start_mark) from None
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return a mapping as SafeLoader does. Raises DuplicateKey."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise DuplicateKey(problem_mark=key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Return the tree in a YAML file. Raises ConfigError if there is none."""
+    try:
+        value = yaml.load(path.expanduser().read_text(encoding="utf-8"), Loader=UniqueKeyLoader)
+    except RecursionError:
+        raise ConfigError([Problem("", _TOO_DEEP, str(path))]) from None
+    except RuntimeError:  # how pathlib says that nobody has this name
+        raise ConfigError([Problem("", "begins with the name of a user who is not known", str(path))]) from None
+    except OSError as error:
+        raise ConfigError([Problem("", f"cannot be read: {error.strerror}; check the path", str(path))]) from None
+    except UnicodeDecodeError:
+        raise ConfigError([Problem("", "is not UTF-8 text", str(path))]) from None
+    except yaml.YAMLError as error:
+        raise ConfigError([Problem("", _describe_yaml_error(error), str(path))]) from None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ConfigError([Problem("", "must hold keys and values, such as mode: observe", str(path))])
+    return value
+
+
+def _describe_yaml_error(error: yaml.YAMLError) -> str:
+    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    if isinstance(error, InvalidScalar):
+        return f"{place}is no such date or number; text that looks like one needs quotes"
+    if isinstance(error, DuplicateKey):
+        return f"{place}this key stands twice in its section; keep one"
+    return f"{place}is not YAML; text with special characters needs quotes"
+
+
+def interpolate(tree: dict[str, Any], variables: Mapping[str, str], source: str, problems: list[Problem]) -> Any:
+    """Return the tree with `${VAR}` and `${VAR:-default}` filled in, and without keys that have no value.
+
+    A variable that is not set and has no default is added to `problems`.
+    """
+
+    def fill(value: Any, path: tuple[str | int, ...]) -> Any:
+        if isinstance(value, dict):
+            return {str(key): fill(inner, (*path, key)) for key, inner in value.items() if inner is not None}
+        if isinstance(value, list):
+            return [fill(inner, (*path, i)) for i, inner in enumerate(value)]
+        return _VARIABLE.sub(lambda found: look_up(found, path), value) if isinstance(value, str) else value
+
+    def look_up(found: re.Match[str], path: tuple[str | int, ...]) -> str:
+        name, default = found[1], found[2]
+        if name not in variables and default is None:
+            what = f"the variable {name} is not set; set it, or write ${{{name}:-default}}"
+            problems.append(Problem(format_path(path), what, source))
+        return variables.get(name) or default or ""
+
+    try:
+        return fill(tree, ())
+    except RecursionError:
+        raise ConfigError([Problem("", _TOO_DEEP, source)]) from None
+
+
+def nest(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `{"server.port": 1}` as a tree, without flags that were not given (None)."""
+    tree: dict[str, Any] = {}
+    for path, value in flags.items():
+        *sections, key = path.split(".")
+        if value is not None:
+            branch = tree
+            for section in sections:
+                branch = branch.setdefault(section, {})
+            branch[key] = value
+    return tree

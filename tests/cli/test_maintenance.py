@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config.example import render_example
+from proxy.config.reference import render_example
 from proxy.model.log import LogFault
 from tests.cli.commands import call
 from tests.support.fake_log import ANSWER, EXCHANGE, REQUEST, ROUND, FakeLog, exchange, tree_log

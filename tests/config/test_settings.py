@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from proxy.config.problems import ConfigError
+from proxy.config.errors import ConfigError
 from proxy.config.settings import Settings
 from proxy.engine.policy import EnginePolicy, Principal, Provider
 from proxy.model.card import Offer

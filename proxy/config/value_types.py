@@ -1,4 +1,4 @@
-"""Kinds of values settings share. Rule: a refusal says what is right and never repeats the value, perhaps a secret."""
+"""Types of values. Their errors say what is right and never repeat the value, which may be a secret."""
 
 import os
 import re
@@ -18,11 +18,12 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"(\d+)\s*([A-Za-z]*)")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
+_DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 class Section(BaseModel):
-    """A part of the tree: frozen, and a key it does not know is an error."""
+    """A section of the settings: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -71,7 +72,7 @@ def _read_secret_file(value: object) -> object:
 def _check_secret(value: SecretStr) -> SecretStr:
     secret = value.get_secret_value()
     if not secret.isascii() or not secret.isprintable() or " " in secret:
-        raise PydanticCustomError("secret", "must be one word of ASCII characters; it travels in a header field")
+        raise PydanticCustomError("secret", "must be one word of ASCII characters; it is sent in a header")
     return value
 
 
@@ -139,8 +140,14 @@ def _check_header_name(value: str) -> str:
     return value.lower()
 
 
+def _check_dotted(value: str) -> str:
+    if value and not _DOTTED.fullmatch(value):
+        raise PydanticCustomError("dotted", "must be the dotted path of a function, such as my_package.prompts.adapt")
+    return value
+
+
 Size = Annotated[int, BeforeValidator(_read_size), WithJsonSchema({"type": ["integer", "string"]})]
-# None is written `auto`: what it comes to depends on the model.
+# None is written `auto`: the value depends on the model.
 AutoTokens = Annotated[
     int | None,
     Field(ge=1000),
@@ -165,3 +172,5 @@ HeaderName = Annotated[str, AfterValidator(_check_header_name)]
 HostName = Annotated[str, AfterValidator(str.lower)]
 WebOrigin = Annotated[str, AfterValidator(_check_origin)]
 TenantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+DottedPath = Annotated[str, AfterValidator(_check_dotted)]

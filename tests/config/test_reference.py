@@ -1,6 +1,13 @@
-"""The list of keys."""
+"""The list of all keys and the example file, held against the settings themselves."""
 
-from proxy.config.keys import list_keys, name_keys
+import re
+from pathlib import Path
+
+import yaml
+
+from proxy.config import load_settings
+from proxy.config.reference import list_keys, name_keys, render_example
+from proxy.config.settings import Settings
 
 
 def test_every_key_and_section_says_what_it_is_for() -> None:
@@ -29,3 +36,23 @@ def test_the_keys_below_names_of_the_users_own_are_known_too() -> None:
 def test_what_is_not_set_is_automatic() -> None:
     defaults = {".".join(key.path): key.default for key in list_keys()}
     assert defaults["budget.ceiling_tokens"] == defaults["upstreams.window"] == "auto"
+
+
+def test_the_example_at_the_top_of_the_repository_is_the_one_config_init_writes() -> None:
+    assert (Path(__file__).parents[2] / "config.example.yaml").read_text() == render_example()
+
+
+def test_as_it_stands_the_example_sets_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "conf.yaml"
+    file.write_text(render_example())
+    assert load_settings(file) == Settings()
+
+
+def test_with_every_key_uncommented_the_example_says_the_defaults(tmp_path: Path) -> None:
+    text = re.sub(r"(?m)^( *)#(?! )", r"\1", render_example().replace("#  ", "  "))
+    file = tmp_path / "conf.yaml"
+    file.write_text(text)
+    tree = yaml.safe_load(text)
+    assert set(tree["server"]) == set(type(Settings().server).model_fields)
+    assert set(tree["upstreams"][0]) == set(type(Settings().upstreams[0]).model_fields)
+    assert load_settings(file) == Settings()

@@ -1,4 +1,4 @@
-"""Kinds of values: what they take and what they refuse."""
+"""Types of values: what they take and what they refuse."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from proxy.config.kinds import (
+from proxy.config.value_types import (
     BaseUrl,
     DirectoryPath,
     HeaderName,
@@ -80,8 +80,8 @@ def test_a_header_name_is_kept_in_lower_case() -> None:
 
 
 @pytest.mark.parametrize("given", ["two words", "line\nbreak", "schl\u00fcssel"])
-def test_a_secret_that_would_break_a_header_field_is_refused(given: str) -> None:
-    assert "header field" in refuse(Secret, given)
+def test_a_secret_that_would_break_a_header_is_refused(given: str) -> None:
+    assert "sent in a header" in refuse(Secret, given)
 
 
 def test_a_home_directory_is_spelt_out() -> None:

@@ -1,0 +1,431 @@
+"""The sections of the settings: keys with meaning, unit and default; defaults are those of the packages' policies."""
+
+from pathlib import Path
+from typing import Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_core import PydanticCustomError
+
+from proxy.config.value_types import (
+    AutoFraction,
+    AutoTokens,
+    BaseUrl,
+    DottedPath,
+    Fraction,
+    HeaderName,
+    HostName,
+    Price,
+    ProxyUrl,
+    Seconds,
+    Secret,
+    SecretFile,
+    Section,
+    Size,
+    Tokens,
+    WebOrigin,
+    check_proxy_url,
+    find_environment_proxy,
+)
+from proxy.context.budget import AUTO_CEILING, BudgetPolicy
+from proxy.context.conversation import BuilderPolicy
+from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.policy import EnginePolicy, Provider
+from proxy.model.card import Offer, Prices, Rates
+from proxy.server.policy import ServerPolicy
+from proxy.store.policy import Durability, StorePolicy
+from proxy.upstream.policy import Auth, UpstreamPolicy
+
+_SERVER = ServerPolicy()
+_ENGINE = EnginePolicy()
+_STORE = StorePolicy(Path())
+_PROVIDER = Provider()
+_UPSTREAM = UpstreamPolicy("openai", "https://api.openai.com/v1")
+_BUDGET = BudgetPolicy()
+_BUILDER = BuilderPolicy()
+_POLICY = CompactionPolicy()
+_MILLION = 1_000_000
+
+
+def _refuse_both(given: SecretStr, from_file: SecretStr, name: str) -> None:
+    if given.get_secret_value() and from_file.get_secret_value():
+        raise PydanticCustomError("secret", "{name} and {name}_file are both set; keep one of them", {"name": name})
+
+
+def reveal(given: SecretStr, from_file: SecretStr) -> str:
+    """Return the secret that one of two settings holds, empty if neither does."""
+    return from_file.get_secret_value() or given.get_secret_value()
+
+
+class ServerSettings(Section):
+    """The HTTP server: address, limits, and who may reach the management pages."""
+
+    host: str = Field(_SERVER.host, description="Address to listen on. 0.0.0.0: all interfaces, so set admin_token.")
+    port: int = Field(_SERVER.port, ge=0, le=65535, description="Port to listen on. 0: any that is free.")
+    allowed_hosts: tuple[HostName, ...] = Field(
+        _SERVER.allowed_hosts,
+        description='Host names, besides loopback and host, under which browsers may open pages below /-/. "*": any.',
+    )
+    allowed_origins: tuple[WebOrigin, ...] = Field(
+        _SERVER.allowed_origins,
+        description=(
+            "Origins, besides loopback, of web pages whose requests are accepted although they use an api_key of the "
+            'settings or carry no credential, such as ["https://app.example"]. "*": any.'
+        ),
+    )
+    require_tenant: bool = Field(
+        default=False, description="Accept only requests with a key that is listed in tenants; others get 401."
+    )
+    open_to_network: bool = Field(
+        default=False,
+        description="Listen beyond loopback although everybody who reaches the port can use an upstream's api_key.",
+    )
+    max_body_bytes: Size = Field(
+        _SERVER.max_body_bytes,
+        ge=1024,
+        description="Largest request body on recorded paths; bytes. On other paths bodies are streamed.",
+    )
+    max_buffered_bytes: Size = Field(
+        _SERVER.max_buffered_bytes,
+        ge=1024,
+        description=(
+            "Memory for the bodies of all concurrent requests on recorded paths; bytes. A request whose body does not "
+            "fit waits for body_timeout, then gets 503. Bodies above 1 MiB may use three quarters of it."
+        ),
+    )
+    max_header_bytes: Size = Field(
+        _SERVER.max_header_bytes, ge=1024, description="Largest request line and headers together; bytes."
+    )
+    header_timeout: Seconds = Field(
+        _SERVER.header_timeout, description="Longest time for receiving the request line and headers; seconds."
+    )
+    body_timeout: Seconds = Field(_SERVER.body_timeout, description="Longest pause inside a request body; seconds.")
+    body_min_rate: int = Field(
+        _SERVER.body_min_rate,
+        ge=0,
+        description=(
+            "Lowest average rate of a request body that has taken longer than body_timeout; bytes per second. "
+            "0: no limit."
+        ),
+    )
+    stall_timeout: Seconds = Field(
+        _SERVER.stall_timeout, description="Longest time that a client may read nothing of its response; seconds."
+    )
+    drain_seconds: float = Field(
+        _SERVER.drain_seconds,
+        ge=0,
+        allow_inf_nan=False,
+        description="Longest time that requests may go on after a stop signal; seconds.",
+    )
+    admin_token: Secret = Field(
+        SecretStr(_SERVER.admin_token),
+        description="Secret for the pages and API below /-/. Empty: one is generated and stored in the data directory.",
+    )
+    admin_token_file: SecretFile = Field(
+        SecretStr(""), description="File with the admin_token, instead of the setting."
+    )
+
+    @model_validator(mode="after")
+    def _check_secret(self) -> Self:
+        _refuse_both(self.admin_token, self.admin_token_file, "admin_token")
+        return self
+
+
+class UpstreamSettings(Section):
+    """One provider's server."""
+
+    name: str = Field(
+        _UPSTREAM.name,
+        pattern=r"^[A-Za-z0-9._:-]{1,64}$",
+        description="Unique name, used in the log and in metrics; letters, digits and . _ : -.",
+    )
+    base_url: BaseUrl = Field(_UPSTREAM.base_url, description="Base URL as an SDK takes it, usually ending in /v1.")
+    api_key: Secret = Field(
+        SecretStr(_UPSTREAM.api_key),
+        description="API key sent instead of the client's own. Empty: the client's key is forwarded unchanged.",
+    )
+    api_key_file: SecretFile = Field(SecretStr(""), description="File with the api_key, instead of the setting.")
+    models: tuple[str, ...] = Field(
+        _UPSTREAM.models,
+        description='Names or patterns of the models that are sent here, such as ["gpt-*"]. Empty: any.',
+    )
+    auth: Auth = Field(
+        _UPSTREAM.auth,
+        description="Header that carries api_key. bearer: Authorization; x-api-key: that header; none: it is not sent.",
+    )
+    connect_timeout: Seconds = Field(_UPSTREAM.connect_timeout, description="Longest time for connecting; seconds.")
+    idle_timeout: Seconds = Field(
+        _UPSTREAM.idle_timeout,
+        description="Longest time that the upstream may send nothing before or inside a response; seconds.",
+    )
+    window: AutoTokens = Field(None, description="Context window of its models; tokens. auto: as known of each model.")
+    cache: Literal["auto", "prefix", "breakpoints", "units", "local"] = Field(
+        "auto",
+        description=(
+            "How its prompt cache works. prefix: the longest common prefix; breakpoints: up to markers in the request; "
+            "units: blocks of a request stored before; local: one machine's memory. auto: as known of the provider."
+        ),
+    )
+    proxy: ProxyUrl = Field(
+        SecretStr(_UPSTREAM.proxy or "none"),
+        description=(
+            "HTTP proxy through which the upstream is reached. none: directly; env: as HTTPS_PROXY, HTTP_PROXY, "
+            "ALL_PROXY and NO_PROXY say; else its URL, as in http://user:password@proxy.example:3128."
+        ),
+    )
+    summary_role: Literal["user", "assistant"] = Field(
+        _PROVIDER.summary_role,
+        description="Role of the message that replaces older ones; always user where strict_alternation is set.",
+    )
+    strict_alternation: bool = Field(
+        _PROVIDER.strict_alternation,
+        description="Whether it rejects consecutive messages of the same role, as some chat templates do.",
+    )
+
+    @model_validator(mode="after")
+    def _check_secret(self) -> Self:
+        _refuse_both(self.api_key, self.api_key_file, "api_key")
+        return self
+
+    @model_validator(mode="after")
+    def _check_environment_proxy(self) -> Self:
+        try:
+            check_proxy_url(self._find_proxy() or "http://none")
+        except PydanticCustomError as error:
+            what = "proxy is env, and the proxy that the environment names for this upstream cannot be used: it {why}"
+            raise PydanticCustomError("proxy", what, {"why": error.message()}) from None
+        return self
+
+    def _find_proxy(self) -> str:
+        setting = self.proxy.get_secret_value()
+        return find_environment_proxy(self.base_url) if setting == "env" else "" if setting == "none" else setting
+
+    def policy(self) -> UpstreamPolicy:
+        """Return how the upstream is reached."""
+        return UpstreamPolicy(
+            name=self.name,
+            base_url=self.base_url,
+            api_key=reveal(self.api_key, self.api_key_file),
+            models=self.models,
+            auth=self.auth,
+            connect_timeout=self.connect_timeout,
+            idle_timeout=self.idle_timeout,
+            proxy=self._find_proxy(),
+        )
+
+    def provider(self) -> Provider:
+        """Return what the engine needs to know of the upstream."""
+        return Provider(
+            host=urlsplit(self.base_url).hostname or "",
+            cache=None if self.cache == "auto" else self.cache,
+            summary_role=self.summary_role,
+            strict_alternation=self.strict_alternation,
+            has_own_key=bool(reveal(self.api_key, self.api_key_file)) and self.auth != "none",
+        )
+
+
+class SessionsSettings(Section):
+    """How requests are assigned to conversations."""
+
+    headers: tuple[HeaderName, ...] = Field(
+        _ENGINE.session_headers,
+        description="Request headers, besides the known ones, whose value identifies the conversation.",
+    )
+    infer: bool = Field(
+        _ENGINE.infer,
+        description="Recognise conversations without an id by their content. Off: each such request is its own.",
+    )
+    cache_bytes: Size = Field(
+        _ENGINE.cache_bytes,
+        ge=0,
+        description="Memory for the most recent conversations, half of it for request bodies; bytes.",
+    )
+
+
+class StoreSettings(Section):
+    """The log: durability, behaviour on failure, and size."""
+
+    durability: Durability = Field(
+        _STORE.durability,
+        description="normal: survives a killed process; full: survives a power failure, too, and waits for the disk.",
+    )
+    on_failure: Literal["forward", "refuse"] = Field(
+        _ENGINE.on_failure,
+        description="While the log cannot be written: forward requests and keep records in memory, or refuse with 503.",
+    )
+    commit_wait_ms: int = Field(
+        _ENGINE.commit_wait_ms,
+        ge=0,
+        description="Longest time that a response waits for its record to be durable; milliseconds.",
+    )
+    spool_bytes: Size = Field(
+        _STORE.spool_bytes, ge=0, description="Memory for records that cannot be written yet; bytes."
+    )
+    record_cap_bytes: Size = Field(
+        _ENGINE.record_cap_bytes,
+        ge=0,
+        description="Most bytes of one body that are recorded; of longer ones the beginning and a digest.",
+    )
+    max_bytes: Size = Field(
+        _STORE.max_bytes, ge=0, description="Size of the log at which no more is written; bytes. 0: no limit."
+    )
+
+    @model_validator(mode="after")
+    def _check_room(self) -> Self:
+        if self.spool_bytes < 2 * self.record_cap_bytes:
+            what = "spool_bytes must be at least twice record_cap_bytes, or large records never fit"
+            raise PydanticCustomError("room", what)
+        return self
+
+
+class BudgetSettings(Section):
+    """How many tokens a request may send upstream."""
+
+    ceiling_tokens: AutoTokens = Field(
+        _BUDGET.ceiling_tokens,
+        description=f"Most tokens of a request, tools included. auto: {AUTO_CEILING:,}, below all long-context prices.",
+    )
+    soft_fraction: AutoFraction = Field(
+        _BUDGET.soft_fraction,
+        description="Fraction of the budget above which a context is shortened if it pays. auto: 0.6; large ones 0.4.",
+    )
+    low_fraction: AutoFraction = Field(
+        _BUDGET.low_fraction,
+        description="Fraction of the budget to which a context is shortened. auto: 0.3; large ones 0.2.",
+    )
+    output_reserve: Tokens = Field(
+        _BUDGET.output_reserve,
+        description="Tokens reserved for the response where the request sets no limit, if the model allows as many.",
+    )
+    compaction_reserve: Tokens = Field(
+        _BUDGET.compaction_reserve,
+        description="Further tokens of the window kept free, at most an eighth of it.",
+    )
+
+    @model_validator(mode="after")
+    def _check_marks(self) -> Self:
+        if self.soft_fraction is not None and self.low_fraction is not None and self.low_fraction >= self.soft_fraction:
+            raise PydanticCustomError("marks", "low_fraction must be below soft_fraction, or nothing is gained")
+        return self
+
+
+class PruningSettings(Section):
+    """Replacing old tool outputs by references in what is sent; the log keeps them."""
+
+    enabled: bool = Field(
+        _BUILDER.is_pruning, description="Whether outputs among the messages that are sent may be replaced."
+    )
+    protect_tokens: Tokens = Field(
+        _BUILDER.protect_tokens, description="The most recent tool outputs up to this many tokens are never replaced."
+    )
+    minimum_tokens: Tokens = Field(
+        _BUILDER.minimum_tokens, description="Nothing is replaced unless that saves at least this many tokens."
+    )
+    protected_tools: tuple[str, ...] = Field(
+        _BUILDER.protected_tools, description="Names of tools whose outputs are never replaced."
+    )
+
+
+class FilesSettings(Section):
+    """Contents of files that are too long to be sent in full again and again."""
+
+    inline_tokens: Tokens = Field(
+        _BUILDER.inline_tokens, description="Contents of up to this many tokens are never shortened."
+    )
+    outline: bool = Field(
+        _BUILDER.has_outlines,
+        description="Replace long contents by their structure; source code other than Python needs the extra "
+        "outlines. Off: by their first lines.",
+    )
+
+
+class PriceSettings(Section):
+    """What the tokens of a model cost; currency units per million."""
+
+    input: Price = Field(description="Input that is not read from the cache.")
+    output: Price | None = Field(None, description="Output. Without: five times the input.")
+    cached: Price | None = Field(None, description="Input read from the cache. Without: a tenth of the input.")
+    written: Price | None = Field(None, description="Input written to the cache. Without: the price of input.")
+    retention_seconds: Seconds | None = Field(
+        None, description="How long the cache keeps an entry after its last use; seconds. Without: unknown."
+    )
+
+    def offer(self) -> Offer:
+        """Return the prices per token."""
+        rates = Rates(
+            input=self.input / _MILLION,
+            output=(5 * self.input if self.output is None else self.output) / _MILLION,
+            cached=(0.1 * self.input if self.cached is None else self.cached) / _MILLION,
+            written=(self.input if self.written is None else self.written) / _MILLION,
+        )
+        return Offer(prices=Prices(rates), retention=self.retention_seconds)
+
+
+class CompactionSettings(Section):
+    """Summaries of older messages, made by a model in the background."""
+
+    auto: bool = Field(_POLICY.auto, description="Whether summaries are made in the background.")
+    model: str = Field(_POLICY.model, description="Model that makes them. Empty: that of the conversation.")
+    fallback_models: tuple[str, ...] = Field(
+        _POLICY.fallback_models, description="Models to use when that one fails, in this order."
+    )
+    prompt: str = Field(_POLICY.prompt, description="Instruction to the model, instead of the built-in one.")
+    prompt_hook: DottedPath = Field(
+        _POLICY.prompt_hook,
+        description=(
+            "Dotted path of a function that takes the instruction and its level (1 or 2) and returns the one to use."
+        ),
+    )
+    level2: bool = Field(
+        _POLICY.level2, description="Whether a shorter form is requested where a summary was rejected."
+    )
+    max_rounds: int = Field(
+        _POLICY.max_rounds, ge=0, le=100, description="Most rounds of merging summaries in one run."
+    )
+    condensation: bool = Field(
+        _POLICY.condensation, description="Whether summaries are merged when there are many of them."
+    )
+    hard_wait_seconds: float = Field(
+        _POLICY.hard_wait_seconds,
+        ge=0,
+        allow_inf_nan=False,
+        description="Longest time that a request above its budget waits for its plan and a pending summary; seconds.",
+    )
+    protect_turns: int = Field(
+        _POLICY.protect_turns, ge=2, description="Number of the user's most recent turns that are never summarised."
+    )
+    input_fraction: float = Field(
+        _POLICY.input_fraction,
+        gt=0,
+        le=1,
+        description="Largest fraction of the model's window that is filled with messages to summarise.",
+    )
+    spend_fraction: Fraction = Field(
+        _POLICY.spend_fraction,
+        description="Most to spend on a session's summaries, as a fraction of the cost of its requests.",
+    )
+    spend_per_day: Price = Field(
+        _POLICY.spend_per_day,
+        description=(
+            "Most to spend on all summaries of a day (UTC); currency units, as in pricing. Models of unknown price are "
+            "not used then. 0: no limit."
+        ),
+    )
+    holdout_fraction: Fraction = Field(
+        _POLICY.holdout_fraction,
+        description="Fraction of the sessions that are only observed, so that savings can be measured.",
+    )
+    subscription_calls: bool = Field(
+        _POLICY.subscription_calls,
+        description="Whether personal subscriptions (OAuth tokens) may be used for summaries.",
+    )
+    may_receive: tuple[str, ...] = Field(
+        _POLICY.may_receive,
+        description="Names of upstreams to which conversations with other upstreams may be sent for a summary.",
+    )
+    time_limit_seconds: Seconds = Field(
+        _POLICY.time_limit_seconds, description="Longest time for making one summary; seconds."
+    )
+    reasoning_tokens: Tokens = Field(
+        _POLICY.reasoning_tokens, description="Tokens that a model may use for reasoning, in addition to the summary's."
+    )

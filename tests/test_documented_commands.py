@@ -26,7 +26,7 @@ from benchmarks.picture import TokenCount, Upstream, draw, measure, run_proxy, r
 from benchmarks.processes import find_free_port, get_status
 from proxy.cli.main import build
 from proxy.config import load_settings
-from proxy.config.keys import list_keys
+from proxy.config.reference import list_keys
 
 ROOT = Path(__file__).parents[1]
 PAGES = {

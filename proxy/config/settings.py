@@ -60,7 +60,7 @@ class Settings(BaseSettings):
     server: ServerSettings = ServerSettings()
     upstreams: tuple[UpstreamSettings, ...] = Field(
         (UpstreamSettings(),),
-        description="Providers' servers. A request goes to the first whose models match, else to the first that names none.",
+        description="Providers' servers. A request goes to the first whose models match, else to one without models.",
     )
     sessions: SessionsSettings = SessionsSettings()
     store: StoreSettings = StoreSettings()

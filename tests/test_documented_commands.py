@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,8 @@ from proxy.config.reference import list_keys
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
-    path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+    path.relative_to(ROOT).as_posix(): path.read_text()
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 }
 PORT = "8484"
 CALLS = 24
@@ -106,7 +108,7 @@ def run_world(home: Path, calls: int) -> Iterator[World]:
     """A proxy in front of a mock provider, with a session of so many calls in its log."""
     (home / "bin").mkdir()
     shim = home / "bin" / "palimpsest"
-    shim.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m proxy "$@"\n')
+    shim.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec {sys.executable} -m proxy "$@"\n')
     shim.chmod(0o755)
     with Upstream(TokenCount()) as upstream:
         environment = {
@@ -237,6 +239,14 @@ def test_a_command_in_a_sentence_exists_with_its_options(page: str, command: str
         group = group.commands[words.pop(0)]
     known = {option for parameter in group.params for option in (*parameter.opts, *parameter.secondary_opts)}
     assert {word.partition("=")[0] for word in words if word.startswith("-")} <= known | {"--"}, f"{page}: {command}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_target_or_module_in_a_sentence_exists(page: str) -> None:
+    targets = set(re.findall(r"(?m)^([a-z]+):", (ROOT / "Makefile").read_text()))
+    assert set(re.findall(r"`make ([a-z]+)", PAGES[page])) <= targets
+    modules = re.findall(r"`python\s+-m\s+([\w.]+)", PAGES[page])
+    assert [name for name in modules if find_spec(name) is None] == []
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import functools
-import gc
 import logging
 import math
 import socket
@@ -26,7 +25,7 @@ from proxy.config.errors import Problem
 from proxy.context.budget import AUTO_CEILING, make_budget
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.runtime import WriteBatcher
-from proxy.heap import HeapTrimmer, find_slack, find_trim
+from proxy.heap import HeapTrimmer, find_heap, tune_collector
 from proxy.model.errors import ProxyError, StoreUnavailable
 from proxy.model.events import (
     AuxiliaryEnded,
@@ -57,10 +56,6 @@ from proxy.wire import FORMATS, MANAGED_WIRES
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
 _UVICORN_SECONDS = 3  # after the limit uvicorn would cancel what is left its own way; it never comes to that
-# Nearly all that a call makes is freed by its count. With the collector's usual 700 objects it looks at the calls under
-# way again and again: 3 % of a call at 64 at once.
-_GC_THRESHOLD = 20_000
-
 _REPEATS_SECONDS = 60.0
 
 _log = logging.getLogger("palimpsest")
@@ -165,10 +160,9 @@ async def _run(settings: Settings) -> None:
             app, health = build_app(engine, settings, policy)
             port = listener.getsockname()[1]
             _print_banner(settings, policy, port)
-            trimmer = HeapTrimmer(lambda: not engine.tasks, find_trim(), find_slack())
+            trimmer = HeapTrimmer(lambda: not engine.tasks, find_heap())
             trimmer.start(asyncio.get_running_loop())
-            gc.set_threshold(_GC_THRESHOLD)
-            gc.freeze()  # what the start has made stays: the collector need not look at it again
+            tune_collector()
             engine.prepare()
             health.is_starting = True
             engine.tasks.spawn(_warm(engine, health))

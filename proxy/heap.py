@@ -1,23 +1,35 @@
-"""Memory given back to the system. Rule: only in a pause, and only what the C library holds on to.
+"""The process's memory: how often Python looks for garbage, and what glibc gives back to the system.
 
-glibc keeps freed memory below anything still in use: after 64 calls of 800 KB at once the process stood at 207 MB, of
-which 55 MB were free. Trimming walks the heap for some milliseconds, so that it waits until no call is under way. What
-the C library holds is told by the slack: resident memory that nobody has asked it for. Resident memory alone does not
-tell, for what is freed stays resident: once trimmed at its largest, a process would never be trimmed again.
+Measured with 32 sessions of 30 managed calls each at once: with Python's own thresholds the collector takes 125 to 145
+µs a call, 8 to 10 % of the main thread; as set here 14 to 40 µs, 1 to 2.4 %.
+
+glibc keeps freed memory that lies below anything still in use. After 96 calls of 250 to 800 KB, 32 at once, the process
+stands at 276 to 315 MB; trimmed, at 221 to 277 MB, and without it goes on at its largest.
 """
 
+import asyncio
 import ctypes
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+# Nearly all that a call makes is freed by its reference count; Python's 700 has the collector look at the calls under
+# way again and again.
+_GC_THRESHOLD = 20_000
 _EVERY_SECONDS = 2.0
 _WORTHWHILE_BYTES = 16 * 1024 * 1024
 _STATM = Path("/proc/self/statm")
 
 
-class _Heap(ctypes.Structure):
+def tune_collector() -> None:
+    """Have Python look for garbage seldom, and never at what the start has made; call it at the end of the start."""
+    gc.set_threshold(_GC_THRESHOLD)
+    gc.freeze()
+
+
+class _MallocStatistics(ctypes.Structure):
     """`struct mallinfo2`: bytes in use are `uordblks`, and `hblkhd` in mappings of their own."""
 
     _fields_: ClassVar = [
@@ -29,79 +41,50 @@ class _Heap(ctypes.Structure):
     ]
 
 
-class Timer(Protocol):
-    """A call that is still to come."""
+class Heap(Protocol):
+    """The memory that a C library manages."""
 
-    def cancel(self) -> None:
-        """Let it not come."""
+    def trim(self) -> None:
+        """Give freed memory back to the system. Blocks for 5 to 60 ms."""
+        ...
+
+    def read_slack(self) -> int:
+        """Return the bytes of resident memory that nobody has asked the C library for.
+
+        Resident memory alone would not do, for what is freed stays resident: once trimmed at its largest, a process
+        would never be trimmed again.
+        """
         ...
 
 
-class Timers(Protocol):
-    """What is needed of an event loop."""
+class GlibcHeap:
+    """glibc's heap. `library` is the C library."""
 
-    def call_later(self, delay: float, callback: Callable[["Timers"], object], loop: "Timers", /) -> Timer:
-        """Call back after so many seconds."""
-        ...
+    def __init__(self, library: Any) -> None:
+        self._trim = library.malloc_trim
+        self._read_statistics: Callable[[], _MallocStatistics] = library.mallinfo2
+        library.mallinfo2.restype = _MallocStatistics
 
+    def trim(self) -> None:
+        """Give freed memory back to the system."""
+        self._trim(0)
 
-class HeapTrimmer:
-    """Looks now and then whether the slack has grown, and trims the process while `is_idle`."""
-
-    def __init__(
-        self, is_idle: Callable[[], bool], trim: Callable[[], object] | None, read_slack: Callable[[], int]
-    ) -> None:
-        self._is_idle = is_idle
-        self._trim = trim
-        self._read_slack = read_slack
-        self._floor = 0
-        self._timer: Timer | None = None
-
-    def start(self, loop: Timers) -> None:
-        """Begin to look; nothing where the C library cannot trim."""
-        if self._trim is not None:
-            self._timer = loop.call_later(_EVERY_SECONDS, self._look, loop)
-
-    def stop(self) -> None:
-        """Look no more."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _look(self, loop: Timers) -> None:
-        if self._trim is not None and self._is_idle():
-            self._trim_if_worthwhile(self._trim)
-        self.start(loop)
-
-    def _trim_if_worthwhile(self, trim: Callable[[], object]) -> None:
-        slack = self._read_slack()
-        if slack >= self._floor + _WORTHWHILE_BYTES:
-            trim()
-            self._floor = slack = self._read_slack()
-        self._floor = min(self._floor, slack)  # Python gives memory back by itself, too
+    def read_slack(self) -> int:
+        """Return the bytes of resident memory that nobody has asked for."""
+        statistics = self._read_statistics()
+        return read_resident_bytes() - int(statistics.uordblks + statistics.hblkhd)
 
 
-def find_trim() -> Callable[[], object] | None:
-    """The C library's `malloc_trim(0)`; None where it is not glibc."""
-    trim = _find_function("malloc_trim")
-    return None if trim is None else lambda: trim(0)
-
-
-def find_slack() -> Callable[[], int]:
-    """What reads the slack in bytes; resident memory itself before glibc 2.33, which says too little."""
-    read = _find_function("mallinfo2")
-    if read is None:
-        return read_resident_bytes
-    read.restype = _Heap
-
-    def read_slack() -> int:
-        heap: _Heap = read()
-        return read_resident_bytes() - int(heap.uordblks + heap.hblkhd)
-
-    return read_slack
+def find_heap() -> GlibcHeap | None:
+    """Return this process's heap; None where the C library is not glibc 2.33 or later."""
+    try:
+        return GlibcHeap(ctypes.CDLL(None))
+    except (OSError, AttributeError):
+        return None
 
 
 def read_resident_bytes() -> int:
-    """Resident memory of this process; 0 where the system does not say (Linux does)."""
+    """Return the resident memory of this process; 0 where the system does not say (Linux does)."""
     try:
         pages = int(_STATM.read_bytes().split()[1])
     except OSError:
@@ -109,9 +92,30 @@ def read_resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def _find_function(name: str) -> Any:
-    """A function of the C library; None where it has none of this name."""
-    try:
-        return getattr(ctypes.CDLL(None), name)
-    except (OSError, AttributeError):
-        return None
+class HeapTrimmer:
+    """Trims the heap where its slack has grown, and only while the process `is_idle`, for that blocks."""
+
+    def __init__(self, is_idle: Callable[[], bool], heap: Heap | None) -> None:
+        self._is_idle = is_idle
+        self._heap = heap
+        self._least_slack = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to look now and then; nothing where there is no heap that can be trimmed."""
+        if self._heap is not None:
+            self._timer = loop.call_later(_EVERY_SECONDS, self._look, loop, self._heap)
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self, loop: asyncio.AbstractEventLoop, heap: Heap) -> None:
+        if self._is_idle():
+            slack = heap.read_slack()
+            if slack >= self._least_slack + _WORTHWHILE_BYTES:
+                heap.trim()
+                self._least_slack = slack = heap.read_slack()
+            self._least_slack = min(self._least_slack, slack)  # Python gives memory back by itself, too
+        self.start(loop)

@@ -1,12 +1,13 @@
 """Memory is given back in a pause, when there is enough of it."""
 
 import asyncio
+import gc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from proxy.heap import HeapTrimmer, find_slack, find_trim, read_resident_bytes
+from proxy.heap import HeapTrimmer, find_heap, read_resident_bytes, tune_collector
 
 MIB = 1024 * 1024
 
@@ -17,8 +18,8 @@ class Timers:
     def __init__(self) -> None:
         self.waiting: list[Callable[[], object]] = []
 
-    def call_later(self, delay: float, callback: Callable[[Any], object], loop: Any, /) -> "Timers":
-        self.waiting.append(lambda: callback(loop))
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> "Timers":
+        self.waiting.append(lambda: callback(*args))
         return self
 
     def cancel(self) -> None:
@@ -38,79 +39,99 @@ class World:
         self.size = 50 * MIB
         self.is_idle = True
         self.trimmed = 0
-        self.loop = Timers()
-        self.trimmer = HeapTrimmer(lambda: self.is_idle, self.trim, lambda: self.size)
+        self.timers = Timers()
+        self.trimmer = HeapTrimmer(lambda: self.is_idle, self)
+
+    def start(self) -> None:
+        self.trimmer.start(cast(asyncio.AbstractEventLoop, self.timers))
 
     def trim(self) -> None:
         self.trimmed += 1
         self.size -= 10 * MIB
 
+    def read_slack(self) -> int:
+        return self.size
+
 
 def test_growth_is_given_back_once() -> None:
     world = World()
-    world.trimmer.start(world.loop)
+    world.start()
     for _ in range(3):
-        world.loop.run_next()
+        world.timers.run_next()
     assert world.trimmed == 1
     world.size += 15 * MIB
-    world.loop.run_next()
+    world.timers.run_next()
     assert world.trimmed == 1
     world.size += 1 * MIB
-    world.loop.run_next()
+    world.timers.run_next()
     assert world.trimmed == 2
 
 
 def test_growth_counts_from_the_least_there_was_since() -> None:
     world = World()
-    world.trimmer.start(world.loop)
-    world.loop.run_next()
+    world.start()
+    world.timers.run_next()
     world.size -= 20 * MIB
-    world.loop.run_next()
+    world.timers.run_next()
     world.size += 15 * MIB
-    world.loop.run_next()
+    world.timers.run_next()
     assert world.trimmed == 1
     world.size += 1 * MIB
-    world.loop.run_next()
+    world.timers.run_next()
     assert world.trimmed == 2
 
 
 def test_a_busy_process_is_left_alone() -> None:
     world = World()
     world.is_idle = False
-    world.trimmer.start(world.loop)
-    world.loop.run_next()
+    world.start()
+    world.timers.run_next()
     assert world.trimmed == 0
     world.is_idle = True
-    world.loop.run_next()
+    world.timers.run_next()
     assert world.trimmed == 1
 
 
 def test_it_stops_when_told_and_never_starts_without_a_way_to_trim() -> None:
     world = World()
-    world.trimmer.start(world.loop)
+    world.start()
     world.trimmer.stop()
-    assert world.loop.waiting == []
-    without = HeapTrimmer(lambda: True, None, lambda: 0)
-    without.start(world.loop)
+    assert world.timers.waiting == []
+    without = HeapTrimmer(lambda: True, None)
+    without.start(cast(asyncio.AbstractEventLoop, world.timers))
     without.stop()
-    assert world.loop.waiting == []
+    assert world.timers.waiting == []
+
+
+class CountedHeap:
+    """The real heap, whose trims are counted."""
+
+    def __init__(self) -> None:
+        heap = find_heap()
+        if heap is None:
+            pytest.skip("a C library that does not tell what is in use")
+        self._heap = heap
+        self.trims = 0
+        self.read_slack = heap.read_slack
+
+    def trim(self) -> None:
+        self.trims += 1
+        self._heap.trim()
 
 
 def test_what_was_in_use_at_the_last_trim_is_given_back_when_it_is_freed() -> None:
     """It stays resident, so that the process has not grown when it is freed."""
-    trim, read_slack, loop, trims = find_trim(), find_slack(), Timers(), []
-    if trim is None or read_slack is read_resident_bytes:
-        pytest.skip("a C library that does not tell what is in use")
-    trimmer = HeapTrimmer(lambda: True, lambda: trims.append(trim()), read_slack)
+    heap, timers = CountedHeap(), Timers()
+    trimmer = HeapTrimmer(lambda: True, heap)
     kept = [bytes(1000) for _ in range(40_000)]
-    trimmer.start(loop)
-    loop.run_next()
-    loop.run_next()
-    assert len(trims) == 1
+    trimmer.start(cast(asyncio.AbstractEventLoop, timers))
+    timers.run_next()
+    timers.run_next()
+    assert heap.trims == 1
     pins, before = kept[::100], read_resident_bytes()
     kept.clear()
-    loop.run_next()
-    assert len(trims) == 2
+    timers.run_next()
+    assert heap.trims == 2
     assert before - read_resident_bytes() > 20 * MIB
     assert len(pins) == 400
 
@@ -118,9 +139,20 @@ def test_what_was_in_use_at_the_last_trim_is_given_back_when_it_is_freed() -> No
 async def test_the_real_heap_can_be_measured_and_trimmed() -> None:
     size = read_resident_bytes()
     assert 5 * MIB < size < 5_000 * MIB
-    trim = find_trim()
-    if trim is not None:
-        trim()
-    trimmer = HeapTrimmer(lambda: True, trim, find_slack())
+    heap = find_heap()
+    if heap is not None:
+        heap.trim()
+    trimmer = HeapTrimmer(lambda: True, heap)
     trimmer.start(asyncio.get_running_loop())
     trimmer.stop()
+
+
+def test_the_collector_looks_seldom_and_not_at_what_the_start_has_made() -> None:
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()
+    try:
+        tune_collector()
+        assert gc.get_threshold()[0] == 20_000
+        assert gc.get_freeze_count() > frozen
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)

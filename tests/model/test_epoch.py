@@ -1,5 +1,7 @@
 """Plans, epochs and summaries are values, and go through msgspec unchanged."""
 
+from typing import get_args
+
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -8,6 +10,7 @@ from proxy.model.epoch import (
     ContextPlan,
     Edit,
     Epoch,
+    EpochReason,
     Kept,
     Original,
     Pin,
@@ -102,3 +105,7 @@ def test_a_level_that_is_none_is_refused() -> None:
     encoded = msgspec.msgpack.encode(replace(LEAF, level=4))
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(encoded, type=Summary)
+
+
+def test_what_goes_back_to_the_epoch_before_is_a_reversion() -> None:
+    assert [why for why in get_args(EpochReason) if replace(EPOCH, why=why).is_reversion] == ["revert", "refused"]

@@ -6,7 +6,18 @@ from msgspec.structs import replace
 from proxy.model.epoch import Epoch, Original, Pin, Plan, Summary
 from proxy.model.exchange import Outcome, Round, Timings, Trailer
 from proxy.model.lineage import Adoption, CallFingerprint, NodeRow, Reply, Step
-from proxy.model.log import ArchiveHealth, LogFault, Record, SessionRow, Verification, drop_derived, weigh_record
+from proxy.model.log import (
+    ArchiveHealth,
+    BranchRow,
+    Call,
+    LogFault,
+    Record,
+    SessionRow,
+    Verification,
+    drop_derived,
+    weigh_record,
+    weigh_records,
+)
 from proxy.model.manifest import keep_whole
 from tests.support.engine import make_opening, make_reading
 
@@ -98,3 +109,18 @@ def test_a_health_report_cannot_be_changed_by_who_reads_it() -> None:
     health = ArchiveHealth(problem="", pending=0, pending_bytes=0, dropped=0, generation=0)
     with pytest.raises(AttributeError):
         health.generation = 1  # type: ignore[misc]
+
+
+def test_records_weigh_together_what_each_weighs() -> None:
+    records: tuple[Record, ...] = (make_opening(), make_outcome(KILOBYTE))
+    assert weigh_records(records) == sum(map(weigh_record, records))
+
+
+def test_a_session_counts_its_auxiliary_calls_among_all_that_is_recorded() -> None:
+    assert SessionRow("s", "f", "main", 0, 0, 3, "m", 0, 0, auxiliary=2).recorded == 5
+
+
+def test_the_exchanges_of_a_branch_are_its_own_and_those_of_its_trunk_before_it_left() -> None:
+    trunk = BranchRow(b"a", 2, (Call(1, "x1", 1), Call(3, "x3", 2)), "root", b"", False)
+    branch = BranchRow(b"b", 2, (Call(2, "x2", 2),), "branch", b"n", False, trunk, 1)
+    assert [call.n for call in branch.exchanges] == [1, 2]

@@ -1,5 +1,6 @@
-"""What of a message costs tokens."""
+"""What of a message costs tokens: its text, and its images, documents and audio."""
 
+import base64
 import json
 
 import pytest
@@ -8,7 +9,14 @@ from hypothesis import strategies as st
 
 from proxy.model.messages import CountedContent, Medium
 from proxy.wire import FORMATS
-from proxy.wire.messages import read_counted_tools
+from proxy.wire.messages import (
+    count_pages,
+    format_medium,
+    read_counted_tools,
+    read_image_size,
+    read_medium,
+    read_seconds,
+)
 
 CHAT = FORMATS["chat_completions"]
 IMAGE = {"type": "image_url", "image_url": {"url": "https://x/y.png"}}
@@ -131,3 +139,103 @@ def test_a_tool_without_a_schema_counts_as_its_json() -> None:
 
 def test_no_tools_cost_nothing() -> None:
     assert read_counted_tools(b"[]") == CountedContent("")
+
+
+PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (640).to_bytes(4, "big") + (480).to_bytes(4, "big") + bytes(9)
+SOF = b"\xff\xc0\0\x11\x08" + (480).to_bytes(2, "big") + (640).to_bytes(2, "big") + bytes(9)
+JPEG = b"\xff\xd8" + b"\xff\xe0\0\x10" + bytes(14) + b"\xff\xc4\0\x04\0\0" + SOF
+GIF = b"GIF89a" + (640).to_bytes(2, "little") + (480).to_bytes(2, "little")
+LOSSY = b"RIFF\0\0\0\0WEBPVP8 " + bytes(10) + (640).to_bytes(2, "little") + (480).to_bytes(2, "little")
+LOSSLESS = b"RIFF\0\0\0\0WEBPVP8L" + bytes(5) + (639 | 479 << 14).to_bytes(4, "little") + bytes(5)
+EXTENDED = b"RIFF\0\0\0\0WEBPVP8X" + bytes(8) + (639).to_bytes(3, "little") + (479).to_bytes(3, "little")
+PDF = b"%PDF-1.7\n1 0 obj <</Type /Pages /Kids [] /Count 3>>\n<</Type/Page>> <</Type /Page /X 1>>"
+WAV = b"RIFF" + (64_000).to_bytes(4, "little") + b"WAVEfmt " + bytes(12) + (32_000).to_bytes(4, "little") + bytes(12)
+
+
+def encode(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+@pytest.mark.parametrize("head", [PNG, JPEG, GIF, LOSSY, LOSSLESS, EXTENDED])
+def test_every_format_tells_its_size(head: bytes) -> None:
+    assert read_image_size(head) == (640, 480)
+
+
+@pytest.mark.parametrize(
+    "head", [b"", b"BM", PNG[:20], JPEG[:12], GIF[:8], LOSSY[:20], b"\xff\xd8\xff\xc4\0\x04\0\0\0\0\0"]
+)
+def test_what_is_cut_or_unknown_has_no_size(head: bytes) -> None:
+    assert read_image_size(head) == (0, 0)
+
+
+def test_a_size_no_picture_has_is_none() -> None:
+    assert read_image_size(PNG[:16] + b"\xff\xff\xff\xff" + PNG[20:]) == (0, 0)
+
+
+@given(
+    st.binary(max_size=64), st.sampled_from([PNG, JPEG, GIF, LOSSY, LOSSLESS, EXTENDED, PDF, WAV]), st.integers(0, 40)
+)
+def test_garbage_raises_nothing(garbage: bytes, head: bytes, kept: int) -> None:
+    content = head[:kept] + garbage
+    assert min(*read_image_size(content), count_pages(content), read_seconds(content)) >= 0
+
+
+@pytest.mark.parametrize(
+    ("content", "pages"),
+    [
+        (PDF, 3),
+        (b"%PDF <</Count 7 /Type /Pages>>", 7),
+        (b"%PDF <</Type /Page>><</Type/Page/A 1>>", 2),
+        (b"%PDF-1.7 all compressed", 0),
+        (b"no pdf /Type /Page", 0),
+    ],
+)
+def test_the_pages_of_a_document_are_those_listed_or_counted(content: bytes, pages: int) -> None:
+    assert count_pages(content) == pages
+
+
+@pytest.mark.parametrize(("content", "seconds"), [(WAV, 2.0), (b"ID3", 0.0), (WAV[:28] + bytes(16), 0.0)])
+def test_a_wav_tells_how_long_it_is(content: bytes, seconds: float) -> None:
+    assert read_seconds(content) == seconds
+
+
+DATA = f"data:image/png;base64,{encode(PNG)}"
+PICTURE = Medium("image", 640, 480, size=len(PNG))
+
+
+@pytest.mark.parametrize(
+    ("part", "medium"),
+    [
+        ({"type": "image_url", "image_url": {"url": DATA}}, PICTURE),
+        ({"type": "image_url", "image_url": DATA}, PICTURE),
+        ({"type": "input_image", "image_url": DATA}, PICTURE),
+        ({"type": "image", "source": {"type": "base64", "data": encode(PNG)}}, PICTURE),
+        ({"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}, Medium("image")),
+        ({"type": "image_url", "image_url": {"url": "http://x", "detail": "low"}}, Medium("image", is_low=True)),
+        ({"type": "input_image", "file_id": "file-1"}, Medium("image")),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,éééé"}}, Medium("image", size=3)),
+        ({"type": "file", "file": {"file_data": encode(PDF)}}, Medium("document", pages=3, size=-(-len(PDF) // 3) * 3)),
+        ({"type": "input_file", "file_url": "https://x"}, Medium("document")),
+        ({"type": "document", "source": {"type": "text", "data": "words"}}, None),
+        ({"type": "input_audio", "input_audio": {"data": encode(WAV)}}, Medium("audio", seconds=2.0, size=45)),
+        ({"type": "text", "text": DATA}, None),
+        ({"type": 5}, None),
+    ],
+)
+def test_every_wire_spells_media_in_its_own_way(part: dict[str, object], medium: Medium | None) -> None:
+    assert read_medium(part) == medium
+
+
+@pytest.mark.parametrize(
+    ("medium", "words"),
+    [
+        (Medium("image", width=640, height=480, size=9), "image 640x480"),
+        (Medium("document", pages=3), "PDF, 3 pages"),
+        (Medium("document", pages=1), "PDF, 1 page"),
+        (Medium("document", size=12_345), "document, 12,345 bytes"),
+        (Medium("audio", seconds=1.6), "audio, 2 seconds"),
+        (Medium("image"), "image"),
+    ],
+)
+def test_a_medium_in_words(medium: Medium, words: str) -> None:
+    assert format_medium(medium) == words

@@ -1,4 +1,4 @@
-"""What shows that a request manages its context by itself, and what only looks like it."""
+"""What a request demands of its messages, and whether it manages its context already."""
 
 import json
 from typing import Any
@@ -11,7 +11,53 @@ from proxy.model.messages import LEDGER_HEAD
 from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange, SplitBody, split_body
 from proxy.wire.rendering import render
+from proxy.wire.validity import Rules
 from tests.support.valid_histories import WIRES
+
+MARK = {"cache_control": {"type": "ephemeral"}}
+
+
+def split(**members: Any) -> SplitBody:
+    body = split_body(json.dumps(members).encode(), "messages")
+    assert body is not None
+    return body
+
+
+@pytest.mark.parametrize(
+    ("wire", "members", "rules"),
+    [
+        ("chat_completions", {}, Rules()),
+        ("chat_completions", {"response_format": {"type": "json_object"}}, Rules(needs_json=True)),
+        ("chat_completions", {"response_format": {"type": "json_schema"}}, Rules()),
+        ("responses", {"text": {"format": {"type": "json_object"}}}, Rules(is_itemised=True, needs_json=True)),
+        ("responses", {"text": {}}, Rules(is_itemised=True)),
+        ("anthropic_messages", {"system": [MARK], "tools": [{}, MARK], **MARK}, Rules(markers=("5m", "5m", "5m"))),
+        ("anthropic_messages", {"system": "plain"}, Rules()),
+    ],
+)
+def test_what_a_request_demands(wire: str, members: dict[str, Any], rules: Rules) -> None:
+    assert FORMATS[wire].read_rules(split(**members)) == rules
+
+
+@pytest.mark.parametrize(("leading", "needs_json"), [(0, True), (1, True), (2, False), (3, False)])
+def test_what_a_leading_message_says_need_not_be_said_again(leading: int, *, needs_json: bool) -> None:
+    """Leading messages always stay."""
+    messages = [{"content": "Be brief."}, {"content": "Answer as JSON."}, {"content": "json, please"}]
+    body = split(messages=messages, response_format={"type": "json_object"})
+    assert FORMATS["chat_completions"].read_rules(body, leading) == Rules(needs_json=needs_json)
+
+
+def test_what_an_upstream_demands() -> None:
+    assert FORMATS["chat_completions"].read_rules(split(), is_alternating=True) == Rules(is_alternating=True)
+
+
+def test_a_member_that_cannot_be_read_says_nothing() -> None:
+    body = split_body(b'{"tools":[1e400,"\\ud800"],"response_format":{"type":"json_object"}}', "messages")
+    broken = split_body(b'{"response_format":"\xff"}', "messages")
+    assert body is not None and broken is not None
+    assert FORMATS["chat_completions"].read_rules(body) == Rules(needs_json=True)
+    assert FORMATS["chat_completions"].read_rules(broken) == Rules()
+
 
 CHAT, ANTHROPIC, RESPONSES = WIRES
 LEDGER = f"{LEDGER_HEAD} · steps 1 to 41\nread a.py"
@@ -19,7 +65,7 @@ FILE = render_file(FileReference("abcdefghij", "src/[a].py", "python", 12_345, 8
 STONE = render_tombstone(Tombstone("abcdefghij", "bash", "pytest", "exit 1", 214, 8120, {}))
 
 
-def split(wire: str, messages: list[Any], **members: Any) -> SplitBody:
+def split_messages(wire: str, messages: list[Any], **members: Any) -> SplitBody:
     key = "input" if wire == RESPONSES else "messages"
     body = split_body(json.dumps({**members, key: messages}).encode(), key)
     assert body is not None
@@ -42,7 +88,7 @@ def split(wire: str, messages: list[Any], **members: Any) -> SplitBody:
     ],
 )
 def test_a_member_that_manages(wire: str, name: str, value: Any) -> None:
-    assert FORMATS[wire].find_management(split(wire, [], **{name: value})) == f"the request has {name}"
+    assert FORMATS[wire].find_management(split_messages(wire, [], **{name: value})) == f"the request has {name}"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +102,7 @@ def test_a_member_that_manages(wire: str, name: str, value: Any) -> None:
     ],
 )
 def test_a_member_that_does_not(wire: str, members: dict[str, Any]) -> None:
-    assert FORMATS[wire].find_management(split(wire, [{"role": "user", "content": "x"}], **members)) == ""
+    assert FORMATS[wire].find_management(split_messages(wire, [{"role": "user", "content": "x"}], **members)) == ""
 
 
 def test_a_member_that_cannot_be_read_is_the_upstreams_to_judge() -> None:
@@ -89,7 +135,7 @@ def test_a_member_that_cannot_be_read_is_the_upstreams_to_judge() -> None:
 )
 def test_a_message_that_was_managed(wire: str, message: Any, found: str) -> None:
     plain = {"role": "user", "content": "[tool: x]"}
-    body = split(wire, [plain, message, plain])
+    body = split_messages(wire, [plain, message, plain])
     assert FORMATS[wire].find_management(body) == f"the messages have {found}"
     assert FORMATS[wire].find_management(body, known=1) == f"the messages have {found}"
     assert FORMATS[wire].find_management(body, known=2) == ""
@@ -112,17 +158,17 @@ def test_a_message_that_was_managed(wire: str, message: Any, found: str) -> None
 )
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_message_that_only_looks_managed(wire: str, message: Any) -> None:
-    assert FORMATS[wire].find_management(split(wire, [message])) == ""
+    assert FORMATS[wire].find_management(split_messages(wire, [message])) == ""
 
 
 def test_of_several_members_the_first_in_our_order_is_named() -> None:
-    body = split(RESPONSES, [], store=True, background=True, truncation="auto")
+    body = split_messages(RESPONSES, [], store=True, background=True, truncation="auto")
     assert FORMATS[RESPONSES].find_management(body) == "the request has truncation"
 
 
 def test_chat_completions_have_no_compaction() -> None:
     message = {"role": "assistant", "content": [{"type": "compaction", "content": "…"}]}
-    assert FORMATS[CHAT].find_management(split(CHAT, [message])) == ""
+    assert FORMATS[CHAT].find_management(split_messages(CHAT, [message])) == ""
 
 
 @pytest.mark.parametrize("is_alternating", [False, True])
@@ -131,6 +177,6 @@ def test_chat_completions_have_no_compaction() -> None:
 def test_what_we_render_is_known_again(wire: str, role: Any, is_alternating: bool) -> None:
     rendered = render(FORMATS[wire], [Written(LEDGER, 0, 9)], [], role=role, is_alternating=is_alternating)
     assert (
-        FORMATS[wire].find_management(split(wire, list(map(json.loads, rendered))))
+        FORMATS[wire].find_management(split_messages(wire, list(map(json.loads, rendered))))
         == "the messages have a ledger of palimpsest"
     )

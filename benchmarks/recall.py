@@ -1,4 +1,4 @@
-"""How long the log takes to say where a request belongs: `python -m benchmarks.recall`. Rule: reports, never fails.
+"""How long the log takes to say where a request belongs: `python -m benchmarks.recall`.
 
 A log of 100,000 sessions of 8 messages, which share their first message, one of 690 and one of 20,000 messages. Every
 tenth session, and the long ones, are another tenant's than the others. A question is asked through

@@ -1,4 +1,4 @@
-"""What every archive does with epochs, plans and pins. Rule: as in `contract`."""
+"""What every archive does with epochs, plans and pins."""
 
 import pytest
 from msgspec.structs import replace

@@ -1,4 +1,4 @@
-"""What every archive does. Rule: a store subclasses `ArchiveContract` and gives it an `archive`; the rest is equal."""
+"""What every archive does; a store subclasses `ArchiveContract` and gives it an `archive`."""
 
 import dataclasses
 import itertools

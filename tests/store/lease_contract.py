@@ -1,4 +1,4 @@
-"""What all leases do. Rule: a store subclasses `LeaseContract` and gives it `leases` and their `clock`."""
+"""What all leases do; a store subclasses `LeaseContract` and gives it `leases` and their `clock`."""
 
 import pytest
 

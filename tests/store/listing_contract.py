@@ -1,4 +1,4 @@
-"""What every archive does with questions of which sessions and exchanges there are. Rule: as in `contract`."""
+"""What every archive returns as sessions and exchanges."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Records to store. Rule: what a test cares about is an argument, the rest is a plausible call."""
+"""Records to store: what a test is about is an argument, the rest is a plausible call."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What every archive does with summaries. Rule: as in `contract`."""
+"""What every archive does with summaries."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""What every archive does with trees. Rule: as in `contract`; the archive is asked for ancestry too."""
+"""What every archive does with trees, and what it recalls of them."""
 
 from typing import Protocol
 

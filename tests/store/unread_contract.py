@@ -1,4 +1,4 @@
-"""What every archive does with the question of which answers nobody has read. Rule: as in `contract`."""
+"""What every archive returns as responses that nobody has read."""
 
 from msgspec.structs import replace
 

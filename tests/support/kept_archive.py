@@ -1,6 +1,6 @@
 """A fake archive whose log is a real SQLite file: what is recalled comes from there, so that it proves the store too.
 
-Rule: the trees in memory stay, as what an oracle looks at; the engine is told nothing of them.
+The trees in memory stay, for the test's oracle to look at; the engine does not see them.
 """
 
 import asyncio

@@ -130,7 +130,7 @@ class SqliteArchive(SqliteReader):
             _log.error("%d records are lost: %s was deleted under the server", self._queue.pending, path)
             self._lost_at_stop = self._queue.pending
             return
-        _log.warning("%d records are in %s only; the next start brings them into the log", self._queue.pending, path)
+        _log.warning("%d records are in %s only; the next start writes them to the log", self._queue.pending, path)
 
     async def _catch_up(self, *, is_call: bool) -> None:
         written = None if self._writer.problem else self._queue.drain()
@@ -149,7 +149,7 @@ def open_sqlite(
         policy.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder, is_exact = policy.path.resolve().parent, os.access in os.supports_effective_ids
         if not os.access(folder, os.W_OK | os.X_OK, effective_ids=is_exact):
-            raise PermissionError(f"nothing can be made in {folder}")
+            raise PermissionError(f"no file can be made in {folder}")
         lock = WriterLock(policy.path.resolve(), policy.lock_ms)  # one log may have several names
     except OSError as error:
         raise StoreUnavailable(
@@ -183,12 +183,12 @@ def open_sqlite(
 def _report_unwritten(policy: StorePolicy, rest: UnwrittenEntries) -> None:
     """Log what the log did not take. Raises StoreUnavailable where a log that takes no writes is not to be opened."""
     told = (
-        f"{len(rest.entries)} appends that the server before left in {journal_path(policy.path)} are not in the log"
+        f"{len(rest.entries)} appends that the previous server left in {journal_path(policy.path)} are not in the log"
         f" yet: {rest.problem} They are kept"
     )
     if policy.must_write:
-        raise StoreUnavailable(f"{told}; start again once that is mended.")
-    _log.error("%s, and written once that is mended.", told)
+        raise StoreUnavailable(f"{told}; start again once that is repaired.")
+    _log.error("%s, and written once that is repaired.", told)
 
 
 def _open_journal(policy: StorePolicy, connection: sqlite3.Connection, rest: UnwrittenEntries | None) -> Journal | None:
@@ -209,6 +209,6 @@ def _open_journal(policy: StorePolicy, connection: sqlite3.Connection, rest: Unw
             journal.remove()
             raise
     except (OSError, sqlite3.Error) as error:
-        _log.warning("there is no room for %s (%s): answers wait for the log's commits instead", path, error)
+        _log.warning("there is no room for %s (%s): responses wait for the log's commits instead", path, error)
         return None
     return journal

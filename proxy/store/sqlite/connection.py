@@ -125,7 +125,7 @@ def lock_for_reading(log: Path) -> int:
     except FileNotFoundError:
         return -1
     except OSError as error:
-        raise StoreUnavailable(f"whether {log} is being written cannot be told: {error}") from error
+        raise StoreUnavailable(f"whether {log} is being written is not known: {error}") from error
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:

@@ -162,7 +162,7 @@ class SqliteLeases:
             try:
                 loop.call_soon_threadsafe(changed.set_result, is_changed)
             except RuntimeError:  # the loop is closed: nobody waits any more
-                _log.debug("the event loop ended before a lease was told")
+                _log.debug("the event loop ended before a lease was reported")
 
         if self._run(task):
             await asyncio.wait((changed,), timeout=self._most_seconds)

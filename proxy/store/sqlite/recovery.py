@@ -51,16 +51,16 @@ def recover_journal(connection: sqlite3.Connection, policy: StorePolicy) -> Unwr
         raise StoreUnavailable(f"{policy.path} cannot be read ({advise(error)})") from error
     if content.nonce and content.nonce == position.nonce:
         entries, end = _list_entries(content, position.place)
-        is_understood = not content.has_more(end)
+        is_readable = not content.has_more(end)
         stored, problem = _write(connection, policy, entries)
         if problem:
             place = entries[stored - 1].place if stored else position.place
             return UnwrittenEntries(
-                entries[stored:], JournalPosition(position.nonce, place) if is_understood else None, problem
+                entries[stored:], JournalPosition(position.nonce, place) if is_readable else None, problem
             )
     else:
-        is_understood = content.is_blank
-    if is_understood:
+        is_readable = content.is_blank
+    if is_readable:
         path.unlink()
     else:
         aside = _name_aside(path)
@@ -117,7 +117,7 @@ def _list_entries(content: JournalContent, place: int) -> tuple[list[QueuedWrite
     for records, end in content.read(place):
         place = end
         if records is None:
-            _log.error("an entry of the journal could not be understood; it is lost")
+            _log.error("an entry of the journal could not be decoded; it is lost")
         else:
             entries.append(QueuedWrite(records, weigh_records(records), None, end, True))
     return entries, place
@@ -130,7 +130,7 @@ def _write(connection: sqlite3.Connection, policy: StorePolicy, entries: list[Qu
     problem = writer.write_now(entries)
     if stored:
         _log.warning(
-            "%d appends of a killed server were brought into the log, %d refused", sum(stored), stored.count(False)
+            "%d appends of a killed server were written to the log, %d refused", sum(stored), stored.count(False)
         )
     return len(stored), problem
 

@@ -94,7 +94,7 @@ class Writer:
         try:
             self._checkpoint.finish()
         except sqlite3.Error as error:
-            _log.warning("the write-ahead log was left beside the log; it is read in at the next start: %s", error)
+            _log.warning("the write-ahead log was left beside the log; the next start reads it: %s", error)
         self._connection.close()
 
     def _gather(self) -> None:
@@ -192,4 +192,4 @@ class Writer:
         try:
             self._checkpoint.run()
         except sqlite3.Error as error:
-            _log.warning("the write-ahead log could not be copied into the log: %s", error)
+            _log.warning("no checkpoint of the write-ahead log could be made: %s", error)

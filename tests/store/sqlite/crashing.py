@@ -1,4 +1,4 @@
-"""A server's death, without a process of its own. Rule: what is left is what a kill leaves, byte for byte."""
+"""What a killed server leaves, byte for byte, without a process of its own."""
 
 import asyncio
 import shutil

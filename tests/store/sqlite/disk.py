@@ -1,4 +1,4 @@
-"""A disk that does what the test says. Rule: it stands in for `sqlite3.connect`, nothing is patched, nobody sleeps."""
+"""A disk that fails or waits as a test says, in place of `sqlite3.connect`."""
 
 import asyncio
 import sqlite3

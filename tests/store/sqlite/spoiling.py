@@ -1,4 +1,4 @@
-"""Damage done on purpose. Rule: with a plain connection, the triggers taken away first, the log closed before."""
+"""Damage done on purpose, over a plain connection, without the triggers, while the log is closed."""
 
 import sqlite3
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A log that an earlier version wrote. Rule: it opens, is brought up to date, and is as sound as it was."""
+"""A log that an earlier version wrote: it opens, is migrated, and is as sound as it was."""
 
 import sqlite3
 from collections.abc import Sequence

@@ -247,7 +247,7 @@ def test_records_the_log_refuses_are_named_and_passed_over(
     recover_log(policy)
     assert read_ids(policy.path) == ["e1", "e2"]
     assert "could not take Outcome: IntegrityError" in caplog.text
-    assert "2 appends of a killed server were brought into the log, 2 refused" in caplog.text
+    assert "2 appends of a killed server were written to the log, 2 refused" in caplog.text
     assert not path.exists()
 
 
@@ -256,7 +256,7 @@ def test_an_entry_nobody_understands_is_passed_over(policy: StorePolicy, caplog:
     path = crash(policy, (make_opening("e1"),), (odd,), (make_opening("e2"),))
     recover_log(policy)
     assert read_ids(policy.path) == ["e1", "e2"] and not path.exists()
-    assert "could not be understood" in caplog.text
+    assert "could not be decoded" in caplog.text
 
 
 @pytest.mark.parametrize("damage", ["another log", "name", "garbage"])
@@ -414,7 +414,7 @@ async def test_a_log_whose_journal_cannot_be_made_waits_for_its_commits(
 ) -> None:
     disk.fail("INSERT INTO meta VALUES", FULL)
     archive = open_archive(durability="normal")
-    assert "answers wait for the log's commits instead" in caplog.text
+    assert "responses wait for the log's commits instead" in caplog.text
     assert not journal_path(policy.path).exists()
     stored = archive.append(make_opening())
     assert not stored.done()

@@ -112,7 +112,7 @@ def test_a_log_is_not_read_so_while_somebody_writes_it_or_not_all_of_it_is_there
         read(policy.path)
     policy.path.with_name("log.db-wal").unlink()
     policy.path.with_name("log.db.lock").chmod(0)
-    with locked_up(policy.path), pytest.raises(StoreUnavailable, match=r"whether .* is being written cannot be told"):
+    with locked_up(policy.path), pytest.raises(StoreUnavailable, match=r"whether .* is being written is not known"):
         read(policy.path)
     policy.path.with_name("log.db.lock").unlink()
     with locked_up(policy.path):
@@ -128,5 +128,5 @@ def test_a_start_says_at_once_that_nothing_can_be_written(policy: StorePolicy, d
     async def start() -> None:
         open_sqlite(replace(policy, durability=durability), asyncio.get_running_loop())  # type: ignore[arg-type]
 
-    with locked_up(policy.path), pytest.raises(StoreUnavailable, match=r"nothing can be made in .* \(--data\)"):
+    with locked_up(policy.path), pytest.raises(StoreUnavailable, match=r"no file can be made in .* \(--data\)"):
         asyncio.run(start())

@@ -370,9 +370,9 @@ async def test_a_copy_that_fails_is_logged_and_writing_goes_on(
     await disk.arrived("PRAGMA wal_checkpoint(PASSIVE)")
     copying.set()
     assert await archive.append(make_opening("e2"))
-    assert "could not be copied into the log: database or disk is full" in caplog.text
+    assert "no checkpoint of the write-ahead log could be made: database or disk is full" in caplog.text
     await archive.close()
-    assert "left beside the log; it is read in at the next start" in caplog.text
+    assert "left beside the log; the next start reads it" in caplog.text
     assert await list_ids(open_archive()) == ["e1", "e2"]
 
 

@@ -1,4 +1,4 @@
-"""The log in memory, for tests and for programs that embed the engine. Rule: what can be observed is as with a file.
+"""The log in memory, for tests; what can be observed is as with a file.
 
 Records of one append are taken together, at worst without those that are derived, or not at all; what is a duplicate or
 refers to nothing is refused and counted.

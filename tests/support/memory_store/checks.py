@@ -1,4 +1,4 @@
-"""What `verify` looks at in memory. Rule: everything that can be re-derived, re-derived."""
+"""What `verify` checks in memory."""
 
 from collections.abc import Iterator
 

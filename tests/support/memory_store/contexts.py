@@ -1,4 +1,4 @@
-"""How sessions are managed, from the log in memory. Rule: as a file answers (`LogReader`)."""
+"""How sessions are managed, from the log in memory."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator

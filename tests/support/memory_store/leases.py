@@ -1,4 +1,4 @@
-"""Leases in memory, for one process. Rule: as a file answers (`Leases`)."""
+"""Leases in memory, for one process."""
 
 from proxy.engine.ports import Clock
 

@@ -1,4 +1,4 @@
-"""Sums over what the log in memory has. Rule: as a file answers (`LogReader`): our own calls are never the client's."""
+"""Listings of and sums over the log in memory; our own calls are not counted among the client's."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice

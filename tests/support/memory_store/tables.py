@@ -1,4 +1,4 @@
-"""The tables of the log in memory, and how records get in. Rule: those of one append all together, or none of them."""
+"""The tables of the log in memory; records of one append get in all together, or none of them."""
 
 import logging
 from collections.abc import Sequence

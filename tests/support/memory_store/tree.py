@@ -1,4 +1,4 @@
-"""The tree of one session in memory. Rule: the first counts; what is there already is passed over quietly."""
+"""The tree of one session in memory; what is there already is passed over."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

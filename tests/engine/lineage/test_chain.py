@@ -83,12 +83,12 @@ def test_a_plain_string_is_a_message_and_nothing_is_none() -> None:
 
 
 class CountingResponses(Responses):
-    """Counts how often orders are read."""
+    """Counts how often instructions are read."""
 
     def __init__(self) -> None:
         self.count = 0
 
-    def read_orders(self, member: bytes) -> bytes:
+    def read_instructions(self, member: bytes) -> bytes:
         self.count += 1
         return super().read_instructions(member)
 

@@ -252,7 +252,7 @@ def _format_round(row: RoundRow) -> Iterator[str]:
     if row.error:
         yield f"error     {row.error}"
     if row.answer:
-        yield f"answer    {row.answer.decode(errors='replace')}"
+        yield f"response  {row.answer.decode(errors='replace')}"
 
 
 def _format_shortening(rows: Sequence[ExchangeRow], policy: BudgetPolicy) -> Iterator[str]:

@@ -130,7 +130,7 @@ def test_what_went_wrong_is_told() -> None:
     assert "error     refused" in told
     assert "kept to the cap only" in told
     assert "no known wire format" in told
-    assert "answer" not in told
+    assert "response" not in told
     assert "place" not in told
 
 
@@ -294,7 +294,7 @@ def test_one_exchange_is_told_with_its_answer(capsys: pytest.CaptureFixture[str]
     assert "exchange  x1, number 1 of session abc1" in told
     assert "tokens    input 10, output 3" in told
     assert "finish    stop" in told
-    assert ANSWER.decode() in told
+    assert f"response  {ANSWER.decode()}" in told
 
 
 def test_one_exchange_as_json_has_the_answer_as_it_came(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

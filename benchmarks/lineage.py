@@ -18,8 +18,8 @@ import orjson
 
 from proxy.engine.body_cache import BodyCache, build_manifest, split_known
 from proxy.engine.lineage.chain import Chain, Preamble
-from proxy.engine.lineage.tenants import Tenants
-from proxy.engine.lineage.tracking import Lineage
+from proxy.engine.lineage.identity import Tenants
+from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.request import ResolvedRequest
 from proxy.engine.request_resolver import RequestResolver, Route
@@ -72,7 +72,7 @@ class Desk:
     def __init__(self) -> None:
         archive: Any = MemoryArchive()
         self._policy, self._clock, self._ids = EnginePolicy(cache_bytes=1 << 30), SystemClock(), Numbers()
-        self.lineage = Lineage(archive, Tenants(b"s", self._clock), self._clock, 1 << 28, is_fresh=True)
+        self.lineage = LineageTracker(archive, Tenants(b"s", self._clock), self._clock, 1 << 28, is_fresh=True)
         tasks = TaskRunner()
         self._readings = ResponseReader(archive, EventBus(tasks), tasks, self.lineage, self._policy.record_cap_bytes)
         self.reception = self._make_reception()

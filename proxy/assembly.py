@@ -35,8 +35,8 @@ from proxy.engine.context.rewriter import Rewriter
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import ExchangeService
-from proxy.engine.lineage.tenants import Tenants
-from proxy.engine.lineage.tracking import Lineage
+from proxy.engine.lineage.identity import Tenants
+from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.models import CacheCalibrator, Models
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import Archive, Clock
@@ -194,9 +194,9 @@ async def build_engine(settings: Settings) -> Engine:
 
 def _build_lineage(
     policy: EnginePolicy, archive: SqliteArchive, bus: EventBus, clock: Clock, *, is_fresh: bool
-) -> Lineage:
+) -> LineageTracker:
     tenants = Tenants(archive.salt, clock, policy.principals)
-    lineage = Lineage(archive, tenants, clock, policy.cache_bytes // 8, is_fresh=is_fresh)
+    lineage = LineageTracker(archive, tenants, clock, policy.cache_bytes // 8, is_fresh=is_fresh)
     bus.subscribe(ExchangeRecorded, lineage.note_outcome)
     bus.subscribe(ReadingFailed, lineage.note_unread)
     return lineage

@@ -16,7 +16,7 @@ from tests.support.scripted import LIMIT
 # How long a call waits for the log, or for a plan, before it goes on without. A busy machine takes longer, and then
 # another request would be sent than the test is about; tests of these bounds set them themselves.
 _WAITS = (
-    "proxy.engine.lineage.tracking._RECALL_SECONDS",
+    "proxy.engine.lineage.tracker._RECALL_SECONDS",
     "proxy.engine.context.session_context._LOAD_SECONDS",
     "proxy.engine.context.controller._SOFT_WAIT",
     "proxy.store.sqlite.archive._MOST_LAG_OF_A_CALL_SECONDS",

@@ -63,7 +63,7 @@ class CachedBody(msgspec.Struct, frozen=True, gc=False, eq=False):
         """Bytes of memory, roughly."""
         split = self.split
         places = _ITEM_WEIGHT * len(self.links) + _MEMBER_WEIGHT * len(split.members)
-        return len(split.content) + len(self.chain.preamble.orders) + places
+        return len(split.content) + len(self.chain.preamble.instructions) + places
 
     def continues(self, other: "CachedBody") -> bool:
         """Whether this one has all the items of the other, and perhaps more."""

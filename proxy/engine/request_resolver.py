@@ -21,11 +21,10 @@ from proxy.engine.body_cache import (
     split_known,
 )
 from proxy.engine.lineage.chain import Chain, make_chain, read_messages
-from proxy.engine.lineage.known import Traits
-from proxy.engine.lineage.naming import Naming, make_session, read_body, read_text
-from proxy.engine.lineage.placing import LineageQuery, Placement
-from proxy.engine.lineage.tenants import Credential
-from proxy.engine.lineage.tracking import Lineage
+from proxy.engine.lineage.identity import ClientIdReader, Credential, make_session, parse_json_string, read_body_id
+from proxy.engine.lineage.resolver import LineageQuery, Placement
+from proxy.engine.lineage.session_index import Traits
+from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Clock, Ids, Upstream
 from proxy.engine.request import ManagedRequest, ResolvedRequest
@@ -77,7 +76,7 @@ class RequestResolver:
         policy: EnginePolicy,
         routes: Sequence[Route],
         *,
-        lineage: Lineage,
+        lineage: LineageTracker,
         readings: ResponseReader,
         clock: Clock,
         ids: Ids,
@@ -86,7 +85,7 @@ class RequestResolver:
         self._routes = tuple(routes)
         self._lineage = lineage
         self._readings = readings
-        self._naming = Naming(policy.session_headers)
+        self._naming = ClientIdReader(policy.session_headers)
         self._histories = BodyCache(policy.cache_bytes // 2)
         self._clock = clock
         self._ids = ids
@@ -94,7 +93,7 @@ class RequestResolver:
     async def resolve(self, request: ClientRequest, form: Format, mode: Mode) -> ResolvedRequest:
         """Resolve a request whose body is at hand. Waits for the log where memory does not know its history."""
         exchange = self._ids.next_exchange()
-        caller = self._lineage.tenants.find(request.headers)
+        caller = self._lineage.tenants.identify(request.headers)
         try:
             resolved = await self._resolve(request, form, mode, caller, exchange)
         except Exception:  # noqa: BLE001 - a boundary: a body that we cannot read is still a call to carry
@@ -105,7 +104,7 @@ class RequestResolver:
     def resolve_stream(self, request: ClientRequest, mode: Mode) -> ResolvedRequest:
         """Resolve a request whose body is still to come; whoever passes it on fills in the opening's body."""
         exchange, upstream = self._ids.next_exchange(), self._choose("")
-        tenant = self._lineage.tenants.find(request.headers).tenant
+        tenant = self._lineage.tenants.identify(request.headers).tenant
         session = make_session(tenant, upstream.name, self._naming.read(request.headers), exchange)
         opened_ms = self._clock.now_ms()
         return ResolvedRequest(exchange, mode, "passthrough", "", session, upstream, "", opened_ms, lambda: _NOTHING)
@@ -146,13 +145,15 @@ class RequestResolver:
         split = split_known(content, form.items_key, known, shared)
         if split is None:
             return None
-        model = read_text(split.member("model"))
+        model = parse_json_string(split.member("model"))
         upstream = self._choose(model)
-        session = make_session(caller.tenant, upstream.name, read_body(named, split), exchange)
-        previous = read_text(split.member(form.previous_key)) if form.previous_key else ""
+        session = make_session(caller.tenant, upstream.name, read_body_id(named, split), exchange)
+        previous = parse_json_string(split.member(form.previous_key)) if form.previous_key else ""
         root = await self._find_root(form, session, previous, until)
         before = known.chain if known is not None else None
-        messages = await self._lineage.resolve(session, read_messages(form, split, before, shared, root), until)
+        messages = await self._lineage.resolve_references(
+            session, read_messages(form, split, before, shared, root), until
+        )
         chain = make_chain(messages, before, root, is_plain=_is_plain(content, known, shared))
         traits = Traits(
             model, split.member("tools") not in _NONE, messages.preamble.system, split.member("stream") == b"true"

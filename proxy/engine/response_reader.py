@@ -11,7 +11,7 @@ from itertools import islice
 
 import msgspec
 
-from proxy.engine.lineage.tracking import Lineage
+from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.ports import Archive
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.errors import StoreUnavailable
@@ -91,7 +91,7 @@ class ResponseReader:
         archive: Archive,
         bus: EventBus,
         tasks: TaskRunner,
-        lineage: Lineage,
+        lineage: LineageTracker,
         cap: int,
         own_keys: tuple[bytes, ...] = (),
     ) -> None:
@@ -201,7 +201,7 @@ class UnreadResponses:
         archive: Archive,
         bus: EventBus,
         tasks: TaskRunner,
-        lineage: Lineage,
+        lineage: LineageTracker,
         readings: ResponseReader,
         formats: Mapping[str, Format],
     ) -> None:

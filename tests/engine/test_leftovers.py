@@ -69,10 +69,10 @@ async def test_all_answers_of_a_conversation_are_read_in_a_memory_that_holds_but
     before = len(desk.engine.archive.of(Reply))
     desk = kill(desk, cache_bytes=400)
     await desk.engine.leftovers.take_up()
-    assert len(desk.engine.lineage._forest) == 1
+    assert len(desk.engine.lineage.index) == 1
     await desk.settle()
     assert before < len(desk.engine.archive.of(Reply)) == 4
-    assert len(desk.engine.lineage._forest) == 1
+    assert len(desk.engine.lineage.index) == 1
     sessions = {opening.exchange: opening.session.id for opening in desk.engine.archive.of(Opening)}
     for who, exchange in (("a", "x2"), ("b", "x4")):
         await desk.send(user(who), bot(SHORT), user("more"), bot(SHORT), user("and more"))

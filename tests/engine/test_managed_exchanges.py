@@ -10,7 +10,7 @@ import pytest
 
 from proxy.engine.context import session_context
 from proxy.engine.context.controller import ContextController
-from proxy.engine.lineage import tracking
+from proxy.engine.lineage import tracker
 from proxy.engine.policy import EnginePolicy
 from proxy.model.epoch import ContextPlan, Epoch, Kept, Pin, Plan, Written
 from proxy.model.errors import BadRequest
@@ -431,7 +431,7 @@ async def test_after_a_restart_the_prefix_is_the_same_to_the_byte() -> None:
 @pytest.fixture
 def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log is waited for as long as the policy says, and no longer."""
-    monkeypatch.setattr(tracking, "_RECALL_SECONDS", 0)
+    monkeypatch.setattr(tracker, "_RECALL_SECONDS", 0)
     monkeypatch.setattr(session_context, "_LOAD_SECONDS", 0)
 
 

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from proxy.engine.lineage.naming import Name, make_session
-from proxy.engine.lineage.tenants import Tenants
+from proxy.engine.lineage.identity import ClientId, Tenants, make_session
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.request import ResolvedRequest
 from proxy.engine.request_resolver import RequestResolver, Route
@@ -73,8 +72,8 @@ async def test_an_opening_says_who_asked_what_when() -> None:
     assert (opening.model, opening.method, opening.target) == ("m", "POST", "/v1/chat/completions?key")
     assert (opening.opened_ms, opening.body.size) == (1_700_000_000_000, len(ask("m", "hi")))
     assert dict(opening.headers).keys() == {b"content-type", b"thread-id"}
-    assert opening.session == make_session(opening.session.tenant, "main", Name("codex:t"), "x1")
-    assert opening.session.tenant == Tenants(b"salt", FixedClock()).find(headers).tenant
+    assert opening.session == make_session(opening.session.tenant, "main", ClientId("codex:t"), "x1")
+    assert opening.session.tenant == Tenants(b"salt", FixedClock()).identify(headers).tenant
     assert received.resolved.upstream.name == "main"
 
 

@@ -158,7 +158,7 @@ async def test_a_conversation_that_began_with_a_refusal_goes_on() -> None:
     first, second = call.archive.of(Opening)
     assert first.session == second.session
     assert call.archive.of(Step)[-1].relation == "append"
-    assert not call.engine.lineage._open and not call.engine.lineage._unread
+    assert not call.engine.lineage.open_exchanges and not call.engine.lineage.unread
 
 
 async def test_a_second_refusal_reaches_the_client_byte_for_byte() -> None:
@@ -231,7 +231,7 @@ async def test_a_client_that_leaves_while_the_rescuer_thinks_leaves_one_whole_ro
     assert (outcome.completeness, outcome.received, response.is_closed) == ("complete", TOO_LONG, True)
     assert (call.client.is_aborted, len(call.upstream.calls)) == (True, 1)
     assert [event.is_final for event in call.recorded] == [True]
-    assert not call.engine.lineage._open
+    assert not call.engine.lineage.open_exchanges
 
 
 async def test_a_client_that_leaves_during_the_retry_leaves_both_rounds() -> None:
@@ -240,7 +240,7 @@ async def test_a_client_that_leaves_during_the_retry_leaves_both_rounds() -> Non
     refused, aborted = await call.leave()
     assert (refused.completeness, refused.status) == ("complete", 400)
     assert (aborted.k, aborted.completeness, aborted.status) == (1, "aborted", 0)
-    assert not call.engine.lineage._open
+    assert not call.engine.lineage.open_exchanges
 
 
 async def test_an_upstream_that_dies_before_the_second_answer_is_an_error() -> None:
@@ -299,7 +299,7 @@ async def test_a_kill_between_the_rounds_leaves_what_the_next_start_can_read() -
     await after.leftovers.read()
     (reading,), (reply,) = after.archive.of(Reading), after.archive.of(Reply)
     assert (reading.k, reading.error, reply.nodes) == (0, "too long", ())
-    assert not after.lineage._open
+    assert not after.lineage.open_exchanges
     await call.leave()
 
 

@@ -10,8 +10,8 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import ExchangeService
-from proxy.engine.lineage.tenants import Tenants
-from proxy.engine.lineage.tracking import Lineage
+from proxy.engine.lineage.identity import Tenants
+from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES, Archive, Client, Clock, RequestBody
 from proxy.engine.relay import Relay
@@ -434,10 +434,10 @@ class CountingIds:
         return f"x{next(self._numbers)}"
 
 
-def make_lineage(archive: Archive, clock: Clock, policy: EnginePolicy, *, is_fresh: bool = True) -> Lineage:
+def make_lineage(archive: Archive, clock: Clock, policy: EnginePolicy, *, is_fresh: bool = True) -> LineageTracker:
     """Lineage over an archive, as the assembly makes it."""
     tenants = Tenants(b"salt", clock, policy.principals)
-    return Lineage(archive, tenants, clock, policy.cache_bytes // 4, is_fresh=is_fresh)
+    return LineageTracker(archive, tenants, clock, policy.cache_bytes // 4, is_fresh=is_fresh)
 
 
 class Engine:

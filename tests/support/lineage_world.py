@@ -14,8 +14,8 @@ from typing import Any, TypeVar, cast
 
 from msgspec.structs import replace
 
-from proxy.engine.lineage.naming import Name, make_session
-from proxy.engine.lineage.placing import name_unknown
+from proxy.engine.lineage.identity import ClientId, make_session
+from proxy.engine.lineage.resolver import list_shown_marks
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.response_reader import UnreadAnswer as Answered
 from proxy.engine.runtime import TaskRunner
@@ -115,7 +115,7 @@ class World:
                 self.read(call)
         lineage = self.engine.lineage
         try:
-            assert self.is_broken or (lineage._open, lineage._unread) == ({}, {})
+            assert self.is_broken or (lineage.open_exchanges, lineage.unread) == ({}, {})
             self.run(self.engine.archive.close())
         finally:
             self.run(self._loop.shutdown_default_executor())
@@ -134,7 +134,7 @@ class World:
             if call.state == "flight":
                 call.state = "none"
         unread = {call.exchange for call in self.calls if call.state == "unread"}
-        assert set(self.engine.lineage._open) == unread
+        assert set(self.engine.lineage.open_exchanges) == unread
 
     def lose(self) -> None:
         """The log says that it has lost something."""
@@ -163,14 +163,14 @@ class World:
         items = read(self.tongue.form, [json.dumps(m) for m in body[self.tongue.form.items_key]])
         items = items[count_preamble(items) :]
         nodes = extend_chain(self.root, [item.form for item in items])
-        tenant = self.engine.lineage.tenants.find(headers).tenant
+        tenant = self.engine.lineage.tenants.identify(headers).tenant
         self.engine.archive.refuses_recall = refuses
         request = ClientRequest("POST", b"/v1", headers, content)
         self.is_broken = True
         received = self.run(self.engine.reception.resolve(request, self.tongue.form, "observe"))
         self.engine.archive.refuses_recall = False
         assert received.step is not None
-        self.is_whole &= self.engine.lineage._forest.is_complete  # receiving may have dropped a session
+        self.is_whole &= self.engine.lineage.index.is_complete  # receiving may have dropped a session
         opening, step = self.engine.reception.make_opening(request, received), received.step
         call = Call(asking, opening.exchange, opening.session.id, tenant, nodes, items)
         call.tip = nodes[-1] if nodes else self.root
@@ -242,13 +242,13 @@ class World:
         settled = self._list_settled(call)
         for other in self.calls:
             if other.state == "unread":
-                other.state = "unread" if other.exchange in self.engine.lineage._open else "read"
+                other.state = "unread" if other.exchange in self.engine.lineage.open_exchanges else "read"
                 shown = {node for said in other.saids for node in self._extend(other, said)}.intersection(call.nodes)
                 is_in_time = other.state == "read" or not shown - {other.tip} or other.tip in settled
                 assert is_in_time, "not read in time"
-        asking, new = call.asking, make_session(call.tenant, "main", Name(), call.exchange).id
+        asking, new = call.asking, make_session(call.tenant, "main", ClientId(), call.exchange).id
         if asking.name:
-            named = make_session(call.tenant, "main", Name(f"x-session-id:{asking.name}"), "").id
+            named = make_session(call.tenant, "main", ClientId(f"x-session-id:{asking.name}"), "").id
             assert call.session == named
             self._note("named")
             if refuses:
@@ -286,7 +286,7 @@ class World:
             if self.is_whole:
                 self._note("retry of a first request")
                 return {failed}
-            new = make_session(call.tenant, "main", Name(), call.exchange).id
+            new = make_session(call.tenant, "main", ClientId(), call.exchange).id
             return {failed, new, *self._list_witnesses(call, own)}
         return self._list_witnesses(call, own)
 
@@ -300,7 +300,7 @@ class World:
     def _list_witnesses(self, call: Call, own: dict[str, Tree]) -> set[str]:
         found = set()
         for item in call.items:
-            for name in name_unknown(cast(Any, _Shown([item]))):
+            for name in list_shown_marks(cast(Any, _Shown([item]))):
                 alike = [t for t in own.values() if name in t.marks and t.marks[name].form == item.form]
                 if len(alike) == 1 and alike[0].has_answer(alike[0].marks[name].node):
                     found.add(alike[0].key.id)
@@ -357,16 +357,16 @@ class World:
 
     def check_memory(self) -> None:
         """What is kept is bounded and counted right, and nothing leads to a session that was dropped."""
-        forest = self.engine.lineage._forest
-        sessions = list(forest._sessions.values())
-        assert forest.weight == sum(known.weight for known in sessions)
-        assert forest.weight <= self._most_bytes or len(forest) == 1
-        if len(forest) < len(self.trees):
+        index = self.engine.lineage.index
+        sessions = list(index.sessions.values())
+        assert index.weight == sum(known.weight for known in sessions)
+        assert index.weight <= self._most_bytes or len(index) == 1
+        if len(index) < len(self.trees):
             self.is_whole = False
-        estates = forest._estates.values()
-        assert all(estate.by_node or estate.by_mark for estate in estates)
-        for index in (forest._by_node, *[each for estate in estates for each in (estate.by_node, estate.by_mark)]):
-            for found in index.values():
+        tenants = index.by_tenant.values()
+        assert all(own.by_node or own.by_mark for own in tenants)
+        for leading in (index.by_node, *[each for own in tenants for each in (own.by_node, own.by_mark)]):
+            for found in leading.values():
                 assert not isinstance(found, list) or len(found) > 1
                 assert all(known in sessions for known in (found if isinstance(found, list) else [found]))
 

@@ -232,7 +232,7 @@ def count_shared(known: Sequence[bytes], nodes: Sequence[bytes]) -> int:
 def list_members(request: ManagedRequest) -> tuple[bytes, bytes]:
     """The raw members that go before the messages: tools, and orders on wires that have them; empty for none."""
     tools = request.split.member("tools")
-    return (b"" if tools in _NOTHING else tools), request.chain.preamble.orders
+    return (b"" if tools in _NOTHING else tools), request.chain.preamble.instructions
 
 
 def is_head_of(head: PromptPrefix, request: ManagedRequest) -> bool:

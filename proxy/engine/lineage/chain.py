@@ -1,7 +1,8 @@
-"""A request's messages as a chain of nodes. Rule: what was read of the bytes that repeat is not read again."""
+"""A request's messages as a chain of nodes; what was read of the bytes that repeat is not read again."""
 
 from collections.abc import Sequence
 from hashlib import sha256
+from operator import attrgetter
 
 import msgspec
 
@@ -12,18 +13,19 @@ from proxy.wire.format import Format
 from proxy.wire.identity import Item, count_preamble
 
 _NOTHING = (b"", b"null", b'""', b"[]")
+_get_form = attrgetter("form")
 
 
 class Preamble(msgspec.Struct, frozen=True, gc=False):
-    """What tells the model who it is, and is outside the chain, for it holds dates and folders.
+    """What tells the model who it is; it is outside the chain, for it holds dates and folders.
 
-    It is the first `count` messages, of which `leading` is the digest, and the raw member `orders` on wires that have
-    one. `system` is the digest of both.
+    It is the first `count` messages, of which `leading` is the digest, and on wires that have one the raw member
+    `instructions`. `system` is the digest of both.
     """
 
     count: int
     leading: bytes
-    orders: bytes
+    instructions: bytes
     system: bytes
 
 
@@ -49,41 +51,43 @@ class Messages(msgspec.Struct, frozen=True, gc=False):
     fresh: Sequence[Item]
 
 
+def _digest(forms: Sequence[bytes]) -> bytes:
+    return sha256(b"".join(forms)).digest()[:NODE_SIZE]
+
+
+_NO_PREAMBLE = Preamble(0, _digest(()), b"", _digest(()))
+
+
 def read_messages(form: Format, split: SplitBody, known: Chain | None, shared: int, root: bytes) -> Messages:
     """Read a body, leaving out its first `shared` items where `known` is their chain, from the same root."""
-    orders = split.member(form.instructions_key) if form.instructions_key else b""
     if known is not None and known.root == root and known.preamble.count < shared <= len(split.items):
+        preamble, start = known.preamble, shared - known.preamble.count
         fresh = form.read_items(split.content, split.items[shared:])
-        return Messages(shared - known.preamble.count, _settle_orders(form, orders, known.preamble), fresh)
-    if split.items:
-        items = form.read_items(split.content, split.items)
     else:
-        items = form.read_input(split.member(form.items_key))
-    count = count_preamble(items)
-    leading = _digest([item.form for item in items[:count]])
-    return Messages(0, _settle_orders(form, orders, Preamble(count, leading, b"", leading)), items[count:])
+        if split.items:
+            items = form.read_items(split.content, split.items)
+        else:
+            items = form.read_input(split.member(form.items_key))
+        count, preamble, start = count_preamble(items), _NO_PREAMBLE, 0
+        if count:
+            leading = _digest([item.form for item in items[:count]])
+            preamble = Preamble(count, leading, b"", leading)
+        fresh = items[count:]
+    instructions = split.member(form.instructions_key) if form.instructions_key else b""
+    if instructions in _NOTHING:
+        instructions = b""
+    if instructions != preamble.instructions:  # they are read only where they are not the ones that are known
+        leading = preamble.leading
+        system = _digest([leading, form.read_instructions(instructions)]) if instructions else leading
+        preamble = Preamble(preamble.count, leading, instructions, system)
+    return Messages(start, preamble, fresh)
 
 
 def make_chain(messages: Messages, known: Chain | None, root: bytes, *, is_plain: bool = False) -> Chain:
-    """The chain of a body, of which `known` has the first `messages.start` nodes."""
-    start = messages.start
-    forms = [item.form for item in messages.fresh]
+    """Return the chain of a body, of which `known` has the first `messages.start` nodes."""
+    start, fresh = messages.start, messages.fresh
+    forms = map(_get_form, fresh)
     if known is None or not start:
-        return Chain(root, messages.preamble, extend_chain(root, forms), messages.fresh, is_plain)
+        return Chain(root, messages.preamble, extend_chain(root, forms), fresh, is_plain)
     nodes = extend_shared(known.nodes, start, extend_chain(known.nodes[start - 1], forms))
-    return Chain(root, messages.preamble, nodes, extend_shared(known.items, start, messages.fresh), is_plain)
-
-
-def _settle_orders(form: Format, orders: bytes, known: Preamble) -> Preamble:
-    """The preamble with these orders; they are read only if they are not the ones that are known."""
-    if orders in _NOTHING:
-        orders = b""
-    if orders == known.orders:
-        return known
-    if not orders:
-        return Preamble(known.count, known.leading, b"", known.leading)
-    return Preamble(known.count, known.leading, orders, _digest([known.leading, form.read_instructions(orders)]))
-
-
-def _digest(forms: Sequence[bytes]) -> bytes:
-    return sha256(b"".join(forms)).digest()[:NODE_SIZE]
+    return Chain(root, messages.preamble, nodes, extend_shared(known.items, start, fresh), is_plain)

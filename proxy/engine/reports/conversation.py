@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from proxy.engine.lineage.chain import Chain, make_chain, read_messages
-from proxy.engine.lineage.naming import read_text
+from proxy.engine.lineage.identity import parse_json_string
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.lookup import read_back, read_exchanges
 from proxy.model.errors import NotFound
@@ -107,7 +107,7 @@ async def _find_end(log: LogReader, session: str, branch: BranchRow | None) -> t
     stored: dict[str, int] = {}
     async for row in read_exchanges(log, session):
         if row.wire in FORMATS and FORMATS[row.wire].previous_key and row.rounds and row.rounds[-1].answer:
-            name = read_text(_read_member(row.rounds[-1].answer, "id"))
+            name = parse_json_string(_read_member(row.rounds[-1].answer, "id"))
             if name:
                 stored[name] = row.n
         rows = [*kept, row]
@@ -143,7 +143,7 @@ def _pop_previous(row: ExchangeRow, body: bytes, stored: dict[str, int]) -> int:
     It is removed from `stored`, so that responses that name each other do not make an endless loop.
     """
     key = FORMATS[row.wire].previous_key
-    name = read_text(_read_member(body, key)) if key else ""
+    name = parse_json_string(_read_member(body, key)) if key else ""
     if not name:
         return 0
     if name not in stored:

@@ -118,7 +118,7 @@ async def test_other_tools_and_orders_are_counted_as_what_they_are() -> None:
     piece = Piece(b"tools", with_tools.split.member("tools"), is_tools=True)
     (tokens,) = (await TokenCounter(Tokens()).count(subject.model, [piece])).tokens
     assert tooled.head.tokens == bare.head.tokens + tokens
-    preamble = msgspec.structs.replace(subject.chain.preamble, orders=b'"Be brief and to the point."')
+    preamble = msgspec.structs.replace(subject.chain.preamble, instructions=b'"Be brief and to the point."')
     chain = msgspec.structs.replace(subject.chain, preamble=preamble)
     ordered = await paths.follow(msgspec.structs.replace(subject, chain=chain))
     assert bare.head.tokens < ordered.head.tokens < tooled.head.tokens

@@ -1,10 +1,9 @@
-"""A placing over an empty forest, and the messages of a made-up conversation."""
+"""A resolver over an empty index, and the messages of a made-up conversation."""
 
 from typing import NamedTuple
 
-from proxy.engine.lineage.forest import Forest
-from proxy.engine.lineage.known import SessionNodes, Traits
-from proxy.engine.lineage.placing import LineageQuery, Placement, Placing, name_answer
+from proxy.engine.lineage.resolver import LineageQuery, Placement, SessionResolver, name_answer
+from proxy.engine.lineage.session_index import SessionIndex, SessionNodes, Traits
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import CallFingerprint, NodeRow, Step, extend_chain, root_of_chain
 from proxy.wire.identity import Item
@@ -28,7 +27,7 @@ def bot(text: str, *calls: str, weight: int = 5) -> Item:
 
 
 class Placed(NamedTuple):
-    """A place with its step: what placing decides always has one."""
+    """A place with its step: what is trusted always has one."""
 
     session: SessionKey
     step: Step
@@ -36,11 +35,11 @@ class Placed(NamedTuple):
 
 
 class Desk:
-    """A placing over an empty forest."""
+    """A resolver over an empty index."""
 
     def __init__(self, *, is_complete: bool = True) -> None:
-        self.forest = Forest(10_000_000, is_complete=is_complete)
-        self.placing = Placing(self.forest)
+        self.index = SessionIndex(10_000_000, is_complete=is_complete)
+        self.resolver = SessionResolver(self.index)
         self.count = 0
 
     def ask(
@@ -57,9 +56,15 @@ class Desk:
         nodes = extend_chain(root, [item.form for item in items])
         return LineageQuery(f"x{self.count}", session, b"k", traits, root, nodes, items, output)
 
+    def resolve(self, asked: LineageQuery, *, is_certain: bool = True) -> Placement:
+        return self.resolver.place(asked, self.resolver.prove(asked), is_certain=is_certain)
+
+    def needs_log(self, asked: LineageQuery) -> bool:
+        return self.resolver.needs_log(asked, self.resolver.prove(asked))
+
     def place(self, *items: Item, answer: Item | None = None, **fields: object) -> Placed:
         asked = self.ask(*items, **fields)  # type: ignore[arg-type]
-        place = _read(self.placing.place(asked))
+        place = _read(self.resolve(asked))
         if answer is not None:
             self.answer(place, answer)
         return place
@@ -67,11 +72,11 @@ class Desk:
     def answer(self, place: Placed, item: Item) -> bytes:
         (node,) = extend_chain(place.step.tip, [item.form])
         marks = [CallFingerprint(name, node, item.form) for name in name_answer(item, "", place.session)]
-        self.forest.add(place.session.id, [NodeRow(node, place.step.tip, True)], marks)
+        self.index.add(place.session.id, [NodeRow(node, place.step.tip, True)], marks)
         return node
 
     def known(self, place: Placed) -> SessionNodes:
-        known = self.forest.get(place.session.id)
+        known = self.index.get(place.session.id)
         assert known is not None
         return known
 

@@ -70,7 +70,7 @@ class Desk:
 
     def assert_nothing_in_mind(self) -> None:
         lineage = self.engine.lineage
-        assert (lineage._open, lineage._unread) == ({}, {})
+        assert (lineage.open_exchanges, lineage.unread) == ({}, {})
 
 
 CHAIN = (user("a"), bot(SHORT), user("b"))

@@ -1,14 +1,14 @@
 """What clients may send and should not: it is put right, or begins a session; nothing fails and nothing grows dear."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.engine.lineage.known import SessionNodes
+from proxy.engine.lineage.session_index import SessionNodes
 from proxy.engine.policy import EnginePolicy
 from proxy.model.exchange import ClientRequest, Headers
 from proxy.model.lineage import Reply, Step
@@ -171,7 +171,9 @@ class Counting(ChatCompletions):
 def test_a_turn_costs_what_is_new_in_it(size: int) -> None:
     """However long the history: two messages are read, and two or three look-ups tell where it belongs."""
     engine, form, asked = Engine(policy=EnginePolicy()), Counting(), Looks()
-    engine.lineage._forest.find_own = asked.watch(engine.lineage._forest.find_own)  # type: ignore[method-assign]
+    index = engine.lineage.index
+    index.find_own = asked.watch(index.find_own)  # type: ignore[method-assign]
+    index.find_answered = asked.watch_nodes(index.find_answered)  # type: ignore[method-assign]
     history: list[Message] = [CHAT.user("hi" * 10) for _ in range(size)]
     for i in range(4):
         form.count = asked.count = 0
@@ -194,6 +196,31 @@ class Looks:
             return find(*args)  # type: ignore[no-any-return]
 
         return find_and_count
+
+    def watch_nodes(self, find: Any) -> Any:
+        def find_and_count(tenant: bytes, nodes: Sequence[bytes], root: bytes) -> object:
+            return find(tenant, WatchedNodes(nodes, self), root)
+
+        return find_and_count
+
+
+class WatchedNodes(Sequence[bytes]):
+    """Nodes of which each counts that is looked at from the end."""
+
+    def __init__(self, nodes: Sequence[bytes], looks: Looks) -> None:
+        self._nodes = nodes
+        self._looks = looks
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._nodes[at]
+
+    def __reversed__(self) -> Iterator[bytes]:
+        for node in reversed(self._nodes):
+            self._looks.count += 1
+            yield node
 
 
 def _run_turn(engine: Engine, form: ChatCompletions, messages: list[Message]) -> Step:

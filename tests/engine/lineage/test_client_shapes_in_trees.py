@@ -6,7 +6,7 @@ from itertools import chain, pairwise
 
 import pytest
 
-from proxy.engine.lineage.naming import Name, make_session
+from proxy.engine.lineage.identity import ClientId, make_session
 from proxy.model.exchange import ClientRequest, Headers, Opening
 from proxy.model.lineage import Step
 from tests.support import responses_clients
@@ -48,8 +48,8 @@ async def play_two(client: str) -> tuple[Landed, Landed]:
 
 
 def name(client: str, family: str) -> str:
-    tenant = Engine().lineage.tenants.find(((b"authorization", b"Bearer k"),)).tenant
-    return make_session(tenant, "main", Name(family), "").id
+    tenant = Engine().lineage.tenants.identify(((b"authorization", b"Bearer k"),)).tenant
+    return make_session(tenant, "main", ClientId(family), "").id
 
 
 @each_client

@@ -160,14 +160,14 @@ async def test_a_stored_answer_belongs_to_its_upstream_and_tenant() -> None:
     engine = Engine(is_instant=True)
     lineage, tenant = engine.lineage, b"t" * 16
     key = SessionKey("s", tenant, "main", "")
-    lineage._forest.open(key)
-    lineage._forest.add("s", (), [CallFingerprint("response:r", b"n" * 16, b"f")])
+    lineage.index.open(key)
+    lineage.index.add("s", (), [CallFingerprint("response:r", b"n" * 16, b"f")])
     assert await lineage.find_response(key, "r") == b"n" * 16
     for other in (SessionKey("u", tenant, "other", ""), SessionKey("u", b"u" * 16, "main", "")):
         assert await lineage.find_response(other, "r") == b""
     second = SessionKey("v", tenant, "main", "")
-    lineage._forest.open(second)
-    lineage._forest.add("v", (), [CallFingerprint("response:r", b"m" * 16, b"f")])
+    lineage.index.open(second)
+    lineage.index.add("v", (), [CallFingerprint("response:r", b"m" * 16, b"f")])
     assert await lineage.find_response(key, "r") == b""  # one id, two answers
 
 

@@ -37,7 +37,7 @@ async def test_a_named_session_is_remembered_after_a_restart_whatever_is_sent_fi
 
 async def test_by_its_chain_the_log_is_asked_only_for_what_shows_an_answer() -> None:
     desk = Desk()
-    desk.engine.lineage._forest.clear()
+    desk.engine.lineage.index.clear()
     await desk.send(user("a"), user("b"), name="n")
     first = desk.session
     await desk.send(*CHAIN, name="m")
@@ -55,7 +55,7 @@ async def test_conversations_go_on_in_a_memory_that_holds_but_one() -> None:
             await desk.send(*history, user(f"{who}{turn}"), answer=bot(f"{who} said"))
             sessions.setdefault(who, set()).add(desk.session)
             await desk.settle()
-            assert len(desk.engine.lineage._forest) == 1
+            assert len(desk.engine.lineage.index) == 1
     assert sorted(map(len, sessions.values())) == [1, 1, 1, 1]
     assert len(set.union(*sessions.values())) == 4
 
@@ -65,7 +65,7 @@ async def test_an_answer_to_a_session_that_was_dropped_meanwhile_is_found() -> N
     await desk.send(user("a"))
     first = desk.session
     await desk.send(user("b"))
-    assert len(desk.engine.lineage._forest) == 1
+    assert len(desk.engine.lineage.index) == 1
     await desk.send(*CHAIN)
     assert desk.session == first
     await desk.settle()
@@ -79,7 +79,7 @@ async def test_what_was_asked_before_is_asked_again_when_memory_was_lost() -> No
     await desk.settle()
     desk = Desk(desk)
     await desk.send(*CHAIN)
-    desk.engine.lineage._forest.clear()
+    desk.engine.lineage.index.clear()
     await desk.send(*CHAIN)
     assert desk.session == first
 
@@ -105,7 +105,7 @@ async def test_where_the_log_cannot_be_read_a_call_goes_on_in_a_session_of_its_o
 
 async def test_the_log_is_asked_once_about_a_history_that_it_does_not_know() -> None:
     desk = Desk()
-    desk.engine.lineage._forest.clear()
+    desk.engine.lineage.index.clear()
     for _ in range(3):
         await desk.send(*CHAIN, status=429)
         await desk.settle()
@@ -141,7 +141,7 @@ class Stalling:
 async def test_a_client_that_leaves_while_the_log_is_asked_takes_nothing_along() -> None:
     """What a request brought is not known before it is in the log: the next one brings it."""
     desk = Desk()
-    desk.engine.lineage._forest.clear()
+    desk.engine.lineage.index.clear()
     stalling = Stalling(desk)
     body = [*CHAIN, user("x" * 5000)]
     task = asyncio.create_task(desk.call(body))
@@ -159,7 +159,7 @@ async def test_a_record_that_is_lost_while_the_log_is_asked_is_brought_again() -
     desk = Desk()
     big = user("x" * 5000)
     await desk.send(big)
-    desk.engine.lineage._forest.clear()
+    desk.engine.lineage.index.clear()
     stalling = Stalling(desk)
     task = asyncio.create_task(desk.send(big, bot(SHORT), user("b")))
     await stalling.asked.wait()
@@ -197,7 +197,7 @@ async def test_a_history_that_is_sent_again_and_again_is_asked_for_once_however_
         await desk.send(*TALK, user("go"), answer=bot(f"answer {i}"))
         seen.add(desk.session)
         await desk.settle()
-    forest = desk.engine.lineage._forest
+    forest = desk.engine.lineage.index
     assert (len(seen), len(forest) < 12, forest.is_complete) == (40, True, False)
     assert len(desk.engine.archive.recalled) == 1
 
@@ -209,7 +209,7 @@ async def test_what_goes_on_from_one_of_equal_histories_is_put_there() -> None:
         await desk.send(*TALK, user("go"), answer=bot(f"answer {i}"))
         sessions.append(desk.session)
         await desk.settle()
-    forest = desk.engine.lineage._forest
+    forest = desk.engine.lineage.index
     for i in (1, 39, 20, 1):
         before = len(desk.engine.archive.recalled)
         is_dropped = forest.get(sessions[i]) is None
@@ -227,4 +227,4 @@ async def test_what_was_found_before_is_asked_for_again_once_it_was_dropped() ->
         await desk.send(*CHAIN, answer=bot("yes"))
         assert desk.session == first
         await desk.send(user(f"other {i}"))
-        assert len(desk.engine.lineage._forest) == 1
+        assert len(desk.engine.lineage.index) == 1

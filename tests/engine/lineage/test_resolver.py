@@ -1,12 +1,14 @@
-"""Where a request is put, and how it goes on: every sign that counts, and those that do not."""
+"""How a session is recognised, and how a request extends it: every sign that counts, and those that do not."""
 
 import pytest
 from msgspec.structs import replace
 
-from proxy.engine.lineage.known import Traits
+from proxy.engine.lineage.resolver import list_shown_marks, name_answer
+from proxy.engine.lineage.session_index import Traits
+from proxy.model.exchange import SessionKey
 from proxy.model.lineage import extend_chain
 from proxy.wire.identity import Item
-from tests.engine.lineage.desk import HI, MAIN, MORE, ROOT, SO, STRONG, THEN, THERE, TWO, Desk, bot, user
+from tests.engine.lineage.desk import HI, MAIN, MORE, ONE, ROOT, SO, STRONG, THEN, THERE, TWO, Desk, bot, say, user
 
 
 def test_equal_first_messages_are_conversations_apart(desk: Desk) -> None:
@@ -83,7 +85,7 @@ def test_an_edit_forth_and_back_adds_nothing_the_second_time(desk: Desk) -> None
 
 def test_a_first_request_that_came_to_nothing_is_tried_again(desk: Desk) -> None:
     first = desk.place(HI)
-    desk.placing.note_unanswered(desk.known(first), desk.ask(HI).likeness)
+    desk.resolver.record_unanswered(desk.known(first), desk.ask(HI).likeness)
     again = desk.place(HI)
     assert (again.session, again.step.relation, again.step.nodes) == (first.session, "retry", ())
     assert desk.place(HI).session != first.session  # the second like it is another conversation
@@ -91,10 +93,10 @@ def test_a_first_request_that_came_to_nothing_is_tried_again(desk: Desk) -> None
 
 def test_a_retry_goes_on_from_the_same_stored_answer_known_or_not(desk: Desk) -> None:
     one, other = (replace(desk.ask(HI), previous=previous) for previous in ("resp_A", "resp_B"))
-    first = desk.placing.place(one)
-    desk.placing.note_unanswered(desk.forest.open(first.session), one.likeness)
-    assert desk.placing.place(other).session != first.session
-    assert desk.placing.place(replace(desk.ask(HI), previous="resp_A")).session == first.session
+    first = desk.resolve(one)
+    desk.resolver.record_unanswered(desk.index.open(first.session), one.likeness)
+    assert desk.resolve(other).session != first.session
+    assert desk.resolve(replace(desk.ask(HI), previous="resp_A")).session == first.session
 
 
 def test_of_very_many_calls_that_a_client_brings_the_newest_are_names(desk: Desk) -> None:
@@ -106,7 +108,7 @@ def test_of_very_many_calls_that_a_client_brings_the_newest_are_names(desk: Desk
 
 def test_a_retry_has_the_same_tenant_and_the_same_orders(desk: Desk) -> None:
     first = desk.place(HI)
-    desk.placing.note_unanswered(desk.known(first), desk.ask(HI).likeness)
+    desk.resolver.record_unanswered(desk.known(first), desk.ask(HI).likeness)
     titled = replace(MAIN, system=b"other")
     assert desk.place(HI, tenant=TWO).session != first.session
     assert desk.place(HI, traits=titled).session != first.session
@@ -115,32 +117,32 @@ def test_a_retry_has_the_same_tenant_and_the_same_orders(desk: Desk) -> None:
 
 def test_a_retry_joins_no_session_that_has_gone_on_or_was_dropped_or_has_a_name(desk: Desk) -> None:
     first = desk.place(HI, answer=THERE)
-    desk.placing.note_unanswered(desk.known(first), desk.ask(HI).likeness)
+    desk.resolver.record_unanswered(desk.known(first), desk.ask(HI).likeness)
     desk.place(HI, THERE, MORE)
     assert desk.place(HI).session != first.session
-    desk.placing.note_unanswered(desk.known(first), desk.ask(HI).likeness)
+    desk.resolver.record_unanswered(desk.known(first), desk.ask(HI).likeness)
     assert desk.place(HI).session != first.session
     named = desk.place(HI, name="n")
-    desk.placing.note_unanswered(desk.known(named), desk.ask(HI).likeness)
+    desk.resolver.record_unanswered(desk.known(named), desk.ask(HI).likeness)
     assert desk.place(HI).session != named.session
     other = desk.place(MORE)
-    desk.placing.note_unanswered(desk.known(other), desk.ask(MORE).likeness)
-    desk.forest.clear()
+    desk.resolver.record_unanswered(desk.known(other), desk.ask(MORE).likeness)
+    desk.index.clear()
     assert desk.place(MORE).session != other.session
 
 
 def test_a_retry_after_a_part_of_an_answer_is_a_retry_all_the_same(desk: Desk) -> None:
     first = desk.place(HI, answer=bot("hal"))
-    desk.placing.note_unanswered(desk.known(first), desk.ask(HI).likeness)
+    desk.resolver.record_unanswered(desk.known(first), desk.ask(HI).likeness)
     assert desk.place(HI).session == first.session
 
 
 def test_only_the_newest_of_many_failures_are_kept_in_mind(desk: Desk) -> None:
     first = desk.place(HI)
-    desk.placing.note_unanswered(desk.known(first), desk.ask(HI).likeness)
+    desk.resolver.record_unanswered(desk.known(first), desk.ask(HI).likeness)
     for i in range(4096):
         place = desk.place(user(str(i)))
-        desk.placing.note_unanswered(desk.known(place), desk.ask(user(str(i))).likeness)
+        desk.resolver.record_unanswered(desk.known(place), desk.ask(user(str(i))).likeness)
     assert desk.place(HI).session != first.session
     assert desk.place(user("0")).session.id == "x3"
 
@@ -174,7 +176,7 @@ def test_a_retry_under_another_credential_still_knows_its_source(desk: Desk) -> 
     desk.place(HI, THERE, MORE, answer=SO)
     chain = (HI, THERE, MORE, SO, THEN)
     first = desk.place(*chain, tenant=TWO)
-    desk.placing.note_unanswered(desk.known(first), desk.ask(*chain, tenant=TWO).likeness)
+    desk.resolver.record_unanswered(desk.known(first), desk.ask(*chain, tenant=TWO).likeness)
     again = desk.place(*chain, tenant=TWO)
     assert (again.session, again.source) == (first.session, first.source)
     assert again.source is not None
@@ -310,3 +312,144 @@ def test_an_answer_counts_more_than_what_stands_behind_a_shallower_one(desk: Des
     desk.place(HI, THERE, MORE, SO, THEN, name="a")
     other = desk.place(HI, THERE, MORE, name="b", answer=SO)
     assert desk.place(HI, THERE, MORE, SO, THEN).session == other.session
+
+
+@pytest.mark.parametrize("item", [bot("a", STRONG), bot("text", weight=40)])
+def test_an_answer_that_is_kept_elsewhere_tells_whose_request_it_is(desk: Desk, item: Item) -> None:
+    first = desk.place(HI, answer=item)
+    after = desk.place(user("sum", 600), item, MORE)
+    assert (after.session, after.step.base) == (first.session, 0)
+    assert desk.place(user("sum", 600), item, MORE).session == first.session  # nothing was answered yet
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        bot("short", weight=39),
+        *[bot("a", call) for call in ("call_1", "read:0", "functions.read:3", "12", "call7", "read_file_2")],
+    ],
+)
+def test_short_texts_and_ids_that_are_counted_up_tell_nothing(desk: Desk, item: Item) -> None:
+    first = desk.place(HI, answer=item)
+    assert desk.place(user("sum", 600), item, MORE).session.id != first.session.id
+    assert not name_answer(item, "", first.session) and not list_shown_marks(desk.ask(item))
+
+
+@pytest.mark.parametrize(
+    "call", [STRONG, "D681PevKs", "365174485", "call_s1_1", "toolu_01A09q90qw90lq917835lq9", "DkQpXWvsR"]
+)
+def test_ids_that_are_drawn_are_names(call: str) -> None:
+    assert name_answer(bot("a", call), "own", SessionKey("s", ONE, "main", "")) == [f"call:{call}", "item:own"]
+
+
+def test_a_kept_answer_counts_only_with_the_same_form(desk: Desk) -> None:
+    first = desk.place(HI, answer=bot("a", STRONG))
+    assert desk.place(user("sum"), bot("b", STRONG), MORE).session.id != first.session.id
+
+
+def test_a_kept_answer_that_two_sessions_gave_tells_nothing(desk: Desk) -> None:
+    for text in ("q", "r"):
+        desk.place(user(text), answer=bot("a", STRONG))
+    assert desk.place(user("sum"), bot("a", STRONG), MORE).session.id == "x3"
+
+
+def test_kept_answers_of_two_sessions_tell_nothing(desk: Desk) -> None:
+    desk.place(HI, answer=bot("a", STRONG))
+    desk.place(HI, answer=bot("b", STRONG + "x"))
+    assert desk.place(user("sum"), bot("a", STRONG), bot("b", STRONG + "x")).session.id == "x3"
+
+
+def test_what_a_client_brought_along_was_never_an_answer(desk: Desk) -> None:
+    desk.place(user("q"), bot("a", STRONG), MORE)
+    assert desk.place(user("r"), bot("a", STRONG), MORE).session.id == "x2"
+
+
+def test_what_a_client_brought_along_makes_an_answer_ambiguous(desk: Desk) -> None:
+    desk.place(HI, answer=bot("a", STRONG))
+    desk.place(user("r"), bot("a", STRONG), MORE, name="n")
+    assert desk.place(user("t"), bot("a", STRONG), MORE).session.id == "x3"
+
+
+def test_of_what_a_request_shows_the_newest_names_are_asked_for(desk: Desk) -> None:
+    asked = desk.ask(*[bot("a", f"{STRONG}{i}") for i in range(100)], user("u"))
+    assert list_shown_marks(asked) == [f"call:{STRONG}{i}" for i in range(68, 100)]
+
+
+def test_what_was_said_in_a_session_that_its_client_names_is_found_by_the_name_alone(desk: Desk) -> None:
+    text, call = bot("text", weight=40), bot("a", STRONG)
+    named = desk.place(HI, name="n", answer=text)
+    assert (name_answer(text, "", named.session), list(desk.known(named).marks)) == ((), [])
+    assert desk.place(user("sum", 600), text, MORE).session != named.session
+    assert desk.place(user("sum", 600), text, MORE, name="n").session == named.session
+    assert name_answer(call, "", named.session) == [f"call:{STRONG}"]
+
+
+SUMMARY, PASTE = user("so far", 500), user("a long file", 600)
+CALL, RESULT = bot("a", STRONG), say("tool", "r", weight=900)
+
+
+def talk(desk: Desk) -> None:
+    """Two turns of the user, a call between them, and the answers to all of it."""
+    desk.place(HI, answer=CALL, name="n")
+    desk.place(HI, CALL, RESULT, answer=THERE, name="n")
+    desk.place(HI, CALL, RESULT, THERE, MORE, answer=SO, name="n")
+    desk.place(HI, CALL, RESULT, THERE, MORE, SO, THEN, answer=SO, name="n")
+
+
+COMPACTED = {
+    "claude-code: the summary and the next turn": (SUMMARY, user("next")),
+    "claude-code in the middle of a turn: the summary alone": (SUMMARY,),
+    "opencode: the summary is an answer": (user("What did we do?"), bot("so far", weight=500), user("go on")),
+    "qwen-code: an answer behind the summary": (SUMMARY, bot("Understood."), user("next")),
+    "codex: what the user said first, the summary, the next turn": (HI, SUMMARY, user("next")),
+    "codex in the middle of a turn: all the user has said, and the summary": (HI, MORE, THEN, SUMMARY),
+    "cline: the beginning, the summary, the end": (HI, SUMMARY, SO, THEN),
+}
+NOT_COMPACTED = {
+    "an edit of a turn into a long one": ((HI, CALL, RESULT, THERE, PASTE), "branch"),
+    "an edit of the last turn": ((HI, CALL, RESULT, THERE, MORE, SO, PASTE), "branch"),
+    "a rewind": ((HI, CALL, RESULT, THERE), "branch"),
+    "a rewind, and another turn": ((HI, CALL, RESULT, THERE, user("else")), "branch"),
+    "another answer to the same, and a long turn": ((HI, bot("other", weight=600), PASTE), "branch"),
+    "the middle is dropped, and nothing new was said": ((HI, MORE, SO, THEN), "branch"),
+    "a long result of a tool is no summary": ((HI, user("again"), CALL, RESULT), "branch"),
+    "a short beginning": ((user("short", 499),), "root"),
+    "as long as the history was": (tuple(user(f"u{i}", 600) for i in range(7)), "root"),
+}
+
+
+@pytest.mark.parametrize("chain", COMPACTED.values(), ids=COMPACTED)
+def test_a_shorter_history_with_a_long_new_text_is_a_compaction(desk: Desk, chain: tuple[Item, ...]) -> None:
+    talk(desk)
+    step = desk.place(*chain, name="n").step
+    assert (step.relation, step.is_side) == ("compaction", False)
+    assert desk.place(*chain, answer=THERE, name="n").step.relation == "retry"
+    assert desk.place(*chain, THERE, user("on"), name="n").step.relation == "append"
+
+
+@pytest.mark.parametrize(("chain", "relation"), NOT_COMPACTED.values(), ids=NOT_COMPACTED)
+def test_an_edit_or_a_rewind_is_none(desk: Desk, chain: tuple[Item, ...], relation: str) -> None:
+    talk(desk)
+    assert desk.place(*chain, name="n").step.relation == relation
+
+
+def test_an_edit_behind_what_the_client_says_of_itself_is_none(desk: Desk) -> None:
+    """codex puts a message of the user's role before the first turn."""
+    where = user("cwd")
+    desk.place(where, HI, answer=THERE, name="n")
+    desk.place(where, HI, THERE, MORE, answer=SO, name="n")
+    assert desk.place(where, HI, SUMMARY, name="n").step.relation == "compaction"
+    assert desk.place(where, PASTE, name="n").step.relation == "branch"
+
+
+def test_a_turn_after_one_that_was_not_answered_is_none(desk: Desk) -> None:
+    desk.place(HI, name="n")
+    assert desk.place(HI, PASTE, name="n").step.relation == "append"
+
+
+@pytest.mark.parametrize("chain", [(SUMMARY,), (HI, SUMMARY)])
+def test_a_call_beside_the_conversation_is_none(desk: Desk, chain: tuple[Item, ...]) -> None:
+    talk(desk)
+    titles = replace(MAIN, system=b"titles", has_tools=False)
+    step = desk.place(*chain, name="n", traits=titles).step
+    assert (step.is_side, step.relation == "compaction") == (True, False)

@@ -1,0 +1,447 @@
+"""How a session is recognised, and how a request extends what is known of it (PROTOCOL §2, BEHAVIOUR B1).
+
+An id that the client sends names the session. Without one, a recorded answer in the request's own chain of messages has
+to prove where it belongs; or, after a client's own compaction, one that it shows elsewhere. A request that nothing
+proves begins a session: a conversation that is found twice does no harm, one that is given to another does.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
+from typing import NamedTuple
+
+import msgspec
+
+from proxy.engine.lineage.session_index import SessionIndex, SessionNodes, Traits
+from proxy.engine.ports import MOST_MARKS
+from proxy.model.exchange import SessionKey
+from proxy.model.lineage import CallFingerprint, NodeRow, Relation, Step, name_mark
+from proxy.model.lru import LruCache
+from proxy.wire.identity import Item
+
+# Ids that some servers count up instead of drawing them, so that any two conversations are certain to have equal ones:
+# `name:0` and `functions.name:3` (BEHAVIOUR B1), and just so `call_1`, `read_file_2` and `12`.
+_COUNTED = re.compile(r"[\w.-]*:\d+|(?:(?:[A-Za-z]+[_.-])+|call|tool)?\d{1,4}")
+# An answer with so much text is evidence by itself; one with a call is by the call's id.
+_TELLING_CHARACTERS = 40
+_LONG_CHARACTERS = 500
+_SMALL_OUTPUT_TOKENS = 64
+_FEW_MESSAGES = 3
+_ADOPTABLE_NODES = 3
+_MOST_REMEMBERED = 4096
+_MOST_BROUGHT = 2048
+# 2 MB: the histories of two hundred tasks of an evaluation.
+_MOST_SHOWN = 16_384
+
+
+Likeness = tuple[bytes, bytes, bytes, str]
+
+
+class LineageQuery(msgspec.Struct, frozen=True, gc=False):
+    """A request as lineage sees it.
+
+    `session` is the one its id names, or its own where it has none; `token` is its very credential, hashed.
+    `is_trusted`: it may use what is known of the tenant (BEHAVIOUR B2). `previous` is the id of the stored answer that
+    it extends, known or not. `until` is when, on the monotonic clock, it has waited for the log for long enough.
+
+    `nodes` and `items` have one element for each message behind the preamble; `root` is the parent of the first node.
+    """
+
+    exchange: str
+    session: SessionKey
+    token: bytes
+    traits: Traits
+    root: bytes
+    nodes: Sequence[bytes]
+    items: Sequence[Item]
+    most_output: int = 0
+    previous: str = ""
+    is_trusted: bool = True
+    until: float = 0.0
+
+    @property
+    def likeness(self) -> Likeness:
+        """Return what a request and its retry have in common; the same messages under other orders are another call."""
+        tip = self.nodes[-1] if self.nodes else self.root
+        return self.session.tenant, tip, self.traits.system, self.previous
+
+    def node_at(self, depth: int) -> bytes:
+        """Return the node of the message at this depth, counted from 1; the root at 0."""
+        return self.nodes[depth - 1] if depth else self.root
+
+
+class Proof(NamedTuple):
+    """What a request's own chain proves: the session that it belongs to, where that is known.
+
+    Else `source` is the session of another credential that it extends, and the node up to which it does.
+    """
+
+    known: SessionNodes | None
+    source: tuple[str, bytes] | None = None
+
+
+class Placement(msgspec.Struct, frozen=True, gc=False):
+    """Where a request belongs. `known` is what memory has of the session; `source` is as in `Proof`.
+
+    `step` is None for a request that is not trusted: `record_request` makes it when the upstream has accepted it.
+    `is_new`: it is the first of its session. `is_certain`: the log has said, or need not say, what it knows of it.
+    """
+
+    session: SessionKey
+    known: SessionNodes
+    step: Step | None
+    source: tuple[str, bytes] | None = None
+    is_new: bool = False
+    is_certain: bool = True
+
+
+class UnknownHistories:
+    """Histories of which the log has said that it knows nothing, so that it need not be asked again.
+
+    That stays so until an answer is recorded that one of them shows: what is merely sent again proves nothing.
+    """
+
+    def __init__(self) -> None:
+        self._shown: LruCache[bytes, tuple[bytes | str, ...]] = LruCache(
+            _MOST_SHOWN, weigh=lambda _, shown: len(shown), on_evict=self._unlink
+        )
+        self._showing: dict[bytes | str, set[bytes]] = {}
+
+    def __contains__(self, history: bytes) -> bool:
+        return self._shown.peek(history) is not None
+
+    def add(self, history: bytes, shown: tuple[bytes | str, ...]) -> None:
+        """Record that nothing is known of a history, nor of what it shows: the nodes and names of answers."""
+        self._remove(history)
+        for each in shown:
+            self._showing.setdefault(each, set()).add(history)
+        self._shown.put(history, shown)
+
+    def record_answer(self, nodes: Iterable[NodeRow], marks: Iterable[CallFingerprint]) -> None:
+        """Have the log asked again for histories that show an answer which was recorded now."""
+        if not self._showing:
+            return
+        answered: list[bytes | str] = [*(row.node for row in nodes), *(mark.name for mark in marks)]
+        for each in answered:
+            for history in tuple(self._showing.get(each, ())):
+                self._remove(history)
+
+    def clear(self) -> None:
+        """Have the log asked again for all of them."""
+        self._shown.clear()
+        self._showing.clear()
+
+    def _remove(self, history: bytes) -> None:
+        shown = self._shown.pop(history)
+        if shown is not None:
+            self._unlink(history, shown)
+
+    def _unlink(self, history: bytes, shown: tuple[bytes | str, ...]) -> None:
+        for each in shown:
+            showing = self._showing.get(each, set())
+            showing.discard(history)
+            if not showing:
+                self._showing.pop(each, None)
+
+
+class SessionResolver:
+    """Decides from what is in memory; `needs_log` tells whether the log has to be asked first."""
+
+    def __init__(self, index: SessionIndex) -> None:
+        self._index = index
+        self._unanswered = LruCache[Likeness, str](_MOST_REMEMBERED)
+        self._recalled = LruCache[bytes, bool](_MOST_REMEMBERED)
+        self._unknown = UnknownHistories()
+        self._losses = self._resets = 0
+
+    def prove(self, query: LineageQuery) -> Proof:
+        """Return the caller's session whose recorded answer is deepest in the chain; or another's that it extends."""
+        index, nodes = self._index, query.nodes
+        sessions, depth = index.find_answered(query.session.tenant, nodes, query.root)
+        if sessions:
+            return Proof(sessions[0] if len(sessions) == 1 else _choose_namesake(sessions, query, depth))
+        shared = index.find_shared(nodes, _ADOPTABLE_NODES)
+        if shared is None:
+            return _NO_PROOF
+        known, depth = shared
+        # A message without a form adds no node.
+        is_enough = len({query.root, *nodes[:depth]}) > _ADOPTABLE_NODES
+        return Proof(None, (known.key.id, query.node_at(depth)) if is_enough else None)
+
+    def needs_log(self, query: LineageQuery, proof: Proof) -> bool:
+        """Return whether memory lacks the session that is named, or does not know where an assistant's message is from.
+
+        A named session is asked for when it is met first, with what it is to extend.
+        """
+        index, tenant = self._index, query.session.tenant
+        if index.is_complete:
+            return False
+        if query.session.family:
+            named = index.get(query.session.id)
+            return named is None or named.is_partial
+        last = _find_last_assistant(query, 0)
+        if not last or self._is_unknown(tenant + last):
+            return False
+        # A request that extends a session with a name may also extend one without, which goes before.
+        if proof.known is not None and not proof.known.key.family:
+            last = _find_last_assistant(query, proof.known.measure(query.nodes))
+            if not last:
+                return False
+        return tenant + last not in self._recalled or self._losses != index.losses
+
+    def is_unproven(self, query: LineageQuery) -> bool:
+        """Return whether the request shows answers, none of which is known to be one in its own chain."""
+        is_shown = not query.session.family and bool(_find_last_assistant(query, 0))
+        return is_shown and self.prove(query).known is None
+
+    def list_undecided(self, query: LineageQuery) -> Sequence[bytes]:
+        """Return the nodes behind which another answer might decide where the request belongs, the deepest first.
+
+        These are the ones behind its deepest known answer, and that at which this was given: another session may have
+        it, too.
+        """
+        found: list[bytes] = []
+        find_own, is_answered = self._index.find_own, False
+        for node in chain(islice(reversed(query.nodes), 1, None), (query.root,)):
+            found.append(node)
+            own = find_own(query.session.tenant, node)
+            is_answer = bool(own) and any(known.is_answer(node) for known in own)
+            if is_answered and not is_answer:
+                break
+            is_answered = is_answer
+        return found
+
+    def record_recall(self, query: LineageQuery) -> None:
+        """Record that the log has been asked, and has said all it knows."""
+        if self._losses != self._index.losses:  # what was recalled before may have been dropped since
+            self._losses = self._index.losses
+            self._recalled.clear()
+        if named := self._index.get(query.session.id):
+            named.is_partial = False
+        if last := _find_last_assistant(query, 0):
+            history = query.session.tenant + last  # the log speaks of what is the asking tenant's
+            self._recalled.put(history, True)
+            if self.prove(query) == _NO_PROOF and not self._find_witnesses(query):
+                self._unknown.add(history, _list_shown(query))
+
+    def record_answer(self, nodes: Iterable[NodeRow], marks: Iterable[CallFingerprint]) -> None:
+        """Record that an answer is in the log, which somebody may show."""
+        self._unknown.record_answer(nodes, marks)
+
+    def place(self, query: LineageQuery, proof: Proof, *, is_certain: bool = True) -> Placement:
+        """Decide where a request belongs. Not `is_certain`: the log may know of another session."""
+        index, session, source = self._index, query.session, proof.source
+        if session.family or not is_certain:
+            known = index.open(session)
+            known.is_partial |= not is_certain
+        elif found := proof.known or self._join(query):
+            known = index.open(found.key)
+        elif found := self._recognise(query):
+            known, source = index.open(found.key), None
+        else:
+            known = index.open(session)
+        is_new = not known.tips and not known.is_partial
+        step = self.record_request(query, known) if query.is_trusted else None
+        return Placement(known.key, known, step, source, is_new, is_certain)
+
+    def record_request(self, query: LineageQuery, known: SessionNodes) -> Step:
+        """Return how a request extends its session, which has it from now on."""
+        nodes, base = query.nodes, known.measure(query.nodes)
+        depth = len(nodes)
+        is_side = _is_side(query, known, base)
+        tip = parent = query.node_at(base)
+        rows: list[NodeRow] = []
+        if base < depth:
+            for node in nodes[base:]:
+                if node != parent:  # a message without a form adds none
+                    rows.append(NodeRow(node, parent, False))
+                    parent = node
+            tip = parent
+        relation = _relate(query, known, base, is_side=is_side)
+        step = Step(query.exchange, relation, is_side, tip, depth, base, tuple(rows), _list_brought(query, base))
+        self._index.add(known.key.id, step.nodes, step.marks)
+        known.tips.add(tip)
+        if not is_side:
+            known.traits = query.traits
+            known.depth = depth
+        if base or not is_side:
+            known.record_traits(tip, query.traits, is_side=is_side)
+        return step
+
+    def record_unanswered(self, known: SessionNodes, likeness: Likeness) -> None:
+        """Record that a first request got no answer: the next one like it is a retry, not another conversation."""
+        if not known.key.family and known.tips == {likeness[1]}:
+            self._unanswered.put(likeness, known.key.id)
+
+    def _join(self, query: LineageQuery) -> SessionNodes | None:
+        """Return the session of a request without an answer, of which this is the retry."""
+        if not len(self._unanswered):
+            return None
+        likeness = query.likeness
+        known = self._index.get(self._unanswered.pop(likeness) or "")
+        return known if known is not None and known.tips == {likeness[1]} else None
+
+    def _is_unknown(self, history: bytes) -> bool:
+        """Return whether the log has said that it knows nothing of a history."""
+        if self._resets != self._index.resets:
+            self._resets = self._index.resets
+            self._unknown.clear()
+        return history in self._unknown
+
+    def _recognise(self, query: LineageQuery) -> SessionNodes | None:
+        """Return the one session that made the calls or gave the answers which this request shows out of its chain."""
+        last = _find_last_assistant(query, 0)
+        if not last or self._is_unknown(query.session.tenant + last):
+            return None  # of an unknown one, some sessions that showed the same may have been dropped
+        found = self._find_witnesses(query)
+        return next(iter(found.values())) if len(found) == 1 else None
+
+    def _find_witnesses(self, query: LineageQuery) -> dict[str, SessionNodes]:
+        """Return the sessions that gave, each alone, something of what a request shows, by their ids."""
+        found: dict[str, SessionNodes] = {}
+        session = query.session
+        for item in query.items:
+            for name in _name_item(item):
+                bearers = self._index.find_by_mark(session.tenant, session.upstream, name)
+                alike = [known for known in bearers if known.marks[name].form == item.form]
+                if len(alike) == 1 and alike[0].is_answer(alike[0].marks[name].node):
+                    found[alike[0].key.id] = alike[0]
+        return found
+
+
+_NO_PROOF = Proof(None)
+
+
+def list_proving_nodes(query: LineageQuery) -> Sequence[bytes]:
+    """Return the nodes by which the log may know where a request comes from: none where it shows no answer."""
+    return query.nodes if _find_last_assistant(query, 0) else ()
+
+
+def list_shown_marks(query: LineageQuery) -> list[str]:
+    """Return the names by which the log may know what a request shows, the newest last."""
+    names: list[str] = []
+    for item in reversed(query.items):
+        names[:0] = _name_item(item)
+        if len(names) >= MOST_MARKS:
+            break
+    return names[-MOST_MARKS:]
+
+
+def name_answer(item: Item, own_id: str, session: SessionKey) -> Sequence[str]:
+    """Return the names by which a message of an answer may be known again; the upstream stores it under `own_id`.
+
+    What was said in a session that its client names is known by calls alone: nobody asks for its text.
+    """
+    names = _name_calls(item) if session.family else _name_item(item)
+    return [*names, name_mark(f"item:{own_id}")] if own_id else names
+
+
+def _choose_namesake(namesakes: Sequence[SessionNodes], query: LineageQuery, depth: int) -> SessionNodes:
+    """Return which of the sessions that gave the same answer a request extends.
+
+    One without a name goes before; of these the newest that went the same way, else the newest that went no way yet.
+    """
+    left = [known for known in namesakes if not known.key.family] or namesakes
+    for node in reversed(query.nodes[depth:]):
+        if found := [known for known in left if node in known.levels]:
+            return found[-1]
+    node = query.node_at(depth)
+    return next((known for known in reversed(left) if known.is_leaf(node)), left[-1])
+
+
+def _find_last_assistant(query: LineageQuery, base: int) -> bytes:
+    """Return the deepest node of an assistant's message behind the first `base`, which stands for all before it.
+
+    Empty where there is none.
+    """
+    for item, node in zip(reversed(query.items), islice(reversed(query.nodes), len(query.nodes) - base), strict=False):
+        if item.role == "assistant" and item.form:
+            return node
+    return b""
+
+
+def _list_shown(query: LineageQuery) -> tuple[bytes | str, ...]:
+    """Return the nodes and names of all answers that a request shows; the root, too, may be one."""
+    pairs = [(item, node) for item, node in zip(query.items, query.nodes, strict=True) if item.role == "assistant"]
+    names = [name for item, _ in pairs for name in _name_item(item)]
+    return tuple(dict.fromkeys([query.root, *(node for _, node in pairs), *names]))
+
+
+def _name_item(item: Item) -> Sequence[str]:
+    """Return the names of an assistant's message: of its calls, else of its text where that is long enough."""
+    if item.calls or item.weight < _TELLING_CHARACTERS or item.role != "assistant" or not item.form:
+        return _name_calls(item)
+    return [f"form:{item.form.hex()}"]
+
+
+def _name_calls(item: Item) -> Sequence[str]:
+    if not item.calls or item.role != "assistant" or not item.form:
+        return ()
+    return [name_mark(f"call:{call}") for call in item.calls[-_MOST_BROUGHT:] if not _COUNTED.fullmatch(call)]
+
+
+def _list_brought(query: LineageQuery, base: int) -> tuple[CallFingerprint, ...]:
+    """Return the calls behind the first `base` that were not recorded as answers, the newest of very many."""
+    marks: list[CallFingerprint] = []
+    fresh = islice(reversed(query.nodes), len(query.nodes) - base)
+    for item, node in zip(reversed(query.items), fresh, strict=False):
+        if item.calls and len(marks) < _MOST_BROUGHT:
+            marks += [CallFingerprint(name, node, item.form) for name in reversed(_name_calls(item))]
+    return tuple(marks[:_MOST_BROUGHT][::-1])
+
+
+def _relate(query: LineageQuery, known: SessionNodes, base: int, *, is_side: bool) -> Relation:
+    if not known.tips:
+        return "root"
+    depth = len(query.nodes)
+    if base < depth < known.depth and not is_side and _is_compacted(query, known, base):
+        return "compaction"
+    last = query.node_at(base)
+    if base == 0 and last not in known.levels:
+        return "root"
+    if base == depth and last in known.tips:
+        return "retry"
+    return "append" if known.is_leaf(last) else "branch"
+
+
+def _is_compacted(query: LineageQuery, known: SessionNodes, base: int) -> bool:
+    """Return whether a shorter history is a client's own compaction.
+
+    That has a long new text, and shares nothing with the old one but perhaps its beginning. Some clients keep what the
+    user said first (codex, cline). Then what was answered there is gone, and the user goes on at once; behind an edit
+    or a rewind the answer before it is still there, for it is the user's word that changes.
+    """
+    fresh = query.items[base:]
+    if base and (query.node_at(base) not in known.tips or fresh[0].role != "user"):
+        return False
+    return any(item.weight >= _LONG_CHARACTERS and item.role != "tool" for item in fresh)
+
+
+def _is_side(query: LineageQuery, known: SessionNodes, base: int) -> bool:
+    """Return whether a call stands beside its conversation (a title, a summary, a commit message; PROTOCOL §2).
+
+    It has no tools where the conversation has them, or two lesser signs, of which a tiny answer is one. What extends
+    the conversation may lack tools (its client was told so this time); beside it is what also asks another model or
+    under other orders. A session's first call is the conversation, as far as anybody can tell then, unless all signs
+    that there can be say otherwise: its client names a conversation, of which this has no tools, a message or two, and
+    a tiny answer. If it was a title all the same, the first call with tools takes its place. Where a client goes on
+    from the answer to a side call, that has become a conversation.
+    """
+    before, now = known.traits, query.traits
+    # The request from whose answer this one goes on is compared with, where memory knows it; else the conversation.
+    for depth in range(base - 1, 0, -1):
+        traits = known.get_traits(query.nodes[depth - 1])
+        if traits is not None and known.is_answer(query.nodes[depth]):
+            before = traits
+            break
+    is_tiny, is_short = 0 < query.most_output <= _SMALL_OUTPUT_TOKENS, len(query.nodes) <= _FEW_MESSAGES
+    if before is None:
+        return is_tiny and is_short and not (base or now.has_tools) and bool(query.session.family)
+    if now.has_tools and not before.has_tools:
+        return False
+    lacks_tools = before.has_tools and not now.has_tools
+    is_other = (now.model != before.model) + (now.system != before.system)
+    if base:
+        return lacks_tools and is_other > 0
+    lesser = is_other + (before.is_stream and not now.is_stream) + is_short + is_tiny
+    return lacks_tools or lesser >= 2

@@ -1,0 +1,275 @@
+"""Lineage as the engine uses it: requests are placed, answers become nodes, the log is asked for what memory lacks.
+
+All of it runs on the event loop, and waits for nothing but the log; for that only where a request shows an answer, or
+names a conversation or a stored item, that memory does not know, and no longer than the request says. What is derived
+here may be missing; it never fails a call.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
+
+import msgspec
+from msgspec.structs import replace
+
+from proxy.engine.lineage.chain import Messages
+from proxy.engine.lineage.identity import Tenants
+from proxy.engine.lineage.resolver import (
+    Likeness,
+    LineageQuery,
+    Placement,
+    SessionResolver,
+    list_proving_nodes,
+    list_shown_marks,
+    name_answer,
+)
+from proxy.engine.lineage.session_index import ANSWER, SessionIndex, SessionNodes
+from proxy.engine.ports import Archive, Clock
+from proxy.model.errors import StoreUnavailable
+from proxy.model.events import ExchangeRecorded, ReadingFailed
+from proxy.model.exchange import SessionKey
+from proxy.model.lineage import Adoption, CallFingerprint, NodeRow, Reply, extend_chain, name_mark
+from proxy.wire.format import Format
+from proxy.wire.identity import Item
+from proxy.wire.json_values import read_text
+
+# For so long the log is waited for in any case, also behind a wait for something else of the same call.
+_RECALL_SECONDS = 0.25
+_SUCCESS = range(200, 300)
+
+_get_form = attrgetter("form")
+_log = logging.getLogger("palimpsest.lineage")
+
+
+class _OpenExchange(msgspec.Struct, gc=False):
+    """Where an exchange stands until its answer is read; `untrusted` is its query until the upstream accepts it."""
+
+    known: SessionNodes
+    tip: bytes
+    token: bytes = b""
+    likeness: Likeness = (b"", b"", b"", "")
+    source: tuple[str, bytes] | None = None
+    untrusted: LineageQuery | None = None
+
+
+class LineageTracker:
+    """Places requests. `most_bytes` bounds the nodes in memory; `is_fresh`: the log holds no session yet.
+
+    `open_exchanges` are those whose answers have not become nodes yet; `unread` those of them whose answers wait to be
+    read, by the node that they answer.
+    """
+
+    def __init__(
+        self, archive: Archive, tenants: Tenants, clock: Clock, most_bytes: int, *, is_fresh: bool = False
+    ) -> None:
+        self.tenants = tenants
+        self.index = SessionIndex(most_bytes, is_complete=is_fresh)
+        self._archive = archive
+        self._clock = clock
+        self._resolver = SessionResolver(self.index)
+        self.open_exchanges: dict[str, _OpenExchange] = {}
+        self.unread: dict[bytes, list[str]] = {}
+        self._generation = archive.health.generation
+
+    def forget_lost(self) -> bool:
+        """Return whether the log has lost records since the last call: nothing in memory is certain then, or kept."""
+        generation = self._archive.health.generation
+        if generation == self._generation:
+            return False
+        self._generation = generation
+        self.index.clear()
+        return True
+
+    async def find_response(self, session: SessionKey, response: str, until: float = 0.0) -> bytes:
+        """Return the node of a stored Responses answer of this tenant and upstream; empty unless there is just one."""
+        name = name_mark(f"response:{response}")
+        await self._recall_marks(session, [name], until)
+        nodes = {mark.node for mark in self._list_marks(session, name)}
+        return nodes.pop() if len(nodes) == 1 else b""
+
+    async def resolve_references(self, session: SessionKey, messages: Messages, until: float = 0.0) -> Messages:
+        """Return messages in which references to stored items have the items' forms, which count in their place."""
+        names: list[str] = []
+        for item in messages.fresh:
+            if item.reference:
+                names.append(name_mark(f"item:{item.reference}"))
+        if not names:
+            return messages
+        await self._recall_marks(session, names, until)
+        return replace(messages, fresh=[self._resolve_reference(session, item) for item in messages.fresh])
+
+    async def count_links(self, links: Sequence[bytes], until: float = 0.0) -> int:
+        """Return how many of the links of a body are in the log, as far as that can be told in time."""
+        try:
+            async with self._limit(until):
+                return await self._archive.count_links(links)
+        except (StoreUnavailable, TimeoutError):
+            return 0
+
+    def list_unread(self, query: LineageQuery) -> Iterator[str]:
+        """Yield the exchanges whose answers this request may show, and which have not been read yet.
+
+        Not those of its own tip, behind which it shows nothing, nor those before its deepest known answer, which prove
+        less than that. To be read one by one as they come: where those in its own chain prove nothing, it may show any
+        of the tenant's.
+        """
+        if not self.unread:
+            return
+        waiting = [node for node in self._resolver.list_undecided(query) if node in self.unread]
+        yield from [exchange for node in dict.fromkeys(waiting) for exchange in self.unread[node]]
+        if self._resolver.is_unproven(query):
+            yield from self.list_unread_of(query.session.tenant)
+
+    def list_unread_of(self, tenant: bytes) -> Sequence[str]:
+        """Return all exchanges of a tenant whose answers wait to be read."""
+        waiting = [exchange for exchanges in self.unread.values() for exchange in exchanges]
+        return [exchange for exchange in waiting if self.open_exchanges[exchange].known.key.tenant == tenant]
+
+    async def place(self, query: LineageQuery) -> Placement:
+        """Decide where a request belongs, and remember it until its answer has been read."""
+        resolver, index, is_certain = self._resolver, self.index, True
+        proof = resolver.prove(query)
+        if not index.is_complete and resolver.needs_log(query, proof):
+            is_certain = await self._recall(query)
+            proof = resolver.prove(query)
+        placement = resolver.place(query, proof, is_certain=is_certain)
+        if index.weight > index.most_bytes:
+            index.shrink()
+        likeness = query.likeness
+        untrusted = query if placement.step is None else None
+        self.open_exchanges[query.exchange] = _OpenExchange(
+            placement.known, likeness[1], query.token, likeness, placement.source, untrusted
+        )
+        return placement
+
+    def note_outcome(self, event: ExchangeRecorded) -> None:
+        """Record that an answer is in the log, whole or broken, or that none came; what counts is the last round."""
+        exchange = self.open_exchanges.get(event.exchange)
+        if exchange is None or not event.is_final:
+            return
+        is_accepted = event.status in _SUCCESS
+        if is_accepted:
+            self.tenants.prove(exchange.token)
+            if exchange.untrusted is not None or exchange.source is not None:
+                self._accept(exchange)
+        elif exchange.untrusted is not None:  # whoever it was has not become part of the conversation
+            self.close(event.exchange)
+            return
+        if not is_accepted or event.completeness != "complete":
+            self._resolver.record_unanswered(exchange.known, exchange.likeness)
+        if event.is_readable:
+            self.unread.setdefault(exchange.tip, []).append(event.exchange)
+        else:
+            self.close(event.exchange)
+
+    async def reopen(self, exchange: str, session: SessionKey, tip: bytes) -> bool:
+        """Expect an answer that another process recorded; return False where the log does not say what goes before."""
+        if self.index.get(session.id) is None and not await self._ask((), (), session):
+            return False
+        self.open_exchanges[exchange] = _OpenExchange(self.index.open(session), tip)
+        self.index.shrink()
+        self.unread.setdefault(tip, []).append(exchange)
+        return True
+
+    def note_answer(self, exchange: str, k: int, form: Format, value: Mapping[str, object]) -> Reply | None:
+        """Return the nodes of an answer that has been read, a chain for each alternative: a client will show them."""
+        place = self.open_exchanges.get(exchange)
+        self.close(exchange)
+        if place is None:
+            return None
+        known, tip = place.known, place.tip
+        response = read_text(value.get("id")) if form.previous_key else ""
+        ids = form.read_ids(value)
+        rows: list[NodeRow] = []
+        marks: list[CallFingerprint] = []
+        for items in form.read_reply(value):
+            chain = extend_chain(tip, map(_get_form, items))
+            parent = tip
+            for i, node in enumerate(chain):
+                item = items[i]
+                for name in name_answer(item, ids[i] if i < len(ids) else "", known.key):
+                    marks.append(CallFingerprint(name, node, item.form))
+                if node != parent and known.levels.get(node) != ANSWER:  # else it was recorded before
+                    rows.append(NodeRow(node, parent, True))
+                parent = node
+            if response and chain:
+                marks.append(CallFingerprint(name_mark(f"response:{response}"), parent, items[-1].form))
+        if marks and tip not in known.levels:  # a root has no marks
+            marks = [mark for mark in marks if mark.node != tip]
+        self.index.add(known.key.id, rows, marks)
+        self._resolver.record_answer(rows, marks)
+        if self.index.weight > self.index.most_bytes:
+            self.index.shrink()
+        # Each once: alternatives may be equal, or begin alike.
+        return Reply(exchange, k, tuple(dict.fromkeys(rows)), tuple(dict.fromkeys(marks)))
+
+    def note_unread(self, event: ReadingFailed) -> None:
+        """Record that an answer could not be read."""
+        self.close(event.exchange)
+
+    def close(self, exchange: str) -> None:
+        """Expect no answer of this exchange (any more)."""
+        place = self.open_exchanges.pop(exchange, None)
+        if place is None:
+            return
+        waiting = self.unread.get(place.tip)
+        if waiting is not None and exchange in waiting:
+            waiting.remove(exchange)
+            if not waiting:
+                del self.unread[place.tip]
+
+    def _accept(self, exchange: _OpenExchange) -> None:
+        """Record where an accepted request stands, and whose session it extends."""
+        if exchange.untrusted is not None:
+            known = self.index.open(exchange.known.key)
+            self._archive.append(self._resolver.record_request(exchange.untrusted, known), is_urgent=False)
+            exchange.known, exchange.untrusted = known, None
+        if exchange.source is not None and exchange.source[0] not in exchange.known.adopted:
+            session, node = exchange.source
+            exchange.known.adopted.add(session)
+            adoption = Adoption(exchange.known.key.id, session, node, self._clock.now_ms())
+            self._archive.append(adoption, is_urgent=False)
+
+    def _list_marks(self, session: SessionKey, name: str) -> list[CallFingerprint]:
+        """Return the marks of this name that the session's tenant has at its upstream."""
+        return [known.marks[name] for known in self.index.find_by_mark(session.tenant, session.upstream, name)]
+
+    def _resolve_reference(self, session: SessionKey, item: Item) -> Item:
+        marks = self._list_marks(session, name_mark(f"item:{item.reference}")) if item.reference else ()
+        forms = {mark.form for mark in marks}
+        return replace(item, form=forms.pop()) if len(forms) == 1 else item
+
+    async def _recall_marks(self, session: SessionKey, names: Sequence[str], until: float) -> None:
+        """Have the sessions in memory that have these marks."""
+        unknown = [name for name in names if not self._list_marks(session, name)]
+        if unknown and not self.index.is_complete:
+            await self._ask((), unknown, session, until)
+
+    def _limit(self, until: float) -> asyncio.Timeout:
+        """Return the end of a wait for the log: then, or a little later where that is near or over."""
+        return asyncio.timeout(max(until - self._clock.monotonic(), _RECALL_SECONDS))
+
+    async def _recall(self, query: LineageQuery) -> bool:
+        """Have the sessions in memory that a request may extend; return False where the log did not answer in time."""
+        is_answered = await self._ask(list_proving_nodes(query), list_shown_marks(query), query.session, query.until)
+        if is_answered:
+            self._resolver.record_recall(query)
+        else:
+            _log.warning(
+                "exchange %s: the log did not say in time which session it belongs to; it is taken as one of %s alone",
+                query.exchange,
+                query.session.id,
+            )
+        return is_answered
+
+    async def _ask(self, nodes: Sequence[bytes], names: Sequence[str], session: SessionKey, until: float = 0.0) -> bool:
+        """Ask the log for sessions; return whether it has answered."""
+        try:
+            async with self._limit(until):
+                found = await self._archive.recall(nodes, names, session)
+        except (StoreUnavailable, TimeoutError):
+            return False  # a conversation that is found twice does no harm
+        for stored in found:
+            self.index.absorb(stored)
+        return True

@@ -139,7 +139,7 @@ class Session:
         """What one expand of a reference brings back, as the replay's own resolver answers."""
         if reference not in self._literals:
             found = self._references.get(reference)
-            told = [seen.told for seen in self._seen[found.start : found.stop]] if found else []
+            told = [seen.message for seen in self._seen[found.start : found.stop]] if found else []
             text = render_original(told)[found.offset : found.offset + PAGE] if found else ""
             self._literals[reference] = self._c.idents(text)
         return self._literals[reference]

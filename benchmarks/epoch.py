@@ -47,8 +47,8 @@ def write_session() -> list[CountedMessage]:
 
 def _see(tokenizer: CountingTokenizer, told: Message, message: dict[str, object]) -> CountedMessage:
     text = told.text + "".join(call.arguments for call in told.calls)
-    shape = FORMATS["chat_completions"].parse_structure(json.dumps(message).encode())
-    return CountedMessage(told, shape, tokenizer.count(text, "o200k_base")[0] + 4)
+    structure = FORMATS["chat_completions"].parse_structure(json.dumps(message).encode())
+    return CountedMessage(told, structure, tokenizer.count(text, "o200k_base")[0] + 4)
 
 
 def name_reference(start: int, stop: int, offset: int) -> str:

@@ -28,17 +28,17 @@ def main() -> None:
 
 
 def show(name: str, raws: list[bytes]) -> None:
-    shapes = [FORMATS["chat_completions"].parse_structure(raw) for raw in raws]
-    history = judge_history(shapes)
+    structures = [FORMATS["chat_completions"].parse_structure(raw) for raw in raws]
+    history = judge_history(structures)
     # An even place holds an assistant's call or a user's words, the one behind it what answers.
     ours = [Splice(i, i + 2, (MessageStructure("user"),)) for i in range(2, 42, 4)]
     figures: dict[str, Callable[[], object]] = {
         "reading the two new messages": lambda: [FORMATS["chat_completions"].parse_structure(raw) for raw in raws[-2:]],
-        "judging what they add": lambda: extend_history(history, len(shapes) - 2, shapes[-2:]),
+        "judging what they add": lambda: extend_history(history, len(structures) - 2, structures[-2:]),
         "the guard, 10 runs replaced": lambda: find_faults(history, ours, RULES),
         "the guard, 1 run replaced": lambda: find_faults(history, ours[:1], RULES),
         "once: reading everything": lambda: [FORMATS["chat_completions"].parse_structure(raw) for raw in raws],
-        "once: judging everything": lambda: judge_history(shapes),
+        "once: judging everything": lambda: judge_history(structures),
     }
     print(name)
     for what, work in figures.items():

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from proxy.upstream.model_catalog import MAP_PATH, ModelEntry, StatedRates
+from proxy.upstream.model_listing import read_price
 from proxy.wire.json_values import read_count
-from proxy.wire.model_listing import read_price
 
 _SOURCE = "model_prices_and_context_window_backup.json"
 _MODES = frozenset(["chat", "responses", "completion"])

@@ -248,7 +248,7 @@ class ContextBuilder:
             for i in range(least, seen.fresh)
             if i not in seen.fixed
             for place in range(seen.steps[i].start, seen.steps[i].stop)
-            if seen.messages[place].shape.role == "tool" and seen.messages[place].tokens > most
+            if seen.messages[place].structure.role == "tool" and seen.messages[place].tokens > most
         }
 
     def _list_ways(self, seen: ConversationIndex, draft: _PlanDraft, most: int) -> Iterator[tuple[int, _Replacement]]:
@@ -259,7 +259,7 @@ class ContextBuilder:
         loose = _list_replaceable(seen, draft)
         fresh = _find_fresh_place(seen)
         by_size = sorted(loose, key=lambda place: (-seen.messages[place].tokens, place))
-        said = [place for place in by_size if seen.messages[place].shape.role == "assistant"]
+        said = [place for place in by_size if seen.messages[place].structure.role == "assistant"]
         yield from ((place, partial(trim_message, most=most)) for place in said if seen.messages[place].tokens > most)
         yield from ((place, prune_output) for place in order_outputs(seen, (place for place in loose if place < fresh)))
 
@@ -267,7 +267,7 @@ class ContextBuilder:
         """What gives way where the rest is more than may be sent: outputs that nobody has seen, then other words."""
         loose = _list_replaceable(seen, draft)
         by_size = sorted(loose, key=lambda place: (-seen.messages[place].tokens, place))
-        yield from ((place, self._outline) for place in by_size if seen.messages[place].shape.role == "tool")
+        yield from ((place, self._outline) for place in by_size if seen.messages[place].structure.role == "tool")
         yield from ((place, shorten_message) for place in by_size if _is_text_only(seen, place))
 
 
@@ -324,8 +324,8 @@ def _find_fresh_place(seen: ConversationIndex) -> int:
 
 def _is_text_only(seen: ConversationIndex, place: int) -> bool:
     """Whether a message is words alone, which may be cut."""
-    shape = seen.messages[place].shape
-    return shape.role in ("user", "assistant") and not (shape.calls or shape.results or shape.reasoning)
+    structure = seen.messages[place].structure
+    return structure.role in ("user", "assistant") and not (structure.calls or structure.results or structure.reasoning)
 
 
 def _list_places(seen: ConversationIndex, i: int) -> range:

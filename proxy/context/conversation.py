@@ -45,8 +45,8 @@ class BuilderPolicy:
 class CountedMessage(msgspec.Struct, frozen=True, gc=False):
     """A message: what it says, how it hangs together with its neighbours, and how many tokens it has."""
 
-    told: Message
-    shape: MessageStructure
+    message: Message
+    structure: MessageStructure
     tokens: int
 
 
@@ -96,29 +96,29 @@ class Group(msgspec.Struct, frozen=True, gc=False):
     has_calls: bool
 
 
-def split_groups(shapes: Sequence[MessageStructure]) -> list[Group]:
+def split_groups(structures: Sequence[MessageStructure]) -> list[Group]:
     """A history's groups, in order and without gaps."""
-    reach = _find_last_results(shapes)
+    reach = _find_last_results(structures)
     kept: list[int] = []
     held = at = 0
-    for start in list_run_starts(shapes):
+    for start in list_run_starts(structures):
         held = max([held, *(reach.get(place, 0) for place in range(at, start))])
         at = start
         if not start or start > held:
             kept.append(start)
     return [
-        Group(start, stop, any(shape.calls or shape.results for shape in shapes[start:stop]))
-        for start, stop in pairwise([*kept, len(shapes)])
+        Group(start, stop, any(structure.calls or structure.results for structure in structures[start:stop]))
+        for start, stop in pairwise([*kept, len(structures)])
     ]
 
 
-def _find_last_results(shapes: Sequence[MessageStructure]) -> dict[int, int]:
+def _find_last_results(structures: Sequence[MessageStructure]) -> dict[int, int]:
     """The place of the last result by that of its call. A result is of the newest call before it that has its id."""
     made: dict[str, int] = {}
     found: dict[int, int] = {}
-    for place, shape in enumerate(shapes):
-        made.update(dict.fromkeys(shape.calls, place))
-        found.update((made[result], place) for result in shape.results if result in made)
+    for place, structure in enumerate(structures):
+        made.update(dict.fromkeys(structure.calls, place))
+        found.update((made[result], place) for result in structure.results if result in made)
     return found
 
 
@@ -173,8 +173,8 @@ class ConversationIndex(msgspec.Struct, frozen=True, gc=False):
 def index_conversation(view: PlanRequest, policy: BuilderPolicy, study: FeatureExtractor) -> ConversationIndex:
     """What a view holds."""
     messages = view.messages
-    found = [study(seen.told) for seen in messages]
-    groups = split_groups([seen.shape for seen in messages])
+    found = [study(seen.message) for seen in messages]
+    groups = split_groups([seen.structure for seen in messages])
     echoes = _find_machine_messages(messages, groups)
     steps = list(_list_steps(messages, found, groups, echoes))
     users = tuple(i for i, step in enumerate(steps) if step.kind == "user")
@@ -213,16 +213,16 @@ def _list_steps(
 
 def _choose_kind(messages: Sequence[CountedMessage], group: Group, echoes: frozenset[int]) -> Kind:
     """What a group is: the strictest of what its messages are."""
-    roles = {messages[place].shape.role for place in range(group.start, group.stop) if place not in echoes}
+    roles = {messages[place].structure.role for place in range(group.start, group.stop) if place not in echoes}
     return "system" if "system" in roles else "user" if "user" in roles else "step"
 
 
 def _find_machine_messages(messages: Sequence[CountedMessage], groups: Sequence[Group]) -> frozenset[int]:
     """Places of the user's messages that a machine wrote: several with like heads, each behind an action."""
-    if any(seen.told.calls or seen.told.results for seen in messages):
+    if any(seen.message.calls or seen.message.results for seen in messages):
         return frozenset()
-    users = [group.start for group in groups if messages[group.start].shape.role == "user"]
-    heads = {place: head for place in users if (head := _normalize_head(messages[place].told.text))}
+    users = [group.start for group in groups if messages[group.start].structure.role == "user"]
+    heads = {place: head for place in users if (head := _normalize_head(messages[place].message.text))}
     wrapped = heads.get(users[0]) if users else None
     echoing = [place for place, head in heads.items() if head != wrapped and _is_action(messages[place - 1])]
     alike = Counter(heads[place] for place in echoing)
@@ -230,7 +230,7 @@ def _find_machine_messages(messages: Sequence[CountedMessage], groups: Sequence[
 
 
 def _is_action(seen: CountedMessage) -> bool:
-    return seen.shape.role == "assistant" and _ACTION.search(seen.told.text) is not None
+    return seen.structure.role == "assistant" and _ACTION.search(seen.message.text) is not None
 
 
 def _normalize_head(text: str) -> str:
@@ -246,8 +246,8 @@ def _list_protected_outputs(messages: Sequence[CountedMessage], tools: Sequence[
     """Places of outputs of tools whose outputs stay."""
     answered: set[str] = set()
     for place, seen in enumerate(messages):
-        answered.update(call.id for call in seen.told.calls if call.name in tools)
-        if not answered.isdisjoint(seen.told.results):
+        answered.update(call.id for call in seen.message.calls if call.name in tools)
+        if not answered.isdisjoint(seen.message.results):
             yield place
 
 
@@ -257,7 +257,7 @@ def find_fresh_step(messages: Sequence[CountedMessage], steps: Sequence[AgentSte
     Before that, where it is known how many messages were `sent`, that of users and tools which was not: a client may
     bring several steps at once.
     """
-    start = max((i + 1 for i, seen in enumerate(messages) if seen.shape.role == "assistant"), default=0)
+    start = max((i + 1 for i, seen in enumerate(messages) if seen.structure.role == "assistant"), default=0)
     if sent is not None:
-        start = next((i for i in range(sent, start) if messages[i].shape.role != "assistant"), start)
+        start = next((i for i in range(sent, start) if messages[i].structure.role != "assistant"), start)
     return next((i for i, step in enumerate(steps) if step.stop > start), len(steps))

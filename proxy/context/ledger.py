@@ -97,8 +97,8 @@ def order_quotes(survey: ConversationIndex, gone: Iterable[int], ages: Sequence[
     typed: set[str] = set()
     for i in sorted(gone):
         for place in range(survey.steps[i].start, survey.steps[i].stop):
-            told = survey.messages[place].told
-            lines = list_lines(told.text) if survey.messages[place].shape.role != "assistant" else {}
+            told = survey.messages[place].message
+            lines = list_lines(told.text) if survey.messages[place].structure.role != "assistant" else {}
             own = list_lines("\n".join(line for call in told.calls for line in list_argument_lines(call.arguments)))
             seen.update(lines.keys())
             seen.update(own.keys())
@@ -194,7 +194,7 @@ def format_user_turns(survey: ConversationIndex, steps: Sequence[int], most: int
     """Turns of the user in so many characters of each, or of the first and the last; how many there are, for none."""
     if not most:
         return f"{len(steps)} messages of the user" if len(steps) > 1 else "the user said something"
-    texts = [sanitize_text(survey.messages[survey.steps[i].start].told.text, most) for i in steps]
+    texts = [sanitize_text(survey.messages[survey.steps[i].start].message.text, most) for i in steps]
     if sum(map(len, texts)) <= most or len(texts) == 1:
         return f"the user said: {' / '.join(texts)}"
     return f"{len(steps)} messages of the user, from: {texts[0]} to: {texts[-1]}"
@@ -207,17 +207,19 @@ def format_step(survey: ConversationIndex, step: AgentStep, most: int) -> str:
     asked = [
         f"{sanitize_text(call.name, _LONGEST_TOOL)} {sanitize_text(words, most)}"
         for place, each in zip(places, found, strict=True)
-        for call, words in zip(survey.messages[place].told.calls, each.asked, strict=True)
+        for call, words in zip(survey.messages[place].message.calls, each.asked, strict=True)
     ]
     if not asked:
-        text = next((survey.messages[place].told.text for place in places if survey.messages[place].told.text), "")
+        text = next(
+            (survey.messages[place].message.text for place in places if survey.messages[place].message.text), ""
+        )
         return f"said: {sanitize_text(text, 2 * most)}"
     mark = "! " if any(each.effects for each in found) else ""
     return f"{mark}{', '.join(asked)}{_format_outcome(survey, places)}"
 
 
 def _format_outcome(survey: ConversationIndex, places: Iterable[int]) -> str:
-    outputs = [survey.found[place] for place in places if survey.messages[place].shape.role == "tool"]
+    outputs = [survey.found[place] for place in places if survey.messages[place].structure.role == "tool"]
     if not outputs:
         return ""
     bad = next((each.outcome for each in outputs if each.outcome), "")

@@ -68,7 +68,7 @@ def index_identifiers(survey: ConversationIndex) -> IdentifierIndex:
     for place, (seen, found) in enumerate(zip(survey.messages, survey.found, strict=True)):
         spot = dict.fromkeys(found.words, place)
         newest.update(spot)
-        if seen.shape.role == "assistant":
+        if seen.structure.role == "assistant":
             uses.update(found.words)
             used.update(spot)
             written.update(found.written)
@@ -243,7 +243,7 @@ def _read_split_pages(survey: ConversationIndex, pages: Sequence[Page]) -> dict[
     """The texts of those pages that are one of several of the same steps, by their numbers."""
     several = {page.start for page in pages if page.offset}
     texts = {
-        page.start: render_original([seen.told for seen in survey.messages[page.start : page.stop]])
+        page.start: render_original([seen.message for seen in survey.messages[page.start : page.stop]])
         for page in pages
         if page.start in several and not page.offset
     }

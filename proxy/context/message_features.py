@@ -147,37 +147,37 @@ class MessageFeatures(msgspec.Struct, frozen=True, gc=False):
 FeatureExtractor = Callable[[Message], MessageFeatures]
 
 
-def extract_features(told: Message) -> MessageFeatures:
+def extract_features(message: Message) -> MessageFeatures:
     """What there is to know of a message."""
-    typed = ["\n".join(list_argument_lines(call.arguments)) for call in told.calls]
-    imports = "\n".join(_IMPORT.findall(told.text)) if _is_output(told) else ""
+    typed = ["\n".join(list_argument_lines(call.arguments)) for call in message.calls]
+    imports = "\n".join(_IMPORT.findall(message.text)) if _is_output(message) else ""
     return msgspec.structs.replace(
-        extract_features_without_identifiers(told),
-        words=list_identifiers("\n".join((told.text, *typed))),
+        extract_features_without_identifiers(message),
+        words=list_identifiers("\n".join((message.text, *typed))),
         imported=list_identifiers(imports),
     )
 
 
-def extract_features_without_identifiers(told: Message) -> MessageFeatures:
+def extract_features_without_identifiers(message: Message) -> MessageFeatures:
     """The same without its words, which take most of the time."""
-    typed = ["\n".join(list_argument_lines(call.arguments)) for call in told.calls]
+    typed = ["\n".join(list_argument_lines(call.arguments)) for call in message.calls]
     written = [word for text in typed for word in _list_written_files(text)]
-    is_output = _is_output(told)
+    is_output = _is_output(message)
     return MessageFeatures(
         (),
         (),
         list_identifiers("\n".join(written)),
-        tuple(_summarize_call(call, text) for call, text in zip(told.calls, typed, strict=True)),
-        bool(written) or any(_WRITING_TOOL.search(call.name) for call in told.calls),
-        find_outcome(told.text) if is_output else "",
-        told.text.count("\n") + bool(told.text),
-        len(render_message(told)),
-        sha256(told.text.encode("utf-8", "surrogatepass")).digest(),
+        tuple(_summarize_call(call, text) for call, text in zip(message.calls, typed, strict=True)),
+        bool(written) or any(_WRITING_TOOL.search(call.name) for call in message.calls),
+        find_outcome(message.text) if is_output else "",
+        message.text.count("\n") + bool(message.text),
+        len(render_message(message)),
+        sha256(message.text.encode("utf-8", "surrogatepass")).digest(),
     )
 
 
-def _is_output(told: Message) -> bool:
-    return bool(told.results) or told.role == "tool"
+def _is_output(message: Message) -> bool:
+    return bool(message.results) or message.role == "tool"
 
 
 def find_outcome(text: str) -> str:

@@ -38,12 +38,12 @@ def render_original(messages: Sequence[Message]) -> str:
     return "".join(map(render_message, messages))
 
 
-def render_message(told: Message) -> str:
+def render_message(message: Message) -> str:
     """The part of one message; it ends with an empty line."""
-    answered = f" · answers {', '.join(told.results)}" if told.results else ""
-    parts = [f"--- {told.role or 'unknown'}{answered}", *([told.text] if told.text else ())]
-    parts += [f"({each})" for each in told.media]
-    parts += map(_render_call, told.calls)
+    answered = f" · answers {', '.join(message.results)}" if message.results else ""
+    parts = [f"--- {message.role or 'unknown'}{answered}", *([message.text] if message.text else ())]
+    parts += [f"({each})" for each in message.media]
+    parts += map(_render_call, message.calls)
     return "\n".join((*parts, "", ""))
 
 
@@ -153,5 +153,5 @@ def _separator(kind: str) -> str:
 
 
 def _render_access(way: str) -> str:
-    told = f" To see it again: {sanitize_text(way, _LONGEST_LINE)}." if way else ""
-    return f"The original is intact under its reference.{told}"
+    message = f" To see it again: {sanitize_text(way, _LONGEST_LINE)}." if way else ""
+    return f"The original is intact under its reference.{message}"

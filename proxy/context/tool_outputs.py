@@ -46,7 +46,7 @@ def order_outputs(survey: ConversationIndex, places: Iterable[int]) -> list[int]
     def rank(place: int) -> tuple[int, int]:
         return overtaken.get(place, 3 if survey.found[place].outcome else 4), place
 
-    outputs = (place for place in places if survey.messages[place].shape.role == "tool")
+    outputs = (place for place in places if survey.messages[place].structure.role == "tool")
     return sorted((place for place in outputs if survey.messages[place].tokens > MIN_PRUNED_TOKENS), key=rank)
 
 
@@ -58,10 +58,10 @@ def find_superseded(survey: ConversationIndex) -> dict[int, int]:
     calls = {
         place: call
         for place, seen in enumerate(survey.messages)
-        if seen.shape.role == "tool" and (call := _find_call(survey, place))
+        if seen.structure.role == "tool" and (call := _find_call(survey, place))
     }
     asked = {(call.name, call.arguments): place for place, (call, _, _) in calls.items()}
-    outputs = [place for place, seen in enumerate(survey.messages) if seen.shape.role == "tool"]
+    outputs = [place for place, seen in enumerate(survey.messages) if seen.structure.role == "tool"]
     again = {place for place, (call, _, _) in calls.items() if asked[call.name, call.arguments] != place}
     copies = {survey.found[place].digest: place for place in outputs if place not in again}
     mended = {
@@ -88,19 +88,19 @@ def _identify_command(call: ToolCall) -> tuple[str, ...]:
 
 def _find_call(survey: ConversationIndex, place: int) -> tuple[ToolCall, str, bool] | None:
     """The call that an output answers, what it asked, and whether it changed something; the first of several."""
-    answers = survey.messages[place].told.results
+    answers = survey.messages[place].message.results
     for before in range(place - 1, -1, -1):
-        for call, asked in zip(survey.messages[before].told.calls, survey.found[before].asked, strict=True):
+        for call, asked in zip(survey.messages[before].message.calls, survey.found[before].asked, strict=True):
             if call.id in answers:
                 return call, asked, survey.found[before].effects
-        if survey.messages[before].shape.role == "user":
+        if survey.messages[before].structure.role == "user":
             return None
     return None
 
 
 def prune_output(view: PlanRequest, survey: ConversationIndex, place: int) -> ReplacedMessage:
     """A tombstone in place of an output."""
-    told, found = survey.messages[place].told, survey.found[place]
+    told, found = survey.messages[place].message, survey.found[place]
     references = list_part_references(view, place, 0, survey.found[place].characters)
     call = _find_call(survey, place)
     stone = Tombstone(
@@ -120,7 +120,7 @@ def prune_output(view: PlanRequest, survey: ConversationIndex, place: int) -> Re
 def shorten_message(view: PlanRequest, survey: ConversationIndex, place: int) -> ReplacedMessage:
     """The beginning of what was said, in place of all of it."""
     references = list_part_references(view, place, 0, survey.found[place].characters)
-    lines = survey.messages[place].told.text[:_SHORTENED_LENGTH].split("\n")
+    lines = survey.messages[place].message.text[:_SHORTENED_LENGTH].split("\n")
     text = "\n".join(sanitize_text(line, _SHORTENED_LENGTH) for line in lines)
     note = f"[cut by the proxy palimpsest; the original is intact: ref:{references[0].id}]"
     return ReplacedMessage(Replaced(place, _append_parts(f"{text}…\n{note}", references), "shortened"), references)
@@ -128,7 +128,7 @@ def shorten_message(view: PlanRequest, survey: ConversationIndex, place: int) ->
 
 def trim_message(view: PlanRequest, survey: ConversationIndex, place: int, most: int) -> ReplacedMessage:
     """The head and the tail of long words and of long values in calls; from about so many tokens on they are long."""
-    told = survey.messages[place].told
+    told = survey.messages[place].message
     references = list_part_references(view, place, 0, survey.found[place].characters)
     parts = " ".join(f"ref:{each.id}" for each in references)
     cutter = _TextCutter(3 * most, f"[… cut by the proxy palimpsest; the original is intact: {parts} …]")
@@ -182,7 +182,7 @@ def outline_output(
     parse: OutlineParser | None = None,
 ) -> ReplacedMessage:
     """The block of a file in place of an output that is too large to be shown again, or at all."""
-    told, found = survey.messages[place].told, survey.found[place]
+    told, found = survey.messages[place].message, survey.found[place]
     references = list_part_references(view, place, 0, survey.found[place].characters)
     call = _find_call(survey, place)
     seen = outline(told.text, _find_path(survey, place), parse if has_outline else None)
@@ -250,13 +250,13 @@ def count_saved_tokens(
 def _count_saved(seen: CountedMessage, made: ReplacedMessage, count: Callable[[str], int]) -> int:
     edit = made.edit
     if edit.arguments:
-        known = {call.id: call.arguments for call in seen.told.calls}
+        known = {call.id: call.arguments for call in seen.message.calls}
         cut = sum(count(known[id]) - count(arguments) for id, arguments in edit.arguments)
-        return cut + (count(seen.told.text) - count(edit.text) if edit.text else 0)
+        return cut + (count(seen.message.text) - count(edit.text) if edit.text else 0)
     if edit.kind != "shortened":
         return seen.tokens - count(edit.text) - _FRAME
     # Where words are shortened, pictures and calls beside them stay.
-    said = min(seen.tokens, count(seen.told.text) + _FRAME)
+    said = min(seen.tokens, count(seen.message.text) + _FRAME)
     return said - count(edit.text) - _FRAME if edit.text else 0
 
 
@@ -267,7 +267,7 @@ def _list_superseded(survey: ConversationIndex, steps: range, protected: float) 
         for i in steps
         if i not in survey.fixed
         for place in range(survey.steps[i].start, min(survey.steps[i].stop, newest))
-        if survey.messages[place].shape.role == "tool" and survey.messages[place].tokens > MIN_PRUNED_TOKENS
+        if survey.messages[place].structure.role == "tool" and survey.messages[place].tokens > MIN_PRUNED_TOKENS
     ]
     overtaken = find_superseded(survey) if places else {}
     return [place for place in places if place in overtaken]
@@ -278,6 +278,6 @@ def _find_protected_start(survey: ConversationIndex, tokens: float) -> int:
     for place in reversed(range(len(survey.messages))):
         if tokens <= 0:
             return place + 1
-        if survey.messages[place].shape.role == "tool":
+        if survey.messages[place].structure.role == "tool":
             tokens -= survey.messages[place].tokens
     return 0

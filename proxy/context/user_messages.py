@@ -111,18 +111,18 @@ def _list_forms(
     near: list[LineIndex] = []
     forms: dict[int, tuple[UserMessageForm, ...]] = {}
     for i in sorted(steps, reverse=True):
-        step, told = survey.steps[i], survey.messages[survey.steps[i].start].told
-        if step.stop - step.start > 1 or told.media:
+        step, message = survey.steps[i], survey.messages[survey.steps[i].start].message
+        if step.stop - step.start > 1 or message.media:
             forms[i] = (UserMessageForm(i, step.tokens),)
             continue
-        text, parts = told.text, list[Reference]()
+        text, parts = message.text, list[Reference]()
         if newer is not None:
-            text, parts = _remove_pasted(view, step.start, told, count)
+            text, parts = _remove_pasted(view, step.start, message, count)
             text = remove_repeated(text, (*newest, *near), count)
         heads = [_shorten(text, most) for most in _HEAD_LENGTHS]
         forms[i] = tuple([_make_form(view, survey, i, each, parts, count) for each in (text, *heads)])
-        if newer is not None and len(told.text) >= _LEAST_REPEATED:
-            near = [index_lines(told.text), *near][:_MOST_COMPARED]
+        if newer is not None and len(message.text) >= _LEAST_REPEATED:
+            near = [index_lines(message.text), *near][:_MOST_COMPARED]
     return dict(sorted(forms.items()))
 
 
@@ -217,30 +217,30 @@ def _choose_fitting(shown: Sequence[UserMessageForm], room: float) -> set[int]:
 
 
 def _get_text(survey: ConversationIndex, i: int) -> str:
-    return survey.messages[survey.steps[i].start].told.text
+    return survey.messages[survey.steps[i].start].message.text
 
 
-def _remove_pasted(view: PlanRequest, place: int, told: Message, count: Count) -> tuple[str, list[Reference]]:
+def _remove_pasted(view: PlanRequest, place: int, message: Message, count: Count) -> tuple[str, list[Reference]]:
     """The text without its large blocks, and the references of these."""
     most = int(min(_MOST_PASTED, _PASTED_SHARE * view.budget.usable))
     texts: list[str] = []
     references: list[Reference] = []
     at = 0
-    for start, stop in list_pasted(told.text, max(1, most)):
-        block = told.text[start:stop]
+    for start, stop in list_pasted(message.text, max(1, most)):
+        block = message.text[start:stop]
         if (tokens := count(block)) <= most:
             continue
-        head = render_message(told).index(told.text)
+        head = render_message(message).index(message.text)
         parts = list_part_references(view, place, head + start, head + stop)
         named = " ".join(f"ref:{each.id}" for each in parts)
         lines = block.count("\n") + 1
         texts += [
-            told.text[at:start],
+            message.text[at:start],
             f"[… {lines:,} lines that the user pasted, {tokens:,} tokens, left out: {named} …]",
         ]
         references += parts
         at = stop
-    return "".join((*texts, told.text[at:])), references
+    return "".join((*texts, message.text[at:])), references
 
 
 def index_lines(text: str) -> LineIndex:

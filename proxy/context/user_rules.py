@@ -109,7 +109,7 @@ def list_user_places(survey: ConversationIndex) -> list[int]:
         place
         for i in survey.users
         for place in range(survey.steps[i].start, survey.steps[i].stop)
-        if survey.messages[place].shape.role == "user"
+        if survey.messages[place].structure.role == "user"
     ]
 
 
@@ -205,7 +205,7 @@ def list_rules(survey: ConversationIndex, places: Collection[int] | None = None)
     found: dict[str, Rule] = {}
     for place in list_user_places(survey):
         if places is None or place in places:
-            for sentence in list_sentences(survey.messages[place].told.text):
+            for sentence in list_sentences(survey.messages[place].message.text):
                 if _is_rule(sentence):
                     key = " ".join(sentence.said.casefold().split())
                     found.pop(key, None)
@@ -242,7 +242,7 @@ def _choose_newest(survey: ConversationIndex, places: Collection[int], most: int
     """The newest of the places whose messages have so many characters together."""
     if most is None:
         return places
-    sizes = accumulate(len(survey.messages[place].told.text) for place in sorted(places, reverse=True))
+    sizes = accumulate(len(survey.messages[place].message.text) for place in sorted(places, reverse=True))
     return {place for place, size in zip(sorted(places, reverse=True), sizes, strict=True) if size <= most}
 
 
@@ -260,7 +260,7 @@ def list_unsent_rules(
     """
     gone = {place for i in steps for place in range(survey.steps[i].start, survey.steps[i].stop)}
     newest = {survey.steps[i].start for i in survey.newest} - gone - shortened.keys()
-    said = [survey.messages[place].told.text for place in newest]
+    said = [survey.messages[place].message.text for place in newest]
     return tuple(
         rule
         for rule in list_rules(survey, _choose_newest(survey, gone | shortened.keys(), most))

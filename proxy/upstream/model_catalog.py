@@ -15,7 +15,7 @@ from proxy.context.model_catalog import ModelNames, SourcedOffer, look_up_offer,
 from proxy.engine.ports import Clock
 from proxy.model.card import Card, Limit, LimitKey, Offer, Prices, Rates, Tier
 from proxy.model.lru import LruCache
-from proxy.wire.model_listing import make_prices, read_listing
+from proxy.upstream.model_listing import make_prices, read_listing
 
 MAP_PATH = Path(__file__).with_name("model_map.json")
 _MOST_LIMITS = 1024

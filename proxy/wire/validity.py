@@ -67,19 +67,19 @@ class Splice(msgspec.Struct, frozen=True, gc=False):
 
     start: int
     stop: int
-    shapes: tuple[MessageStructure, ...] = ()
+    structures: tuple[MessageStructure, ...] = ()
     whole: tuple[int, ...] = ()
 
     def find_place(self, index: int) -> int:
         """Return the message of the client's that one of ours stands for; several for fewer stand for the first."""
-        is_one_for_one = len(self.shapes) == self.stop - self.start
+        is_one_for_one = len(self.structures) == self.stop - self.start
         return self.start + index if is_one_for_one else self.start
 
 
 class Run(msgspec.Struct, frozen=True, gc=False):
     """A run of messages with its faults: what was said in one go and the results behind it."""
 
-    shapes: tuple[MessageStructure, ...]
+    structures: tuple[MessageStructure, ...]
     places: Sequence[int]
     calls: tuple[str, ...]
     results: tuple[str, ...]
@@ -110,35 +110,39 @@ class MessageRuns(msgspec.Struct, frozen=True, gc=False):
         """Return the index of the run that holds a message."""
         return bisect_right(self.starts, place) - 1
 
-    def shape_at(self, place: int) -> MessageStructure:
+    def structure_at(self, place: int) -> MessageStructure:
         """Return the structure of a message."""
         index = self.find_run(place)
-        return self.runs[index].shapes[place - self.starts[index]]
+        return self.runs[index].structures[place - self.starts[index]]
 
 
-def judge_history(shapes: Sequence[MessageStructure], *, is_itemised: bool = False) -> MessageRuns:
+def judge_history(structures: Sequence[MessageStructure], *, is_itemised: bool = False) -> MessageRuns:
     """Judge a client's history from its beginning."""
-    return extend_history(MessageRuns(0, [], [], is_itemised), 0, shapes)
+    return extend_history(MessageRuns(0, [], [], is_itemised), 0, structures)
 
 
-def extend_history(known: MessageRuns, count: int, shapes: Sequence[MessageStructure]) -> MessageRuns:
+def extend_history(known: MessageRuns, count: int, structures: Sequence[MessageStructure]) -> MessageRuns:
     """Judge a history that shares its first `count` messages with a known one and goes on with these.
 
     The run at the seam is judged again where it is cut, or what comes joins it; those before it are shared.
     """
     kept = known.find_run(count - 1) if count else 0
     start = known.starts[kept] if count else 0
-    seam = known.runs[kept].shapes[: count - start] if count else ()
-    if seam and len(seam) == len(known.runs[kept].shapes) and not (shapes and joins_run(seam[-1], shapes[0])):
+    seam = known.runs[kept].structures[: count - start] if count else ()
+    if (
+        seam
+        and len(seam) == len(known.runs[kept].structures)
+        and not (structures and joins_run(seam[-1], structures[0]))
+    ):
         kept, start, seam = kept + 1, count, ()
-    runs = list(_judge_runs((*seam, *shapes), range(start, count + len(shapes)), known.is_itemised))
+    runs = list(_judge_runs((*seam, *structures), range(start, count + len(structures)), known.is_itemised))
     starts = known.starts[:kept] + [run.places[0] for run in runs]
     before = known.runs[:kept]
     users = [run.places[0] for run in runs if run.has_user]  # each of the user's messages begins a run
     if not users:
         users = [known.newest_user if known.newest_user < start else next(_find_users(before), NOWHERE)]
     return MessageRuns(
-        count + len(shapes),
+        count + len(structures),
         before + runs,
         starts,
         known.is_itemised,
@@ -149,8 +153,8 @@ def extend_history(known: MessageRuns, count: int, shapes: Sequence[MessageStruc
 
 
 def _list_odd(runs: Iterable[Run]) -> tuple[int, ...]:
-    placed = [pair for run in runs for pair in zip(run.places, run.shapes, strict=True)]
-    return tuple([place for place, shape in placed if shape.flaws or shape.role == "system"])
+    placed = [pair for run in runs for pair in zip(run.places, run.structures, strict=True)]
+    return tuple([place for place, structure in placed if structure.flaws or structure.role == "system"])
 
 
 def _find_users(runs: Sequence[Run]) -> Iterator[int]:
@@ -197,7 +201,7 @@ class _Rewriting:
             if not at <= splice.start <= splice.stop <= self._history.count:
                 raise ValueError(f"no place for a splice from {splice.start} to {splice.stop} behind {at}")
             self._keep(at, splice.start)
-            self._add(splice.shapes, [splice.find_place(i) for i in range(len(splice.shapes))])
+            self._add(splice.structures, [splice.find_place(i) for i in range(len(splice.structures))])
             at = splice.stop
         self._keep(at, self._history.count)
         self._settle()
@@ -208,7 +212,7 @@ class _Rewriting:
         first = bisect_left(history.starts, start)
         self._keep_loose(start, min(stop, self._start_of(first)))
         last = history.find_run(stop) if stop < history.count else len(history.runs)
-        while first < last and self._is_joined_by(history.runs[first].shapes[0]):
+        while first < last and self._is_joined_by(history.runs[first].structures[0]):
             self._keep_loose(history.starts[first], self._start_of(first + 1))
             first += 1
         if first < last:
@@ -221,23 +225,23 @@ class _Rewriting:
         return starts[index] if index < len(starts) else self._history.count
 
     def _keep_loose(self, start: int, stop: int) -> None:
-        self._add([self._history.shape_at(place) for place in range(start, stop)], range(start, stop))
+        self._add([self._history.structure_at(place) for place in range(start, stop)], range(start, stop))
 
-    def _is_joined_by(self, shape: MessageStructure) -> bool:
+    def _is_joined_by(self, structure: MessageStructure) -> bool:
         if self._shapes:
-            return joins_run(self._shapes[-1], shape)
-        return bool(self.runs) and joins_run(self.runs[-1].shapes[-1], shape)
+            return joins_run(self._shapes[-1], structure)
+        return bool(self.runs) and joins_run(self.runs[-1].structures[-1], structure)
 
-    def _add(self, shapes: Sequence[MessageStructure], places: Iterable[int]) -> None:
-        if shapes and not self._shapes and self._is_joined_by(shapes[0]):
+    def _add(self, structures: Sequence[MessageStructure], places: Iterable[int]) -> None:
+        if structures and not self._shapes and self._is_joined_by(structures[0]):
             self._reopen()
-        self._shapes += shapes
+        self._shapes += structures
         self._places += places
 
     def _reopen(self) -> None:
         """Take the last run apart: it goes on with what comes. It is one of the client's, or more would be loose."""
         run = self.runs.pop()
-        self._shapes += run.shapes
+        self._shapes += run.structures
         self._places += run.places
 
     def _settle(self) -> None:
@@ -247,39 +251,39 @@ class _Rewriting:
         self._shapes, self._places = [], []
 
 
-def _judge_runs(shapes: Sequence[MessageStructure], places: Sequence[int], is_itemised: bool) -> Iterator[Run]:
-    for start, stop in pairwise([*list_run_starts(shapes), len(shapes)]):
-        yield _judge_run(tuple(shapes[start:stop]), places[start:stop], is_itemised)
+def _judge_runs(structures: Sequence[MessageStructure], places: Sequence[int], is_itemised: bool) -> Iterator[Run]:
+    for start, stop in pairwise([*list_run_starts(structures), len(structures)]):
+        yield _judge_run(tuple(structures[start:stop]), places[start:stop], is_itemised)
 
 
-def _judge_run(shapes: tuple[MessageStructure, ...], places: Sequence[int], is_itemised: bool) -> Run:
-    calls = [call for shape in shapes for call in shape.calls]
-    results = [result for shape in shapes for result in shape.results]
+def _judge_run(structures: tuple[MessageStructure, ...], places: Sequence[int], is_itemised: bool) -> Run:
+    calls = [call for structure in structures for call in structure.calls]
+    results = [result for structure in structures for result in structure.results]
     return Run(
-        shapes,
+        structures,
         places,
         calls=tuple(calls),
         results=tuple(results),
-        markers=tuple([marker for shape in shapes for marker in shape.markers]),
-        faults=tuple(_judge_calls(shapes, places, is_itemised)) if calls or results else (),
-        has_user=shapes[0].role == "user",
-        has_reasoning=any([shape.reasoning for shape in shapes]),
-        says_json=any([shape.says_json for shape in shapes]),
+        markers=tuple([marker for structure in structures for marker in structure.markers]),
+        faults=tuple(_judge_calls(structures, places, is_itemised)) if calls or results else (),
+        has_user=structures[0].role == "user",
+        has_reasoning=any([structure.reasoning for structure in structures]),
+        says_json=any([structure.says_json for structure in structures]),
     )
 
 
 def _judge_calls(
-    shapes: Sequence[MessageStructure], places: Sequence[int], is_itemised: bool
+    structures: Sequence[MessageStructure], places: Sequence[int], is_itemised: bool
 ) -> Iterator[RequestFault]:
     """Yield the faults of calls and results in a run: each call is answered directly behind it, and nothing else is."""
     waiting: dict[str, list[int]] = {}
-    for shape, place in zip(shapes, places, strict=True):
-        if shape.role != "tool" and not is_itemised:
+    for structure, place in zip(structures, places, strict=True):
+        if structure.role != "tool" and not is_itemised:
             yield from _list_missing(waiting)
             waiting = {}
-        for call in shape.calls:
+        for call in structure.calls:
             waiting.setdefault(call, []).append(place)
-        for result in shape.results:
+        for result in structure.results:
             if waiting.get(result):
                 waiting[result].pop()
             else:
@@ -315,10 +319,10 @@ def _list_markers(runs: Iterable[Run]) -> list[str]:
 
 
 def _judge_ends(runs: Sequence[Run]) -> Iterator[RequestFault]:
-    spoken = next((run.shapes[0].role for run in runs if run.shapes[0].role != "system"), "")
+    spoken = next((run.structures[0].role for run in runs if run.structures[0].role != "system"), "")
     if spoken in ("assistant", "tool"):
         yield RequestFault("beginning", spoken)
-    if runs and runs[-1].shapes[-1].role == "assistant":
+    if runs and runs[-1].structures[-1].role == "assistant":
         yield RequestFault("prefill")
 
 
@@ -333,28 +337,28 @@ def _judge_turns(runs: Iterable[Run]) -> Iterator[RequestFault]:
     """Yield faults of roles in turn as templates of the Mistral family count them: without calls and results."""
     previous = "assistant"
     for run in runs:
-        for shape, place in zip(run.shapes, run.places, strict=True):
-            if shape.role in ("user", "assistant") and not shape.calls:
-                if shape.role == previous:
-                    yield RequestFault("alternation", shape.role, place)
-                previous = shape.role
+        for structure, place in zip(run.structures, run.places, strict=True):
+            if structure.role in ("user", "assistant") and not structure.calls:
+                if structure.role == previous:
+                    yield RequestFault("alternation", structure.role, place)
+                previous = structure.role
 
 
 def _judge_reasoning(history: MessageRuns, fresh: Iterable[Run]) -> Iterator[RequestFault]:
     """Yield where reasoning left the call it led to, or as an item of its own, what was said in one go with it."""
     for run in fresh:
-        for shape, place in zip(run.shapes, run.places, strict=True):
+        for structure, place in zip(run.structures, run.places, strict=True):
             if (
-                shape.role == "assistant"
+                structure.role == "assistant"
                 and place < history.count
-                and not _is_bound_as_before(history, run, shape, place)
+                and not _is_bound_as_before(history, run, structure, place)
             ):
                 yield RequestFault("reasoning", "", place)
 
 
-def _is_bound_as_before(history: MessageRuns, run: Run, shape: MessageStructure, place: int) -> bool:
+def _is_bound_as_before(history: MessageRuns, run: Run, structure: MessageStructure, place: int) -> bool:
     if not history.is_itemised:
-        return not shape.calls or shape.reasoning == history.shape_at(place).reasoning
+        return not structure.calls or structure.reasoning == history.structure_at(place).reasoning
     known = history.runs[history.find_run(place)]
     if not (run.has_reasoning or known.has_reasoning):
         return True
@@ -364,7 +368,7 @@ def _is_bound_as_before(history: MessageRuns, run: Run, shape: MessageStructure,
 
 
 def _list_said(run: Run) -> list[tuple[bytes, tuple[str, ...]]]:
-    return [(shape.reasoning, shape.calls) for shape in run.shapes if shape.role == "assistant"]
+    return [(structure.reasoning, structure.calls) for structure in run.structures if structure.role == "assistant"]
 
 
 def _judge_splices(history: MessageRuns, splices: Iterable[Splice], protected: Iterable[int]) -> Iterator[RequestFault]:
@@ -372,15 +376,15 @@ def _judge_splices(history: MessageRuns, splices: Iterable[Splice], protected: I
     kept = sorted({*protected, history.newest_user})
     for splice in splices:
         odd = history.odd[bisect_left(history.odd, splice.start) : bisect_left(history.odd, splice.stop)]
-        replaced = [(place, history.shape_at(place)) for place in odd]
-        flaws = {flaw for _, shape in replaced for flaw in shape.flaws}
-        for index, shape in enumerate(splice.shapes):
+        replaced = [(place, history.structure_at(place)) for place in odd]
+        flaws = {flaw for _, structure in replaced for flaw in structure.flaws}
+        for index, structure in enumerate(splice.structures):
             place = splice.find_place(index)
-            yield from (RequestFault("flaw", flaw, place) for flaw in shape.flaws if flaw not in flaws)
-            if shape.role == "system":
+            yield from (RequestFault("flaw", flaw, place) for flaw in structure.flaws if flaw not in flaws)
+            if structure.role == "system":
                 yield RequestFault("instructions", "ours", place)
-        for place, shape in replaced:
-            if shape.role == "system":
+        for place, structure in replaced:
+            if structure.role == "system":
                 yield RequestFault("instructions", "gone", place)
         touched = kept[bisect_left(kept, splice.start) : bisect_left(kept, splice.stop)]
         yield from (RequestFault("protected", "", place) for place in touched if place not in splice.whole)
@@ -407,12 +411,12 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, eq=False):
     newest_user: int
 
 
-def list_replaced(shapes: Sequence[MessageStructure], splices: Iterable[Splice]) -> frozenset[str]:
-    """Return the ids of all calls and results that are replaced, or that replace; `shapes` are the client's."""
+def list_replaced(structures: Sequence[MessageStructure], splices: Iterable[Splice]) -> frozenset[str]:
+    """Return the ids of all calls and results that are replaced, or that replace; `structures` are the client's."""
     ids: set[str] = set()
     for splice in splices:
-        for shape in (*splice.shapes, *shapes[splice.start : splice.stop]):
-            ids.update(shape.calls, shape.results)
+        for structure in (*splice.structures, *structures[splice.start : splice.stop]):
+            ids.update(structure.calls, structure.results)
     return frozenset(ids)
 
 
@@ -421,7 +425,9 @@ def make_verdict(
 ) -> Verdict | None:
     """Return the verdict on a history in which no fault was found; None where it would not last."""
     # with words of ours in it the beginning of what is sent does not hang on what follows
-    if not _may_last(history, rules) or all(shape.role == "system" for each in splices for shape in each.shapes):
+    if not _may_last(history, rules) or all(
+        structure.role == "system" for each in splices for structure in each.structures
+    ):
         return None
     stop = splices[-1].stop
     first = bisect_left(history.starts, stop)

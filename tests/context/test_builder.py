@@ -102,14 +102,14 @@ def test_a_plan_is_valid_fits_and_keeps_what_must_stay(
     seen = lower_to(low, view(messages, ceiling, head), ceiling)
     plan = BUILDER.minimal(seen) if is_minimal else BUILDER.build(seen)
     sent = render(messages, plan)
-    shapes = [each.shape for each in seen.messages]
-    groups = split_groups(shapes)
+    structures = [each.structure for each in seen.messages]
+    groups = split_groups(structures)
     kept = {edit.place for edit in plan.edits if not isinstance(edit, Written)}
     assert plan.through in {0, *(group.stop for group in groups)}
     assert all(
         len(kept & set(range(g.start, g.stop))) in (0, g.stop - g.start) for g in groups if g.stop <= plan.through
     )
-    assert find_faults(judge_history(shapes), splice(plan, seen), Rules()) == ()
+    assert find_faults(judge_history(structures), splice(plan, seen), Rules()) == ()
     named = {id for text in list_texts(plan) for id in REFERENCE.findall(text)}
     # Of what is only shortened the first words are as they were, and so may look like a reference.
     first = {id for edit in plan.edits if _is_shortened(edit) for id in REFERENCE.findall(edit.text)} & {"abcdefghij"}

@@ -101,12 +101,12 @@ _shapes = st.builds(MessageStructure, st.sampled_from(["user", "assistant", "too
 
 
 @given(st.lists(_shapes, max_size=12))
-def test_groups_cover_everything_once_and_part_no_call_from_its_result(shapes: list[MessageStructure]) -> None:
-    groups = split_groups(shapes)
-    assert [place for group in groups for place in range(group.start, group.stop)] == list(range(len(shapes)))
-    for place, shape in enumerate(shapes):
-        for answered in shape.results:
-            callers = [i for i in range(place + 1) if answered in shapes[i].calls]
+def test_groups_cover_everything_once_and_part_no_call_from_its_result(structures: list[MessageStructure]) -> None:
+    groups = split_groups(structures)
+    assert [place for group in groups for place in range(group.start, group.stop)] == list(range(len(structures)))
+    for place, structure in enumerate(structures):
+        for answered in structure.results:
+            callers = [i for i in range(place + 1) if answered in structures[i].calls]
             if callers:
                 assert sum(group.start <= callers[-1] and place < group.stop for group in groups) == 1
 

@@ -88,7 +88,7 @@ def test_where_nothing_goes_there_is_nothing_to_tell() -> None:
 
 def test_each_word_stands_on_the_line_of_a_reference_whose_first_page_has_it() -> None:
     messages = [user("go"), *act("1", "cat", "first_word " * 2000 + "last_word"), user("b"), *act("z", "ls", "x")]
-    told = [view(messages, 10_000).messages[place].told for place in range(len(messages))]
+    told = [view(messages, 10_000).messages[place].message for place in range(len(messages))]
     made = archive(1000, messages)
     assert {word for entry in made.entries for word in entry.words} >= {"first_word", "last_word"}
     for entry in made.entries:

@@ -222,7 +222,10 @@ def write_hard(number: int, kind: str, what: object, usable: int) -> list[RawMes
         tokens = int(what if what > 1 else what * usable)
         return [user(f"Do {number}. {'and so on ' * (tokens * 4 // 10)}")]
     assert isinstance(what, list)
-    made = [(f"c{number}-{i}", SHAPES[shape](VALUES[value]), tokens) for i, ((shape, value), tokens) in enumerate(what)]
+    made = [
+        (f"c{number}-{i}", SHAPES[structure](VALUES[value]), tokens)
+        for i, ((structure, value), tokens) in enumerate(what)
+    ]
     calls = call("", "")
     calls["tool_calls"] = [
         {"id": id, "type": "function", "function": {"name": "write", "arguments": arguments}}
@@ -250,9 +253,9 @@ def check_rendered(messages: list[RawMessage], plan: ContextPlan) -> None:
     """What goes out is as valid as what came, and has the tokens that the plan says."""
     raws = [json.dumps(message).encode() for message in messages]
     rendered = rendering.render(FORMATS["chat_completions"], plan.edits, raws)
-    shapes = [see(message).shape for message in messages]
-    splices = list_splices("chat_completions", plan.edits, rendered, shapes, plan.through)
-    assert find_faults(judge_history(shapes), splices, Rules()) == ()
+    structures = [see(message).structure for message in messages]
+    splices = list_splices("chat_completions", plan.edits, rendered, structures, plan.through)
+    assert find_faults(judge_history(structures), splices, Rules()) == ()
     sent = [json.loads(raw) for raw in rendered]
     assert sent == render(messages, plan)[: len(sent)]
     assert weigh([*sent, *messages[plan.through :]]) <= plan.tokens + len(plan.edits)  # parts are counted one by one
@@ -329,7 +332,7 @@ def weigh_work(turns: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, i
         return extract_features_without_identifiers(told)
 
     def find_rules_noted(survey: ConversationIndex, places: Collection[int]) -> tuple[Rule, ...]:
-        read["searched"] += sum(len(survey.messages[place].told.text) for place in places)
+        read["searched"] += sum(len(survey.messages[place].message.text) for place in places)
         return list_rules(survey, places)
 
     monkeypatch.setattr("proxy.context.builder.extract_features_without_identifiers", glance_noted)

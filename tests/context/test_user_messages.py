@@ -149,7 +149,7 @@ def test_a_large_block_that_was_pasted_gives_way_and_the_words_around_it_stay() 
     assert "\nNever touch main.\n[shortened by palimpsest" in edit.text and "worker" not in edit.text
     assert shown.tokens == count(edit.text) + 4
     assert all(f"ref:{each.id}" in edit.text for each in shown.references)
-    original = render_original([see(messages[0]).told])
+    original = render_original([see(messages[0]).message])
     pages = [original[each.offset : each.offset + PAGE] for each in shown.references if each.offset]
     assert pages[0].startswith(LOG[:99])
     assert len(pages) == 3 and all(any(line in page for page in pages) for line in LOG.split("\n"))
@@ -164,7 +164,7 @@ def test_a_small_block_and_the_blocks_of_the_newest_turns_stay() -> None:
 def test_words_beside_an_image_stay_and_so_do_those_that_would_only_grow() -> None:
     seen = view(write(f"It fails so:\n{LOG}", "second", "third"), 10_000)
     first = seen.messages[0]
-    pictured = msgspec.structs.replace(first, told=msgspec.structs.replace(first.told, media=("an image",)))
+    pictured = msgspec.structs.replace(first, told=msgspec.structs.replace(first.message, media=("an image",)))
     small = msgspec.structs.replace(first, tokens=5)
     for each, forms in ((pictured, 1), (small, 3)):
         changed = msgspec.structs.replace(seen, messages=[each, *seen.messages[1:]])

@@ -15,7 +15,7 @@ _calls = st.integers(min_value=1, max_value=3)
 steps = st.lists(st.one_of(st.just("user"), st.just("said"), _calls), max_size=12)
 
 
-def shape(wire: str, *messages: Message) -> list[MessageStructure]:
+def structure(wire: str, *messages: Message) -> list[MessageStructure]:
     return [FORMATS[wire].parse_structure(json.dumps(message).encode()) for message in messages]
 
 

@@ -107,7 +107,7 @@ def splice(plan: ContextPlan, seen: PlanRequest) -> list[Splice]:
 
 
 def _replace(edit: Replaced, seen: PlanRequest) -> MessageStructure:
-    return msgspec.structs.replace(seen.messages[edit.place].shape, says_json=False, flaws=())
+    return msgspec.structs.replace(seen.messages[edit.place].structure, says_json=False, flaws=())
 
 
 def list_texts(plan: ContextPlan) -> list[str]:

@@ -223,9 +223,9 @@ def test_reading_is_total_and_gives_the_role_of_the_shape(wire: str, message: di
 def test_calls_and_answers_are_those_of_the_shape(wire: str, plan: list[str | int]) -> None:
     for message in write(wire, plan):
         raw = json.dumps(message).encode()
-        told, shape = FORMATS[wire].parse_message(raw), FORMATS[wire].parse_structure(raw)
-        assert tuple(call.id for call in told.calls) == shape.calls
-        assert (told.role, told.results) == (shape.role, shape.results)
+        told, structure = FORMATS[wire].parse_message(raw), FORMATS[wire].parse_structure(raw)
+        assert tuple(call.id for call in told.calls) == structure.calls
+        assert (told.role, told.results) == (structure.role, structure.results)
 
 
 TEXT = {"type": "text", "text": "x"}
@@ -240,7 +240,7 @@ def read(wire: str, message: dict[str, Any]) -> MessageStructure:
 
 
 @pytest.mark.parametrize(
-    ("wire", "message", "shape"),
+    ("wire", "message", "structure"),
     [
         (CHAT, {"role": "developer", "content": "x"}, MessageStructure("system")),
         (CHAT, {"role": "user", "content": [MARKED, IMAGE]}, MessageStructure("user", markers=("1h",))),
@@ -277,8 +277,8 @@ def read(wire: str, message: dict[str, Any]) -> MessageStructure:
         (RESPONSES, {"id": "m"}, MessageStructure("assistant")),
     ],
 )
-def test_messages_and_their_shapes(wire: str, message: dict[str, Any], shape: MessageStructure) -> None:
-    assert read(wire, message) == shape
+def test_messages_and_their_shapes(wire: str, message: dict[str, Any], structure: MessageStructure) -> None:
+    assert read(wire, message) == structure
 
 
 @pytest.mark.parametrize(

@@ -335,15 +335,17 @@ def test_output_is_not_lowered_below_what_thinking_may_take(budget: str, asked: 
 @given(st.sampled_from(WIRES), steps, st.data())
 def test_a_replaced_message_has_the_shape_of_the_clients(wire: str, plan: list[str | int], data: Any) -> None:
     messages = [json.dumps(message).encode() for message in write(wire, plan)]
-    shapes = [FORMATS[wire].parse_structure(raw) for raw in messages]
-    places = [i for i, shape in enumerate(shapes) if shape.role in ("tool", "user")][:-3]
+    structures = [FORMATS[wire].parse_structure(raw) for raw in messages]
+    places = [i for i, structure in enumerate(structures) if structure.role in ("tool", "user")][:-3]
     chosen = data.draw(st.sets(st.sampled_from(places))) if places else set()
     edits = [Replaced(i, "new", "tombstone") if i in chosen else Kept(i) for i in range(len(messages))]
     rendered = render(FORMATS[wire], edits, messages)
     assert all(rendered[i] == messages[i] for i in range(len(messages)) if i not in chosen)
     assert all(FORMATS[wire].parse_message(rendered[i]).text.startswith("new") for i in chosen)
-    assert [without_words(FORMATS[wire].parse_structure(raw)) for raw in rendered] == list(map(without_words, shapes))
-    history = judge_history(shapes, is_itemised=wire == RESPONSES)
+    assert [without_words(FORMATS[wire].parse_structure(raw)) for raw in rendered] == list(
+        map(without_words, structures)
+    )
+    history = judge_history(structures, is_itemised=wire == RESPONSES)
     splices = [Splice(i, i + 1, (FORMATS[wire].parse_structure(rendered[i]),)) for i in sorted(chosen)]
     assert find_faults(history, splices, Rules(is_itemised=wire == RESPONSES)) == ()
 
@@ -370,8 +372,8 @@ def test_what_cannot_be_taken_apart_is_sent_as_it_is(wire: str, raw: bytes) -> N
     assert render(FORMATS[wire], [Replaced(0, "new", "file"), Kept(0)], [raw]) == (raw, raw)
 
 
-def without_words(shape: Any) -> Sequence[Any]:
-    return (shape.role, shape.calls, shape.results, shape.reasoning, shape.markers, shape.flaws)
+def without_words(structure: Any) -> Sequence[Any]:
+    return (structure.role, structure.calls, structure.results, structure.reasoning, structure.markers, structure.flaws)
 
 
 # --- reasoning that is signed ----------------------------------------------------------------------------------------

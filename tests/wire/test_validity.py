@@ -21,7 +21,7 @@ from proxy.wire.validity import (
     list_replaced,
     make_verdict,
 )
-from tests.support.valid_histories import WIRES, shape, steps, write
+from tests.support.valid_histories import WIRES, steps, structure, write
 
 USER, SAID, SYSTEM = MessageStructure("user"), MessageStructure("assistant"), MessageStructure("system")
 wires = st.sampled_from(WIRES)
@@ -35,8 +35,8 @@ def answer(*ids: str) -> MessageStructure:
     return MessageStructure("tool", (), ids)
 
 
-def judge(wire: str, shapes: list[MessageStructure]) -> MessageRuns:
-    return judge_history(shapes, is_itemised=wire == "responses")
+def judge(wire: str, structures: list[MessageStructure]) -> MessageRuns:
+    return judge_history(structures, is_itemised=wire == "responses")
 
 
 def rules(wire: str = "") -> Rules:
@@ -47,63 +47,64 @@ def list_own(history: MessageRuns) -> set[RequestFault]:
     """What the guard finds wrong with a history itself: everything is new against an empty one."""
     nothing = judge_history([], is_itemised=history.is_itemised)
     return set(
-        find_faults(nothing, [Splice(0, 0, tuple(each for run in history.runs for each in run.shapes))], rules())
+        find_faults(nothing, [Splice(0, 0, tuple(each for run in history.runs for each in run.structures))], rules())
     )
 
 
 @given(wires, steps, st.sets(st.integers(0, 20)))
 def test_whole_groups_can_go_without_a_new_fault(wire: str, plan: list[str | int], gone: set[int]) -> None:
-    shapes = shape(wire, *write(wire, plan))
-    groups = split_groups(shapes)
-    newest = max(i for i, each in enumerate(shapes) if each.role == "user")
+    structures = structure(wire, *write(wire, plan))
+    groups = split_groups(structures)
+    newest = max(i for i, each in enumerate(structures) if each.role == "user")
     chosen = [
-        g for i, g in enumerate(groups[:-1]) if i in gone and g.start != newest and shapes[g.start].role != "system"
+        g for i, g in enumerate(groups[:-1]) if i in gone and g.start != newest and structures[g.start].role != "system"
     ]
     splices = [Splice(g.start, g.stop, (USER,) if i == 0 else ()) for i, g in enumerate(chosen)]
-    assert find_faults(judge(wire, shapes), splices, rules(wire)) == ()
+    assert find_faults(judge(wire, structures), splices, rules(wire)) == ()
 
 
 @given(wires, steps, st.data())
 def test_a_group_that_is_cut_is_found(wire: str, plan: list[str | int], data: st.DataObject) -> None:
-    shapes = shape(wire, *write(wire, plan))
-    bound = [i for i, each in enumerate(shapes) if each.calls or each.results or each.reasoning]
+    structures = structure(wire, *write(wire, plan))
+    bound = [i for i, each in enumerate(structures) if each.calls or each.results or each.reasoning]
     place = data.draw(st.sampled_from(bound))
-    assert find_faults(judge(wire, shapes), [Splice(place, place + 1)], rules(wire)) != ()
+    assert find_faults(judge(wire, structures), [Splice(place, place + 1)], rules(wire)) != ()
 
 
 @given(wires, steps, st.data())
 def test_a_call_or_result_of_another_id_is_found(wire: str, plan: list[str | int], data: st.DataObject) -> None:
-    shapes = shape(wire, *write(wire, plan))
-    place = data.draw(st.sampled_from([i for i, each in enumerate(shapes) if each.calls or each.results]))
-    old = shapes[place]
+    structures = structure(wire, *write(wire, plan))
+    place = data.draw(st.sampled_from([i for i, each in enumerate(structures) if each.calls or each.results]))
+    old = structures[place]
     changed = MessageStructure(
         old.role, tuple(f"{c}x" for c in old.calls), tuple(f"{r}x" for r in old.results), old.reasoning
     )
     kinds = {
-        fault.kind for fault in find_faults(judge(wire, shapes), [Splice(place, place + 1, (changed,))], rules(wire))
+        fault.kind
+        for fault in find_faults(judge(wire, structures), [Splice(place, place + 1, (changed,))], rules(wire))
     }
     assert {"missing", "misplaced", "orphan", "unanswered"} <= kinds
 
 
 @given(wires, steps, st.data())
 def test_a_message_sent_twice_or_moved_is_found(wire: str, plan: list[str | int], data: st.DataObject) -> None:
-    shapes = shape(wire, *write(wire, plan))
-    place = data.draw(st.sampled_from([i for i, each in enumerate(shapes) if each.calls or each.results]))
-    twice = [Splice(place, place, (shapes[place],))]
-    first = next(i for i, each in enumerate(shapes) if each.role != "system")
-    moved = [Splice(first, first, (shapes[place],)), Splice(place, place + 1)]
+    structures = structure(wire, *write(wire, plan))
+    place = data.draw(st.sampled_from([i for i, each in enumerate(structures) if each.calls or each.results]))
+    twice = [Splice(place, place, (structures[place],))]
+    first = next(i for i, each in enumerate(structures) if each.role != "system")
+    moved = [Splice(first, first, (structures[place],)), Splice(place, place + 1)]
     for splices in (twice, moved):
-        assert find_faults(judge(wire, shapes), splices, rules(wire)) != ()
+        assert find_faults(judge(wire, structures), splices, rules(wire)) != ()
 
 
 @given(wires, steps)
 def test_what_agents_send_has_no_fault(wire: str, plan: list[str | int]) -> None:
-    history = judge(wire, shape(wire, *write(wire, plan)))
+    history = judge(wire, structure(wire, *write(wire, plan)))
     assert {fault for fault in list_own(history) if fault.kind != "instructions"} == set()
 
 
 _ids = st.lists(st.sampled_from("abc"), max_size=2).map(tuple)
-any_shapes = st.lists(
+any_structures = st.lists(
     st.builds(
         MessageStructure,
         st.sampled_from(["system", "user", "assistant", "tool"]),
@@ -115,31 +116,34 @@ any_shapes = st.lists(
 )
 
 
-@given(any_shapes, st.integers(0, 10), any_shapes, st.booleans())
+@given(any_structures, st.integers(0, 10), any_structures, st.booleans())
 def test_a_history_that_goes_on_is_judged_as_if_it_were_new(
-    shapes: list[MessageStructure], count: int, more: list[MessageStructure], is_itemised: bool
+    structures: list[MessageStructure], count: int, more: list[MessageStructure], is_itemised: bool
 ) -> None:
-    count = min(count, len(shapes))
-    known = judge_history(shapes, is_itemised=is_itemised)
-    assert extend_history(known, count, more) == judge_history([*shapes[:count], *more], is_itemised=is_itemised)
+    count = min(count, len(structures))
+    known = judge_history(structures, is_itemised=is_itemised)
+    assert extend_history(known, count, more) == judge_history([*structures[:count], *more], is_itemised=is_itemised)
 
 
-@given(any_shapes, st.data(), st.booleans())
+@given(any_structures, st.data(), st.booleans())
 def test_sharing_runs_finds_what_judging_everything_anew_finds(
-    shapes: list[MessageStructure], data: st.DataObject, is_itemised: bool
+    structures: list[MessageStructure], data: st.DataObject, is_itemised: bool
 ) -> None:
-    start = data.draw(st.integers(0, len(shapes)))
-    stop = data.draw(st.integers(start, len(shapes)))
-    again = data.draw(st.integers(stop, len(shapes)))
-    splices = [Splice(start, stop, tuple(data.draw(any_shapes))), Splice(again, again, tuple(data.draw(any_shapes)))]
-    whole = [
-        *(Splice(i, i + 1, (each,)) for i, each in enumerate(shapes[:start])),
-        splices[0],
-        *(Splice(i, i + 1, (shapes[i],)) for i in range(stop, again)),
-        splices[1],
-        *(Splice(i, i + 1, (shapes[i],)) for i in range(again, len(shapes))),
+    start = data.draw(st.integers(0, len(structures)))
+    stop = data.draw(st.integers(start, len(structures)))
+    again = data.draw(st.integers(stop, len(structures)))
+    splices = [
+        Splice(start, stop, tuple(data.draw(any_structures))),
+        Splice(again, again, tuple(data.draw(any_structures))),
     ]
-    history = judge_history(shapes, is_itemised=is_itemised)
+    whole = [
+        *(Splice(i, i + 1, (each,)) for i, each in enumerate(structures[:start])),
+        splices[0],
+        *(Splice(i, i + 1, (structures[i],)) for i in range(stop, again)),
+        splices[1],
+        *(Splice(i, i + 1, (structures[i],)) for i in range(again, len(structures))),
+    ]
+    history = judge_history(structures, is_itemised=is_itemised)
     local = {"missing", "misplaced", "unanswered", "orphan", "duplicate", "userless", "beginning", "prefill"}
     found, expected = (
         [fault for fault in find_faults(history, each, Rules(is_itemised)) if fault.kind in local]
@@ -148,10 +152,12 @@ def test_sharing_runs_finds_what_judging_everything_anew_finds(
     assert found == expected
 
 
-@given(any_shapes)
-def test_what_the_client_sent_is_never_a_fault(shapes: list[MessageStructure]) -> None:
-    same = [Splice(i, i + 1, (each,)) for i, each in enumerate(shapes) if each.role != "system" and each.role != "user"]
-    assert find_faults(judge_history(shapes), same, Rules(is_alternating=True, needs_json=True)) == ()
+@given(any_structures)
+def test_what_the_client_sent_is_never_a_fault(structures: list[MessageStructure]) -> None:
+    same = [
+        Splice(i, i + 1, (each,)) for i, each in enumerate(structures) if each.role != "system" and each.role != "user"
+    ]
+    assert find_faults(judge_history(structures), same, Rules(is_alternating=True, needs_json=True)) == ()
 
 
 CASES: dict[str, tuple[list[MessageStructure], list[Splice], Rules, RequestFault]] = {
@@ -233,8 +239,8 @@ CASES: dict[str, tuple[list[MessageStructure], list[Splice], Rules, RequestFault
 
 @pytest.mark.parametrize("name", CASES)
 def test_each_fault_is_found(name: str) -> None:
-    shapes, splices, demands, fault = CASES[name]
-    history = judge_history(shapes, is_itemised=demands.is_itemised)
+    structures, splices, demands, fault = CASES[name]
+    history = judge_history(structures, is_itemised=demands.is_itemised)
     assert fault in find_faults(history, splices, demands, [0] if name == "pinned" else ())
 
 
@@ -280,8 +286,8 @@ FINE: dict[str, tuple[list[MessageStructure], list[Splice], Rules]] = {
 
 @pytest.mark.parametrize("name", FINE)
 def test_what_is_no_fault(name: str) -> None:
-    shapes, splices, demands = FINE[name]
-    assert find_faults(judge_history(shapes, is_itemised=demands.is_itemised), splices, demands) == ()
+    structures, splices, demands = FINE[name]
+    assert find_faults(judge_history(structures, is_itemised=demands.is_itemised), splices, demands) == ()
 
 
 def test_a_result_far_behind_its_call_is_missed_when_it_goes() -> None:
@@ -343,9 +349,9 @@ HISTORY = judge_history([USER, *step("a"), *step("b"), *step("c")])
 
 
 def conclude(history: MessageRuns, splices: list[Splice], rules: Rules = PLAIN) -> Verdict | None:
-    shapes = [shape for run in history.runs for shape in run.shapes]
+    structures = [structure for run in history.runs for structure in run.structures]
     assert find_faults(history, splices, rules) == ()
-    return make_verdict(history, splices, rules, list_replaced(shapes, splices))
+    return make_verdict(history, splices, rules, list_replaced(structures, splices))
 
 
 def go_on(more: list[MessageStructure], count: int = HISTORY.count, rules: Rules = PLAIN) -> Verdict | None:
@@ -362,19 +368,19 @@ _messages = st.one_of(
     st.builds(lambda *each: [MessageStructure(*each)], _roles, _more_ids, _more_ids, _reasoning),
     st.just([USER]),
 )
-_shapes = st.lists(_messages, max_size=6).map(lambda steps: [shape for each in steps for shape in each])
+_shapes = st.lists(_messages, max_size=6).map(lambda steps: [structure for each in steps for structure in each])
 
 
 @given(_shapes, st.data(), st.booleans())
-def test_what_lasts_has_no_fault(shapes: list[MessageStructure], data: st.DataObject, is_itemised: bool) -> None:
+def test_what_lasts_has_no_fault(structures: list[MessageStructure], data: st.DataObject, is_itemised: bool) -> None:
     rules = Rules(is_itemised)
-    start = data.draw(st.integers(0, len(shapes)))
-    stop = data.draw(st.integers(start, len(shapes)))
+    start = data.draw(st.integers(0, len(structures)))
+    stop = data.draw(st.integers(start, len(structures)))
     splices = [Splice(start, stop, tuple(data.draw(st.one_of(st.just([USER]), _shapes))))]
-    history = judge_history(shapes, is_itemised=is_itemised)
+    history = judge_history(structures, is_itemised=is_itemised)
     if find_faults(history, splices, rules):
         return
-    verdict = make_verdict(history, splices, rules, list_replaced(shapes, splices))
+    verdict = make_verdict(history, splices, rules, list_replaced(structures, splices))
     known = [history]
     for _ in range(4):
         if verdict is None:

@@ -161,7 +161,7 @@ def _is_in_another_script(text: str, task: SummaryTask) -> bool:
     if 2 * len(_OTHER_SCRIPT.findall(text)) <= sum(map(str.isalpha, text)):
         return False
     said, left = 0, _SCRIPT_LOOKED_AT
-    sources = [*task.parents, *(seen.told.text for seen in task.survey.messages[: task.span.stop])]
+    sources = [*task.parents, *(seen.message.text for seen in task.survey.messages[: task.span.stop])]
     for each in sources:
         said += len(_OTHER_SCRIPT.findall(each[: max(left, 0)]))
         left -= len(each)

@@ -75,7 +75,7 @@ class UserWords:
         self._speeches: list[_UserMessage] = []
         left = _LOOKED_AT
         for place in reversed(list_user_places(survey)):
-            text = survey.messages[place].told.text
+            text = survey.messages[place].message.text
             if place < stop and place not in foreign and left > 0:
                 self._speeches.append(_index_message(place, text[:left]))
                 left -= len(text)

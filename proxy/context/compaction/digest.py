@@ -83,7 +83,7 @@ def _quote_user(survey: ConversationIndex, span: MessageRange) -> Iterator[_Line
     """The first and the newest words of the user, without what they pasted."""
     places = [place for place in list_user_places(survey) if span.start <= place < span.stop]
     for place in dict.fromkeys((*places[:1], *places[-1:])):
-        sentences = islice(list_sentences(survey.messages[place].told.text), _MOST_SENTENCES)
+        sentences = islice(list_sentences(survey.messages[place].message.text), _MOST_SENTENCES)
         if said := " ".join(sentence.said for sentence in sentences):
             yield GOAL, Citation(place, said).line
 
@@ -96,7 +96,7 @@ def _list_rules(survey: ConversationIndex, span: MessageRange) -> list[str]:
 
 def _count_calls(survey: ConversationIndex, span: MessageRange) -> Iterator[_Line]:
     messages = survey.messages[span.start : span.stop]
-    calls = Counter(call.name for seen in messages for call in seen.told.calls)
+    calls = Counter(call.name for seen in messages for call in seen.message.calls)
     if calls:
         counted = ", ".join(f"{sanitize_text(name, 60)} {times}" for name, times in calls.most_common(_MOST_TOOLS))
         yield COMPLETED, f"- {sum(calls.values())} calls: {counted}"

@@ -72,11 +72,11 @@ def render_transcript(
 
 
 def _render_message(survey: ConversationIndex, place: int, is_user: bool, cut: _CutLimits, limit: int) -> str:
-    told = survey.messages[place].told
+    told = survey.messages[place].message
     name = format_message_number(place)
     if is_user:
         return f"[{name} user]\n{_cut_and_neutralize(told.text, min(cut.user, limit))}"
-    if survey.messages[place].shape.role == "assistant":
+    if survey.messages[place].structure.role == "assistant":
         asked = (
             f"calls {neutralize(call.name[:_LONGEST_NAME])}: {_cut_and_neutralize(words, min(cut.arguments, limit))}"
             for call, words in zip(told.calls, survey.found[place].asked, strict=True)
@@ -94,9 +94,9 @@ def _cut_and_neutralize(text: str, most: int) -> str:
 
 def _name_speaker(survey: ConversationIndex, place: int) -> str:
     """Whose output a message is."""
-    answers = survey.messages[place].told.results
+    answers = survey.messages[place].message.results
     for before in range(place - 1, max(-1, place - 40), -1):
-        for call in survey.messages[before].told.calls:
+        for call in survey.messages[before].message.calls:
             if call.id in answers:
                 return f"tool {neutralize(call.name[:_LONGEST_NAME])}"
     return "tool"
@@ -201,7 +201,7 @@ def describe_span(survey: ConversationIndex, span: MessageRange, hidden: int = 0
 
 def _describe_message(survey: ConversationIndex, place: int) -> str:
     """Who a message is of, and how it begins, or what it calls."""
-    told = survey.messages[place].told
+    told = survey.messages[place].message
     begins = told.text or next(iter(survey.found[place].asked), "")
     speaker = {"user": "the user's message", "tool": "the output"}.get(told.role, "the message")
     if told.calls and not told.text:

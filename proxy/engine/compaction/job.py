@@ -183,9 +183,9 @@ def find_foreign_messages(request: SentRequest, survey: ConversationIndex) -> fr
     These are the prompts of subagents, and reminders that a client writes.
     """
     is_delegated = bool(request.state.request.session.parent)
-    users = (place for place, seen in enumerate(survey.messages) if seen.shape.role == "user")
+    users = (place for place, seen in enumerate(survey.messages) if seen.structure.role == "user")
     return frozenset(
-        place for place in users if is_delegated or survey.messages[place].told.text.lstrip().startswith(_REMINDER)
+        place for place in users if is_delegated or survey.messages[place].message.text.lstrip().startswith(_REMINDER)
     )
 
 

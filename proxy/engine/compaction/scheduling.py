@@ -57,7 +57,7 @@ def is_summary_due(
     is_warm = is_read and not cache_hits.is_cold(subject.session.upstream, state.view)
     first = next(list_summary_models(policy, subject.upstream, subject.model, routes))
     seconds = cache_hits.compute_p95_seconds(first.upstream.name, first.model)
-    calls = 1 + sum(shape.role == "assistant" for shape in state.path.shapes)
+    calls = 1 + sum(structure.role == "assistant" for structure in state.path.structures)
     pace = ConversationGrowth((state.path.tokens - state.path.head.tokens) / calls, request.interval)
     left = state.budget.high - request.tokens
     return should_start_summary(left, pace, policy.time_limit_seconds if seconds is None else seconds, is_warm=is_warm)

@@ -74,9 +74,9 @@ class EpochPlanner:
             edits, through = reach_user(FORMATS[request.wire], plan.edits, plan.through, raws)
             plan = msgspec.structs.replace(plan, edits=edits, through=through)
         elif provider.summary_role == "assistant":
-            plan = msgspec.structs.replace(plan, edits=_lead_with_user(plan.edits, path.shapes))
+            plan = msgspec.structs.replace(plan, edits=_lead_with_user(plan.edits, path.structures))
         if FORMATS[request.wire].read_rules(request.split, request.chain.preamble.count).needs_json:
-            plan = msgspec.structs.replace(plan, edits=_say_json(plan, path.shapes))
+            plan = msgspec.structs.replace(plan, edits=_say_json(plan, path.structures))
         is_alternating = provider.strict_alternation
         # the words of users that stay can be joined with ours beside them, those of the assistant's own cannot
         role = "user" if is_alternating else provider.summary_role
@@ -123,36 +123,36 @@ def read_plan(epoch: Epoch) -> ContextPlan:
 def _see(wire: str, raws: Sequence[bytes], path: MeasuredHistory) -> list[CountedMessage]:
     tokens = [after - before for before, after in pairwise([0, *path.sums])]
     return [
-        CountedMessage(FORMATS[wire].parse_message(raw), shape, each)
-        for raw, shape, each in zip(raws, path.shapes, tokens, strict=True)
+        CountedMessage(FORMATS[wire].parse_message(raw), structure, each)
+        for raw, structure, each in zip(raws, path.structures, tokens, strict=True)
     ]
 
 
-def _lead_with_user(edits: tuple[Edit, ...], shapes: Sequence[MessageStructure]) -> tuple[Edit, ...]:
+def _lead_with_user(edits: tuple[Edit, ...], structures: Sequence[MessageStructure]) -> tuple[Edit, ...]:
     """The edits with the user's first message before what of ours is the assistant's, which no list may begin with."""
     at = next((i for i, edit in enumerate(edits) if not isinstance(edit, Written)), 0)
     match edits[at : at + 1]:
-        case (Kept() | Replaced() as first,) if shapes[first.place].role == "user":
+        case (Kept() | Replaced() as first,) if structures[first.place].role == "user":
             return (first, *edits[:at], *edits[at + 1 :])
     return edits
 
 
-def _say_json(plan: ContextPlan, shapes: Sequence[MessageStructure]) -> tuple[Edit, ...]:
+def _say_json(plan: ContextPlan, structures: Sequence[MessageStructure]) -> tuple[Edit, ...]:
     """The edits, the last ledger of which says the word that went with all messages of the client's that had it.
 
     An output format that wants it said is refused without. Where the client did not say it that is not ours to mend.
     """
     ours = [(i, edit) for i, edit in enumerate(plan.edits) if isinstance(edit, Written) and not edit.report]
-    if not ours or _says_json(plan, shapes) or not any(shape.says_json for shape in shapes):
+    if not ours or _says_json(plan, structures) or not any(structure.says_json for structure in structures):
         return plan.edits
     at, last = ours[-1]
     return (*plan.edits[:at], Written(f"{last.text}\n{_JSON}", last.start, last.stop), *plan.edits[at + 1 :])
 
 
-def _says_json(plan: ContextPlan, shapes: Sequence[MessageStructure]) -> bool:
+def _says_json(plan: ContextPlan, structures: Sequence[MessageStructure]) -> bool:
     """Whether anything that is sent under a plan has the word."""
-    kept = [shapes[edit.place] for edit in plan.edits if isinstance(edit, Kept)]
-    if any(shape.says_json for shape in (*kept, *shapes[plan.through :])):
+    kept = [structures[edit.place] for edit in plan.edits if isinstance(edit, Kept)]
+    if any(structure.says_json for structure in (*kept, *structures[plan.through :])):
         return True
     return any("json" in edit.text.lower() for edit in plan.edits if not isinstance(edit, Kept))
 

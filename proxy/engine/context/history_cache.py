@@ -45,7 +45,7 @@ class MeasuredHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
     """
 
     nodes: Sequence[bytes]
-    shapes: Sequence[MessageStructure]
+    structures: Sequence[MessageStructure]
     sums: Sequence[int]
     history: MessageRuns
     head: PromptPrefix
@@ -65,7 +65,7 @@ class MeasuredHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
     def list_markers(self, stop: int | None = None) -> list[str]:
         """The retentions of the cache markers in the first messages, or in all of them."""
         places = self.marked if stop is None else [place for place in self.marked if place < stop]
-        return [marker for place in places for marker in self.shapes[place].markers]
+        return [marker for place in places for marker in self.structures[place].markers]
 
     @property
     def tokens(self) -> int:
@@ -137,10 +137,10 @@ class HistoryCache:
         if known is not None and shared == len(request.nodes) == len(known.nodes):
             path = known if known.head is head else msgspec.structs.replace(known, head=head)
         else:
-            shapes, pieces = await _examine(request.wire, request.list_raws(shared))
+            structures, pieces = await _examine(request.wire, request.list_raws(shared))
             tokens = await self._count(request, pieces)
-            path = _go_on(known, shared, request, shapes, tokens, head)
-            if any(map(_is_long_named, shapes)):
+            path = _go_on(known, shared, request, structures, tokens, head)
+            if any(map(_is_long_named, structures)):
                 return path
         self._remember(_name(request), path)
         return path
@@ -157,11 +157,13 @@ class HistoryCache:
         is_plain = request.chain.is_plain or all(map(has_token_bound, raws))
         if not (is_plain and self._counting.is_quick(request.model, raws)):
             return None
-        shapes, pieces = _look_at(request.wire, raws)
-        if any(map(_is_long_named, shapes)):
+        structures, pieces = _look_at(request.wire, raws)
+        if any(map(_is_long_named, structures)):
             return None
         bounds = [len(raw) for raw in raws]
-        return PartialHistory(_go_on(known, shared, request, shapes, bounds, known.head), tuple(pieces), sum(bounds))
+        return PartialHistory(
+            _go_on(known, shared, request, structures, bounds, known.head), tuple(pieces), sum(bounds)
+        )
 
     def finish(self, request: ManagedRequest, begun: "PartialHistory") -> MeasuredHistory:
         """The path that was begun, counted. Blocks as long as that takes."""
@@ -245,7 +247,7 @@ def _name(request: ManagedRequest) -> Key:
 
 
 async def _examine(wire: str, raws: Sequence[bytes]) -> tuple[list[MessageStructure], list[Piece]]:
-    """The shapes of messages, and what is counted of them."""
+    """The structures of messages, and what is counted of them."""
     if sum(map(len, raws)) > _READ_HERE:
         return await asyncio.to_thread(_look_at, wire, raws)
     return _look_at(wire, raws)
@@ -257,8 +259,8 @@ def _look_at(wire: str, raws: Sequence[bytes]) -> tuple[list[MessageStructure], 
     return [each.structure for each in decoded], pieces
 
 
-def _is_long_named(shape: MessageStructure) -> bool:
-    return sum(map(len, (*shape.calls, *shape.results, *shape.markers))) > _MOST_NAMED
+def _is_long_named(structure: MessageStructure) -> bool:
+    return sum(map(len, (*structure.calls, *structure.results, *structure.markers))) > _MOST_NAMED
 
 
 def _add_up(before: int, tokens: Sequence[int]) -> list[int]:
@@ -269,22 +271,22 @@ def _go_on(
     known: MeasuredHistory | None,
     shared: int,
     request: ManagedRequest,
-    shapes: list[MessageStructure],
+    structures: list[MessageStructure],
     tokens: Sequence[int],
     head: PromptPrefix,
 ) -> MeasuredHistory:
     items, first = request.split.items, request.chain.preamble.count
     sums = _add_up(known.count_to(shared) if known is not None else 0, tokens)
-    fresh = tuple(place for place, shape in enumerate(shapes, shared) if shape.markers)
-    signed = tuple(place for place, shape in enumerate(shapes, shared) if shape.is_signed)
+    fresh = tuple(place for place, structure in enumerate(structures, shared) if structure.markers)
+    signed = tuple(place for place, structure in enumerate(structures, shared) if structure.is_signed)
     if known is None or not shared:
-        history = judge_history(shapes, is_itemised=FORMATS[request.wire].is_itemised)
-        return MeasuredHistory(request.nodes, shapes, sums, history, head, items, first, fresh, signed)
+        history = judge_history(structures, is_itemised=FORMATS[request.wire].is_itemised)
+        return MeasuredHistory(request.nodes, structures, sums, history, head, items, first, fresh, signed)
     return MeasuredHistory(
         request.nodes,
-        extend_shared(known.shapes, shared, shapes),
+        extend_shared(known.structures, shared, structures),
         extend_shared(known.sums, shared, sums),
-        extend_history(known.history, shared, shapes),
+        extend_history(known.history, shared, structures),
         head,
         items,
         first,

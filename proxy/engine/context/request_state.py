@@ -134,19 +134,19 @@ def estimate_protected(path: MeasuredHistory) -> int:
 
     As `context/builder` tells them of a plan, which is known for the request only that it was made for.
     """
-    first, groups, users, apart = len(path.shapes), 0, 0, 0
-    for place in range(len(path.shapes) - 1, -1, -1):
-        shape = path.shapes[place]
+    first, groups, users, apart = len(path.structures), 0, 0, 0
+    for place in range(len(path.structures) - 1, -1, -1):
+        structure = path.structures[place]
         if groups < _GROUPS:
             first = place
-            groups += bool(shape.calls)
-            users += shape.role == "user"
-        elif users < _USERS and shape.role == "user":
+            groups += bool(structure.calls)
+            users += structure.role == "user"
+        elif users < _USERS and structure.role == "user":
             users += 1
             apart += path.count(place, place + 1)
         if groups >= _GROUPS and users >= _USERS:
             break
-    return path.head.tokens + path.count(first, len(path.shapes)) + apart
+    return path.head.tokens + path.count(first, len(path.structures)) + apart
 
 
 class UncountedState(msgspec.Struct, frozen=True, gc=False):

@@ -42,9 +42,9 @@ class _CheckedSplices:
 
     __slots__ = ("ids", "splices", "verdict")
 
-    def __init__(self, splices: tuple[Splice, ...], shapes: Sequence[MessageStructure]) -> None:
+    def __init__(self, splices: tuple[Splice, ...], structures: Sequence[MessageStructure]) -> None:
         self.splices = splices
-        self.ids = list_replaced(shapes, splices)
+        self.ids = list_replaced(structures, splices)
         self.verdict: Verdict | None = None
 
 
@@ -94,23 +94,23 @@ class Rewriter:
         judged = self._judged.get(key)
         if judged is None:
             edits = _edits.decode(epoch.edits)
-            splices = list_splices(request.wire, edits, epoch.rendered, path.shapes, epoch.depth)
-            judged = self._judged[key] = _CheckedSplices(splices, path.shapes)
+            splices = list_splices(request.wire, edits, epoch.rendered, path.structures, epoch.depth)
+            judged = self._judged[key] = _CheckedSplices(splices, path.structures)
             if len(self._judged) > _MOST_REMEMBERED:
                 del self._judged[next(iter(self._judged))]
         return judged
 
 
 def list_splices(
-    wire: str, edits: Sequence[Edit], rendered: Sequence[bytes], shapes: Sequence[MessageStructure], through: int
+    wire: str, edits: Sequence[Edit], rendered: Sequence[bytes], structures: Sequence[MessageStructure], through: int
 ) -> tuple[Splice, ...]:
-    """The runs of messages that edits replace, each with the shapes of what stands in its place.
+    """The runs of messages that edits replace, each with the structures of what stands in its place.
 
-    `shapes` are the client's. Where there are fewer messages than edits, ours were joined with the user's beside them,
-    whose words they have whole. Raises ValueError where the messages that stay are not in the client's order.
+    `structures` are the client's. Where there are fewer messages than edits, ours were joined with the user's beside
+    them, whose words they have whole. Raises ValueError where the messages that stay are not in the client's order.
     """
     splicing = _Splicing()
-    for group, raw in _pair(edits, rendered, shapes):
+    for group, raw in _pair(edits, rendered, structures):
         splicing.take(group, FORMATS[wire].parse_structure(raw))
     return splicing.finish(through)
 
@@ -143,16 +143,16 @@ class _Splicing:
         self._whole: list[int] = []
         self._at = self._reached = 0
 
-    def take(self, group: Sequence[Edit], shape: MessageStructure) -> None:
+    def take(self, group: Sequence[Edit], structure: MessageStructure) -> None:
         """The next message, and the edits that it stands for."""
         only = group[0] if len(group) == 1 else None
         if isinstance(only, Kept | Replaced):
             self._close(only.place)
             if isinstance(only, Replaced):
-                self._splices.append(Splice(only.place, only.place + 1, (shape,)))
+                self._splices.append(Splice(only.place, only.place + 1, (structure,)))
             self._at = self._reached = only.place + 1
             return
-        self._ours.append(shape)
+        self._ours.append(structure)
         for edit in group:
             if not isinstance(edit, Written):
                 self._reach(edit.place)
@@ -178,18 +178,18 @@ class _Splicing:
 
 
 def _pair(
-    edits: Sequence[Edit], rendered: Sequence[bytes], shapes: Sequence[MessageStructure]
+    edits: Sequence[Edit], rendered: Sequence[bytes], structures: Sequence[MessageStructure]
 ) -> Iterator[tuple[Sequence[Edit], bytes]]:
     """Each raw message with the edits that it stands for (`wire/rendering` joins what may not stand apart)."""
     is_joined = len(rendered) < len(edits)
-    groups = _join(edits, shapes) if is_joined else ([edit] for edit in edits)
+    groups = _join(edits, structures) if is_joined else ([edit] for edit in edits)
     return zip(groups, rendered, strict=True)
 
 
-def _join(edits: Sequence[Edit], shapes: Sequence[MessageStructure]) -> Iterator[list[Edit]]:
+def _join(edits: Sequence[Edit], structures: Sequence[MessageStructure]) -> Iterator[list[Edit]]:
     group: list[Edit] = []
     for edit in edits:
-        are_users = bool(group) and _is_user(group[-1], shapes) and _is_user(edit, shapes)
+        are_users = bool(group) and _is_user(group[-1], structures) and _is_user(edit, structures)
         if are_users and any(isinstance(each, Written) for each in (*group, edit)):
             group.append(edit)
             continue
@@ -199,5 +199,5 @@ def _join(edits: Sequence[Edit], shapes: Sequence[MessageStructure]) -> Iterator
     yield group
 
 
-def _is_user(edit: Edit, shapes: Sequence[MessageStructure]) -> bool:
-    return isinstance(edit, Written) or shapes[edit.place].role == "user"
+def _is_user(edit: Edit, structures: Sequence[MessageStructure]) -> bool:
+    return isinstance(edit, Written) or structures[edit.place].role == "user"

@@ -38,8 +38,8 @@ def extend(history: list[Message], number: int, step: str) -> None:
     history += [{"role": "tool", "tool_call_id": name, "content": text} for name, text in zip(ids, texts, strict=True)]
 
 
-def read_shapes(content: bytes) -> list[MessageStructure]:
-    """The shapes of a body's messages."""
+def read_structures(content: bytes) -> list[MessageStructure]:
+    """The structures of a body's messages."""
     split = split_body(content, "messages")
     assert split is not None
     return [FORMATS[WIRE].parse_structure(split.content[span.start : span.end]) for span in split.items]
@@ -47,7 +47,7 @@ def read_shapes(content: bytes) -> list[MessageStructure]:
 
 def find_new_faults(client: bytes, sent: bytes) -> list[RequestFault]:
     """What is wrong with a body that is sent, and was not with the client's, where all that differs is taken as new."""
-    asked, ours, theirs = split_body(client, "messages"), read_shapes(sent), read_shapes(client)
+    asked, ours, theirs = split_body(client, "messages"), read_structures(sent), read_structures(client)
     assert asked is not None
     shared = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(ours))
     splice = Splice(shared, len(theirs), tuple(ours[shared:]))
@@ -102,7 +102,7 @@ async def check(talk: Talk, asked: list[list[Message]]) -> None:
         client = await talk.log.load_request(name)
         assert json.loads(client)["messages"] == messages
         assert await talk.log.load_sent(name, 0) == sent
-        assert not any(run.faults for run in judge_history(read_shapes(client)).runs)
+        assert not any(run.faults for run in judge_history(read_structures(client)).runs)
         assert find_new_faults(client, sent) == []
         written = json.loads(sent)["messages"]
         assert written[0] == messages[0]

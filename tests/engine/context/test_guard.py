@@ -40,8 +40,8 @@ def spell(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
 
 
 def make_path(messages: Sequence[Mapping[str, Any]]) -> MeasuredHistory:
-    shapes = [FORMATS[CHAT].parse_structure(raw) for raw in spell(messages)]
-    return MeasuredHistory([], shapes, [], judge_history(shapes), PromptPrefix(b"", (), 0), (), 0)
+    structures = [FORMATS[CHAT].parse_structure(raw) for raw in spell(messages)]
+    return MeasuredHistory([], structures, [], judge_history(structures), PromptPrefix(b"", (), 0), (), 0)
 
 
 def splice(
@@ -53,7 +53,7 @@ def splice(
 ) -> tuple[Splice, ...]:
     """The splices of edits as they are really rendered."""
     rendered = render(FORMATS[CHAT], edits, spell(messages), is_alternating=is_alternating)
-    return list_splices(CHAT, edits, rendered, make_path(messages).shapes, through)
+    return list_splices(CHAT, edits, rendered, make_path(messages).structures, through)
 
 
 def judge(
@@ -106,11 +106,11 @@ def test_what_stays_is_in_the_clients_order(edits: tuple[Edit, ...], through: in
 
 
 def test_each_message_has_its_edit() -> None:
-    shapes = make_path(HISTORY).shapes
+    structures = make_path(HISTORY).structures
     with pytest.raises(ValueError, match="zip"):
-        list_splices(CHAT, (LEDGER,), spell([user(), user()]), shapes, 3)
+        list_splices(CHAT, (LEDGER,), spell([user(), user()]), structures, 3)
     with pytest.raises(ValueError, match="zip"):
-        list_splices(CHAT, (LEDGER, Kept(1)), spell([user()]), shapes, 3)
+        list_splices(CHAT, (LEDGER, Kept(1)), spell([user()]), structures, 3)
 
 
 JOINED: list[tuple[tuple[Edit, ...], int, tuple[Splice, ...]]] = [
@@ -137,9 +137,9 @@ def test_users_who_stand_apart_from_ours_stay_apart() -> None:
 
 
 def test_joined_messages_keep_their_order() -> None:
-    shapes = make_path(HISTORY).shapes
+    structures = make_path(HISTORY).structures
     with pytest.raises(ValueError, match="behind a later one"):
-        list_splices(CHAT, (LEDGER, Kept(3), Kept(0)), spell([user()]), shapes, 4)
+        list_splices(CHAT, (LEDGER, Kept(3), Kept(0)), spell([user()]), structures, 4)
 
 
 def test_the_newest_words_of_the_user_and_what_is_pinned_must_be_there_whole() -> None:

@@ -55,7 +55,7 @@ async def draft(
     made = opener.draft(subject, path, ground, **options)
     is_alternating = bool(provider and provider.strict_alternation)
     rules = FORMATS[subject.wire].read_rules(subject.split, subject.chain.preamble.count, is_alternating=is_alternating)
-    splices = list_splices(subject.wire, made.plan.edits, made.rendered, path.shapes, made.plan.through)
+    splices = list_splices(subject.wire, made.plan.edits, made.rendered, path.structures, made.plan.through)
     assert find_problem(path, splices, rules) == ""
     return made
 
@@ -80,8 +80,8 @@ async def test_the_builder_sees_what_is_told_hangs_together_and_was_counted() ->
 
     await draft(OwnBuilder(look), HISTORY[:6])
     (view,) = views
-    assert [seen.told.role for seen in view.messages] == ["user", "assistant", "tool", "assistant", "tool"]
-    assert view.messages[1].shape.calls == view.messages[2].shape.results
+    assert [seen.message.role for seen in view.messages] == ["user", "assistant", "tool", "assistant", "tool"]
+    assert view.messages[1].structure.calls == view.messages[2].structure.results
     assert view.messages[2].tokens > 400 > view.messages[0].tokens > 0
     assert (view.budget, view.frozen, view.head > 0) == (BUDGET, None, True)
     named = [view.name(0, 1, 0), view.name(0, 1, 5), view.name(1, 2, 0), view.name(0, 2, 0)]

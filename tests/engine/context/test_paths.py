@@ -55,9 +55,9 @@ def name_session(name: str) -> Any:
 
 def describe(path: MeasuredHistory) -> dict[str, Any]:
     """All that is known of it, as far as it does not tell how it came to be known."""
-    runs = [(run.shapes, tuple(run.places), run.faults) for run in path.history.runs]
-    shapes, sums = list(path.shapes), list(path.sums)
-    return {"nodes": list(path.nodes), "shapes": shapes, "sums": sums, "runs": runs, "head": path.head} | {
+    runs = [(run.structures, tuple(run.places), run.faults) for run in path.history.runs]
+    structures, sums = list(path.structures), list(path.sums)
+    return {"nodes": list(path.nodes), "structures": structures, "sums": sums, "runs": runs, "head": path.head} | {
         "starts": path.history.starts,
         "count": path.history.count,
         "marked": path.marked,
@@ -71,7 +71,7 @@ async def follow_anew(subject: ManagedRequest) -> dict[str, Any]:
 async def test_tokens_add_up() -> None:
     paths, _ = make_paths()
     path = await paths.follow(make_subject(HISTORY, tools=TOOLS))
-    assert len(path.sums) == len(path.shapes) == len(path.nodes) == len(HISTORY) - 1
+    assert len(path.sums) == len(path.structures) == len(path.nodes) == len(HISTORY) - 1
     assert path.count(0, 3) + path.count(3, 12) == path.count(0, 12) == path.count_to(12) > 12
     assert (path.count_to(0), path.count(4, 4)) == (0, 0)
     assert path.tokens == path.head.tokens + path.sums[-1]

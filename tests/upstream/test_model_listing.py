@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.card import Offer, Prices, Rates
-from proxy.wire.model_listing import make_prices, read_listing, read_offer, read_price
+from proxy.upstream.model_listing import make_prices, read_listing, read_offer, read_price
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,9 @@ MANAGED_PATHS = {
 # Clients put other prefixes before them, or none: Azure's `/openai/deployments/NAME`, `/api/v1`, `/v1beta/openai`.
 _ENDINGS = {form.path_ending: form.name for form in FORMATS.values()}
 
-# Ours, too, are paths that may come to mean them, for whoever sends them has our token with them.
-_OWN_PATH = re.compile(r"/+-(?:/|$)")
+# Ours, too, are paths that may come to mean them, for whoever sends them has our token with them; and the target `*`,
+# which asks about the server itself.
+_OWN_PATH = re.compile(r"/+-(?:/|$)|[^/]")
 
 
 def find_wire(path: str) -> str:

@@ -58,6 +58,11 @@ async def test_a_path_that_may_come_to_mean_ours_goes_nowhere(
     assert upstream.accepted == 0
 
 
+async def test_what_is_asked_of_the_server_itself_goes_nowhere(served: Served, upstream: ScriptedUpstream) -> None:
+    assert (await served.ask(request("OPTIONS", "*"))).status == 404
+    assert upstream.accepted == 0
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 @pytest.mark.parametrize("path", ["/-/", "/-/live", "/-/ready", "/-/metrics", "/-/unknown", "/-/chat/completions"])
 async def test_another_method_on_our_pages_is_not_forwarded_either(

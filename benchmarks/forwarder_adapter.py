@@ -8,20 +8,20 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from benchmarks.upstream_adapters import PATH, Reply
-from proxy.upstream.forwarder import Forwarder
+from proxy.upstream.client import DirectClient
 from proxy.upstream.policy import UpstreamPolicy
 
 
 class ForwarderClient:
-    """`proxy.upstream.forwarder.Forwarder`, used as the exchange uses it."""
+    """`proxy.upstream.client.DirectClient`, used as the exchange uses it."""
 
     name = "palimpsest's forwarder"
 
     def __init__(self) -> None:
-        self._forwarder: Forwarder | None = None
+        self._forwarder: DirectClient | None = None
 
     async def open(self, origin: str) -> None:
-        self._forwarder = Forwarder(UpstreamPolicy(name="mock", base_url=f"{origin}/v1"), _spawn)
+        self._forwarder = DirectClient(UpstreamPolicy(name="mock", base_url=f"{origin}/v1"), _spawn)
 
     async def call(self, body: bytes, headers: Mapping[str, str]) -> Reply:
         assert self._forwarder is not None

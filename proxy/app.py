@@ -48,8 +48,8 @@ from proxy.server.policy import ServerPolicy
 from proxy.server.routes import build_routes
 from proxy.server.sessions_api import SessionsApi
 from proxy.shutdown import DrainingServer, cancel_start_on_sigterm
+from proxy.upstream.origin import leads_back
 from proxy.upstream.outlines import has_grammars
-from proxy.upstream.own_server import leads_back
 from proxy.upstream.tokenizer import has_encoder
 from proxy.wire import FORMATS, MANAGED_WIRES
 

@@ -62,10 +62,10 @@ from proxy.store.secrets import load_or_create_secret, read_secret
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.recovery import recover_log
-from proxy.upstream.forwarder import Forwarder
+from proxy.upstream.client import DirectClient
 from proxy.upstream.model_catalog import ModelCatalog
+from proxy.upstream.origin import name_address
 from proxy.upstream.outlines import Outliner
-from proxy.upstream.own_server import name_address
 from proxy.upstream.policy import UpstreamPolicy
 from proxy.upstream.tokenizer import CountingTokenizer
 from proxy.wire import FORMATS, summary_request
@@ -106,7 +106,7 @@ class Engine:
     bus: EventBus
     tasks: TaskRunner
     descriptors: Descriptors
-    forwarders: "tuple[Forwarder | ProxiedClient, ...]"
+    forwarders: "tuple[DirectClient | ProxiedClient, ...]"
     models: Models
     tokenizer: CountingTokenizer
     outliner: Outliner
@@ -306,10 +306,10 @@ def _build_compaction(
 
 def build_upstream(
     policy: UpstreamPolicy, tasks: TaskRunner, descriptors: Descriptors, hop_id: str
-) -> "Forwarder | ProxiedClient":
+) -> "DirectClient | ProxiedClient":
     """Return the client of an upstream. One behind a proxy is httpx's, which is imported for it only: 80 ms, 6 MB."""
     if not policy.proxy:
-        return Forwarder(policy, tasks.spawn, WriteBatcher(tasks.__len__), descriptors, hop_id=hop_id)
+        return DirectClient(policy, tasks.spawn, WriteBatcher(tasks.__len__), descriptors, hop_id=hop_id)
     from proxy.upstream.httpx_client import ProxiedClient  # noqa: PLC0415 - as said above
 
     return ProxiedClient(policy, tasks.spawn, hop_id=hop_id)

@@ -239,7 +239,7 @@ async def test_why_a_call_failed_and_why_a_request_was_refused_is_said(
         code, said = await server.end()
     assert code == 0
     failed, refused, repeated = said.splitlines()
-    assert failed.endswith("failed, status 0: the upstream closed the connection before it answered")
+    assert failed.endswith("failed, status 0: the upstream closed the connection before it responded")
     assert "a request from 127.0.0.1 was refused: this is not a valid HTTP/1.1 request: Invalid method" in refused
     assert "(repeated 2 times in " in repeated
 

@@ -1,1 +1,1 @@
-"""The way out. Rule: everything that knows how to reach a provider, and nothing that knows why."""
+"""Clients of providers' servers, and what is known of their models: windows, prices, tokens, outlines of files."""

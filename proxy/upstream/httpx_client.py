@@ -1,7 +1,7 @@
-"""What httpx carries: upstreams behind an HTTP proxy, and requests to our own server.
+"""Clients that use httpx: of upstreams behind an HTTP proxy, and of our own server.
 
-A call through httpx costs 0.6 ms more than one through `forwarder` (benchmarks/upstream_clients.py), and to import it
-80 ms and 6 MB; so this module is imported only where one of the two is needed, and no other call passes it.
+A call through httpx takes 0.6 ms more than one through `client` (benchmarks/upstream_clients.py), and its import 80 ms
+and 6 MB. So this module is imported only where one of the two is needed, and other calls do not pass it.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ import httpx
 from proxy.engine.ports import RequestBody, UpstreamResponse
 from proxy.model.errors import BadRequest, ProxyError, TooLarge, UpstreamUnreachable
 from proxy.model.exchange import Headers
+from proxy.upstream.origin import choose_headers, make_key_header, make_tls_context, map_target, parse_base
 from proxy.upstream.policy import UpstreamPolicy
-from proxy.upstream.targets import choose_headers, make_key_header, make_tls_context, map_target, parse_base
 from proxy.wire.headers import HOP, find, is_loopback, list_hops
 
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
@@ -31,12 +31,12 @@ _ADMIN_TIMEOUT = httpx.Timeout(1800.0, connect=10.0)
 
 
 class ProxiedClient:
-    """One upstream behind an HTTP proxy; it has the same port as `Forwarder`.
+    """Sends requests to one upstream through an HTTP proxy; implements the port `Upstream`, as `DirectClient` does.
 
     An https upstream is reached by CONNECT, an http one by requests with an absolute URL. A call is sent once: nothing
-    is tried again, no redirect followed, no cookie kept, no body decoded. `spawn` runs the task that receives a
-    response. `hop_id` names this server to servers of its kind (BEHAVIOUR B40), where the upstream's own address is
-    loopback or private.
+    is tried again, no redirect followed, no cookie kept, no body decoded. `spawn` starts the task that receives a
+    response. `hop_id` identifies this server in `x-palimpsest-hop` (BEHAVIOUR B40), which is sent where the base URL
+    names a loopback or private address.
     """
 
     def __init__(self, policy: UpstreamPolicy, spawn: Spawn, *, hop_id: str = "") -> None:
@@ -50,7 +50,7 @@ class ProxiedClient:
         self._transport: _Transport | None = None
 
     async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> UpstreamResponse:
-        """See the port. A streamed body is sent whole before the response is read: httpx cannot do both at once."""
+        """Send one request. A streamed body is sent whole before the response is read: httpx cannot do both at once."""
         request = self._build_request(method, target, headers, body)
         transport = self._transport = self._transport or _Transport(self._policy.proxy, self._tls)
         transport.under_way += 1
@@ -65,7 +65,7 @@ class ProxiedClient:
                 response = await transport.handle_async_request(request)
             if response.status_code >= 600:
                 await response.aclose()
-                raise UpstreamUnreachable(f"the upstream's status {response.status_code} was not asked for")
+                raise UpstreamUnreachable(f"the upstream's status {response.status_code} was not requested")
         except BaseException as error:
             if connecting.when() is not None:
                 # httpcore keeps a connection for good that is given up while it is being made.
@@ -110,7 +110,7 @@ class ProxiedClient:
             self._spawn(transport.aclose())
 
     def _explain(self, error: Exception, *, has_head: bool = False) -> ProxyError:
-        """Return what an error means for the caller; its text never holds the proxy's address or credentials."""
+        """Return the error for the client; its text never contains the proxy's URL or credentials."""
         name, policy = self.name, self._policy
         match error:
             case TimeoutError():
@@ -125,16 +125,16 @@ class ProxiedClient:
             case httpx.LocalProtocolError():
                 return BadRequest(f"this request cannot be sent through a proxy: {error}")
             case httpx.RemoteProtocolError() if "disconnected" not in str(error) and "closed" not in str(error):
-                return UpstreamUnreachable(f"the upstream's answer is not valid HTTP: {error}")
-        where = "in the middle of its answer" if has_head else "before it answered"
+                return UpstreamUnreachable(f"the upstream's response is not valid HTTP: {error}")
+        where = "in the middle of its response" if has_head else "before it responded"
         return UpstreamUnreachable(f"the upstream closed the connection {where}")
 
 
 class ProxiedResponse:
-    """A response on its way through a proxy; it has the port `UpstreamResponse`.
+    """A response through a proxy; implements the port `UpstreamResponse`.
 
-    A task of its own receives it: httpcore closes a connection of which a read is cancelled, while who reads here may
-    give up waiting and come back.
+    A task of its own receives it: httpcore closes a connection when a read is cancelled, while readers of this class
+    may stop waiting and read again later.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class ProxiedResponse:
         return self._take()
 
     async def pump(self, take: Callable[[bytes], bool]) -> None:
-        """Hand on what comes until `take` says no or the response is here whole."""
+        """Pass what comes to `take` until that returns False or the whole response has come."""
         while not self.is_received:
             if not self._pieces:
                 await self._wait()
@@ -180,7 +180,7 @@ class ProxiedResponse:
                 return
 
     def close(self) -> None:
-        """Keep the connection if the response is here whole, else close it."""
+        """Close the connection unless the whole response has come."""
         self._is_closed = True
         if self._is_started and not self.is_received:
             self._task.cancel()
@@ -231,7 +231,7 @@ class ProxiedResponse:
 
 
 class AdminClient:
-    """Requests to our own server, such as commands make: only one process writes the log (BEHAVIOUR B32e).
+    """Sends requests of commands to our own server: only that process writes the log (BEHAVIOUR B32e).
 
     The token goes to the address of the settings and nowhere else: no proxy is used, no redirect followed. Responses
     longer than `max_bytes` are refused.
@@ -276,9 +276,9 @@ class _Transport(httpx.AsyncHTTPTransport):
 
 
 class _RawUrl(httpx.URL):
-    """A URL whose path and query are sent as they stand: httpx would normalise them.
+    """A URL whose path and query are sent unchanged; httpx would normalise them.
 
-    httpx's extension `target` is no way to do so, for CONNECT and absolute URLs would have it, too.
+    The extension `target` of httpx does not help: it would also replace the target of CONNECT and absolute URLs.
     """
 
     def __init__(self, url: str, target: bytes) -> None:
@@ -287,7 +287,7 @@ class _RawUrl(httpx.URL):
 
     @property
     def raw_path(self) -> bytes:
-        """The path and query as they stand."""
+        """The path and query, unchanged."""
         return self._target
 
 
@@ -308,7 +308,7 @@ def _resolve(future: "asyncio.Future[None] | None") -> None:
 
 
 def _is_near(host: str) -> bool:
-    """Whether a host is this machine, or an address that is not of the public network."""
+    """Return whether a host is this machine or an address outside the public network."""
     try:
         return is_loopback(host) or not ipaddress.ip_address(host).is_global
     except ValueError:

@@ -1,4 +1,4 @@
-"""How an upstream is reached. Rule: values only; who fills them in is above this room."""
+"""How an upstream is reached."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,10 +10,10 @@ Auth = Literal["bearer", "x-api-key", "none"]
 class UpstreamPolicy:
     """One provider's server.
 
-    `base_url` as an SDK takes it (usually ending in `/v1`). `api_key`, where set, takes the place of the client's own
-    credential, in the field `auth` names, for paths under the base only. `models` are shell patterns of the model names
-    that go here; none means any. `proxy` is the URL of the HTTP proxy that it is reached through, perhaps with a
-    password; empty: none. Times in seconds.
+    `base_url` is as an SDK takes it (usually ending in `/v1`). `api_key`, where set, replaces the client's own
+    credential, in the header that `auth` names, for paths under the base only. `models` are shell patterns of the model
+    names that are sent here; none means any. `proxy` is the URL of the HTTP proxy through which it is reached, perhaps
+    with a password; empty: none. Times in seconds.
     """
 
     name: str

@@ -34,7 +34,7 @@ from proxy.server.inspector import Inspector
 from proxy.server.policy import ServerPolicy
 from proxy.server.routes import build_routes
 from proxy.server.sessions_api import SessionsApi
-from proxy.upstream.forwarder import Forwarder
+from proxy.upstream.client import DirectClient
 from proxy.upstream.policy import UpstreamPolicy
 from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.chat_completions import ChatCompletions
@@ -57,7 +57,7 @@ class Served:
     health: Health
     tasks: TaskRunner
     state: ServerState
-    forwarder: Forwarder
+    forwarder: DirectClient
     bus: EventBus
     readings: ResponseReader
 
@@ -132,7 +132,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
         connect_timeout=plan.connect_timeout,
     )
     descriptors = plan.descriptors
-    forwarder = Forwarder(upstream, tasks.spawn, descriptors=descriptors, hop_id=plan.server.hop_id)
+    forwarder = DirectClient(upstream, tasks.spawn, descriptors=descriptors, hop_id=plan.server.hop_id)
     steward = make_steward(archive, bus, SystemClock(), tasks, ceiling=plan.ceiling)
     exchanges, readings = _build_exchanges(plan, archive, forwarder, bus, tasks, steward)
     metrics = Metrics(lambda: archive.health, lambda: len(tasks), lambda: descriptors.shortages)
@@ -173,7 +173,12 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
 
 
 def _build_exchanges(
-    plan: Plan, archive: FakeArchive, forwarder: Forwarder, bus: EventBus, tasks: TaskRunner, steward: ContextController
+    plan: Plan,
+    archive: FakeArchive,
+    forwarder: DirectClient,
+    bus: EventBus,
+    tasks: TaskRunner,
+    steward: ContextController,
 ) -> tuple[ExchangeService, ResponseReader]:
     lineage = make_lineage(archive, SystemClock(), plan.engine)
     bus.subscribe(ExchangeRecorded, lineage.note_outcome)

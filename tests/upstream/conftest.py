@@ -12,8 +12,8 @@ import pytest
 
 from proxy.engine.runtime import TaskRunner, WriteBatcher
 from proxy.model.errors import UpstreamUnreachable
-from proxy.upstream.connection import Connection
-from proxy.upstream.forwarder import Forwarder
+from proxy.upstream.client import DirectClient
+from proxy.upstream.http_connection import HttpConnection
 from proxy.upstream.policy import UpstreamPolicy
 from tests.support.loops import MovableLoop, MovableUvloop
 from tests.support.scripted import LIMIT, ScriptedUpstream, Wire
@@ -57,9 +57,9 @@ async def tasks() -> AsyncIterator[TaskRunner]:
 
 
 @pytest.fixture
-async def forwarder(upstream: ScriptedUpstream, tasks: TaskRunner) -> AsyncIterator[Forwarder]:
+async def forwarder(upstream: ScriptedUpstream, tasks: TaskRunner) -> AsyncIterator[DirectClient]:
     """A forwarder to the scripted upstream."""
-    made = Forwarder(UpstreamPolicy("scripted", upstream.url, idle_timeout=LIMIT), tasks.spawn)
+    made = DirectClient(UpstreamPolicy("scripted", upstream.url, idle_timeout=LIMIT), tasks.spawn)
     yield made
     made.close()
 
@@ -109,7 +109,7 @@ class Watch:
 class Pair:
     """A connection and the upstream's end of it."""
 
-    def __init__(self, connection: Connection, wire: Wire, watch: Watch) -> None:
+    def __init__(self, connection: HttpConnection, wire: Wire, watch: Watch) -> None:
         self.connection = connection
         self.wire = wire
         self.watch = watch
@@ -155,7 +155,7 @@ def writes() -> WriteBatcher:
 async def pair(upstream: ScriptedUpstream, writes: WriteBatcher) -> AsyncIterator[Pair]:
     """A connection that was just made."""
     loop, watch = asyncio.get_running_loop(), Watch()
-    made = Connection(cast(asyncio.AbstractEventLoop, watch), writes)
+    made = HttpConnection(cast(asyncio.AbstractEventLoop, watch), writes)
     _, connection = await loop.create_connection(lambda: made, "127.0.0.1", upstream.port)
     yield Pair(connection, await upstream.accept(), watch)
     connection.finish()

@@ -18,7 +18,7 @@ from proxy.upstream.policy import UpstreamPolicy
 from tests.support.http_proxy import HttpProxy
 from tests.support.loops import put_forward
 from tests.support.scripted import LAST_CHUNK, LIMIT, ScriptedUpstream, Wire, answer, chunk, stream_head
-from tests.upstream.test_forwarder import BEARER, CHAT, Upload, read_all
+from tests.upstream.test_client import BEARER, CHAT, Upload, read_all
 
 respx = pytest.importorskip("respx", reason="it is in the extra dev")
 
@@ -338,11 +338,11 @@ async def test_who_waits_for_a_response_is_told_when_all_tasks_end(
 @pytest.mark.parametrize(
     ("sent", "problem"),
     [
-        (b"", "before it answered"),
-        (b"HTTP/1.1 200 OK\r\nContent-Le", "before it answered"),
+        (b"", "before it responded"),
+        (b"HTTP/1.1 200 OK\r\nContent-Le", "before it responded"),
         (b"nonsense\r\n\r\n", "not valid HTTP"),
         (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", "not valid HTTP"),
-        (b"HTTP/1.1 700 What\r\nContent-Length: 0\r\n\r\n", "status 700 was not asked for"),
+        (b"HTTP/1.1 700 What\r\nContent-Length: 0\r\n\r\n", "status 700 was not requested"),
     ],
 )
 async def test_a_response_that_is_none_is_an_error_after_one_attempt(
@@ -356,8 +356,8 @@ async def test_a_response_that_is_none_is_an_error_after_one_attempt(
 @pytest.mark.parametrize(
     ("sent", "problem"),
     [
-        (stream_head() + chunk(b"part"), "in the middle of its answer"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\npart", "in the middle of its answer"),
+        (stream_head() + chunk(b"part"), "in the middle of its response"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\npart", "in the middle of its response"),
         (stream_head() + chunk(b"part") + b"nonsense\r\n", "not valid HTTP"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.engine.compaction.model_call import FailedCall, ModelResponse
 from proxy.engine.runtime import TaskRunner
-from proxy.upstream.forwarder import Forwarder
+from proxy.upstream.client import DirectClient
 from proxy.upstream.policy import UpstreamPolicy
 from tests.support.model_calls import ASKING, Desk
 from tests.support.scripted import (
@@ -35,7 +35,7 @@ async def standing() -> AsyncIterator[tuple[Desk, ScriptedUpstream]]:
     """A desk whose upstream is a server that the test plays."""
     async with ScriptedUpstream() as server:
         tasks = TaskRunner()
-        forwarder = Forwarder(UpstreamPolicy("main", server.url, idle_timeout=LIMIT), tasks.spawn)
+        forwarder = DirectClient(UpstreamPolicy("main", server.url, idle_timeout=LIMIT), tasks.spawn)
         yield Desk(forwarder), server
         forwarder.close()
         assert not len(tasks)

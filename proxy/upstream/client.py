@@ -1,9 +1,8 @@
-"""The hot path's HTTP client: one upstream, its connections, its rules of what is sent.
+"""The client of one upstream, which pools its connections; every call passes it unless its upstream is behind a proxy.
 
-Rule: one client call is at most one call upstream. A pooled connection that has died is replaced before the request
-goes out; after that only where the upstream cannot have taken the request (`Connection.may_send_again`), and once.
-Pooled connections are not used any more when the upstream is about to close them. Redirects are passed on, proxies of
-the environment are not used.
+One client call is at most one call upstream. A pooled connection that has died is replaced before the request is sent;
+after that only where the upstream cannot have read the request (`HttpConnection.may_send_again`), and once. Pooled
+connections are no longer used when the upstream is about to close them. Redirects are passed on to the client.
 """
 
 import asyncio
@@ -18,9 +17,9 @@ from proxy.engine.ports import RequestBody, UpstreamResponse
 from proxy.engine.runtime import Descriptors, WriteBatcher
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers
-from proxy.upstream.connection import Connection
+from proxy.upstream.http_connection import HttpConnection
+from proxy.upstream.origin import choose_headers, make_key_header, make_tls_context, map_target, parse_base
 from proxy.upstream.policy import UpstreamPolicy
-from proxy.upstream.targets import choose_headers, make_key_header, make_tls_context, map_target, parse_base
 from proxy.wire.headers import HOP, find, list_hops
 
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
@@ -29,24 +28,24 @@ _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _RELIEF_SECONDS = 0.05
 _KEEP_SECONDS = 55.0
 _KEEP_MOST = 256
-# How much earlier than the upstream closes idle connections they are used for the last time: a request takes some time
-# to get there, too. Of short times a quarter.
+# How long before the upstream closes an idle connection it is used for the last time, because a request takes some time
+# to arrive; a quarter of short keep-alive times.
 _MARGIN_SECONDS = 1.0
 _MARGIN_FRACTION = 0.25
 
 
-class Response:
-    """An answer under way on a connection of the forwarder's; implements the port of the same name.
-
-    `status` and `headers` are there from the beginning, for so is its head.
-    """
+class ClientResponse:
+    """A response on one of the client's connections; implements the port `UpstreamResponse`."""
 
     __slots__ = ("_connection", "_give_back", "_upload", "headers", "status")
 
     def __init__(
-        self, connection: Connection, give_back: Callable[[Connection], None], upload: "asyncio.Task[None] | None"
+        self,
+        connection: HttpConnection,
+        give_back: Callable[[HttpConnection], None],
+        upload: "asyncio.Task[None] | None",
     ) -> None:
-        self._connection: Connection | None = connection
+        self._connection: HttpConnection | None = connection
         self._give_back = give_back
         self._upload = upload
         self.status = connection.status
@@ -54,7 +53,7 @@ class Response:
 
     @property
     def is_received(self) -> bool:
-        """Whether the whole answer is here, read or not."""
+        """Whether the whole response has come, read or not."""
         return self._connection is None or self._connection.is_received
 
     @property
@@ -63,20 +62,20 @@ class Response:
         return self._connection is None or self._connection.is_ended
 
     @property
-    def _open(self) -> Connection:
-        assert self._connection is not None, "the answer was closed"
+    def _open(self) -> HttpConnection:
+        assert self._connection is not None, "the response was closed"
         return self._connection
 
     async def read(self) -> bytes:
-        """The next bytes, empty at the end."""
+        """Return the next bytes, empty at the end. Raises UpstreamUnreachable."""
         return await self._open.read()
 
     async def pump(self, take: Callable[[bytes], bool]) -> None:
-        """Hand on what comes until `take` says no or the answer is here whole."""
+        """Pass what comes to `take` until that returns False or the whole response has come."""
         await self._open.pump(take)
 
     def close(self) -> None:
-        """Give the connection back, or close it in mid-answer."""
+        """Return the connection to the pool, or close it inside a response."""
         if self._connection is None:
             return
         if self._upload is not None and not self._upload.done():
@@ -88,12 +87,12 @@ class Response:
             self._give_back(connection)
 
 
-class Forwarder:
-    """One upstream behind its port; its `name` is as in the settings.
+class DirectClient:
+    """Sends requests to one upstream over connections of its own; implements the port `Upstream`.
 
-    `spawn` runs the task that streams an upload while the answer is awaited. `writes` is where many calls write,
-    `descriptors` who is asked for one where none is free. `now` is in seconds and never goes back. `hop_id` names this
-    server to servers of its kind (BEHAVIOUR B40), at addresses that are near only.
+    `spawn` starts the task that streams an upload while the response is awaited. `writes` gathers small writes of many
+    calls. `descriptors` is told when no file descriptor is free. `now` returns monotonic seconds. `hop_id` identifies
+    this server in `x-palimpsest-hop` (BEHAVIOUR B40), which is sent to near addresses only.
     """
 
     def __init__(
@@ -110,8 +109,8 @@ class Forwarder:
         self._policy = policy
         self._spawn = spawn
         self._origin, self._base_path = parse_base(policy.base_url)
-        self._idle: list[Connection] = []  # the one that has been idle longest comes first
-        self._closed_at = math.inf  # the idle age at which the upstream was seen to close connections
+        self._idle: list[HttpConnection] = []  # longest idle first
+        self._closed_at = math.inf  # idle time after which the upstream was seen to close connections, seconds
         self._now = now
         self._descriptors = descriptors
         if descriptors is not None:
@@ -122,7 +121,7 @@ class Forwarder:
         self._hop_id = hop_id.encode()
 
     async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> UpstreamResponse:
-        """See the port. A streamed body always gets a connection of its own, for it could not be sent twice."""
+        """Send one request. A streamed body gets a new connection, because it could not be sent twice."""
         mapped = map_target(self._base_path, target)
         lines = [b"%s: %s\r\n" % header for header in choose_headers(headers, self._key, mapped)]
         start = (method.encode(), mapped.path, self._origin.host_field, b"".join(lines))
@@ -144,17 +143,17 @@ class Forwarder:
         return await self._ask(connection, method, head + self._hop_field(headers, connection), body)
 
     def close(self) -> int:
-        """Close the connections that wait for use; how many there were."""
+        """Close the idle connections; return how many there were."""
         idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
         return len(idle)
 
     async def aclose(self) -> None:
-        """Close the connections that wait for use, as the clients do whose connections close only in time."""
+        """Close the idle connections."""
         self.close()
 
-    async def _ask(self, connection: Connection, method: str, head: bytes, body: bytes) -> Response:
+    async def _ask(self, connection: HttpConnection, method: str, head: bytes, body: bytes) -> ClientResponse:
         head += b"\r\n"
         try:
             connection.begin(method, head, body, self._policy.idle_timeout)
@@ -162,9 +161,9 @@ class Forwarder:
         except BaseException:
             _discard(connection)
             raise
-        return Response(connection, self._give_back, None)
+        return ClientResponse(connection, self._give_back, None)
 
-    async def _send_stream(self, method: str, head: bytes, headers: Headers, body: RequestBody) -> Response:
+    async def _send_stream(self, method: str, head: bytes, headers: Headers, body: RequestBody) -> ClientResponse:
         length = find(headers, b"content-length")
         head += b"content-length: %s\r\n" % length if length else b"transfer-encoding: chunked\r\n"
         connection = await self._connect()
@@ -179,9 +178,9 @@ class Forwarder:
                 upload.cancel()
             _discard(connection)
             raise
-        return Response(connection, self._give_back, upload)
+        return ClientResponse(connection, self._give_back, upload)
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> HttpConnection:
         if self._origin.is_tls and self._tls is None:
             self._tls = make_tls_context()
         try:
@@ -191,7 +190,7 @@ class Forwarder:
                 except OSError as error:
                     if error.errno not in _NO_DESCRIPTOR or not (self._descriptors and self._descriptors.relieve()):
                         raise
-                await asyncio.sleep(_RELIEF_SECONDS)  # connections are closed by the loop
+                await asyncio.sleep(_RELIEF_SECONDS)  # the event loop closes the connections
                 return await self._open()
         except TimeoutError:
             raise UpstreamUnreachable(
@@ -201,17 +200,17 @@ class Forwarder:
         except OSError as error:
             raise UpstreamUnreachable(f"no connection to the upstream {self.name!r}: {error}") from error
 
-    async def _open(self) -> Connection:
+    async def _open(self) -> HttpConnection:
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(
-            lambda: Connection(loop, self._writes, self._note_idle_close),
+            lambda: HttpConnection(loop, self._writes, self._note_idle_close),
             self._origin.host,
             self._origin.port,
             ssl=self._tls if self._origin.is_tls else None,
         )
         return connection
 
-    def _take_idle(self) -> Connection | None:
+    def _take_idle(self) -> HttpConnection | None:
         now = self._now()
         self._unlearn(now)
         margin = min(_MARGIN_SECONDS, self._closed_at * _MARGIN_FRACTION)
@@ -226,33 +225,33 @@ class Forwarder:
         return None
 
     def _unlearn(self, now: float) -> None:
-        """A connection that is open at an age at which others were closed shows that it was not for their age: the
-        upstream was started anew, or had too many.
+        """Forget `_closed_at` when a connection has been idle for longer: others were not closed for their idle time,
+        but because the upstream was restarted or had too many.
         """
         if self._idle and now - self._idle[0].idle_since > self._closed_at and self._idle[0].is_fresh():
             self._closed_at = math.inf
 
-    def _note_idle_close(self, connection: Connection) -> None:
-        """The upstream has closed a connection between two requests."""
+    def _note_idle_close(self, connection: HttpConnection) -> None:
+        """Note that the upstream closed an idle connection."""
         if connection in self._idle:
             self._idle.remove(connection)
             self._closed_at = min(self._closed_at, self._now() - connection.idle_since)
 
-    def _give_back(self, connection: Connection) -> None:
+    def _give_back(self, connection: HttpConnection) -> None:
         if len(self._idle) >= _KEEP_MOST:
             connection.close()
             return
         connection.idle_since = self._now()
         self._idle.append(connection)
 
-    def _hop_field(self, headers: Headers, connection: Connection) -> bytes:
-        """What tells a server of our kind that a call came through here; nobody else is told."""
+    def _hop_field(self, headers: Headers, connection: HttpConnection) -> bytes:
+        """Return the header by which palimpsest servers detect loops; empty for peers in the public network."""
         if not self._hop_id or not connection.is_near:
             return b""
         return b"%s: %s\r\n" % (HOP, b", ".join([*list_hops(headers), self._hop_id]))
 
 
-async def _upload(connection: Connection, body: RequestBody, *, is_chunked: bool) -> None:
+async def _upload(connection: HttpConnection, body: RequestBody, *, is_chunked: bool) -> None:
     while True:
         connection.waits_for_client = True
         content = await body.read()
@@ -264,14 +263,14 @@ async def _upload(connection: Connection, body: RequestBody, *, is_chunked: bool
         await connection.write(b"0\r\n\r\n")
 
 
-def _discard(connection: Connection) -> None:
-    """Let go of a connection for good."""
+def _discard(connection: HttpConnection) -> None:
+    """Close a connection whose request failed."""
     connection.close()
     connection.finish()
 
 
 def _read_keep_alive(headers: Headers) -> float:
-    """Seconds an idle connection may be used again: a second less than the server says it keeps it."""
+    """Return for how many seconds an idle connection may be reused: one less than the server keeps it."""
     for part in find(headers, b"keep-alive").split(b","):
         name, _, value = part.strip().partition(b"=")
         if name.lower() == b"timeout" and value.isdigit():

@@ -1,10 +1,12 @@
-"""Where a client's path goes at an upstream (BEHAVIOUR B35).
+"""Where requests of an upstream go: its origin, the target for a client's path (BEHAVIOUR B35), and the headers.
 
-Rule: what an SDK would send with this base URL. Paths that could mean another resource than they show are refused,
-since the upstream, or a server before it, may normalise them differently from us.
+Targets are what an SDK would request with the same base URL. Paths that may mean another resource than they show are
+refused, because the upstream or a server before it may normalise them in another way.
 """
 
+import ipaddress
 import re
+import socket
 import ssl
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes, urlsplit
@@ -17,8 +19,10 @@ from proxy.model.exchange import Headers
 from proxy.upstream.policy import UpstreamPolicy
 from proxy.wire.headers import forward_request, is_credential
 
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 _TRICK = re.compile(rb"(?i)(?:^|/)\.{1,2}(?:/|$)|%2e|%2f|%5c|\\|;|[\x00-\x20\x7f]")
-# What comes of decoding a path, once or again: other characters are there for what a name holds.
+# For paths that were percent-decoded, once or more: other characters are legitimate there.
 _HIDDEN_TRICK = re.compile(rb"(?i)(?:^|/)\.{1,2}(?:/|$)|%2e|%2f|%5c")
 _MOST_DECODED = 4
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -26,7 +30,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A server to connect to."""
+    """The scheme, host and port of a server."""
 
     host: str
     port: int
@@ -34,7 +38,7 @@ class Origin:
 
     @property
     def host_field(self) -> bytes:
-        """The value of the Host field."""
+        """The value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         default = _DEFAULT_PORTS["https" if self.is_tls else "http"]
         return (host if self.port == default else f"{host}:{self.port}").encode(
@@ -43,14 +47,14 @@ class Origin:
 
 
 class UpstreamTarget(msgspec.Struct, frozen=True, gc=False):
-    """What to ask an origin for. `is_under_base`: a configured key may be sent along."""
+    """Path and query of a request. `is_under_base`: a configured key may be sent with it."""
 
     path: bytes
     is_under_base: bool
 
 
 def parse_base(base_url: str) -> tuple[Origin, bytes]:
-    """An SDK's base URL as its origin and its path without a final slash. Raises ValueError."""
+    """Return the origin of an SDK's base URL, and its path without a final slash. Raises ValueError."""
     parts = urlsplit(base_url)
     if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
         raise ValueError(f"{base_url!r} is not an http(s) address")
@@ -59,7 +63,7 @@ def parse_base(base_url: str) -> tuple[Origin, bytes]:
 
 
 def _hides_trick(path: bytes) -> bool:
-    """Whether a path means another once it is decoded as often as the servers behind each other may do it."""
+    """Return whether a path turns into another when it is decoded repeatedly, as chained servers may do."""
     for _ in range(_MOST_DECODED):
         decoded = unquote_to_bytes(path)
         if decoded == path:
@@ -71,10 +75,10 @@ def _hides_trick(path: bytes) -> bool:
 
 
 def map_target(base_path: bytes, target: bytes) -> UpstreamTarget:
-    """The upstream's path and query for the client's.
+    """Return the upstream's path and query for the client's.
 
     `/v1/X` goes to base + `/X` where the base has a path (OpenAI's `/v1`, Gemini's `/v1beta/openai`); every other
-    path goes to the origin as it stands. Raises BadRequest for a trick path.
+    path goes to the origin unchanged. Raises BadRequest for ambiguous paths.
     """
     path, mark, query = target.partition(b"?")
     if not path.startswith(b"/") or _TRICK.search(path) or (b"%" in path and _hides_trick(path)):
@@ -110,3 +114,43 @@ def make_tls_context() -> ssl.SSLContext:
     context.load_verify_locations(certifi.where())
     context.set_alpn_protocols(["http/1.1"])
     return context
+
+
+def name_address(host: str, port: int) -> str:
+    """Return the URL at which our server is reached if it listens at a host and port."""
+    found = _ANY_ADDRESS.get(host, host)
+    return f"http://[{found}]:{port}" if ":" in found else f"http://{found}:{port}"
+
+
+def leads_back(base_url: str, address: str, port: int) -> bool:
+    """Return whether an upstream's host resolves to the address where this server listens; may block (BEHAVIOUR B40).
+
+    Loops through other servers cannot be seen here; `x-palimpsest-hop` detects them.
+    """
+    origin, _ = parse_base(base_url)
+    if origin.port != port:
+        return False
+    listening = ipaddress.ip_address(address)
+    try:
+        found = {entry[4][0] for entry in socket.getaddrinfo(origin.host, port, type=socket.SOCK_STREAM)}
+    except OSError:
+        return False
+    return any(_is_same(ipaddress.ip_address(str(each).partition("%")[0]), listening) for each in found)
+
+
+def _is_same(named: _Address, listening: _Address) -> bool:
+    if named.version != listening.version:
+        return False
+    if listening.is_unspecified:
+        return named.is_unspecified or _is_of_this_machine(named)
+    return named == listening or (named.is_unspecified and listening.is_loopback)
+
+
+def _is_of_this_machine(address: _Address) -> bool:
+    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((str(address), 0))
+        except OSError:
+            return False
+    return True

@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import os
 import resource
+import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,7 @@ from proxy.engine.ports import RequestBody, UpstreamResponse
 from proxy.engine.runtime import Descriptors, TaskRunner
 from proxy.model.errors import BadRequest, UpstreamUnreachable
 from proxy.model.exchange import Headers
-from proxy.upstream.forwarder import Forwarder
+from proxy.upstream.client import DirectClient
 from proxy.upstream.policy import Auth, UpstreamPolicy
 from tests.support.scripted import LIMIT, ScriptedUpstream, answer, chunk, stream_head
 
@@ -36,7 +38,7 @@ class Upload:
 
 
 async def send(
-    forwarder: Forwarder, target: bytes = CHAT, headers: Headers = (), body: bytes | RequestBody = b"{}"
+    forwarder: DirectClient, target: bytes = CHAT, headers: Headers = (), body: bytes | RequestBody = b"{}"
 ) -> UpstreamResponse:
     async with asyncio.timeout(LIMIT):
         return await forwarder.send("POST", target, headers, body)
@@ -51,7 +53,7 @@ async def read_all(response: UpstreamResponse) -> bytes:
     return content
 
 
-async def ask(forwarder: Forwarder, body: bytes | RequestBody = b"{}") -> bytes:
+async def ask(forwarder: DirectClient, body: bytes | RequestBody = b"{}") -> bytes:
     return await read_all(await send(forwarder, body=body))
 
 
@@ -59,7 +61,7 @@ async def ask(forwarder: Forwarder, body: bytes | RequestBody = b"{}") -> bytes:
 
 
 async def test_a_request_keeps_the_order_of_its_fields_and_gets_host_and_length_anew(
-    forwarder: Forwarder, upstream: ScriptedUpstream
+    forwarder: DirectClient, upstream: ScriptedUpstream
 ) -> None:
     upstream.answer_with(answer(b"{}"))
     sent: Headers = (
@@ -88,7 +90,7 @@ async def test_a_request_keeps_the_order_of_its_fields_and_gets_host_and_length_
 
 @pytest.mark.parametrize(("method", "length"), [("POST", b"0"), ("PUT", b"0"), ("PATCH", b"0"), ("GET", b"")])
 async def test_an_empty_body_has_a_length_where_the_method_expects_one(
-    forwarder: Forwarder, upstream: ScriptedUpstream, method: str, length: bytes
+    forwarder: DirectClient, upstream: ScriptedUpstream, method: str, length: bytes
 ) -> None:
     upstream.answer_with(answer())
     await read_all(await forwarder.send(method, b"/v1/x", (), b""))
@@ -96,7 +98,7 @@ async def test_an_empty_body_has_a_length_where_the_method_expects_one(
 
 
 async def test_the_environments_proxy_is_not_used(
-    forwarder: Forwarder, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+    forwarder: DirectClient, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
@@ -116,7 +118,7 @@ async def test_a_key_of_the_settings_takes_the_place_of_the_clients(
     upstream: ScriptedUpstream, tasks: TaskRunner, auth: Auth, field: tuple[bytes, bytes]
 ) -> None:
     upstream.answer_with(answer())
-    forwarder = Forwarder(UpstreamPolicy("u", upstream.url, api_key="own-key", auth=auth), tasks.spawn)
+    forwarder = DirectClient(UpstreamPolicy("u", upstream.url, api_key="own-key", auth=auth), tasks.spawn)
     await read_all(await send(forwarder, headers=BEARER))
     forwarder.close()
     credentials = [f for f in upstream.requests[0].headers if f[0] in (b"authorization", b"x-api-key", b"api-key")]
@@ -127,14 +129,14 @@ async def test_a_key_of_the_settings_is_not_spent_outside_the_base(
     upstream: ScriptedUpstream, tasks: TaskRunner
 ) -> None:
     upstream.answer_with(answer())
-    forwarder = Forwarder(UpstreamPolicy("u", upstream.url, api_key="own-key"), tasks.spawn)
+    forwarder = DirectClient(UpstreamPolicy("u", upstream.url, api_key="own-key"), tasks.spawn)
     await read_all(await send(forwarder, b"/admin", BEARER))
     forwarder.close()
     assert upstream.requests[0].all(b"authorization") == [b"Bearer client-key"]
 
 
 async def test_a_trick_path_is_refused_before_anything_is_sent(
-    forwarder: Forwarder, upstream: ScriptedUpstream
+    forwarder: DirectClient, upstream: ScriptedUpstream
 ) -> None:
     with pytest.raises(BadRequest):
         await send(forwarder, b"/v1/../admin")
@@ -144,7 +146,9 @@ async def test_a_trick_path_is_refused_before_anything_is_sent(
 # --- streamed bodies -------------------------------------------------------------------------------------------------
 
 
-async def test_an_upload_arrives_while_it_is_still_being_sent(forwarder: Forwarder, upstream: ScriptedUpstream) -> None:
+async def test_an_upload_arrives_while_it_is_still_being_sent(
+    forwarder: DirectClient, upstream: ScriptedUpstream
+) -> None:
     upload = Upload()
     sending = asyncio.ensure_future(send(forwarder, body=upload))
     upload.add(b"first")
@@ -158,7 +162,7 @@ async def test_an_upload_arrives_while_it_is_still_being_sent(forwarder: Forward
     assert await read_all(await sending) == b"done"
 
 
-async def test_an_upload_with_a_length_goes_out_unframed(forwarder: Forwarder, upstream: ScriptedUpstream) -> None:
+async def test_an_upload_with_a_length_goes_out_unframed(forwarder: DirectClient, upstream: ScriptedUpstream) -> None:
     upload = Upload()
     sending = asyncio.ensure_future(send(forwarder, headers=((b"content-length", b"6"),), body=upload))
     for piece in (b"abc", b"def", b""):
@@ -170,7 +174,7 @@ async def test_an_upload_with_a_length_goes_out_unframed(forwarder: Forwarder, u
 
 
 async def test_an_answer_in_the_middle_of_an_upload_ends_the_upload_and_its_connection(
-    forwarder: Forwarder, upstream: ScriptedUpstream, tasks: TaskRunner
+    forwarder: DirectClient, upstream: ScriptedUpstream, tasks: TaskRunner
 ) -> None:
     upload = Upload()
     sending = asyncio.ensure_future(send(forwarder, body=upload))
@@ -184,7 +188,7 @@ async def test_an_answer_in_the_middle_of_an_upload_ends_the_upload_and_its_conn
     assert await tasks.finish(LIMIT)
 
 
-async def test_a_cancelled_upload_closes_its_connection(forwarder: Forwarder, upstream: ScriptedUpstream) -> None:
+async def test_a_cancelled_upload_closes_its_connection(forwarder: DirectClient, upstream: ScriptedUpstream) -> None:
     upload = Upload()
     sending = asyncio.ensure_future(send(forwarder, body=upload))
     upload.add(b"first")
@@ -199,7 +203,7 @@ async def test_a_cancelled_upload_closes_its_connection(forwarder: Forwarder, up
 async def test_an_upstream_that_stops_reading_holds_the_upload_back(
     upstream: ScriptedUpstream, tasks: TaskRunner
 ) -> None:
-    forwarder = Forwarder(UpstreamPolicy("u", upstream.url, idle_timeout=0.5), tasks.spawn)
+    forwarder = DirectClient(UpstreamPolicy("u", upstream.url, idle_timeout=0.5), tasks.spawn)
     upload, given = Upload(), 64
     for _ in range(given):
         upload.add(bytes(1024 * 1024))
@@ -213,21 +217,21 @@ async def test_an_upstream_that_stops_reading_holds_the_upload_back(
 
 
 async def test_an_upload_to_an_upstream_that_goes_away_is_an_error(
-    forwarder: Forwarder, upstream: ScriptedUpstream
+    forwarder: DirectClient, upstream: ScriptedUpstream
 ) -> None:
     upload = Upload()
     sending = asyncio.ensure_future(send(forwarder, body=upload))
     wire = await upstream.accept()
     await wire.read_head()
     wire.reset()
-    with pytest.raises(UpstreamUnreachable, match="before it answered"):
+    with pytest.raises(UpstreamUnreachable, match="before it responded"):
         await sending
 
 
 # --- connections -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_connection_carries_one_call_after_another(forwarder: Forwarder, upstream: ScriptedUpstream) -> None:
+async def test_a_connection_carries_one_call_after_another(forwarder: DirectClient, upstream: ScriptedUpstream) -> None:
     upstream.answer_with(answer(b"ok"))
     assert [await ask(forwarder) for _ in range(3)] == [b"ok"] * 3
     assert upstream.accepted == 1
@@ -235,7 +239,7 @@ async def test_a_connection_carries_one_call_after_another(forwarder: Forwarder,
 
 @pytest.mark.parametrize("field", ["Connection: close", "Keep-Alive: timeout=1"])
 async def test_a_connection_the_upstream_will_not_keep_is_not_used_again(
-    forwarder: Forwarder, upstream: ScriptedUpstream, field: str
+    forwarder: DirectClient, upstream: ScriptedUpstream, field: str
 ) -> None:
     upstream.answer_with(answer(b"ok", field))
     assert [await ask(forwarder) for _ in range(2)] == [b"ok"] * 2
@@ -243,7 +247,7 @@ async def test_a_connection_the_upstream_will_not_keep_is_not_used_again(
 
 
 async def test_a_connection_kept_for_long_enough_is_used_again(
-    forwarder: Forwarder, upstream: ScriptedUpstream
+    forwarder: DirectClient, upstream: ScriptedUpstream
 ) -> None:
     upstream.answer_with(answer(b"ok", "Keep-Alive: max=5, timeout=60"))
     assert [await ask(forwarder) for _ in range(2)] == [b"ok"] * 2
@@ -251,7 +255,7 @@ async def test_a_connection_kept_for_long_enough_is_used_again(
 
 
 async def test_a_streamed_body_never_goes_out_on_a_connection_that_was_used(
-    forwarder: Forwarder, upstream: ScriptedUpstream
+    forwarder: DirectClient, upstream: ScriptedUpstream
 ) -> None:
     upstream.answer_with(answer(b"ok"))
     await ask(forwarder)
@@ -262,7 +266,7 @@ async def test_a_streamed_body_never_goes_out_on_a_connection_that_was_used(
     assert upstream.accepted == 2
 
 
-async def test_an_answer_left_unread_closes_its_connection(forwarder: Forwarder, upstream: ScriptedUpstream) -> None:
+async def test_an_answer_left_unread_closes_its_connection(forwarder: DirectClient, upstream: ScriptedUpstream) -> None:
     sending = asyncio.ensure_future(send(forwarder))
     wire, _ = await upstream.accept_request()
     wire.send(stream_head() + chunk(b"data"))
@@ -275,7 +279,7 @@ async def test_an_answer_left_unread_closes_its_connection(forwarder: Forwarder,
 
 
 async def test_an_upstream_that_does_not_read_a_body_does_not_get_the_next_call_behind_it(
-    forwarder: Forwarder, upstream: ScriptedUpstream
+    forwarder: DirectClient, upstream: ScriptedUpstream
 ) -> None:
     """An early 401 on a connection whose bytes have not left yet: the next request would wait behind them for ever."""
     sending = asyncio.ensure_future(send(forwarder, body=bytes(32 * 1024 * 1024)))
@@ -289,7 +293,7 @@ async def test_an_upstream_that_does_not_read_a_body_does_not_get_the_next_call_
 
 
 async def test_a_cancelled_call_whose_empty_answer_has_just_come_leaves_no_connection_behind(
-    forwarder: Forwarder, upstream: ScriptedUpstream
+    forwarder: DirectClient, upstream: ScriptedUpstream
 ) -> None:
     sending = asyncio.ensure_future(send(forwarder))
     wire, _ = await upstream.accept_request()
@@ -302,7 +306,9 @@ async def test_a_cancelled_call_whose_empty_answer_has_just_come_leaves_no_conne
     assert await wire.read_to_end() == b""
 
 
-async def test_closing_lets_go_of_the_connections_that_wait(forwarder: Forwarder, upstream: ScriptedUpstream) -> None:
+async def test_closing_lets_go_of_the_connections_that_wait(
+    forwarder: DirectClient, upstream: ScriptedUpstream
+) -> None:
     sending = asyncio.ensure_future(ask(forwarder))
     wire, _ = await upstream.accept_request()
     wire.send(answer(b"ok"))
@@ -315,7 +321,7 @@ async def test_closing_lets_go_of_the_connections_that_wait(forwarder: Forwarder
 
 
 async def test_a_connection_closed_while_it_waited_is_replaced_unseen(
-    forwarder: Forwarder, upstream: ScriptedUpstream
+    forwarder: DirectClient, upstream: ScriptedUpstream
 ) -> None:
     sending = asyncio.ensure_future(ask(forwarder))
     wire, _ = await upstream.accept_request()
@@ -328,7 +334,7 @@ async def test_a_connection_closed_while_it_waited_is_replaced_unseen(
 
 
 async def test_a_close_that_came_before_the_request_went_out_is_replaced_even_if_nobody_has_looked_yet(
-    forwarder: Forwarder, upstream: ScriptedUpstream
+    forwarder: DirectClient, upstream: ScriptedUpstream
 ) -> None:
     """The FIN is in our kernel when the request is sent; a busy loop then takes its time to see it."""
     sending = asyncio.ensure_future(ask(forwarder))
@@ -344,10 +350,10 @@ async def test_a_close_that_came_before_the_request_went_out_is_replaced_even_if
 
 
 async def test_a_first_connection_that_breaks_is_not_tried_again(
-    forwarder: Forwarder, upstream: ScriptedUpstream
+    forwarder: DirectClient, upstream: ScriptedUpstream
 ) -> None:
     upstream.close_after(b"")
-    with pytest.raises(UpstreamUnreachable, match="before it answered"):
+    with pytest.raises(UpstreamUnreachable, match="before it responded"):
         await send(forwarder)
     assert upstream.accepted == 1
 
@@ -356,7 +362,7 @@ async def test_nobody_listening_is_an_error_that_names_the_upstream(tasks: TaskR
     async with ScriptedUpstream() as gone:
         url = gone.url
     with pytest.raises(UpstreamUnreachable, match="no connection to the upstream 'u'") as caught:
-        await send(Forwarder(UpstreamPolicy("u", url), tasks.spawn))
+        await send(DirectClient(UpstreamPolicy("u", url), tasks.spawn))
     assert caught.value.status == 502
 
 
@@ -383,7 +389,7 @@ async def test_where_no_descriptor_is_free_others_let_go_of_theirs_for_a_connect
 ) -> None:
     upstream.answer_with(answer(b"ok"))
     descriptors = Descriptors(1024)
-    forwarder = Forwarder(UpstreamPolicy("u", upstream.url), tasks.spawn, descriptors=descriptors)
+    forwarder = DirectClient(UpstreamPolicy("u", upstream.url), tasks.spawn, descriptors=descriptors)
     with exhausted() as relieve:
         descriptors.add_holder(relieve)
         assert await ask(forwarder) == b"ok"
@@ -394,7 +400,7 @@ async def test_where_no_descriptor_is_free_others_let_go_of_theirs_for_a_connect
 async def test_where_nobody_can_let_go_of_a_descriptor_the_call_fails_of_that(
     upstream: ScriptedUpstream, tasks: TaskRunner
 ) -> None:
-    forwarder = Forwarder(UpstreamPolicy("u", upstream.url), tasks.spawn, descriptors=Descriptors(1024))
+    forwarder = DirectClient(UpstreamPolicy("u", upstream.url), tasks.spawn, descriptors=Descriptors(1024))
     with exhausted(), pytest.raises(UpstreamUnreachable, match="oo many open files") as caught:
         await send(forwarder)
     assert caught.value.status == 502
@@ -403,7 +409,7 @@ async def test_where_nobody_can_let_go_of_a_descriptor_the_call_fails_of_that(
 async def test_a_connection_that_takes_too_long_is_an_error(upstream: ScriptedUpstream, tasks: TaskRunner) -> None:
     """An upstream that says nothing when TLS is offered."""
     url = upstream.url.replace("http:", "https:")
-    forwarder = Forwarder(UpstreamPolicy("u", url, connect_timeout=0.2), tasks.spawn)
+    forwarder = DirectClient(UpstreamPolicy("u", url, connect_timeout=0.2), tasks.spawn)
     with pytest.raises(UpstreamUnreachable, match=r"within 0\.2 s") as caught:
         await send(forwarder)
     assert caught.value.status == 504
@@ -417,7 +423,7 @@ async def test_a_server_that_is_near_is_told_through_whom_a_call_came(
     upstream: ScriptedUpstream, tasks: TaskRunner, *, is_streamed: bool
 ) -> None:
     upstream.answer_with(answer())
-    forwarder = Forwarder(UpstreamPolicy("u", upstream.url), tasks.spawn, hop_id="own")
+    forwarder = DirectClient(UpstreamPolicy("u", upstream.url), tasks.spawn, hop_id="own")
     came: Headers = ((b"x-palimpsest-hop", b"a, b"), (b"x-palimpsest-hop", b",c"), (b"x-palimpsest-mode", b"observe"))
     for headers, hops in (((), b"own"), (came, b"a, b, c, own")):
         upload = Upload()
@@ -429,7 +435,45 @@ async def test_a_server_that_is_near_is_told_through_whom_a_call_came(
     forwarder.close()
 
 
-async def test_a_server_without_an_id_names_nobody(forwarder: Forwarder, upstream: ScriptedUpstream) -> None:
+async def test_a_server_without_an_id_names_nobody(forwarder: DirectClient, upstream: ScriptedUpstream) -> None:
     upstream.answer_with(answer())
     await read_all(await send(forwarder, headers=((b"x-palimpsest-hop", b"a"),)))
     assert upstream.requests[0].all(b"x-palimpsest-hop") == []
+
+
+@pytest.fixture
+async def secure(certificate: Path) -> AsyncIterator[ScriptedUpstream]:
+    """An upstream with that certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, certificate.with_name("key.pem"))
+    async with ScriptedUpstream(context) as server:
+        yield server
+
+
+async def test_an_upstream_whose_signer_the_system_trusts_is_talked_to(
+    secure: ScriptedUpstream, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    forwarder = DirectClient(UpstreamPolicy("u", secure.url), TaskRunner().spawn)
+    secure.answer_with(answer(b"secret"))
+    assert [await ask(forwarder) for _ in range(3)] == [b"secret"] * 3
+    assert secure.accepted == 1
+    forwarder.close()
+
+
+async def test_a_stream_over_tls_that_is_cut_is_broken(
+    secure: ScriptedUpstream, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    forwarder = DirectClient(UpstreamPolicy("u", secure.url), TaskRunner().spawn)
+    secure.close_after(stream_head() + chunk(b"part"))
+    with pytest.raises(UpstreamUnreachable, match="in the middle of its response"):
+        await ask(forwarder)
+
+
+async def test_an_upstream_that_nobody_vouches_for_gets_nothing(secure: ScriptedUpstream) -> None:
+    forwarder = DirectClient(UpstreamPolicy("u", secure.url), TaskRunner().spawn)
+    secure.answer_with(answer(b"secret"))
+    with pytest.raises(UpstreamUnreachable, match=r"(?i)certificate"):
+        await ask(forwarder)
+    assert secure.requests == []

@@ -1,11 +1,11 @@
-"""Where a client's path goes: what an SDK would send with this base, and no path that could mean another."""
+"""Where requests go: paths under a base URL, tricks in them, and upstreams that are this server."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.errors import BadRequest
-from proxy.upstream.targets import Origin, UpstreamTarget, map_target, parse_base
+from proxy.upstream.origin import Origin, UpstreamTarget, leads_back, map_target, name_address, parse_base
 
 
 @pytest.mark.parametrize(
@@ -126,3 +126,40 @@ def test_a_key_never_leaves_the_base_whichever_way_the_path_is_normalised(target
             segments.append(segment)
     if mapped.is_under_base:
         assert segments[0] == b"v1"
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8484"),
+        ("0.0.0.0", "http://127.0.0.1:8484"),
+        ("::", "http://[::1]:8484"),
+        ("fd00::1", "http://[fd00::1]:8484"),
+        ("proxy.example", "http://proxy.example:8484"),
+    ],
+)
+def test_a_server_is_found_where_it_listens(host: str, address: str) -> None:
+    assert name_address(host, 8484) == address
+
+
+@pytest.mark.parametrize(
+    ("base_url", "address", "is_own"),
+    [
+        ("http://127.0.0.1:8484/v1", "127.0.0.1", True),
+        ("https://127.0.0.1:8484", "127.0.0.1", True),
+        ("http://localhost:8484/v1", "127.0.0.1", True),
+        ("http://[::1]:8484/v1", "::1", True),
+        ("http://0.0.0.0:8484/v1", "127.0.0.1", True),
+        ("http://127.0.0.1:8484/v1", "0.0.0.0", True),
+        ("http://127.9.9.9:8484/v1", "0.0.0.0", True),
+        ("http://0.0.0.0:8484/v1", "0.0.0.0", True),
+        ("http://127.0.0.1:8485/v1", "127.0.0.1", False),
+        ("http://127.0.0.2:8484/v1", "127.0.0.1", False),
+        ("http://[::1]:8484/v1", "127.0.0.1", False),
+        ("http://192.0.2.1:8484/v1", "0.0.0.0", False),
+        ("http://nobody.invalid:8484/v1", "127.0.0.1", False),
+        ("https://api.openai.com/v1", "127.0.0.1", False),
+    ],
+)
+def test_an_upstream_that_is_this_server_is_seen(base_url: str, address: str, *, is_own: bool) -> None:
+    assert leads_back(base_url, address, 8484) == is_own

@@ -1,12 +1,15 @@
-"""One connection to an upstream: what counts as an answer, how it ends, and what must not reach the next one."""
+"""One connection: what its bytes mean, what breaks it, and when it can be used again."""
 
 import asyncio
+import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.engine.runtime import WriteBatcher
 from proxy.model.errors import UpstreamUnreachable
-from proxy.upstream.connection import Connection
+from proxy.upstream.http_connection import HttpConnection, InvalidResponse, ResponseParser
 from tests.support.scripted import LAST_CHUNK, LIMIT, answer, chunk, stream_head
 from tests.support.writes import BusyWrites
 from tests.upstream.conftest import REQUEST, Pair
@@ -131,7 +134,7 @@ async def test_an_answer_that_is_cut_is_an_error_after_the_bytes_that_came(
     else:
         await pair.wire.close()
     more, problem = await pair.rest_and_break()
-    assert (content + more, problem) == (body, "the upstream closed the connection in the middle of its answer")
+    assert (content + more, problem) == (body, "the upstream closed the connection in the middle of its response")
 
 
 async def test_a_bad_chunk_is_an_error_after_the_bytes_that_came(pair: Pair) -> None:
@@ -140,7 +143,7 @@ async def test_a_bad_chunk_is_an_error_after_the_bytes_that_came(pair: Pair) -> 
     await pair.head()
     content, problem = await pair.rest_and_break()
     assert content == b"good"
-    assert problem.startswith("the upstream's answer is not valid HTTP: ")
+    assert problem.startswith("the upstream's response is not valid HTTP: ")
     assert await pair.wire.read_to_end() == b""
 
 
@@ -320,7 +323,7 @@ async def test_a_request_on_a_lost_connection_fails_at_once(pair: Pair) -> None:
     pair.connection.finish()
     assert not pair.connection.is_fresh()
     pair.connection.begin("GET", REQUEST, b"", LIMIT)
-    with pytest.raises(UpstreamUnreachable, match="before it was asked"):
+    with pytest.raises(UpstreamUnreachable, match="before the request was sent"):
         await pair.head()
 
 
@@ -405,7 +408,93 @@ async def test_what_is_near_is_this_machine_or_no_public_address(peer: str, own:
         def get_extra_info(self, name: str, default: object = None) -> object:
             return {"peername": (peer, 1), "sockname": (own, 2)}.get(name, default)
 
-    connection = Connection(asyncio.get_running_loop(), WriteBatcher(lambda: 1))
+    connection = HttpConnection(asyncio.get_running_loop(), WriteBatcher(lambda: 1))
     assert not connection.is_near
     connection.connection_made(Transport())
     assert connection.is_near == is_near
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n"
+SIZED = b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\nhello world"
+
+
+@given(st.sampled_from([CHUNKED, SIZED]), st.sets(st.integers(1, 80)))
+def test_an_answer_cut_anywhere_is_the_same_answer(sent: bytes, cuts: set[int]) -> None:
+    incoming = ResponseParser("POST")
+    edges = [0, *sorted(cut for cut in cuts if cut < len(sent)), len(sent)]
+    body = b""
+    for start, end in itertools.pairwise(edges):
+        incoming.feed(sent[start:end])
+        body += incoming.take()
+    assert (incoming.status, body, incoming.is_complete, incoming.can_keep) == (200, b"hello world", True, True)
+
+
+def test_an_interim_answer_is_not_the_answer() -> None:
+    incoming = ResponseParser("POST")
+    incoming.feed(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n")
+    assert not incoming.has_head
+    incoming.feed(SIZED)
+    assert (incoming.status, incoming.headers, incoming.is_complete) == (200, ((b"content-length", b"11"),), True)
+
+
+def test_a_parser_is_told_that_a_body_without_a_length_has_ended() -> None:
+    incoming = ResponseParser("POST")
+    incoming.feed(b"HTTP/1.1 200 OK\r\n\r\nabc")
+    assert not incoming.is_complete
+    assert incoming.end()
+    assert (incoming.take(), incoming.is_complete) == (b"abc", True)
+
+
+@pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200 OK\r\n", SIZED[:-1], CHUNKED[:-2]])
+def test_the_end_of_the_connection_does_not_end_any_other_answer(sent: bytes) -> None:
+    incoming = ResponseParser("POST")
+    incoming.feed(sent)
+    assert not incoming.end()
+
+
+def test_an_answer_to_head_has_no_body_and_the_connection_is_not_kept() -> None:
+    incoming = ResponseParser("HEAD")
+    incoming.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n")
+    assert (incoming.is_complete, incoming.take(), incoming.can_keep) == (True, b"", False)
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"not http at all\r\n\r\n", "HTTP"),
+        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n", "101"),
+        (b"HTTP/1.1 999 Odd\r\n\r\n", "999"),
+        (b"HTTP/1.1 099 Odd\r\nContent-Length: 2\r\n\r\nok", "99"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"a" * 300_000 + b"\r\n\r\n", "head exceeds"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"a" * 600_000, "head exceeds"),
+        (CHUNKED.replace(b"6\r\n", b"zz\r\n"), "chunk"),
+        (SIZED + SIZED, "behind the response"),
+    ],
+)
+def test_what_is_no_single_answer_is_refused(sent: bytes, reason: str) -> None:
+    with pytest.raises(InvalidResponse, match=reason):
+        ResponseParser("POST").feed(sent)
+
+
+def test_the_bytes_before_a_fault_can_still_be_taken() -> None:
+    incoming = ResponseParser("POST")
+    with pytest.raises(InvalidResponse):
+        incoming.feed(CHUNKED.replace(b"6\r\n", b"zz\r\n"))
+    assert incoming.take() == b"hello"
+
+
+@pytest.mark.parametrize("begin", [b"HTTP/1.1 200 OK\r\nX: ", CHUNKED[:-2] + b"X: "])
+def test_an_endless_field_is_refused_before_and_behind_the_body(begin: bytes) -> None:
+    incoming = ResponseParser("POST")
+    incoming.feed(begin)
+    with pytest.raises(InvalidResponse, match="exceeds"):
+        for _ in range(30):
+            incoming.feed(b"a" * 10_000)
+
+
+def test_a_long_body_is_no_endless_field() -> None:
+    incoming = ResponseParser("POST")
+    incoming.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 900000\r\n\r\n")
+    for _ in range(9):
+        incoming.feed(bytes(100_000))
+    assert incoming.is_complete

@@ -1,8 +1,8 @@
-"""One HTTP/1.1 connection to an upstream.
+"""One HTTP/1.1 connection to an upstream, and the parser of its responses.
 
-Rule: bytes are handed on as they come; an answer that breaks is an error after the bytes that came, never an end. A
-bare httptools client adds 0.1 ms a call where aiohttp adds 0.2 and httpx 0.7 (benchmarks/upstream_clients.py); asyncio
-supplies TLS and sockets, so what is ours is this file, `incoming` and the pool in `forwarder`.
+Bytes are passed on as they come; nothing is decoded or repaired. A response that breaks off is an error after the bytes
+that came, never an end, and bytes behind a response are neither part of it nor of the next. httptools with asyncio's
+sockets and TLS adds 0.1 ms per call where aiohttp adds 0.2 and httpx 0.7 (benchmarks/upstream_clients.py).
 """
 
 import asyncio
@@ -11,35 +11,151 @@ import select
 from collections.abc import Callable
 from typing import cast
 
+import httptools
+
 from proxy.engine.runtime import WriteBatcher
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers
-from proxy.upstream.incoming import BadAnswer, Incoming
 
+_HEAD_LIMIT = 256 * 1024
+_TOO_LARGE = f"its head exceeds {_HEAD_LIMIT} bytes"
+_BODILESS = (204, 304)
 _HIGH_WATER = 256 * 1024
 _JOINED_BYTES = 64 * 1024
-_IDLE = Incoming("")
 _RESET = select.POLLHUP | select.POLLERR
 
 
-class Connection(asyncio.Protocol):
+class InvalidResponse(Exception):
+    """The bytes are not an HTTP/1.1 response; the text says why."""
+
+
+class ResponseParser:
+    """Parses one response: `feed` it until `is_complete`, `take` body bytes out.
+
+    `can_keep`: the connection may carry another request afterwards. `has_bytes`: something was fed.
+    """
+
+    def __init__(self, method: str) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._method = method
+        self._fields: list[tuple[bytes, bytes]] = []
+        self._head_size = self._unparsed = 0
+        self._pieces: list[bytes] = []
+        self._ends_with_connection = self._has_moved = False
+        self.buffered = 0
+        self.status = 0
+        self.has_bytes = False
+        self.has_head = False
+        self.is_complete = False
+        self.can_keep = False
+
+    @property
+    def headers(self) -> Headers:
+        """The headers in order, names in lower case."""
+        return tuple(self._fields)
+
+    def feed(self, data: bytes) -> None:
+        """Parse bytes. Raises InvalidResponse; the body bytes before the error can still be taken."""
+        self.has_bytes = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            raise InvalidResponse(str(error.__context__ or error)[:200]) from None
+        # httptools reports a header when it ends, so that `on_header` would never count an endless one.
+        self._unparsed = 0 if self._has_moved else self._unparsed + len(data)
+        self._has_moved = False
+        if self._unparsed > _HEAD_LIMIT:
+            raise InvalidResponse(_TOO_LARGE)
+
+    def end(self) -> bool:
+        """Note that the connection ended. Return True if the response is complete: it may have no other end."""
+        if self.has_head and self._ends_with_connection:
+            self.is_complete = True
+        return self.is_complete
+
+    def take(self) -> bytes:
+        """Return all buffered body bytes."""
+        content = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        self.buffered = 0
+        return content
+
+    def close(self) -> None:
+        """Drop httptools' parser, which refers to our methods: no cycle is left to the garbage collector."""
+        del self._parser
+
+    # --- callbacks of httptools --------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """Refuse a second response."""
+        if self.is_complete:
+            raise ValueError("there are bytes behind the response")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Collect a header of the response; trailers are ignored."""
+        self._has_moved = True
+        self._head_size += len(name) + len(value)
+        if self._head_size > _HEAD_LIMIT:
+            raise ValueError(_TOO_LARGE)
+        if not self.has_head:
+            self._fields.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """Find out how the body ends."""
+        status = self._parser.get_status_code()
+        if status == 101 or not 100 <= status <= 599:
+            raise ValueError(f"status {status} was not requested")
+        if status < 200:
+            self._fields.clear()
+            return
+        self.status = status
+        self.has_head = True
+        fields = dict(self._fields)
+        coding = fields.get(b"transfer-encoding", b"").lower().rpartition(b",")[2].strip()
+        self._ends_with_connection = (
+            b"content-length" not in fields and coding != b"chunked" and status not in _BODILESS
+        )
+        self.can_keep = self._parser.should_keep_alive()
+        if self._method == "HEAD":
+            # httptools cannot be told that no body follows, so the connection is not reused.
+            self.can_keep = False
+            self.is_complete = True
+
+    def on_body(self, body: bytes) -> None:
+        """Buffer a piece of the body."""
+        self._has_moved = True
+        self._pieces.append(body)
+        self.buffered += len(body)
+
+    def on_message_complete(self) -> None:
+        """Note the end of a message, which may also be a 1xx response."""
+        self.is_complete = self.has_head
+
+
+# What a connection without a request receives.
+_IDLE = ResponseParser("")
+
+
+class HttpConnection(asyncio.Protocol):
     """A connection that carries one request at a time: `begin`, `wait_for_head`, `read` until it is empty, `finish`.
 
-    `on_idle_close` is told when the upstream ends it between two requests. `may_send_again`, once the request has
-    failed: not a byte of an answer came, and the connection was reset or the request had not left whole, so that it may
-    go out once more on another connection. An orderly close after the whole request may follow on its being billed.
+    `on_idle_close` is called when the upstream closes it between two requests. `may_send_again` is meant for a request
+    that failed: no byte of a response came, and the connection was reset or the request had not been sent whole, so
+    that it may be sent once more on another connection. After an orderly close behind a whole request it may not: the
+    upstream may have read and billed it. `is_near`: the peer is this machine or has an address outside the public
+    network.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         writes: WriteBatcher,
-        on_idle_close: "Callable[[Connection], None] | None" = None,
+        on_idle_close: "Callable[[HttpConnection], None] | None" = None,
     ) -> None:
         self._loop = loop
         self._writes = writes
         self._on_idle_close = on_idle_close
-        self._turn = -1  # the request is on its way once the turn is another
+        self._turn = -1  # of `WriteBatcher`; the request is held there as long as this is its current turn
         self._transport: asyncio.Transport | None = None
         self._incoming = _IDLE
         self._error: UpstreamUnreachable | None = None
@@ -60,43 +176,43 @@ class Connection(asyncio.Protocol):
 
     @property
     def status(self) -> int:
-        """Status of the answer."""
+        """The status of the response."""
         return self._incoming.status
 
     @property
     def headers(self) -> Headers:
-        """Fields of the answer's head, names lower case, in order."""
+        """The response's headers in order, names in lower case."""
         return self._incoming.headers
 
     @property
     def is_received(self) -> bool:
-        """Whether the answer is here whole, read or not."""
+        """Whether the whole response has come, read or not."""
         return self._incoming.is_complete
 
     @property
     def is_ended(self) -> bool:
-        """Whether every byte of the answer has been read."""
+        """Whether every byte of the response has been read."""
         return self._incoming.is_complete and not self._incoming.buffered
 
     def is_fresh(self) -> bool:
-        """Whether a request may go out on this pooled connection.
+        """Return whether a request may be sent on this pooled connection.
 
-        Asks the kernel, too: a close that the loop has not come round to would cost the call, because a request that
-        may have been read is never sent twice.
+        Asks the kernel, too: a close that the event loop has not processed yet would fail the call, because a request
+        that may have been read is never sent twice.
         """
         transport = self._transport
         return not (self._is_lost or transport is None or transport.is_closing() or self._ask_kernel(transport))
 
     def begin(self, method: str, head: bytes, body: bytes, idle_timeout: float) -> None:
-        """Send a request's head, and its body where that is at hand."""
-        self._incoming = Incoming(method)
+        """Send the head of a request, and its body unless that is streamed; `idle_timeout` in seconds."""
+        self._incoming = ResponseParser(method)
         self._error = None
         self._idle_timeout = idle_timeout
         self._active = self._loop.time()
         self.waits_for_client = self.may_send_again = False
         if self._is_lost or self._transport is None:
             self.may_send_again = True
-            self._fail("the upstream closed the connection before it was asked")
+            self._fail("the upstream closed the connection before the request was sent")
             return
         if self._timer is None:
             self._timer = self._loop.call_later(idle_timeout, self._check_idle)
@@ -106,23 +222,23 @@ class Connection(asyncio.Protocol):
             self._transport.writelines((head, body))
 
     async def write(self, content: bytes) -> None:
-        """Send more of a streamed body; returns when more can be taken."""
+        """Send more of a streamed body; return when there is room for more."""
         if self._transport is None or self._is_lost:
             return
         self._active = self._loop.time()
-        self._writes.flush()  # its head may be there
+        self._writes.flush()  # the head may still be held there
         self._transport.write(content)
         if self._writable is not None:
             await asyncio.shield(self._writable)
             self._active = self._loop.time()
 
     async def wait_for_head(self) -> None:
-        """Return when status and headers are there. Raises UpstreamUnreachable."""
+        """Wait for status and headers. Raises UpstreamUnreachable."""
         while not self._incoming.has_head:
             await self._wait()
 
     async def read(self) -> bytes:
-        """What has come, at least one byte; empty at the end.
+        """Return what has come, at least one byte; empty at the end.
 
         Raises UpstreamUnreachable after the last byte that came.
         """
@@ -134,8 +250,9 @@ class Connection(asyncio.Protocol):
         return self._take()
 
     async def pump(self, take: Callable[[bytes], bool]) -> None:
-        """Hand on what comes until `take` says no or the answer is here whole: from the transport's callback, for a
-        task that is woken for every chunk costs more than the chunk.
+        """Pass what comes to `take` until that returns False or the whole response has come.
+
+        `take` is called from the transport's callback: waking a task for every chunk costs more than the chunk.
 
         Raises UpstreamUnreachable after the last byte that came.
         """
@@ -154,14 +271,14 @@ class Connection(asyncio.Protocol):
                 return
 
     def finish(self) -> bool:
-        """Let go of the request; True if the connection can carry another one, else it is closed."""
+        """End the request. Return True if the connection can carry another one; else it is closed."""
         incoming, transport = self._incoming, self._transport
         is_kept = (
             self.is_ended
             and incoming.can_keep
             and not self._is_lost
             and transport is not None
-            and not transport.get_write_buffer_size()  # an early answer: the rest of the request may never be read
+            and not transport.get_write_buffer_size()  # an early response: the rest of the request may never be read
         )
         if incoming is not _IDLE:
             incoming.close()
@@ -171,7 +288,7 @@ class Connection(asyncio.Protocol):
         return is_kept
 
     def close(self) -> None:
-        """Close at once, throwing away what was not read."""
+        """Close at once, discarding what was not read."""
         self._stop_watching()
         if self._transport is not None and not self._is_lost:
             self._transport.abort()
@@ -179,14 +296,14 @@ class Connection(asyncio.Protocol):
     # --- asyncio.Protocol --------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Part of asyncio's Protocol."""
+        """Note the transport and where the peer is."""
         self._transport = cast(asyncio.Transport, transport)
         self.is_near = _is_near(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Part of asyncio's Protocol."""
+        """Parse what came and pass it on; close a connection that sends what nobody requested."""
         incoming = self._incoming
-        if incoming is _IDLE or incoming.is_complete or self._turn == self._writes.turn:  # nobody asked for it
+        if incoming is _IDLE or incoming.is_complete or self._turn == self._writes.turn:
             incoming.can_keep = False
             self._note_end(is_reset=False)
             self.close()
@@ -194,10 +311,10 @@ class Connection(asyncio.Protocol):
         self._active = self._loop.time()
         try:
             incoming.feed(data)
-        except BadAnswer as error:
+        except InvalidResponse as error:
             incoming.can_keep = False
             if not incoming.is_complete:
-                self._fail(f"the upstream's answer is not valid HTTP: {error}")
+                self._fail(f"the upstream's response is not valid HTTP: {error}")
             self.close()
         if self._sink is not None and incoming.buffered and not incoming.is_complete:
             if self._sink(incoming.take()):
@@ -209,7 +326,7 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def eof_received(self) -> None:
-        """Part of asyncio's Protocol.
+        """End a response that has no other end; any other request has failed.
 
         An end that is followed by a reset came from an upstream that had closed before the request arrived, or left it
         unread in its kernel.
@@ -217,36 +334,34 @@ class Connection(asyncio.Protocol):
         incoming = self._incoming
         if not incoming.end() and not incoming.has_bytes and self._transport is not None:
             self._note_end(is_reset=bool(self._ask_kernel(self._transport) & _RESET))
-            self._fail("the upstream closed the connection before it answered")
-            self.close()  # at once, or what of the request is unsent would be waited for
+            self._fail("the upstream closed the connection before it responded")
+            self.close()  # at once: the transport would first try to send the rest of the request
             self._wake()
         incoming.can_keep = False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Part of asyncio's Protocol."""
+        """Fail the request unless its response is complete."""
         self._is_lost = True
         self._stop_watching()
         if not self._incoming.is_complete:
             self._note_end(is_reset=isinstance(exc, ConnectionError))
-            what = "in the middle of its answer" if self._incoming.has_head else "before it answered"
+            what = "in the middle of its response" if self._incoming.has_head else "before it responded"
             self._fail(f"the upstream closed the connection {what}")
         self.resume_writing()
         self._wake()
 
     def pause_writing(self) -> None:
-        """Part of asyncio's Protocol."""
+        """Have `write` wait."""
         self._writable = self._loop.create_future()
 
     def resume_writing(self) -> None:
-        """Part of asyncio's Protocol."""
+        """Let `write` go on."""
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
         self._writable = None
 
-    # --- inner -------------------------------------------------------------------------------------------------------
-
     async def _wait(self) -> None:
-        """Return when something has changed. Raises the error that ended the answer."""
+        """Wait until something changes. Raises the error that ended the response."""
         if self._error is not None:
             raise self._error
         self._waiter = self._loop.create_future()
@@ -268,14 +383,14 @@ class Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     def _ask_kernel(self, transport: asyncio.Transport) -> int:
-        """What has happened to the socket that the loop may not have come round to, as poll(2) says it."""
+        """Return the events of the socket that poll(2) reports; the event loop may not have processed them yet."""
         if self._poll is None:
             self._poll = select.poll()
             self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
         return sum(events for _, events in self._poll.poll(0))
 
     def _note_end(self, *, is_reset: bool) -> None:
-        """The upstream has ended the connection, unless that was us for another reason."""
+        """Decide whether the request may be sent again, as the upstream closed the connection; not if we did before."""
         if self._error is not None:
             return
         if self._incoming is _IDLE:
@@ -295,13 +410,13 @@ class Connection(asyncio.Protocol):
             self._timer = None
 
     def _check_idle(self) -> None:
-        """One timer serves many calls: set when none runs, it looks how long it has been quiet when it is due."""
+        """Fail a silent upstream. One timer serves many calls: when it is due, it is set for the time that is left."""
         self._timer = None
         if self._incoming is _IDLE or self._incoming.is_complete:
             return
         idle = self._loop.time() - self._active
         if self._is_reading_paused or self._incoming.buffered or self.waits_for_client:
-            idle = 0.0  # our side is the slow one
+            idle = 0.0  # our side is slow
         if idle < self._idle_timeout:
             self._timer = self._loop.call_later(self._idle_timeout - idle, self._check_idle)
             return
@@ -311,8 +426,8 @@ class Connection(asyncio.Protocol):
 
 
 def _is_near(transport: asyncio.BaseTransport) -> bool:
-    """Whether the other end is this machine, or at an address that is not of the public network."""
+    """Return whether the peer is this machine or has an address outside the public network."""
     peer, own = (transport.get_extra_info(name) for name in ("peername", "sockname"))
-    if not peer or not own:  # the other end has gone already
+    if not peer or not own:  # the peer has closed already
         return False
     return peer[0] == own[0] or not ipaddress.ip_address(peer[0]).is_global

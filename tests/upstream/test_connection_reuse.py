@@ -8,12 +8,12 @@ import pytest
 
 from proxy.engine.runtime import TaskRunner
 from proxy.model.errors import UpstreamUnreachable
-from proxy.upstream.forwarder import Forwarder
+from proxy.upstream.client import DirectClient
 from proxy.upstream.policy import UpstreamPolicy
 from tests.support.scripted import LIMIT, ScriptedUpstream, Wire, answer
 from tests.support.writes import BusyWrites
 from tests.upstream.conftest import REQUEST, Pair
-from tests.upstream.test_forwarder import ask
+from tests.upstream.test_client import ask
 
 LARGE = bytes(32 * 1024 * 1024)
 
@@ -26,7 +26,7 @@ class Kept:
         self.fields = ""
         self._upstream = upstream
         self._newest: Wire | None = None
-        self.forwarder = Forwarder(UpstreamPolicy("u", upstream.url), tasks.spawn, now=lambda: self.now)
+        self.forwarder = DirectClient(UpstreamPolicy("u", upstream.url), tasks.spawn, now=lambda: self.now)
         upstream.script = self._answer
 
     async def ask(self) -> bool:
@@ -102,7 +102,7 @@ async def test_connections_that_the_forwarder_closes_say_nothing_of_the_upstream
 # --- requests whose connection dies ----------------------------------------------------------------------------------
 
 
-async def use_once(forwarder: Forwarder, upstream: ScriptedUpstream) -> Wire:
+async def use_once(forwarder: DirectClient, upstream: ScriptedUpstream) -> Wire:
     """The upstream's end of a connection that then waits in the pool."""
     sending = asyncio.ensure_future(ask(forwarder))
     wire, _ = await upstream.accept_request()
@@ -112,7 +112,7 @@ async def use_once(forwarder: Forwarder, upstream: ScriptedUpstream) -> Wire:
 
 
 async def test_a_request_on_a_pooled_connection_that_is_reset_goes_out_once_more(
-    forwarder: Forwarder, upstream: ScriptedUpstream
+    forwarder: DirectClient, upstream: ScriptedUpstream
 ) -> None:
     wire = await use_once(forwarder, upstream)
     upstream.answer_with(answer(b"fresh"))
@@ -124,7 +124,7 @@ async def test_a_request_on_a_pooled_connection_that_is_reset_goes_out_once_more
 
 
 async def test_a_request_of_which_the_upstream_read_a_part_before_it_closed_goes_out_once_more(
-    forwarder: Forwarder, upstream: ScriptedUpstream
+    forwarder: DirectClient, upstream: ScriptedUpstream
 ) -> None:
     wire = await use_once(forwarder, upstream)
     upstream.answer_with(answer(b"fresh"))
@@ -136,27 +136,27 @@ async def test_a_request_of_which_the_upstream_read_a_part_before_it_closed_goes
     assert upstream.requests[-1].body == LARGE
 
 
-async def test_a_request_does_not_go_out_a_third_time(forwarder: Forwarder, upstream: ScriptedUpstream) -> None:
+async def test_a_request_does_not_go_out_a_third_time(forwarder: DirectClient, upstream: ScriptedUpstream) -> None:
     wire = await use_once(forwarder, upstream)
     follow = asyncio.ensure_future(ask(forwarder))
     await wire.read_request()
     wire.reset()
     second, _ = await upstream.accept_request()
     second.reset()
-    with pytest.raises(UpstreamUnreachable, match="before it answered"):
+    with pytest.raises(UpstreamUnreachable, match="before it responded"):
         await follow
     assert upstream.accepted == 2
 
 
 async def test_a_request_that_may_have_been_read_is_never_sent_a_second_time(
-    forwarder: Forwarder, upstream: ScriptedUpstream
+    forwarder: DirectClient, upstream: ScriptedUpstream
 ) -> None:
     wire = await use_once(forwarder, upstream)
     upstream.answer_with(answer(b"billed again"))
     follow = asyncio.ensure_future(ask(forwarder))
     await wire.read_request()
     await wire.close()
-    with pytest.raises(UpstreamUnreachable, match="before it answered") as caught:
+    with pytest.raises(UpstreamUnreachable, match="before it responded") as caught:
         await follow
     assert caught.value.status == 502
     assert upstream.accepted == 1

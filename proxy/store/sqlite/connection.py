@@ -98,7 +98,7 @@ class WriterLock:
         path = log.with_name(log.name + ".lock")
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            _take(self._file, wait_ms // _PAUSE_MS, pause)
+            _lock_file(self._file, wait_ms // _PAUSE_MS, pause)
         except OSError as error:
             owner = os.pread(self._file, 20, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(self._file)
@@ -134,7 +134,7 @@ def lock_for_reading(log: Path) -> int:
     return file
 
 
-def _take(file: int, pauses: int, pause: Callable[[float], None]) -> None:
+def _lock_file(file: int, pauses: int, pause: Callable[[float], None]) -> None:
     for _ in range(pauses):
         with suppress(BlockingIOError):
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

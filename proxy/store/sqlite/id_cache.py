@@ -332,7 +332,9 @@ class RowBuffer:
         if table in TALLIED:
             self._ids.tallies[table] += weigh_row(row)
 
-    def append(self, table: str, references: Sequence[Reference | tuple[None, None]], values: tuple[Value, ...]) -> int:
+    def add_sealed(
+        self, table: str, references: Sequence[Reference | tuple[None, None]], values: tuple[Value, ...]
+    ) -> int:
         """Add a row to a sealed table and return its number. The seal commits to what the references name."""
         head = self._ids.heads[table]
         seq = head.seq + 1
@@ -342,16 +344,16 @@ class RowBuffer:
         head.seq, head.seal = seq, seal
         return seq
 
-    def share(self, tenant: Tenant, digest: bytes, content: bytes) -> Reference:
+    def add_blob(self, tenant: Tenant, digest: bytes, content: bytes) -> Reference:
         """Store content once under its digest; return how a row refers to it."""
         blob = self._ids.find_blob(tenant, digest)
         if blob is None:
-            blob = self.keep(content)
+            blob = self.add_payload(content)
             self._rows["blob"].append((blob, tenant.id, digest, len(content)))
             self._ids.blobs.put((tenant.id, digest), blob)
         return blob, digest
 
-    def keep(self, content: bytes, smallest: int = SMALL) -> int:
+    def add_payload(self, content: bytes, smallest: int = SMALL) -> int:
         """Store content that is not expected again, packed if it has `smallest` bytes; return its number."""
         payload = self._ids.next_id("payload")
         self._rows["payload"].append((payload, *pack(content, smallest)))

@@ -101,9 +101,9 @@ class ContextInserter:
         parent = self._find_epoch(epoch.parent)
         exchange = self._ids.expect_exchange(epoch.exchange).seq if epoch.exchange else None
         rendered = [digest_of(message) for message in epoch.rendered]
-        blobs = [self._rows.share(session.tenant, *pair)[0] for pair in zip(rendered, epoch.rendered, strict=True)]
+        blobs = [self._rows.add_blob(session.tenant, *pair)[0] for pair in zip(rendered, epoch.rendered, strict=True)]
         named = [self._name_original(session, epoch.session, original) for original in epoch.originals]
-        seq = self._rows.append(
+        seq = self._rows.add_sealed(
             "epoch",
             (reference,),
             (
@@ -117,7 +117,7 @@ class ContextInserter:
                 epoch.opened_ms,
                 epoch.tokens_before,
                 epoch.tokens_after,
-                self._rows.keep(epoch.edits, TINY),
+                self._rows.add_payload(epoch.edits, TINY),
                 digest_of(epoch.edits),
                 encode_ids(blobs),
                 encode_ids(each.id for each in named),
@@ -131,7 +131,7 @@ class ContextInserter:
         plan = fit_plan(plan)
         exchange = self._ids.expect_exchange(plan.exchange)
         _, session = self._ids.expect_session(exchange.session)
-        self._rows.append(
+        self._rows.add_sealed(
             "decision",
             (session,),
             (
@@ -154,7 +154,7 @@ class ContextInserter:
         """Add a pin. Raises DanglingReference."""
         _, session = self._ids.expect_session(pin.session)
         # int: the seal is made of what is read back
-        self._rows.append("pin", (session,), (pin.node, int(pin.is_on), pin.at_ms))
+        self._rows.add_sealed("pin", (session,), (pin.node, int(pin.is_on), pin.at_ms))
 
     def add_summary(self, summary: Summary) -> None:
         """Add a summary; the same again is passed over.
@@ -184,9 +184,9 @@ class ContextInserter:
         exchange = self._ids.expect_exchange(summary.exchange).seq if summary.exchange else None
         blobs = [self._ids.expect_message(session.tenant, digest) for digest in summary.digests]
         contents = (text, orjson.dumps((summary.reason, summary.files)))
-        return self._rows.append(
+        return self._rows.add_sealed(
             "summary",
-            (reference, *[self._rows.share(session.tenant, digest_of(content), content) for content in contents]),
+            (reference, *[self._rows.add_blob(session.tenant, digest_of(content), content) for content in contents]),
             (
                 summary.id,
                 summary.wire,

@@ -246,16 +246,16 @@ def find_parent(parents: Mapping[bytes, bytes], row: NodeRow) -> bytes:
 def find_branches(parents: Mapping[bytes, bytes], positions: Sequence[ExchangePosition]) -> list[BranchRow]:
     """Return the branches in the order in which they began. `parents`: as `find_parent` has it, in order."""
     first = _find_first(parents, positions)
-    heirs = _find_heirs(parents, first)
+    successors = _find_successors(parents, first)
     ended: dict[bytes, list[ExchangePosition]] = {}
     for position in positions:
         ended.setdefault(position.tip, []).append(position)
     forks: dict[bytes, _Fork] = {b"": _Fork(None, 0)}
     found = []
-    for start in sorted((node for node in first if heirs.get(parents[node]) != node), key=first.__getitem__):
+    for start in sorted((node for node in first if successors.get(parents[node]) != node), key=first.__getitem__):
         path = [start]
-        while path[-1] in heirs:
-            path.append(heirs[path[-1]])
+        while path[-1] in successors:
+            path.append(successors[path[-1]])
         own = [ended.get(node, []) for node in path]
         branch = _make_branch(path[-1], parents[start], own, forks[parents[start]])
         forks.update(zip(path, (_Fork(branch, count) for count in accumulate(map(len, own))), strict=True))
@@ -276,15 +276,15 @@ def _find_first(parents: Mapping[bytes, bytes], positions: Sequence[ExchangePosi
     return first
 
 
-def _find_heirs(parents: Mapping[bytes, bytes], first: Mapping[bytes, int]) -> dict[bytes, bytes]:
+def _find_successors(parents: Mapping[bytes, bytes], first: Mapping[bytes, int]) -> dict[bytes, bytes]:
     """Return the node in which the branch of a node goes on."""
-    heirs: dict[bytes, bytes] = {}
+    successors: dict[bytes, bytes] = {}
     for node, number in first.items():
         parent = parents[node]
-        if parent not in heirs or number < first[heirs[parent]]:
-            heirs[parent] = node
-    heirs.pop(b"", None)
-    return heirs
+        if parent not in successors or number < first[successors[parent]]:
+            successors[parent] = node
+    successors.pop(b"", None)
+    return successors
 
 
 def _make_branch(tip: bytes, left: bytes, own: Sequence[Sequence[ExchangePosition]], fork: _Fork) -> BranchRow:

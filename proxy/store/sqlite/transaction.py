@@ -94,9 +94,10 @@ class TransactionWriter:
         connection.execute("BEGIN IMMEDIATE")
         try:
             self._ids.load()
+            adders = self._adders
             for records in appends:
                 for record in records:
-                    self._adders[type(record)](record)
+                    adders[type(record)](record)
             count = self._rows.write(connection)
             self._ids.note_growth()
             if journal_end:
@@ -122,11 +123,11 @@ class TransactionWriter:
     def _add_opening(self, opening: Opening) -> None:
         session = self._open_session(opening.session, opening.opened_ms)
         tenant, body = session.tenant, opening.body
-        headers, changes = self._keep_headers(tenant, opening.headers)
-        envelope, tip = self._keep_body(tenant, body)
+        headers, changes = self._add_headers(tenant, opening.headers)
+        envelope, tip = self._add_body(tenant, body)
         session.n += 1
         exchange = fit_text(opening.exchange)
-        seq = self._rows.append(
+        seq = self._rows.add_sealed(
             "exchange",
             ((session.id, fit_text(opening.session.id)), headers, envelope),
             (
@@ -152,17 +153,19 @@ class TransactionWriter:
         exchange, tenant = found.seq, found.tenant
         body, k, upstream = record.body, record.k, fit_text(record.upstream)
         if body is None:
-            self._rows.append("round", (_NOTHING,), (exchange, k, upstream, None, None, None, None))
+            self._rows.add_sealed("round", (_NOTHING,), (exchange, k, upstream, None, None, None, None))
         else:
-            envelope, tip = self._keep_body(tenant, body)
-            self._rows.append("round", (envelope,), (exchange, k, upstream, tip, body.size, body.whole_digest, None))
+            envelope, tip = self._add_body(tenant, body)
+            self._rows.add_sealed(
+                "round", (envelope,), (exchange, k, upstream, tip, body.size, body.whole_digest, None)
+            )
 
     def _add_outcome(self, outcome: Outcome) -> None:
         found = self._ids.expect_exchange(outcome.exchange)
         exchange, tenant = found.seq, found.tenant
-        headers, changes = self._keep_headers(tenant, outcome.headers)
-        timings, received = outcome.timings, (self._rows.keep(outcome.received), digest_of(outcome.received))
-        self._rows.append(
+        headers, changes = self._add_headers(tenant, outcome.headers)
+        timings, received = outcome.timings, (self._rows.add_payload(outcome.received), digest_of(outcome.received))
+        self._rows.add_sealed(
             "outcome",
             (headers,),
             (
@@ -185,8 +188,8 @@ class TransactionWriter:
     def _add_trailer(self, trailer: Trailer) -> None:
         exchange = self._ids.expect_exchange(trailer.exchange).seq
         received = trailer.received
-        values = (exchange, trailer.k, trailer.i, self._rows.keep(received), digest_of(received), len(received))
-        self._rows.append("trailer", (), values)
+        values = (exchange, trailer.k, trailer.i, self._rows.add_payload(received), digest_of(received), len(received))
+        self._rows.add_sealed("trailer", (), values)
 
     def _add_reading(self, reading: Reading) -> None:
         exchange = self._ids.expect_exchange(reading.exchange).seq
@@ -194,15 +197,15 @@ class TransactionWriter:
         digest = digest_of(reading.answer)
         received, its_digest = self._ids.received.get((exchange, reading.k)) or _NOTHING
         error = fit_text(reading.error).encode()
-        self._rows.append(
+        self._rows.add_sealed(
             "reading",
             (),
             (
                 exchange,
                 reading.k,
-                received if digest == its_digest else self._rows.keep(reading.answer, TINY),
+                received if digest == its_digest else self._rows.add_payload(reading.answer, TINY),
                 digest,
-                self._rows.keep(error) if error else None,
+                self._rows.add_payload(error) if error else None,
                 digest_of(error) if error else None,
                 usage.input,
                 usage.output,
@@ -230,18 +233,18 @@ class TransactionWriter:
         self._lineage.add_session(name, session.id, upstream)
         return session
 
-    def _keep_headers(self, tenant: Tenant, headers: Headers) -> tuple[Reference, bytes]:
+    def _add_headers(self, tenant: Tenant, headers: Headers) -> tuple[Reference, bytes]:
         key = (tenant.id, tuple(map(_name_of, headers)))
         base = self._ids.headers.get(key)
         if base is None:
             content = encode_headers(headers)
-            base = HeaderBase(self._rows.share(tenant, digest_of(content), content), headers)
+            base = HeaderBase(self._rows.add_blob(tenant, digest_of(content), content), headers)
             self._ids.headers.put(key, base)
         return base.blob, encode_changes(headers, base.headers)
 
-    def _keep_body(self, tenant: Tenant, body: Manifest) -> tuple[Reference, bytes]:
+    def _add_body(self, tenant: Tenant, body: Manifest) -> tuple[Reference, bytes]:
         for blob in body.blobs:
-            self._rows.share(tenant, blob.digest, blob.content)
+            self._rows.add_blob(tenant, blob.digest, blob.content)
         if body.slices:
             self._extend_chain(tenant, body.slices)
         envelope, tip, links = self._ids.envelopes.split(body.recipe)
@@ -251,7 +254,7 @@ class TransactionWriter:
         for link in links:
             if link != tenant.root and not self._ids.has_link(link):
                 raise DanglingReference("the chain of its body is not in the log")
-        return self._rows.share(tenant, envelope.digest, envelope.content), tip
+        return self._rows.add_blob(tenant, envelope.digest, envelope.content), tip
 
     def _extend_chain(self, tenant: Tenant, slices: tuple[Slice, ...]) -> None:
         # A link that is stored has all its ancestors stored: of a history sent again, only the tail is looked at, and
@@ -266,6 +269,6 @@ class TransactionWriter:
             if piece.content is None:
                 blob = ids.expect_message(tenant, piece.digest)
             else:
-                blob, _ = self._rows.share(tenant, piece.digest, piece.content)
+                blob, _ = self._rows.add_blob(tenant, piece.digest, piece.content)
             self._rows.add("raw", (piece.link, piece.parent, piece.gap, blob))
             ids.links.put(piece.link, True)

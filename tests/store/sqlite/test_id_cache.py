@@ -179,21 +179,21 @@ def test_content_of_a_tenant_is_stored_once_and_that_of_another_again(
 ) -> None:
     mine, other = Tenant(1, b""), Tenant(2, b"")
     digest = digest_of(LONG)
-    found = [rows.share(tenant, digest, LONG) for tenant in (mine, mine, other)]
+    found = [rows.add_blob(tenant, digest, LONG) for tenant in (mine, mine, other)]
     assert found == [(1, digest), (1, digest), (2, digest)]
     assert rows.write(unchecked) == 4
     assert unchecked.execute("SELECT id, tenant, size FROM blob ORDER BY id").fetchall() == [(1, 1, 2100), (2, 2, 2100)]
 
 
 def test_what_is_kept_is_packed_from_some_size_on(unchecked: sqlite3.Connection, rows: RowBuffer) -> None:
-    assert [rows.keep(LONG[:1000]), rows.keep(LONG), rows.keep(LONG[:1000], 500)] == [1, 2, 3]
+    assert [rows.add_payload(LONG[:1000]), rows.add_payload(LONG), rows.add_payload(LONG[:1000], 500)] == [1, 2, 3]
     rows.write(unchecked)
     codecs = unchecked.execute("SELECT codec FROM payload ORDER BY id").fetchall()
     assert codecs == [(RAW,), (PACKED,), (PACKED,)]
 
 
 def test_a_sealed_row_follows_on_the_one_before_it(unchecked: sqlite3.Connection, rows: RowBuffer) -> None:
-    assert [rows.append("pin", ((7, "s"),), (b"n", 1, at_ms)) for at_ms in (5, 6)] == [1, 2]
+    assert [rows.add_sealed("pin", ((7, "s"),), (b"n", 1, at_ms)) for at_ms in (5, 6)] == [1, 2]
     rows.write(unchecked)
     first = seal_after(b"", (1, "s", b"n", 1, 5))
     second = seal_after(first, (2, "s", b"n", 1, 6))

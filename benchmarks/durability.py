@@ -29,9 +29,9 @@ import msgspec
 from benchmarks.report import describe_machine, render_number, render_table
 from benchmarks.run import write_report
 from proxy.model.exchange import Opening, Outcome, Reading, Round, SessionKey, Timings, Usage
-from proxy.model.lineage import NodeRow, Reply, Step, extend_chain, root_of_chain
+from proxy.model.lineage import NodeRow, Reply, Step, compute_chain_root, extend_chain
 from proxy.model.log import Record
-from proxy.model.manifest import ChainPiece, Manifest, chain_slices, encode_recipe, root_of
+from proxy.model.manifest import ChainPiece, Manifest, chain_slices, compute_root_link, encode_recipe
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 
@@ -80,8 +80,8 @@ class Agent:
         self._key = SessionKey(f"agent-{number}", _TENANT, "openai", f"agent-{number}")
         self._content = content
         self._source = source
-        self._link = root_of(_TENANT)
-        self._node = root_of_chain("openai")
+        self._link = compute_root_link(_TENANT)
+        self._node = compute_chain_root("openai")
         self._count = 0
         self._depth = 0
 

@@ -23,8 +23,8 @@ from benchmarks.report import describe_machine, render_number, render_table
 from benchmarks.run import write_report
 from proxy.engine.ports import MOST_MARKS
 from proxy.model.exchange import Opening, SessionKey
-from proxy.model.lineage import CallFingerprint, NodeRow, Step, extend_chain, root_of_chain
-from proxy.model.manifest import keep_whole
+from proxy.model.lineage import CallFingerprint, NodeRow, Step, compute_chain_root, extend_chain
+from proxy.model.manifest import make_manifest
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import connect_writer
 from proxy.store.sqlite.reader import SqliteReader
@@ -32,8 +32,8 @@ from proxy.store.sqlite.transaction import TransactionWriter
 
 _MESSAGES, _LONG, _HUGE = 8, 690, 20_000
 _IN_A_TRANSACTION = 500
-_ROOT = root_of_chain("openai")
-_BODY = keep_whole(b"{}")
+_ROOT = compute_chain_root("openai")
+_BODY = make_manifest(b"{}")
 
 _OURS, _THEIRS = b"t" * 16, b"u" * 16
 _MOST_MS = 10

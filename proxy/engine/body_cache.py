@@ -18,10 +18,10 @@ from proxy.model.manifest import (
     Piece,
     Slice,
     chain_slices,
-    digest_of,
+    compute_digest,
+    compute_root_link,
     encode_recipe,
-    keep_to,
-    root_of,
+    make_capped_manifest,
 )
 from proxy.model.shared_list import extend_shared
 from proxy.wire.body import ByteRange, SplitBody, count_shared, split_after, split_body
@@ -198,7 +198,7 @@ def list_links(known: CachedBody | None, shared: int) -> Sequence[bytes]:
 
 def link_items(tenant: bytes, split: SplitBody, cap: int, links: Sequence[bytes]) -> list[bytes]:
     """The links of all items, of which these are the first. Blocks: all the others are hashed."""
-    parent = links[-1] if links else root_of(tenant)
+    parent = links[-1] if links else compute_root_link(tenant)
     elements = _elements(split, len(links), len(split.items), cap)
     return [*links, *[each.link for each in chain_slices(parent, elements)]]
 
@@ -218,12 +218,12 @@ def build_manifest(
     With a `holding` no more of it is kept than that says, without one all.
     """
     if holding is not None and _weigh_new_members(split, known) > holding.cap:
-        return keep_to(split.content, holding.cap), None
+        return make_capped_manifest(split.content, holding.cap), None
     if not split.items:
         return _keep_members(split, (), known)[0], None
     before = list_links(known, shared) if holding is None else holding.links
     stop, cap = (len(split.items), len(split.content)) if holding is None else (holding.stop, holding.cap)
-    start, root = len(before), root_of(tenant)
+    start, root = len(before), compute_root_link(tenant)
     slices = tuple(chain_slices(before[-1] if start else root, _elements(split, start, stop, cap)))
     fresh = [s.link for s in slices]
     links = extend_shared(before, start, fresh) if start else fresh
@@ -281,12 +281,12 @@ def _keep_members(
             value = content[span.start : span.end]
             digest = _known_digest(known, name, value)
             if not digest:
-                digest = digest_of(value)
+                digest = compute_digest(value)
                 blobs.append(Blob(digest, value))
             digests[name] = digest
             marks.append((span.start, span.end, BlobPiece(digest)))
     recipe = encode_recipe(_fill_gaps(content, marks, end))
-    return Manifest(recipe, slices, tuple(blobs), len(content), digest_of(content) if unkept else b""), digests
+    return Manifest(recipe, slices, tuple(blobs), len(content), compute_digest(content) if unkept else b""), digests
 
 
 def _known_digest(known: CachedBody | None, name: str, value: bytes) -> bytes:

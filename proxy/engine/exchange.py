@@ -20,9 +20,9 @@ from proxy.model.epoch import Epoch
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
 from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, Round
 from proxy.model.log import Record
-from proxy.model.manifest import Manifest, keep_head, keep_whole
+from proxy.model.manifest import Manifest, make_head_manifest, make_manifest
 from proxy.wire.format import Format
-from proxy.wire.headers import ask_plainly, find, list_credentials
+from proxy.wire.headers import accept_identity_only, find_header, list_credentials
 
 _MODES = ("manage", "observe", "bypass")
 _LONGEST_NUMBER = 9
@@ -58,7 +58,7 @@ class ExchangeService:
         Raises BadRequest, also where it asks for what this version does not serve.
         """
         _check_reserved(headers)
-        asked = find(headers, b"x-palimpsest-mode").decode("latin-1").strip().lower()
+        asked = find_header(headers, b"x-palimpsest-mode").decode("latin-1").strip().lower()
         if not asked:
             return self._policy.mode
         if asked not in _MODES:
@@ -228,7 +228,7 @@ def _check_reserved(headers: Headers) -> None:
 
 def read_ceiling(headers: Headers) -> int | None:
     """Return the ceiling that a request asks for, in tokens; None where it does not. Raises BadRequest."""
-    asked = find(headers, b"x-palimpsest-ceiling").strip()
+    asked = find_header(headers, b"x-palimpsest-ceiling").strip()
     if not asked:
         return None
     if not asked.isdigit() or len(asked) > _LONGEST_NUMBER or not int(asked):
@@ -242,7 +242,7 @@ def _bind(incoming: ClientRequest, request: ResolvedRequest, exchange: OpenExcha
     A response that may be held back must be readable: no content-encoding is asked for.
     """
     is_guarded = exchange.retries is not None and exchange.retries.is_guarded
-    headers = ask_plainly(incoming.headers) if is_guarded else incoming.headers
+    headers = accept_identity_only(incoming.headers) if is_guarded else incoming.headers
     return partial(request.upstream.send, incoming.method, incoming.target, headers)
 
 
@@ -255,5 +255,5 @@ def _tell(client: Client, request: ResolvedRequest, labels: Headers = ()) -> Non
 
 def _keep(passed: CappedBuffer) -> Manifest:
     if passed.is_capped:
-        return keep_head(passed.content, passed.size, passed.whole_digest)
-    return keep_whole(passed.content)
+        return make_head_manifest(passed.content, passed.size, passed.whole_digest)
+    return make_manifest(passed.content)

@@ -24,8 +24,8 @@ from proxy.model.errors import ProxyError
 from proxy.model.events import AnswerRead
 from proxy.model.exchange import Headers
 from proxy.wire.body import decode_content
-from proxy.wire.credentials import is_of_plan
-from proxy.wire.headers import find, keep_for_asking
+from proxy.wire.credentials import is_subscription
+from proxy.wire.headers import find_header, select_for_model_list
 
 _LISTING = b"/v1/models"
 _ASK_AGAIN_SECONDS = 3600.0
@@ -106,10 +106,10 @@ class Models:
         now = self._clock.monotonic()
         if now - self._asked.get(upstream.name, -_ASK_AGAIN_SECONDS) < _ASK_AGAIN_SECONDS:
             return
-        if is_of_plan(headers):
+        if is_subscription(headers):
             return  # nothing is asked with it that its owner did not ask (BEHAVIOUR B31)
         self._asked[upstream.name] = now
-        self._spawn(self._ask(upstream, keep_for_asking(headers)))
+        self._spawn(self._ask(upstream, select_for_model_list(headers)))
 
     def _forget(self) -> None:
         """Something new is known."""
@@ -138,7 +138,7 @@ async def _fetch(upstream: Upstream, headers: Headers) -> bytes:
                 raise ValueError("its list is too long")
         if answer.status != _LISTED:
             raise ValueError(f"status {answer.status}")
-        encoding = find(answer.headers, b"content-encoding").decode("latin-1")
+        encoding = find_header(answer.headers, b"content-encoding").decode("latin-1")
         return decode_content(bytes(content), encoding, _MOST_BYTES)
     finally:
         answer.close()

@@ -23,9 +23,9 @@ from proxy.engine.runtime import EventBus, call_after_first_step
 from proxy.model.errors import ProxyError, UpstreamUnreachable
 from proxy.model.events import ExchangeRecorded, LimitsTold
 from proxy.model.exchange import Completeness, Outcome, Timings, Trailer
-from proxy.model.manifest import digest_of
+from proxy.model.manifest import compute_digest
 from proxy.wire.credentials import redact, redact_answer, redact_headers, redact_quickly
-from proxy.wire.headers import forward_response, keep_for_log, tells_limits
+from proxy.wire.headers import forward_response, has_rate_limits, select_stored
 
 Send = Callable[[bytes | RequestBody], Awaitable[UpstreamResponse]]
 """Sends a body upstream, with everything else that belongs to the request."""
@@ -270,13 +270,13 @@ class Relay:
         if buffer.is_capped:
             size, digest = buffer.size, buffer.whole_digest
         elif not kept and buffer.size:  # what was not searched for credentials is not kept
-            size, digest = buffer.size, digest_of(buffer.content)
+            size, digest = buffer.size, compute_digest(buffer.content)
         began, ended_at = exchange.began, exchange.ended_at or self._clock.monotonic()
         outcome = Outcome(
             exchange.id,
             exchange.k,
             status,
-            redact_headers(keep_for_log(headers), secrets, is_error=status >= _ERROR),
+            redact_headers(select_stored(headers), secrets, is_error=status >= _ERROR),
             completeness,
             kept,
             size,
@@ -315,7 +315,7 @@ class Relay:
                 problem=outcome.error,
             )
         )
-        if outcome.status == _TOO_MANY or tells_limits(outcome.headers):
+        if outcome.status == _TOO_MANY or has_rate_limits(outcome.headers):
             told = (opening.session.tenant, opening.model, outcome.status, outcome.headers)
             self._bus.publish(LimitsTold(exchange.id, exchange.upstream, *told))
         if exchange.format is None or not outcome.size:

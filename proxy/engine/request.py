@@ -9,7 +9,7 @@ from proxy.engine.lineage.chain import Chain
 from proxy.engine.ports import Upstream
 from proxy.model.exchange import Headers, Kind, Mode, SessionKey
 from proxy.model.lineage import Step
-from proxy.model.manifest import Manifest, digest_of
+from proxy.model.manifest import Manifest, compute_digest
 from proxy.wire.body import SplitBody
 
 
@@ -70,7 +70,7 @@ class ManagedRequest(msgspec.Struct, frozen=True, gc=False):
     def list_digests(self, start: int, stop: int) -> tuple[bytes, ...]:
         """The digests under which the log has the messages from one place up to another."""
         raws = self.list_raws()[start:stop]
-        return tuple([digest_of(raw if self.holding is None else self.holding.cut(raw)) for raw in raws])
+        return tuple([compute_digest(raw if self.holding is None else self.holding.cut(raw)) for raw in raws])
 
     def list_leading(self) -> list[bytes]:
         """The raw messages of the preamble."""

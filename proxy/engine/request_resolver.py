@@ -30,15 +30,15 @@ from proxy.engine.ports import Clock, Ids, Upstream
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.response_reader import ResponseReader
 from proxy.model.exchange import ClientRequest, Mode, Opening, SessionKey
-from proxy.model.lineage import root_of_chain
-from proxy.model.manifest import Manifest, keep_to, keep_whole
+from proxy.model.lineage import compute_chain_root
+from proxy.model.manifest import Manifest, make_capped_manifest, make_manifest
 from proxy.wire.body import SplitBody
 from proxy.wire.format import Format
-from proxy.wire.headers import keep_for_log, keep_target
+from proxy.wire.headers import redact_target, select_stored
 
 # A body of that size is counted in any case.
 _MOST_LOOKED_AT = 256 * 1024
-_NOTHING = keep_whole(b"")
+_NOTHING = make_manifest(b"")
 _NONE = (b"", b"[]", b"null")
 _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
@@ -126,8 +126,8 @@ class RequestResolver:
             mode=resolved.mode,
             model=resolved.model,
             method=request.method,
-            target=keep_target(request.target),
-            headers=keep_for_log(request.headers),
+            target=redact_target(request.target),
+            headers=select_stored(request.headers),
             body=body,
             opened_ms=resolved.opened_ms,
         )
@@ -195,7 +195,7 @@ class RequestResolver:
 
     async def _find_root(self, form: Format, session: SessionKey, previous: str, until: float) -> bytes:
         """Where the chain of a request begins: at the stored answer it goes on from, else at the upstream's root."""
-        root = root_of_chain(session.upstream)
+        root = compute_chain_root(session.upstream)
         if form.previous_key:
             for exchange in self._lineage.list_unread_of(session.tenant):
                 await self._readings.hurry(exchange)  # a request may refer to any of them by an id
@@ -247,7 +247,7 @@ class RequestResolver:
         )
 
     def _keep_whole(self, content: bytes) -> Manifest:
-        return keep_to(content, self._policy.record_cap_bytes)
+        return make_capped_manifest(content, self._policy.record_cap_bytes)
 
     def _choose(self, model: str) -> Upstream:
         if model:

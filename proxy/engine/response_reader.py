@@ -20,7 +20,7 @@ from proxy.model.exchange import Answer, Headers, Reading
 from proxy.wire.body import decode_content
 from proxy.wire.credentials import redact
 from proxy.wire.format import Format
-from proxy.wire.headers import find
+from proxy.wire.headers import find_header
 from proxy.wire.json_values import read_object
 from proxy.wire.streams import read_events
 
@@ -57,7 +57,7 @@ def read_received(form: Format, headers: Headers, content: bytes, cap: int) -> t
 
     Raises ValueError where the bytes hold no answer.
     """
-    plain = decode_content(content, find(headers, b"content-encoding").decode("latin-1"), cap)
+    plain = decode_content(content, find_header(headers, b"content-encoding").decode("latin-1"), cap)
     if is_event_stream(headers) and not plain.startswith(b"{"):  # an error may be labelled as a stream
         answer = form.read_events(read_events(plain))
         return answer, _render(answer.value)
@@ -76,7 +76,7 @@ def _render(value: dict[str, object]) -> bytes:
 
 def is_event_stream(headers: Headers) -> bool:
     """Whether a body is a stream of server-sent events."""
-    return find(headers, b"content-type").lower().startswith(b"text/event-stream")
+    return find_header(headers, b"content-type").lower().startswith(b"text/event-stream")
 
 
 class ResponseReader:

@@ -13,7 +13,7 @@ from proxy.engine.response_reader import is_event_stream
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers
 from proxy.wire.body import decode_content
-from proxy.wire.headers import find, forward_response
+from proxy.wire.headers import find_header, forward_response
 from proxy.wire.streams import EVENT_END, MARKER_REACH
 
 # How long the end of the body is waited for behind the last event of a stream, and how long for that event's own end.
@@ -62,7 +62,7 @@ class StreamRelay:
 
 def is_plain_stream(headers: Headers) -> bool:
     """Return whether a body is a stream of events that is not encoded, so that it can be read as it passes."""
-    return is_event_stream(headers) and find(headers, b"content-encoding") in (b"", b"identity")
+    return is_event_stream(headers) and find_header(headers, b"content-encoding") in (b"", b"identity")
 
 
 async def read_final_event(response: UpstreamResponse, buffer: CappedBuffer, held: bytes) -> tuple[bytes, bool]:
@@ -97,7 +97,7 @@ def find_hold(exchange: OpenExchange, response: UpstreamResponse, clock: Clock) 
 
 def is_open_stream(headers: Headers) -> bool:
     """Return whether a response is a stream of events to which we can add: it has no length."""
-    return is_plain_stream(headers) and not find(headers, b"content-length")
+    return is_plain_stream(headers) and not find_header(headers, b"content-length")
 
 
 class ResponseHold:
@@ -182,7 +182,7 @@ class ResponseHold:
 def spell_in_stream(headers: Headers, content: bytes) -> bytes:
     """Format a body that is no stream as an event of a stream that has begun; all clients take it for an error."""
     try:
-        plain = decode_content(content, find(headers, b"content-encoding").decode("latin-1"), REFUSAL_BYTES)
+        plain = decode_content(content, find_header(headers, b"content-encoding").decode("latin-1"), REFUSAL_BYTES)
     except ValueError:
         plain = b""
     lines = plain.splitlines() or [b""]

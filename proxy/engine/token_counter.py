@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from proxy.context.budget import TokenRatio, guess_ratio
 from proxy.context.model_catalog import Encoding, Family, count_media, count_tool_prompt, identify_family
 from proxy.engine.ports import Tokenizer
-from proxy.model.manifest import digest_of
+from proxy.model.manifest import compute_digest
 from proxy.model.messages import CountedContent, TokenWeight
 from proxy.wire.format import DecodedMessage
 from proxy.wire.json_values import load_lenient
@@ -93,7 +93,7 @@ class TokenCounter:
 
     async def tally(self, model: str, raws: Sequence[bytes]) -> tuple[int, ...]:
         """The same of messages of which no hash is at hand."""
-        return (await self.count(model, [Piece(digest_of(raw), raw) for raw in raws])).tokens
+        return (await self.count(model, [Piece(compute_digest(raw), raw) for raw in raws])).tokens
 
     def find_ratio(self, upstream: str, model: str) -> TokenRatio:
         """How many tokens the model counts for each of ours."""

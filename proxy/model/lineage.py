@@ -93,7 +93,7 @@ class StoredSession(msgspec.Struct, frozen=True, gc=False):
     marks: tuple[CallFingerprint, ...]
 
 
-def root_of_chain(upstream: str) -> bytes:
+def compute_chain_root(upstream: str) -> bytes:
     """Return the parent of the first nodes of an upstream's conversations."""
     return sha256(b"lineage\0" + upstream.encode()).digest()[:NODE_SIZE]
 

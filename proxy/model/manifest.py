@@ -69,7 +69,7 @@ class Manifest(msgspec.Struct, frozen=True, gc=False, array_like=True):
     @property
     def digest(self) -> bytes:
         """SHA-256 of the recipe; it commits to every byte of the body."""
-        return digest_of(self.recipe)
+        return compute_digest(self.recipe)
 
     @property
     def weight(self) -> int:
@@ -78,17 +78,17 @@ class Manifest(msgspec.Struct, frozen=True, gc=False, array_like=True):
         return len(self.recipe) + slices + sum([len(each.content) for each in self.blobs])
 
 
-def digest_of(content: bytes) -> bytes:
+def compute_digest(content: bytes) -> bytes:
     """Return the SHA-256, 32 bytes."""
     return hashlib.sha256(content).digest()
 
 
-def root_of(tenant: bytes) -> bytes:
+def compute_root_link(tenant: bytes) -> bytes:
     """Return the parent of a tenant's first links: chains of two tenants never meet."""
     return hashlib.sha256(b"root\0" + tenant).digest()[:LINK_SIZE]
 
 
-def link_after(parent: bytes, gap: bytes, digest: bytes) -> bytes:
+def compute_link(parent: bytes, gap: bytes, digest: bytes) -> bytes:
     """Return the link of a slice: H(parent, gap, digest), 16 bytes."""
     return hashlib.sha256(b"%s%d:%s%s" % (parent, len(gap), gap, digest)).digest()[:LINK_SIZE]
 
@@ -96,30 +96,30 @@ def link_after(parent: bytes, gap: bytes, digest: bytes) -> bytes:
 def chain_slices(parent: bytes, elements: Iterable[tuple[bytes, bytes]]) -> Iterator[Slice]:
     """Yield (gap, content) pairs as slices linked behind `parent`, in order."""
     for gap, content in elements:
-        digest = digest_of(content)
-        link = link_after(parent, gap, digest)
+        digest = compute_digest(content)
+        link = compute_link(parent, gap, digest)
         yield Slice(link, parent, gap, digest, content)
         parent = link
 
 
-def keep_whole(content: bytes) -> Manifest:
+def make_manifest(content: bytes) -> Manifest:
     """Return the manifest of a body that is not split: a single blob, or nothing at all."""
     if not content:
         return Manifest(b"", (), (), 0)
-    digest = digest_of(content)
+    digest = compute_digest(content)
     return Manifest(encode_recipe((BlobPiece(digest),)), (), (Blob(digest, content),), len(content))
 
 
-def keep_to(content: bytes, cap: int) -> Manifest:
+def make_capped_manifest(content: bytes, cap: int) -> Manifest:
     """Return the manifest of a body that is not split: all of it, or its head where it has more bytes than the cap."""
     if len(content) <= cap:
-        return keep_whole(content)
-    return keep_head(content[:cap], len(content), digest_of(content))
+        return make_manifest(content)
+    return make_head_manifest(content[:cap], len(content), compute_digest(content))
 
 
-def keep_head(head: bytes, size: int, whole_digest: bytes) -> Manifest:
+def make_head_manifest(head: bytes, size: int, whole_digest: bytes) -> Manifest:
     """Return the manifest of a body above the record cap: its head, its size and the digest of all of it."""
-    kept = keep_whole(head)
+    kept = make_manifest(head)
     return Manifest(kept.recipe, (), kept.blobs, size, whole_digest)
 
 

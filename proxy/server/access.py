@@ -21,7 +21,7 @@ from proxy.model.exchange import Headers
 from proxy.server.client import ServedClient
 from proxy.server.errors import PAGE_GUARDS, Refused
 from proxy.server.policy import ServerPolicy
-from proxy.wire.headers import HOP, OWN_COOKIE, bare_credential, find, find_credential, is_loopback, list_hops
+from proxy.wire.headers import HOP, OWN_COOKIE, find_credential, find_header, is_loopback, list_hops, strip_scheme
 
 START_PAGE = "/-/"
 
@@ -45,30 +45,30 @@ class AccessRules:
 
     def check_host(self, headers: Headers) -> None:
         """Raise Refused for a Host that is no IP address, not ours and not allowed."""
-        name = _host_name(find(headers, b"host"))
+        name = _host_name(find_header(headers, b"host"))
         if "*" in self._hosts or name in self._hosts or _is_address(name):
             return
         raise Refused(403, "forbidden", f"the Host {name[:100]!r} is not allowed; add it to server.allowed_hosts")
 
     def check_call(self, headers: Headers) -> None:
         """Raise Refused unless a request may be carried upstream."""
-        if find(headers, b"upgrade").lower() == b"websocket":
+        if find_header(headers, b"upgrade").lower() == b"websocket":
             raise Refused(426, "upgrade_required", "WebSocket is not supported; use HTTP streaming")
         if self._has_own_key:
             self.check_host(headers)
         if not _BROWSER_OR_HOP.isdisjoint(map(_name_of, headers)):
             self._check_page(headers)
             self._check_hops(headers)
-        if self._tenants is not None and _digest(bare_credential(find_credential(headers))) not in self._tenants:
+        if self._tenants is not None and _digest(strip_scheme(find_credential(headers))) not in self._tenants:
             raise Refused(401, "unauthorized", "only the keys of `tenants` are accepted (server.require_tenant)")
 
     def check_management(self, headers: Headers, query: bytes = b"") -> None:
         """Raise Refused unless the request may see our pages; `query` is that of the start-up link, else empty."""
         self.check_host(headers)
-        origin = find(headers, b"origin").decode("latin-1")
-        if origin and origin.partition("://")[2] != find(headers, b"host").decode("latin-1"):
+        origin = find_header(headers, b"origin").decode("latin-1")
+        if origin and origin.partition("://")[2] != find_header(headers, b"host").decode("latin-1"):
             raise Refused(403, "forbidden", "requests from other origins are refused")
-        if find(headers, b"sec-fetch-site").strip().lower() not in _OWN_SITE:
+        if find_header(headers, b"sec-fetch-site").strip().lower() not in _OWN_SITE:
             raise Refused(403, "forbidden", "requests from other sites are refused; open the page by its own address")
         if not any(hmac.compare_digest(token, self._token) for token in _tokens(headers, query) if self._token):
             raise Refused(
@@ -90,7 +90,7 @@ class AccessRules:
             if not self._knows_origin(origin.decode("latin-1").lower()):
                 what = f"pages of {origin[:100].decode('latin-1')!r} may not call; add it to server.allowed_origins"
                 raise Refused(403, "foreign_origin", what)
-        if not origins and find(headers, b"sec-fetch-site").strip().lower() == b"cross-site":
+        if not origins and find_header(headers, b"sec-fetch-site").strip().lower() == b"cross-site":
             raise Refused(403, "foreign_origin", "pages of other sites may not call (server.allowed_origins)")
 
     def _knows_origin(self, origin: str) -> bool:
@@ -135,10 +135,10 @@ class AccessMiddleware:
 def _tokens(headers: Headers, query: bytes) -> list[bytes]:
     """Return the tokens that a request presents: bearer, cookie, and `?token=` of the start-up link."""
     found = []
-    scheme, _, token = find(headers, b"authorization").partition(b" ")
+    scheme, _, token = find_header(headers, b"authorization").partition(b" ")
     if scheme.lower() == b"bearer":
         found.append(token.strip())
-    for part in find(headers, b"cookie").split(b";"):
+    for part in find_header(headers, b"cookie").split(b";"):
         name, _, value = part.strip().partition(b"=")
         if name == OWN_COOKIE:
             found.append(unquote(value.decode("latin-1")).encode())

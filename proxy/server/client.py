@@ -14,7 +14,7 @@ from proxy.server.errors import Refused, render_error
 from proxy.server.http11 import RESPONSE
 from proxy.server.http11_response import Http11Response
 from proxy.server.policy import ServerPolicy
-from proxy.wire.headers import find, find_credential, is_shared, narrow_sharing
+from proxy.wire.headers import allows_cross_origin, find_credential, find_header, restrict_cross_origin
 
 SMALL_BYTES = 1024 * 1024
 _SMALL_FRACTION = 0.25
@@ -122,7 +122,9 @@ class ServedClient:
     def has_body(self) -> bool:
         """True if the request announces a body."""
         headers = self._headers
-        return find(headers, b"content-length") not in (b"", b"0") or bool(find(headers, b"transfer-encoding"))
+        return find_header(headers, b"content-length") not in (b"", b"0") or bool(
+            find_header(headers, b"transfer-encoding")
+        )
 
     # --- the request -------------------------------------------------------------------------------------------------
 
@@ -132,7 +134,7 @@ class ServedClient:
         Raises TooLarge above the cap, early where the length is announced, and Refused.
         """
         response, cap = self._response, self._policy.max_body_bytes
-        announced = find(self._headers, b"content-length")
+        announced = find_header(self._headers, b"content-length")
         length = int(announced) if announced.isdigit() else 0
         if length > cap:
             raise _too_large(cap)
@@ -190,8 +192,8 @@ class ServedClient:
     def start(self, status: int, headers: Headers) -> None:
         """Write the head; nothing if it has been written."""
         if not self._response.is_started:
-            if is_shared(headers) and (self._policy.has_own_key or not find_credential(self._headers)):
-                headers = narrow_sharing(self._headers, headers)
+            if allows_cross_origin(headers) and (self._policy.has_own_key or not find_credential(self._headers)):
+                headers = restrict_cross_origin(self._headers, headers)
             self._response.start(status, (*headers, *self._labels))
 
     def write(self, content: bytes, *, is_last: bool = False) -> bool:

@@ -13,7 +13,7 @@ from proxy.server.access import START_PAGE
 from proxy.server.client import ServedClient
 from proxy.server.errors import PAGE_GUARDS
 from proxy.server.policy import ServerPolicy
-from proxy.wire.headers import OWN_COOKIE, find
+from proxy.wire.headers import OWN_COOKIE, find_header
 
 _CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 _INSPECTOR_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>palimpsest</title>
@@ -97,7 +97,10 @@ def is_browser_at_root(scope: Scope) -> bool:
     if scope["raw_path"] != b"/" or scope["method"] != "GET":
         return False
     headers: Headers = scope["headers"]
-    return b"text/html" in find(headers, b"accept") and find(headers, b"sec-fetch-mode") in (b"", b"navigate")
+    return b"text/html" in find_header(headers, b"accept") and find_header(headers, b"sec-fetch-mode") in (
+        b"",
+        b"navigate",
+    )
 
 
 def _render_root_page(status: int) -> bytes:

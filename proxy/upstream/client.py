@@ -20,7 +20,7 @@ from proxy.model.exchange import Headers
 from proxy.upstream.http_connection import HttpConnection
 from proxy.upstream.origin import choose_headers, make_key_header, make_tls_context, map_target, parse_base
 from proxy.upstream.policy import UpstreamPolicy
-from proxy.wire.headers import HOP, find, list_hops
+from proxy.wire.headers import HOP, find_header, list_hops
 
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
@@ -164,7 +164,7 @@ class DirectClient:
         return ClientResponse(connection, self._give_back, None)
 
     async def _send_stream(self, method: str, head: bytes, headers: Headers, body: RequestBody) -> ClientResponse:
-        length = find(headers, b"content-length")
+        length = find_header(headers, b"content-length")
         head += b"content-length: %s\r\n" % length if length else b"transfer-encoding: chunked\r\n"
         connection = await self._connect()
         head += self._hop_field(headers, connection) + b"\r\n"
@@ -271,7 +271,7 @@ def _discard(connection: HttpConnection) -> None:
 
 def _read_keep_alive(headers: Headers) -> float:
     """Return for how many seconds an idle connection may be reused: one less than the server keeps it."""
-    for part in find(headers, b"keep-alive").split(b","):
+    for part in find_header(headers, b"keep-alive").split(b","):
         name, _, value = part.strip().partition(b"=")
         if name.lower() == b"timeout" and value.isdigit():
             return max(0.0, min(_KEEP_SECONDS, float(value) - _MARGIN_SECONDS))

@@ -17,7 +17,7 @@ from proxy.model.errors import BadRequest, ProxyError, TooLarge, UpstreamUnreach
 from proxy.model.exchange import Headers
 from proxy.upstream.origin import choose_headers, make_key_header, make_tls_context, map_target, parse_base
 from proxy.upstream.policy import UpstreamPolicy
-from proxy.wire.headers import HOP, find, is_loopback, list_hops
+from proxy.wire.headers import HOP, find_header, is_loopback, list_hops
 
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
@@ -95,7 +95,7 @@ class ProxiedClient:
                 sent.append((b"content-length", b"%d" % len(body)))
         else:
             stream = _UploadStream(body)
-            length = find(headers, b"content-length")
+            length = find_header(headers, b"content-length")
             sent.append((b"content-length", length) if length else (b"transfer-encoding", b"chunked"))
         idle = self._policy.idle_timeout
         timeout = {"connect": None, "read": idle, "write": idle, "pool": None}

@@ -16,7 +16,7 @@ import msgspec
 
 from proxy.model.exchange import Headers
 from proxy.wire.body import decode_content, decode_pieces, encode_content
-from proxy.wire.headers import bare_credential, find, find_credential
+from proxy.wire.headers import find_credential, find_header, strip_scheme
 
 _JWT_PARTS = 3
 _NO_CLAIMS: Mapping[str, msgspec.Raw] = {}
@@ -45,13 +45,13 @@ def read_claims(token: bytes) -> Mapping[str, msgspec.Raw]:
         return _NO_CLAIMS
 
 
-def is_of_plan(headers: Headers) -> bool:
+def is_subscription(headers: Headers) -> bool:
     """Return whether a request is paid by a person's plan, with which nothing is asked that they did not ask.
 
     A token that has the form of one and cannot be read may be anybody's.
     """
-    token = bare_credential(find_credential(headers))
-    if token.startswith(_OF_PLANS) or any(find(headers, name) for name in _OF_PLANS_FIELDS):
+    token = strip_scheme(find_credential(headers))
+    if token.startswith(_OF_PLANS) or any(find_header(headers, name) for name in _OF_PLANS_FIELDS):
         return True
     return is_jwt(token) and _is_signed_in(read_claims(token))
 
@@ -103,7 +103,7 @@ def redact_headers(headers: Headers, secrets: Iterable[bytes], *, is_error: bool
 def redact_quickly(content: bytes, headers: Headers, status: int, secrets: Sequence[bytes]) -> bytes | None:
     """Return what `redact_answer` does; None where that takes longer than others can wait."""
     spellings = _list_spellings(secrets, is_error=status >= _ERROR)
-    encoding = find(headers, b"content-encoding").decode("latin-1")
+    encoding = find_header(headers, b"content-encoding").decode("latin-1")
     if not spellings or not content:
         return content
     if encoding.strip().lower() in ("", "identity"):
@@ -126,7 +126,7 @@ def redact_answer(content: bytes, headers: Headers, status: int, secrets: Sequen
     cannot be read and the answer refuses a credential.
     """
     spellings = _list_spellings(secrets, is_error=status >= _ERROR)
-    encoding = find(headers, b"content-encoding").decode("latin-1")
+    encoding = find_header(headers, b"content-encoding").decode("latin-1")
     if not spellings:
         return content
     if encoding.strip().lower() in ("", "identity"):

@@ -112,7 +112,7 @@ _sent_up = _HeaderChoice(lambda name: name not in _STAY_OF_REQUEST and not name.
 _sent_down = _HeaderChoice(lambda name: name not in _HOP_BY_HOP and not name.startswith(OWN_PREFIX))
 
 
-def find(headers: Headers, name: bytes) -> bytes:
+def find_header(headers: Headers, name: bytes) -> bytes:
     """Return the first value of a header, empty if absent."""
     for key, value in headers:
         if key == name:
@@ -142,19 +142,19 @@ def _sets_ours(value: bytes) -> bool:
     return value.lstrip(b" \t=").startswith(OWN_COOKIE)
 
 
-def is_shared(answered: Headers) -> bool:
+def allows_cross_origin(answered: Headers) -> bool:
     """Return whether a response says which pages of other origins may read it."""
     return _ALLOW_ORIGIN in map(_name_of, answered)
 
 
-def narrow_sharing(asked: Headers, answered: Headers) -> Headers:
+def restrict_cross_origin(asked: Headers, answered: Headers) -> Headers:
     """Return a response's headers where no credential is needed: for the page that asked, if one did, not for all.
 
     An upstream that lets every page read its answers (`*`) knows that none of them brings a credential to it; here they
     need not, and a page of another origin may find the answer in the browser's cache.
     """
-    origin = find(asked, b"origin")
-    if find(answered, _ALLOW_ORIGIN).strip() != b"*" and origin:
+    origin = find_header(asked, b"origin")
+    if find_header(answered, _ALLOW_ORIGIN).strip() != b"*" and origin:
         return answered
     left = (_ALLOW_ORIGIN, b"access-control-allow-credentials")  # with `*` it is void, and must not come into force
     fields = [field for field in answered if field[0] not in left]
@@ -181,23 +181,23 @@ def list_hops(headers: Headers) -> list[bytes]:
     return [hop for part in values.split(b",") if (hop := part.strip())]
 
 
-def ask_plainly(headers: Headers) -> Headers:
+def accept_identity_only(headers: Headers) -> Headers:
     """Return the same headers, but asking for a response without content-encoding: it is to be read as it passes."""
     return (*[field for field in headers if field[0] != b"accept-encoding"], (b"accept-encoding", b"identity"))
 
 
-def keep_for_log(headers: Headers) -> Headers:
+def select_stored(headers: Headers) -> Headers:
     """Return the headers that may be stored."""
     return tuple(_stored.pick(headers))
 
 
-def keep_for_asking(headers: Headers) -> Headers:
+def select_for_model_list(headers: Headers) -> Headers:
     """Return the headers with which a caller's upstream can be asked for its models: credentials and versions."""
     kept = [field for field in headers if field[0] in _CREDENTIALS or field[0].startswith(_OF_PROVIDERS)]
     return (*kept, (b"accept", b"application/json"), (b"accept-encoding", b"identity"))
 
 
-def keep_for_call(headers: Headers, *, is_same_upstream: bool = True) -> Headers:
+def select_for_own_call(headers: Headers, *, is_same_upstream: bool = True) -> Headers:
     """Return the headers of a call of our own to a caller's upstream, which is to look like the caller's.
 
     Not what was said of that one body. To any other server goes neither a credential nor anything else of the caller's.
@@ -213,7 +213,7 @@ def list_credentials(headers: Headers, target: bytes = b"", fields: Iterable[byt
 
     Those in the query and in cookies, too, and in the fields named, by which callers are told apart.
     """
-    found = [bare_credential(value) for _, value in _secret.pick(headers)]
+    found = [strip_scheme(value) for _, value in _secret.pick(headers)]
     found += [value for field in fields for name, value in headers if name == field]
     if b"cookie" in map(_name_of, headers):
         cookies = b";".join([value for name, value in headers if name == b"cookie"])
@@ -233,7 +233,7 @@ def is_credential(name: bytes) -> bool:
 def find_credential(headers: Headers) -> bytes:
     """Return the credential a request presents, empty if none."""
     for name in _CREDENTIALS:
-        if value := find(headers, name):
+        if value := find_header(headers, name):
             return value
     return b""
 
@@ -254,14 +254,14 @@ def _leave(names: frozenset[bytes], fields: Iterable[tuple[bytes, bytes]]) -> li
     return [field for field in fields if field[0] not in names] if names else list(fields)
 
 
-def keep_target(target: bytes) -> str:
+def redact_target(target: bytes) -> str:
     """Return path and query as they may be stored: the query's names, not its values, which may hold keys."""
     path, mark, query = target.partition(b"?")
     names = b"&".join(part.partition(b"=")[0] for part in query.split(b"&")) if mark else b""
     return (path + mark + names).decode("latin-1")
 
 
-def bare_credential(value: bytes) -> bytes:
+def strip_scheme(value: bytes) -> bytes:
     """Return a credential without its scheme: `Bearer abc` is `abc`."""
     return value.rpartition(b" ")[2]
 
@@ -290,7 +290,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _LONGEST, _IN_MS = 1e8, 1e11
 
 
-class Allowance(msgspec.Struct, frozen=True, gc=False):
+class RateLimitHeaders(msgspec.Struct, frozen=True, gc=False):
     """What is left of tokens and requests, and the seconds until more comes; None where nobody says.
 
     `retry_after`: the seconds for which nothing is to be asked.
@@ -303,15 +303,15 @@ class Allowance(msgspec.Struct, frozen=True, gc=False):
     retry_after: float | None = None
 
 
-def tells_limits(headers: Headers) -> bool:
+def has_rate_limits(headers: Headers) -> bool:
     """Return whether headers tell rate limits; cheap, for every response is asked."""
     return not _TELLING.isdisjoint([name for name, _ in headers])
 
 
-def read_allowance(headers: Headers, now_ms: int) -> Allowance:
+def read_rate_limits(headers: Headers, now_ms: int) -> RateLimitHeaders:
     """Return the rate limits that headers tell. `now_ms` is the wall time, for headers that name one."""
     pause = _read_seconds(headers, _PAUSE_MS, now_ms, unit=0.001)
-    return Allowance(
+    return RateLimitHeaders(
         _read_left(headers, _TOKENS),
         _read_left(headers, _REQUESTS),
         _read_seconds(headers, _TOKENS_RESET, now_ms),
@@ -322,13 +322,13 @@ def read_allowance(headers: Headers, now_ms: int) -> Allowance:
 
 def _read_left(headers: Headers, names: tuple[bytes, ...]) -> int | None:
     """Return the least that these headers say."""
-    texts = [find(headers, name).decode("latin-1").strip() for name in names]
+    texts = [find_header(headers, name).decode("latin-1").strip() for name in names]
     return min((int(float(text)) for text in texts if _NUMBER.fullmatch(text)), default=None)
 
 
 def _read_seconds(headers: Headers, names: tuple[bytes, ...], now_ms: int, unit: float = 1.0) -> float | None:
     for name in names:
-        text = find(headers, name).decode("latin-1").strip()
+        text = find_header(headers, name).decode("latin-1").strip()
         if text and (seconds := _read_time(text, now_ms, unit)) is not None:
             return max(0.0, seconds)
     return None

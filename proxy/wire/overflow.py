@@ -12,7 +12,7 @@ import msgspec
 
 from proxy.model.exchange import Headers
 from proxy.wire.body import decode_content
-from proxy.wire.headers import find
+from proxy.wire.headers import find_header
 from proxy.wire.json_values import read_count, read_object, read_objects, read_text
 from proxy.wire.streams import EVENT_END, ServerEvent, read_events, read_fields, read_kind
 
@@ -82,7 +82,9 @@ def read_overflow(status: int, headers: Headers, body: bytes) -> Overflow | None
     if status not in _STATUSES:
         return None
     try:
-        content = decode_content(body[:_MOST_READ], find(headers, b"content-encoding").decode("latin-1"), _MOST_READ)
+        content = decode_content(
+            body[:_MOST_READ], find_header(headers, b"content-encoding").decode("latin-1"), _MOST_READ
+        )
     except ValueError:
         return None
     if content.lstrip().startswith(_STREAM_BEGINNINGS):

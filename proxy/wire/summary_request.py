@@ -32,7 +32,7 @@ _FREE_CHOICES = (b"", b"null", b'"auto"', b'"none"')
 _THOUGHT = re.compile(r"\A\s*<(think|thinking)>.*?(?:</\1>|\Z)", re.DOTALL)
 
 
-class Room(msgspec.Struct, frozen=True, gc=False):
+class OutputLimit(msgspec.Struct, frozen=True, gc=False):
     """Tokens of an answer: `visible` ones of text, `reasoning` ones besides, for models that think before."""
 
     visible: int
@@ -53,7 +53,7 @@ class SummaryAnswer(msgspec.Struct, frozen=True, gc=False):
     said: str = ""
 
 
-def write_warm(body: SplitBody, instruction: str, room: Room, *, is_alternating: bool = False) -> bytes | None:
+def write_warm(body: SplitBody, instruction: str, room: OutputLimit, *, is_alternating: bool = False) -> bytes | None:
     """Return the request that was sent last with an instruction of the user's behind it; None where that would not do.
 
     Other bytes than these stay: the limit of the answer, where the request has one, and `n` is 1 where it has more.
@@ -72,7 +72,7 @@ def write_warm(body: SplitBody, instruction: str, room: Room, *, is_alternating:
     return b"".join((*pieces, content[at:]))
 
 
-def write_compact(model: str, orders: str, text: str, room: Room) -> bytes:
+def write_compact(model: str, orders: str, text: str, room: OutputLimit) -> bytes:
     """Return a small request of its own: what the model is told it is, and what it is asked."""
     limit = _LIMITS[0] if _NEWER_LIMIT.match(model.strip().lower()) else _LIMITS[1]
     return b'{"model":%b,"messages":%b,"%b":%d,"stream":true,"stream_options":{"include_usage":true}}' % (
@@ -83,7 +83,7 @@ def write_compact(model: str, orders: str, text: str, room: Room) -> bytes:
     )
 
 
-def enlarge(content: bytes, factor: int = 2) -> bytes | None:
+def raise_output_limit(content: bytes, factor: int = 2) -> bytes | None:
     """Return the same request with a higher limit of output; None where it has none, so that nothing would change."""
     for name in _LIMITS:
         if (limit := read_number(read_member(content, name))) is not None:
@@ -91,7 +91,7 @@ def enlarge(content: bytes, factor: int = 2) -> bytes | None:
     return None
 
 
-def read_report(answer: Answer) -> SummaryAnswer:
+def read_summary(answer: Answer) -> SummaryAnswer:
     """Return what a response, or as much of it as came, says, without thoughts that a model speaks aloud before."""
     text = refusal = ""
     is_tool_call = False
@@ -103,7 +103,7 @@ def read_report(answer: Answer) -> SummaryAnswer:
     return SummaryAnswer(_THOUGHT.sub("", text).strip(), answer.finish, answer.usage, is_tool_call, refusal, text)
 
 
-def is_thinking_aloud(begun: str) -> bool:
+def begins_with_thoughts(begun: str) -> bool:
     """Return whether a text that begins so begins with the model's thoughts."""
     return _THOUGHT.match(begun) is not None
 
@@ -153,7 +153,7 @@ def _lengthen(raw: bytes, instruction: str) -> bytes | None:
     return None
 
 
-def _list_limits(body: SplitBody, room: Room) -> list[tuple[int, int, bytes]]:
+def _list_limits(body: SplitBody, room: OutputLimit) -> list[tuple[int, int, bytes]]:
     """Return the request's limits as they are to be, with their places. Thinking keeps what the request asks for."""
     thinking = read_number(read_member(body.member("thinking") or b"{}", "budget_tokens")) or 0
     limit = b"%d" % (room.visible + max(room.reasoning, thinking))

@@ -11,7 +11,7 @@ import pytest
 
 from proxy.config import load_settings
 from proxy.model.exchange import Opening, Outcome, Reading, Round, SessionKey, Timings, Usage
-from proxy.model.manifest import keep_whole
+from proxy.model.manifest import make_manifest
 from proxy.store.sqlite.archive import open_sqlite
 from tests.cli.commands import call_on_disk
 
@@ -30,7 +30,7 @@ OPENING = Opening(
     method="POST",
     target="/v1/chat/completions",
     headers=(),
-    body=keep_whole(REQUEST),
+    body=make_manifest(REQUEST),
     opened_ms=1_700_000_000_000,
 )
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from proxy.engine.policy import EnginePolicy
 from proxy.model.errors import BadRequest
 from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, Round
-from proxy.model.manifest import digest_of
+from proxy.model.manifest import compute_digest
 from tests.support.engine import (
     HEALTHY,
     JSON,
@@ -145,7 +145,7 @@ async def test_a_streaming_body_above_the_cap_passes_whole_and_is_kept_to_the_ca
     kept = engine.archive.opening.body
     assert engine.upstream.calls[0].uploaded == b"one two"
     assert [blob.content for blob in kept.blobs] == [b"one t"]
-    assert (kept.size, kept.whole_digest) == (7, digest_of(b"one two"))
+    assert (kept.size, kept.whole_digest) == (7, compute_digest(b"one two"))
 
 
 async def test_without_a_body_the_opening_is_recorded_before_the_upstream_is_asked() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.engine.body_cache import BodyCache, CachedBody, Key, build_manifest, split_known
 from proxy.engine.lineage.chain import Chain, Preamble
-from proxy.model.manifest import Manifest, root_of
+from proxy.model.manifest import Manifest, compute_root_link
 from tests.support.rebuilding import Log
 
 CHAIN = Chain(b"r" * 16, Preamble(0, b"", b"", b""), (), ())
@@ -146,7 +146,7 @@ def test_every_body_of_every_history_can_be_put_together_and_is_named_as_without
 
 def test_slices_come_parents_first() -> None:
     slices = see(BodyCache(PLENTY), chat(*(say(n) for n in range(5)))).slices
-    assert [each.parent for each in slices] == [root_of(KEY[0]), *(each.link for each in slices[:-1])]
+    assert [each.parent for each in slices] == [compute_root_link(KEY[0]), *(each.link for each in slices[:-1])]
 
 
 def test_tenants_never_share_links_nor_memory() -> None:

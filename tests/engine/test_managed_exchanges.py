@@ -17,7 +17,7 @@ from proxy.model.errors import BadRequest
 from proxy.model.events import CeilingExceeded, EpochOpened
 from proxy.model.exchange import Headers, Opening, Outcome, Round
 from proxy.model.lineage import Step
-from proxy.wire.headers import find
+from proxy.wire.headers import find_header
 from tests.support.engine import LIMIT, wait_out
 from tests.support.managed import (
     NAMED,
@@ -571,7 +571,7 @@ async def test_an_answer_that_may_be_held_back_is_asked_for_in_plain(window: int
     engine = ManagedEngine(window=window)
     turn = await engine.send(until(4), ((b"accept-encoding", b"gzip"),))
     (call,) = engine.upstream.calls
-    assert find(call.headers, b"accept-encoding") == encoding
+    assert find_header(call.headers, b"accept-encoding") == encoding
     assert turn.sent == turn.body
 
 
@@ -582,7 +582,7 @@ async def test_an_upstream_is_asked_for_a_model_whose_window_nobody_told() -> No
     for steps in (14, 16):
         await engine.send(until(steps))
     assert await engine.tasks.finish(LIMIT)
-    assert [find(headers, b"authorization") for headers in engine.upstream.listings] == [b"Bearer k"]
+    assert [find_header(headers, b"authorization") for headers in engine.upstream.listings] == [b"Bearer k"]
     for other, headers in ((ManagedEngine(), ()), (ManagedEngine(window=None), ((b"x-palimpsest-mode", b"observe"),))):
         await other.send(until(14), headers)
         assert await other.tasks.finish(LIMIT)

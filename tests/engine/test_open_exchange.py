@@ -5,14 +5,14 @@ import msgspec
 from proxy.engine.open_exchange import CappedBuffer, OpenExchange
 from proxy.model.epoch import Plan
 from proxy.model.exchange import Opening, Round, SessionKey
-from proxy.model.manifest import keep_whole
+from proxy.model.manifest import make_manifest
 from proxy.wire.chat_completions import ChatCompletions
 from tests.support.engine import FakeArchive, FixedClock, RecordingClient
 from tests.support.rescuing import ScriptedRescuer
 
 KEY = SessionKey("s", b"t" * 16, "main", "")
-OPENING = Opening("x1", KEY, "managed", "chat_completions", "manage", "m", "POST", "/", (), keep_whole(b"{}"), 1)
-FIRST, SECOND = Round("x1", 0, "main", None), Round("x1", 1, "main", keep_whole(b"{}"))
+OPENING = Opening("x1", KEY, "managed", "chat_completions", "manage", "m", "POST", "/", (), make_manifest(b"{}"), 1)
+FIRST, SECOND = Round("x1", 0, "main", None), Round("x1", 1, "main", make_manifest(b"{}"))
 PLAN = Plan("x1", 0, "m", "epoch")
 
 
@@ -84,7 +84,7 @@ async def test_the_next_round_is_of_the_same_call_and_has_nothing_of_the_last_on
 
 async def test_a_long_body_is_kept_by_the_log_alone() -> None:
     archive = FakeArchive()
-    body = keep_whole(b"x" * 20_000)
+    body = make_manifest(b"x" * 20_000)
     opening = msgspec.structs.replace(OPENING, body=body)
     kept = make_exchange(archive, opening).record_opening()
     assert archive.opening.body == body

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from proxy.engine.policy import EnginePolicy, Principal
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, Trailer
-from proxy.model.manifest import digest_of
+from proxy.model.manifest import compute_digest
 from tests.support.engine import (
     JSON,
     STREAM,
@@ -149,7 +149,7 @@ async def test_a_refused_credential_in_an_encoding_that_is_not_read_leaves_a_dig
     engine, body = await record(response, ((b"x-api-key", KEY),))
     outcome = engine.archive.outcome
     assert body == b"packed"
-    assert (outcome.received, outcome.size, outcome.whole_digest) == (b"", 6, digest_of(b"packed"))
+    assert (outcome.received, outcome.size, outcome.whole_digest) == (b"", 6, compute_digest(b"packed"))
 
 
 async def test_a_credential_echoed_in_the_pieces_of_a_stream_is_not_put_together() -> None:
@@ -245,7 +245,7 @@ async def test_a_client_that_leaves_while_a_long_answer_is_searched_leaves_one_r
     if times == 1:
         assert gzip.decompress(outcome.received) == LONG.replace(KEY, b"*" * len(KEY))
     else:
-        assert (outcome.received, outcome.size, outcome.whole_digest) == (b"", len(answer), digest_of(answer))
+        assert (outcome.received, outcome.size, outcome.whole_digest) == (b"", len(answer), compute_digest(answer))
 
 
 async def test_every_credential_of_a_request_stays_out_of_the_log_not_only_the_first() -> None:

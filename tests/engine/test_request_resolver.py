@@ -15,7 +15,7 @@ from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.exchange import ClientRequest, Headers, Opening
-from proxy.model.manifest import digest_of
+from proxy.model.manifest import compute_digest
 from proxy.wire.chat_completions import ChatCompletions
 from tests.support.engine import CountingIds, FakeArchive, FixedClock, ScriptedUpstream, make_lineage
 from tests.support.rebuilding import Log
@@ -170,7 +170,7 @@ async def test_a_body_above_the_cap_is_kept_to_the_cap_with_a_digest_of_all() ->
     kept = log.rebuild(manifest.recipe, opening.session.tenant)
     assert body.startswith(kept)
     assert 750 == sum(len(each.content or b"") for each in manifest.slices) < len(kept) <= 1000
-    assert (manifest.size, manifest.whole_digest) == (len(body), digest_of(body))
+    assert (manifest.size, manifest.whole_digest) == (len(body), compute_digest(body))
     assert (await Desk(cap=len(body)).receive(body)).opening.body.whole_digest == b""
 
 
@@ -179,7 +179,7 @@ async def test_a_body_that_is_mostly_no_messages_is_kept_to_the_cap_as_it_begins
         body = b'{"model":"m","tools":"%b",%b}' % (b"t" * 5000, rest)
         manifest = (await Desk(cap=4000).receive(body)).opening.body
         assert [blob.content for blob in manifest.blobs] == [body[:4000]]
-        assert (manifest.slices, manifest.size, manifest.whole_digest) == ((), len(body), digest_of(body))
+        assert (manifest.slices, manifest.size, manifest.whole_digest) == ((), len(body), compute_digest(body))
 
 
 async def test_the_cap_counts_what_a_call_brings_not_what_it_repeats() -> None:
@@ -232,7 +232,7 @@ async def test_a_message_above_the_cap_is_kept_as_its_head_and_what_comes_behind
         manifest = received.opening.body
         log.take(manifest)
         kept = log.rebuild(manifest.recipe, received.resolved.session.tenant)
-        assert (len(manifest.slices), manifest.whole_digest) == (1 if number else 2, digest_of(body))
+        assert (len(manifest.slices), manifest.whole_digest) == (1 if number else 2, compute_digest(body))
         assert received.resolved.managed is not None
         assert received.resolved.managed.list_unkept() == {1}
         digests = received.resolved.managed.list_digests(0, len(texts))

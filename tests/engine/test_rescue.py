@@ -12,7 +12,7 @@ from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, Round
 from proxy.model.lineage import Reply, Step
 from proxy.model.log import Record
-from proxy.model.manifest import keep_whole
+from proxy.model.manifest import make_manifest
 from tests.support.engine import (
     JSON,
     LIMIT,
@@ -131,7 +131,7 @@ async def test_each_round_is_recorded_and_read_as_what_it_was_in_order() -> None
     records = [record for each in call.archive.appended for record in each.records]
     kinds = [Opening, Round, Step, Outcome, Reading, Round, Plan, Outcome, Reading, Reply]
     assert [type(record) for record in records if not isinstance(record, Step)] == [k for k in kinds if k is not Step]
-    assert call.archive.of(Round) == [Round("x1", 0, "main", None), Round("x1", 1, "main", keep_whole(SHORT))]
+    assert call.archive.of(Round) == [Round("x1", 0, "main", None), Round("x1", 1, "main", make_manifest(SHORT))]
     assert call.archive.of(Plan) == [plan]
     assert [(reading.k, reading.error) for reading in call.archive.of(Reading)] == [(0, "too long"), (1, "")]
     (reply,) = call.archive.of(Reply)

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from proxy.model.exchange import ClientRequest, Outcome, Round, Timings
 from proxy.model.log import Record
-from proxy.model.manifest import Manifest, keep_whole
+from proxy.model.manifest import Manifest, make_manifest
 from tests.support.engine import make_opening, make_reading
 
 
@@ -26,5 +26,5 @@ def test_a_request_without_a_body_has_an_empty_one() -> None:
 def test_a_record_without_its_content_has_the_size_of_a_long_body_and_all_of_a_short_one() -> None:
     short = make_opening()
     assert short.leave_content() is short
-    body = keep_whole(b"x" * 20_000)
+    body = make_manifest(b"x" * 20_000)
     assert replace(short, body=body).leave_content().body == Manifest(b"", (), (), 20_000)

@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.model.lineage import LONGEST_MARK, NODE_SIZE, extend_chain, name_mark, root_of_chain
+from proxy.model.lineage import LONGEST_MARK, NODE_SIZE, compute_chain_root, extend_chain, name_mark
 
 
 def test_a_node_names_all_before_it() -> None:
-    first, second = extend_chain(root_of_chain("openai"), [b"a", b"b"])
+    first, second = extend_chain(compute_chain_root("openai"), [b"a", b"b"])
     assert second == sha256(first + b"b").digest()[:16]
-    assert [second] == extend_chain(first, [b"b"]) != extend_chain(root_of_chain("openai"), [b"b"])
-    assert root_of_chain("openai") != root_of_chain("anthropic")
+    assert [second] == extend_chain(first, [b"b"]) != extend_chain(compute_chain_root("openai"), [b"b"])
+    assert compute_chain_root("openai") != compute_chain_root("anthropic")
     assert {len(first), len(second)} == {NODE_SIZE}
 
 
 def test_a_message_without_a_form_adds_no_node() -> None:
-    root = root_of_chain("openai")
+    root = compute_chain_root("openai")
     assert extend_chain(root, [b"", b"a", b""]) == [root, *extend_chain(root, [b"a", b""])]
     assert extend_chain(root, [b"a", b""]) == 2 * extend_chain(root, [b"a"])
 

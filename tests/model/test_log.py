@@ -18,7 +18,7 @@ from proxy.model.log import (
     weigh_record,
     weigh_records,
 )
-from proxy.model.manifest import keep_whole
+from proxy.model.manifest import make_manifest
 from tests.support.engine import make_opening, make_reading
 
 KILOBYTE = b"k" * 1024
@@ -36,8 +36,8 @@ def make_reply(nodes: int, name: str = "call:a") -> Reply:
 @pytest.mark.parametrize(
     ("small", "large"),
     [
-        (make_opening(body=keep_whole(b"")), make_opening(body=keep_whole(KILOBYTE))),
-        (Round("x1", 0, "main", None), Round("x1", 0, "main", keep_whole(KILOBYTE))),
+        (make_opening(body=make_manifest(b"")), make_opening(body=make_manifest(KILOBYTE))),
+        (Round("x1", 0, "main", None), Round("x1", 0, "main", make_manifest(KILOBYTE))),
         (make_outcome(b""), make_outcome(KILOBYTE)),
         (Trailer("x1", 0, 0, b""), Trailer("x1", 0, 0, KILOBYTE)),
     ],

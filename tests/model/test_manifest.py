@@ -16,17 +16,17 @@ from proxy.model.manifest import (
     Piece,
     Slice,
     chain_slices,
+    compute_digest,
+    compute_link,
+    compute_root_link,
     decode_recipe,
-    digest_of,
     encode_recipe,
-    keep_head,
-    keep_to,
-    keep_whole,
-    link_after,
-    root_of,
+    make_capped_manifest,
+    make_head_manifest,
+    make_manifest,
 )
 
-ROOT = root_of(b"tenant")
+ROOT = compute_root_link(b"tenant")
 
 digests = st.binary(min_size=DIGEST_SIZE, max_size=DIGEST_SIZE)
 links = st.binary(min_size=LINK_SIZE, max_size=LINK_SIZE)
@@ -72,7 +72,7 @@ def test_an_unknown_tag_or_a_digest_of_the_wrong_size_is_refused(recipe: bytes) 
 
 @given(st.binary(min_size=1))
 def test_a_body_kept_whole_is_one_blob_named_by_its_digest(content: bytes) -> None:
-    manifest = keep_whole(content)
+    manifest = make_manifest(content)
     digest = hashlib.sha256(content).digest()
     assert decode_recipe(manifest.recipe) == (BlobPiece(digest),)
     assert manifest.blobs == (Blob(digest, content),)
@@ -80,20 +80,20 @@ def test_a_body_kept_whole_is_one_blob_named_by_its_digest(content: bytes) -> No
 
 
 def test_an_empty_body_needs_nothing() -> None:
-    assert keep_whole(b"") == Manifest(b"", (), (), 0, b"")
+    assert make_manifest(b"") == Manifest(b"", (), (), 0, b"")
 
 
 def test_a_capped_body_says_how_large_it_was_and_what_its_whole_digest_is() -> None:
     whole = b"head and the rest"
-    manifest = keep_head(whole[:4], len(whole), digest_of(whole))
-    assert decode_recipe(manifest.recipe) == (BlobPiece(digest_of(b"head")),)
+    manifest = make_head_manifest(whole[:4], len(whole), compute_digest(whole))
+    assert decode_recipe(manifest.recipe) == (BlobPiece(compute_digest(b"head")),)
     assert [blob.content for blob in manifest.blobs] == [b"head"]
-    assert (manifest.size, manifest.whole_digest) == (len(whole), digest_of(whole))
+    assert (manifest.size, manifest.whole_digest) == (len(whole), compute_digest(whole))
 
 
 def test_a_body_that_is_not_split_is_kept_to_the_cap() -> None:
-    assert keep_to(b"0123", 4) == keep_whole(b"0123")
-    assert keep_to(b"01234", 4) == keep_head(b"0123", 5, digest_of(b"01234"))
+    assert make_capped_manifest(b"0123", 4) == make_manifest(b"0123")
+    assert make_capped_manifest(b"01234", 4) == make_head_manifest(b"0123", 5, compute_digest(b"01234"))
 
 
 def test_content_that_is_in_the_log_already_has_no_weight() -> None:
@@ -108,7 +108,8 @@ def test_each_slice_hangs_on_the_one_before_and_names_its_own_content(parts: lis
     assert [(s.gap, s.content) for s in slices] == parts
     assert [s.parent for s in slices] == [ROOT, *(s.link for s in slices)][: len(slices)]
     assert all(
-        s.digest == digest_of(s.content or b"") and s.link == link_after(s.parent, s.gap, s.digest) for s in slices
+        s.digest == compute_digest(s.content or b"") and s.link == compute_link(s.parent, s.gap, s.digest)
+        for s in slices
     )
     assert all(len(s.link) == LINK_SIZE for s in slices)
 
@@ -131,16 +132,16 @@ def test_a_chain_goes_on_from_any_of_its_links(parts: list[tuple[bytes, bytes]],
 
 
 def test_moving_bytes_between_gap_and_digest_changes_the_link() -> None:
-    assert link_after(ROOT, b"1", b"2" * 32) != link_after(ROOT, b"12", b"2" * 31)
+    assert compute_link(ROOT, b"1", b"2" * 32) != compute_link(ROOT, b"12", b"2" * 31)
 
 
 def test_chains_of_two_tenants_have_different_roots() -> None:
-    assert root_of(b"a") != root_of(b"b")
-    assert len(root_of(b"a")) == LINK_SIZE
+    assert compute_root_link(b"a") != compute_root_link(b"b")
+    assert len(compute_root_link(b"a")) == LINK_SIZE
 
 
 def test_the_digest_of_a_manifest_is_that_of_its_recipe() -> None:
-    assert keep_whole(b"x").digest == hashlib.sha256(keep_whole(b"x").recipe).digest()
+    assert make_manifest(b"x").digest == hashlib.sha256(make_manifest(b"x").recipe).digest()
 
 
 def test_a_manifest_weighs_its_recipe_its_slices_and_its_blobs() -> None:

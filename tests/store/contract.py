@@ -12,7 +12,7 @@ from proxy.engine.ports import Archive
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Headers, Timings, Usage
 from proxy.model.log import ExchangeRow, Record, RoundRow, SessionRow
-from proxy.model.manifest import BlobPiece, Manifest, digest_of, encode_recipe, keep_head, keep_whole
+from proxy.model.manifest import BlobPiece, Manifest, compute_digest, encode_recipe, make_head_manifest, make_manifest
 from tests.store.samples import (
     ANSWER,
     OPENED_MS,
@@ -93,13 +93,15 @@ class ArchiveContract:
 
     @pytest.mark.parametrize("content", [b"", b"x", LARGE], ids=["empty", "tiny", "large"])
     async def test_a_body_kept_whole_comes_back(self, archive: Archive, content: bytes) -> None:
-        assert await archive.append(make_opening(body=keep_whole(content)))
+        assert await archive.append(make_opening(body=make_manifest(content)))
         assert await archive.load_request("e1") == content
         (row,) = await archive.list_exchanges(make_key().id)
-        assert (row.request_size, row.is_capped, row.digest) == (len(content), False, keep_whole(content).digest)
+        assert (row.request_size, row.is_capped, row.digest) == (len(content), False, make_manifest(content).digest)
 
     async def test_a_capped_body_is_kept_to_its_head_and_says_so(self, archive: Archive) -> None:
-        assert await archive.append(make_opening(body=keep_head(LARGE[:100], len(LARGE), digest_of(LARGE))))
+        assert await archive.append(
+            make_opening(body=make_head_manifest(LARGE[:100], len(LARGE), compute_digest(LARGE)))
+        )
         assert await archive.load_request("e1") == LARGE[:100]
         (row,) = await archive.list_exchanges(make_key().id)
         assert (row.request_size, row.is_capped) == (len(LARGE), True)
@@ -151,9 +153,9 @@ class ArchiveContract:
         assert not await is_stored(archive, make_opening("e2", lost))
 
     async def test_a_round_without_a_body_sent_the_clients_own_bytes(self, archive: Archive) -> None:
-        rewritten = keep_whole(b'{"messages":[]}')
+        rewritten = make_manifest(b'{"messages":[]}')
         assert await archive.append(
-            make_opening(body=keep_whole(b"{ }")), make_round(k=0), make_round(k=1, body=rewritten)
+            make_opening(body=make_manifest(b"{ }")), make_round(k=0), make_round(k=1, body=rewritten)
         )
         assert await archive.load_sent("e1", 0) == b"{ }"
         assert await archive.load_sent("e1", 1) == b'{"messages":[]}'
@@ -166,7 +168,7 @@ class ArchiveContract:
         assert row.rounds[0].received_size == 21
 
     async def test_nothing_is_joined_to_an_answer_that_was_capped(self, archive: Archive) -> None:
-        outcome = make_outcome(received=b"head", size=900, whole=digest_of(b"all of it"))
+        outcome = make_outcome(received=b"head", size=900, whole=compute_digest(b"all of it"))
         await archive.append(make_opening(), make_round(), outcome, make_trailer(0, b"tail"))
         assert await archive.load_received("e1", 0) == b"head"
         (row,) = await archive.list_exchanges(make_key().id)
@@ -347,7 +349,7 @@ class ArchiveContract:
 
     async def test_a_body_whose_history_was_lost_is_refused_until_it_is_sent_in_full(self, archive: Archive) -> None:
         turns = make_turns(3)
-        lost = encode_recipe((BlobPiece(digest_of(b"never sent")),))
+        lost = encode_recipe((BlobPiece(compute_digest(b"never sent")),))
         assert not await is_stored(archive, make_opening("e1", chain_body(turns, known=2)))
         assert not await is_stored(archive, make_opening("e2", chain_body(turns, known=3)))
         assert not await is_stored(archive, make_opening("e3", Manifest(lost, (), (), 10)))
@@ -370,7 +372,7 @@ class ArchiveContract:
         assert (await archive.list_exchanges(make_key().id))[0].n == 1
 
     async def test_content_of_one_tenant_is_no_content_of_another(self, archive: Archive) -> None:
-        secret = keep_whole(b"the launch code is 0000")
+        secret = make_manifest(b"the launch code is 0000")
         assert await archive.append(make_opening("e1", secret))
         probe = replace(secret, blobs=())
         assert not await is_stored(archive, make_opening("e2", probe, key=make_key("spy", OTHER_TENANT)))
@@ -398,7 +400,7 @@ class ArchiveContract:
 
     async def test_a_sound_log_has_no_faults_and_counts_what_was_looked_at(self, archive: Archive) -> None:
         await archive.append(make_opening("e1", chain_body(make_turns(4))), make_round("e1"), make_outcome("e1"))
-        await archive.append(make_opening("e2"), make_round("e2", 0, keep_whole(b"x")), make_round("e2", 1))
+        await archive.append(make_opening("e2"), make_round("e2", 0, make_manifest(b"x")), make_round("e2", 1))
         found = await archive.verify()
         assert (found.exchanges, found.rounds, found.slices, found.faults) == (2, 3, 4, ())
         assert found.blobs >= 6

@@ -18,7 +18,7 @@ from proxy.model.exchange import (
     Trailer,
     Usage,
 )
-from proxy.model.lineage import CallFingerprint, NodeRow, Relation, Reply, Step, extend_chain, root_of_chain
+from proxy.model.lineage import CallFingerprint, NodeRow, Relation, Reply, Step, compute_chain_root, extend_chain
 from proxy.model.manifest import (
     Blob,
     BlobPiece,
@@ -26,10 +26,10 @@ from proxy.model.manifest import (
     Manifest,
     Piece,
     chain_slices,
-    digest_of,
+    compute_digest,
+    compute_root_link,
     encode_recipe,
-    keep_whole,
-    root_of,
+    make_manifest,
 )
 
 TENANT = b"\x01" * 16
@@ -51,8 +51,8 @@ def chain_body(
     known: int = 0,
 ) -> Manifest:
     """The manifest of a body with a chain, without the first `known` slices, which the log is believed to have."""
-    slices = tuple(chain_slices(root_of(tenant), elements))
-    link = slices[-1].link if slices else root_of(tenant)
+    slices = tuple(chain_slices(compute_root_link(tenant), elements))
+    link = slices[-1].link if slices else compute_root_link(tenant)
     size = len(join_body(elements, before, after))
     return Manifest(encode_recipe((before, ChainPiece(link), after)), slices[known:], (), size)
 
@@ -93,7 +93,7 @@ def make_opening(
         method="POST",
         target="/v1/chat/completions",
         headers=headers,
-        body=keep_whole(b"{}") if body is None else body,
+        body=make_manifest(b"{}") if body is None else body,
         opened_ms=opened_ms,
     )
 
@@ -139,7 +139,7 @@ def make_reading(
 
 def make_node(text: str, parent: bytes | None = None, *, is_answer: bool = False) -> NodeRow:
     """A message with this text behind the node, or at the root."""
-    parent = root_of_chain("openai") if parent is None else parent
+    parent = compute_chain_root("openai") if parent is None else parent
     return NodeRow(extend_chain(parent, [text.encode()])[0], parent, is_answer)
 
 
@@ -169,7 +169,7 @@ def make_step(
 ) -> Step:
     """Where a request stands: at the last of its nodes, unless `tip` says otherwise."""
     if tip is None:
-        tip = nodes[-1].node if nodes else root_of_chain("openai")
+        tip = nodes[-1].node if nodes else compute_chain_root("openai")
     depth = base + len(nodes) if depth is None else depth
     return Step(exchange, relation, is_side, tip, depth, base, tuple(nodes), tuple(marks))
 
@@ -213,7 +213,7 @@ def make_epoch(
 
 def make_original(name: str, *messages: bytes, place: int = 1, offset: int = 0) -> Original:
     """What a reference stands for."""
-    return Original(name, tuple(map(digest_of, messages)), "chat_completions", place, offset)
+    return Original(name, tuple(map(compute_digest, messages)), "chat_completions", place, offset)
 
 
 def make_plan(exchange: str = "e1", k: int = 0, *, view: str = "gpt-4o", epoch: str = "", owed: float = 0.0) -> Plan:
@@ -253,7 +253,7 @@ def make_leaf(
         covered=900,
         made_ms=OPENED_MS,
         supersedes=tuple(supersedes),
-        digests=tuple(map(digest_of, messages)),
+        digests=tuple(map(compute_digest, messages)),
     )
 
 
@@ -292,10 +292,10 @@ def split_bodies(draw: st.DrawFn) -> tuple[bytes, Manifest]:
     for at, part in enumerate(parts):
         if at == chain_at:
             manifest = chain_body(draw(_split_elements(part)))
-            pieces.append(ChainPiece(manifest.slices[-1].link if manifest.slices else root_of(TENANT)))
+            pieces.append(ChainPiece(manifest.slices[-1].link if manifest.slices else compute_root_link(TENANT)))
         elif draw(st.booleans()):
-            blobs.append(Blob(digest_of(part), part))
-            pieces.append(BlobPiece(digest_of(part)))
+            blobs.append(Blob(compute_digest(part), part))
+            pieces.append(BlobPiece(compute_digest(part)))
         else:
             pieces.append(part)
     return content, Manifest(encode_recipe(pieces), manifest.slices, tuple(blobs), len(content))

@@ -1,6 +1,6 @@
 import pytest
 
-from proxy.model.manifest import keep_whole
+from proxy.model.manifest import make_manifest
 from tests.store.context_contract import ContextContract
 from tests.store.contract import ArchiveContract
 from tests.store.listing_contract import ListingContract
@@ -27,7 +27,7 @@ async def test_a_future_is_done_at_once() -> None:
 
 async def test_what_was_taken_can_be_read_after_close() -> None:
     archive = MemoryArchive()
-    archive.append(make_opening(body=keep_whole(b"x")))
+    archive.append(make_opening(body=make_manifest(b"x")))
     await archive.close()
     assert await archive.load_request("e1") == b"x"
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from proxy.engine.ports import MOST_BEARING, MOST_MARKS, MOST_RECALLED, MOST_RECALLED_ROWS, Ancestry, Archive
 from proxy.model.errors import NotFound
 from proxy.model.exchange import SessionKey
-from proxy.model.lineage import Adoption, CallFingerprint, StoredSession, name_mark, root_of_chain
+from proxy.model.lineage import Adoption, CallFingerprint, StoredSession, compute_chain_root, name_mark
 from proxy.model.log import BranchRow, Call, Record
 from tests.store.contract import count_dropped, is_stored
 from tests.store.samples import (
@@ -29,7 +29,7 @@ from tests.store.samples import (
 CHAIN = make_chain("a", "!b", "c", "!d")
 A, B, C, D = CHAIN
 NODES = [row.node for row in CHAIN]
-ROOT = root_of_chain("openai")
+ROOT = compute_chain_root("openai")
 NEW = make_key("new")
 TURNS = (Call(1, "agent-71", 1), Call(2, "agent-72", 3))  # as `add_turns` makes them
 NEW_OF_OTHER = make_key("new", OTHER_TENANT)

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from proxy.engine.ports import Archive
 from proxy.model.exchange import Outcome
-from proxy.model.lineage import root_of_chain
+from proxy.model.lineage import compute_chain_root
 from proxy.model.log import UnreadRow
 from tests.store.samples import (
     ANSWER,
@@ -57,7 +57,7 @@ class UnreadContract:
         await archive.append(make_opening("e3"), make_step("e3", []), make_round("e3"))
         await archive.append(_make_capped("e3"))
         assert list(await archive.list_unread()) == [
-            UnreadRow("e3", 0, "chat_completions", make_key(), root_of_chain("openai"), STREAM, b"["),
+            UnreadRow("e3", 0, "chat_completions", make_key(), compute_chain_root("openai"), STREAM, b"["),
             UnreadRow("e2", 1, "chat_completions", other, b"", GZIP, b"half"),
             UnreadRow("e1", 0, "chat_completions", make_key(), A.node, JSON, ANSWER),
         ]

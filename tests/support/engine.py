@@ -32,7 +32,7 @@ from proxy.model.log import (
     UnreadRow,
     Verification,
 )
-from proxy.model.manifest import Manifest, keep_whole
+from proxy.model.manifest import Manifest, make_manifest
 from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format
@@ -509,7 +509,7 @@ def make_opening(exchange: str = "x1", body: Manifest | None = None) -> Opening:
         SessionKey("s1", b"t" * 16, "main", exchange),
         *("managed", "chat_completions", "manage", "m", "POST", "/v1/chat/completions"),
         JSON,
-        keep_whole(b"{}") if body is None else body,
+        make_manifest(b"{}") if body is None else body,
         1,
     )
 

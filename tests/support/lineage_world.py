@@ -21,7 +21,7 @@ from proxy.engine.response_reader import UnreadAnswer as Answered
 from proxy.engine.runtime import TaskRunner
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import ClientRequest, Completeness, Headers, Outcome, Round, Timings
-from proxy.model.lineage import Adoption, Step, extend_chain, root_of_chain
+from proxy.model.lineage import Adoption, Step, compute_chain_root, extend_chain
 from proxy.wire.identity import Item, count_preamble
 from tests.support.ancestry import Tree
 from tests.support.clients import Message, Said
@@ -93,7 +93,7 @@ class World:
         self.tongue = tongue
         self._note = note
         self.calls: list[Call] = []
-        self.root = root_of_chain("main")
+        self.root = compute_chain_root("main")
         self.is_whole = True
         self.is_broken = False
         self._policy = EnginePolicy(cache_bytes=cache_bytes)

@@ -22,8 +22,8 @@ from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import Card, LimitKey
 from proxy.model.exchange import Headers, Mode, SessionKey
-from proxy.model.lineage import Relation, Step, root_of_chain
-from proxy.model.manifest import keep_whole
+from proxy.model.lineage import Relation, Step, compute_chain_root
+from proxy.model.manifest import make_manifest
 from proxy.wire.body import split_body
 from proxy.wire.chat_completions import ChatCompletions
 
@@ -156,7 +156,7 @@ def make_resolved(request: ManagedRequest, mode: Mode = "manage") -> ResolvedReq
         request.upstream,
         request.model,
         1,
-        lambda: keep_whole(request.split.content),
+        lambda: make_manifest(request.split.content),
         managed=request,
     )
 
@@ -176,7 +176,7 @@ def make_subject(
     form = ChatCompletions()
     split = split_body(spell(messages, **members), form.items_key)
     assert split is not None
-    root = root_of_chain(session.upstream)
+    root = compute_chain_root(session.upstream)
     chain = make_chain(read_messages(form, split, None, 0, root), None, root)
     tip = chain.nodes[-1] if chain.nodes else root
     step = Step(exchange, "root" if not base else relation, is_side, tip, len(chain.nodes), base, (), ())

@@ -1,6 +1,6 @@
 """Bodies put together again from manifests. Rule: from what they brought to the log, and from nothing else."""
 
-from proxy.model.manifest import BlobPiece, Manifest, Slice, decode_recipe, root_of
+from proxy.model.manifest import BlobPiece, Manifest, Slice, compute_root_link, decode_recipe
 
 
 class Log:
@@ -24,7 +24,7 @@ class Log:
             elif isinstance(piece, BlobPiece):
                 out += self.blobs[piece.digest]
             else:
-                out += self._follow(piece.link, root_of(tenant))
+                out += self._follow(piece.link, compute_root_link(tenant))
         return out
 
     def _follow(self, link: bytes, root: bytes) -> bytes:

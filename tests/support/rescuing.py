@@ -12,7 +12,7 @@ from proxy.engine.relay import Relay, Send
 from proxy.model.epoch import Plan
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers, Round
-from proxy.model.manifest import keep_whole
+from proxy.model.manifest import make_manifest
 from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.responses import Responses
@@ -50,7 +50,7 @@ class ScriptedRescuer:
         retry, self.retry = self.retry, None
         if retry is None or b"too long" not in refusal.content:
             return None
-        return Retry(retry, Round(self.exchange, 1, self.upstream, keep_whole(retry)), self.plan)
+        return Retry(retry, Round(self.exchange, 1, self.upstream, make_manifest(retry)), self.plan)
 
     async def accept(self) -> None:
         self.accepted += 1

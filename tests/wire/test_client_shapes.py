@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from proxy.wire.body import split_body
-from proxy.wire.headers import find
+from proxy.wire.headers import find_header
 from proxy.wire.identity import Item, count_preamble
 from tests.support.client_turns import CLIENTS, COMPACTING, REWRITING, turns
 from tests.support.clients import Request
@@ -111,8 +111,8 @@ def test_two_conversations_begin_with_the_same_bytes_and_part_with_the_first_ans
 )
 def test_clients_that_name_their_conversation_do_so_in_every_call(client: str, name: bytes) -> None:
     for request in turns(client):
-        assert find(request.headers, name).startswith(b"s1")
-    assert {find(request.headers, name) for request in turns(client) if request.kind == "main"} == {b"s1"}
+        assert find_header(request.headers, name).startswith(b"s1")
+    assert {find_header(request.headers, name) for request in turns(client) if request.kind == "main"} == {b"s1"}
 
 
 @pytest.mark.parametrize("client", sorted(set(CLIENTS) - {"opencode", "codex", "claude-code"}))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from proxy.wire.body import decode_content
 from proxy.wire.credentials import (
     is_jwt,
-    is_of_plan,
+    is_subscription,
     read_claims,
     redact,
     redact_answer,
@@ -63,7 +63,7 @@ def test_the_form_alone_tells_a_token() -> None:
     ],
 )
 def test_a_plan_is_known_by_its_credential(headers: tuple[tuple[bytes, bytes], ...]) -> None:
-    assert is_of_plan(headers)
+    assert is_subscription(headers)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_plan_is_known_by_its_credential(headers: tuple[tuple[bytes, bytes], .
     ],
 )
 def test_a_key_is_no_plan(value: bytes) -> None:
-    assert not is_of_plan(((b"authorization", value),))
+    assert not is_subscription(((b"authorization", value),))
 
 
 SECRET = b"sk-0123456789abcdefghij"

@@ -6,25 +6,25 @@ from proxy.model.exchange import Headers
 from proxy.wire import headers
 from proxy.wire.headers import (
     OWN_COOKIE,
-    Allowance,
-    ask_plainly,
-    bare_credential,
-    find,
+    RateLimitHeaders,
+    accept_identity_only,
+    allows_cross_origin,
     find_credential,
+    find_header,
     forward_request,
     forward_response,
+    has_rate_limits,
     is_credential,
     is_loopback,
-    is_shared,
-    keep_for_asking,
-    keep_for_call,
-    keep_for_log,
-    keep_target,
     list_credentials,
     list_hops,
-    narrow_sharing,
-    read_allowance,
-    tells_limits,
+    read_rate_limits,
+    redact_target,
+    restrict_cross_origin,
+    select_for_model_list,
+    select_for_own_call,
+    select_stored,
+    strip_scheme,
 )
 
 HOP_BY_HOP = [
@@ -89,18 +89,18 @@ def test_what_another_palimpsest_says_of_its_calls_is_not_passed_on(name: bytes)
 
 @pytest.mark.parametrize("name", [*CREDENTIALS, b"cookie", b"set-cookie", b"proxy-authorization", b"x-unheard-of"])
 def test_no_credential_and_no_unknown_field_rests_in_the_log(name: bytes) -> None:
-    assert keep_for_log(field(name)) == ()
+    assert select_stored(field(name)) == ()
 
 
 @pytest.mark.parametrize("name", [*KNOWN_TO_MATTER, b"content-type", b"content-encoding", b"x-palimpsest-mode"])
 def test_the_listed_fields_rest_in_the_log(name: bytes) -> None:
-    assert keep_for_log(field(name)) == field(name)
+    assert select_stored(field(name)) == field(name)
 
 
 def test_the_first_value_of_a_field_is_found_and_an_absent_one_is_empty() -> None:
     headers: Headers = ((b"a", b"1"), (b"b", b"2"), (b"b", b"3"))
-    assert find(headers, b"b") == b"2"
-    assert find(headers, b"c") == b""
+    assert find_header(headers, b"b") == b"2"
+    assert find_header(headers, b"c") == b""
 
 
 @pytest.mark.parametrize("name", CREDENTIALS)
@@ -122,7 +122,7 @@ def test_other_fields_carry_no_credential() -> None:
     ("value", "bare"), [(b"Bearer abc", b"abc"), (b"abc", b"abc"), (b"Basic  x=", b"x="), (b"", b"")]
 )
 def test_a_credential_is_bared_of_its_scheme(value: bytes, bare: bytes) -> None:
-    assert bare_credential(value) == bare
+    assert strip_scheme(value) == bare
 
 
 @pytest.mark.parametrize(
@@ -136,20 +136,20 @@ def test_a_credential_is_bared_of_its_scheme(value: bytes, bare: bytes) -> None:
     ],
 )
 def test_a_target_is_kept_without_the_values_of_its_query(target: bytes, kept: str) -> None:
-    assert keep_target(target) == kept
+    assert redact_target(target) == kept
 
 
 def test_an_upstream_is_asked_for_itself_with_what_says_who_asks() -> None:
     kept = [*((name, b"k") for name in CREDENTIALS), (b"anthropic-version", b"1"), (b"openai-organization", b"o")]
     others = [(b"content-type", b"x"), (b"accept-encoding", b"br"), (b"cookie", b"c"), (b"x-palimpsest-session", b"s")]
     ours = [(b"accept", b"application/json"), (b"accept-encoding", b"identity")]
-    assert list(keep_for_asking((*kept, *others))) == [*kept, *ours]
+    assert list(select_for_model_list((*kept, *others))) == [*kept, *ours]
 
 
 def test_a_plain_answer_is_asked_for_in_place_of_what_the_client_takes() -> None:
     fields = ((b"accept-encoding", b"gzip, br"), (b"x-a", b"1"), (b"accept-encoding", b"zstd"))
-    assert ask_plainly(fields) == ((b"x-a", b"1"), (b"accept-encoding", b"identity"))
-    assert ask_plainly(()) == ((b"accept-encoding", b"identity"),)
+    assert accept_identity_only(fields) == ((b"x-a", b"1"), (b"accept-encoding", b"identity"))
+    assert accept_identity_only(()) == ((b"accept-encoding", b"identity"),)
 
 
 ASKED_WITH = (
@@ -166,11 +166,11 @@ PLAIN = ((b"content-type", b"application/json"), (b"accept-encoding", b"identity
 
 
 def test_a_call_of_our_own_says_who_asks_and_nothing_of_the_callers_body() -> None:
-    assert keep_for_call(ASKED_WITH) == ((b"authorization", b"Bearer k"), (b"anthropic-beta", b"b"), *PLAIN)
+    assert select_for_own_call(ASKED_WITH) == ((b"authorization", b"Bearer k"), (b"anthropic-beta", b"b"), *PLAIN)
 
 
 def test_another_server_is_told_nothing_of_the_caller() -> None:
-    assert keep_for_call(ASKED_WITH, is_same_upstream=False) == PLAIN
+    assert select_for_own_call(ASKED_WITH, is_same_upstream=False) == PLAIN
 
 
 def test_all_credentials_of_a_request_are_found_without_their_schemes() -> None:
@@ -195,7 +195,7 @@ def test_names_that_nobody_uses_twice_are_judged_all_the_same_and_not_kept_in_mi
     for i in range(3000):
         kept = ((b"openai-invented-%d" % i, b"a"), (b"user-agent", b"b"))
         dropped = (b"x-invented-%d" % i, b"c")
-        assert keep_for_log((*kept, dropped)) == kept
+        assert select_stored((*kept, dropped)) == kept
     assert len(headers._stored) <= 1024
 
 
@@ -219,14 +219,14 @@ def test_an_answer_is_shared_with_whoever_asked_only(origin: bytes, answered: by
         (b"access-control-allow-origin", answered),
         (b"vary", b"x"),
     )
-    assert is_shared(given)
-    assert narrow_sharing(((b"origin", origin),) if origin else (), given) == fields
+    assert allows_cross_origin(given)
+    assert restrict_cross_origin(((b"origin", origin),) if origin else (), given) == fields
 
 
 def test_an_answer_that_names_a_page_goes_to_pages_as_it_is() -> None:
     given = ((b"access-control-allow-origin", b"https://a"), (b"access-control-allow-credentials", b"true"))
-    assert narrow_sharing(((b"origin", b"https://b"),), given) == given
-    assert not is_shared(given[1:])
+    assert restrict_cross_origin(((b"origin", b"https://b"),), given) == given
+    assert not allows_cross_origin(given[1:])
 
 
 def test_hops_are_listed_in_order_from_all_their_fields() -> None:
@@ -249,8 +249,8 @@ def test_loopback_is_this_machines_alone(host: str, *, is_own: bool) -> None:
 NOW_MS = 1_700_000_000_000  # 2023-11-14T22:13:20Z
 
 
-def read(**fields: str) -> Allowance:
-    return read_allowance(tuple((k.replace("_", "-").encode(), v.encode()) for k, v in fields.items()), NOW_MS)
+def read(**fields: str) -> RateLimitHeaders:
+    return read_rate_limits(tuple((k.replace("_", "-").encode(), v.encode()) for k, v in fields.items()), NOW_MS)
 
 
 def test_as_openai_says_it() -> None:
@@ -260,7 +260,7 @@ def test_as_openai_says_it() -> None:
         x_ratelimit_reset_requests="1s",
         x_ratelimit_reset_tokens="6m0.5s",
     )
-    assert told == Allowance(149984, 59, 360.5, 1.0)
+    assert told == RateLimitHeaders(149984, 59, 360.5, 1.0)
 
 
 def test_as_anthropic_says_it() -> None:
@@ -271,7 +271,7 @@ def test_as_anthropic_says_it() -> None:
         anthropic_ratelimit_input_tokens_remaining="40000",
         anthropic_ratelimit_tokens_reset="2023-11-14T22:14:20Z",
     )
-    assert told == Allowance(40000, 49, 60.0, 10.0)
+    assert told == RateLimitHeaders(40000, 49, 60.0, 10.0)
 
 
 @pytest.mark.parametrize(
@@ -300,14 +300,14 @@ def test_milliseconds_are_more_exact() -> None:
 
 @pytest.mark.parametrize("text", ["1700000030", "1700000030000"])
 def test_a_time_may_be_given_in_seconds_or_milliseconds_since_1970(text: str) -> None:
-    assert read(x_ratelimit_remaining="0", x_ratelimit_reset=text) == Allowance(requests=0, requests_reset=30.0)
+    assert read(x_ratelimit_remaining="0", x_ratelimit_reset=text) == RateLimitHeaders(requests=0, requests_reset=30.0)
 
 
 def test_what_is_no_number_says_nothing() -> None:
-    assert read(x_ratelimit_remaining_tokens="lots", x_ratelimit_remaining_requests="1e9") == Allowance()
+    assert read(x_ratelimit_remaining_tokens="lots", x_ratelimit_remaining_requests="1e9") == RateLimitHeaders()
 
 
 def test_only_what_tells_of_limits_is_to_be_read() -> None:
-    assert tells_limits(((b"date", b"x"), (b"x-ratelimit-remaining-tokens", b"1")))
-    assert tells_limits(((b"retry-after-ms", b"1"),))
-    assert not tells_limits(((b"x-request-id", b"1"), (b"x-ratelimit-limit-tokens", b"1")))
+    assert has_rate_limits(((b"date", b"x"), (b"x-ratelimit-remaining-tokens", b"1")))
+    assert has_rate_limits(((b"retry-after-ms", b"1"),))
+    assert not has_rate_limits(((b"x-request-id", b"1"), (b"x-ratelimit-limit-tokens", b"1")))

@@ -10,17 +10,17 @@ from proxy.wire.body import SplitBody, count_shared, split_body
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.streams import read_events
 from proxy.wire.summary_request import (
-    Room,
+    OutputLimit,
     SummaryAnswer,
-    enlarge,
-    is_thinking_aloud,
-    read_report,
+    begins_with_thoughts,
+    raise_output_limit,
+    read_summary,
     write_compact,
     write_warm,
 )
 from tests.support.managing import make_history, spell
 
-ROOM = Room(100, 20)
+ROOM = OutputLimit(100, 20)
 SYSTEM = {"role": "system", "content": "s"}
 ASKED = {"role": "user", "content": "Do it."}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -143,14 +143,14 @@ def test_others_by_the_old_word(model: str) -> None:
 
 
 def test_a_limit_can_be_raised_where_there_is_one() -> None:
-    assert enlarge(b'{"max_tokens": 5,"x":1}') == b'{"max_tokens": 10,"x":1}'
-    assert enlarge(b'{"max_completion_tokens":5}', 3) == b'{"max_completion_tokens":15}'
-    assert enlarge(b'{"x":1}') is None
+    assert raise_output_limit(b'{"max_tokens": 5,"x":1}') == b'{"max_tokens": 10,"x":1}'
+    assert raise_output_limit(b'{"max_completion_tokens":5}', 3) == b'{"max_completion_tokens":15}'
+    assert raise_output_limit(b'{"x":1}') is None
 
 
 def read(*chunks: Any) -> SummaryAnswer:
     stream = b"".join(b"data: %b\n\n" % json.dumps(chunk).encode() for chunk in chunks)
-    return read_report(ChatCompletions().read_events(read_events(stream)))
+    return read_summary(ChatCompletions().read_events(read_events(stream)))
 
 
 def test_a_report_is_what_was_said_and_how_it_ended() -> None:
@@ -185,14 +185,14 @@ def test_a_refusal_is_no_text() -> None:
     ],
 )
 def test_thoughts_spoken_aloud_are_left_out(content: object, text: str) -> None:
-    assert read_report(Answer({"choices": [{"message": {"content": content}}]})).text == text
+    assert read_summary(Answer({"choices": [{"message": {"content": content}}]})).text == text
 
 
 @pytest.mark.parametrize("value", [{}, {"choices": []}, {"choices": [{"message": 1}]}])
 def test_an_answer_that_says_nothing_is_empty(value: dict[str, object]) -> None:
-    assert read_report(Answer(value)) == SummaryAnswer("")
+    assert read_summary(Answer(value)) == SummaryAnswer("")
 
 
 def test_thinking_aloud_is_heard_from_the_first_words() -> None:
-    assert is_thinking_aloud("\n<think>So")
-    assert not is_thinking_aloud("Goal: <think>")
+    assert begins_with_thoughts("\n<think>So")
+    assert not begins_with_thoughts("Goal: <think>")

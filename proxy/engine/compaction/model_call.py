@@ -22,12 +22,12 @@ from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.errors import ProxyError
 from proxy.model.events import AuxiliaryEnded
 from proxy.model.exchange import Answer, Headers, Opening, Round, SessionKey, Usage
-from proxy.model.manifest import keep_to
+from proxy.model.manifest import make_capped_manifest
 from proxy.wire.format import Format
-from proxy.wire.headers import keep_for_call, keep_for_log, keep_target, list_credentials, read_allowance
+from proxy.wire.headers import list_credentials, read_rate_limits, redact_target, select_for_own_call, select_stored
 from proxy.wire.overflow import read_overflow
 from proxy.wire.streams import EVENT_END, read_events
-from proxy.wire.summary_request import is_thinking_aloud, read_report
+from proxy.wire.summary_request import begins_with_thoughts, read_summary
 
 _METHOD = "POST"
 _TARGET = b"/v1/chat/completions"
@@ -73,7 +73,7 @@ class ModelCall:
     @property
     def headers(self) -> Headers:
         """Return the headers; no other upstream gets any of the client's."""
-        return keep_for_call(self.credential.headers, is_same_upstream=self.is_at_home)
+        return select_for_own_call(self.credential.headers, is_same_upstream=self.is_at_home)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +165,11 @@ class SummaryResponseReader:
         end = len(held) if is_last else max((match.end() for match in EVENT_END.finditer(held)), default=0)
         self._buffered = held[end:]
         answer = self._form.read_events(read_events(held[:end]))
-        report = read_report(answer)
+        report = read_summary(answer)
         self._characters += len(report.said)
         self._beginning = (self._beginning + report.said)[:_BEGINNING_CHARACTERS]
         self.is_whole = answer.is_ended
-        most = self._most * (_THINKING_FACTOR if is_thinking_aloud(self._beginning) else 1)
+        most = self._most * (_THINKING_FACTOR if begins_with_thoughts(self._beginning) else 1)
         if report.is_tool_call:
             self.verdict = "tool_call"
         elif self._characters > most or len(self._buffered) > _MOST_BUFFERED:
@@ -243,7 +243,7 @@ class ModelCaller:
     def _make_opening(self, call: "_RunningCall") -> Opening:
         asked = call.asked
         if asked.extends is None:
-            body = keep_to(asked.body, self.policy.record_cap_bytes)
+            body = make_capped_manifest(asked.body, self.policy.record_cap_bytes)
         else:
             self.memory.forget_lost()
             body = self.memory.sent.keep(asked.extends, asked.body)
@@ -255,8 +255,8 @@ class ModelCaller:
             mode="manage",
             model=asked.model,
             method=_METHOD,
-            target=keep_target(asked.target),
-            headers=keep_for_log(asked.headers),
+            target=redact_target(asked.target),
+            headers=select_stored(asked.headers),
             body=body,
             opened_ms=self.clock.now_ms(),
         )
@@ -287,7 +287,7 @@ class ModelCaller:
         reader, content = call.reader, call.buffer.content
         if reader.status not in _SUCCESS:
             is_too_long = read_overflow(reader.status, reader.headers, content) is not None
-            pause = read_allowance(reader.headers, self.clock.now_ms()).retry_after
+            pause = read_rate_limits(reader.headers, self.clock.now_ms()).retry_after
             return FailedCall(
                 f"status {reader.status}: {problem}", reader.status, pause, call.exchange, is_too_long=is_too_long
             )
@@ -295,7 +295,7 @@ class ModelCaller:
             return _fail(call, problem)
         if not answer.is_ended:
             return _fail(call, "the answer broke off")
-        said = read_report(answer)
+        said = read_summary(answer)
         if len(said.text) > call.asked.most_characters:
             return _fail(call, "the answer is longer than it may be")
         seconds = self.clock.monotonic() - call.began

@@ -14,8 +14,8 @@ from proxy.engine.ports import Clock
 from proxy.model.events import LimitsTold
 from proxy.model.exchange import Headers, SessionKey, Usage
 from proxy.model.lru import LruCache
-from proxy.wire.credentials import is_of_plan
-from proxy.wire.headers import read_allowance
+from proxy.wire.credentials import is_subscription
+from proxy.wire.headers import read_rate_limits
 
 _MOST_MODELS = 1024
 
@@ -153,7 +153,7 @@ class _ReportedLimits(msgspec.Struct, frozen=True, gc=False):
 
     def find_shortage(self, tokens: int, now: float) -> str:
         """Return what is lacking for a call of so many tokens, in a few words; empty for nothing."""
-        age, allowance = now - self.at, read_allowance(self.headers, self.now_ms)
+        age, allowance = now - self.at, read_rate_limits(self.headers, self.now_ms)
         for name, left, reset, need in (
             ("tokens", allowance.tokens, allowance.tokens_reset, _RESERVE * tokens),
             ("requests", allowance.requests, allowance.requests_reset, _RESERVE),
@@ -182,7 +182,7 @@ class RateLimits:
         reported = _ReportedLimits(event.headers, self._clock.now_ms(), self._clock.monotonic())
         self._reported.put((event.upstream, tenant, event.model), reported)
         if event.status == _TOO_MANY_REQUESTS:
-            pause = read_allowance(reported.headers, reported.now_ms).retry_after
+            pause = read_rate_limits(reported.headers, reported.now_ms).retry_after
             until = reported.at + (_PAUSE_SECONDS if pause is None else pause)
             self._pauses.put((event.upstream, tenant), until)
 
@@ -229,7 +229,7 @@ class ModelHealth:
         if upstream not in self._owned:
             if upstream != session.upstream:
                 return f"no client's key goes to another upstream; set api_key of {upstream}"
-            if is_of_plan(credential.headers) and not self._policy.subscription_calls:
+            if is_subscription(credential.headers) and not self._policy.subscription_calls:
                 return "the credential is of a person's plan (compaction.subscription_calls)"
         if not self.breakers.allows(upstream, model, self._clock.monotonic()):
             return f"{model} failed of late, and is left alone for a while"

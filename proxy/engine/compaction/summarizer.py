@@ -44,8 +44,8 @@ from proxy.model.events import AnswerRead, ExchangeRecorded, LimitsTold
 from proxy.model.exchange import Usage
 from proxy.wire.body import split_body
 from proxy.wire.format import Format
-from proxy.wire.headers import keep_for_log
-from proxy.wire.summary_request import Room, enlarge, write_compact, write_warm
+from proxy.wire.headers import select_stored
+from proxy.wire.summary_request import OutputLimit, raise_output_limit, write_compact, write_warm
 
 # The window of a model of which none is known.
 _ASSUMED_WINDOW = 32_768
@@ -99,7 +99,7 @@ class PromptBuilder:
             return None
         order = self._make_order(job, level)
         instruction = render_instruction(order, describe_span(job.survey, job.span, job.count_hidden()))
-        room = Room(order.most, self._policy.reasoning_tokens)
+        room = OutputLimit(order.most, self._policy.reasoning_tokens)
         body = write_warm(split, instruction, room, is_alternating=is_alternating)
         if body is None:
             return None
@@ -122,7 +122,7 @@ class PromptBuilder:
                 job.survey, job.span, room, self._count, MAX_MESSAGE_CHARACTERS if level > 1 else None
             )
         orders, text = render_request(order, material)
-        body = write_compact(model, orders, text, Room(order.most, self._policy.reasoning_tokens))
+        body = write_compact(model, orders, text, OutputLimit(order.most, self._policy.reasoning_tokens))
         expected = Usage(self._count(orders) + self._count(text), order.most)
         return _make_prompt(body, job, level, expected, is_warm=False)
 
@@ -311,7 +311,9 @@ class Summarizer:
             response = await self.caller.call(_make_call(each, prompt, body))
             if response.exchange:
                 each.attempts.calls.append(response.exchange)
-            larger = enlarge(body) if isinstance(response, ModelResponse) and response.has_no_room_left else None
+            larger = (
+                raise_output_limit(body) if isinstance(response, ModelResponse) and response.has_no_room_left else None
+            )
             if not is_first or larger is None:
                 break
             body = larger
@@ -432,7 +434,7 @@ def build_summarizer(
 def _make_bare_credential(job: SummaryJob) -> CallCredential:
     """Return where a session's calls go, without a credential, for upstreams that are asked with a key of ours."""
     subject = job.request.state.request
-    return CallCredential(subject.upstream, subject.target, keep_for_log(subject.headers))
+    return CallCredential(subject.upstream, subject.target, select_stored(subject.headers))
 
 
 def _make_call(each: _Attempt, prompt: SummaryPrompt, body: bytes) -> ModelCall:

@@ -24,7 +24,7 @@ from proxy.model.events import CeilingExceeded, Planned, RungFailed
 from proxy.model.exchange import Headers, Mode
 from proxy.model.manifest import Manifest
 from proxy.wire import FORMATS, MANAGED_WIRES
-from proxy.wire.headers import find
+from proxy.wire.headers import find_header
 
 # The part of a budget that pins may take together (BEHAVIOUR B13).
 _PINNED_SHARE = 0.1
@@ -394,7 +394,7 @@ class ContextController:
 
 def is_pinning(request: ManagedRequest) -> bool:
     """Return whether a request asks that its newest message stay."""
-    return find(request.headers, _PIN_HEADER).strip().lower() == b"true"
+    return find_header(request.headers, _PIN_HEADER).strip().lower() == b"true"
 
 
 def find_objection(tokens: int, usable: int) -> str:

@@ -20,7 +20,7 @@ from proxy.model.card import LimitKey
 from proxy.model.epoch import Epoch, Pin, Plan
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable
 from proxy.model.events import EpochOpened
-from proxy.model.lineage import root_of_chain
+from proxy.model.lineage import compute_chain_root
 from proxy.model.log import BranchRow, ExchangeRow, Record
 
 
@@ -127,7 +127,7 @@ class EpochAdmin:
             session=session,
             view=reverted.view,
             parent=holding.id,
-            through=root_of_chain(row.upstream) if target is None else target.through,
+            through=compute_chain_root(row.upstream) if target is None else target.through,
             depth=0 if target is None else target.depth,
             why="revert",
             exchange="",

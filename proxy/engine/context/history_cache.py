@@ -10,7 +10,7 @@ import msgspec
 from proxy.context.budget import has_token_bound
 from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import Piece, TokenCounter
-from proxy.model.manifest import digest_of
+from proxy.model.manifest import compute_digest
 from proxy.model.messages import MessageStructure
 from proxy.model.shared_list import count_common, extend_shared
 from proxy.wire import FORMATS
@@ -176,17 +176,17 @@ class HistoryCache:
 
     async def count_messages(self, request: ManagedRequest, raws: Sequence[bytes]) -> int:
         """The tokens of messages that are sent in place of others."""
-        return sum(await self._count(request, [Piece(digest_of(raw), raw) for raw in raws]))
+        return sum(await self._count(request, [Piece(compute_digest(raw), raw) for raw in raws]))
 
     async def _count_head(self, request: ManagedRequest, known: MeasuredHistory | None) -> PromptPrefix:
         if known is not None and is_head_of(known.head, request):
             return known.head
         tools, orders = members = list_members(request)
-        pieces = [Piece(digest_of(raw), raw) for raw in request.list_leading()]
+        pieces = [Piece(compute_digest(raw), raw) for raw in request.list_leading()]
         if orders:
-            pieces.append(Piece(digest_of(orders), orders))
+            pieces.append(Piece(compute_digest(orders), orders))
         if tools:
-            pieces.append(Piece(digest_of(tools), tools, is_tools=True))
+            pieces.append(Piece(compute_digest(tools), tools, is_tools=True))
         return PromptPrefix(request.chain.preamble.system, members, sum(await self._count(request, pieces)))
 
     async def _count(self, request: ManagedRequest, pieces: Sequence[Piece]) -> tuple[int, ...]:
@@ -255,7 +255,7 @@ async def _examine(wire: str, raws: Sequence[bytes]) -> tuple[list[MessageStruct
 
 def _look_at(wire: str, raws: Sequence[bytes]) -> tuple[list[MessageStructure], list[Piece]]:
     decoded = [FORMATS[wire].decode_message(raw) for raw in raws]
-    pieces = [Piece(digest_of(raw), raw, decoded=each) for raw, each in zip(raws, decoded, strict=True)]
+    pieces = [Piece(compute_digest(raw), raw, decoded=each) for raw, each in zip(raws, decoded, strict=True)]
     return [each.structure for each in decoded], pieces
 
 

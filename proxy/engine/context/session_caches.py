@@ -8,7 +8,7 @@ from proxy.engine.policy import RECORD_CAP_BYTES
 from proxy.engine.ports import Archive
 from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import TokenCounter
-from proxy.model.manifest import Manifest, keep_to
+from proxy.model.manifest import Manifest, make_capped_manifest
 from proxy.model.shared_list import count_common, extend_shared
 from proxy.wire.body import ByteRange, SplitBody
 
@@ -51,7 +51,7 @@ class SentBodies:
 
     def keep_apart(self, content: bytes) -> Manifest:
         """The manifest of a body that leans on nothing, up to the cap."""
-        return keep_to(content, self._cap)
+        return make_capped_manifest(content, self._cap)
 
     def clear(self) -> None:
         """Forget everything: the log has lost a record that later manifests would lean on."""

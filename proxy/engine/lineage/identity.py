@@ -13,7 +13,7 @@ from proxy.engine.ports import Clock
 from proxy.model.exchange import Headers, SessionKey
 from proxy.wire.body import SplitBody
 from proxy.wire.credentials import read_claims
-from proxy.wire.headers import bare_credential, find, find_credential
+from proxy.wire.headers import find_credential, find_header, strip_scheme
 
 _OWN = b"x-palimpsest-session"
 _GENERIC = (b"x-session-id", b"x-dynamo-session-id", b"helicone-session-id", b"x-litellm-session-id")
@@ -182,9 +182,9 @@ class Tenants:
         presented = find_credential(headers)
         token = self._hash(presented)
         for header, name in self._by_header:
-            if value := find(headers, header):
+            if value := find_header(headers, header):
                 return Credential(self._hash(b"%b\0%b" % (name, value), b"header"), token, is_claimed=True)
-        if self._by_key and (tenant := self._by_key.get(self._hash(bare_credential(presented)))):
+        if self._by_key and (tenant := self._by_key.get(self._hash(strip_scheme(presented)))):
             return Credential(tenant, token)
         subject = self._hash_subject(presented) if b"." in presented else b""  # a JWT has two dots
         return Credential(subject or token, token, is_claimed=bool(subject))
@@ -210,7 +210,7 @@ class Tenants:
 
     def _hash_subject(self, presented: bytes) -> bytes:
         """Return the HMAC of issuer, subject and audience, the same for a renewed token; empty for what is no JWT."""
-        claims = read_claims(bare_credential(presented))
+        claims = read_claims(strip_scheme(presented))
         if not claims or any(bytes(claims.get(name, b"")) in _UNSAID for name in ("iss", "sub")):
             return b""
         named = b"\0".join(bytes(claims.get(name, b"")) for name in ("iss", "sub", "aud"))

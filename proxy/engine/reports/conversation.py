@@ -11,12 +11,12 @@ from proxy.engine.lineage.identity import parse_json_string
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.lookup import read_back, read_exchanges
 from proxy.model.errors import NotFound
-from proxy.model.lineage import root_of_chain
+from proxy.model.lineage import compute_chain_root
 from proxy.model.log import BranchRow, ExchangeRow
 from proxy.wire import FORMATS
 from proxy.wire.body import SplitBody, decode_content, split_body
 from proxy.wire.format import Format
-from proxy.wire.headers import find
+from proxy.wire.headers import find_header
 
 # What a compressed request may decompress to: more is a decompression bomb.
 _MAX_DECODED_BYTES = 64 * 1024 * 1024
@@ -155,7 +155,7 @@ def _pop_previous(row: ExchangeRow, body: bytes, stored: dict[str, int]) -> int:
 
 def read_request(row: ExchangeRow, request: bytes) -> bytes:
     """Return a request's body, decompressed. Raises NotFound where it cannot be read."""
-    encoding = find(row.headers, b"content-encoding").decode("latin-1")
+    encoding = find_header(row.headers, b"content-encoding").decode("latin-1")
     if row.is_capped:
         raise NotFound(f"the request of exchange {row.n} cannot be read: not all of it was kept")
     try:
@@ -190,7 +190,7 @@ async def load_chain(log: LogReader, row: ExchangeRow, upstream: str) -> tuple[S
     """
     form = find_format(row)
     split = split_whole(read_request(row, await log.load_request(row.id)), form.items_key)
-    root = root_of_chain(upstream)
+    root = compute_chain_root(upstream)
     chain = make_chain(read_messages(form, split, None, 0, root), None, root)
     if not row.tip or (chain.nodes[-1] if chain.nodes else root) != row.tip:
         raise NotFound(

@@ -22,7 +22,7 @@ import zstandard
 from proxy.model.epoch import Original
 from proxy.model.exchange import Headers
 from proxy.model.lineage import Relation
-from proxy.model.manifest import ChainPiece, Piece, decode_recipe, digest_of, encode_recipe
+from proxy.model.manifest import ChainPiece, Piece, compute_digest, decode_recipe, encode_recipe
 
 RAW, DEFLATED, PACKED = 0, 1, 2
 
@@ -170,12 +170,12 @@ def compute_mark_key(name: str) -> bytes:
 def digest_epoch(rendered: Sequence[bytes], originals: Sequence[tuple[str, Original]]) -> bytes:
     """Return the digest of what an epoch sends and names: digests of messages, originals with their sessions' keys."""
     named = [(key, each.id, each.wire, each.place, each.offset, each.digests) for key, each in originals]
-    return digest_of(orjson.dumps((rendered, named), default=bytes.hex))
+    return compute_digest(orjson.dumps((rendered, named), default=bytes.hex))
 
 
 def digest_summary(messages: Sequence[bytes | None], parents: Sequence[str], superseded: Sequence[str]) -> bytes:
     """Return the digest of what a summary was made of and replaces: digests of messages, ids of summaries."""
-    return digest_of(orjson.dumps((messages, parents, superseded), default=bytes.hex))
+    return compute_digest(orjson.dumps((messages, parents, superseded), default=bytes.hex))
 
 
 def encode_ids(ids: Iterable[int]) -> str:

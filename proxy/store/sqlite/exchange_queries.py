@@ -17,7 +17,7 @@ from proxy.model.epoch import Plan
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, Timings, Usage
 from proxy.model.log import AuxiliaryUsage, Bill, ExchangeRow, RoundRow, Selection, SessionRow, UnreadRow
-from proxy.model.manifest import BlobPiece, Piece, digest_of, encode_recipe, root_of
+from proxy.model.manifest import BlobPiece, Piece, compute_digest, compute_root_link, encode_recipe
 from proxy.store.constraints import fit_text
 from proxy.store.sqlite.codec import RELATIONS, decode_headers, join_recipe
 from proxy.store.sqlite.context_queries import Row
@@ -110,7 +110,7 @@ def _load_chain(connection: sqlite3.Connection, tenant: int, tip: bytes) -> byte
     rows = connection.execute(_WALK, (tip,)).fetchall()
     start = rows[0][0] if rows else tip
     (fingerprint,) = connection.execute(_FINGERPRINT, (tenant,)).fetchone()
-    if start != root_of(fingerprint):
+    if start != compute_root_link(fingerprint):
         raise StoreUnavailable("a chain in the log does not reach its root; run `palimpsest verify`")
     parts: list[bytes] = []
     for _, gap, content in rows:
@@ -458,4 +458,4 @@ def _make_headers(base: bytes | None, changes: bytes | None) -> Headers:
 
 def _digest_recipe(envelope: bytes | None, tip: bytes) -> bytes:
     """Return the digest of a recipe; empty where it was erased."""
-    return b"" if envelope is None else digest_of(encode_recipe(join_recipe(envelope, tip)))
+    return b"" if envelope is None else compute_digest(encode_recipe(join_recipe(envelope, tip)))

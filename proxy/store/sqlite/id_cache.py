@@ -12,7 +12,15 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from proxy.model.exchange import Headers
-from proxy.model.manifest import LINK_SIZE, BlobPiece, ChainPiece, decode_recipe, digest_of, encode_recipe, root_of
+from proxy.model.manifest import (
+    LINK_SIZE,
+    BlobPiece,
+    ChainPiece,
+    compute_digest,
+    compute_root_link,
+    decode_recipe,
+    encode_recipe,
+)
 from proxy.store.constraints import fit_text
 from proxy.store.sqlite.codec import SMALL, pack, seal_after, split_recipe
 from proxy.store.sqlite.schema import TALLIED, note_seal_head, note_tally, read_tally, weigh_row
@@ -157,7 +165,7 @@ class EnvelopeCache(GenerationCache[tuple[bytes, bytes], Envelope]):
             return known, tip, (tip,)
         content, tip, pieces = split_recipe(recipe)
         blobs = tuple([piece.digest for piece in pieces if isinstance(piece, BlobPiece)])
-        envelope = Envelope(content, digest_of(content), blobs)
+        envelope = Envelope(content, compute_digest(content), blobs)
         if tip and at >= 0 and _are_pieces(key[0]):
             self.put(key, envelope)
         return envelope, tip, tuple([piece.link for piece in pieces if isinstance(piece, ChainPiece)])
@@ -281,7 +289,7 @@ class RowIdCache:
 
     def put_tenant(self, fingerprint: bytes, tenant: int) -> Tenant:
         """Remember a tenant."""
-        added = Tenant(tenant, root_of(fingerprint))
+        added = Tenant(tenant, compute_root_link(fingerprint))
         self._tenants.put(fingerprint, added)
         return added
 

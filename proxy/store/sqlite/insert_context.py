@@ -13,7 +13,7 @@ from typing import NamedTuple
 import orjson
 
 from proxy.model.epoch import Epoch, Original, Pin, Plan, Summary
-from proxy.model.manifest import digest_of
+from proxy.model.manifest import compute_digest
 from proxy.store.constraints import (
     MessageSpan,
     SummaryIdentity,
@@ -100,7 +100,7 @@ class ContextInserter:
         session, reference = self._ids.expect_session(epoch.session)
         parent = self._find_epoch(epoch.parent)
         exchange = self._ids.expect_exchange(epoch.exchange).seq if epoch.exchange else None
-        rendered = [digest_of(message) for message in epoch.rendered]
+        rendered = [compute_digest(message) for message in epoch.rendered]
         blobs = [self._rows.add_blob(session.tenant, *pair)[0] for pair in zip(rendered, epoch.rendered, strict=True)]
         named = [self._name_original(session, epoch.session, original) for original in epoch.originals]
         seq = self._rows.add_sealed(
@@ -118,7 +118,7 @@ class ContextInserter:
                 epoch.tokens_before,
                 epoch.tokens_after,
                 self._rows.add_payload(epoch.edits, TINY),
-                digest_of(epoch.edits),
+                compute_digest(epoch.edits),
                 encode_ids(blobs),
                 encode_ids(each.id for each in named),
                 digest_epoch(rendered, [(each.session, each.original) for each in named]),
@@ -163,7 +163,7 @@ class ContextInserter:
         """
         summary = fit_summary(summary)
         text, span = summary.text.encode(), span_of(summary)
-        identity = SummaryIdentity(span, summary.last, summary.kind, summary.level, digest_of(text))
+        identity = SummaryIdentity(span, summary.last, summary.kind, summary.level, compute_digest(text))
         known = self._find_summary(summary.id)
         if known is None:
             parents = [self._expect_summary(name) for name in summary.parents]
@@ -186,7 +186,10 @@ class ContextInserter:
         contents = (text, orjson.dumps((summary.reason, summary.files)))
         return self._rows.add_sealed(
             "summary",
-            (reference, *[self._rows.add_blob(session.tenant, digest_of(content), content) for content in contents]),
+            (
+                reference,
+                *[self._rows.add_blob(session.tenant, compute_digest(content), content) for content in contents],
+            ),
             (
                 summary.id,
                 summary.wire,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from proxy.model.lineage import Adoption, CallFingerprint, NodeRow, Reply, Step, name_mark, root_of_chain
+from proxy.model.lineage import Adoption, CallFingerprint, NodeRow, Reply, Step, compute_chain_root, name_mark
 from proxy.store.constraints import fit_text
 from proxy.store.sqlite.codec import RELATIONS, compute_mark_key, seal_node
 from proxy.store.sqlite.id_cache import DanglingReference, GenerationCache, RowBuffer, RowIdCache
@@ -99,7 +99,7 @@ class LineageInserter:
 
     def add_session(self, key: str, session: int, upstream: str) -> None:
         """Note a session that is new in this transaction."""
-        self._trees.put(key, SessionTree(session, root_of_chain(upstream), self._transaction, 0, b"", 0, 0, True))
+        self._trees.put(key, SessionTree(session, compute_chain_root(upstream), self._transaction, 0, b"", 0, 0, True))
 
     def add_step(self, step: Step) -> None:
         """Add where a request stands. Raises DanglingReference."""
@@ -176,7 +176,7 @@ class LineageInserter:
             row = self._connection.execute(_FIND_TREE, (key,)).fetchone()
             if row is None:
                 raise DanglingReference("its session is not in the log")
-            found = SessionTree(row[0], root_of_chain(row[1]), _LONG_AGO, *row[2:])
+            found = SessionTree(row[0], compute_chain_root(row[1]), _LONG_AGO, *row[2:])
             self._trees.put(key, found)
         return found
 

@@ -14,7 +14,7 @@ from proxy.model.epoch import Epoch, Pin, Plan, Summary
 from proxy.model.exchange import Headers, Opening, Outcome, Reading, Round, SessionKey, Trailer, Usage
 from proxy.model.lineage import Adoption, Reply, Step
 from proxy.model.log import Record
-from proxy.model.manifest import Manifest, Slice, digest_of
+from proxy.model.manifest import Manifest, Slice, compute_digest
 from proxy.store.constraints import fit_text, fit_usage
 from proxy.store.sqlite import insert_context, insert_lineage
 from proxy.store.sqlite.codec import TINY, encode_changes, encode_headers
@@ -164,7 +164,10 @@ class TransactionWriter:
         found = self._ids.expect_exchange(outcome.exchange)
         exchange, tenant = found.seq, found.tenant
         headers, changes = self._add_headers(tenant, outcome.headers)
-        timings, received = outcome.timings, (self._rows.add_payload(outcome.received), digest_of(outcome.received))
+        timings, received = (
+            outcome.timings,
+            (self._rows.add_payload(outcome.received), compute_digest(outcome.received)),
+        )
         self._rows.add_sealed(
             "outcome",
             (headers,),
@@ -188,13 +191,20 @@ class TransactionWriter:
     def _add_trailer(self, trailer: Trailer) -> None:
         exchange = self._ids.expect_exchange(trailer.exchange).seq
         received = trailer.received
-        values = (exchange, trailer.k, trailer.i, self._rows.add_payload(received), digest_of(received), len(received))
+        values = (
+            exchange,
+            trailer.k,
+            trailer.i,
+            self._rows.add_payload(received),
+            compute_digest(received),
+            len(received),
+        )
         self._rows.add_sealed("trailer", (), values)
 
     def _add_reading(self, reading: Reading) -> None:
         exchange = self._ids.expect_exchange(reading.exchange).seq
         usage = fit_usage(reading.usage) or Usage()
-        digest = digest_of(reading.answer)
+        digest = compute_digest(reading.answer)
         received, its_digest = self._ids.received.get((exchange, reading.k)) or _NOTHING
         error = fit_text(reading.error).encode()
         self._rows.add_sealed(
@@ -206,7 +216,7 @@ class TransactionWriter:
                 received if digest == its_digest else self._rows.add_payload(reading.answer, TINY),
                 digest,
                 self._rows.add_payload(error) if error else None,
-                digest_of(error) if error else None,
+                compute_digest(error) if error else None,
                 usage.input,
                 usage.output,
                 usage.cached,
@@ -238,7 +248,7 @@ class TransactionWriter:
         base = self._ids.headers.get(key)
         if base is None:
             content = encode_headers(headers)
-            base = HeaderBase(self._rows.add_blob(tenant, digest_of(content), content), headers)
+            base = HeaderBase(self._rows.add_blob(tenant, compute_digest(content), content), headers)
             self._ids.headers.put(key, base)
         return base.blob, encode_changes(headers, base.headers)
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from proxy.model.epoch import Original
-from proxy.model.lineage import root_of_chain
+from proxy.model.lineage import compute_chain_root
 from proxy.model.log import LogFault, Verification
-from proxy.model.manifest import BlobPiece, ChainPiece, Piece, digest_of, link_after, root_of
+from proxy.model.manifest import BlobPiece, ChainPiece, Piece, compute_digest, compute_link, compute_root_link
 from proxy.store.constraints import MessageSpan, find_summary_fault
 from proxy.store.sqlite.codec import (
     RELATIONS,
@@ -220,12 +220,15 @@ class _Inspection:
         return "" if is_erased else "its content is missing, and no erasure names it"
 
     def _check_links(self) -> Iterator[LogFault]:
-        roots = {root_of(fingerprint) for (fingerprint,) in self._connection.execute("SELECT fingerprint FROM tenant")}
+        roots = {
+            compute_root_link(fingerprint)
+            for (fingerprint,) in self._connection.execute("SELECT fingerprint FROM tenant")
+        }
         for link, parent, gap, digest, before in self._connection.execute(_LINKS):
             where = f"link {link.hex()}"
             if digest is None:
                 yield LogFault(where, "its content is not in the log")
-            elif link_after(parent, gap, digest) != link:
+            elif compute_link(parent, gap, digest) != link:
                 yield LogFault(where, "does not follow from its parent, gap and content")
             if before is None and parent not in roots:
                 yield LogFault(where, "its parent is neither in the log nor a tenant's root")
@@ -265,7 +268,7 @@ class _Inspection:
             query = "SELECT 1 FROM blob WHERE tenant = ? AND digest = ?"
         elif isinstance(piece, ChainPiece):
             fingerprint = self._connection.execute("SELECT fingerprint FROM tenant WHERE id = ?", (tenant,)).fetchone()
-            if fingerprint and piece.link == root_of(fingerprint[0]):
+            if fingerprint and piece.link == compute_root_link(fingerprint[0]):
                 return True
             key, query = (piece.link,), "SELECT 1 FROM raw WHERE link = ?"
         else:
@@ -286,7 +289,7 @@ def _find_content_fault(codec: int, stored: bytes, digest: bytes, size: int | No
         content = unpack(codec, stored)
     except ValueError as error:
         return f"its content cannot be unpacked: {error}"
-    if digest_of(content) != digest:
+    if compute_digest(content) != digest:
         return "its content does not match its digest"
     if size is not None and len(content) != size:
         return f"its content has {len(content)} bytes in place of {size}"
@@ -367,7 +370,7 @@ def _may_hang_on(connection: sqlite3.Connection, upstream: str | None, node: byt
     """Return whether a chain may begin behind it: the root of the upstream's chains, or a node of any session."""
     if upstream is None or node is None:
         return False
-    return node == root_of_chain(upstream) or connection.execute(_HAS_NODE, (node,)).fetchone() is not None
+    return node == compute_chain_root(upstream) or connection.execute(_HAS_NODE, (node,)).fetchone() is not None
 
 
 _EPOCHS = """

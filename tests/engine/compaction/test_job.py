@@ -6,7 +6,7 @@ import pytest
 from proxy.context.compaction.spans import MessageRange
 from proxy.engine.compaction.job import SentRequest, SummaryJob, find_foreign_messages, format_date, list_references
 from proxy.model.exchange import SessionKey
-from proxy.model.manifest import digest_of
+from proxy.model.manifest import compute_digest
 from tests.support.compacting import Workshop
 from tests.support.managing import Message, make_history
 from tests.support.summaries import make_summary
@@ -44,7 +44,7 @@ async def test_a_leaf_is_of_messages_and_what_is_merged_of_reports() -> None:
     work = await plan()
     assert (work.kind, work.covered) == ("leaf", work.span.tokens)
     raws = work.request.state.request.list_raws()
-    assert work.list_digests() == tuple(digest_of(raw) for raw in raws[:20])
+    assert work.list_digests() == tuple(compute_digest(raw) for raw in raws[:20])
     parents = (make_summary("a", 0, 10, tokens=70), make_summary("b", 10, 20, tokens=80))
     merged = msgspec.structs.replace(work, parents=parents)
     assert (merged.kind, merged.covered, merged.list_digests()) == ("condensed", 150, ())

@@ -14,7 +14,7 @@ from proxy.model.events import AnswerRead, AuxiliaryEnded, ReadingFailed
 from proxy.model.exchange import Headers, Reading, Round, Usage
 from proxy.model.lineage import Reply, Step
 from proxy.model.log import ArchiveHealth
-from proxy.model.manifest import keep_head, keep_whole
+from proxy.model.manifest import make_head_manifest, make_manifest
 from proxy.wire.chat_completions import ChatCompletions
 from tests.support.engine import JSON, LIMIT, STREAM, ScriptedResponse, ScriptedUpstream
 from tests.support.loops import put_forward
@@ -68,7 +68,7 @@ async def test_it_is_an_exchange_of_the_session_in_the_log() -> None:
     assert (opening.model, opening.method, opening.target) == (MODEL, "POST", "/v1/chat/completions?k")
     assert (opening.headers, opening.body) == (
         ((b"content-type", b"application/json"), (b"accept-encoding", b"identity")),
-        keep_whole(ASKING),
+        make_manifest(ASKING),
     )
     assert desk.engine.archive.of(Round) == [Round("x1", 0, "main", None)]
     assert (outcome.status, outcome.completeness) == (200, "complete")
@@ -104,7 +104,7 @@ async def test_what_is_recorded_of_a_large_question_has_a_cap() -> None:
     await ask(desk)
     body = desk.engine.archive.opening.body
     assert (body.size, body.blobs[0].content) == (len(ASKING), ASKING[:20])
-    assert body == keep_head(ASKING[:20], len(ASKING), body.whole_digest)
+    assert body == make_head_manifest(ASKING[:20], len(ASKING), body.whole_digest)
 
 
 async def test_a_warm_question_leans_on_what_was_sent_before() -> None:

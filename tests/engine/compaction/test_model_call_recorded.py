@@ -10,11 +10,11 @@ from proxy.engine.body_cache import build_manifest
 from proxy.engine.compaction.model_call import ModelResponse
 from proxy.model.exchange import Opening
 from proxy.model.log import Record
-from proxy.model.manifest import keep_whole
+from proxy.model.manifest import make_manifest
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.reader import SqliteReader
-from proxy.wire.summary_request import Room, write_warm
+from proxy.wire.summary_request import OutputLimit, write_warm
 from tests.support.engine import JSON, LIMIT, ScriptedResponse, ScriptedUpstream
 from tests.support.managing import SESSION, make_history, make_subject
 from tests.support.model_calls import Desk
@@ -25,7 +25,7 @@ ANSWER = b'{"choices":[{"message":{"content":"Goal: x"},"finish_reason":"stop"}]
 async def ask_warm(desk: Desk) -> tuple[bytes, list[Record]]:
     """The body of a warm question behind a request that is in the log already, and what it left to record."""
     subject = make_subject(make_history(50), max_tokens=7)
-    body = write_warm(subject.split, "Report.", Room(100))
+    body = write_warm(subject.split, "Report.", OutputLimit(100))
     assert body is not None
     async with asyncio.timeout(LIMIT):
         assert isinstance(await desk.caller.call(desk.make_call(body=body, extends=subject)), ModelResponse)
@@ -79,7 +79,7 @@ async def test_no_key_is_anywhere_in_it(tmp_path: Path) -> None:
     desk = Desk(ScriptedUpstream(answer=ScriptedResponse(ANSWER, headers=JSON, ending="whole")))
     _, records = await ask_warm(desk)
     archive = open_sqlite(StorePolicy(tmp_path / "log.db", durability="full"), asyncio.get_running_loop())
-    await record(archive, replace(open_request(desk), body=keep_whole(b"{}")), *records)
+    await record(archive, replace(open_request(desk), body=make_manifest(b"{}")), *records)
     await archive.close()
     assert b"sk-a-secret" not in read_all(tmp_path)
     assert "sk-a-secret" not in repr(records)

@@ -16,7 +16,7 @@ from proxy.engine.context.rewriter import find_problem, list_splices
 from proxy.engine.policy import Provider
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.epoch import ContextPlan, Edit, Epoch, Kept, Original, Reference, Replaced, Written
-from proxy.model.manifest import digest_of
+from proxy.model.manifest import compute_digest
 from proxy.wire import FORMATS
 from tests.support.managed import OwnBuilder
 from tests.support.managing import Message, QuarterTokens, make_builder, make_history, make_subject
@@ -96,7 +96,7 @@ async def test_a_reference_stands_for_the_raw_messages() -> None:
 
     made = await draft(OwnBuilder(refer))
     raws = make_subject(HISTORY).list_raws()
-    digests = (digest_of(raws[1]), digest_of(raws[2]))
+    digests = (compute_digest(raws[1]), compute_digest(raws[2]))
     assert made.originals == (Original("abc", digests, "chat_completions", 1, 7),)
 
 

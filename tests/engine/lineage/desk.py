@@ -5,10 +5,10 @@ from typing import NamedTuple
 from proxy.engine.lineage.resolver import LineageQuery, Placement, SessionResolver, name_answer
 from proxy.engine.lineage.session_index import SessionIndex, SessionNodes, Traits
 from proxy.model.exchange import SessionKey
-from proxy.model.lineage import CallFingerprint, NodeRow, Step, extend_chain, root_of_chain
+from proxy.model.lineage import CallFingerprint, NodeRow, Step, compute_chain_root, extend_chain
 from proxy.wire.identity import Item
 
-ROOT = root_of_chain("main")
+ROOT = compute_chain_root("main")
 ONE, TWO = b"1" * 16, b"2" * 16
 MAIN = Traits("m", has_tools=True, system=b"s", is_stream=True)
 STRONG = "call_Zk93fQpX"

@@ -14,7 +14,7 @@ import pytest
 from proxy.engine.ports import MOST_MARKS
 from proxy.model.errors import StoreUnavailable
 from proxy.model.exchange import Usage
-from proxy.model.manifest import keep_whole
+from proxy.model.manifest import make_manifest
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.connection import WriterLock
@@ -201,7 +201,9 @@ async def test_a_file_that_is_no_log_is_refused_and_left_alone(
 async def write_log(policy: StorePolicy, count: int = 200) -> None:
     archive = open_at(policy)
     for i in range(count):
-        archive.append(make_opening(f"e{i}", keep_whole(os.urandom(900))), make_round(f"e{i}"), make_outcome(f"e{i}"))
+        archive.append(
+            make_opening(f"e{i}", make_manifest(os.urandom(900))), make_round(f"e{i}"), make_outcome(f"e{i}")
+        )
     await archive.close()
 
 
@@ -241,7 +243,7 @@ async def test_a_place_that_cannot_be_written_is_refused_with_what_to_change(tmp
 
 async def test_closing_leaves_one_file_that_is_the_whole_log(policy: StorePolicy, tmp_path: Path) -> None:
     archive = open_at(policy)
-    await archive.append(make_opening(body=keep_whole(b"all of it")))
+    await archive.append(make_opening(body=make_manifest(b"all of it")))
     await archive.close()
     assert not policy.path.with_name("log.db-wal").exists()
     moved = policy.path.rename(tmp_path / "moved.db")

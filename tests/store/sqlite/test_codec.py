@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from proxy.model.exchange import Headers
-from proxy.model.manifest import BlobPiece, ChainPiece, Piece, digest_of, encode_recipe
+from proxy.model.manifest import BlobPiece, ChainPiece, Piece, compute_digest, encode_recipe
 from proxy.store.sqlite.codec import (
     DEFLATED,
     PACKED,
@@ -232,10 +232,10 @@ def test_a_digest_commits_to_all_that_an_epoch_names() -> None:
     original = make_original("r1", CONTENTS[1])
     digests = {
         digest_epoch([], []),
-        digest_epoch([digest_of(CONTENTS[1])], []),
-        digest_epoch([digest_of(CONTENTS[2])], []),
-        digest_epoch([digest_of(CONTENTS[1]), digest_of(CONTENTS[2])], []),
-        digest_epoch([digest_of(CONTENTS[2]), digest_of(CONTENTS[1])], []),
+        digest_epoch([compute_digest(CONTENTS[1])], []),
+        digest_epoch([compute_digest(CONTENTS[2])], []),
+        digest_epoch([compute_digest(CONTENTS[1]), compute_digest(CONTENTS[2])], []),
+        digest_epoch([compute_digest(CONTENTS[2]), compute_digest(CONTENTS[1])], []),
         digest_epoch([], [("s", original)]),
         digest_epoch([], [("t", original)]),
         digest_epoch([], [("s", original), ("s", original)]),
@@ -250,7 +250,7 @@ def test_a_digest_commits_to_all_that_an_epoch_names() -> None:
 
 
 def test_a_digest_commits_to_all_that_a_summary_names() -> None:
-    one, two = digest_of(CONTENTS[0]), digest_of(CONTENTS[1])
+    one, two = compute_digest(CONTENTS[0]), compute_digest(CONTENTS[1])
     digests = {
         digest_summary([], [], []),
         digest_summary([one], [], []),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from proxy.model.errors import NotFound, StoreUnavailable
-from proxy.model.manifest import digest_of
+from proxy.model.manifest import compute_digest
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive
 from proxy.store.sqlite.connection import connect_reader, connect_writer
@@ -164,7 +164,7 @@ def test_content_is_read_by_its_numbers_and_what_is_missing_left_out(log: sqlite
     numbers = [n for (n,) in log.execute("SELECT id FROM blob WHERE size > 2000 ORDER BY id")]
     raw = [content for _, content in LONG_TURNS]
     assert load_contents(log, [*numbers, 999]) == dict(zip(numbers, raw, strict=True))
-    assert load_digests(log, iter([*numbers, 999])) == dict(zip(numbers, map(digest_of, raw), strict=True))
+    assert load_digests(log, iter([*numbers, 999])) == dict(zip(numbers, map(compute_digest, raw), strict=True))
     assert load_contents(log, ()) == {}
     assert fetch(log, "SELECT value FROM json_each(?)", {7}) == [(7,)]
 

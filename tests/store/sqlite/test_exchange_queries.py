@@ -8,7 +8,7 @@ import pytest
 from proxy.engine.ports import ALL_SESSIONS
 from proxy.model.errors import NotFound, ProxyError, StoreUnavailable
 from proxy.model.log import Selection
-from proxy.model.manifest import Blob, BlobPiece, Manifest, digest_of, encode_recipe, root_of
+from proxy.model.manifest import Blob, BlobPiece, Manifest, compute_digest, compute_root_link, encode_recipe
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import connect_reader
 from proxy.store.sqlite.exchange_queries import list_unread, select_session, select_sessions, sum_auxiliary
@@ -20,7 +20,7 @@ from tests.store.unread_contract import add_answers
 
 TURNS = make_turns(5)
 LINKS = [piece.link for piece in chain_body(TURNS).slices]
-TOOLS = Blob(digest_of(b"the tools"), b"the tools")
+TOOLS = Blob(compute_digest(b"the tools"), b"the tools")
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ async def reader(open_archive: Opener, policy: StorePolicy) -> AsyncIterator[Sql
 
 
 def payload_of(content: bytes) -> str:
-    return f"(SELECT id FROM blob WHERE digest = x'{digest_of(content).hex()}')"
+    return f"(SELECT id FROM blob WHERE digest = x'{compute_digest(content).hex()}')"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ async def test_the_gap_before_the_first_element_and_between_others_is_kept(open_
 
 
 def test_the_samples_begin_at_the_root() -> None:
-    assert chain_body(TURNS).slices[0].parent == root_of(TENANT)
+    assert chain_body(TURNS).slices[0].parent == compute_root_link(TENANT)
 
 
 def explain(connection: sqlite3.Connection, query: tuple[str, dict[str, object]]) -> str:

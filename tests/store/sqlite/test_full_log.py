@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.model.manifest import keep_whole
+from proxy.model.manifest import make_manifest
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import open_sqlite
 from proxy.store.sqlite.journal import Journal, JournalPosition, journal_path, store_journal_position
@@ -60,7 +60,7 @@ async def test_what_a_log_did_not_take_at_the_start_is_written_as_soon_as_it_doe
     disk.fail("INSERT INTO exchange", FULL, FULL)
     archive = open_archive(durability=durability)
     assert archive.health.pending == 2
-    assert await archive.append(make_opening("e3", keep_whole(bytes(300_000))))  # too large for the journal: waits
+    assert await archive.append(make_opening("e3", make_manifest(bytes(300_000))))  # too large for the journal: waits
     assert [row.id for row in await archive.list_exchanges(make_key().id)] == ["e1", "e2", "e3"]
     assert (archive.health.problem, archive.health.pending, archive.health.dropped) == ("", 0, 0)
     await archive.close()
@@ -105,7 +105,7 @@ def leave_damaged(policy: StorePolicy) -> str:
     path = journal_path(policy.path)
     journal = Journal(path, 8192)
     places: list[int] = []
-    while place := journal.add((make_opening(f"e{len(places)}", keep_whole(bytes(1000))),)):
+    while place := journal.add((make_opening(f"e{len(places)}", make_manifest(bytes(1000))),)):
         places.append(place)
     journal.free(places[-3])
     assert journal.add((make_opening("behind"),))

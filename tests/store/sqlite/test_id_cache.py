@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.model.manifest import BlobPiece, ChainPiece, Piece, digest_of, encode_recipe, root_of
+from proxy.model.manifest import BlobPiece, ChainPiece, Piece, compute_digest, compute_root_link, encode_recipe
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.codec import PACKED, RAW, seal_after, split_recipe
 from proxy.store.sqlite.connection import connect_writer
@@ -61,7 +61,7 @@ def load(log: sqlite3.Connection) -> RowIdCache:
 def test_everything_is_found_in_the_tables_by_one_that_remembers_nothing(log: sqlite3.Connection) -> None:
     known = load(log)
     tenant = known.find_tenant(TENANT)
-    assert tenant is not None and tenant.root == root_of(TENANT)
+    assert tenant is not None and tenant.root == compute_root_link(TENANT)
     assert known.find_blob(tenant, BODY.slices[1].digest) is not None
     assert all(known.has_link(piece.link) for piece in BODY.slices)
     session = known.find_session(make_key().id)
@@ -75,13 +75,13 @@ def test_what_is_not_there_is_not_found(log: sqlite3.Connection) -> None:
     known = load(log)
     tenant = known.find_tenant(TENANT)
     assert tenant is not None
-    assert known.find_blob(tenant, digest_of(b"other")) is None
-    assert not known.has_link(root_of(TENANT))
+    assert known.find_blob(tenant, compute_digest(b"other")) is None
+    assert not known.has_link(compute_root_link(TENANT))
     assert known.find_session("other") is None
     for find, what in (
         (lambda: known.expect_exchange("e2\udcff"), "exchange"),
         (lambda: known.expect_session("nobody\udcff"), "session"),
-        (lambda: known.expect_message(tenant, digest_of(b"other")), "message"),
+        (lambda: known.expect_message(tenant, compute_digest(b"other")), "message"),
     ):
         with pytest.raises(DanglingReference, match=what):
             find()
@@ -178,7 +178,7 @@ def test_content_of_a_tenant_is_stored_once_and_that_of_another_again(
     unchecked: sqlite3.Connection, rows: RowBuffer
 ) -> None:
     mine, other = Tenant(1, b""), Tenant(2, b"")
-    digest = digest_of(LONG)
+    digest = compute_digest(LONG)
     found = [rows.add_blob(tenant, digest, LONG) for tenant in (mine, mine, other)]
     assert found == [(1, digest), (1, digest), (2, digest)]
     assert rows.write(unchecked) == 4
@@ -266,7 +266,7 @@ def test_what_is_known_of_earlier_recipes_changes_nothing(recipes: list[list[Pie
         recipe = encode_recipe(parts)
         envelope, tip, links = known.split(recipe)
         assert (envelope.content, tip) == split_recipe(recipe)[:2]
-        assert envelope.digest == digest_of(envelope.content)
+        assert envelope.digest == compute_digest(envelope.content)
         assert list(envelope.blobs) == [part.digest for part in parts if isinstance(part, BlobPiece)]
         assert list(links) == [part.link for part in parts if isinstance(part, ChainPiece)]
 

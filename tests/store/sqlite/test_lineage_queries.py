@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.engine.ports import MOST_MARKS, MOST_RECALLED, MOST_RECALLED_ROWS
 from proxy.model.errors import NotFound, StoreUnavailable
-from proxy.model.lineage import CallFingerprint, NodeRow, Relation, extend_chain, root_of_chain
+from proxy.model.lineage import CallFingerprint, NodeRow, Relation, compute_chain_root, extend_chain
 from proxy.model.log import BranchRow, Call
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive
@@ -55,7 +55,7 @@ def calls(draw: st.DrawFn) -> list[tuple[int, list[int], bool, int]]:
 
 
 def make_path(forms: list[int], answer: int) -> tuple[list[NodeRow], NodeRow]:
-    rows, parent = [], root_of_chain("openai")
+    rows, parent = [], compute_chain_root("openai")
     for form in forms:
         rows.append(NodeRow(extend_chain(parent, [b"%d" % form])[0], parent, False))
         parent = rows[-1].node

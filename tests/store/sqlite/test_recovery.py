@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from proxy.model.errors import StoreUnavailable
-from proxy.model.manifest import keep_whole
+from proxy.model.manifest import make_manifest
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive
 from proxy.store.sqlite.journal import Journal, journal_path, read_journal_position
@@ -356,7 +356,7 @@ async def test_closing_while_the_store_fails_leaves_the_journal_to_the_next_star
     archive = open_archive(durability="normal", close_ms=30)
     disk.fail("BEGIN", *[LOCKED] * 1000)
     assert all([archive.append(make_opening(f"e{i}")).result() for i in range(3)])
-    large = archive.append(make_opening("e3", keep_whole(bytes(300_000))))
+    large = archive.append(make_opening("e3", make_manifest(bytes(300_000))))
     await archive.close()
     assert not await large
     assert (archive.health.dropped, archive.health.pending) == (1, 3)
@@ -378,9 +378,9 @@ async def test_readers_see_what_was_appended_before(open_archive: Opener, tmp_pa
     assert [row.exchanges for row in await archive.list_sessions()] == [2]
     archive.append(make_opening("e2"))
     assert (await archive.verify()).exchanges == 3
-    archive.append(make_opening("e3", keep_whole(b"new")), make_round("e3"))
+    archive.append(make_opening("e3", make_manifest(b"new")), make_round("e3"))
     assert await archive.load_sent("e3", 0) == b"new"
-    archive.append(make_opening("e4", keep_whole(b"newer")))
+    archive.append(make_opening("e4", make_manifest(b"newer")))
     assert await archive.load_request("e4") == b"newer"
     archive.append(make_opening("e5"))
     assert await list_ids(archive) == [f"e{i}" for i in range(6)]

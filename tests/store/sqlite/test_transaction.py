@@ -3,7 +3,7 @@ from msgspec.structs import replace
 
 from proxy.model.exchange import Headers
 from proxy.model.log import Record
-from proxy.model.manifest import Blob, BlobPiece, ChainPiece, Manifest, digest_of, encode_recipe, keep_whole
+from proxy.model.manifest import Blob, BlobPiece, ChainPiece, Manifest, compute_digest, encode_recipe, make_manifest
 from proxy.store.sqlite.id_cache import DanglingReference
 from proxy.store.sqlite.schema import read_seal_head
 from tests.store.samples import (
@@ -63,7 +63,7 @@ def test_content_repeated_at_another_place_is_stored_once(log: WrittenLog) -> No
 
 
 def test_large_members_are_stored_once(log: WrittenLog) -> None:
-    tools = Blob(digest_of(b"tools" * 200), b"tools" * 200)
+    tools = Blob(compute_digest(b"tools" * 200), b"tools" * 200)
     first = Manifest(encode_recipe((b"{", BlobPiece(tools.digest))), (), (tools,), 1001)
     again = Manifest(encode_recipe((b"[", BlobPiece(tools.digest))), (), (), 1001)
     log.add(make_opening("e1", first))
@@ -124,7 +124,7 @@ def test_text_of_the_outside_is_fitted_wherever_it_stands(log: WrittenLog) -> No
         make_opening("e2", chain_body(make_turns(2), known=1)),
         make_opening("e2", chain_body(make_turns(2), known=2)),
         make_round("e1", 1, chain_body(make_turns(2), known=2)),
-        make_opening("e2", replace(keep_whole(b"x"), blobs=())),
+        make_opening("e2", replace(make_manifest(b"x"), blobs=())),
         make_opening("e2", Manifest(encode_recipe((ChainPiece(b"a" * 16), ChainPiece(b"b" * 16))), (), (), 0)),
     ],
 )

@@ -9,7 +9,15 @@ from proxy.model.errors import StoreUnavailable
 from proxy.model.exchange import Usage
 from proxy.model.lineage import Adoption
 from proxy.model.log import LogFault
-from proxy.model.manifest import Blob, BlobPiece, Manifest, digest_of, encode_recipe, keep_head, keep_whole
+from proxy.model.manifest import (
+    Blob,
+    BlobPiece,
+    Manifest,
+    compute_digest,
+    encode_recipe,
+    make_head_manifest,
+    make_manifest,
+)
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.schema import TALLIED
 from proxy.store.sqlite.verify import verify_log
@@ -34,8 +42,8 @@ from tests.store.sqlite.spoiling import lose_index_entry, spoil
 
 TURNS = make_turns(6, size=1500)
 LINKS = [piece.link for piece in chain_body(TURNS).slices]
-SLICE = digest_of(TURNS[2][1]).hex()
-TOOLS = Blob(digest_of(b"the tools"), b"the tools")
+SLICE = compute_digest(TURNS[2][1]).hex()
+TOOLS = Blob(compute_digest(b"the tools"), b"the tools")
 STREAM = b"data: {}\n\n" * 400
 CHAIN = make_chain("a", "!b", "c", "!d", "e", "!f")
 
@@ -51,7 +59,9 @@ async def path(open_archive: Opener, policy: StorePolicy) -> Path:
         archive.append(make_outcome(exchange, received=STREAM), make_trailer(0, b"\n", exchange))
         archive.append(make_reading(exchange, usage=usage, error="overloaded"), is_urgent=False)
     body = Manifest(encode_recipe((b"[", BlobPiece(TOOLS.digest), b"]")), (), (TOOLS,), 11)
-    archive.append(make_opening("e4", body, key=make_key("other", OTHER_TENANT)), make_round("e4", 0, keep_whole(b"x")))
+    archive.append(
+        make_opening("e4", body, key=make_key("other", OTHER_TENANT)), make_round("e4", 0, make_manifest(b"x"))
+    )
     archive.append(make_opening("e6", chain_body([])))
     for i in range(3):
         archive.append(
@@ -60,8 +70,8 @@ async def path(open_archive: Opener, policy: StorePolicy) -> Path:
         archive.append(make_reply(f"e{i}", CHAIN[2 * i + 1 : 2 * i + 2]))
     archive.append(make_step("e4", make_chain("a", parent=CHAIN[5].node)), make_step("e3"))
     archive.append(Adoption(make_key("other", OTHER_TENANT).id, make_key().id, CHAIN[3].node, 7))
-    archive.append(make_opening("e5", keep_head(b"head", 900, digest_of(b"all"))), make_round("e5"))
-    assert await archive.append(make_outcome("e5", received=b"head", size=900, whole=digest_of(b"all")))
+    archive.append(make_opening("e5", make_head_manifest(b"head", 900, compute_digest(b"all"))), make_round("e5"))
+    assert await archive.append(make_outcome("e5", received=b"head", size=900, whole=compute_digest(b"all")))
     await archive.close()
     return policy.path
 

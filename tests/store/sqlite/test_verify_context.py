@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from proxy.model.lineage import Adoption
-from proxy.model.manifest import digest_of
+from proxy.model.manifest import compute_digest
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.verify import verify_log
 from tests.store.samples import (
@@ -57,7 +57,7 @@ def test_a_sound_log_has_no_faults(path: Path) -> None:
     assert find(path) == []
 
 
-BLOB = f"(SELECT id FROM blob WHERE tenant = 1 AND digest = x'{digest_of(LEDGER).hex()}')"
+BLOB = f"(SELECT id FROM blob WHERE tenant = 1 AND digest = x'{compute_digest(LEDGER).hex()}')"
 RENDERED = "SELECT rendered FROM epoch WHERE seq = 2"
 
 DAMAGE = {

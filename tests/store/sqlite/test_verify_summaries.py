@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.model.manifest import digest_of
+from proxy.model.manifest import compute_digest
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.codec import digest_summary
 from proxy.store.sqlite.verify import verify_log
@@ -49,7 +49,7 @@ def test_a_sound_log_has_no_faults(path: Path) -> None:
 
 
 def name_blob(content: bytes, tenant: int = 1) -> str:
-    return f"(SELECT id FROM blob WHERE tenant = {tenant} AND digest = x'{digest_of(content).hex()}')"
+    return f"(SELECT id FROM blob WHERE tenant = {tenant} AND digest = x'{compute_digest(content).hex()}')"
 
 
 def write_digest(*named: list[str]) -> str:

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from proxy.model.errors import StoreUnavailable
-from proxy.model.manifest import keep_whole
+from proxy.model.manifest import make_manifest
 from proxy.store.policy import Durability, StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.schema import read_seal_head
@@ -71,7 +71,7 @@ async def test_large_records_are_not_all_put_in_one_transaction(open_archive: Op
     first = archive.append(make_opening("e0"))
     await disk.arrived("COMMIT")
     before = disk.count("BEGIN")
-    bodies = [keep_whole(b"%d" % i + bytes(3_000_000)) for i in range(6)]
+    bodies = [make_manifest(b"%d" % i + bytes(3_000_000)) for i in range(6)]
     others = [archive.append(make_opening(f"b{i}", body)) for i, body in enumerate(bodies)]
     commit.set()
     assert await first and all(await asyncio.gather(*others))
@@ -190,7 +190,7 @@ async def test_at_the_cap_of_the_store_health_names_the_setting_and_the_log_is_s
     rollback = disk.hold("ROLLBACK")
     rollback.set()
     assert await archive.append(make_opening("e0"))
-    stored = archive.append(make_opening("e1", keep_whole(os.urandom(600_000))))
+    stored = archive.append(make_opening("e1", make_manifest(os.urandom(600_000))))
     await disk.arrived("ROLLBACK")
     await disk.arrived("ROLLBACK")
     assert "store is full" in archive.health.problem and "store.max_bytes" in archive.health.problem
@@ -249,7 +249,7 @@ async def test_what_leans_on_a_dropped_record_is_dropped_too_until_it_is_sent_in
     archive = open_archive(spool_bytes=6000)
     turns = make_turns(4, size=2000)
     commit = disk.hold("COMMIT")
-    blocking = archive.append(make_opening("e0", keep_whole(bytes(3500))))
+    blocking = archive.append(make_opening("e0", make_manifest(bytes(3500))))
     await disk.arrived("COMMIT")
     dropped = archive.append(make_opening("e1", chain_body(turns)))
     leaning = archive.append(make_opening("e2", chain_body(turns, known=4)))
@@ -344,7 +344,7 @@ async def test_much_that_was_written_is_copied_into_the_log_in_a_pause(
     archive = open_archive()
     copying = disk.hold("PRAGMA wal_checkpoint(PASSIVE)")
     copying.set()
-    assert await archive.append(make_opening(body=keep_whole(os.urandom(2_000_000))))
+    assert await archive.append(make_opening(body=make_manifest(os.urandom(2_000_000))))
     await disk.arrived("PRAGMA wal_checkpoint(PASSIVE)")
     # the next commit waits for the copy, should it come too soon
     assert await archive.append(make_opening("e2"))
@@ -354,8 +354,8 @@ async def test_much_that_was_written_is_copied_into_the_log_in_a_pause(
 async def test_too_much_is_copied_under_load_too(open_archive: Opener, disk: Disk) -> None:
     archive = open_archive()
     for i in range(2):
-        archive.append(make_opening(f"e{i}", keep_whole(os.urandom(7_900_000))))
-    assert await archive.append(make_opening("last", keep_whole(os.urandom(900_000))))
+        archive.append(make_opening(f"e{i}", make_manifest(os.urandom(7_900_000))))
+    assert await archive.append(make_opening("last", make_manifest(os.urandom(900_000))))
     steps = [step for step in disk.statements if step in ("COMMIT", "PRAGMA wal_checkpoint(PASSIVE)")]
     assert steps[-2:] == ["PRAGMA wal_checkpoint(PASSIVE)", "COMMIT"]
 
@@ -366,7 +366,7 @@ async def test_a_copy_that_fails_is_logged_and_writing_goes_on(
     archive = open_archive()
     copying = disk.hold("PRAGMA wal_checkpoint(PASSIVE)")
     disk.fail("PRAGMA wal_checkpoint", FULL, FULL)
-    assert await archive.append(make_opening(body=keep_whole(os.urandom(2_000_000))))
+    assert await archive.append(make_opening(body=make_manifest(os.urandom(2_000_000))))
     await disk.arrived("PRAGMA wal_checkpoint(PASSIVE)")
     copying.set()
     assert await archive.append(make_opening("e2"))

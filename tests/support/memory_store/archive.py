@@ -34,8 +34,8 @@ from proxy.model.manifest import (
     BlobPiece,
     Manifest,
     Piece,
+    compute_root_link,
     decode_recipe,
-    root_of,
 )
 from proxy.store.constraints import fit_text, fit_usage
 from proxy.store.sqlite.lineage_queries import choose_recalled
@@ -237,7 +237,7 @@ class MemoryArchive:
         if isinstance(piece, BlobPiece):
             return (self._tables.blobs[tenant, piece.digest],)
         parts: list[bytes] = []
-        link, root = piece.link, root_of(tenant)
+        link, root = piece.link, compute_root_link(tenant)
         while link != root:
             element = self._tables.slices[link]
             parts += (self._tables.blobs[tenant, element.digest], element.gap)

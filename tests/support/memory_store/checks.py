@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from proxy.model.log import LogFault, Verification
-from proxy.model.manifest import digest_of, link_after
+from proxy.model.manifest import compute_digest, compute_link
 from proxy.store.constraints import find_summary_fault, span_of
 from tests.support.memory_store.tables import Tables
 
@@ -17,13 +17,13 @@ def verify_tables(tables: Tables) -> Verification:
 
 def _check_blobs(tables: Tables) -> Iterator[LogFault]:
     for (_, digest), content in tables.blobs.items():
-        if digest_of(content) != digest:
+        if compute_digest(content) != digest:
             yield LogFault(f"blob {digest.hex()}", "its content does not match its digest")
 
 
 def _check_slices(tables: Tables) -> Iterator[LogFault]:
     for link, piece in tables.slices.items():
-        if link_after(piece.parent, piece.gap, piece.digest) != link:
+        if compute_link(piece.parent, piece.gap, piece.digest) != link:
             yield LogFault(f"link {link.hex()}", "does not follow from its parent, gap and content")
 
 

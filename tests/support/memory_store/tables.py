@@ -9,9 +9,17 @@ from msgspec.structs import replace
 
 from proxy.model.epoch import Epoch, Original, Pin, Plan, Summary
 from proxy.model.exchange import Opening, Outcome, Reading, Round, SessionKey, Trailer
-from proxy.model.lineage import Adoption, Reply, Step, name_mark, root_of_chain
+from proxy.model.lineage import Adoption, Reply, Step, compute_chain_root, name_mark
 from proxy.model.log import Record
-from proxy.model.manifest import BlobPiece, ChainPiece, Manifest, Slice, decode_recipe, digest_of, root_of
+from proxy.model.manifest import (
+    BlobPiece,
+    ChainPiece,
+    Manifest,
+    Slice,
+    compute_digest,
+    compute_root_link,
+    decode_recipe,
+)
 from proxy.store.constraints import (
     SummaryIdentity,
     find_summary_fault,
@@ -164,11 +172,11 @@ class Tables:
         if epoch.exchange:
             self._expect_opening(epoch.exchange)
         for message in epoch.rendered:
-            self._add_blob(tenant, digest_of(message), message)
+            self._add_blob(tenant, compute_digest(message), message)
         originals = tuple(map(fit_original, epoch.originals))
         for original in originals:
             self._add_original(epoch.session, tenant, original)
-        rendered = tuple(self.blobs[tenant, digest_of(message)] for message in epoch.rendered)
+        rendered = tuple(self.blobs[tenant, compute_digest(message)] for message in epoch.rendered)
         self._insert(self.epochs, epoch.id, replace(epoch, rendered=rendered, originals=originals))
 
     def _add_original(self, session: str, tenant: bytes, original: Original) -> None:
@@ -216,7 +224,7 @@ class Tables:
 
     def _expect_node(self, key: SessionKey, node: bytes) -> None:
         """A node that something hangs on: of the session, the root, or of any session."""
-        if node in self.trees[key.id].parents or node == root_of_chain(key.upstream):
+        if node in self.trees[key.id].parents or node == compute_chain_root(key.upstream):
             return
         if not any(node in tree.parents for tree in self.trees.values()):
             raise Refused("it refers to what is not in the log")
@@ -251,10 +259,10 @@ class Tables:
         return self._expect(self.exchanges, exchange).opening
 
     def _expect_link(self, tenant: bytes, link: bytes) -> None:
-        if link != root_of(tenant):
+        if link != compute_root_link(tenant):
             self._expect(self.slices, link)
 
 
 def _identify(summary: Summary) -> SummaryIdentity:
-    text = digest_of(summary.text.encode())
+    text = compute_digest(summary.text.encode())
     return SummaryIdentity(span_of(summary), summary.last, summary.kind, summary.level, text)

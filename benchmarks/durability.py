@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--upstream-ms", type=int, nargs="+", default=[0, 20, 250], help="between request and response")
     parser.add_argument("--exchanges", type=int, default=160, help="of a turn, of all agents together")
     parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--out", default="latest-durability", help="name of the files in benchmarks/results")
+    parser.add_argument("--out", default="latest.durability", help="name of the files in benchmarks/results")
     options = parser.parse_args()
     load = os.getloadavg()[0]
     cells = [

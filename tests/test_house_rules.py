@@ -3,17 +3,22 @@
 import ast
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 
 FILE_LINES, FUNCTION_LINES, CLASS_LINES = 500, 60, 350
+MOST_FILES, MEDIAN_LINES, SMALL_LINES, MOST_SMALL = 160, 150, 60, 0.1
+# Packages may have 16 modules; these more.
+MOST_MODULES = {"proxy/store/sqlite": 18, "proxy/engine": 18}
 # Imports a function may hold, by file: what many runs do not need and what costs start-up time.
 LAZY_IMPORTS: dict[str, set[str]] = {
     "proxy/assembly.py": {"proxy.upstream.httpx_client"},
@@ -201,6 +206,17 @@ def list_shared_names(sources: Iterable[Source]) -> dict[str, list[str]]:
 
 def test_no_two_classes_have_one_name() -> None:
     assert list_shared_names(PACKAGE) == {}
+
+
+def test_files_are_neither_many_nor_small() -> None:
+    """A reader opens few files, hardly any of which holds next to nothing, in packages that fit on a screen."""
+    sizes = {source.path: source.text.count("\n") for source in PACKAGE if not source.path.endswith("__init__.py")}
+    packages = Counter(path.rpartition("/")[0] for path in sizes)
+    small = [path for path, lines in sizes.items() if lines < SMALL_LINES]
+    assert len(sizes) <= MOST_FILES
+    assert median(sizes.values()) >= MEDIAN_LINES
+    assert len(small) < MOST_SMALL * len(sizes), small
+    assert {path: count for path, count in packages.items() if count > MOST_MODULES.get(path, 16)} == {}
 
 
 def test_a_name_of_two_classes_is_seen() -> None:

@@ -173,14 +173,14 @@ class ServedClient:
         """Note that there is no body to wait for."""
         self._is_body_ended = True
 
-    def cancel_when_left(self) -> None:
-        """Cancel the task at hand when the client leaves, at once if it has; until `outlive`."""
+    def cancel_on_disconnect(self) -> None:
+        """Cancel the task at hand when the client leaves, at once if it has; until `ignore_disconnect`."""
         task = asyncio.current_task()
         assert task is not None, "every request is served in a task"
         self._response.watch(task.cancel)
 
-    def outlive(self) -> None:
-        """End what `cancel_when_left` began."""
+    def ignore_disconnect(self) -> None:
+        """End what `cancel_on_disconnect` began."""
         self._response.on_disconnect = None
 
     # --- the response ------------------------------------------------------------------------------------------------

@@ -322,9 +322,6 @@ class Http11Response:
                 if status in _BODILESS:
                     continue  # it describes a body that does not come (RFC 9110, 15.4.5)
                 length = int(value)
-            elif name == b"connection" and b"close" in value.lower():
-                self.keep_alive = False
-                continue
             lines.append(b"%b: %b\r\n" % (name, value))
         if not self.keep_alive:
             lines.append(b"connection: close\r\n")

@@ -88,14 +88,14 @@ class FastRouter:
             if self._exchanges.read_mode(scope["headers"]) == "bypass":
                 return await self._carry_unread(scope)
             body = await client.read_whole(self._bodies, share)
-            client.cancel_when_left()
+            client.cancel_on_disconnect()
             await self._exchanges.carry(read_request(scope, body), wire, client)
         except ProxyError as error:
             client.fail(error)
         except asyncio.CancelledError:
             client.dismiss()  # the server stops before the request is whole; else the call has seen to its end
         finally:
-            client.outlive()
+            client.ignore_disconnect()
             self._bodies.release(share)
 
     async def _carry_unread(self, scope: Scope) -> None:
@@ -104,13 +104,13 @@ class FastRouter:
         body = client if client.has_body else None
         if body is None:
             client.expect_nothing()
-        client.cancel_when_left()
+        client.cancel_on_disconnect()
         try:
             await self._exchanges.carry_stream(read_request(scope), body, client)
         except asyncio.CancelledError:
             pass  # the call has put its things in order, and this task ends with it
         finally:
-            client.outlive()
+            client.ignore_disconnect()
 
 
 def build_routes(

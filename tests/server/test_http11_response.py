@@ -132,6 +132,14 @@ async def stop_halfway(health: Health, request: Request) -> Response:
     return StreamingResponse(write())
 
 
+async def write_too_much(health: Health, request: Request) -> Response:
+    async def write() -> AsyncIterator[bytes]:
+        yield b"12"
+        yield b"345"
+
+    return StreamingResponse(write(), headers={"content-length": "4"})
+
+
 async def break_a_header(health: Health, request: Request) -> Response:
     return Response(headers={"x-a": "1\r\nx-b: 2"})
 
@@ -151,14 +159,38 @@ async def test_a_page_that_fails_is_an_error_of_ours_and_ends_the_connection(
     caplog.clear()
 
 
+@pytest.mark.parametrize("page", [stop_halfway, write_too_much])
 async def test_a_page_that_fails_halfway_is_broken_off(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, page: Any
 ) -> None:
-    monkeypatch.setattr(Health, "live", stop_halfway)
+    monkeypatch.setattr(Health, "live", page)
     async with serving(plan) as served:
         got = await served.ask(request("GET", "/-/live"))
         assert (got.status, got.is_whole) == (200, False)
     caplog.clear()
+
+
+async def test_a_large_page_waits_for_a_client_that_takes_it_slowly(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+
+    async def show(health: Health, request: Request) -> Response:
+        async def write() -> AsyncIterator[bytes]:
+            for number in range(16):
+                written.append(number)
+                yield bytes(1024 * 1024)
+
+        return StreamingResponse(write())
+
+    monkeypatch.setattr(Health, "live", show)
+    async with serving(plan) as served, await served.connect() as client:
+        client.stop_reading()
+        client.send(request("GET", "/-/live"))
+        await served.ask(request("GET", "/-/ready"))
+        assert len(written) < 16
+        client.resume_reading()
+        assert len((await client.read_answer()).body) == 16 * 1024 * 1024
 
 
 # --- closing a connection whose client takes nothing ------------------------------------------------------------------

@@ -49,6 +49,12 @@ async def test_an_upload_reaches_the_upstream_while_it_is_being_sent(
     assert (await served.opening()).body.size == 10
 
 
+async def test_a_target_that_names_a_host_goes_on_as_a_path(served: Served, upstream: ScriptedUpstream) -> None:
+    upstream.answer_with(answer(b"ok"))
+    assert (await served.ask(request("GET", "http://other.example/v1/models?a=%20"))).body == b"ok"
+    assert upstream.requests[0].line == b"GET /v1/models?a=%20 HTTP/1.1"
+
+
 async def test_an_upload_has_no_cap(plan: Plan, upstream: ScriptedUpstream) -> None:
     upstream.answer_with(answer(b"stored"))
     body = bytes(3 * 1024 * 1024)

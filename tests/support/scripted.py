@@ -160,6 +160,10 @@ class Wire:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
         cast(asyncio.Transport, self._writer.transport).pause_reading()
 
+    def resume_reading(self) -> None:
+        """Read on."""
+        cast(asyncio.Transport, self._writer.transport).resume_reading()
+
     async def close(self) -> None:
         """Send FIN and let go."""
         self._writer.close()

@@ -106,7 +106,7 @@ class Engine:
     bus: EventBus
     tasks: TaskRunner
     descriptors: Descriptors
-    forwarders: "tuple[DirectClient | ProxiedClient, ...]"
+    upstreams: "tuple[DirectClient | ProxiedClient, ...]"
     models: Models
     tokenizer: CountingTokenizer
     outliner: Outliner
@@ -127,8 +127,8 @@ class Engine:
         """End what runs, within so many seconds what can be done after the next start, and write everything down."""
         await self.tasks.finish(min(_FINISH_SECONDS, seconds))
         self.outliner.close()
-        for forwarder in self.forwarders:
-            await forwarder.aclose()
+        for upstream in self.upstreams:
+            await upstream.aclose()
         await self.archive.close()
 
 
@@ -139,8 +139,8 @@ async def build_engine(settings: Settings) -> Engine:
     bus, policies = EventBus(tasks), settings.upstream_policies()
     policy = replace(policy, own_keys=tuple(p.api_key.encode("latin-1") for p in policies if p.api_key))
     descriptors, hop_id = Descriptors(read_descriptor_limit()), secrets.token_hex(8)
-    forwarders = tuple([build_upstream(each, tasks, descriptors, hop_id) for each in policies])
-    routes = tuple(Route(forwarder, p.models) for forwarder, p in zip(forwarders, policies, strict=True))
+    upstreams = tuple([build_upstream(each, tasks, descriptors, hop_id) for each in policies])
+    routes = tuple(Route(upstream, p.models) for upstream, p in zip(upstreams, policies, strict=True))
     gate = DurabilityWaiter(archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")
     is_fresh = not await archive.has_sessions()
     lineage = _build_lineage(policy, archive, bus, clock, is_fresh=is_fresh)
@@ -188,7 +188,7 @@ async def build_engine(settings: Settings) -> Engine:
     exchanges = ExchangeService(policy, FORMATS, resolver=reception, relay=relay, tasks=tasks, controller=controller)
     caretaker = EpochAdmin(controller.states, archive, gate, bus, SystemIds(), clock)
     manual_compaction = _build_manual_compaction(archive, gate, trigger.worker, controller, routes)
-    parts = (exchanges, archive, relay, bus, tasks, descriptors, forwarders, models, tokenizer, outliner)
+    parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, outliner)
     return Engine(*parts, caretaker, manual_compaction, hop_id)
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from proxy.app import RepeatCountingStream
 from proxy.assembly import find_address, find_link
-from tests.support.scripted import ScriptedUpstream, Wire, answer, dial, request
+from tests.support.http_proxy import HttpProxy
+from tests.support.scripted import LAST_CHUNK, ScriptedUpstream, Wire, answer, chunk, dial, request
 from tests.support.server_process import (
     ASK,
     CHAT,
@@ -21,6 +22,7 @@ from tests.support.server_process import (
     SCRIPT,
     STARTING,
     launch,
+    open_stream,
     running,
 )
 
@@ -70,6 +72,29 @@ async def test_a_server_without_optional_packages_says_what_is_done_otherwise_an
         server.tell()
         assert (await server.end())[0] == 0
     assert await server.completeness() == ["complete"]
+
+
+async def test_a_server_behind_a_proxy_streams_and_records_as_any_other(
+    upstream: ScriptedUpstream, tmp_path: Path
+) -> None:
+    async with HttpProxy(password="hidden") as proxy:
+        route = [{"name": "scripted", "base_url": upstream.url, "proxy": proxy.url}]
+        async with running(upstream, tmp_path, upstreams=route) as server:
+            client, wire = await open_stream(server, upstream)
+            end = chunk(b"data: [DONE]\n\n")
+            wire.send(end)
+            await client.read_until(end)
+            wire.send(LAST_CHUNK)
+            await client.read_until(LAST_CHUNK)
+            client.send(ASK)
+            await wire.read_request()
+            await wire.close()
+            assert (await client.read_answer()).status == 502
+            server.tell()
+            code, said = await server.end()
+    assert (code, "hidden" in server.announced + said) == (0, False)
+    assert await server.completeness() == ["complete", "failed"]
+    assert [head.target for head in proxy.heads] == [f"{upstream.url}/chat/completions".encode()]
 
 
 async def test_the_link_with_the_token_is_for_a_terminal_alone(upstream: ScriptedUpstream, tmp_path: Path) -> None:

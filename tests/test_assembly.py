@@ -156,7 +156,7 @@ def test_a_hook_that_is_none_is_an_error_that_says_why(path: str, what: str) -> 
 
 async def test_an_engine_has_an_upstream_for_each_in_the_settings(tmp_path: Path) -> None:
     engine = await build_engine(settings_in(tmp_path))
-    assert [forwarder.name for forwarder in engine.forwarders] == ["first", "second"]
+    assert [upstream.name for upstream in engine.upstreams] == ["first", "second"]
     assert engine.relay.problem == ""
     assert len(engine.tasks) == 0
     await engine.close()
@@ -164,7 +164,7 @@ async def test_an_engine_has_an_upstream_for_each_in_the_settings(tmp_path: Path
 
 async def test_an_upstream_behind_a_proxy_has_a_client_of_its_own(tmp_path: Path) -> None:
     engine = await build_engine(settings_in(tmp_path, upstreams=[{"name": "a", "proxy": "http://127.0.0.1:9"}]))
-    assert [type(forwarder) for forwarder in engine.forwarders] == [ProxiedClient]
+    assert [type(upstream) for upstream in engine.upstreams] == [ProxiedClient]
     await engine.close()
 
 

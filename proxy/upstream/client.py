@@ -61,18 +61,15 @@ class ClientResponse:
         """Whether every byte has been read."""
         return self._connection is None or self._connection.is_ended
 
-    @property
-    def _open(self) -> HttpConnection:
-        assert self._connection is not None, "the response was closed"
-        return self._connection
-
     async def read(self) -> bytes:
         """Return the next bytes, empty at the end. Raises UpstreamUnreachable."""
-        return await self._open.read()
+        assert self._connection is not None, "the response was closed"
+        return await self._connection.read()
 
     async def pump(self, take: Callable[[bytes], bool]) -> None:
         """Pass what comes to `take` until that returns False or the whole response has come."""
-        await self._open.pump(take)
+        assert self._connection is not None, "the response was closed"
+        await self._connection.pump(take)
 
     def close(self) -> None:
         """Return the connection to the pool, or close it inside a response."""
@@ -109,6 +106,7 @@ class DirectClient:
         self._policy = policy
         self._spawn = spawn
         self._origin, self._base_path = parse_base(policy.base_url)
+        self._host = self._origin.host_header
         self._idle: list[HttpConnection] = []  # longest idle first
         self._closed_at = math.inf  # idle time after which the upstream was seen to close connections, seconds
         self._now = now
@@ -124,7 +122,7 @@ class DirectClient:
         """Send one request. A streamed body gets a new connection, because it could not be sent twice."""
         mapped = map_target(self._base_path, target)
         lines = [b"%s: %s\r\n" % header for header in choose_headers(headers, self._key, mapped)]
-        start = (method.encode(), mapped.path, self._origin.host_field, b"".join(lines))
+        start = (method.encode(), mapped.path, self._host, b"".join(lines))
         head = b"%s %s HTTP/1.1\r\nhost: %s\r\n%s" % start
         if not isinstance(body, bytes):
             return await self._send_stream(method, head, headers, body)
@@ -212,7 +210,7 @@ class DirectClient:
 
     def _take_idle(self) -> HttpConnection | None:
         now = self._now()
-        self._unlearn(now)
+        self._forget_closed_at(now)
         margin = min(_MARGIN_SECONDS, self._closed_at * _MARGIN_FRACTION)
         while self._idle:
             connection = self._idle.pop()
@@ -224,7 +222,7 @@ class DirectClient:
             connection.close()
         return None
 
-    def _unlearn(self, now: float) -> None:
+    def _forget_closed_at(self, now: float) -> None:
         """Forget `_closed_at` when a connection has been idle for longer: others were not closed for their idle time,
         but because the upstream was restarted or had too many.
         """

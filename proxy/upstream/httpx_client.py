@@ -85,7 +85,7 @@ class ProxiedClient:
 
     def _build_request(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> httpx.Request:
         mapped = map_target(self._base_path, target)
-        sent = [(b"host", self._origin.host_field), *choose_headers(headers, self._key, mapped)]
+        sent = [(b"host", self._origin.host_header), *choose_headers(headers, self._key, mapped)]
         if self._hop_id:
             sent.append((HOP, b", ".join([*list_hops(headers), self._hop_id])))
         stream: httpx.AsyncByteStream

@@ -37,7 +37,7 @@ class Origin:
     is_tls: bool
 
     @property
-    def host_field(self) -> bytes:
+    def host_header(self) -> bytes:
         """The value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         default = _DEFAULT_PORTS["https" if self.is_tls else "http"]

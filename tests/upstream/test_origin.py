@@ -41,8 +41,8 @@ def test_anything_else_is_no_base_url(url: str) -> None:
         (Origin("b\xfccher.example", 443, True), b"xn--bcher-kva.example"),
     ],
 )
-def test_the_host_field_names_the_port_where_it_is_not_the_usual_one(origin: Origin, field: bytes) -> None:
-    assert origin.host_field == field
+def test_the_host_header_names_the_port_where_it_is_not_the_usual_one(origin: Origin, field: bytes) -> None:
+    assert origin.host_header == field
 
 
 @pytest.mark.parametrize(

@@ -61,10 +61,7 @@ class SplitBody(msgspec.Struct, frozen=True, gc=False):
 
     def gap_before(self, index: int) -> int:
         """Return where the separator before item `index` begins: behind the bracket, or behind the item before."""
-        return self.items[index - 1].end if index else self._array_start()
-
-    def _array_start(self) -> int:
-        return self.content.rindex(b"[", 0, self.items[0].start) + 1
+        return self.items[index - 1].end if index else self.content.rindex(b"[", 0, self.items[0].start) + 1
 
 
 def split_body(content: bytes, items_key: str, most_items: int = _MOST_ITEMS) -> SplitBody | None:

@@ -189,16 +189,18 @@ class ChatCompletions(Format):
 
     def read_reply(self, value: Mapping[str, object]) -> tuple[tuple[Item, ...], ...]:
         """Return the message of each choice."""
-        messages = (choice.get("message") for choice in read_objects(value.get("choices")))
-        return tuple((self._read_choice(message),) if isinstance(message, dict) else () for message in messages)
+        read, messages = self.reader.read_value, [each.get("message") for each in read_objects(value.get("choices"))]
+        return tuple(
+            [
+                (read({**message, "role": message.get("role") or "assistant"}),) if isinstance(message, dict) else ()
+                for message in messages
+            ]
+        )
 
     def list_echoes(self, answer: bytes) -> list[bytes]:
         """Return the first choice's message: of several, a client can continue only one."""
         messages = [read_member(choice, "message") for choice in list_elements(read_member(answer, "choices"))[:1]]
         return [message for message in messages if message]
-
-    def _read_choice(self, message: Mapping[str, object]) -> Item:
-        return self.reader.read_value({**message, "role": message.get("role") or "assistant"})
 
     def _read_structure(
         self, message: Mapping[str, object], markers: tuple[str, ...], says_json: bool

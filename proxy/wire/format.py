@@ -168,11 +168,12 @@ class Format(ABC):
         text = _load(body, "text")  # where the Responses wire has the output format
         wanted = text.get("format") if isinstance(text, dict) else _load(body, "response_format")
         is_json_wanted = isinstance(wanted, dict) and wanted.get("type") == "json_object"
+        own = read_markers([{_MARKER: _load(body, _MARKER)}]) if _MARKER in body.members else ()
         return Rules(
             is_itemised=self.is_itemised,
             is_alternating=is_alternating,
             needs_json=is_json_wanted and not _say_json(body, leading),
-            markers=tuple(chain(_read_marked(body, "tools"), _read_marked(body, "system"), _read_own_marker(body))),
+            markers=tuple(chain(_read_marked(body, "tools"), _read_marked(body, "system"), own)),
         )
 
     def find_management(self, body: SplitBody, known: int = 0) -> str:
@@ -274,10 +275,6 @@ def _read_marked(body: SplitBody, name: str) -> tuple[str, ...]:
     raw = body.member(name)
     # a name may be written with escapes
     return read_markers(_load(body, name)) if _MARKER.encode() in raw or b"\\u" in raw else ()
-
-
-def _read_own_marker(body: SplitBody) -> tuple[str, ...]:
-    return read_markers([{_MARKER: _load(body, _MARKER)}]) if _MARKER in body.members else ()
 
 
 def _load(body: SplitBody, name: str) -> object:

@@ -133,13 +133,9 @@ def forward_response(headers: Headers) -> Headers:
     """
     fields = _leave(_named_by_connection(headers), _sent_down.pick(headers))
     if b"set-cookie" in map(_name_of, fields):
-        return tuple([field for field in fields if not (field[0] == b"set-cookie" and _sets_ours(field[1]))])
+        # a cookie without a name comes back as its value stands
+        return tuple([(k, v) for k, v in fields if k != b"set-cookie" or not v.lstrip(b" \t=").startswith(OWN_COOKIE)])
     return tuple(fields)
-
-
-def _sets_ours(value: bytes) -> bool:
-    """Return whether a cookie would be taken for ours; one without a name comes back as its value stands."""
-    return value.lstrip(b" \t=").startswith(OWN_COOKIE)
 
 
 def allows_cross_origin(answered: Headers) -> bool:

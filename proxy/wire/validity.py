@@ -140,7 +140,8 @@ def extend_history(known: MessageRuns, count: int, structures: Sequence[MessageS
     before = known.runs[:kept]
     users = [run.places[0] for run in runs if run.has_user]  # each of the user's messages begins a run
     if not users:
-        users = [known.newest_user if known.newest_user < start else next(_find_users(before), NOWHERE)]
+        older = (run.places[0] for run in reversed(before) if run.has_user)
+        users = [known.newest_user if known.newest_user < start else next(older, NOWHERE)]
     return MessageRuns(
         count + len(structures),
         before + runs,
@@ -155,11 +156,6 @@ def extend_history(known: MessageRuns, count: int, structures: Sequence[MessageS
 def _list_odd(runs: Iterable[Run]) -> tuple[int, ...]:
     placed = [pair for run in runs for pair in zip(run.places, run.structures, strict=True)]
     return tuple([place for place, structure in placed if structure.flaws or structure.role == "system"])
-
-
-def _find_users(runs: Sequence[Run]) -> Iterator[int]:
-    """Return the places of the user's messages, the newest first."""
-    return (run.places[0] for run in reversed(runs) if run.has_user)
 
 
 def find_faults(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TextIO
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import uvicorn
 import uvloop
@@ -50,6 +50,7 @@ from proxy.server.sessions_api import SessionsApi
 from proxy.shutdown import DrainingServer, cancel_start_on_sigterm
 from proxy.upstream.origin import leads_back
 from proxy.upstream.outlines import has_grammars
+from proxy.upstream.policy import UpstreamPolicy
 from proxy.upstream.tokenizer import has_encoder
 from proxy.wire import FORMATS, MANAGED_WIRES
 
@@ -258,9 +259,15 @@ def _describe_settings(settings: Settings) -> tuple[tuple[str, str], ...]:
         ("ceiling", _describe_ceiling(settings.budget.ceiling_tokens)),
         *_describe_shortening(settings),
         *_describe_missing(settings),
-        *(("upstream", f"{upstream.name}: {upstream.base_url}") for upstream in settings.upstreams),
+        *(("upstream", _describe_upstream(policy)) for policy in settings.upstream_policies()),
         ("log", f"{store.path} (durability: {store.durability})"),
     )
+
+
+def _describe_upstream(policy: UpstreamPolicy) -> str:
+    """Return an upstream's name and address, and those of its proxy without user and password."""
+    proxy = urlsplit(policy.proxy).netloc.rpartition("@")[2]
+    return f"{policy.name}: {policy.base_url}" + (f" (through the proxy {proxy})" if proxy else "")
 
 
 def _describe_shortening(settings: Settings) -> Iterator[tuple[str, str]]:

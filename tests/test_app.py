@@ -80,6 +80,9 @@ async def test_a_server_behind_a_proxy_streams_and_records_as_any_other(
     async with HttpProxy(password="hidden") as proxy:
         route = [{"name": "scripted", "base_url": upstream.url, "proxy": proxy.url}]
         async with running(upstream, tmp_path, upstreams=route) as server:
+            assert (
+                f"upstream  scripted: {upstream.url} (through the proxy 127.0.0.1:{proxy.port})\n" in server.announced
+            )
             client, wire = await open_stream(server, upstream)
             end = chunk(b"data: [DONE]\n\n")
             wire.send(end)

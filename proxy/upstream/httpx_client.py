@@ -1,7 +1,7 @@
 """Clients that use httpx: of upstreams behind an HTTP proxy, and of our own server.
 
-A call through httpx takes 0.6 ms more than one through `client` (benchmarks/upstream_clients.py), and its import 80 ms
-and 6 MB. So this module is imported only where one of the two is needed, and other calls do not pass it.
+A call of 2 KB takes 0.47 ms of CPU through httpx and an HTTP proxy, and 0.05 ms through `client`; importing httpx takes
+60 ms and 6 MB. So this module is imported only where one of the two is needed, and other calls do not pass it.
 """
 
 import asyncio

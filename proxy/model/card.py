@@ -43,7 +43,7 @@ UNPRICED = Prices(Rates(input=1.0, output=5.0, cached=0.1, written=1.0))
 
 
 class Offer(msgspec.Struct, frozen=True, gc=False):
-    """A model as one source describes it: tokens its context holds, tokens an answer may have, prices.
+    """A model as one source describes it: tokens its context holds, tokens a response may have, prices.
 
     `retention` are the seconds for which a cache keeps what it has after its last use.
     """

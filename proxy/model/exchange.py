@@ -1,7 +1,7 @@
 """The records of one exchange. Each is written once, whole; a later fact is a later record.
 
 An exchange is one client call. It has one `Opening`, a `Round` for every upstream call it took, an `Outcome` per round,
-perhaps `Trailer`s (bytes after the end marker), and a `Reading`: what the answer says, derived from the bytes.
+perhaps `Trailer`s (bytes after the end marker), and a `Reading`: what the response says, derived from the bytes.
 Where it stands in its conversation is in `model/lineage`; all kinds of records are in `model/log`.
 """
 
@@ -85,7 +85,7 @@ class Timings(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
-    """How a round ended. `status` 0: no answer came. `received` are the upstream's raw body bytes, up to the cap.
+    """How a round ended. `status` 0: no response came. `received` are the upstream's raw body bytes, up to the cap.
 
     `size` counts all that came; where it exceeds what was kept, `whole_digest` is the SHA-256 of all of it.
     """

@@ -26,7 +26,7 @@ earlier exchange. `branch`: it shares a beginning with what is known, then diffe
 
 
 class NodeRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A node that a session has not had before. `is_answer`: an answer recorded here, not only what a client sent."""
+    """A node that a session has not had before. `is_answer`: a response recorded here, not only what a client sent."""
 
     node: bytes
     parent: bytes
@@ -34,7 +34,7 @@ class NodeRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class CallFingerprint(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A name by which a message may be known again: `call:ID`, `item:ID`, `response:ID`, or `form:HEX` of an answer.
+    """A name by which a message may be known again: `call:ID`, `item:ID`, `response:ID`, or `form:HEX` of a response.
 
     Whoever makes a name, or asks for one, makes it with `name_mark`. `form` is the normal form of the message that
     bears it: a name is a hint, and it counts only with the same form.
@@ -84,7 +84,7 @@ class StoredSession(msgspec.Struct, frozen=True, gc=False):
     """A session as the log has it.
 
     `tips` are the nodes at which its requests ended, each once. `nodes` come parents first; one that was seen in a
-    request before it was recorded as an answer is there twice.
+    request before it was recorded as a response is there twice.
     """
 
     key: SessionKey

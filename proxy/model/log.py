@@ -129,7 +129,7 @@ class SessionRow:
 class AuxiliaryUsage:
     """A session's auxiliary calls to one model: how many there were, and their tokens as the provider counted them.
 
-    `upstream` is who was called, which need not be the session's; each count is None where no answer told it.
+    `upstream` is who was called, which need not be the session's; each count is None where no response told it.
     """
 
     session: str

@@ -70,12 +70,12 @@ def _is_signed_in(claims: Mapping[str, msgspec.Raw]) -> bool:
 # Short dummy keys ("lm-studio") are words that answers may well contain, so only error texts are searched for those.
 _SHORTEST = 20
 _SHORTEST_IN_ERRORS = 8
-# Searched where the answer ends, before the client has its last byte: 2 ms for so much plain content, 5 ms for so much
-# in which strings are put together, 6 ms for so much that is decoded.
+# Searched where the response ends, before the client has its last byte: 2 ms for so much plain content, 5 ms for so
+# much in which strings are put together, 6 ms for so much that is decoded.
 _MOST_AT_ONCE = 256 * 1024
 _MOST_SPELT_AT_ONCE = 64 * 1024
 _MOST_DECODED_AT_ONCE = 1024 * 1024
-# A quarter of a second; an answer of which more comes is a bomb.
+# A quarter of a second; a response of which more comes is a bomb.
 _MOST_DECODED = 64 * 1024 * 1024
 _REFUSALS = (401, 403)
 _ERROR = 400
@@ -95,7 +95,7 @@ def redact_headers(headers: Headers, secrets: Iterable[bytes], *, is_error: bool
     """Return fields with every credential in their values overwritten."""
     spellings = _list_spellings(secrets, is_error=is_error)
     values = b"\n".join([value for _, value in headers])
-    if not any(spelt in values for spelt in spellings):
+    if not any(spelling in values for spelling in spellings):
         return headers
     return tuple([(name, _replace(value, spellings)) for name, value in headers])
 
@@ -123,7 +123,7 @@ def redact_answer(content: bytes, headers: Headers, status: int, secrets: Sequen
     """Return the body of a response with every credential overwritten; as many bytes as before where it is not encoded.
 
     Where encoded content has one it is encoded anew, of at most `cap` bytes; empty where it has no end, and where it
-    cannot be read and the answer refuses a credential.
+    cannot be read and the response refuses a credential.
     """
     spellings = _list_spellings(secrets, is_error=status >= _ERROR)
     encoding = find_header(headers, b"content-encoding").decode("latin-1")
@@ -161,15 +161,15 @@ def _holds(pieces: Iterator[bytes], spellings: Sequence[bytes]) -> bool:
         if size > _MOST_DECODED:
             raise _Endless
         window = tail + piece
-        is_found = is_found or any(spelt in window for spelt in spellings)
+        is_found = is_found or any(spelling in window for spelling in spellings)
         tail = window[-reach:]
     return is_found
 
 
 def _replace(content: bytes, spellings: Sequence[bytes]) -> bytes:
-    for spelt in spellings:
-        if spelt in content:
-            content = content.replace(spelt, b"*" * len(spelt))
+    for spelling in spellings:
+        if spelling in content:
+            content = content.replace(spelling, b"*" * len(spelling))
     return content
 
 
@@ -180,27 +180,27 @@ def _overwrite(content: bytes, spellings: Sequence[bytes]) -> bytes:
 
 def _may_spell(content: bytes, spellings: Sequence[bytes]) -> bool:
     """Return whether there are strings that spell a credential, wherever they stand; mostly quick to tell."""
-    return any(_has_pieces(content, spelt) for spelt in spellings)
+    return any(_has_pieces(content, spelling) for spelling in spellings)
 
 
-def _has_pieces(content: bytes, spelt: bytes) -> bool:
+def _has_pieces(content: bytes, spelling: bytes) -> bool:
     """Return whether strings end with the first piece of a cut credential, are its middle ones, begin with its last.
 
     Looked for from its end, which is random where keys begin alike. Most answers lack one of its characters.
     """
-    if not all(char in content for char in set(spelt)):
+    if not all(char in content for char in set(spelling)):
         return False
     cuts: list[int] = []
-    for i in range(len(spelt) - 1, 0, -1):
-        if b'"' + spelt[i:] in content:
+    for i in range(len(spelling) - 1, 0, -1):
+        if b'"' + spelling[i:] in content:
             cuts.append(i)
-        elif spelt[i:] not in content:
+        elif spelling[i:] not in content:
             break
     for cut in cuts:
-        if spelt[:cut] + b'"' in content:
+        if spelling[:cut] + b'"' in content:
             return True
         for i in range(cut - 1, 0, -1):
-            piece = spelt[i:cut] + b'"'
+            piece = spelling[i:cut] + b'"'
             if piece not in content:
                 break
             if i not in cuts and b'"' + piece in content:
@@ -231,13 +231,13 @@ def _overwrite_run(
 ) -> None:
     text = b"".join([content[start:end] for start, end in spans])
     begins = [0, *accumulate(end - start for start, end in spans)]
-    for spelt in spellings:
-        at = text.find(spelt)
+    for spelling in spellings:
+        at = text.find(spelling)
         while at >= 0:
-            stop = at + len(spelt)
+            stop = at + len(spelling)
             for i in range(bisect_right(begins, at) - 1, len(spans)):
                 start, first, last = spans[i][0], max(at, begins[i]), min(stop, begins[i + 1])
                 if first >= stop:
                     break
                 kept[start + first - begins[i] : start + last - begins[i]] = b"*" * (last - first)
-            at = text.find(spelt, stop)
+            at = text.find(spelling, stop)

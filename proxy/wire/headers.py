@@ -147,7 +147,7 @@ def restrict_cross_origin(asked: Headers, answered: Headers) -> Headers:
     """Return a response's headers where no credential is needed: for the page that asked, if one did, not for all.
 
     An upstream that lets every page read its answers (`*`) knows that none of them brings a credential to it; here they
-    need not, and a page of another origin may find the answer in the browser's cache.
+    need not, and a page of another origin may find the response in the browser's cache.
     """
     origin = find_header(asked, b"origin")
     if find_header(answered, _ALLOW_ORIGIN).strip() != b"*" and origin:

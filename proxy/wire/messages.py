@@ -26,7 +26,7 @@ TEXTS = frozenset({"text", "input_text", "output_text"})
 THINKING = frozenset({"thinking", "redacted_thinking"})
 _REASONING = THINKING | {"reasoning", "reasoning_content"}
 _NO_DIGEST = b"unspelt"
-# What a plan has no use for in an object that is told as JSON.
+# What a plan has no use for in an object that is formatted as JSON.
 _UNTOLD = frozenset({"type", "id", "call_id", "status", "cache_control", "encrypted_content"})
 
 

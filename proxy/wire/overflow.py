@@ -19,14 +19,14 @@ from proxy.wire.streams import EVENT_END, ServerEvent, read_events, read_fields,
 StreamStart = Literal["overflow", "content", "undecided"]
 _Fields = Mapping[str, object]
 
-# 500 is how some local servers say it, 200 an error in place of an answer.
+# 500 is how some local servers say it, 200 an error in place of a response.
 _STATUSES = frozenset({200, 400, 413, 422, 500})
 _TOO_LARGE, _RATE_LIMITED = 413, 429
 _MOST_READ = 64 * 1024
 _CODES = frozenset({"context_length_exceeded", "exceed_context_size_error", "model_max_prompt_tokens_exceeded"})
 _RATE = re.compile(r"rate.?limit|\bper (?:minute|hour|day)\b|\b[TR]PM\b|quota", re.IGNORECASE)
 _STREAM_BEGINNINGS = (b"data:", b"event:", b":")
-# Events that come before anything is known of the answer.
+# Events that come before anything is known of the response.
 _PRELUDES = frozenset({"message_start", "ping", "response.created", "response.in_progress", "response.queued"})
 
 _WINDOW, _SENT, _TOTAL, _OUTPUT = (
@@ -105,7 +105,7 @@ def read_overflow(status: int, headers: Headers, body: bytes) -> Overflow | None
 def read_stream_start(chunk: bytes) -> StreamStart:
     """Return what the first events of a stream amount to; undecided while nothing was said yet.
 
-    Comments, what only opens an answer, and an event that has not come to its end decide nothing.
+    Comments, what only opens a response, and an event that has not come to its end decide nothing.
     """
     end = max((match.end() for match in EVENT_END.finditer(chunk)), default=0)
     return _read_events(read_events(chunk[:end]))[0]

@@ -33,7 +33,7 @@ _THOUGHT = re.compile(r"\A\s*<(think|thinking)>.*?(?:</\1>|\Z)", re.DOTALL)
 
 
 class OutputLimit(msgspec.Struct, frozen=True, gc=False):
-    """Tokens of an answer: `visible` ones of text, `reasoning` ones besides, for models that think before."""
+    """Tokens of a response: `visible` ones of text, `reasoning` ones besides, for models that think before."""
 
     visible: int
     reasoning: int = 0
@@ -56,7 +56,7 @@ class SummaryAnswer(msgspec.Struct, frozen=True, gc=False):
 def write_warm(body: SplitBody, instruction: str, room: OutputLimit, *, is_alternating: bool = False) -> bytes | None:
     """Return the request that was sent last with an instruction of the user's behind it; None where that would not do.
 
-    Other bytes than these stay: the limit of the answer, where the request has one, and `n` is 1 where it has more.
+    Other bytes than these stay: the limit of the response, where the request has one, and `n` is 1 where it has more.
     `is_alternating`: two messages of the user's in a row are refused, tools' answers not counted.
     """
     message = _place(body, instruction, is_alternating=is_alternating) if _can_answer(body) else None

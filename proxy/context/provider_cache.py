@@ -81,7 +81,7 @@ def choose_cache_model(
 ) -> CacheModel:
     """The cache of a model at a host; `kind` and `retention` are what a person set, None where nobody did.
 
-    `ttls` are those of the request's markers (`Shape.markers`), as they are sent. Where a model whose provider wants
+    `ttls` are those of the request's cache markers, as they are sent. Where a model whose provider wants
     markers is reached by another host and has none, nobody knows what that host does: then it is the longest beginning.
     """
     found = _choose_by_host(host.lower().rstrip("."))

@@ -56,6 +56,7 @@ class DrainingServer(uvicorn.Server):
         self._drain_seconds = drain_seconds
         self._ends_at = math.inf
         self._timer: asyncio.TimerHandle | None = None
+        self._is_told_to_stop = asyncio.Event()
 
     @property
     def seconds_left(self) -> float:
@@ -79,6 +80,11 @@ class DrainingServer(uvicorn.Server):
             self.force_exit = True
             self._cancel_calls()
         self.should_exit = self._health.is_draining = True
+        self._is_told_to_stop.set()
+
+    async def main_loop(self) -> None:
+        """Wait for a signal; uvicorn's wakes up ten times a second, for a date header that we do not send."""
+        await self._is_told_to_stop.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain: uvicorn closes the listener and idle connections, and waits for the others, which `_cut` bounds."""

@@ -53,7 +53,10 @@ class BodyBudget:
     def release(self, share: "Share") -> None:
         """Take back what a share holds, and let those in for whom there is room now."""
         if share.size:
-            self._set(share, 0)
+            self.held -= share.size
+            if share.size > SMALL_BYTES:
+                self._held_large -= share.size
+            share.size = 0
             if self._waiting[False] or self._waiting[True]:
                 self._grant()
 

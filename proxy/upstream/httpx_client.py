@@ -70,7 +70,7 @@ class ProxiedClient:
             if connecting.when() is not None:
                 # httpcore keeps a connection for good that is given up while it is being made.
                 transport.is_retired = True
-                self._transport = None
+                self._transport = None if self._transport is transport else self._transport
             self._release(transport)
             if isinstance(error, TimeoutError | httpx.HTTPError):
                 raise self._explain(error) from error

@@ -58,9 +58,10 @@ class HttpProxy:
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         wire = Wire(reader, writer)
         head = await wire.read_head()
+        is_silent = self.is_silent
         self.heads.append(head)
         self.asked.set()
-        if self.is_silent:
+        if is_silent:
             await wire.read_to_end()
             return
         credential = base64.b64encode(f"user:{self._password}".encode())

@@ -467,6 +467,28 @@ async def test_a_call_that_is_cancelled_while_it_connects_leaves_no_connection(
 
 
 @pytest.mark.parametrize("upstream", ["https"], indirect=True)
+async def test_a_connection_that_fails_late_costs_later_calls_none_of_theirs(
+    make: Make, upstream: ScriptedUpstream, proxy: HttpProxy, tasks: TaskRunner
+) -> None:
+    proxy.is_silent = True
+    upstream.answer_with(answer(b"ok"))
+    client = make()
+    waiting = []
+    for _ in range(2):
+        proxy.asked.clear()
+        waiting.append(asyncio.ensure_future(send(client)))
+        async with asyncio.timeout(LIMIT):
+            await proxy.asked.wait()
+    proxy.is_silent = False
+    for sending in waiting:
+        sending.cancel()
+        await asyncio.wait([sending])
+        assert await ask(client) == b"ok"
+        assert await tasks.finish(LIMIT)
+    assert (upstream.accepted, len(upstream.requests)) == (1, 2)
+
+
+@pytest.mark.parametrize("upstream", ["https"], indirect=True)
 async def test_an_upstream_that_nobody_vouches_for_gets_nothing(
     make: Make, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

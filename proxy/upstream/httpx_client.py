@@ -68,7 +68,7 @@ class ProxiedClient:
                 raise UpstreamUnreachable(f"the upstream's status {response.status_code} was not requested")
         except BaseException as error:
             if connecting.when() is not None:
-                # httpcore keeps a connection for good that is given up while it is being made.
+                # httpcore 1.0.9 keeps a connection in its pool for good that failed in its TLS handshake.
                 transport.is_retired = True
                 self._transport = None if self._transport is transport else self._transport
             self._release(transport)

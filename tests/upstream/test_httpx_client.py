@@ -1,6 +1,7 @@
 """Upstreams behind an HTTP proxy, and requests to our own server: what httpx carries."""
 
 import asyncio
+import gc
 import json
 import logging
 import ssl
@@ -496,6 +497,20 @@ async def test_an_upstream_that_nobody_vouches_for_gets_nothing(
     error = await fail(make())
     assert "certificate" in str(error).lower()
     assert upstream.requests == []
+
+
+@pytest.mark.parametrize("upstream", ["https"], indirect=True)
+async def test_connections_that_could_not_be_made_are_not_kept(
+    make: Make, monkeypatch: pytest.MonkeyPatch, tasks: TaskRunner
+) -> None:
+    """httpcore itself keeps each of them in its pool for good."""
+    monkeypatch.delenv("SSL_CERT_FILE")
+    client = make()
+    for _ in range(3):
+        await fail(client)
+        assert await tasks.finish(LIMIT)
+    gc.collect()
+    assert [each for each in gc.get_objects() if type(each).__name__ == "AsyncTunnelHTTPConnection"] == []
 
 
 async def test_a_proxy_may_be_spoken_to_over_tls(

@@ -57,8 +57,8 @@ async def tasks() -> AsyncIterator[TaskRunner]:
 
 
 @pytest.fixture
-async def forwarder(upstream: ScriptedUpstream, tasks: TaskRunner) -> AsyncIterator[DirectClient]:
-    """A forwarder to the scripted upstream."""
+async def client(upstream: ScriptedUpstream, tasks: TaskRunner) -> AsyncIterator[DirectClient]:
+    """A client to the scripted upstream."""
     made = DirectClient(UpstreamPolicy("scripted", upstream.url, idle_timeout=LIMIT), tasks.spawn)
     yield made
     made.close()

@@ -19,20 +19,20 @@ LARGE = bytes(32 * 1024 * 1024)
 
 
 class Kept:
-    """A forwarder on a clock of the test's, before an upstream that answers everything."""
+    """A client on a clock of the test's, before an upstream that answers everything."""
 
     def __init__(self, upstream: ScriptedUpstream, tasks: TaskRunner) -> None:
         self.now = 0.0
         self.fields = ""
         self._upstream = upstream
         self._newest: Wire | None = None
-        self.forwarder = DirectClient(UpstreamPolicy("u", upstream.url), tasks.spawn, now=lambda: self.now)
+        self.client = DirectClient(UpstreamPolicy("u", upstream.url), tasks.spawn, now=lambda: self.now)
         upstream.script = self._answer
 
     async def ask(self) -> bool:
         """Whether a call goes out on a new connection."""
         before = self._upstream.accepted
-        assert await ask(self.forwarder) == b"ok"
+        assert await ask(self.client) == b"ok"
         return self._upstream.accepted > before
 
     async def close_newest(self) -> None:
@@ -48,10 +48,10 @@ class Kept:
 
 @pytest.fixture
 async def kept(upstream: ScriptedUpstream, tasks: TaskRunner) -> AsyncIterator[Kept]:
-    """A forwarder whose connections age as the test says."""
+    """A client whose connections age as the test says."""
     made = Kept(upstream, tasks)
     yield made
-    made.forwarder.close()
+    made.client.close()
 
 
 @pytest.mark.parametrize(("age", "is_new"), [(0.0, False), (18.9, False), (19.1, True)])
@@ -89,10 +89,10 @@ async def test_a_connection_that_outlives_that_age_shows_that_it_was_no_limit(ke
         assert not await kept.ask()
 
 
-async def test_connections_that_the_forwarder_closes_say_nothing_of_the_upstream(kept: Kept) -> None:
+async def test_connections_that_the_client_closes_say_nothing_of_the_upstream(kept: Kept) -> None:
     await kept.ask()
     kept.now += 1.0
-    kept.forwarder.close()
+    kept.client.close()
     await asyncio.sleep(0)
     await kept.ask()
     kept.now += 50.0
@@ -102,9 +102,9 @@ async def test_connections_that_the_forwarder_closes_say_nothing_of_the_upstream
 # --- requests whose connection dies ----------------------------------------------------------------------------------
 
 
-async def use_once(forwarder: DirectClient, upstream: ScriptedUpstream) -> Wire:
+async def use_once(client: DirectClient, upstream: ScriptedUpstream) -> Wire:
     """The upstream's end of a connection that then waits in the pool."""
-    sending = asyncio.ensure_future(ask(forwarder))
+    sending = asyncio.ensure_future(ask(client))
     wire, _ = await upstream.accept_request()
     wire.send(answer(b"ok"))
     assert await sending == b"ok"
@@ -112,11 +112,11 @@ async def use_once(forwarder: DirectClient, upstream: ScriptedUpstream) -> Wire:
 
 
 async def test_a_request_on_a_pooled_connection_that_is_reset_goes_out_once_more(
-    forwarder: DirectClient, upstream: ScriptedUpstream
+    client: DirectClient, upstream: ScriptedUpstream
 ) -> None:
-    wire = await use_once(forwarder, upstream)
+    wire = await use_once(client, upstream)
     upstream.answer_with(answer(b"fresh"))
-    follow = asyncio.ensure_future(ask(forwarder, b"the body"))
+    follow = asyncio.ensure_future(ask(client, b"the body"))
     sent = await wire.read_request()
     wire.reset()
     assert await follow == b"fresh"
@@ -124,11 +124,11 @@ async def test_a_request_on_a_pooled_connection_that_is_reset_goes_out_once_more
 
 
 async def test_a_request_of_which_the_upstream_read_a_part_before_it_closed_goes_out_once_more(
-    forwarder: DirectClient, upstream: ScriptedUpstream
+    client: DirectClient, upstream: ScriptedUpstream
 ) -> None:
-    wire = await use_once(forwarder, upstream)
+    wire = await use_once(client, upstream)
     upstream.answer_with(answer(b"fresh"))
-    follow = asyncio.ensure_future(ask(forwarder, LARGE))
+    follow = asyncio.ensure_future(ask(client, LARGE))
     await wire.read_head()
     wire.stop_reading()
     wire.shut()
@@ -136,9 +136,9 @@ async def test_a_request_of_which_the_upstream_read_a_part_before_it_closed_goes
     assert upstream.requests[-1].body == LARGE
 
 
-async def test_a_request_does_not_go_out_a_third_time(forwarder: DirectClient, upstream: ScriptedUpstream) -> None:
-    wire = await use_once(forwarder, upstream)
-    follow = asyncio.ensure_future(ask(forwarder))
+async def test_a_request_does_not_go_out_a_third_time(client: DirectClient, upstream: ScriptedUpstream) -> None:
+    wire = await use_once(client, upstream)
+    follow = asyncio.ensure_future(ask(client))
     await wire.read_request()
     wire.reset()
     second, _ = await upstream.accept_request()
@@ -149,11 +149,11 @@ async def test_a_request_does_not_go_out_a_third_time(forwarder: DirectClient, u
 
 
 async def test_a_request_that_may_have_been_read_is_never_sent_a_second_time(
-    forwarder: DirectClient, upstream: ScriptedUpstream
+    client: DirectClient, upstream: ScriptedUpstream
 ) -> None:
-    wire = await use_once(forwarder, upstream)
+    wire = await use_once(client, upstream)
     upstream.answer_with(answer(b"billed again"))
-    follow = asyncio.ensure_future(ask(forwarder))
+    follow = asyncio.ensure_future(ask(client))
     await wire.read_request()
     await wire.close()
     with pytest.raises(UpstreamUnreachable, match="before it responded") as caught:

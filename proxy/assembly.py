@@ -144,11 +144,11 @@ async def build_engine(settings: Settings) -> Engine:
     gate = DurabilityWaiter(archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")
     is_fresh = not await archive.has_sessions()
     lineage = _build_lineage(policy, archive, bus, clock, is_fresh=is_fresh)
-    readings = ResponseReader(archive, bus, tasks, lineage, policy.record_cap_bytes, policy.own_keys)
+    readings = ResponseReader(archive, bus, tasks, lineage, policy.record_cap_bytes, own_keys=policy.own_keys)
     relay = Relay(archive, gate, readings, bus, clock)
     reception = RequestResolver(policy, routes, lineage=lineage, readings=readings, clock=clock, ids=SystemIds())
     if not is_fresh:
-        await UnreadResponses(archive, bus, tasks, lineage, readings, FORMATS).read()
+        await UnreadResponses(archive, bus, tasks, lineage, readings, formats=FORMATS).read()
     tokenizer, outliner, studies = CountingTokenizer(), Outliner(), FeatureCache(policy.cache_bytes // 8)
     models = build_models(settings, tokenizer, tasks)
 
@@ -186,7 +186,7 @@ async def build_engine(settings: Settings) -> Engine:
         secret=archive.salt,
     )
     exchanges = ExchangeService(policy, FORMATS, resolver=reception, relay=relay, tasks=tasks, controller=controller)
-    caretaker = EpochAdmin(controller.states, archive, gate, bus, SystemIds(), clock)
+    caretaker = EpochAdmin(controller.states, archive, gate, bus, SystemIds())
     manual_compaction = _build_manual_compaction(archive, gate, trigger.worker, controller, routes)
     parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, outliner)
     return Engine(*parts, caretaker, manual_compaction, hop_id)

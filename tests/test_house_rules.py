@@ -26,7 +26,7 @@ LAZY_IMPORTS: dict[str, set[str]] = {
 }
 # The functions in which an exception of any kind is caught for good, and why.
 BROAD_EXCEPTS = {
-    "engine.boundary.attempt": "a call goes on without what is done beside it",
+    "engine.runtime.attempt": "a call goes on without what is done beside it",
     "engine.context.accounting.UsageAccounting.build_manifest": "a body that nothing is known of is kept whole",
     "engine.context.controller.ContextController.account": "the request is on its way",
     "engine.context.controller.ContextController.decide": "the call goes on as the client sent it",

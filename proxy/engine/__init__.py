@@ -1,1 +1,1 @@
-"""Use cases over ports. Rule: owns tasks and order, does no I/O of its own."""
+"""Use cases over ports: the engine owns tasks and order, and does no I/O of its own."""

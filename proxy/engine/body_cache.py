@@ -1,7 +1,7 @@
-"""Bodies seen lately, so that a repeated history costs a comparison of bytes (0.1 ms per 800 KB) and is stored once.
+"""Request bodies seen lately, so that a repeated history costs a comparison of bytes and is stored once.
 
-Rule: memory only. Forgetting an entry costs time, never correctness: links and digests are derived from content, so a
-manifest made from nothing names the same things.
+To compare takes 0.1 ms per 800 KB. This is a cache in memory only. A dropped entry costs time, never correctness: links
+and digests are derived from content, so a manifest built without the cache names the same objects.
 """
 
 from collections import OrderedDict
@@ -38,7 +38,7 @@ _HEAD_SHARE = 0.75
 
 
 class BodySource(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """What a body was made of: the client's items, which from `start` on stand in it word for word, from `at` on."""
+    """The client's body that another was made of: its items, which are in it unchanged from `start` on, at `at`."""
 
     items: Sequence[ByteRange]
     start: int
@@ -46,7 +46,7 @@ class BodySource(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 
 class CachedBody(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """A body that was seen: its split, the link after each item, the digest of each large member, its messages.
+    """A body that was seen: its split, the link of each item, the digest of each large member, its messages.
 
     There are fewer links than items where the last ones did not fit under the record cap. `source` is None but for one
     that was made of a client's.
@@ -66,7 +66,7 @@ class CachedBody(msgspec.Struct, frozen=True, gc=False, eq=False):
         return len(split.content) + len(self.chain.preamble.instructions) + places
 
     def continues(self, other: "CachedBody") -> bool:
-        """Whether this one has all the items of the other, and perhaps more."""
+        """Return whether this body has all the items of the other, and perhaps more."""
         end = len(other.links)
         if not end:
             return True
@@ -86,7 +86,7 @@ class BodyCache:
         self.losses = 0  # how often all was forgotten: what was found before holds no more
 
     def find(self, key: Key, content: bytes) -> tuple[CachedBody | None, int]:
-        """The remembered body that shares most items with `content`, and how many; (None, 0) if none does."""
+        """Return the cached body that shares most items with `content`, and how many; (None, 0) if none does."""
         best: CachedBody | None = None
         most = 0
         for history in reversed(self._seen.get(key, ())):
@@ -100,7 +100,7 @@ class BodyCache:
         return best, most
 
     def find_newest(self, key: Key) -> CachedBody | None:
-        """The body remembered last."""
+        """Return the body that was added last."""
         entries = self._seen.get(key)
         return entries[-1] if entries else None
 
@@ -134,7 +134,7 @@ class BodyCache:
 
 
 def _may_extend(history: CachedBody, content: bytes, *, is_named: bool) -> bool:
-    """A cheap look at the end of the remembered items; a family's own bodies are compared in any case."""
+    """Compare the end of the cached items only; with a named family return True without a look."""
     if is_named:
         return True
     end = history.split.items[-1].end
@@ -148,7 +148,7 @@ def split_known(content: bytes, items_key: str, known: CachedBody | None, shared
 
 
 class Holding(msgspec.Struct, frozen=True, gc=False):
-    """How much the log has and gets of a body that is larger than the record cap.
+    """The part of a body larger than the record cap that the log has and gets.
 
     `links` are those of its first items, which it has. It gets those up to item `stop`, as many as fit under the cap;
     an item that is larger by itself is kept as its head. `lent` are items whose content it has from another chain.
@@ -160,23 +160,23 @@ class Holding(msgspec.Struct, frozen=True, gc=False):
     lent: range = range(0)
 
     def list_unkept(self, items: Sequence[ByteRange]) -> frozenset[int]:
-        """The items that are not kept whole."""
+        """Return the indexes of the items that are not kept whole."""
         return frozenset(i for i, span in enumerate(items) if i >= self.stop or span.end - span.start > self.cap)
 
     def cut(self, item: bytes) -> bytes:
-        """What is kept of an item that is among those that the log gets."""
+        """Return what is kept of an item that is among those the log gets."""
         return item[: weigh_item(len(item), self.cap)]
 
 
 def weigh_item(size: int, cap: int) -> int:
-    """How many bytes are kept of an item with so many: the same each time that it is sent."""
+    """Return how many bytes are kept of an item with so many: the same each time that it is sent."""
     return size if size <= cap else int(cap * _HEAD_SHARE)
 
 
 def hold(
     split: SplitBody, cap: int, links: Sequence[bytes], known: CachedBody | None = None, lent: range = range(0)
 ) -> Holding:
-    """How much of a body is kept where the log has these links, and the members of the `known` body."""
+    """Compute how much of a body is kept where the log has these links, and the members of the `known` body."""
     stop, count = len(links), len(split.items)
     room = cap - _weigh_new_members(split, known)
     at = split.gap_before(stop) if stop < count else 0
@@ -190,14 +190,14 @@ def hold(
 
 
 def list_links(known: CachedBody | None, shared: int) -> Sequence[bytes]:
-    """The links of the items that a remembered body shares, as far as these are in the log."""
+    """Return the links of the items that a cached body shares, as far as these are in the log."""
     if known is None:
         return ()
     return known.links if len(known.links) <= shared else known.links[:shared]
 
 
 def link_items(tenant: bytes, split: SplitBody, cap: int, links: Sequence[bytes]) -> list[bytes]:
-    """The links of all items, of which these are the first. Blocks: all the others are hashed."""
+    """Return the links of all items, of which `links` are the first. Blocks: all the others are hashed."""
     parent = links[-1] if links else compute_root_link(tenant)
     elements = _elements(split, len(links), len(split.items), cap)
     return [*links, *[each.link for each in chain_slices(parent, elements)]]
@@ -213,9 +213,9 @@ def build_manifest(
     source: BodySource | None = None,
     holding: Holding | None = None,
 ) -> tuple[Manifest, CachedBody | None]:
-    """The manifest of a split body, with only what the remembered one did not bring; and what to remember of it.
+    """Build the manifest of a split body, without what the `known` one has; return it, and the body to cache.
 
-    With a `holding` no more of it is kept than that says, without one all.
+    With a `holding` no more of the body is kept than that says, without one all.
     """
     if holding is not None and _weigh_new_members(split, known) > holding.cap:
         return make_capped_manifest(split.content, holding.cap), None
@@ -249,7 +249,7 @@ def _elements(split: SplitBody, start: int, stop: int, cap: int) -> list[tuple[b
 
 
 def _weigh_new_members(split: SplitBody, known: CachedBody | None) -> int:
-    """The bytes of a body beside its items that the remembered one did not bring."""
+    """Return how many bytes of a body, beside its items, the `known` one does not have."""
     items = split.items[-1].end - split.gap_before(0) if split.items else 0
     names = known.digests if known is not None else ()
     seen = [len(value) for name in names if _known_digest(known, name, value := split.member(name))]
@@ -263,9 +263,9 @@ def _keep_members(
     link: bytes = b"",
     holding: Holding | None = None,
 ) -> tuple[Manifest, dict[str, bytes]]:
-    """The manifest: literals, a blob per large member, the chain in place of the items.
+    """Build the manifest: literals, a blob per large member, the chain in place of the items.
 
-    Where the last of these is not kept whole, neither is anything behind it: what is kept is the body's beginning.
+    Where the last item is not kept whole, nothing behind it is kept: what is kept is the body's beginning.
     """
     content = split.content
     marks: list[tuple[int, int, Piece]] = []

@@ -1,4 +1,4 @@
-"""What is durable when, and how long a call waits for it (BEHAVIOUR B32b).
+"""Waiting for durability: which records are durable when, and how long a call waits for them (BEHAVIOUR B32b).
 
 `Archive.append` returns a future that turns True when its records are durable. The first byte of a response is held
 until the request's record is, its last byte until the response's record is; each wait takes `store.commit_wait_ms`
@@ -77,13 +77,13 @@ class DurabilityWaiter:
         self._note_late(commit)
 
     async def confirm(self, commit: "asyncio.Future[bool]") -> bool:
-        """Whether the commit is durable, waited for as long as `wait` does."""
+        """Return whether the commit is durable, after a wait as `wait` does it."""
         await self.wait(commit)
         return commit.done() and commit.result()
 
     @property
     def problem(self) -> str:
-        """Why the durability promise is suspended; empty while it holds."""
+        """The reason why the durability promise is suspended; empty while it holds."""
         if problem := self._archive.health.problem:
             return problem
         if self._is_late:
@@ -95,5 +95,5 @@ class DurabilityWaiter:
         commit.add_done_callback(self._catch_up)
 
     def _catch_up(self, commit: "asyncio.Future[bool]") -> None:
-        """The log is moving again: the next commit is waited for, which tells whether it is in time."""
+        """Wait for commits again: a late one has come, and the next one shows whether the log is in time."""
         self._is_late = False

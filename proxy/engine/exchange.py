@@ -132,7 +132,7 @@ class ExchangeService:
             _tell(exchange.client, request, outgoing.labels)
 
     def _account(self, exchange: OpenExchange, request: ResolvedRequest, outgoing: OutgoingRequest) -> None:
-        """Count, charge, record and tell what did not have to be known before sending."""
+        """Count, charge, record and report what did not have to be known before sending."""
         counted = self._controller.account(outgoing)
         _tell(exchange.client, request, tuple(dict.fromkeys((*outgoing.labels, *counted.labels))))
         if counted.plan is not None:

@@ -1,7 +1,7 @@
-"""What is known of the models that calls go to: limits, prices, how they count, and what their caches keep.
+"""Models that calls go to: their limits, prices, token ratios, and how their providers' caches behave.
 
-Looking up never waits. What there is to find out is found out beside the calls. Where that fails
-nothing is known, which is no error.
+Looking up never waits. What can be found out is found out beside the calls; where that fails, nothing is known, which
+is no error.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ _UNKNOWN_PROVIDER = Provider()
 
 _Taught = tuple[float, float | None, float]
 _Basis = tuple[Card, tuple[str, ...], _Taught | None]
-"""What a tariff is made of beside what stays as it is: what is known of the model, markers, what was learned."""
+"""The variable inputs of a tariff: the model's card, the retentions of markers, what was learned."""
 
 
 class Models:
@@ -71,7 +71,7 @@ class Models:
         self._forget()
 
     def card(self, upstream: str, model: str, *, beta: str = "", tenant: bytes = b"") -> Card:
-        """What is known of a model now; limits as they were learned for these beta headers and this tenant."""
+        """Return what is known of a model now; limits as they were learned for these beta headers and this tenant."""
         key, now = LimitKey(upstream, model, beta, tenant), self._clock.monotonic()
         card, until = self._cards.get(key, (_UNKNOWN, now))
         if now < until:
@@ -83,7 +83,7 @@ class Models:
         return card
 
     def budget(self, key: LimitKey, asked_output: int | None = None, ceiling: int | None = None) -> Budget:
-        """How much a request may send; a `ceiling` of its own takes the place of the configured one."""
+        """Return how much a request may send; a `ceiling` of its own takes the place of the configured one."""
         asked, now = (key, asked_output, ceiling), self._clock.monotonic()
         known = self._budgets.get(asked)
         if known is not None and now < known[1]:
@@ -112,7 +112,7 @@ class Models:
         self._spawn(self._ask(upstream, select_for_model_list(headers)))
 
     def _forget(self) -> None:
-        """Something new is known."""
+        """Clear cards and budgets, since something new is known."""
         self._cards.clear()
         self._budgets.clear()
 
@@ -128,7 +128,7 @@ class Models:
 
 
 async def _fetch(upstream: Upstream, headers: Headers) -> bytes:
-    """The upstream's list of models. Raises ValueError where it gives none."""
+    """Fetch the upstream's list of models. Raises ValueError where it gives none."""
     answer = await upstream.send("GET", _LISTING, headers, b"")
     try:
         content = bytearray()
@@ -145,7 +145,7 @@ async def _fetch(upstream: Upstream, headers: Headers) -> bytes:
 
 
 class ExpectedUsage(msgspec.Struct, frozen=True, gc=False):
-    """A request whose answer will teach something, in tokens as we count them.
+    """The expected usage of a request, to be compared with what its response reports; in tokens as we count them.
 
     `expected` are those that should be read from the cache; of the first request of an epoch, `stable` are those that
     stand before its first edit.
@@ -159,7 +159,7 @@ class ExpectedUsage(msgspec.Struct, frozen=True, gc=False):
 
 
 class CacheCalibrator:
-    """What was learned of each model of each upstream; of models without end, those heard of last."""
+    """Calibrations of each model of each upstream; above the limit those updated least recently are dropped."""
 
     def __init__(self, counting: TokenCounter, providers: Mapping[str, Provider]) -> None:
         self._counting = counting
@@ -169,7 +169,7 @@ class CacheCalibrator:
         self._tariffs: OrderedDict[tuple[str, str], tuple[_Basis, Tariff]] = OrderedDict()
 
     def find_tariff(self, upstream: str, model: str, card: Card, markers: Sequence[str]) -> Tariff:
-        """What a model's input costs; `markers` are the retentions of the request's cache markers."""
+        """Return the prices of a model's input; `markers` are the retentions of the request's cache markers."""
         key, provider = (upstream, model), self._providers.get(upstream, _UNKNOWN_PROVIDER)
         learned, known = self._learned.get(key), self._tariffs.get(key)
         basis = card, tuple(markers), _tell_taught(learned, provider)
@@ -183,13 +183,13 @@ class CacheCalibrator:
         return tariff
 
     def wait_for(self, exchange: str, k: int, lesson: ExpectedUsage) -> None:
-        """A request was sent."""
+        """Keep the expected usage of a request that was sent."""
         self._waiting[exchange, k] = lesson
         if len(self._waiting) > _MOST_WAITING:
             self._waiting.popitem(last=False)
 
     def note_answer(self, event: AnswerRead) -> None:
-        """Its answer has been read."""
+        """Learn from the usage of a response that was read."""
         lesson = self._waiting.pop((event.exchange, event.k), None)
         usage = event.usage
         if lesson is None or not usage.input:
@@ -210,7 +210,7 @@ class CacheCalibrator:
 
 
 def _tell_taught(learned: Calibration | None, provider: Provider) -> _Taught | None:
-    """What of it a tariff is made of: seconds, which are never twice the same, only where time is the price."""
+    """Return what of a calibration a tariff depends on: seconds, which always differ, only where time is the price."""
     if learned is None:
         return None
     return learned.read, learned.survival, learned.cached_ratio if provider.cache == "local" else 0.0

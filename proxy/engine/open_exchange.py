@@ -1,4 +1,4 @@
-"""An exchange under way: one client call, its records on their way to the log, and what has come of its response.
+"""An exchange in progress: one client call, its records on their way to the log, and the state of its response.
 
 An exchange has one opening, and one round for each request that is sent for it: a second or third only where the
 upstream refuses what we made of the client's request (BEHAVIOUR B8, B8a, B20a).
@@ -19,7 +19,7 @@ from proxy.wire.format import Format
 REFUSAL_BYTES = 64 * 1024
 
 Start = Literal["overflow", "content", "undecided"]
-"""What a stream begins with: a refusal as too long, content, or nothing that tells."""
+"""The beginning of a stream: a refusal as too long, content, or nothing that tells."""
 
 
 class CappedBuffer:
@@ -51,7 +51,7 @@ class CappedBuffer:
 
     @property
     def is_capped(self) -> bool:
-        """Whether more passed than was kept."""
+        """True if more passed than was kept."""
         return self._hash is not None
 
     @property
@@ -96,7 +96,7 @@ class RetrySource(Protocol):
 
     @property
     def is_guarded(self) -> bool:
-        """Whether successful responses are held back, too, until their content has begun."""
+        """True where successful responses are held back, too, until their content has begun."""
         ...
 
     def read_start(self, content: bytes) -> Start:
@@ -171,7 +171,7 @@ class OpenExchange:
 
     @property
     def is_durable(self) -> bool:
-        """Whether everything that was queued is in the log."""
+        """True once everything that was queued is in the log."""
         return self.commit is not None and self.commit.done()
 
     def run_after_send(self) -> None:

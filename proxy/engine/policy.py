@@ -1,4 +1,4 @@
-"""How exchanges are carried and recorded. Rule: values only; who fills them in is above this room."""
+"""Settings of the engine as plain values: tenants, providers, and the policy of exchanges."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ CacheKind = Literal["prefix", "breakpoints", "units", "local"]
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A tenant by name: whoever presents one of `keys`, or, with `header`, whoever has the same value in that field."""
+    """A tenant by name: a caller with one of `keys`, or, with `header`, one with the same value in that header."""
 
     keys: tuple[str, ...] = field(default=(), repr=False)
     header: str = ""
@@ -21,10 +21,10 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """What managing must know of an upstream: whose server it is, how its cache works (None: as known of `host`).
+    """The facts about an upstream that managing needs: its host, how its cache works (None: as known of `host`).
 
-    `summary_role` is who says what stands in place of older messages. With `strict_alternation` two messages of one
-    role never follow each other, and it is the user. `has_own_key`: it is asked with a key of the settings, whoever
+    `summary_role` is the role of the messages that replace older ones. With `strict_alternation` two messages of one
+    role never follow each other, and it is the user. `has_own_key`: requests carry a key of the settings, whoever
     calls.
     """
 

@@ -1,7 +1,4 @@
-"""What the engine asks of the world.
-
-Rule: one Protocol per question; implementations live in the shells and in tests.
-"""
+"""The engine's ports: what it needs of upstreams, clients, the log and the machine, each as a Protocol."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -40,7 +37,7 @@ ALL_SESSIONS = Selection()
 
 
 class UpstreamResponse(Protocol):
-    """An answer under way. Body bytes are as they came: no decoding of any content-encoding."""
+    """A response in progress. Body bytes are as they came: no decoding of any content-encoding."""
 
     @property
     def status(self) -> int:
@@ -49,43 +46,43 @@ class UpstreamResponse(Protocol):
 
     @property
     def headers(self) -> Headers:
-        """Header fields in order, names lower case, hop-by-hop ones included."""
+        """Headers in order, names lower case, hop-by-hop ones included."""
         ...
 
     @property
     def is_received(self) -> bool:
-        """True once the answer is here whole, whether read or not."""
+        """True once the whole response has arrived, whether read or not."""
         ...
 
     @property
     def is_ended(self) -> bool:
-        """True once every byte of the answer has been read."""
+        """True once every byte of the response has been read."""
         ...
 
     async def read(self) -> bytes:
-        """All bytes that have come since the last call, at least one; empty at the end.
+        """Return all bytes that have come since the last call, at least one; empty at the end.
 
-        Raises UpstreamUnreachable when the answer breaks off, is garbled, or is silent for the idle time.
+        Raises UpstreamUnreachable when the response breaks off, is garbled, or is silent for the idle time.
         """
         ...
 
     async def pump(self, take: Callable[[bytes], bool]) -> None:
-        """Hand on what comes, the moment it comes, until `take` returns False or the answer is here whole.
+        """Hand on what comes, the moment it comes, until `take` returns False or the whole response has arrived.
 
         The piece that came together with the end is left to `read`. Raises as `read` does, after the pieces that came.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the answer; a connection in mid-answer is closed."""
+        """Release the response; a connection in the middle of a response is closed."""
         ...
 
 
 class RequestBody(Protocol):
-    """A request body that streams."""
+    """A request body that is streamed."""
 
     async def read(self) -> bytes:
-        """The next bytes, empty at the end."""
+        """Return the next bytes, empty at the end."""
         ...
 
 
@@ -94,32 +91,35 @@ class Upstream(Protocol):
 
     @property
     def name(self) -> str:
-        """As in the settings."""
+        """Its name in the settings."""
         ...
 
     async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> UpstreamResponse:
-        """Send one request; returns when the answer's head is there.
+        """Send one request; return when the response's head has arrived.
 
-        `target` is the client's path and query; `headers` are the client's. Mapping, hop-by-hop fields, Host, length
-        and a configured key are the upstream's affair. Raises BadRequest for a path that must not be forwarded and
-        UpstreamUnreachable when no answer came.
+        `target` is the client's path and query; `headers` are the client's. The upstream maps the path, and sets
+        hop-by-hop headers, Host, length and a configured key. Raises BadRequest for a path that must not be forwarded
+        and UpstreamUnreachable when no response came.
         """
         ...
 
 
 class Client(Protocol):
-    """Whoever asked. Every method may be called after the client has left; it then does nothing."""
+    """The caller's side of an exchange. Every method may be called after the client has left; it then does nothing."""
 
     def label(self, fields: Headers) -> None:
-        """What the head of the answer bears besides its own fields, our own errors included."""
+        """Add headers to the head of the response, our own errors included."""
         ...
 
     def start(self, status: int, headers: Headers) -> None:
-        """The answer's head."""
+        """Send the response's head."""
         ...
 
     def write(self, content: bytes, *, is_last: bool = False) -> bool:
-        """Body bytes. `is_last` ends the answer cleanly. False: the client is slow, no more before `drain` returns."""
+        """Send body bytes; `is_last` ends the response cleanly.
+
+        False: the client is slow, write no more before `drain` returns.
+        """
         ...
 
     async def drain(self) -> None:
@@ -127,69 +127,69 @@ class Client(Protocol):
         ...
 
     def fail(self, error: ProxyError) -> None:
-        """Answer with this error as JSON; once the answer has started, the same as `abort`."""
+        """Respond with this error as JSON; once the response has started, the same as `abort`."""
         ...
 
     def dismiss(self) -> None:
-        """The call was cancelled: where nothing was sent and the client is still there, tell it to try again."""
+        """End a cancelled call: where nothing was sent and the client is still there, tell it to try again."""
         ...
 
     def abort(self) -> None:
-        """Break the answer visibly after delivering what was written: never a clean end.
+        """Break the response off visibly after delivering what was written: never a clean end.
 
-        Nothing after a whole answer.
+        Does nothing after a whole response.
         """
         ...
 
 
 class LogReader(Protocol):
-    """What can be read back from the log."""
+    """Read access to the log."""
 
     async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
-        """Newest activity first; `limit` bounds what is in memory at once.
+        """Return sessions, newest activity first; `limit` bounds what is in memory at once.
 
-        Unless a family is named, of those that hold a call: what an upstream turned away (401, 403, 404, 405), or what
-        was passed on without a name or a body, is in the log and found by its id, and is no conversation.
+        Unless a family is named, only those that hold a call: what an upstream turned away (401, 403, 404, 405), or
+        what was passed on without a name or a body, is in the log and found by its id, and is no conversation.
         """
         ...
 
     async def find_session(self, session: str) -> SessionRow:
-        """The session with this id. Raises NotFound."""
+        """Return the session with this id. Raises NotFound."""
         ...
 
     async def list_ids(self, prefix: str, limit: int) -> Sequence[str]:
-        """The ids of sessions that begin so, in order, so that a whole id comes before longer ones."""
+        """Return the ids of sessions that begin so, in order, so that a whole id comes before longer ones."""
         ...
 
     async def list_exchanges(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
-        """The exchanges of a session behind number `after`, oldest first. Raises NotFound for an unknown session."""
+        """Return the exchanges of a session behind number `after`, oldest first. Raises NotFound."""
         ...
 
     async def list_calls(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
-        """As `list_exchanges`, but every `answer` is empty: what a page holds does not depend on what was answered."""
+        """Return what `list_exchanges` does, with every `answer` empty: pages do not depend on what was answered."""
         ...
 
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
-        """The branches of a session in the order in which they began; none of calls without a `Step`.
+        """Return the branches of a session in the order in which they began; none of calls without a `Step`.
 
         Raises NotFound for an unknown session.
         """
         ...
 
     async def load_request(self, exchange: str) -> bytes:
-        """The client's body, byte for byte (its head, where it was capped). Raises NotFound."""
+        """Return the client's body, byte for byte (its head, where it was capped). Raises NotFound."""
         ...
 
     async def load_sent(self, exchange: str, k: int) -> bytes:
-        """The body sent upstream in round k, byte for byte. Raises NotFound."""
+        """Return the body sent upstream in round k, byte for byte. Raises NotFound."""
         ...
 
     async def load_received(self, exchange: str, k: int) -> bytes:
-        """The body the upstream answered with in round k, as far as it was kept. Raises NotFound."""
+        """Return the body of the upstream's response in round k, as far as it was kept. Raises NotFound."""
         ...
 
     async def load_context(self, session: str) -> StoredContext:
-        """How a session is managed: its epochs, pins, accounts and summaries. Empty where nothing is known of it.
+        """Return how a session is managed: its epochs, pins, accounts and summaries; empty if nothing is known.
 
         Where it goes on from others (`Adoption`), what is known of these is there too, of `MOST_SOURCES` at most; its
         own accounts go before theirs. Of each view's epochs those are there that may still be of use: the newest
@@ -202,39 +202,39 @@ class LogReader(Protocol):
         ...
 
     async def load_original(self, reference: str) -> StoredOriginal:
-        """What a reference stands for, given by its id without `ref:`. Raises NotFound, also where it was erased.
+        """Return what a reference replaces, given by its id without `ref:`. Raises NotFound, also where it was erased.
 
         The id of a summary stands for the messages it covers: a condensed one for those of all its leaves, in order.
         """
         ...
 
     async def list_summaries(self, session: str) -> Sequence[Summary]:
-        """All summaries of a session, oldest first. Raises NotFound.
+        """Return all summaries of a session, oldest first. Raises NotFound.
 
         One that was erased has no `text`, `files` and `reason`.
         """
         ...
 
     async def sum_auxiliary(self, since_ms: int) -> Sequence[AuxiliaryUsage]:
-        """What auxiliary calls opened since then came to, a row for each session, upstream and model, in this order."""
+        """Sum up the auxiliary calls opened since then, a row for each session, upstream and model, in this order."""
         ...
 
     async def list_bills(self, after: int = 0, limit: int = 1000) -> Sequence[Bill]:
-        """All rounds of the first exchanges behind the one numbered `after` (its `seq`), oldest first; then empty.
+        """Return all rounds of the first exchanges behind number `after` (their `seq`), oldest first; then empty.
 
         Of those, `limit` at most, that have rounds, are in mode manage, and were not passed on unread.
         """
         ...
 
     async def list_epochs(self, session: str) -> Sequence[Epoch]:
-        """All epochs of a session in the order in which they were opened, `rendered` empty. Raises NotFound.
+        """Return all epochs of a session in the order in which they were opened, `rendered` empty. Raises NotFound.
 
         `edits` are empty where they were erased.
         """
         ...
 
     async def load_epoch(self, session: str, n: int) -> Epoch:
-        """The n-th epoch of a session, from 1, with all its content. Raises NotFound."""
+        """Return the n-th epoch of a session, from 1, with all its content. Raises NotFound."""
         ...
 
     async def verify(self) -> Verification:
@@ -242,17 +242,17 @@ class LogReader(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go; an archive first writes what is pending, for a bounded time."""
+        """Release the log; an archive first writes what is pending, for a bounded time."""
         ...
 
 
 class Ancestry(Protocol):
-    """What the log knows of where a request belongs."""
+    """Lookups in the log that tell where a request belongs."""
 
     async def recall(
         self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
     ) -> Sequence[StoredSession]:
-        """Sessions that may hold what a request continues; newest last, `MOST_RECALLED` at most.
+        """Return sessions that may hold what a request continues; newest last, `MOST_RECALLED` at most.
 
         `nodes` are those of the request's chain, the first message's first; `session` is the one that the request is
         taken to belong to, and whose it is. They are, of this tenant: that session; those in which the deepest of the
@@ -267,25 +267,26 @@ class Ancestry(Protocol):
         ...
 
     async def count_links(self, links: Sequence[bytes]) -> int:
-        """How many of the links of a chain, in its order, are in the log: where one is, all before it are."""
+        """Count the links of a chain, in its order, that are in the log: where one is, all before it are."""
         ...
 
     async def find_key(self, session: str) -> SessionKey:
-        """Whose the session with this id is, and what names it. Raises NotFound."""
+        """Return the key of the session with this id. Raises NotFound."""
         ...
 
     async def has_sessions(self) -> bool:
-        """False while the log has none: there is nothing to recall."""
+        """Return False while the log has none: there is nothing to recall."""
         ...
 
 
 class Backlog(Protocol):
-    """What the log holds that still has to be read."""
+    """Recorded responses that still have to be read."""
 
     async def list_unread(self, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES) -> Sequence[UnreadRow]:
-        """The answers among the newest `limit` outcomes that have bytes, a wire format and no reading; newest first.
+        """Return the newest responses that have bytes, a wire format and no reading, among `limit` outcomes.
 
-        One that does not fit in `most_bytes` beside those that are newer is left out, as is one that was erased.
+        The newest is first. One that does not fit in `most_bytes` beside those that are newer is left out, as is one
+        that was erased.
         """
         ...
 
@@ -295,7 +296,7 @@ class Archive(LogReader, Ancestry, Backlog, Protocol):
 
     @property
     def health(self) -> ArchiveHealth:
-        """How the log is doing now; cheap."""
+        """The state of the log now; cheap to ask."""
         ...
 
     def append(self, *records: Record, is_urgent: bool = True) -> "asyncio.Future[bool]":
@@ -315,7 +316,7 @@ class Archive(LogReader, Ancestry, Backlog, Protocol):
 
 
 class Leases(Protocol):
-    """Who does what only one may do at a time. Nobody holds a lease for longer than it was asked for.
+    """Leases on work that only one process may do at a time. Nobody holds one for longer than it was asked for.
 
     Where the store cannot be asked, nobody is given a lease: what needs one can wait.
     """
@@ -337,11 +338,11 @@ class Clock(Protocol):
     """Time: wall time is for records only, order and limits use the monotonic clock."""
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch."""
+        """Return milliseconds since the epoch."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds, never backwards."""
+        """Return seconds, never decreasing."""
         ...
 
 
@@ -349,16 +350,16 @@ class Tokenizer(Protocol):
     """Counts text; never fails."""
 
     def is_ready(self, encoding: Encoding) -> bool:
-        """Whether the next count by this encoding takes no longer than its text does: nothing is loaded first."""
+        """Return whether the next count by this encoding takes no longer than its text does: nothing is loaded."""
         ...
 
     def count(self, text: str, encoding: Encoding) -> tuple[int, bool]:
-        """The tokens of a text, and whether they are but an estimate. Blocks."""
+        """Count the tokens of a text; return also whether they are but an estimate. Blocks."""
         ...
 
 
 class Catalog(Protocol):
-    """What is known of upstreams' models. Looking up never waits and never fails."""
+    """A catalog of the upstreams' models. Looking up never waits and never fails."""
 
     async def open(self) -> None:
         """Read what comes with the installation; until then nothing is known from it."""
@@ -373,13 +374,13 @@ class Catalog(Protocol):
         ...
 
     def find(self, key: LimitKey) -> Card:
-        """What is known of a model now."""
+        """Return what is known of a model now."""
         ...
 
 
 class Ids(Protocol):
-    """Fresh names."""
+    """A source of unique ids."""
 
     def next_exchange(self) -> str:
-        """A new id, unique, sortable by time."""
+        """Return a new id, unique, sortable by time."""
         ...

@@ -49,7 +49,7 @@ class Relay:
 
     @property
     def problem(self) -> str:
-        """Why calls cannot be recorded as promised; empty while they can."""
+        """The reason why calls cannot be recorded as promised; empty while they can."""
         return self._gate.problem
 
     async def confirm(self, exchange: OpenExchange) -> bool:
@@ -118,7 +118,7 @@ class Relay:
         return response
 
     def _hurry(self, exchange: OpenExchange) -> None:
-        """No response has come at once: do what was put off, and let the records wait no longer."""
+        """Run what was put off and have the records committed, since no response has come at once."""
         exchange.run_after_send()
         if not exchange.is_durable:
             self.archive.flush()

@@ -14,13 +14,13 @@ from proxy.wire.body import SplitBody
 
 
 class ManagedRequest(msgspec.Struct, frozen=True, gc=False):
-    """A request whose body was split, and where it stands. `wire` and `items_key` are its format's.
+    """A request whose body was split, with its place in a session. `wire` and `items_key` are its format's.
 
-    `step` is None while the upstream has not accepted its credential: what is known of the session may not be used
-    then (BEHAVIOUR B2). `target` is the path and query that it asks `upstream` for. `is_new`: it is the first of its
-    session, and goes on from no other. `most_output` is what it asks for, 0 where it does not say. `holding` tells how
-    much of its body the log has, None where that is all of it. `until` is
-    when, on the monotonic clock, it has waited for the log for long enough. `is_certain` is as a place has it.
+    `step` is None while the upstream has not accepted its credential: what is known of the session may not be used then
+    (BEHAVIOUR B2). `target` is the path and query that it asks `upstream` for. `is_new`: it is the first of its
+    session, and continues no other. `most_output` is the limit it asks for, 0 where it does not say. `holding` tells
+    how much of its body the log has, None where that is all of it. `until` is when, on the monotonic clock, it has
+    waited for the log for long enough. `is_certain` is as in `lineage`.
     """
 
     exchange: str
@@ -52,38 +52,38 @@ class ManagedRequest(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_side(self) -> bool:
-        """Whether it stands beside the conversation."""
+        """True if it is beside the conversation."""
         return self.step is not None and self.step.is_side
 
     def list_raws(self, start: int = 0) -> list[bytes]:
-        """The raw messages behind the preamble, from one place on."""
+        """Return the raw messages behind the preamble, from one index on."""
         content = self.split.content
         return [content[span.start : span.end] for span in self.split.items[self.chain.preamble.count + start :]]
 
     def list_unkept(self) -> frozenset[int]:
-        """The places of messages that the log has not whole: nothing may stand in their place (BEHAVIOUR B32c)."""
+        """Return the indexes of messages that the log has not whole: nothing may replace them (BEHAVIOUR B32c)."""
         if self.holding is None:
             return frozenset()
         first = self.chain.preamble.count
         return frozenset(i - first for i in self.holding.list_unkept(self.split.items) if i >= first)
 
     def list_digests(self, start: int, stop: int) -> tuple[bytes, ...]:
-        """The digests under which the log has the messages from one place up to another."""
+        """Return the digests under which the log has the messages from one index up to another."""
         raws = self.list_raws()[start:stop]
         return tuple([compute_digest(raw if self.holding is None else self.holding.cut(raw)) for raw in raws])
 
     def list_leading(self) -> list[bytes]:
-        """The raw messages of the preamble."""
+        """Return the raw messages of the preamble."""
         content = self.split.content
         return [content[span.start : span.end] for span in self.split.items[: self.chain.preamble.count]]
 
 
 class ResolvedRequest(msgspec.Struct, frozen=True, gc=False):
-    """A client's request, and what was found out of it: its session, its upstream, what of its body is new.
+    """A client's request with what was resolved from it: its session, its upstream, what of its body is new.
 
-    `step` is where it stands in its session, None where that is not known. `managed` is what managing needs of it, None
-    where the body was not understood or has no place. `is_stream`: a streamed response is asked for. `build_body` gives
-    the manifest of the body: called once, and before anything else is resolved, for later bodies lean on it.
+    `step` is its place in the session, None where that is not known. `managed` is what managing needs of it, None where
+    the body was not understood or has no place. `is_stream`: a streamed response is asked for. `build_body` builds the
+    manifest of the body: called once, and before anything else is resolved, since later bodies refer to it.
     """
 
     exchange: str

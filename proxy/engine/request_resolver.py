@@ -1,4 +1,4 @@
-"""Resolving a client's request: whose it is, which session it belongs to, what of its body is new, where it goes."""
+"""Resolving a client's request: its tenant, its session, what of its body is new, and its upstream."""
 
 import asyncio
 import logging
@@ -53,12 +53,12 @@ class Route:
     models: tuple[str, ...] = ()
 
     def claims(self, model: str) -> bool:
-        """Whether a model of this name goes to it by its patterns."""
+        """Return whether a model of this name goes to it by its patterns."""
         return any(fnmatchcase(model, pattern) for pattern in self.models)
 
 
 class _Remembered(NamedTuple):
-    """The body seen before that a request shares most items with, how many, and how much had been lost by then."""
+    """The cached body that a request shares most items with, how many, and how often the cache was cleared by then."""
 
     known: CachedBody | None
     shared: int
@@ -66,7 +66,7 @@ class _Remembered(NamedTuple):
 
 
 class RequestResolver:
-    """Finds out of each request whose it is, which session it belongs to, what of it is new, and where it goes.
+    """Resolves each request: its tenant, its session, what of it is new, and its upstream.
 
     It never fails a call: a body that cannot be read message by message is kept whole and goes to the first upstream.
     """
@@ -177,7 +177,7 @@ class RequestResolver:
         # From here on nothing waits: what is remembered is in the log with the opening, before any later request's.
         managed = None
         if place is not None and split.items:
-            managed = _make_managed(request, upstream, form, asked, (split, chain, holding), place)
+            managed = _make_managed(request, upstream, form, asked, place, split=split, chain=chain, holding=holding)
         return ResolvedRequest(
             exchange,
             mode,
@@ -194,7 +194,7 @@ class RequestResolver:
         )
 
     async def _find_root(self, form: Format, session: SessionKey, previous: str, until: float) -> bytes:
-        """Where the chain of a request begins: at the stored answer it goes on from, else at the upstream's root."""
+        """Return the root of a request's chain: the stored answer that it continues, else the upstream's root."""
         root = compute_chain_root(session.upstream)
         if form.previous_key:
             for exchange in self._lineage.list_unread_of(session.tenant):
@@ -207,7 +207,7 @@ class RequestResolver:
         return await self._lineage.place(asked)
 
     async def _hold(self, tenant: bytes, split: SplitBody, remembered: "_Remembered", until: float) -> Holding:
-        """How much goes to the log of a body above the cap. Asks what of it is there where much is not known."""
+        """Compute how much of a body above the cap goes to the log; ask what is there where much is not known."""
         cap, known = self._policy.record_cap_bytes, remembered.known
         links = list_links(known, remembered.shared)
         holding = hold(split, cap, links, known)
@@ -220,7 +220,7 @@ class RequestResolver:
     def _build_body(
         self, key: Key, split: SplitBody, chain: Chain, remembered: "_Remembered", holding: Holding | None
     ) -> Manifest:
-        """The manifest of a body, which leans on a remembered one only if nothing was lost since."""
+        """Build the manifest of a body, which refers to a cached one only if nothing was lost since."""
         self._forget_lost()
         known, shared, losses = remembered
         if losses != self._histories.losses:
@@ -261,7 +261,7 @@ class RequestResolver:
 
 
 def _is_plain(content: bytes, known: CachedBody | None, shared: int) -> bool:
-    """Whether a body has no more tokens than bytes; what repeats was looked at before, and much at once is not."""
+    """Return whether a body has no more tokens than bytes; what repeats was checked before, and much at once is not."""
     if known is None or not shared:
         return len(content) <= _MOST_LOOKED_AT and has_token_bound(content)
     return known.chain.is_plain and has_token_bound(content[known.split.items[shared - 1].end :])
@@ -272,10 +272,12 @@ def _make_managed(
     upstream: Upstream,
     form: Format,
     asked: LineageQuery,
-    body: tuple[SplitBody, Chain, Holding | None],
     place: Placement,
+    *,
+    split: SplitBody,
+    chain: Chain,
+    holding: Holding | None,
 ) -> ManagedRequest:
-    split, chain, holding = body
     return ManagedRequest(
         asked.exchange,
         place.session,
@@ -297,7 +299,7 @@ def _make_managed(
 
 
 def read_output_limit(split: SplitBody) -> int:
-    """How many tokens the answer may have; 0 where the request does not say."""
+    """Return how many tokens the response may have; 0 where the request does not say."""
     for name in _OUTPUT_LIMITS:
         raw = split.member(name)
         if raw.isdigit():

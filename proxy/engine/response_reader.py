@@ -1,6 +1,6 @@
-"""Reading recorded responses: what they say.
+"""Reading recorded responses: their messages, usage and stop reasons.
 
-Derived from bytes that are already safe: any failure is a missing reading.
+All of it is derived from bytes that are already recorded: after any failure the reading is just missing.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _log = logging.getLogger("palimpsest.leftovers")
 
 
 class UnreadAnswer(msgspec.Struct, frozen=True, gc=False):
-    """A recorded answer that waits to be read; its first byte came after so many seconds, 0 where nobody knows.
+    """A recorded response that waits to be read; its first byte came after `first_byte_s` seconds, 0 where unknown.
 
     `secrets` are credentials that it may echo, in pieces so far.
     """
@@ -53,9 +53,9 @@ class UnreadAnswer(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_received(form: Format, headers: Headers, content: bytes, cap: int) -> tuple[Answer, bytes]:
-    """The answer in an upstream's body, streamed or not, decoded to at most `cap` bytes; and the same as JSON.
+    """Parse an upstream's body, decoded to at most `cap` bytes; return the answer, and the same as JSON.
 
-    Raises ValueError where the bytes hold no answer.
+    The body may be a stream. Raises ValueError where the bytes hold no answer.
     """
     plain = decode_content(content, find_header(headers, b"content-encoding").decode("latin-1"), cap)
     if is_event_stream(headers) and not plain.startswith(b"{"):  # an error may be labelled as a stream
@@ -75,15 +75,15 @@ def _render(value: dict[str, object]) -> bytes:
 
 
 def is_event_stream(headers: Headers) -> bool:
-    """Whether a body is a stream of server-sent events."""
+    """Return whether a body is a stream of server-sent events."""
     return find_header(headers, b"content-type").lower().startswith(b"text/event-stream")
 
 
 class ResponseReader:
-    """Reads recorded answers one after another, off the hot path, the long ones in a thread.
+    """Reads recorded responses one after another, outside the calls, the long ones in a thread.
 
     They are gathered for a moment, so that reading one does not delay the call that comes right behind it. `own_keys`
-    are the credentials that are known also of answers which a killed process left.
+    are the credentials that are known also of responses which a killed process left.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class ResponseReader:
         tasks: TaskRunner,
         lineage: LineageTracker,
         cap: int,
+        *,
         own_keys: tuple[bytes, ...] = (),
     ) -> None:
         self._archive = archive
@@ -148,7 +149,7 @@ class ResponseReader:
         self._archive.flush()
 
     def _count_due(self) -> int:
-        """How many to read in this turn: one, for calls come first, but more and more once half of what may wait does.
+        """Return how many to read now: one, since calls have priority, but more once half of the queue is full.
 
         When it was one in any case, 7,800 of 13,000 calls that came without a pause were left unread.
         """
@@ -178,7 +179,7 @@ class ResponseReader:
             self._bus.publish(AnswerRead(received.exchange, received.k, answer.usage, received.first_byte_s))
 
     def _make_reading(self, received: UnreadAnswer, answer: Answer, rendered: bytes) -> Reading:
-        """What rests in the log: put together, the pieces of a stream may be a credential."""
+        """Build the reading for the log: put together, the pieces of a stream may be a credential."""
         secrets = received.secrets or self._own_keys
         error = answer.error.encode("utf-8", "surrogatepass")
         told = redact(rendered, secrets, is_error=bool(error))
@@ -194,7 +195,7 @@ def _try_to_read(received: UnreadAnswer, cap: int) -> tuple[Answer, bytes] | Exc
 
 
 class UnreadResponses:
-    """Takes up, at the start, what an earlier process left."""
+    """Queues, at the start, the responses that an earlier process left unread."""
 
     def __init__(
         self,
@@ -203,6 +204,7 @@ class UnreadResponses:
         tasks: TaskRunner,
         lineage: LineageTracker,
         readings: ResponseReader,
+        *,
         formats: Mapping[str, Format],
     ) -> None:
         self._archive = archive

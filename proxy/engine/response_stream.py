@@ -1,7 +1,7 @@
 """Reading a response as it comes: passing it on up to its end, or holding it back while it may be a refusal.
 
 Bytes are held, never changed (BEHAVIOUR B8, B8a, B20a, B32b). Comments at the beginning of a stream are not held, and a
-client that waits long gets one of ours: with it the head is sent, and a retry goes on in the same stream.
+client that waits long gets one of ours: with it the head is sent, and a retry continues in the same stream.
 """
 
 import asyncio
@@ -172,7 +172,7 @@ class ResponseHold:
         self._pieces += piece
 
     def _send(self, comments: bytes) -> None:
-        """Comments, and the head before them."""
+        """Send comments, and the head before them."""
         exchange, response = self._exchange, self._response
         exchange.client.start(response.status, forward_response(response.headers))
         exchange.client.write(comments)

@@ -1,4 +1,4 @@
-"""What a running process has once: its tasks, events, clock, ids, file descriptors, and batched writes."""
+"""Runtime services of one process: its tasks, events, clock, ids, file descriptors, and batched writes."""
 
 import asyncio
 import logging
@@ -110,7 +110,7 @@ class EventBus:
         self._gathered.clear()
 
     def publish(self, event: Event) -> None:
-        """Tell everybody; an asynchronous subscriber gets a task of its own."""
+        """Call the subscribers; an asynchronous one gets a task of its own."""
         for subscriber in self._gathered.get(type(event)) or self._gather(type(event)):
             try:
                 waiting = subscriber(event)
@@ -121,7 +121,7 @@ class EventBus:
                 self._tasks.spawn(_wait_for(waiting))
 
     def _gather(self, kind: type[object]) -> tuple[Subscriber[Any], ...]:
-        """Whoever is told of events of a type, kept until somebody comes or goes."""
+        """Return the subscribers of a type, cached until one is added or removed."""
         everybody = (*self._by_type.get(kind, ()), *self._by_type.get(None, ()))
         return self._gathered.setdefault(kind, everybody)
 
@@ -134,7 +134,7 @@ class SystemClock:
     """The machine's clocks."""
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch; may jump."""
+        """Return milliseconds since the epoch; may jump."""
         return time.time_ns() // 1_000_000
 
     # Seconds, never backwards. The function itself: it is asked seven times a call.
@@ -151,17 +151,17 @@ class SystemIds:
         self._random = random.Random(os.urandom(32))
 
     def next_exchange(self) -> str:
-        """A new id; ids of later milliseconds sort behind earlier ones."""
+        """Return a new id; ids of later milliseconds sort behind earlier ones."""
         return f"{time.time_ns() // 1_000_000:012x}{self._random.getrandbits(48):012x}"
 
 
 def read_descriptor_limit() -> int:
-    """How many the process may have."""
+    """Return how many file descriptors the process may have."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 class Descriptors:
-    """Knows when they are scarce, and who can let go of some. `shortages` counts how often that was needed."""
+    """The file descriptors of the process: when they are scarce, and who can close some. `shortages` counts."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -170,15 +170,15 @@ class Descriptors:
         self.shortages = 0
 
     def add_holder(self, let_go: Callable[[], int]) -> None:
-        """Have this called when they are scarce; it says how many connections it has closed."""
+        """Register a function to be called when they are scarce; it returns how many connections it has closed."""
         self._holders.append(let_go)
 
     def is_scarce(self, newest: int) -> bool:
-        """Whether only the reserve is left, now that this one was opened."""
+        """Return whether only the reserve is left, now that descriptor `newest` was opened."""
         return newest >= self._most
 
     def relieve(self) -> int:
-        """Have connections closed that carry nothing; how many there were."""
+        """Have connections closed that carry nothing; return how many there were."""
         self.shortages += 1
         count = sum([let_go() for let_go in self._holders])
         _descriptor_log.warning(
@@ -258,3 +258,15 @@ def call_after_first_step(work: Awaitable[T], then: Callable[[], object]) -> Gen
             waited = resume()
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
+
+
+async def attempt(work: Awaitable[T], note: Callable[[Exception], None]) -> T | None:
+    """Return the result of `work`; None where it raised an exception, which is passed to `note`.
+
+    For work beside the calls, which must not fail of it.
+    """
+    try:
+        return await work
+    except Exception as error:  # noqa: BLE001 - the boundary
+        note(error)
+        return None

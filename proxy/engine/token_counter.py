@@ -1,9 +1,9 @@
 """Counting the tokens of messages.
 
-Rule: a message is counted once, off the event loop where that takes longer than going there, and known by its hash
-from then on; nothing of a request is counted twice, whichever model asks. What families of other tokenizers count is
-ours times a ratio learned from their usage, which whoever compares with their numbers applies (`find_ratio`): a sum of
-ours stays true when the ratio moves.
+A message is counted once, off the event loop where that takes longer than going there, and known by its hash from then
+on; nothing of a request is counted twice, whichever model asks. What families of other tokenizers count is ours times a
+ratio learned from their usage, applied where counts are compared with theirs (`find_ratio`): a sum of ours stays true
+when the ratio moves.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class Count(NamedTuple):
 
 
 class _CountJob(NamedTuple):
-    """What is to be counted: pieces, those of them that are new, and the weights of the others."""
+    """One call to count: its pieces, those of them that are new, and the weights of the others."""
 
     model: str
     family: Family
@@ -70,7 +70,7 @@ class TokenCounter:
         self._ratios: dict[tuple[str, str], TokenRatio] = {}
 
     async def count(self, model: str, pieces: Sequence[Piece]) -> Count:
-        """The tokens of each piece; only pieces that are new cost anything."""
+        """Return the tokens of each piece; only pieces that are new cost anything."""
         ledger = self._open(model, pieces)
         found: Sequence[TokenWeight] = ()
         if ledger.fresh:
@@ -80,7 +80,7 @@ class TokenCounter:
         return self._sum_up(ledger, found)
 
     def count_now(self, model: str, pieces: Sequence[Piece]) -> Count:
-        """The same at once, for what `is_quick`. Blocks."""
+        """Return what `count` does without waiting, for what `is_quick`. Blocks."""
         family = identify_family(model)
         pieces = _spell_for(family, pieces)
         weights = [self._weigh_now(family, piece) for piece in pieces]
@@ -88,19 +88,19 @@ class TokenCounter:
         return Count(tokens, any([each.is_estimate for each in weights]))
 
     def is_quick(self, model: str, raws: Sequence[bytes]) -> bool:
-        """Whether so little is counted where it is, for to go to a thread would take longer."""
+        """Return whether so little is counted on the event loop, since handing it to a thread would take longer."""
         return sum(map(len, raws)) <= _COUNT_HERE and self._tokenizer.is_ready(identify_family(model).encoding)
 
     async def tally(self, model: str, raws: Sequence[bytes]) -> tuple[int, ...]:
-        """The same of messages of which no hash is at hand."""
+        """Count messages of which no hash is at hand."""
         return (await self.count(model, [Piece(compute_digest(raw), raw) for raw in raws])).tokens
 
     def find_ratio(self, upstream: str, model: str) -> TokenRatio:
-        """How many tokens the model counts for each of ours."""
+        """Return how many tokens the model counts for each of ours."""
         return self._ratios.get((upstream, model)) or guess_ratio(identify_family(model))
 
     def learn(self, upstream: str, model: str, ours: int, theirs: int) -> None:
-        """Take in a request's input, in tokens, as `count` summed it and as the provider's usage has it."""
+        """Update a model's ratio from one request's input, in tokens as `count` summed and as the provider did."""
         ratio = self.find_ratio(upstream, model)
         self._ratios.pop((upstream, model), None)
         self._ratios[upstream, model] = ratio.learn(ours, theirs)
@@ -115,7 +115,7 @@ class TokenCounter:
         return _CountJob(model, family, pieces, fresh, known)
 
     def _sum_up(self, ledger: "_CountJob", found: Sequence[TokenWeight]) -> Count:
-        """The count, with the weights found of what was fresh, which are known from now on."""
+        """Return the count, with the weights found of what was new, which are known from now on."""
         weights = ledger.known
         for digest, weight in zip(ledger.fresh, found, strict=True):
             weights[digest] = weight
@@ -124,7 +124,7 @@ class TokenCounter:
         return Count(tokens, any(weight.is_estimate for weight in weights.values()))
 
     def _weigh_now(self, family: Family, piece: Piece) -> TokenWeight:
-        """A weight that is known, or found; the newest from now on."""
+        """Return a weight that is known, or found; the newest from now on."""
         weight = self._weights.pop(_BEFORE[family.encoding] + piece.digest, None)
         if weight is None:
             weight = self._weigh_one(family.encoding, piece)
@@ -140,7 +140,7 @@ class TokenCounter:
         return TokenWeight(tokens + found.frame, found.media, is_estimate)
 
     def _recall(self, family: Family, digest: bytes) -> TokenWeight:
-        """A known weight, which is the newest from now on."""
+        """Return a known weight, which is the newest from now on."""
         weight = self._weights.pop(_BEFORE[family.encoding] + digest)
         self._remember(family, digest, weight)
         return weight
@@ -151,7 +151,7 @@ class TokenCounter:
 
 
 def _spell_for(family: Family, pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """What is counted of pieces by the rules of a family."""
+    """Return what is counted of pieces by the rules of a family."""
     if family.vendor == _FORMULAIC:
         return pieces
     return [_spell_out(piece) if piece.is_tools else piece for piece in pieces]

@@ -480,7 +480,9 @@ class Engine:
         )
         forms: tuple[Format, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
         formats: Mapping[str, Format] = {form.name: form for form in forms}
-        self.leftovers = UnreadResponses(self.archive, self.bus, self.tasks, self.lineage, self.readings, formats)
+        self.leftovers = UnreadResponses(
+            self.archive, self.bus, self.tasks, self.lineage, self.readings, formats=formats
+        )
         self.steward = make_steward(self.archive, self.bus, self.clock, self.tasks, ceiling=ceiling)
         policy = replace(policy, own_keys=own_keys)
         self.exchanges = ExchangeService(

@@ -140,7 +140,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     health = Health(lambda: archive.health.problem, metrics, refuses=plan.engine.on_failure == "refuse")
     inspector = Inspector((("mode", plan.engine.mode),))
     gate = DurabilityWaiter(archive, plan.engine.commit_wait_ms)
-    care = EpochAdmin(steward.states, archive, gate, bus, SystemIds(), SystemClock())
+    care = EpochAdmin(steward.states, archive, gate, bus, SystemIds())
     contexts = ContextApi(archive, care, plan.compacting, steward.states.models.count.tally)
     sessions = SessionsApi(archive, SavingsInputs(steward.states.models.card, BudgetPolicy(plan.ceiling)))
     policy = replace(plan.server, has_own_key=bool(plan.api_key))

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Literal
 
 from proxy.context.pricing import Cost
-from proxy.engine.boundary import attempt
 from proxy.engine.compaction.credentials import CallCredential
 from proxy.engine.compaction.model_health import ModelHealth
 from proxy.engine.context.session_caches import ContextCaches
@@ -18,7 +17,7 @@ from proxy.engine.relay import Relay
 from proxy.engine.request import ManagedRequest
 from proxy.engine.response_reader import read_received
 from proxy.engine.response_stream import is_plain_stream
-from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.engine.runtime import EventBus, TaskRunner, attempt
 from proxy.model.errors import ProxyError
 from proxy.model.events import AuxiliaryEnded
 from proxy.model.exchange import Answer, Headers, Opening, Round, SessionKey, Usage

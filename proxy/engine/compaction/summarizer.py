@@ -24,7 +24,6 @@ from proxy.context.compaction.prompts import (
 )
 from proxy.context.compaction.spans import MIN_MESSAGES, compute_max_span
 from proxy.context.compaction.summary_text import SummaryFrame
-from proxy.engine.boundary import attempt
 from proxy.engine.compaction.credentials import CallCredential
 from proxy.engine.compaction.job import SummaryJob, format_date
 from proxy.engine.compaction.model_call import FailedCall, ModelCall, ModelCaller, ModelResponse
@@ -38,7 +37,7 @@ from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import Clock, Ids
 from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import Route
-from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.engine.runtime import EventBus, TaskRunner, attempt
 from proxy.model.epoch import Summary, SummaryLevel
 from proxy.model.events import AnswerRead, ExchangeRecorded, LimitsTold
 from proxy.model.exchange import Usage

@@ -14,7 +14,6 @@ from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import BuilderPolicy, ConversationIndex, index_conversation
 from proxy.context.epoch_decision import Decision
 from proxy.context.message_features import FeatureExtractor
-from proxy.engine.boundary import attempt
 from proxy.engine.compaction.credentials import CallCredential, CallLater, CredentialCache
 from proxy.engine.compaction.job import SentRequest
 from proxy.engine.compaction.policy import CompactionPolicy
@@ -30,7 +29,7 @@ from proxy.engine.models import Models
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Archive, Leases
 from proxy.engine.request import ManagedRequest
-from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.engine.runtime import EventBus, TaskRunner, attempt
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import Usage
 from proxy.model.lru import LruCache

@@ -23,7 +23,6 @@ from proxy.context.compaction.spans import (
     list_merge_candidates,
 )
 from proxy.context.conversation import ConversationIndex
-from proxy.engine.boundary import attempt
 from proxy.engine.compaction.credentials import CredentialCache
 from proxy.engine.compaction.job import (
     JobResult,
@@ -41,7 +40,7 @@ from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.ports import Archive, Leases
 from proxy.engine.request import ManagedRequest
-from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.engine.runtime import EventBus, TaskRunner, attempt
 from proxy.model.epoch import Summary
 from proxy.model.errors import Conflict
 from proxy.model.events import SummaryAdded

@@ -1,1 +1,1 @@
-"""What is sent upstream in place of a long history."""
+"""Context management: the messages that are sent upstream in place of the beginning of a long history."""

@@ -1,4 +1,4 @@
-"""Accounting for what is sent: what it costs and saves, and what its response teaches."""
+"""Accounting for sent requests: what each costs and saves, and what its response shows of the provider's cache."""
 
 import logging
 from typing import Protocol
@@ -36,7 +36,7 @@ def list_labels(plan: Plan, epoch: Epoch | None, *, is_opened: bool) -> Headers:
 
 
 class SentObserver(Protocol):
-    """Is told of the calls, and may do something beside them: compaction does."""
+    """An observer of calls, which may start work beside them: compaction does."""
 
     def note_arrival(self, request: ManagedRequest) -> None:
         """Note that a call has come, managed or not."""
@@ -56,7 +56,7 @@ class SentObserver(Protocol):
 
 
 class NoObserver:
-    """Does nothing with what it is told."""
+    """An observer that does nothing."""
 
     def note_arrival(self, request: ManagedRequest) -> None:
         """Do nothing."""

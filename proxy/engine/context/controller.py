@@ -1,7 +1,7 @@
-"""What is sent for a request: its own bytes, or an epoch in place of the beginning of its history.
+"""The decision what is sent for a request: its own bytes, or an epoch in place of the beginning of its history.
 
-Below the soft mark nothing is rewritten of our own accord, and while bytes prove that a request is below it nothing is
-counted. No fault here fails a call: the request is then sent as the client sent it.
+Below the soft mark nothing is rewritten on the proxy's own initiative, and while a request's size in bytes proves that
+it is below, nothing is counted. No error here fails a call: the request is then sent as the client sent it.
 """
 
 import logging
@@ -56,7 +56,7 @@ _log = logging.getLogger("palimpsest.managing")
 
 
 class ContextController:
-    """Decides for each request what is sent. What opens epochs beside the calls shares `states` and `chain`."""
+    """Decides for each request what is sent. Compaction, which opens epochs too, shares `states` and `chain`."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class ContextController:
         return OutgoingRequest("original", request.split.content, plan=plan, labels=_label_observed(NOT_CUT))
 
     async def _take_pin(self, request: ManagedRequest, ceiling: int | None) -> tuple[Pin | None, Headers]:
-        """Pin a request's newest message if it asks for that; or return what the client is told of the refusal."""
+        """Pin a request's newest message if it asks for that; return the pin, or the labels that say why not."""
         if not is_pinning(request):
             return None, ()
         if not request.nodes:

@@ -1,7 +1,6 @@
-"""What a person may decide of a managed session: to go back before an epoch, and what must stay as it is.
+"""Reverting epochs and pinning messages of a managed session by request of a user (BEHAVIOUR B13, B19).
 
-Rule (BEHAVIOUR B13, B19): a wish that cannot be fulfilled is refused, never dropped; what is granted is in the log
-first.
+What cannot be done is refused, never ignored; what is granted is in the log first.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,7 +10,7 @@ from proxy.engine.context.controller import find_objection
 from proxy.engine.context.request_state import StateReader
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.durability import DurabilityWaiter
-from proxy.engine.ports import Archive, Clock, Ids
+from proxy.engine.ports import Archive, Ids
 from proxy.engine.reports.context import Pinned, Reversion
 from proxy.engine.reports.conversation import MessageList, load_history
 from proxy.engine.reports.lookup import read_back
@@ -25,20 +24,18 @@ from proxy.model.log import BranchRow, ExchangeRow, Record
 
 
 class EpochAdmin:
-    """Reverts and pins. Sessions and exchanges are those of the log; whoever asks has found them there."""
+    """Reverts epochs and pins messages. Sessions and exchanges must be in the log: the caller has found them there."""
 
-    def __init__(
-        self, states: StateReader, archive: Archive, gate: DurabilityWaiter, bus: EventBus, ids: Ids, clock: Clock
-    ) -> None:
+    def __init__(self, states: StateReader, archive: Archive, gate: DurabilityWaiter, bus: EventBus, ids: Ids) -> None:
         self._states = states
         self._archive = archive
         self._gate = gate
         self._bus = bus
         self._ids = ids
-        self._clock = clock
+        self._clock = states.clock
 
     async def quote(self, session: str, n: int) -> Reversion:
-        """What going back before the n-th epoch of a session would come to. Raises NotFound, Conflict."""
+        """Estimate what going back before the n-th epoch of a session would cost. Raises NotFound, Conflict."""
         reverted = await self._archive.load_epoch(session, n)
         return await self._plan_reversion(session, reverted, await self._states.memory.contexts.load(session))
 
@@ -76,14 +73,14 @@ class EpochAdmin:
         await self.unpin_node(row.session, history.nodes[_find_place(history, place)])
 
     async def unpin_node(self, session: str, node: bytes) -> None:
-        """The same for one that is given by its node. Raises NotFound."""
+        """Unpin a message that is given by its node. Raises NotFound."""
         context = await self._states.memory.contexts.load(session)
         if node not in context.pinned:
             raise NotFound("this message is not pinned; GET /-/api/sessions/SESSION/pins lists those that are")
         await self._note(context, session, node, is_on=False)
 
     async def list_pins(self, session: str, branches: Sequence[BranchRow]) -> list[Pinned]:
-        """What is pinned in a session, each as it stands in the newest of the branches that has it."""
+        """Return what is pinned in a session, each message as it is in the newest of the branches that has it."""
         left = set((await self._states.memory.contexts.load(session)).pinned)
         found: list[Pinned] = []
         for branch in reversed(branches):
@@ -94,7 +91,7 @@ class EpochAdmin:
         return [*found, *map(Pinned, sorted(left))]
 
     async def _find_pins(self, session: str, branch: BranchRow, nodes: Collection[bytes]) -> list[Pinned]:
-        """Those of the nodes that the last request of a branch has."""
+        """Return those of the nodes that the last request of a branch has."""
         try:
             (row,) = await self._archive.list_exchanges(session, max(branch.own).n - 1, 1)
             history = await load_history(self._archive, row)
@@ -141,7 +138,7 @@ class EpochAdmin:
         return Reversion(epoch, quote, now)
 
     async def _find_newest_plan(self, session: str, view: str) -> Plan | None:
-        """The newest plan of a view that has the tokens of a client's request."""
+        """Return the newest plan of a view that has the token count of a client's request."""
         async for row in read_back(self._archive, session):
             for each in () if row.is_side else reversed(row.rounds):
                 if each.plan is not None and each.plan.view == view and each.plan.tokens_client is not None:
@@ -149,7 +146,7 @@ class EpochAdmin:
         return None
 
     async def _count(self, history: MessageList, places: Collection[int]) -> list[int]:
-        """The tokens of messages as the model counts them, in the order of their places."""
+        """Count messages as the model does; return tokens in the order of their indexes."""
         row, models = history.row, self._states.models
         counted = await models.count.tally(row.model, [history.raws[place] for place in sorted(places)])
         ratio = models.count.find_ratio((await self._archive.find_session(row.session)).upstream, row.model)
@@ -178,7 +175,7 @@ def _find_place(history: MessageList, place: int | None) -> int:
 
 
 def _stands_as(holding: Epoch, target: Epoch | None) -> bool:
-    """Whether an epoch sends what another does; None sends all as it came."""
+    """Return whether an epoch sends what another does; None sends all as it came."""
     if target is None:
         return not holding.depth
     return (holding.through, holding.rendered) == (target.through, target.rendered)

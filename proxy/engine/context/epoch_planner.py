@@ -1,4 +1,4 @@
-"""Making an epoch: what the builder plans, rendered as the bytes that will be sent."""
+"""Drafting an epoch: a plan of what replaces which messages, rendered as the bytes that will be sent."""
 
 import threading
 from collections import OrderedDict
@@ -30,7 +30,7 @@ _WORD_WEIGHT = 60
 
 
 class RenderedPlan(msgspec.Struct, frozen=True, gc=False):
-    """A plan, and the raw messages it comes to."""
+    """A plan, and the raw messages that it renders to."""
 
     plan: ContextPlan
     rendered: tuple[bytes, ...]
@@ -38,7 +38,7 @@ class RenderedPlan(msgspec.Struct, frozen=True, gc=False):
 
 
 class PlanInputs(msgspec.Struct, frozen=True, gc=False):
-    """What a draft stands on beside the conversation: the epoch that holds, the places that are pinned, summaries.
+    """The inputs of a draft beside the conversation: the epoch that applies, the indexes that are pinned, summaries.
 
     `goal`, `depth` and `must_fit` are as a view has them. `known` are references that have their originals, by id: what
     one stands for stays the same though the client may spell its messages otherwise by now.
@@ -65,7 +65,7 @@ class EpochPlanner:
     def draft(
         self, request: ManagedRequest, path: MeasuredHistory, ground: PlanInputs, *, is_minimal: bool = False
     ) -> RenderedPlan:
-        """What would be sent in place of the beginning of a request's history. Raises whatever goes wrong."""
+        """Draft what would be sent in place of the beginning of a request's history. Raises any error of planning."""
         raws, view = request.list_raws(), self.see(request, path, ground)
         view = msgspec.structs.replace(view, sent=_find_sent(request))
         plan = self._builder.minimal(view) if is_minimal else self._builder.build(view)
@@ -85,7 +85,7 @@ class EpochPlanner:
         return RenderedPlan(plan, rendered, tuple(originals))
 
     def see(self, request: ManagedRequest, path: MeasuredHistory, ground: PlanInputs) -> PlanRequest:
-        """The conversation as plans see it. Raises whatever goes wrong."""
+        """Return the conversation in the form that the plan builder takes. Raises any error of reading it."""
         return PlanRequest(
             messages=_see(request.wire, request.list_raws(), path),
             head=path.head.tokens,
@@ -101,19 +101,19 @@ class EpochPlanner:
         )
 
     def _name(self, request: ManagedRequest, start: int, stop: int, offset: int) -> str:
-        """The id of a reference: the node of the last message names all before it."""
+        """Derive the id of a reference: the node of the last message names all before it."""
         named = b"%b%d:%d" % (request.nodes[stop - 1], stop - start, offset)
         return make_reference(self._secret, request.session.id, sha256(named).digest())
 
 
 def _find_sent(request: ManagedRequest) -> int | None:
-    """How many messages went out before; None unless the rest was put behind them: elsewhere all may be old."""
+    """Count the messages that were sent before; None unless the rest was appended to them: elsewhere all may be old."""
     step = request.step
     return step.base if step is not None and step.base and step.relation == "append" else None
 
 
 def read_plan(epoch: Epoch) -> ContextPlan:
-    """The plan that an epoch was made of, as far as it is kept. Raises ValueError."""
+    """Parse the plan that an epoch was made of, as far as it is kept. Raises ValueError."""
     references = tuple(
         Reference(each.id, each.place, each.place + len(each.digests), each.offset) for each in epoch.originals
     )
@@ -129,7 +129,7 @@ def _see(wire: str, raws: Sequence[bytes], path: MeasuredHistory) -> list[Counte
 
 
 def _lead_with_user(edits: tuple[Edit, ...], structures: Sequence[MessageStructure]) -> tuple[Edit, ...]:
-    """The edits with the user's first message before what of ours is the assistant's, which no list may begin with."""
+    """Put the user's first message before an assistant message of ours, which no list may begin with."""
     at = next((i for i, edit in enumerate(edits) if not isinstance(edit, Written)), 0)
     match edits[at : at + 1]:
         case (Kept() | Replaced() as first,) if structures[first.place].role == "user":
@@ -138,9 +138,9 @@ def _lead_with_user(edits: tuple[Edit, ...], structures: Sequence[MessageStructu
 
 
 def _say_json(plan: ContextPlan, structures: Sequence[MessageStructure]) -> tuple[Edit, ...]:
-    """The edits, the last ledger of which says the word that went with all messages of the client's that had it.
+    """Add the word "JSON" to the last ledger, if all messages of the client's that had it are replaced.
 
-    An output format that wants it said is refused without. Where the client did not say it that is not ours to mend.
+    Providers refuse a JSON output format without the word. Where the client did not have it, it is not added.
     """
     ours = [(i, edit) for i, edit in enumerate(plan.edits) if isinstance(edit, Written) and not edit.report]
     if not ours or _says_json(plan, structures) or not any(structure.says_json for structure in structures):
@@ -150,7 +150,7 @@ def _say_json(plan: ContextPlan, structures: Sequence[MessageStructure]) -> tupl
 
 
 def _says_json(plan: ContextPlan, structures: Sequence[MessageStructure]) -> bool:
-    """Whether anything that is sent under a plan has the word."""
+    """Return whether anything that is sent under a plan has the word."""
     kept = [structures[edit.place] for edit in plan.edits if isinstance(edit, Kept)]
     if any(structure.says_json for structure in (*kept, *structures[plan.through :])):
         return True
@@ -163,7 +163,7 @@ def _keep_original(request: ManagedRequest, reference: Reference) -> Original:
 
 
 class FeatureCache:
-    """The findings of the messages that were looked at last, of `most_bytes` together."""
+    """The features of the messages analysed last, of `most_bytes` together."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
@@ -172,7 +172,7 @@ class FeatureCache:
         self.weight = 0
 
     def find(self, told: Message) -> MessageFeatures:
-        """What there is to know of a message."""
+        """Return the features of a message, extracted if they are not cached."""
         with self._changing:
             known = self._known.get(told)
             if known is not None:
@@ -192,7 +192,7 @@ class FeatureCache:
 
 
 def _weigh(told: Message, findings: MessageFeatures) -> int:
-    """Bytes, roughly: the message as it was told, and the words that were found in it."""
+    """Estimate bytes of memory: the message, and the words that were found in it."""
     said = len(told.text) + sum(len(call.arguments) for call in told.calls)
     words = sum(len(word) + _WORD_WEIGHT for word in findings.words)
     return _MESSAGE_WEIGHT + said + words

@@ -1,4 +1,4 @@
-"""For which requests an epoch holds: those that go on from its messages and keep enough behind them.
+"""The scope of an epoch: the requests that continue its messages and keep enough behind them.
 
 BEHAVIOUR B3, B6, B13, B14.
 """
@@ -33,7 +33,7 @@ _Key = tuple[bytes, str, str, bytes]
 
 
 class EpochReaches:
-    """How many messages the requests had that the epochs of a session were opened for, as far as that is known."""
+    """The number of messages of the requests that the epochs of a session were opened for, as far as that is known."""
 
     __slots__ = ("_known",)
 
@@ -41,18 +41,19 @@ class EpochReaches:
         self._known: dict[str, int] = {}
 
     def note(self, epoch: str, reach: int | None) -> None:
-        """That of an epoch, given by its id; None where nobody knows."""
+        """Set the reach of an epoch, given by its id; None where it is unknown."""
         if reach is not None:
             self._known[epoch] = reach
 
     def forget(self, epoch: str) -> None:
-        """An epoch is forgotten."""
+        """Drop the reach of an epoch."""
         self._known.pop(epoch, None)
 
     def choose(self, epochs: Sequence[Epoch], known: Sequence[Epoch], request: ManagedRequest) -> Epoch | None:
-        """The newest of the epochs on a request's path that holds for it; `known` are all of its session.
+        """Return the newest of the epochs on a request's history that applies to it; `known` are all of its session.
 
-        One that leaves no more than a newer one that does not hold is none: that may have taken it back.
+        An older epoch that keeps no more messages than a newer one that does not apply is skipped: the newer one may
+        have reverted it.
         """
         most = len(request.nodes) + 1
         for epoch in reversed(epochs):
@@ -63,7 +64,7 @@ class EpochReaches:
         return None
 
     def _find(self, epoch: Epoch, known: Sequence[Epoch]) -> int | None:
-        """That of an epoch; a revert has that of the one which it goes back to."""
+        """Return the reach of an epoch; a reversion has that of the one which it goes back to."""
         if not epoch.is_reversion:
             return self._known.get(epoch.id)
         same = (each.id for each in known if (each.through, each.edits) == (epoch.through, epoch.edits))
@@ -71,10 +72,10 @@ class EpochReaches:
 
 
 def holds(epoch: Epoch, reach: int | None, request: ManagedRequest) -> bool:
-    """Whether an epoch may be sent for a request that has its messages.
+    """Return whether an epoch may be sent for a request that has its messages.
 
-    `reach` is how many messages the request had that it was opened for, None where nobody knows. A history that went
-    out before it was as long went out under what stood before (B5).
+    `reach` is how many messages the request had that it was opened for, None where that is unknown. A history that was
+    sent before it was as long was sent under an earlier epoch or none (B5).
     """
     items = request.chain.items
     if not epoch.depth or (reach is not None and len(items) >= reach):
@@ -86,7 +87,7 @@ def holds(epoch: Epoch, reach: int | None, request: ManagedRequest) -> bool:
 
 
 def keeps_tail(epoch: Epoch, items: Sequence[Item], groups: int = REAL_GROUPS, users: int = _USERS) -> bool:
-    """Whether the newest message is sent as it is, and all from the newest groups with calls on, and the user's words.
+    """Return whether the newest message, all of the newest groups with calls, and the user's words are unchanged.
 
     There may be fewer groups, or turns of the user, than that.
     """
@@ -98,7 +99,7 @@ def keeps_tail(epoch: Epoch, items: Sequence[Item], groups: int = REAL_GROUPS, u
 
 
 def _find_turns(items: Sequence[Item], turns: int) -> Iterator[int]:
-    """The places of the user's messages in their newest turns."""
+    """Return the indexes of the user's messages in their newest turns."""
     later = ""
     for place in reversed(range(len(items))):
         role = items[place].role
@@ -111,7 +112,7 @@ def _find_turns(items: Sequence[Item], turns: int) -> Iterator[int]:
 
 
 class ClearedOutputDetector:
-    """The messages that the epochs stand for under which something went out last."""
+    """The messages replaced by the epochs that were sent last, to recognise them once a client cleared outputs."""
 
     __slots__ = ("_items",)
 
@@ -130,13 +131,13 @@ class ClearedOutputDetector:
             self._items.popitem(last=False)
 
     def is_cleared(self, epoch: Epoch, request: ManagedRequest) -> bool:
-        """Whether a request begins with what an epoch stands for, but for outputs that the client has cleared since."""
+        """Return whether a request begins with what an epoch replaces, but for outputs that the client has cleared."""
         items = self._items.get(epoch.id)
         return items is not None and is_cleared(items, request)
 
 
 def is_cleared(before: Sequence[Item], request: ManagedRequest) -> bool:
-    """Whether a request begins with these messages, of some of whose tools' outputs little is left, that says so."""
+    """Return whether a request begins with these messages, some of whose tool outputs became a short notice."""
     now = request.chain.items
     if len(now) < len(before):
         return False
@@ -147,7 +148,7 @@ def is_cleared(before: Sequence[Item], request: ManagedRequest) -> bool:
 
 
 def _are_outputs(old: Item, new: Item) -> bool:
-    """Whether these are outputs for the same calls, of the newer of which little is left."""
+    """Return whether these are outputs of the same calls, the newer of which is a short notice."""
     return old.role == new.role == "tool" and bool(old.results) and old.results == new.results and new.weight <= _LITTLE
 
 
@@ -158,7 +159,7 @@ def _says_so(request: ManagedRequest, place: int) -> bool:
 
 
 class AnonymousEpochCache:
-    """The epochs that were opened last, the oldest dropped above `most_bytes`."""
+    """The epochs of unnamed sessions that were opened last, the oldest dropped above `most_bytes`."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
@@ -166,7 +167,7 @@ class AnonymousEpochCache:
         self._known: OrderedDict[_Key, tuple[Epoch, int]] = OrderedDict()
 
     def note(self, request: ManagedRequest, epoch: Epoch) -> None:
-        """An epoch was opened for a request. One with a summary, which is its session's, is left alone."""
+        """Add an epoch that was opened for a request. One with a summary, which belongs to its session, is left out."""
         edits = read_plan(epoch).edits
         if request.session.family or any(isinstance(edit, Written) and edit.report for edit in edits):
             return
@@ -179,7 +180,7 @@ class AnonymousEpochCache:
             self._weight -= weigh_epoch(dropped[0])
 
     def find(self, request: ManagedRequest) -> Epoch | None:
-        """The epoch that takes most of a request's history, and leaves enough of it, of another unnamed session."""
+        """Return the epoch of another unnamed session that replaces most of a request's history and keeps enough."""
         if request.session.family or not self._known:
             return None
         known = (self._known.get(_key_of(request, node)) for node in reversed(request.nodes))
@@ -196,7 +197,7 @@ def _key_of(request: ManagedRequest, node: bytes) -> _Key:
 
 
 def weigh_epoch(epoch: Epoch) -> int:
-    """Bytes of memory, roughly."""
+    """Estimate bytes of memory."""
     originals = _ORIGINAL_WEIGHT * len(epoch.originals) + _NODE_WEIGHT * sum(
         len(each.digests) for each in epoch.originals
     )

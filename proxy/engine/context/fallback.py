@@ -1,4 +1,4 @@
-"""What is sent for a request where something fails: fallback levels, tried in order (BEHAVIOUR B8).
+"""Fallback levels for what is sent where something fails, tried in order (BEHAVIOUR B8).
 
 The levels are a new epoch, the active epoch, a minimal new epoch, and the client's own bytes. An epoch is in the log
 before anything is sent under it, and one that the log does not take changes nothing.
@@ -242,7 +242,7 @@ class FallbackChain:
         if tokens >= state.tokens:
             self._note_fruitless(state)
             return None
-        epoch = _make_epoch(state, draft, asked.why, asked.name, tokens, self._clock.now_ms())
+        epoch = _make_epoch(state, draft, asked, tokens, self._clock.now_ms())
         pinned = state.context.list_pinned(state.request.nodes) | state.request.list_unkept()
         is_unsigned = state.is_unsigned(epoch)
         body = self._rewriter.rewrite(state.request, path, epoch, pinned, is_unsigned=is_unsigned)
@@ -296,17 +296,15 @@ def _goes_on(state: RequestState, draft: RenderedPlan) -> bool:
     return draft.plan.through > depth or any(report.encode() not in edits for report in reports)
 
 
-def _make_epoch(
-    state: RequestState, draft: RenderedPlan, why: EpochReason, name: str, tokens: int, now_ms: int
-) -> Epoch:
+def _make_epoch(state: RequestState, draft: RenderedPlan, asked: _EpochRequest, tokens: int, now_ms: int) -> Epoch:
     return Epoch(
-        id=name,
+        id=asked.name,
         session=state.request.session.id,
         view=state.view,
         parent=state.epoch.id if state.epoch is not None else "",
         through=state.request.nodes[draft.plan.through - 1],
         depth=draft.plan.through,
-        why=why,
+        why=asked.why,
         exchange=state.request.exchange,
         opened_ms=now_ms,
         tokens_before=state.tell(state.tokens),

@@ -1,4 +1,4 @@
-"""Measured histories: the structure of each message of a conversation, its tokens, and what is wrong with it."""
+"""Measured histories: the structure of each message of a conversation, its tokens, and its faults."""
 
 import asyncio
 from collections import OrderedDict
@@ -30,7 +30,7 @@ Key = tuple[str, str]
 
 
 class PromptPrefix(msgspec.Struct, frozen=True, gc=False):
-    """What goes before the messages, its tokens, and the raw members it was counted from."""
+    """The part of a prompt before the messages: its tokens, and the raw members it was counted from."""
 
     leading: bytes
     members: tuple[bytes, ...]
@@ -40,8 +40,8 @@ class PromptPrefix(msgspec.Struct, frozen=True, gc=False):
 class MeasuredHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
     """The messages up to a node, behind the preamble. `sums` are tokens up to the end of each, without the head's.
 
-    `marked` are the places of messages with cache markers, `signed` those of messages with signed reasoning. `items`
-    is where they stood in the body that they were read of, from place `first` on.
+    `marked` are the indexes of messages with cache markers, `signed` those of messages with signed reasoning. `items`
+    are the byte ranges of all items in the body that they were read from; the messages are those from index `first` on.
     """
 
     nodes: Sequence[bytes]
@@ -55,15 +55,15 @@ class MeasuredHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
     signed: tuple[int, ...] = ()
 
     def count(self, start: int, stop: int) -> int:
-        """Tokens of the messages from `start` up to `stop`."""
+        """Return the tokens of the messages from `start` up to `stop`."""
         return self.count_to(stop) - self.count_to(start)
 
     def count_to(self, stop: int) -> int:
-        """Tokens of the first messages."""
+        """Return the tokens of the first messages."""
         return self.sums[stop - 1] if stop else 0
 
     def list_markers(self, stop: int | None = None) -> list[str]:
-        """The retentions of the cache markers in the first messages, or in all of them."""
+        """Return the retentions of the cache markers in the first messages, or in all of them."""
         places = self.marked if stop is None else [place for place in self.marked if place < stop]
         return [marker for place in places for marker in self.structures[place].markers]
 
@@ -78,11 +78,11 @@ class MeasuredHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
         return _PATH_WEIGHT + _MESSAGE_WEIGHT * len(self.nodes) + sum(map(len, self.head.members))
 
     def continues(self, other: "MeasuredHistory") -> bool:
-        """Whether this one has all the messages of the other, and perhaps more."""
+        """Return whether this history has all the messages of the other, and perhaps more."""
         return count_shared(other.nodes, self.nodes) == len(other.nodes)
 
     def count_alike(self, request: ManagedRequest) -> int:
-        """How many messages of a request are those of this path, and no other bytes as far as their length tells."""
+        """Count the messages of a request that are those of this history, and have the same lengths in bytes."""
         shared = count_shared(self.nodes, request.nodes)
         items, first = request.split.items, request.chain.preamble.count
         same = count_common(self.items, items) - first if first == self.first else 0
@@ -95,7 +95,7 @@ class MeasuredHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 
 class PartialHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """A path whose newest messages, which are `pieces`, are not counted: `sums` have their bytes, which are more.
+    """A history whose newest messages, which are `pieces`, are not counted: `sums` have their bytes, which are more.
 
     `most` is how many tokens too many these may be.
     """
@@ -106,7 +106,7 @@ class PartialHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 
 class HistoryCache:
-    """The paths seen last, the least recently used dropped above `most_bytes`."""
+    """The histories used last, the least recently used dropped above `most_bytes`."""
 
     def __init__(self, counting: TokenCounter, most_bytes: int) -> None:
         self._counting = counting
@@ -120,7 +120,7 @@ class HistoryCache:
         return self._weight
 
     def find(self, request: ManagedRequest) -> tuple[MeasuredHistory | None, int]:
-        """The path seen before that shares most messages with a request's, and how many; (None, 0) if none does."""
+        """Return the cached history that shares most messages with a request's, and how many; else (None, 0)."""
         best, most = None, 0
         for path in reversed(self._seen.get(_name(request), ())):
             shared = path.count_alike(request)
@@ -131,7 +131,7 @@ class HistoryCache:
         return best, most
 
     async def follow(self, request: ManagedRequest) -> MeasuredHistory:
-        """The path of a request; only messages that are new are read and counted."""
+        """Measure the history of a request; only messages that are new are read and counted."""
         known, shared = self.find(request)
         head = await self._count_head(request, known)
         if known is not None and shared == len(request.nodes) == len(known.nodes):
@@ -139,16 +139,17 @@ class HistoryCache:
         else:
             structures, pieces = await _examine(request.wire, request.list_raws(shared))
             tokens = await self._count(request, pieces)
-            path = _go_on(known, shared, request, structures, tokens, head)
+            path = _go_on(known, shared, request, structures, tokens=tokens, head=head)
             if any(map(_is_long_named, structures)):
                 return path
         self._remember(_name(request), path)
         return path
 
     def begin(self, request: ManagedRequest) -> "PartialHistory | None":
-        """The path of a request as far as it is known without counting what is new in it; `finish` counts that.
+        """Return the history of a request as far as it is known without counting what is new; `finish` counts that.
 
-        None where nothing is known of it, or what is new is so much, or such, that `follow` must see to it.
+        None where no history is cached, or what is new is too long, or of a kind that bytes do not bound: use `follow`
+        then.
         """
         known, shared = self.find(request)
         if known is None or not is_head_of(known.head, request):
@@ -162,11 +163,11 @@ class HistoryCache:
             return None
         bounds = [len(raw) for raw in raws]
         return PartialHistory(
-            _go_on(known, shared, request, structures, bounds, known.head), tuple(pieces), sum(bounds)
+            _go_on(known, shared, request, structures, tokens=bounds, head=known.head), tuple(pieces), sum(bounds)
         )
 
     def finish(self, request: ManagedRequest, begun: "PartialHistory") -> MeasuredHistory:
-        """The path that was begun, counted. Blocks as long as that takes."""
+        """Count the new messages of a history that was begun. Blocks as long as that takes."""
         tokens = self._counting.count_now(request.model, begun.pieces).tokens
         path, shared = begun.path, len(begun.path.sums) - len(tokens)
         sums = extend_shared(path.sums, shared, _add_up(path.count_to(shared), tokens))
@@ -175,7 +176,7 @@ class HistoryCache:
         return path
 
     async def count_messages(self, request: ManagedRequest, raws: Sequence[bytes]) -> int:
-        """The tokens of messages that are sent in place of others."""
+        """Count the tokens of messages that are sent in place of others."""
         return sum(await self._count(request, [Piece(compute_digest(raw), raw) for raw in raws]))
 
     async def _count_head(self, request: ManagedRequest, known: MeasuredHistory | None) -> PromptPrefix:
@@ -218,7 +219,7 @@ class HistoryCache:
 
 
 def count_shared(known: Sequence[bytes], nodes: Sequence[bytes]) -> int:
-    """How many nodes two chains share: each names all before it, so they part once and for all."""
+    """Count the nodes that two chains share: each names all before it, so none is behind the first difference."""
     low, high = 0, min(len(known), len(nodes))
     if high and known[high - 1] == nodes[high - 1]:
         return high
@@ -232,13 +233,13 @@ def count_shared(known: Sequence[bytes], nodes: Sequence[bytes]) -> int:
 
 
 def list_members(request: ManagedRequest) -> tuple[bytes, bytes]:
-    """The raw members that go before the messages: tools, and orders on wires that have them; empty for none."""
+    """Return the raw members before the messages: tools, and instructions on wires that have them; empty for none."""
     tools = request.split.member("tools")
     return (b"" if tools in _NOTHING else tools), request.chain.preamble.instructions
 
 
 def is_head_of(head: PromptPrefix, request: ManagedRequest) -> bool:
-    """Whether that is what goes before the messages of a request."""
+    """Return whether a prefix is what goes before the messages of a request."""
     return head.leading == request.chain.preamble.system and head.members == list_members(request)
 
 
@@ -247,7 +248,7 @@ def _name(request: ManagedRequest) -> Key:
 
 
 async def _examine(wire: str, raws: Sequence[bytes]) -> tuple[list[MessageStructure], list[Piece]]:
-    """The structures of messages, and what is counted of them."""
+    """Read the structures of messages, and the pieces to count."""
     if sum(map(len, raws)) > _READ_HERE:
         return await asyncio.to_thread(_look_at, wire, raws)
     return _look_at(wire, raws)
@@ -272,6 +273,7 @@ def _go_on(
     shared: int,
     request: ManagedRequest,
     structures: list[MessageStructure],
+    *,
     tokens: Sequence[int],
     head: PromptPrefix,
 ) -> MeasuredHistory:

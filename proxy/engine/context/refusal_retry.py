@@ -1,9 +1,9 @@
-"""A refused request is sent once more in another form (BEHAVIOUR B8, B8a, B18, B20a).
+"""Retrying a refused request once more in another form (BEHAVIOUR B8, B8a, B18, B20a).
 
 One that was too long is cut: the limit is learned from what the upstream says, and fewer tokens of output are asked for
-where that is all it takes. One that was rewritten, and refused for anything else, goes without signed reasoning, then
-as the client sent it; if that is accepted, its view is not rewritten for a day. Where there is nothing else to send,
-the upstream's own answer goes on.
+where that is all it takes. One that was rewritten, and refused for another reason, is sent without signed reasoning,
+then as the client sent it; if that is accepted, its view is not rewritten for a day. Where there is nothing else to
+send, the upstream's own response is relayed.
 """
 
 import logging
@@ -40,7 +40,7 @@ _NOT_ITS_FORM = frozenset({401, 402, 403, 407, 408, 425, 429})
 _FORM = range(400, 500)
 
 _Level = Literal["unsigned", "original", "minimal"]
-"""What a refused rewritten request is sent as next."""
+"""The form in which a refused rewritten request is sent next."""
 
 _log = logging.getLogger("palimpsest.rescue")
 
@@ -78,15 +78,15 @@ class RefusalRetry:
 
     @property
     def is_guarded(self) -> bool:
-        """Whether the head of the answer waits for what comes."""
+        """True while the head of the response is held back until its content has begun."""
         return self._outgoing.is_guarded and not self._k
 
     def read_start(self, content: bytes) -> Start:
-        """What the events at the beginning of a stream are."""
+        """Classify the events at the beginning of a stream."""
         return read_stream_start(content)
 
     async def rescue(self, refusal: Refusal) -> Retry | None:
-        """What to send in place of what was sent last; None where the answer is another, or nothing else can be had."""
+        """Return what to send in place of what was sent last; None for no refusal, or where nothing else is left."""
         overflow = read_overflow(refusal.status, refusal.headers, refusal.content)
         if overflow is not None:
             work = None if self._is_cut else self._cut(overflow)
@@ -121,7 +121,7 @@ class RefusalRetry:
         return self._body != self._request.split.content
 
     async def _step_back(self, refusal: Refusal) -> Retry | None:
-        """The same without signed reasoning, then the client's own bytes, or a minimal plan where those do not fit."""
+        """Retry without signed reasoning, then with the client's bytes, or a minimal plan where those do not fit."""
         state = await self._look_at_sent()
         self._refused = state.epoch.id if state.epoch is not None else ""
         said = f"the upstream refused the rewritten request with {refusal.status}"
@@ -138,7 +138,7 @@ class RefusalRetry:
         return await self._send_minimal(state, said)
 
     async def _send_minimal(self, state: RequestState, said: str) -> Retry | None:
-        """The least that can be sent, without signed reasoning."""
+        """Retry with a minimal new epoch, without signed reasoning."""
         name = f"{self._request.exchange}-{self._k + 1}"
         state = msgspec.structs.replace(state, budget=state.budget.limit(int(state.tokens * _CAUTION)))
         outgoing = await self._chain.run(state, "overflow", self._commit, name, seconds=0.0)
@@ -185,7 +185,7 @@ class RefusalRetry:
         self._tell(((b"x-palimpsest-notice", told),))
 
     def _tell_excess(self) -> None:
-        """That the client's own request is above the ceiling, if so."""
+        """Publish that the client's own request is above the ceiling, if so."""
         request, plan = self._request, self._plan
         if plan is not None and plan.tokens_upstream is not None and plan.tokens_upstream > plan.usable:
             named = request.exchange, request.session.id, request.model
@@ -238,14 +238,14 @@ class RefusalRetry:
         return self._keep(outgoing.body, plan)
 
     async def _look_at_sent(self) -> RequestState:
-        """How the request stands that was refused, under the epoch that it was sent under."""
+        """Read the state of the request that was refused, under the epoch that it was sent under."""
         request, states, plan = self._request, self._states, self._plan
         context = await states.memory.contexts.open(request)
         epoch = context.get_epoch(plan.epoch) if plan is not None else None
         return await states.read(request, context, epoch, states.find_budget(request, self._outgoing.ceiling))
 
     def _learn(self, overflow: Overflow, sent: int) -> int | None:
-        """The window that the upstream tells, if it is to be believed (B18)."""
+        """Return the window that the upstream names, if it is plausible (B18)."""
         if overflow.window is None:
             return None
         models, key = self._states.models, find_key(self._request)
@@ -254,7 +254,7 @@ class RefusalRetry:
         return overflow.window if overflow.window == known else None
 
     def _tighten(self, state: RequestState, window: int | None, sent: int) -> Budget:
-        """The budget of the second attempt, in our tokens, which the upstream counts as `sent` for so many of ours."""
+        """Compute the budget of the retry, in our tokens, which the upstream counts as `sent` for so many of ours."""
         budget = self._states.find_budget(self._request, self._outgoing.ceiling)
         room = int(state.tokens * _BLIND_SHARE)
         if window is not None:
@@ -264,7 +264,7 @@ class RefusalRetry:
         return budget.limit(min(room, int(state.tokens * _CAUTION)))
 
     def _ask_less(self, window: int, sent: int) -> Retry | None:
-        """The same body with fewer tokens of output asked for, where the rest fits (B18)."""
+        """Return the same body with fewer tokens of output asked for, where the rest fits (B18)."""
         asked = self._request.most_output
         fitting = lower_output(asked, window, sent) if asked else None
         body = split_body(self._body, self._request.items_key)

@@ -1,4 +1,4 @@
-"""How a request stands when it is decided what to send: its epoch, its history, its tokens, its budget."""
+"""The state of a request when it is decided what to send: its epoch, its history, its tokens, its budget."""
 
 from collections.abc import Sequence
 
@@ -29,12 +29,12 @@ _NOBODY = Holdout()
 
 
 class RequestState(msgspec.Struct, frozen=True, gc=False):
-    """Tokens are as we count them, the budget's too; `ratio` gives the model's.
+    """The state of one request. Tokens are as we count them, the budget's too; `ratio` converts them to the model's.
 
-    `epoch` is the one that holds, None where none does, and `standing` how the view stands under it; `frozen` are the
-    tokens of what is sent for it. `kept` are the
-    tokens at the request's beginning that were sent before, None where it goes on from the last request. `protected`
-    are those that no epoch may take, as far as the last one told. `now` is in monotonic seconds.
+    `epoch` is the one that applies, None where none does, and `standing` the account of the view under it; `frozen` are
+    the tokens of what is sent for it. `kept` are the tokens at the request's beginning that were sent before, None
+    where it continues the last request. `protected` are those that no epoch may replace, as the last plan found them.
+    `now` is in monotonic seconds.
     """
 
     request: ManagedRequest
@@ -68,12 +68,12 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def account(self) -> CacheCostAccount:
-        """What sending more than an epoch would has cost so far, under the epoch that holds."""
+        """The account of cache costs under the epoch that applies."""
         return self.standing.account
 
     @property
     def facts(self) -> RequestFacts:
-        """The case as far as an epoch depends on it."""
+        """The facts of this request that the decision about an epoch depends on."""
         return RequestFacts(
             self.tokens,
             self.budget,
@@ -87,9 +87,10 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
         )
 
     def is_unsigned(self, epoch: Epoch) -> bool:
-        """Whether signed reasoning is taken out of what is sent under an epoch (B37).
+        """Return whether signed reasoning is removed from what is sent under an epoch (B37).
 
-        It was made behind the client's own beginning, or the upstream has refused it behind ours.
+        A signature covers what came before it, so it is removed where the client's beginning is replaced, or the
+        upstream has refused it.
         """
         if self.view in self.context.unsigned:
             return bool(self.path.signed)
@@ -97,28 +98,28 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_bound(self) -> bool:
-        """Whether its messages have signed reasoning that holds only behind the beginning it was made behind."""
+        """True if its messages have signed reasoning that is valid only behind the unchanged beginning."""
         return bool(self.path.signed) and may_bind_reasoning(self.view)
 
     def find_standing(self, epoch: Epoch | None) -> EpochAccount:
-        """How the view stands under an epoch, or under none."""
+        """Return the account of the view under an epoch, or under none."""
         if epoch is self.epoch:
             return self.standing
         return self.context.get_standing(self.view, epoch.id if epoch is not None else "", self.budget)
 
     def stand_under(self, epoch: Epoch, frozen: int) -> "RequestState":
-        """The same request under another epoch, for which so many tokens are sent."""
+        """Return the state of the same request under another epoch, for which `frozen` tokens are sent."""
         return msgspec.structs.replace(self, epoch=epoch, standing=self.find_standing(epoch), frozen=frozen)
 
     def tell(self, tokens: int) -> int:
-        """Our tokens as the model counts them."""
+        """Convert our tokens to the model's."""
         return self.ratio.apply(tokens)
 
 
 def find_kept(path: MeasuredHistory, before: Sequence[bytes] | None, frozen: int, depth: int) -> int | None:
-    """The tokens at a request's beginning that were sent before; None where all of the last request is there.
+    """Count the tokens at a request's beginning that were sent before; None where all of the last request is there.
 
-    `before` are the nodes of the last request under the same epoch, which stands for the first `depth` messages: these
+    `before` are the nodes of the last request under the same epoch, which replaces the first `depth` messages: these
     are in both.
     """
     if before is None:
@@ -130,9 +131,9 @@ def find_kept(path: MeasuredHistory, before: Sequence[bytes] | None, frozen: int
 
 
 def estimate_protected(path: MeasuredHistory) -> int:
-    """About the tokens that no epoch may take: the newest groups with calls, and all that is newer; the newest users.
+    """Estimate the tokens that no epoch may replace: of the newest groups with calls, all newer, the newest users.
 
-    As `context/builder` tells them of a plan, which is known for the request only that it was made for.
+    `context/builder` finds them exactly for a plan, which is known only for the request that it was made for.
     """
     first, groups, users, apart = len(path.structures), 0, 0, 0
     for place in range(len(path.structures) - 1, -1, -1):
@@ -157,14 +158,14 @@ class UncountedState(msgspec.Struct, frozen=True, gc=False):
 
 
 class OutgoingRequest(msgspec.Struct, frozen=True, gc=False):
-    """What goes upstream for a request, and what the record and the client are told of it.
+    """What is sent upstream for a request, with what the record and the client are told of it.
 
     `rung` is the fallback level, `tokens` are those of `body` as we count them, under `epoch`; `is_opened`: no call was
     sent under that before. `plan` is None where nothing was to be decided. `labels` are response headers. `is_managed`:
-    something else may be sent where the upstream refuses it; `is_guarded`: that may well be, so that the head of the
+    another form may be sent where the upstream refuses it; `is_guarded`: a refusal is likely, so that the head of the
     response waits for what comes (BEHAVIOUR B20a). `ceiling` is the one that the request asked for; `pin` is of a
-    message that is pinned with this call. `uncounted` is the state of a request that is counted once it is on its way:
-    its plan and labels have no tokens yet.
+    message that is pinned with this call. `uncounted` is the state of a request that is counted once it was sent: its
+    plan and labels have no tokens yet.
     """
 
     rung: Rung
@@ -186,7 +187,7 @@ class OutgoingRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class StateReader:
-    """Looks at requests. Tokens are as we count them, budgets too; `memory` is what is known of earlier ones.
+    """Reads the states of requests. Tokens are as we count them, budgets too; `memory` has the earlier ones.
 
     `holdout` are the sessions that are only observed.
     """
@@ -201,26 +202,26 @@ class StateReader:
         self.clock = clock
 
     def find_ratio(self, request: ManagedRequest) -> TokenRatio:
-        """How many tokens the model counts for each of ours."""
+        """Return how many tokens the model counts for each of ours."""
         return self.models.count.find_ratio(request.session.upstream, request.model)
 
     def find_budget(self, request: ManagedRequest, ceiling: int | None = None) -> Budget:
-        """What may be sent of a request; a `ceiling` in the model's tokens takes the place of the configured one."""
+        """Return the budget of a request; a `ceiling` in the model's tokens takes the place of the configured one."""
         budget = self.models.budget(find_key(request), request.most_output or None, ceiling)
         return budget.scale(self.find_ratio(request).value)
 
     def find_tariff(self, request: ManagedRequest, path: MeasuredHistory) -> Tariff:
-        """What its input costs."""
+        """Return the prices of a request's input."""
         key = find_key(request)
         card = self.models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant)
         return self._lessons.find_tariff(key.upstream, key.model, card, path.list_markers())
 
     def find_tariff_of(self, upstream: str, model: str) -> Tariff:
-        """The same for a model of which no request is at hand."""
+        """Return the prices of a model's input where no request is at hand."""
         return self._lessons.find_tariff(upstream, model, self.models.card(upstream, model), ())
 
     def is_below(self, request: ManagedRequest, budget: Budget) -> bool:
-        """Whether bytes prove that a request is below the soft mark, beside what of it was counted before."""
+        """Return whether bytes prove that a request is below the soft mark, given what of it was counted before."""
         known, shared = self.memory.paths.find(request)
         if known is None or not is_head_of(known.head, request):
             return is_surely_below_soft_mark(budget, request.split.content)
@@ -234,7 +235,7 @@ class StateReader:
         """Return how a request stands; its new messages are counted."""
         path = await self.memory.paths.follow(request)
         frozen = await self._weigh(request, context, epoch) if epoch is not None else 0
-        return self._make(request, context, epoch, budget, path, frozen)
+        return self._make(request, context, epoch, budget, path=path, frozen=frozen)
 
     def read_uncounted(
         self, request: ManagedRequest, context: SessionContext, epoch: Epoch, budget: Budget
@@ -244,7 +245,7 @@ class StateReader:
         begun = self.memory.paths.begin(request) if frozen is not None else None
         if frozen is None or begun is None:
             return None
-        return UncountedState(self._make(request, context, epoch, budget, begun.path, frozen), begun)
+        return UncountedState(self._make(request, context, epoch, budget, path=begun.path, frozen=frozen), begun)
 
     def count(self, uncounted: UncountedState) -> RequestState:
         """Count the new messages of a state. Blocks as long as that takes."""
@@ -258,6 +259,7 @@ class StateReader:
         context: SessionContext,
         epoch: Epoch | None,
         budget: Budget,
+        *,
         path: MeasuredHistory,
         frozen: int,
     ) -> RequestState:
@@ -282,7 +284,7 @@ class StateReader:
         )
 
     async def _weigh(self, request: ManagedRequest, context: SessionContext, epoch: Epoch) -> int:
-        """The tokens of what is sent for an epoch, counted once."""
+        """Count the tokens of what is sent for an epoch, once."""
         tokens = context.sizes.get(epoch.id)
         if tokens is None:
             tokens = context.sizes[epoch.id] = await self.memory.paths.count_messages(request, epoch.rendered)
@@ -290,13 +292,13 @@ class StateReader:
 
 
 def _find_protected(known: int, path: MeasuredHistory, budget: Budget, account: CacheCostAccount) -> int:
-    """What the last plan had to leave; where that was too much, no more than has to stay by now (BEHAVIOUR B12)."""
+    """Return what the last plan had to keep; if that was too much, no more than has to stay now (BEHAVIOUR B12)."""
     is_much = account.ineffective > 0 or budget.is_ceiling_unreachable(known)
     return min(known, estimate_protected(path)) if is_much else known
 
 
 def _list_uncounted(request: ManagedRequest, shared: int) -> bytes:
-    """The bytes of a request beside its preamble, its tools, and the first messages behind the preamble."""
+    """Return the bytes of a request beside its preamble, its tools, and the first messages behind the preamble."""
     split = request.split
     counted = [ByteRange(split.items[0].start, split.items[request.chain.preamble.count + shared - 1].end)]
     counted += [split.members["tools"]] if "tools" in split.members else []
@@ -308,7 +310,7 @@ def _list_uncounted(request: ManagedRequest, shared: int) -> bytes:
 
 
 def find_key(request: ManagedRequest) -> LimitKey:
-    """For whom a limit that is learned from a request holds (BEHAVIOUR B18)."""
+    """Return the key of a limit that is learned from a request (BEHAVIOUR B18)."""
     limiting = FORMATS[request.wire].limit_headers
     beta = b",".join(value for name, value in request.headers if name in limiting)
     return LimitKey(request.session.upstream, request.model, beta.decode("latin-1"), request.session.tenant)

@@ -1,4 +1,4 @@
-"""A request's body with an epoch in it, checked.
+"""Rewriting a request's body with an epoch, and checking the result.
 
 What is not as valid as the client's own request is never sent (PROTOCOL §3).
 """
@@ -34,11 +34,11 @@ _MARKERS_LOST = RequestFault("markers", "lost")
 
 
 class Invalid(ValueError):
-    """What would be sent has a fault that the client's request has not."""
+    """Raised where a rewritten request has a fault that the client's request does not have."""
 
 
 class _CheckedSplices:
-    """What an epoch replaces, and what was said of the last request in which it did."""
+    """The splices of an epoch, and the problem found in the last request with them."""
 
     __slots__ = ("ids", "splices", "verdict")
 
@@ -49,7 +49,7 @@ class _CheckedSplices:
 
 
 class Rewriter:
-    """Rewrites bodies. What an epoch replaces is worked out once, and what was judged is not judged again."""
+    """Rewrites bodies. The splices of an epoch are computed once, and what was checked is not checked again."""
 
     def __init__(self, providers: Mapping[str, Provider]) -> None:
         self._providers = providers
@@ -64,10 +64,10 @@ class Rewriter:
         *,
         is_unsigned: bool = False,
     ) -> bytes:
-        """The body under an epoch, in which the pinned messages must stand as they are; `is_unsigned`: without
-        signed reasoning.
+        """Return the body under an epoch, with the pinned messages unchanged.
 
-        Raises Invalid, and ValueError where the epoch is none of this request.
+        `is_unsigned`: signed reasoning is removed. Raises Invalid, and ValueError where the epoch does not belong to
+        this request.
         """
         provider = self._providers.get(request.session.upstream, _ANY)
         leading = request.chain.preamble.count
@@ -104,10 +104,10 @@ class Rewriter:
 def list_splices(
     wire: str, edits: Sequence[Edit], rendered: Sequence[bytes], structures: Sequence[MessageStructure], through: int
 ) -> tuple[Splice, ...]:
-    """The runs of messages that edits replace, each with the structures of what stands in its place.
+    """Compute the runs of messages that edits replace, each with the structures of what replaces it.
 
     `structures` are the client's. Where there are fewer messages than edits, ours were joined with the user's beside
-    them, whose words they have whole. Raises ValueError where the messages that stay are not in the client's order.
+    them, whose text they contain whole. Raises ValueError where the messages that stay are not in the client's order.
     """
     splicing = _Splicing()
     for group, raw in _pair(edits, rendered, structures):
@@ -123,10 +123,10 @@ def find_problem(
     *,
     is_marked: bool = False,
 ) -> str:
-    """What is wrong with a rewritten history and was not with the client's, in a few words; empty for nothing.
+    """Describe in a few words what is wrong with a rewritten history and was not with the client's; empty for nothing.
 
-    `is_marked`: a cache marker stands in for those that went with the messages. The members beside the messages are the
-    client's own, so they need no look.
+    `is_marked`: a cache marker replaces those that went with the messages. The members beside the messages are the
+    client's own, so they are not checked.
     """
     for fault in find_faults(path.history, splices, rules, protected):
         if not (is_marked and fault == _MARKERS_LOST):
@@ -135,7 +135,7 @@ def find_problem(
 
 
 class _Splicing:
-    """Splices in the making. `_at` is the first message not accounted for, `_reached` the end of those within ours."""
+    """Splices in the making. `_at` is the first message not accounted for, `_reached` the end of those in ours."""
 
     def __init__(self) -> None:
         self._splices: list[Splice] = []
@@ -144,7 +144,7 @@ class _Splicing:
         self._at = self._reached = 0
 
     def take(self, group: Sequence[Edit], structure: MessageStructure) -> None:
-        """The next message, and the edits that it stands for."""
+        """Add the next message, and the edits that it renders."""
         only = group[0] if len(group) == 1 else None
         if isinstance(only, Kept | Replaced):
             self._close(only.place)
@@ -161,12 +161,12 @@ class _Splicing:
                 self._whole.append(edit.place)
 
     def finish(self, through: int) -> tuple[Splice, ...]:
-        """All, where they stand for the first `through` messages."""
+        """Return all splices, where they replace the first `through` messages."""
         self._close(through)
         return tuple(self._splices)
 
     def _close(self, stop: int) -> None:
-        """What is ours stands for all messages before this one."""
+        """Close the open splice: it replaces all messages before `stop`."""
         self._reach(stop)
         if stop > self._at or self._ours:
             self._splices.append(Splice(self._at, stop, tuple(self._ours), tuple(self._whole)))
@@ -180,7 +180,7 @@ class _Splicing:
 def _pair(
     edits: Sequence[Edit], rendered: Sequence[bytes], structures: Sequence[MessageStructure]
 ) -> Iterator[tuple[Sequence[Edit], bytes]]:
-    """Each raw message with the edits that it stands for (`wire/rendering` joins what may not stand apart)."""
+    """Yield each raw message with the edits that it renders (`wire/rendering` joins what may not be separate)."""
     is_joined = len(rendered) < len(edits)
     groups = _join(edits, structures) if is_joined else ([edit] for edit in edits)
     return zip(groups, rendered, strict=True)

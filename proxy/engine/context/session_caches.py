@@ -1,4 +1,4 @@
-"""What is kept in memory of managed sessions. A cache of the log: forgetting costs time or bytes, never correctness."""
+"""The memory of managed sessions, a cache of the log: a dropped entry costs time or bytes, never correctness."""
 
 from proxy.engine.body_cache import BodyCache, BodySource, CachedBody, build_manifest, hold, list_links, split_known
 from proxy.engine.context.epoch_scope import AnonymousEpochCache
@@ -14,9 +14,9 @@ from proxy.wire.body import ByteRange, SplitBody
 
 
 class SentBodies:
-    """Manifests of rewritten bodies, each leaning on the one before it in its session and view.
+    """Builds manifests of rewritten bodies, each relative to the one before it in its session and view.
 
-    A body of more than `record_cap` bytes brings no more than that.
+    No more than `record_cap` bytes of a larger body are kept.
     """
 
     def __init__(self, cache_bytes: int, record_cap: int = RECORD_CAP_BYTES) -> None:
@@ -24,9 +24,9 @@ class SentBodies:
         self._cap = record_cap
 
     def keep(self, request: ManagedRequest, content: bytes, depth: int = 0) -> Manifest:
-        """The manifest of a body; of one in which others stand for the first `depth` messages, and the rest as it came.
+        """Build the manifest of a body whose first `depth` messages were replaced and whose rest is the client's.
 
-        Where only the end of that is new, nothing else is looked for.
+        Where only the end of it is new, nothing else is looked for.
         """
         key = (request.session.tenant, request.wire, f"{request.session.id}\0{request.model}")
         newest = self._histories.find_newest(key) if depth else None
@@ -50,7 +50,7 @@ class SentBodies:
         return manifest
 
     def keep_apart(self, content: bytes) -> Manifest:
-        """The manifest of a body that leans on nothing, up to the cap."""
+        """Build the manifest of a body that refers to no other, up to the cap."""
         return make_capped_manifest(content, self._cap)
 
     def clear(self) -> None:
@@ -61,9 +61,10 @@ class SentBodies:
 def _grow(
     request: ManagedRequest, content: bytes, depth: int, known: CachedBody
 ) -> tuple[SplitBody, int, BodySource] | None:
-    """A body split after the known one, how many items they share, and its source; None where it goes not on from that.
+    """Split a body after the known one; return the split, how many items they share, and its source, or None.
 
-    What the client's requests share was compared when they came: then they hold their places in one sequence.
+    None where the body does not continue the known one. What the client's requests share was compared when they came:
+    then their byte ranges are in one sequence.
     """
     source, client, start = known.source, request.split, request.chain.preamble.count + depth
     if source is None or source.start != start:
@@ -83,7 +84,7 @@ def _grow(
 
 
 def _find_source(request: ManagedRequest, split: SplitBody, depth: int) -> BodySource | None:
-    """What a body was made of, where it is the client's but for the messages that others stand for."""
+    """Return the client's body as the source of another, where only the first `depth` messages were replaced."""
     client, start = request.split, request.chain.preamble.count + depth
     at = len(split.items) - (len(client.items) - start)
     is_so = split.content.endswith(client.content[client.items[start - 1].end :])
@@ -91,7 +92,7 @@ def _find_source(request: ManagedRequest, split: SplitBody, depth: int) -> BodyS
 
 
 def _find_lent(request: ManagedRequest, split: SplitBody) -> range:
-    """The items at a body's end that are the client's own, word for word: as far as it is in the log they are, too."""
+    """Return the items at a body's end that are the client's own: where the log has those, it has these."""
     ours, theirs, client = split.items, request.split.items, request.split.content
     same = 0
     for own, other in zip(reversed(ours), reversed(theirs), strict=False):
@@ -103,12 +104,12 @@ def _find_lent(request: ManagedRequest, split: SplitBody) -> range:
 
 
 def _move(span: ByteRange, at: int, by: int) -> ByteRange:
-    """A member of a body in which what stands before `at` has another length."""
+    """Return the range of a member in a body where what is before `at` has another length."""
     return ByteRange(span.start if span.start < at else span.start + by, span.end if span.end <= at else span.end + by)
 
 
 class ContextCaches:
-    """Contexts, paths, sent bodies and twins; each takes its part of `most_bytes`."""
+    """Contexts, histories, sent bodies and anonymous epochs; each has a share of `most_bytes`."""
 
     def __init__(
         self, archive: Archive, counting: TokenCounter, most_bytes: int, record_cap: int = RECORD_CAP_BYTES

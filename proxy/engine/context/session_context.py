@@ -1,4 +1,4 @@
-"""How sessions are managed: their epochs, pins, accounts and summaries, in memory, as a cache of the log.
+"""Managed sessions: their epochs, pins, accounts and summaries, in memory, as a cache of the log.
 
 BEHAVIOUR B3, B4, B6.
 """
@@ -36,9 +36,9 @@ _LOAD_SECONDS = 0.25
 
 
 class EpochAccount:
-    """What holds of one view of a session under one epoch, or under none.
+    """The account of one view of a session under one epoch, or under none.
 
-    `before` are the nodes of the last request that was charged to `account`, `head` what went before its messages.
+    `before` are the nodes of the last request that was charged to `account`, `head` the prefix before its messages.
     """
 
     __slots__ = ("account", "before", "head")
@@ -50,14 +50,14 @@ class EpochAccount:
 
 
 class SessionContext:
-    """What holds in one session. `is_known`: the log has said all it knows of it.
+    """The context of one session. `is_known`: all that the log knows of it was loaded.
 
-    `reaches` tell how far the requests went that epochs were opened for. `sizes` are the tokens of epochs' rendered
-    messages by id, as we count them; `protected` those that the last plan of a view had to leave; `told` the views
-    of which it was said that more should stay than there is room for; `fruitless` the tokens and the last node of a
-    request that no plan made shorter; `unsent` those epochs that were opened beside the calls, and that none has
-    gone out under yet; `unsigned` the views whose rewritten requests go out without signed reasoning, for the upstream
-    has refused it. Summaries are those that may still be of use. One epoch opens at a time: whoever waited for
+    `reaches` are the lengths of the requests that epochs were opened for. `sizes` are the tokens of epochs' rendered
+    messages by id, as we count them; `protected` those that the last plan of a view had to keep; `told` the views of
+    which it was reported that more should stay than there is room for; `fruitless` the tokens and the last node of a
+    request that no plan made shorter; `unsent` those epochs that were opened beside the calls, and that none was sent
+    under yet; `unsigned` the views whose rewritten requests are sent without signed reasoning, since the upstream has
+    refused it. Summaries are those that may still be of use. One epoch opens at a time: a request that waited for
     `opening` looks first whether there is a new one.
     """
 
@@ -113,19 +113,19 @@ class SessionContext:
 
     @property
     def opening(self) -> asyncio.Lock:
-        """Held by whoever opens an epoch."""
+        """The lock that is held while an epoch is opened."""
         if self._opening is None:
             self._opening = asyncio.Lock()
         return self._opening
 
     @property
     def epochs(self) -> Sequence[Epoch]:
-        """All, the oldest first."""
+        """All epochs, the oldest first."""
         return self._epochs
 
     @property
     def is_drafting(self) -> bool:
-        """Whether a plan that came too late for its request is still being made."""
+        """True while a plan that came too late for its request is still being made."""
         return self._late is not None and not self._late[1].done()
 
     @property
@@ -134,11 +134,11 @@ class SessionContext:
         return self._late[1] if self._late is not None else None
 
     def note_late(self, request: ManagedRequest, drafting: "asyncio.Future[RenderedPlan]") -> None:
-        """A plan is still being made: the next request may have it."""
+        """Keep a plan that is still being made: the next request may use it."""
         self._late = (request, drafting)
 
     def take_late(self, request: ManagedRequest) -> RenderedPlan | None:
-        """The plan that came too late for an earlier request, where this one goes on from that. Raises as it did."""
+        """Return the plan that came too late for an earlier request, if this one continues that. Raises its error."""
         if self._late is None or not self._late[1].done():
             return None
         asked, drafting = self._late
@@ -164,7 +164,7 @@ class SessionContext:
             self._owe(view, newest.get(view, ""), owed)
 
     def _owe(self, view: str, epoch: str, owed: float) -> None:
-        """What was owed last, which was under the newest epoch of the view as far as the log tells."""
+        """Set what was owed last, which was under the newest epoch of the view as far as the log tells."""
         standing = self._standings.get((view, epoch))
         if standing is None:
             self._owed[view, epoch] = owed
@@ -172,9 +172,9 @@ class SessionContext:
             standing.account = replace(standing.account, owed=standing.account.owed + owed)
 
     def add(self, epoch: Epoch, reach: int | None = None) -> None:
-        """An epoch holds from now on; after a revert also for histories that were sent under those it takes back.
+        """Add an epoch, which applies from now on; a reversion also to histories that were sent under those it reverts.
 
-        `reach` is how many messages the request has that it is opened for, None where nobody knows.
+        `reach` is how many messages the request has that it is opened for, None where that is unknown.
         """
         self._epochs.append(epoch)
         self.reaches.note(epoch.id, reach)
@@ -186,7 +186,7 @@ class SessionContext:
 
     @property
     def pinned(self) -> frozenset[bytes]:
-        """The nodes of all that is pinned."""
+        """The nodes of all messages that are pinned."""
         return frozenset(node for node, is_on in self._pins.items() if is_on)
 
     def drop_oldest(self) -> bool:
@@ -200,35 +200,35 @@ class SessionContext:
         return True
 
     def pin(self, pin: Pin) -> None:
-        """A message stays, or need not any more."""
+        """Pin a message, or unpin it."""
         self._pins[pin.node] = pin.is_on
 
     def list_pinned(self, nodes: Sequence[bytes]) -> frozenset[int]:
-        """The places of a chain that are pinned."""
+        """Return the indexes of a chain's messages that are pinned."""
         if not any(self._pins.values()):
             return frozenset()
         return frozenset(place for place, node in enumerate(nodes) if self._pins.get(node))
 
     def add_summary(self, summary: Summary) -> None:
-        """A summary is in the log."""
+        """Add a summary that is in the log."""
         self._summaries[summary.id] = summary
 
     def get_summary(self, id: str) -> Summary | None:
-        """The summary with this id, as far as memory has it."""
+        """Return the summary with this id, as far as memory has it."""
         return self._summaries.get(id)
 
     def list_summaries(self, nodes: Sequence[bytes]) -> list[Summary]:
-        """The summaries that stand for messages of a chain now, in their order (BEHAVIOUR B32a)."""
+        """Return the summaries that replace messages of a chain now, in their order (BEHAVIOUR B32a)."""
         holding = [each for each in self._summaries.values() if is_on_path(each, nodes)]
         return list_live_summaries(holding)
 
     def list_reports(self, nodes: Sequence[bytes]) -> list[LiveSummary]:
-        """Those of them that a plan may show."""
+        """Return those summaries of a chain that a plan may show."""
         shown = filter(is_worth_sending, self.list_summaries(nodes))
         return [LiveSummary(each.id, each.text, each.start, each.stop, each.tokens) for each in shown]
 
     def get_standing(self, view: str, epoch: str, budget: Budget) -> EpochAccount:
-        """How a view stands under an epoch, empty for none; as the log tells it where memory does not."""
+        """Return the account of a view under an epoch, empty for none; restored from the log if memory has none."""
         standing = self._standings.get((view, epoch))
         if standing is None:
             owed = self._owed.pop((view, epoch), 0.0)
@@ -239,7 +239,7 @@ class SessionContext:
         return standing
 
     def _forget_standings(self) -> None:
-        """A client may name models without end."""
+        """Drop the least recently used account above the limit: a client may name models without end."""
         if len(self._standings) > _MOST_STANDINGS:
             (view, _), _ = self._standings.popitem(last=False)
             if not any(named == view for named, _ in self._standings):
@@ -249,13 +249,13 @@ class SessionContext:
                 self.fruitless.pop(view, None)
 
     def get_epoch(self, epoch: str) -> Epoch | None:
-        """The epoch with this id."""
+        """Return the epoch with this id."""
         return next((each for each in reversed(self._epochs) if each.id == epoch), None)
 
     def find(self, view: str, request: ManagedRequest, *, is_next: bool = False) -> Epoch | None:
-        """The epoch that holds for a request: the one this very history was sent under before, else the newest.
+        """Return the epoch that applies to a request: the one this very history was sent under before, else the newest.
 
-        None also where it was sent under none. `is_next`: the one that will hold for what goes on from the request.
+        None also where it was sent under none. `is_next`: the one that will apply to what continues the request.
         """
         if not self._epochs:
             return None
@@ -274,7 +274,7 @@ class SessionContext:
         self._covered.note(epoch, items)
 
     def was_sent(self, view: str, request: ManagedRequest) -> bool:
-        """Whether this very history was sent before, as far as memory tells."""
+        """Return whether this very history was sent before, as far as memory tells."""
         return (view, request.tip) in self._chosen
 
     def choose(self, view: str, request: ManagedRequest, epoch: str) -> None:
@@ -286,15 +286,15 @@ class SessionContext:
             self._chosen.popitem(last=False)
 
     def find_newest(self, epoch: str) -> Epoch | None:
-        """The newest of those that go on from an epoch, or that itself; None where it is not known."""
+        """Return the newest epoch that descends from this one, or itself; None where it is not known."""
         return next((each for each in reversed(self._epochs) if any(e.id == epoch for e in self.trace(each.id))), None)
 
     def sum_cut(self, epoch: str) -> int:
-        """By how many tokens what is sent under an epoch is shorter than what the client sends."""
+        """Return by how many tokens what is sent under an epoch is shorter than what the client sends."""
         return sum(each.tokens_before - each.tokens_after for each in self.trace(epoch))
 
     def trace(self, epoch: str) -> list[Epoch]:
-        """An epoch and those before it on its path, the oldest first."""
+        """Return an epoch and its ancestors, the oldest first."""
         traced: list[Epoch] = []
         found = self.get_epoch(epoch)
         while found is not None and found not in traced:
@@ -303,14 +303,14 @@ class SessionContext:
         return traced
 
     def _is_on_path(self, epoch: Epoch, nodes: Sequence[bytes]) -> bool:
-        """Whether an epoch is one of a chain's; a revert is wherever what it takes back is, and nowhere else."""
+        """Return whether an epoch belongs to a chain; a reversion does where the epoch that it reverts does."""
         while epoch.is_reversion and (reverted := self.get_epoch(epoch.parent)) is not None:
             epoch = reverted
         return not epoch.depth or (epoch.depth <= len(nodes) and nodes[epoch.depth - 1] == epoch.through)
 
 
 def is_on_path(summary: Summary, nodes: Sequence[bytes]) -> bool:
-    """Whether a chain has all the messages of a summary."""
+    """Return whether a chain has all the messages of a summary."""
     return summary.stop <= len(nodes) and nodes[summary.stop - 1] == summary.last
 
 
@@ -338,12 +338,12 @@ class SessionContexts:
         return self._weight
 
     def get(self, session: str) -> SessionContext | None:
-        """The context in memory; None where there is nothing in it."""
+        """Return the context in memory; None where it is empty or missing."""
         context = self._contexts.get(session)
         return None if context is _BLANK else context
 
     def is_blank(self, request: ManagedRequest) -> bool:
-        """Whether nothing was ever managed in a request's session, as far as memory tells."""
+        """Return whether nothing was ever managed in a request's session, as far as memory tells."""
         session = request.session.id
         context = self._contexts.get(session)
         if context is None:
@@ -357,8 +357,9 @@ class SessionContexts:
         return context is _BLANK
 
     async def open(self, request: ManagedRequest, seconds: float = 0.0) -> SessionContext:
-        """The context of a request's session. Asks the log for one that memory does not know, for so long at most, or
-        a little longer.
+        """Return the context of a request's session, loaded from the log if memory does not have it.
+
+        Loading may take `seconds`, or a little longer; a context that could not be loaded is empty.
         """
         session = request.session.id
         context = self._enter(session)
@@ -381,7 +382,7 @@ class SessionContexts:
         return self._enter(request.session.id)
 
     async def load(self, session: str) -> SessionContext:
-        """The context of a session that a person names. Raises StoreUnavailable."""
+        """Return the context of a session that a user names. Raises StoreUnavailable."""
         context = self._enter(session)
         if not context.is_known:
             await self._load(session, context)
@@ -389,13 +390,13 @@ class SessionContexts:
         return context
 
     def add(self, session: str, epoch: Epoch, reach: int | None = None) -> None:
-        """An epoch of a session holds from now on; `reach` is as a context has it."""
+        """Add an epoch to a session; `reach` is as in `SessionContext.add`."""
         context = self._enter(session)
         context.add(epoch, reach)
         self._settle(session, context)
 
     def add_summary(self, summary: Summary) -> None:
-        """A summary of a session is in the log."""
+        """Add a summary, which is in the log, to its session."""
         context = self._enter(summary.session)
         context.add_summary(summary)
         self._settle(summary.session, context)
@@ -407,7 +408,7 @@ class SessionContexts:
         self._weight = 0
 
     def _enter(self, session: str) -> SessionContext:
-        """The context in memory, made if it is not there; now the most recently used."""
+        """Return the context in memory, made if it is not there; now the most recently used."""
         context = self._contexts.get(session)
         if context is None or context is _BLANK:
             is_known = context is _BLANK
@@ -425,7 +426,7 @@ class SessionContexts:
             self._settle(session, context)
 
     async def _load_reach(self, context: SessionContext) -> None:
-        """How far the requests went that epochs were opened for, for a bounded time: it is good to know, no more."""
+        """Load the reaches of a context's epochs, for a bounded time: they help, but are not needed."""
         opened = {epoch.exchange: epoch.id for epoch in context.epochs if epoch.exchange}
         try:
             async with asyncio.timeout(_LOAD_SECONDS):
@@ -437,7 +438,7 @@ class SessionContexts:
             pass  # what can be told of the epochs themselves has to do
 
     def _settle(self, session: str, context: SessionContext) -> None:
-        """Reckon with what a context weighs now: it has grown since it was last asked for."""
+        """Update the weight of a context, which has grown since it was last used, and drop what is above the limit."""
         self._reckon(session, context)
         self._shrink()
         while self._weight > self._most and context.drop_oldest():

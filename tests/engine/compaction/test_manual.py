@@ -122,7 +122,7 @@ async def test_a_second_one_covers_what_came_since(shop: Workshop) -> None:
 async def test_a_revert_takes_it_back(shop: Workshop) -> None:
     history = await carry(shop)
     await compact(shop)
-    care = EpochAdmin(shop.steward.states, shop.log, shop.gate, shop.bus, shop.ids, shop.clock)
+    care = EpochAdmin(shop.steward.states, shop.log, shop.gate, shop.bus, shop.ids)
     await care.revert(shop.session, 1)
     sent, labels = await go_on(shop, history)
     assert sent[: len(history)] == history

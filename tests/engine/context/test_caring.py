@@ -240,7 +240,7 @@ async def test_what_the_log_does_not_take_is_not_done(talk: Talk) -> None:
     history = await talk.grow_to(1)
     shortened = talk.upstream.bodies[-1]
     parts = talk.engine
-    care = EpochAdmin(parts.steward.states, talk.log, Late(), parts.bus, parts.ids, parts.clock)  # type: ignore[arg-type]
+    care = EpochAdmin(parts.steward.states, talk.log, Late(), parts.bus, parts.ids)  # type: ignore[arg-type]
     with pytest.raises(StoreUnavailable, match="try again"):
         await care.revert(talk.session, 1)
     with pytest.raises(StoreUnavailable):

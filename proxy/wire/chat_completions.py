@@ -26,6 +26,7 @@ from proxy.wire.json_values import (
     normalize_arguments,
     normalize_object,
     read_member,
+    read_object,
     read_objects,
     read_text,
 )
@@ -280,15 +281,25 @@ class _ChatStream:
         if event.data.startswith(_END):
             self.is_ended = True
             return
-        chunk = read_fields(event)
+        chunk = read_object(event.data) if event.name != "error" else read_fields(event)
         if chunk is None:
             return
         choices, groq = chunk.pop("choices", None), chunk.get("x_groq")
         # An `error` member is kept with the rest; an object that is itself an error would not be known for one later.
         if not self.error and (choices is None or event.name == "error"):
             self.error = read_error(chunk, is_error=event.name == "error")
-        for choice in read_objects(choices):
-            self._take_choice(choice)
+        # Here and below a response of a thousand chunks is read: what is done for each of them is not split further.
+        for sent in choices if isinstance(choices, list) else ():
+            if not isinstance(sent, dict):
+                continue
+            if "usage" in sent:
+                self._take_usage(sent.pop("usage"))  # Moonshot's place
+            index = sent.pop("index", 0)
+            place = index if type(index) is int else 0
+            choice = self._choices.get(place)
+            if choice is None:
+                choice = self._choices[place] = _Choice()
+            choice.take(sent)
         if isinstance(groq, dict):
             self._take_usage(groq.get("usage"))
         chunk.pop(_PADDING, None)
@@ -305,16 +316,6 @@ class _ChatStream:
     def _take_usage(self, usage: object) -> None:
         if isinstance(usage, dict):
             set_members(self._head, {"usage": usage})
-
-    def _take_choice(self, sent: dict[str, object]) -> None:
-        if "usage" in sent:
-            self._take_usage(sent.pop("usage"))  # Moonshot's place
-        index = sent.pop("index", 0)
-        place = index if type(index) is int else 0
-        choice = self._choices.get(place)
-        if choice is None:
-            choice = self._choices[place] = _Choice()
-        choice.take(sent)
 
 
 class _Choice:
@@ -339,8 +340,8 @@ class _Choice:
                 self._rest.setdefault(key)
             elif key == "logprobs" or isinstance(value, list):
                 merge(self._rest, {key: value})
-            else:
-                set_members(self._rest, {key: value})
+            elif value or key not in self._rest or isinstance(value, int | float):
+                self._rest[key] = value
 
     def finish(self, index: int) -> dict[str, object]:
         """Return the choice so far."""

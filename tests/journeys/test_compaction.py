@@ -188,7 +188,7 @@ def play_endless(body: bytes) -> bytes:
 
 BAD = {
     "empty": (lambda body: give(say("")), "level 1: empty"),
-    "endless": (play_endless, "the answer is longer than it may be"),
+    "endless": (play_endless, "the response is longer than it may be"),
     "refusing": (lambda body: give(say(None, refusal="I will not.")), "I will not."),
     "declining": (lambda body: give(say("I am sorry, but I can't do that.")), "a refusal"),
     "calling": (play_tool, "it called a tool"),

@@ -134,7 +134,7 @@ class ManualCompaction:
         for route in self.routes:
             if route.upstream.name == name:
                 return route.upstream
-        raise Conflict(f"the upstream of this session, {name!r}, is none of the settings' any more")
+        raise Conflict(f"the upstream of this session, {name!r}, is no longer in the settings")
 
     async def _compute_state(self, subject: ManagedRequest, row: ExchangeRow) -> RequestState:
         """Return the state of what will extend this request."""

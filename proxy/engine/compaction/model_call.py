@@ -211,7 +211,7 @@ class ModelCaller:
             await asyncio.wait((call.task,))
             problems: list[Exception] = []
             outcome = await attempt(self._conclude(call), problems.append)
-            outcome = outcome or _fail(call, f"the answer could not be read: {problems[0]!r}", status=0)
+            outcome = outcome or _fail(call, f"the response could not be read: {problems[0]!r}", status=0)
         except asyncio.CancelledError:
             call.stop()
             self._settle(call, None, expected)
@@ -267,13 +267,13 @@ class ModelCaller:
             seconds = self.clock.monotonic() - call.began
             return ModelResponse("", "", None, seconds, is_tool_call=True, exchange=call.exchange)
         if reader.verdict == "too_long":
-            return _fail(call, "the answer is longer than it may be")
+            return _fail(call, "the response is longer than it may be")
         if reader.error is not None:
             return _fail(call, str(reader.error), status=0)
         if call.is_late and not reader.is_whole:
-            return _fail(call, f"no whole answer came within {self.time_limit_seconds:g} s")
+            return _fail(call, f"no complete response came within {self.time_limit_seconds:g} s")
         if not reader.is_whole:
-            return _fail(call, "the answer broke off")
+            return _fail(call, "the response broke off")
         content, cap = call.buffer.content, self.policy.record_cap_bytes
         parse = partial(read_received, self.form, reader.headers, content, cap)
         try:
@@ -293,10 +293,10 @@ class ModelCaller:
         if answer is None or problem:
             return _fail(call, problem)
         if not answer.is_ended:
-            return _fail(call, "the answer broke off")
+            return _fail(call, "the response broke off")
         said = read_summary(answer)
         if len(said.text) > call.asked.most_characters:
-            return _fail(call, "the answer is longer than it may be")
+            return _fail(call, "the response is longer than it may be")
         seconds = self.clock.monotonic() - call.began
         return ModelResponse(
             said.text, said.finish, said.usage, seconds, said.is_tool_call, call.exchange, said.refusal

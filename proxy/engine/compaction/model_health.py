@@ -232,7 +232,7 @@ class ModelHealth:
             if is_subscription(credential.headers) and not self._policy.subscription_calls:
                 return "the credential is of a person's plan (compaction.subscription_calls)"
         if not self.breakers.allows(upstream, model, self._clock.monotonic()):
-            return f"{model} failed of late, and is left alone for a while"
+            return f"{model} failed lately and is not asked for a while"
         tokens = (expected.input or 0) + (expected.output or 0)
         if objection := self.limits.find_objection(upstream, session.tenant, model, tokens):
             return objection

@@ -230,7 +230,9 @@ class Summarizer:
         if not await keeps_lease():
             return None
         if not (attempts.calls or is_needed):
-            _log.info("session %s: no summary for now: %s", job.request.session, attempts.reason or "nobody to ask")
+            _log.info(
+                "session %s: no summary for now: %s", job.request.session, attempts.reason or "there is no model to ask"
+            )
             return None
         return await asyncio.to_thread(self.write_without_model, job, attempts)
 
@@ -259,8 +261,8 @@ class Summarizer:
                 elif each.skill == each.names or self.health.breakers.allows(*each.skill, self.clock.monotonic()):
                     yield each
                 else:
-                    how = "merged" if job.parents else "answered this instruction"
-                    each.add_problem(f"it {how} badly of late, and is left alone with that for a while")
+                    what = "merged summaries" if job.parents else "summaries by this instruction"
+                    each.add_problem(f"its {what} were rejected lately; it is not asked for them for a while")
 
     async def _try(self, each: _Attempt) -> Summary | None:
         """Return what a model gives; None where that is no summary of this level."""
@@ -327,7 +329,7 @@ class Summarizer:
             problem, is_due_to_prompt = "it called a tool", True
         elif response is not None and response.has_no_room_left:
             each.attempts.is_speechless = True
-            problem, is_due_to_prompt = "all its tokens went into thoughts", True
+            problem, is_due_to_prompt = "reasoning took all its tokens", True
         else:
             return
         each.add_problem(problem)
@@ -488,5 +490,5 @@ def _make_summary(
 
 
 def _note_fault(attempts: SummaryAttempts, error: Exception) -> None:
-    _log.error("a report could not be made as it should have been", exc_info=error)
+    _log.error("an attempt at a summary failed", exc_info=error)
     attempts.problems.append(f"{type(error).__name__}: {error}")

@@ -175,7 +175,7 @@ async def test_what_no_model_makes_better_stays_and_the_epoch_stays_too(shop: Wo
     first = await compact(shop)
     assert [each.level for each in first.summaries] == [3]
     assert "broken" in first.reason
-    with pytest.raises(Conflict, match=r"there is nothing to compact: .*failed of late"):
+    with pytest.raises(Conflict, match=r"there is nothing to compact: .*failed lately"):
         await compact(shop)
     assert [each.id for each in shop.summaries] == [first.summaries[0].id]
 

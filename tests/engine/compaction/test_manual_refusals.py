@@ -94,7 +94,7 @@ async def test_an_upstream_that_is_gone_is_told(shop: Workshop) -> None:
     compactor = make_manual_compaction(shop)
     elsewhere: Upstream = ScriptedUpstream("elsewhere")
     compactor.routes = [Route(elsewhere)]
-    with pytest.raises(Conflict, match="'main', is none of the settings' any more"):
+    with pytest.raises(Conflict, match="'main', is no longer in the settings"):
         await compactor.compact(shop.session, ManualOptions())
 
 

@@ -155,7 +155,7 @@ async def test_a_call_of_a_tool_in_a_whole_answer_is_one_too() -> None:
 @pytest.mark.parametrize("response", [ScriptedResponse(chunk(content="x" * 401)), complete("x" * 401)])
 async def test_what_is_too_long_is_no_answer(response: ScriptedResponse) -> None:
     outcome = await ask(Desk(ScriptedUpstream(answer=response)))
-    assert outcome == FailedCall("the answer is longer than it may be", 200, exchange="x1")
+    assert outcome == FailedCall("the response is longer than it may be", 200, exchange="x1")
 
 
 async def test_a_stream_that_has_ended_is_not_waited_for() -> None:
@@ -193,8 +193,8 @@ async def test_a_question_that_is_too_long_is_known() -> None:
     ("response", "reason"),
     [
         (UpstreamUnreachable("nobody is there"), "nobody is there"),
-        (ScriptedResponse(chunk(content="Go"), ending="cut"), "the answer broke off"),
-        (ScriptedResponse(chunk(content="Go"), ending="eof"), "the answer broke off"),
+        (ScriptedResponse(chunk(content="Go"), ending="cut"), "the response broke off"),
+        (ScriptedResponse(chunk(content="Go"), ending="eof"), "the response broke off"),
         (ScriptedResponse(b'data: {"error":{"message":"overloaded"}}\n\n', DONE, ending="eof"), "overloaded"),
         (ScriptedResponse(b"hello", headers=JSON, ending="whole"), "the answer is not a JSON object"),
         (ScriptedResponse(b"hello", status=500, headers=JSON, ending="whole"), "status 500: "),
@@ -221,7 +221,7 @@ async def test_the_time_is_limited() -> None:
     task = desk.begin()
     await response.wait_until_starved()
     await put_forward(10)
-    assert await task == FailedCall("no whole answer came within 10 s", 200, exchange="x1")
+    assert await task == FailedCall("no complete response came within 10 s", 200, exchange="x1")
     assert desk.engine.archive.outcome.completeness == "aborted"
     assert response.is_closed
 
@@ -231,7 +231,7 @@ async def test_whoever_says_nothing_at_all_is_left() -> None:
     task = desk.begin()
     await desk.upstream.called.wait()
     await put_forward(10)
-    assert await task == FailedCall("no whole answer came within 10 s", exchange="x1")
+    assert await task == FailedCall("no complete response came within 10 s", exchange="x1")
     assert desk.engine.archive.outcome.status == 0
 
 
@@ -261,7 +261,7 @@ async def test_a_fault_of_ours_is_no_answer_and_no_more() -> None:
     desk = Desk(ScriptedUpstream(answer=complete("x")))
     outcome = await ask(desk, most_characters="many")
     assert isinstance(outcome, FailedCall)
-    assert outcome.reason.startswith("the answer could not be read: TypeError")
+    assert outcome.reason.startswith("the response could not be read: TypeError")
 
 
 async def test_it_has_no_place_in_the_conversation_and_nobody_waits_for_its_answer() -> None:

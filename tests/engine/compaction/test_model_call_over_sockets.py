@@ -69,7 +69,7 @@ async def test_nobody_waits_behind_the_end_of_a_stream() -> None:
         (answer(b'{"error":{"message":"broken"}}', status="500 Oops"), "status 500: broken"),
         (answer(b'{"error":{"message":"slow"}}', "Retry-After: 9", status="429 No"), "status 429: slow"),
         (answer(b"", "Content-Type: application/json"), "the answer is not a JSON object"),
-        (stream_head() + say(content="Go"), "the answer broke off"),
+        (stream_head() + say(content="Go"), "the response broke off"),
         (b"", "the upstream"),
     ],
 )

@@ -239,7 +239,7 @@ def test_a_model_that_fails_is_left_alone() -> None:
     desk = make_desk()
     for _ in range(2):
         desk.health.breakers.record_failure("main", MODEL, desk.engine.clock.monotonic())
-    assert object_to(desk) == f"{MODEL} failed of late, and is left alone for a while"
+    assert object_to(desk) == f"{MODEL} failed lately and is not asked for a while"
     desk.engine.clock.advance(30)
     assert object_to(desk) == ""
 

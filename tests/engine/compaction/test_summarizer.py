@@ -120,7 +120,7 @@ async def test_the_short_form_can_be_switched_off() -> None:
     ("reply", "reason"),
     [
         (say(""), "level 1: empty"),
-        (say("word " * 5000), "the answer is longer than it may be"),
+        (say("word " * 5000), "the response is longer than it may be"),
         (say("Nothing of the kind."), "no section that was asked for"),
         (say(None, refusal="I will not."), "I will not."),
         (fail(b""), "status 500: broken"),
@@ -175,7 +175,7 @@ async def test_a_model_that_thinks_for_too_long_is_asked_once_more_with_more_roo
 async def test_a_model_without_words_is_not_asked_for_fewer() -> None:
     draft = Draft(say("", finish="length"))
     made = await draft.get()
-    assert (made.level, made.reason) == (3, "gpt-4o: all its tokens went into thoughts")
+    assert (made.level, made.reason) == (3, "gpt-4o: reasoning took all its tokens")
     assert len(draft.asked) == 1
 
 
@@ -186,7 +186,7 @@ async def test_without_money_for_more_room_it_is_speechless_all_the_same() -> No
     body = work.request.body.replace(b'"messages"', b'"max_tokens": 70, "messages"', 1)
     made = await draft.get(request=msgspec.structs.replace(work.request, body=body))
     assert made.level == 3
-    assert "all its tokens went into thoughts" in made.reason
+    assert "reasoning took all its tokens" in made.reason
     assert "compaction.spend_fraction" in made.reason
     breakers = draft.shop.summarizer.health.breakers
     assert breakers.get("main", "gpt-4o").failures == 1
@@ -292,7 +292,7 @@ async def test_a_model_that_merges_badly_is_asked_for_reports_all_the_same() -> 
     for asked in (2, 2):
         made = await draft.get(parents=parents, span=MessageRange(0, 20, 900), is_needed=True)
         assert (made.level, len(draft.asked)) == (3, asked)
-    assert "merged badly of late" in made.reason
+    assert "its merged summaries were rejected lately" in made.reason
     draft.shop.model.summarise = give_report
     assert (await draft.get()).level == 1
 
@@ -307,7 +307,7 @@ async def test_an_instruction_that_leads_to_nothing_is_held_against_its_session_
     for _ in range(3):
         made = await draft.get(is_needed=True)
         assert made.level == 3
-    assert "answered this instruction badly of late" in made.reason
+    assert "its summaries by this instruction were rejected lately" in made.reason
     asked, breakers = len(draft.asked), draft.shop.summarizer.health.breakers
     assert breakers.allows("main", "gpt-4o", draft.shop.clock.monotonic())
     assert (breakers.get("main", "gpt-4o").failures, asked <= 4) == (0, True)
@@ -329,7 +329,7 @@ async def test_a_model_that_is_broken_is_left_alone_whatever_it_was_asked() -> N
     draft = Draft(*[fail(b"")] * 4, policy=replace(FREE, prompt="Write a poem."))
     for _ in range(3):
         made = await draft.get(is_needed=True)
-    assert "failed of late" in made.reason
+    assert "failed lately" in made.reason
     assert draft.shop.summarizer.health.breakers.get("main", "gpt-4o").failures == 2
 
 

@@ -75,7 +75,7 @@ class SummaryJob(msgspec.Struct, frozen=True, gc=False):
     """
 
     request: SentRequest
-    survey: ConversationIndex
+    index: ConversationIndex
     span: MessageRange
     references: tuple[str, ...] = ()
     foreign: frozenset[int] = frozenset()
@@ -152,20 +152,20 @@ class JobResult:
 
 
 def make_leaf_job(
-    request: SentRequest, survey: ConversationIndex, span: MessageRange, supersedes: tuple[str, ...] = ()
+    request: SentRequest, index: ConversationIndex, span: MessageRange, supersedes: tuple[str, ...] = ()
 ) -> SummaryJob:
     """Return the job of a summary of messages."""
-    foreign = find_foreign_messages(request, survey)
-    return SummaryJob(request, survey, span, list_references(request, span), foreign, supersedes=supersedes)
+    foreign = find_foreign_messages(request, index)
+    return SummaryJob(request, index, span, list_references(request, span), foreign, supersedes=supersedes)
 
 
 def make_merge_job(
-    request: SentRequest, survey: ConversationIndex, parents: Sequence[Summary], supersedes: tuple[str, ...] = ()
+    request: SentRequest, index: ConversationIndex, parents: Sequence[Summary], supersedes: tuple[str, ...] = ()
 ) -> SummaryJob:
     """Return the job of a summary of summaries, which cover a span without a gap."""
     span = MessageRange(parents[0].start, parents[-1].stop, sum(parent.covered for parent in parents))
     files = tuple(dict.fromkeys(id for parent in parents for id in parent.files))
-    return SummaryJob(request, survey, span, files, find_foreign_messages(request, survey), tuple(parents), supersedes)
+    return SummaryJob(request, index, span, files, find_foreign_messages(request, index), tuple(parents), supersedes)
 
 
 def list_references(request: SentRequest, span: MessageRange) -> tuple[str, ...]:
@@ -177,15 +177,15 @@ def list_references(request: SentRequest, span: MessageRange) -> tuple[str, ...]
     return tuple(dict.fromkeys(each.id for each in sorted(elided, key=lambda each: each.place)))
 
 
-def find_foreign_messages(request: SentRequest, survey: ConversationIndex) -> frozenset[int]:
+def find_foreign_messages(request: SentRequest, index: ConversationIndex) -> frozenset[int]:
     """Return the places of messages in the user's role that are not the user's words (BEHAVIOUR B32).
 
     These are the prompts of subagents, and reminders that a client writes.
     """
     is_delegated = bool(request.state.request.session.parent)
-    users = (place for place, seen in enumerate(survey.messages) if seen.structure.role == "user")
+    users = (place for place, seen in enumerate(index.messages) if seen.structure.role == "user")
     return frozenset(
-        place for place in users if is_delegated or survey.messages[place].message.text.lstrip().startswith(_REMINDER)
+        place for place in users if is_delegated or index.messages[place].message.text.lstrip().startswith(_REMINDER)
     )
 
 

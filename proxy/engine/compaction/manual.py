@@ -64,16 +64,16 @@ class ManualCompaction:
         began = self.clock.monotonic()
         row = await self.find_newest(session, view, branch)
         _check_managed(row)
-        subject = await self._load(row)
-        if has_waited := await self.worker.wait_out(subject, _PATIENCE_SECONDS):
+        request = await self._load(row)
+        if has_waited := await self.worker.wait_out(request, _PATIENCE_SECONDS):
             row = await self.find_newest(session, view, branch)
-            subject = await self._load(row)
-        state = await self._compute_state(subject, row)
+            request = await self._load(row)
+        state = await self._compute_state(request, row)
         _check_unmanaged_by_client(state)
         result = await self.worker.compact(self._make_request(state), options)
         if has_waited:
             result.add_problem(_WAITED)
-        state = await self._compute_state(subject, row)  # epochs may have been opened meanwhile
+        state = await self._compute_state(request, row)  # epochs may have been opened meanwhile
         epoch = await self._open_epoch(state)
         if epoch is None and not result.summaries:
             raise Conflict("; ".join((_NOTHING, *result.problems)))
@@ -136,13 +136,13 @@ class ManualCompaction:
                 return route.upstream
         raise Conflict(f"the upstream of this session, {name!r}, is no longer in the settings")
 
-    async def _compute_state(self, subject: ManagedRequest, row: ExchangeRow) -> RequestState:
+    async def _compute_state(self, request: ManagedRequest, row: ExchangeRow) -> RequestState:
         """Return the state of what will extend this request."""
         states = self.states
         states.memory.forget_lost()
-        context = await states.memory.contexts.load(subject.session.id)
-        budget = states.find_budget(subject, read_ceiling(row.headers))
-        return await states.read(subject, context, context.find(subject.model, subject, is_next=True), budget)
+        context = await states.memory.contexts.load(request.session.id)
+        budget = states.find_budget(request, read_ceiling(row.headers))
+        return await states.read(request, context, context.find(request.model, request, is_next=True), budget)
 
     def _make_request(self, state: RequestState) -> SentRequest:
         """Return the request as it would be sent; its budget limits a summary to what befits its size."""

@@ -97,7 +97,7 @@ class PromptBuilder:
         if job.parents or split is None:
             return None
         order = self._make_order(job, level)
-        instruction = render_instruction(order, describe_span(job.survey, job.span, job.count_hidden()))
+        instruction = render_instruction(order, describe_span(job.index, job.span, job.count_hidden()))
         room = OutputLimit(order.most, self._policy.reasoning_tokens)
         body = write_warm(split, instruction, room, is_alternating=is_alternating)
         if body is None:
@@ -118,7 +118,7 @@ class PromptBuilder:
             material = render_summaries(texts, room, self._count, MAX_SUMMARY_CHARACTERS if level > 1 else None)
         else:
             material = render_transcript(
-                job.survey, job.span, room, self._count, MAX_MESSAGE_CHARACTERS if level > 1 else None
+                job.index, job.span, room, self._count, MAX_MESSAGE_CHARACTERS if level > 1 else None
             )
         orders, text = render_request(order, material)
         body = write_compact(model, orders, text, OutputLimit(order.most, self._policy.reasoning_tokens))
@@ -343,7 +343,7 @@ class Summarizer:
         id = job.make_id(self.secret, level, now_ms)
         frame = SummaryFrame(id, model, format_date(now_ms))
         parents = tuple(parent.text for parent in job.parents)
-        task = SummaryTask(job.survey, job.span, level, prompt.limit, job.covered, job.references, parents, job.foreign)
+        task = SummaryTask(job.index, job.span, level, prompt.limit, job.covered, job.references, parents, job.foreign)
         found: AcceptedSummary | RejectedSummary = RejectedSummary(response.refusal)
         if not response.refusal:
             found = await asyncio.to_thread(check_summary, response.text, task, frame, self.count)
@@ -374,7 +374,7 @@ class Summarizer:
         if job.parents:
             text = digest_summaries([parent.text for parent in job.parents], job.span, frame, self.count)
         else:
-            text = digest_messages(job.survey, job.span, frame, job.references, self.count)
+            text = digest_messages(job.index, job.span, frame, job.references, self.count)
         files = tuple(dict.fromkeys((*(id for parent in job.parents for id in parent.files), *job.references)))
         written, is_provisional = AcceptedSummary(text, self.count(text), files), job.level < _WITHOUT_MODEL
         return _make_summary(

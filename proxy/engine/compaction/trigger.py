@@ -73,17 +73,17 @@ class CompactionTrigger:
         self._newest: dict[str, str] = {}  # the newest call of each local server
         self._near = {name for name, provider in self.providers.items() if is_near(provider.host)}
 
-    def note_arrival(self, subject: ManagedRequest) -> None:
+    def note_arrival(self, request: ManagedRequest) -> None:
         """Record that a call has come, managed or not; it has precedence on a local server."""
-        upstream = subject.upstream.name
-        if self._is_local(upstream, subject.model):
-            self._newest[upstream] = subject.exchange
+        upstream = request.upstream.name
+        if self._is_local(upstream, request.model):
+            self._newest[upstream] = request.exchange
             self.worker.stop_at(upstream)
 
-    def note_asked(self, subject: ManagedRequest) -> None:
+    def note_asked(self, request: ManagedRequest) -> None:
         """Record the credential of a managed call."""
-        credential = CallCredential(subject.upstream, subject.target, subject.headers)
-        self.open_calls.put(subject.exchange, _OpenCall(subject.tip, credential))
+        credential = CallCredential(request.upstream, request.target, request.headers)
+        self.open_calls.put(request.exchange, _OpenCall(request.tip, credential))
 
     def note_sent(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> None:
         """Record what was sent for a call, and the state in which that was decided."""
@@ -98,9 +98,9 @@ class CompactionTrigger:
             if call is not None:
                 call.sent = SentRequest(state, outgoing.body, opened, interval)
 
-    async def wait(self, subject: ManagedRequest) -> None:
+    async def wait(self, request: ManagedRequest) -> None:
         """Return when no summary is being made for a call's branch, or it has waited for long enough."""
-        await self.worker.wait(subject)
+        await self.worker.wait(request)
 
     def note_exchange(self, event: ExchangeRecorded) -> None:
         """Record that a call has ended, or a round after which another body is sent; a subscriber of the bus."""
@@ -166,7 +166,7 @@ def build_trigger(
     opener = EpochPlanner(builder, summarizer.secret, summarizer.providers)
     span_policy = replace(builder_policy, protect_turns=policy.protect_turns)
 
-    def survey_request(request: SentRequest, ground: PlanInputs) -> ConversationIndex:
+    def index_request(request: SentRequest, ground: PlanInputs) -> ConversationIndex:
         return index_conversation(opener.see(request.state.request, request.state.path, ground), span_policy, study)
 
     worker = SummaryWorker(
@@ -179,7 +179,7 @@ def build_trigger(
         tasks=tasks,
         bus=bus,
         credentials=credentials,
-        survey_request=survey_request,
+        index_request=index_request,
         owner=owner,
     )
     trigger = CompactionTrigger(

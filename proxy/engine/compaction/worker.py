@@ -72,7 +72,7 @@ _log = logging.getLogger("palimpsest.compaction")
 class SummaryWorker:
     """Makes summaries of requests that were sent.
 
-    `survey_request` returns the survey of a conversation, and blocks. `owner` names this process among those that share
+    `index_request` returns the index of a conversation, and blocks. `owner` names this process among those that share
     a log.
     """
 
@@ -85,7 +85,7 @@ class SummaryWorker:
     tasks: TaskRunner
     bus: EventBus
     credentials: CredentialCache
-    survey_request: Callable[[SentRequest, PlanInputs], ConversationIndex]
+    index_request: Callable[[SentRequest, PlanInputs], ConversationIndex]
     owner: str
     schedule: JobSchedule = field(default_factory=JobSchedule, init=False)
 
@@ -101,14 +101,14 @@ class SummaryWorker:
         for job in self.schedule.list_at(upstream):
             job.task.cancel()
 
-    async def wait(self, subject: ManagedRequest) -> None:
+    async def wait(self, request: ManagedRequest) -> None:
         """Return when nothing is being made for a request's branch, or it has waited for long enough."""
         if self.policy.hard_wait_seconds:
-            await self.wait_out(subject, _WAIT_SHARE * self.policy.hard_wait_seconds)
+            await self.wait_out(request, _WAIT_SHARE * self.policy.hard_wait_seconds)
 
-    async def wait_out(self, subject: ManagedRequest, seconds: float) -> bool:
+    async def wait_out(self, request: ManagedRequest, seconds: float) -> bool:
         """Wait for the job on a request's branch, at most so long; return whether there was one."""
-        job = self.schedule.find(subject.session.id, subject.nodes)
+        job = self.schedule.find(request.session.id, request.nodes)
         if job is None:
             return False
         await asyncio.wait((job.task,), timeout=seconds)
@@ -130,36 +130,36 @@ class SummaryWorker:
         result.cost = budget.get_summary_cost(session) - before
         return result
 
-    async def survey(self, request: SentRequest) -> ConversationIndex:
-        """Return the survey of a conversation, made in a thread."""
+    async def index_conversation(self, request: SentRequest) -> ConversationIndex:
+        """Return the index of a conversation, made in a thread."""
         state = request.state
         ground = PlanInputs(state.budget, None, state.context.list_pinned(request.nodes))
-        return await asyncio.to_thread(self.survey_request, request, ground)
+        return await asyncio.to_thread(self.index_request, request, ground)
 
     def choose_job(
-        self, request: SentRequest, survey: ConversationIndex, live: Sequence[Summary], *, is_needed: bool = False
+        self, request: SentRequest, index: ConversationIndex, live: Sequence[Summary], *, is_needed: bool = False
     ) -> SummaryJob | None:
         """Return the job of what has no summary yet, where that is worth one."""
         budget = request.state.budget
         begin = live[-1].stop if live else 0
-        span = choose_span(survey, begin, int(self.policy.input_fraction * (budget.window or _ASSUMED_WINDOW)))
+        span = choose_span(index, begin, int(self.policy.input_fraction * (budget.window or _ASSUMED_WINDOW)))
         if span is None or span.tokens < (LEAST if is_needed else WORTH * budget.usable):
             return None
-        return make_leaf_job(request, survey, span)
+        return make_leaf_job(request, index, span)
 
     async def choose_repeat(
-        self, request: SentRequest, survey: ConversationIndex, live: Sequence[Summary]
+        self, request: SentRequest, index: ConversationIndex, live: Sequence[Summary]
     ) -> SummaryJob | None:
         """Return the job of the oldest summary that is to be made again."""
         again = next(filter(_is_unfinished, live), None)
         if again is None:
             return None
         if not again.parents:
-            return make_leaf_job(request, survey, MessageRange(again.start, again.stop, again.covered), (again.id,))
+            return make_leaf_job(request, index, MessageRange(again.start, again.stop, again.covered), (again.id,))
         known = await self._load_summaries(live)
         if not all(id in known for id in again.parents):
             return None
-        return make_merge_job(request, survey, [known[id] for id in again.parents], (again.id,))
+        return make_merge_job(request, index, [known[id] for id in again.parents], (again.id,))
 
     async def summarize(self, job: SummaryJob, *, is_needed: bool = False) -> Summary | None:
         """Return a summary that was made under the branch's lease; None also where that is lost.
@@ -255,28 +255,28 @@ class SummaryWorker:
 
     async def _work(self, request: SentRequest) -> None:
         """Make the next summary of a branch; where there is nothing new, make one again that may be better."""
-        survey = await self.survey(request)
+        index = await self.index_conversation(request)
         live = request.state.context.list_summaries(request.nodes)
-        job = self.choose_job(request, survey, live) or await self.choose_repeat(request, survey, live)
+        job = self.choose_job(request, index, live) or await self.choose_repeat(request, index, live)
         summary = await self.summarize(job) if job is not None else None
         if job is None or summary is None or _is_in_vain(job, summary) or not await self.keep(job, summary):
             self._postpone(request)
         elif self.policy.condensation:
-            await self.condense(request, survey)
+            await self.condense(request, index)
 
     async def _work_manually(self, request: SentRequest, options: ManualOptions, result: JobResult) -> None:
         """Summarise what has no summary; where models can be asked, make one again that is not as it should be."""
-        context, nodes, survey = request.state.context, request.nodes, await self.survey(request)
+        context, nodes, index = request.state.context, request.nodes, await self.index_conversation(request)
         for _ in range(_MOST_MANUAL_SPANS):
-            job = self.choose_job(request, survey, context.list_summaries(nodes), is_needed=True)
+            job = self.choose_job(request, index, context.list_summaries(nodes), is_needed=True)
             if job is None or not await self._summarize_manually(replace(job, options=options), result):
                 break
         if all(each.level < _WITHOUT_MODEL for each in result.summaries):
-            job = await self.choose_repeat(request, survey, context.list_summaries(nodes))
+            job = await self.choose_repeat(request, index, context.list_summaries(nodes))
             if job is not None:
                 await self._summarize_manually(replace(job, options=options), result)
         if self.policy.condensation:
-            for merged in await self.condense(request, survey, options):
+            for merged in await self.condense(request, index, options):
                 result.add(merged, is_kept=True)
 
     async def _summarize_manually(self, job: SummaryJob, result: JobResult) -> bool:
@@ -294,7 +294,7 @@ class SummaryWorker:
         return is_kept
 
     async def condense(
-        self, request: SentRequest, survey: ConversationIndex, options: ManualOptions | None = None
+        self, request: SentRequest, index: ConversationIndex, options: ManualOptions | None = None
     ) -> list[Summary]:
         """Merge summaries that take too much room, round by round while that makes them smaller; return the new ones.
 
@@ -310,7 +310,7 @@ class SummaryWorker:
             run = choose_merge(list_merge_candidates(live, known), room)
             if not run:
                 break
-            job = replace(make_merge_job(request, survey, [known[node.id] for node in run]), options=options)
+            job = replace(make_merge_job(request, index, [known[node.id] for node in run]), options=options)
             summary = await self.summarize(job, is_needed=True)
             if summary is None or not is_merge_smaller(run, summary.tokens) or not await self.keep(job, summary):
                 break

@@ -22,9 +22,9 @@ WORDS: list[Message] = [
 async def plan(messages: list[Message] = HISTORY, start: int = 0, stop: int = 20, **changes: object) -> SummaryJob:
     workshop = Workshop()
     request = await workshop.look_at(messages)
-    survey = await workshop.worker.survey(request)
+    index = await workshop.worker.index_conversation(request)
     span = MessageRange(start, stop, request.state.path.count(start, stop))
-    return msgspec.structs.replace(SummaryJob(request, survey, span), **changes)
+    return msgspec.structs.replace(SummaryJob(request, index, span), **changes)
 
 
 async def open_epoch(workshop: Workshop, steps: int = 22) -> SentRequest:
@@ -62,8 +62,8 @@ async def test_how_long_a_report_may_be_goes_by_the_budget_and_by_what_it_is_of(
 async def test_of_a_large_budget_it_has_a_small_share(level: int, most: int) -> None:
     workshop = Workshop(ceiling=100_000)
     request = await workshop.look_at(make_history(60, 1600))
-    survey = await workshop.worker.survey(request)
-    work = SummaryJob(request, survey, MessageRange(0, 50, 20_000))
+    index = await workshop.worker.index_conversation(request)
+    work = SummaryJob(request, index, MessageRange(0, 50, 20_000))
     assert work.compute_target(level, 8192) == most  # type: ignore[arg-type]
 
 
@@ -85,7 +85,7 @@ async def test_what_was_elided_has_references_and_stands_in_a_ledger_only() -> N
     before = await workshop.look_at(HISTORY)
     assert list_references(before, MessageRange(0, 20, 0)) == ()
     request = await open_epoch(workshop)
-    survey = await workshop.worker.survey(request)
+    index = await workshop.worker.index_conversation(request)
     epoch = request.epoch
     assert epoch is request.opened
     assert epoch is not None
@@ -94,8 +94,8 @@ async def test_what_was_elided_has_references_and_stands_in_a_ledger_only() -> N
     assert inside
     assert sorted(list_references(request, MessageRange(0, 20, 0))) == sorted(set(inside))
     assert list_references(request, MessageRange(epoch.depth, epoch.depth + 5, 0)) == ()
-    assert SummaryJob(request, survey, MessageRange(3, epoch.depth + 4, 0)).count_hidden() == epoch.depth - 3
-    assert SummaryJob(before, survey, MessageRange(0, 20, 0)).count_hidden() == 0
+    assert SummaryJob(request, index, MessageRange(3, epoch.depth + 4, 0)).count_hidden() == epoch.depth - 3
+    assert SummaryJob(before, index, MessageRange(0, 20, 0)).count_hidden() == 0
 
 
 async def test_without_an_epoch_of_its_own_it_was_sent_under_the_one_that_held() -> None:
@@ -110,10 +110,10 @@ async def test_without_an_epoch_of_its_own_it_was_sent_under_the_one_that_held()
 async def test_reminders_of_clients_and_prompts_of_subagents_are_nobodys_words() -> None:
     work = await plan([*HISTORY, *WORDS])
     place = len(HISTORY) - 1
-    assert find_foreign_messages(work.request, work.survey) == {place}
+    assert find_foreign_messages(work.request, work.index) == {place}
     child = SessionKey("s1", b"t" * 16, "main", "family", parent="s0")
     request = await Workshop().look_at([*HISTORY, *WORDS], session=child)
-    assert find_foreign_messages(request, work.survey) == {0, place, place + 2}
+    assert find_foreign_messages(request, work.index) == {0, place, place + 2}
 
 
 def test_a_time_is_told_in_words() -> None:

@@ -30,8 +30,8 @@ def make(policy: CompactionPolicy | None = None, hook: Any = None) -> PromptBuil
 async def plan(messages: list[Message] = HISTORY, stop: int = 29, **members: Any) -> SummaryJob:
     workshop = Workshop()
     request = await workshop.look_at(messages, **members)
-    survey = await workshop.worker.survey(request)
-    return SummaryJob(request, survey, MessageRange(0, stop, request.state.path.count(0, stop)))
+    index = await workshop.worker.index_conversation(request)
+    return SummaryJob(request, index, MessageRange(0, stop, request.state.path.count(0, stop)))
 
 
 def merge(work: SummaryJob) -> SummaryJob:
@@ -68,7 +68,9 @@ async def test_where_the_beginning_is_hidden_it_says_so() -> None:
     (epoch,) = workshop.epochs
     request = await workshop.look_at(make_history(19, 1600), base=39, session=_find_key(workshop))
     assert request.epoch is not None
-    work = SummaryJob(request, await workshop.worker.survey(request), MessageRange(0, epoch.depth + 2, 5000))
+    work = SummaryJob(
+        request, await workshop.worker.index_conversation(request), MessageRange(0, epoch.depth + 2, 5000)
+    )
     asked = read(make().write_warm(work, 1, is_alternating=False))["messages"][-1]["content"]
     assert f"The first {epoch.depth} of them stand in a ledger only" in asked
 

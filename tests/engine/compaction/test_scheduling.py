@@ -92,7 +92,7 @@ async def test_a_lease_is_named_by_what_no_report_is_of_and_nobody_else_here_sha
 
 
 async def _plan(shop: Workshop, request: SentRequest, start: int, stop: int) -> Any:
-    from_start = shop.worker.choose_job(request, await shop.worker.survey(request), (), is_needed=True)
+    from_start = shop.worker.choose_job(request, await shop.worker.index_conversation(request), (), is_needed=True)
     assert from_start is not None
     return replace(from_start, span=MessageRange(start, stop, 1000))
 

@@ -57,8 +57,8 @@ class Draft:
 
     async def plan(self, **changes: Any) -> SummaryJob:
         request = await self.shop.look_at(HISTORY)
-        survey = await self.shop.worker.survey(request)
-        work = SummaryJob(request, survey, MessageRange(0, 29, request.state.path.count(0, 29)), ("bbbbbbbbbb",))
+        index = await self.shop.worker.index_conversation(request)
+        work = SummaryJob(request, index, MessageRange(0, 29, request.state.path.count(0, 29)), ("bbbbbbbbbb",))
         return msgspec.structs.replace(work, **changes)
 
     async def make(self, *, is_needed: bool = False, **changes: Any) -> Summary | None:

@@ -308,5 +308,5 @@ async def test_more_turns_can_be_kept_out_of_reports_than_out_of_plans() -> None
     for turns in (2, 5):
         shop = Workshop(policy=replace(FREE, protect_turns=turns))
         messages = [{"role": role, "content": f"{role} {i}"} for i in range(8) for role in ("user", "assistant")]
-        surveys.append(await shop.worker.survey(await shop.look_at(messages)))
-    assert [len(survey.newest) for survey in surveys] == [2, 5]
+        surveys.append(await shop.worker.index_conversation(await shop.look_at(messages)))
+    assert [len(index.newest) for index in surveys] == [2, 5]

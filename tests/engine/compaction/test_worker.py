@@ -140,9 +140,9 @@ async def test_a_call_above_the_high_mark_waits_for_what_is_being_made_and_uses_
     await reach_without_end(shop, SOFT)
     waiting, wait = asyncio.Event(), shop.worker.wait
 
-    async def note_and_wait(subject: ManagedRequest) -> None:
+    async def note_and_wait(request: ManagedRequest) -> None:
         waiting.set()
-        await wait(subject)
+        await wait(request)
 
     shop.worker.wait = note_and_wait  # type: ignore[method-assign]
     call = asyncio.create_task(shop.call(until(HARD)))
@@ -188,8 +188,8 @@ async def test_where_no_epoch_would_open_nobody_waits(monkeypatch: pytest.Monkey
     await reach(shop, 3)
     waited: list[str] = []
 
-    async def wait(subject: ManagedRequest) -> None:
-        waited.append(subject.session.id)
+    async def wait(request: ManagedRequest) -> None:
+        waited.append(request.session.id)
 
     monkeypatch.setattr(shop.worker, "wait", wait)
     case = (await shop.look_at(until(HARD))).state
@@ -272,7 +272,7 @@ async def test_a_fault_of_ours_is_told_and_not_repeated_at_once(caplog: pytest.L
     async def fault(*args: Any) -> Any:
         raise RuntimeError("not now")
 
-    shop.worker.survey = fault  # type: ignore[assignment, method-assign]
+    shop.worker.index_conversation = fault  # type: ignore[assignment, method-assign]
     await shop.ask(until(SOFT))
     await shop.ask(until(SOFT + 1))
     assert caplog.text.count("a summary could not be made") == 1
@@ -293,8 +293,8 @@ async def test_it_reaches_whoever_remembers_the_session_by_then() -> None:
 
 
 async def _plan(shop: Workshop, request: Any) -> Any:
-    survey = await shop.worker.survey(request)
-    work = shop.worker.choose_job(request, survey, (), is_needed=True)
+    index = await shop.worker.index_conversation(request)
+    work = shop.worker.choose_job(request, index, (), is_needed=True)
     assert work is not None
     return work
 

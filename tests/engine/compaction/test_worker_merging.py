@@ -121,9 +121,9 @@ async def test_what_it_was_made_of_must_be_known_to_be_merged_again() -> None:
     await reach(shop, SOFT)
     (leaf,) = shop.summaries
     request = await shop.look_at(until(SOFT))
-    survey = await shop.worker.survey(request)
+    index = await shop.worker.index_conversation(request)
     lost = msgspec.structs.replace(leaf, id="x", kind="condensed", level=3, is_provisional=True, parents=("y",))
-    assert await shop.worker.choose_repeat(request, survey, [lost]) is None
+    assert await shop.worker.choose_repeat(request, index, [lost]) is None
 
 
 async def test_what_nobody_is_shown_is_not_merged() -> None:

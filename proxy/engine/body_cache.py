@@ -89,13 +89,13 @@ class BodyCache:
         """Return the cached body that shares most items with `content`, and how many; (None, 0) if none does."""
         best: CachedBody | None = None
         most = 0
-        for history in reversed(self._seen.get(key, ())):
-            if not _may_extend(history, content, is_named=bool(key[2])):
+        for cached in reversed(self._seen.get(key, ())):
+            if not _may_extend(cached, content, is_named=bool(key[2])):
                 continue
-            shared = count_shared(content, history.split)
+            shared = count_shared(content, cached.split)
             if shared > most:
-                best, most = history, shared
-            if shared and shared == len(history.links):
+                best, most = cached, shared
+            if shared and shared == len(cached.links):
                 break
         return best, most
 
@@ -104,17 +104,17 @@ class BodyCache:
         entries = self._seen.get(key)
         return entries[-1] if entries else None
 
-    def remember(self, key: Key, history: CachedBody, known: CachedBody | None) -> None:
+    def remember(self, key: Key, cached: CachedBody, known: CachedBody | None) -> None:
         """Keep a body, in place of the one it continues."""
-        if len(history.split.content) < _WORTH_REMEMBERING or history.weight > self._cache_bytes:
+        if len(cached.split.content) < _WORTH_REMEMBERING or cached.weight > self._cache_bytes:
             return
         entries = self._seen.setdefault(key, [])
         self._seen.move_to_end(key)
-        if known in entries and history.continues(known):
+        if known in entries and cached.continues(known):
             entries.remove(known)
             self._weight -= known.weight
-        entries.append(history)
-        self._weight += history.weight
+        entries.append(cached)
+        self._weight += cached.weight
         if len(entries) > (_NAMED_KEPT if key[2] else _UNNAMED_KEPT):
             self._weight -= entries.pop(0).weight
         while self._weight > self._cache_bytes:
@@ -133,12 +133,12 @@ class BodyCache:
             del self._seen[key]
 
 
-def _may_extend(history: CachedBody, content: bytes, *, is_named: bool) -> bool:
+def _may_extend(cached: CachedBody, content: bytes, *, is_named: bool) -> bool:
     """Compare the end of the cached items only; with a named family return True without a look."""
     if is_named:
         return True
-    end = history.split.items[-1].end
-    return content[end - _TAIL : end] == history.split.content[end - _TAIL : end]
+    end = cached.split.items[-1].end
+    return content[end - _TAIL : end] == cached.split.content[end - _TAIL : end]
 
 
 def split_known(content: bytes, items_key: str, known: CachedBody | None, shared: int) -> SplitBody | None:

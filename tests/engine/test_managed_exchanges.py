@@ -488,9 +488,9 @@ async def test_what_is_pinned_later_stays_from_the_next_epoch_on() -> None:
     engine = ManagedEngine()
     await open_epoch(engine)
     session = engine.epochs[0].session
-    context = engine.steward.states.memory.contexts.get(session)
+    context = engine.steward.states.caches.contexts.get(session)
     assert context is not None
-    nodes = engine.steward.states.memory.paths._seen[session, "gpt-4o"][-1].nodes
+    nodes = engine.steward.states.caches.histories._seen[session, "gpt-4o"][-1].nodes
     context.pin(Pin(session, nodes[6], True, 1))
     later = await engine.send(LONGER)
     assert (later.plan.rung, engine.failures) == ("epoch", [])

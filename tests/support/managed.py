@@ -151,7 +151,7 @@ class ManagedEngine(Engine):
 
     async def wait_for_late(self, turn: "Turn") -> None:
         """Wait until the plan that came too late for a call is there."""
-        context = self.steward.states.memory.contexts.get(turn.labels["x-palimpsest-session"])
+        context = self.steward.states.caches.contexts.get(turn.labels["x-palimpsest-session"])
         assert context is not None
         assert context._late is not None
         async with asyncio.timeout(LIMIT):
@@ -309,7 +309,7 @@ class Desk:
 
     async def look_at(self, messages: Sequence[Message], exchange: str = "x1", **options: Any) -> RequestState:
         subject = make_subject(messages, exchange, **options)
-        context = await self.steward.states.memory.contexts.open(subject)
+        context = await self.steward.states.caches.contexts.open(subject)
         epoch, budget = context.find(subject.model, subject), self.steward.states.find_budget(subject)
         return await self.steward.states.read(subject, context, epoch, budget)
 

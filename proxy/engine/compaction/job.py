@@ -55,7 +55,7 @@ class SentRequest(msgspec.Struct, frozen=True, gc=False):
         state, opened = self.state, self.opened
         if opened is None:
             return state.tokens
-        return state.path.tokens - state.path.count_to(opened.depth) + state.context.sizes.get(opened.id, 0)
+        return state.history.tokens - state.history.count_to(opened.depth) + state.context.sizes.get(opened.id, 0)
 
 
 class ManualOptions(msgspec.Struct, frozen=True, gc=False):

@@ -85,7 +85,7 @@ class ManualCompaction:
             session=state.request.session.id,
             epoch=epoch,
             summaries=tuple(result.summaries),
-            tokens=state.tell(state.tokens),
+            tokens=state.to_model_tokens(state.tokens),
             ms=round(1000 * (self.clock.monotonic() - began)),
             calls=tuple(dict.fromkeys(result.calls)),
             cost=result.cost.tokens,
@@ -139,8 +139,8 @@ class ManualCompaction:
     async def _compute_state(self, request: ManagedRequest, row: ExchangeRow) -> RequestState:
         """Return the state of what will extend this request."""
         states = self.states
-        states.memory.forget_lost()
-        context = await states.memory.contexts.load(request.session.id)
+        states.caches.forget_lost()
+        context = await states.caches.contexts.load(request.session.id)
         budget = states.find_budget(request, read_ceiling(row.headers))
         return await states.read(request, context, context.find(request.model, request, is_next=True), budget)
 

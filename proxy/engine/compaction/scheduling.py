@@ -57,8 +57,8 @@ def is_summary_due(
     is_warm = is_read and not cache_hits.is_cold(subject.session.upstream, state.view)
     first = next(list_summary_models(policy, subject.upstream, subject.model, routes))
     seconds = cache_hits.compute_p95_seconds(first.upstream.name, first.model)
-    calls = 1 + sum(structure.role == "assistant" for structure in state.path.structures)
-    pace = ConversationGrowth((state.path.tokens - state.path.head.tokens) / calls, request.interval)
+    calls = 1 + sum(structure.role == "assistant" for structure in state.history.structures)
+    pace = ConversationGrowth((state.history.tokens - state.history.head.tokens) / calls, request.interval)
     left = state.budget.high - request.tokens
     return should_start_summary(left, pace, policy.time_limit_seconds if seconds is None else seconds, is_warm=is_warm)
 
@@ -153,7 +153,7 @@ class JobSchedule:
     def is_postponed(self, request: SentRequest) -> bool:
         """Return whether it is too early to try the branch of a request again."""
         postponed = self._postponed.get(request.session) or ()
-        return any(each.is_behind(request) and request.state.path.tokens < each.tokens for each in postponed)
+        return any(each.is_behind(request) and request.state.history.tokens < each.tokens for each in postponed)
 
 
 def is_one_branch(one: Sequence[bytes], other: Sequence[bytes]) -> bool:

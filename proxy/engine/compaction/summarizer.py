@@ -102,7 +102,7 @@ class PromptBuilder:
         body = write_warm(split, instruction, room, is_alternating=is_alternating)
         if body is None:
             return None
-        sent = state.tell(job.request.tokens)
+        sent = state.to_model_tokens(job.request.tokens)
         return _make_prompt(body, job, level, Usage(sent + _FRAME_TOKENS, order.most, sent), is_warm=True)
 
     def write_compact(

@@ -88,7 +88,7 @@ class CompactionTrigger:
     def note_sent(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> None:
         """Record what was sent for a call, and the state in which that was decided."""
         read = state.tariff.estimate_cached(find_matching(state, outgoing))
-        expected = Usage(state.tell(outgoing.tokens), 0, state.tell(read))
+        expected = Usage(state.to_model_tokens(outgoing.tokens), 0, state.to_model_tokens(read))
         self.budget.record_estimate(state.request.exchange, expected)
         may_open = not (state.is_bound or (state.epoch is not None and state.epoch.why == "refused"))
         if self.policy.auto and decision.pressure != "none" and not state.request.is_side and may_open:
@@ -167,7 +167,7 @@ def build_trigger(
     span_policy = replace(builder_policy, protect_turns=policy.protect_turns)
 
     def index_request(request: SentRequest, ground: PlanInputs) -> ConversationIndex:
-        return index_conversation(opener.see(request.state.request, request.state.path, ground), span_policy, study)
+        return index_conversation(opener.see(request.state.request, request.state.history, ground), span_policy, study)
 
     worker = SummaryWorker(
         policy=policy,

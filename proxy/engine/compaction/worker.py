@@ -213,7 +213,7 @@ class SummaryWorker:
         live = state.context.list_summaries(request.nodes)
         depth = request.epoch.depth if request.epoch is not None else 0
         begin, usable = live[-1].stop if live else 0, state.budget.usable
-        unlisted, unsummarised = state.path.count(max(depth, begin), count), state.path.count(begin, count)
+        unlisted, unsummarised = state.history.count(max(depth, begin), count), state.history.count(begin, count)
         is_enough = unlisted >= WORTH * usable or unsummarised >= _WORTH_IN_LEDGERS * usable
         if not (is_enough or any(map(_is_unfinished, live))):
             return False
@@ -222,7 +222,7 @@ class SummaryWorker:
     def _postpone(self, request: SentRequest) -> None:
         """Leave a branch of which nothing came alone until its conversation has grown."""
         state = request.state
-        self.schedule.postpone(request, state.path.tokens + int(_GROWTH * state.budget.usable))
+        self.schedule.postpone(request, state.history.tokens + int(_GROWTH * state.budget.usable))
 
     async def _run_leased(self, lease: str, work: Callable[[], Awaitable[None]]) -> bool:
         """Do work under a lease; return False where another process holds it."""

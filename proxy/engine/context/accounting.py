@@ -116,9 +116,9 @@ class UsageAccounting:
             epoch.id if epoch is not None else "",
             decision.pressure,
             "" if outgoing.is_opened else decision.reason or _NOTHING_OPENED,
-            state.tell(state.client_tokens),
-            state.tell(outgoing.tokens),
-            state.tell(state.budget.usable),
+            state.to_model_tokens(state.client_tokens),
+            state.to_model_tokens(outgoing.tokens),
+            state.to_model_tokens(state.budget.usable),
             _charge(state, outgoing).owed,
             saving,
         )
@@ -133,33 +133,33 @@ class UsageAccounting:
 
 def _charge(state: RequestState, outgoing: OutgoingRequest) -> CacheCostAccount:
     """Charge a request to the account of the epoch that it is sent under; return the account."""
-    standing = state.find_standing(outgoing.epoch)
+    epoch_account = state.find_account(outgoing.epoch)
     if state.request.is_side:
-        standing.account = record_use(standing.account, state.now)
-        return standing.account
+        epoch_account.account = record_use(epoch_account.account, state.now)
+        return epoch_account.account
     low = state.budget.compute_low_mark(state.context.protected.get(state.view, 0))
-    kept = state.path.head.tokens if outgoing.is_opened else state.kept
+    kept = state.history.head.tokens if outgoing.is_opened else state.kept
     sent = SentTokens(outgoing.tokens, kept=kept, at=state.now)
-    account = standing.account = record_request(standing.account, sent, state.tariff, low)
-    standing.before, standing.head = state.request.nodes, state.path.head
+    account = epoch_account.account = record_request(epoch_account.account, sent, state.tariff, low)
+    epoch_account.before, epoch_account.head = state.request.nodes, state.history.head
     return account
 
 
 def find_matching(state: RequestState, outgoing: OutgoingRequest) -> int:
     """Return how many tokens at the beginning of what is sent were sent before."""
     if outgoing.is_opened:
-        return state.path.head.tokens
+        return state.history.head.tokens
     return min(outgoing.tokens, state.account.sent if state.kept is None else state.kept)
 
 
 def _estimate_saving(state: RequestState, outgoing: OutgoingRequest) -> float | None:
     """Estimate what a request saves against the client's own, as far as the cache is known before it is answered."""
-    before = state.standing.before
+    before = state.epoch_account.before
     if before is None:
         return None
-    shared = count_shared(before, state.path.nodes)
+    shared = count_shared(before, state.history.nodes)
     client_read = estimate_client_read(
-        state.tariff, state.path.head.tokens + state.path.count_to(shared), state.account.compute_idle(state.now)
+        state.tariff, state.history.head.tokens + state.history.count_to(shared), state.account.compute_idle(state.now)
     )
     sent_read = state.tariff.estimate_cached(find_matching(state, outgoing))
     return estimate_saving(RequestSizes(state.client_tokens, outgoing.tokens, client_read, sent_read), state.tariff)

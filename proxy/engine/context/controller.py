@@ -68,7 +68,7 @@ class ContextController:
     ) -> None:
         self.states = states
         self.chain = chain
-        self._caches = states.memory
+        self._caches = states.caches
         self._accounting = accounting
         self._bus = bus
         self._observer = observer
@@ -190,8 +190,8 @@ class ContextController:
             return None
         if budget.window is None:
             self.states.models.ask(request.upstream, request.headers)
-        standing = context.get_standing(request.model, "", budget)
-        standing.account = record_use(standing.account, self._clock.monotonic())
+        epoch_account = context.get_account(request.model, "", budget)
+        epoch_account.account = record_use(epoch_account.account, self._clock.monotonic())
         is_guarded = _is_risky(budget, request)
         return OutgoingRequest(
             "original", request.split.content, is_managed=True, is_guarded=is_guarded, ceiling=ceiling
@@ -260,7 +260,7 @@ class ContextController:
         newest, places = len(request.nodes) - 1, context.list_pinned(request.nodes)
         if newest in places:
             return None, ()
-        history = await self._caches.paths.follow(request)
+        history = await self._caches.histories.follow(request)
         tokens = sum(history.count(place, place + 1) for place in (*places, newest))
         usable, ratio = self.states.find_budget(request, ceiling).usable, self.states.find_ratio(request)
         if problem := find_objection(ratio.apply(tokens), ratio.apply(usable)):
@@ -323,7 +323,7 @@ class ContextController:
         if not state.budget.usable or outgoing.tokens <= state.budget.usable or outgoing.plan is None:
             return outgoing
         reason = decision.reason or (MUST_STAY if outgoing.is_opened or _is_tried(state) else NOT_CUT)
-        tokens, usable = state.tell(outgoing.tokens), state.tell(state.budget.usable)
+        tokens, usable = state.to_model_tokens(outgoing.tokens), state.to_model_tokens(state.budget.usable)
         request = state.request
         self._bus.publish(CeilingExceeded(request.exchange, request.session.id, state.view, tokens, usable, reason))
         told = f"above the ceiling: {tokens} tokens of {usable}; {reason}"
@@ -366,7 +366,7 @@ class ContextController:
 
         Not asked under an epoch of ours: what looks like one there is an echo, and as it came it would be too long.
         """
-        known, shared = self._caches.paths.find(request)
+        known, shared = self._caches.histories.find(request)
         seen = request.chain.preamble.count + shared if known is not None else 0
         return FORMATS[request.wire].find_management(request.split, seen)
 
@@ -377,12 +377,12 @@ class ContextController:
         labels = _label_observed(reason) if is_told else ()
         context = self._caches.contexts.get(request.session.id)
         epoch = context.find(request.model, request) if context is not None else None
-        known, _ = self._caches.paths.find(request)
+        known, _ = self._caches.histories.find(request)
         if context is None or epoch is None or known is None:
             plan = Plan(request.exchange, 0, request.model, "original", reason=reason) if mode == "manage" else None
             return OutgoingRequest("original", content, plan=plan, labels=labels)
         budget = self.states.find_budget(request)
-        account = context.get_standing(request.model, epoch.id, budget).account
+        account = context.get_account(request.model, epoch.id, budget).account
         tariff = self.states.find_tariff(request, known)
         saving = tariff.price_repeated(account.sent) - tariff.price_rewritten(known.tokens, known.head.tokens)
         told = self.states.find_ratio(request).apply(known.tokens)

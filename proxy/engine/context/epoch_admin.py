@@ -37,17 +37,17 @@ class EpochAdmin:
     async def quote(self, session: str, n: int) -> Reversion:
         """Estimate what going back before the n-th epoch of a session would cost. Raises NotFound, Conflict."""
         reverted = await self._archive.load_epoch(session, n)
-        return await self._plan_reversion(session, reverted, await self._states.memory.contexts.load(session))
+        return await self._plan_reversion(session, reverted, await self._states.caches.contexts.load(session))
 
     async def revert(self, session: str, n: int) -> Reversion:
         """Go back before the n-th epoch of a session, until the high mark. Raises NotFound, Conflict."""
         reverted = await self._archive.load_epoch(session, n)
-        context = await self._states.memory.contexts.load(session)
+        context = await self._states.caches.contexts.load(session)
         async with context.opening:
             reversion = await self._plan_reversion(session, reverted, context)
             epoch = reversion.epoch
             await self._keep(epoch)
-            self._states.memory.contexts.add(session, epoch)
+            self._states.caches.contexts.add(session, epoch)
         self._bus.publish(EpochOpened(epoch.id, session, "", "revert", epoch.tokens_before, epoch.tokens_after))
         return reversion
 
@@ -58,7 +58,7 @@ class EpochAdmin:
         """
         history = await load_history(self._archive, row)
         place = _find_place(history, place)
-        context = await self._states.memory.contexts.load(row.session)
+        context = await self._states.caches.contexts.load(row.session)
         places = context.list_pinned(history.nodes)
         counted = dict(zip(sorted({*places, place}), await self._count(history, {*places, place}), strict=True))
         if place not in places:
@@ -74,14 +74,14 @@ class EpochAdmin:
 
     async def unpin_node(self, session: str, node: bytes) -> None:
         """Unpin a message that is given by its node. Raises NotFound."""
-        context = await self._states.memory.contexts.load(session)
+        context = await self._states.caches.contexts.load(session)
         if node not in context.pinned:
             raise NotFound("this message is not pinned; GET /-/api/sessions/SESSION/pins lists those that are")
         await self._note(context, session, node, is_on=False)
 
     async def list_pins(self, session: str, branches: Sequence[BranchRow]) -> list[Pinned]:
         """Return what is pinned in a session, each message as it is in the newest of the branches that has it."""
-        left = set((await self._states.memory.contexts.load(session)).pinned)
+        left = set((await self._states.caches.contexts.load(session)).pinned)
         found: list[Pinned] = []
         for branch in reversed(branches):
             if left:

@@ -63,10 +63,10 @@ class EpochPlanner:
         self._providers = providers
 
     def draft(
-        self, request: ManagedRequest, path: MeasuredHistory, ground: PlanInputs, *, is_minimal: bool = False
+        self, request: ManagedRequest, history: MeasuredHistory, ground: PlanInputs, *, is_minimal: bool = False
     ) -> RenderedPlan:
         """Draft what would be sent in place of the beginning of a request's history. Raises any error of planning."""
-        raws, view = request.list_raws(), self.see(request, path, ground)
+        raws, view = request.list_raws(), self.see(request, history, ground)
         view = msgspec.structs.replace(view, sent=_find_sent(request))
         plan = self._builder.minimal(view) if is_minimal else self._builder.build(view)
         provider = self._providers.get(request.session.upstream, _ANY)
@@ -74,9 +74,9 @@ class EpochPlanner:
             edits, through = reach_user(FORMATS[request.wire], plan.edits, plan.through, raws)
             plan = msgspec.structs.replace(plan, edits=edits, through=through)
         elif provider.summary_role == "assistant":
-            plan = msgspec.structs.replace(plan, edits=_lead_with_user(plan.edits, path.structures))
+            plan = msgspec.structs.replace(plan, edits=_lead_with_user(plan.edits, history.structures))
         if FORMATS[request.wire].read_rules(request.split, request.chain.preamble.count).needs_json:
-            plan = msgspec.structs.replace(plan, edits=_say_json(plan, path.structures))
+            plan = msgspec.structs.replace(plan, edits=_say_json(plan, history.structures))
         is_alternating = provider.strict_alternation
         # the words of users that stay can be joined with ours beside them, those of the assistant's own cannot
         role = "user" if is_alternating else provider.summary_role
@@ -84,11 +84,11 @@ class EpochPlanner:
         originals = [ground.known.get(each.id) or _keep_original(request, each) for each in plan.references]
         return RenderedPlan(plan, rendered, tuple(originals))
 
-    def see(self, request: ManagedRequest, path: MeasuredHistory, ground: PlanInputs) -> PlanRequest:
+    def see(self, request: ManagedRequest, history: MeasuredHistory, ground: PlanInputs) -> PlanRequest:
         """Return the conversation in the form that the plan builder takes. Raises any error of reading it."""
         return PlanRequest(
-            messages=_see(request.wire, request.list_raws(), path),
-            head=path.head.tokens,
+            messages=_see(request.wire, request.list_raws(), history),
+            head=history.head.tokens,
             budget=ground.budget,
             name=lambda start, stop, offset: self._name(request, start, stop, offset),
             pinned=ground.pinned,
@@ -120,11 +120,11 @@ def read_plan(epoch: Epoch) -> ContextPlan:
     return ContextPlan(epoch.depth, _edits.decode(epoch.edits), references, epoch.tokens_after)
 
 
-def _see(wire: str, raws: Sequence[bytes], path: MeasuredHistory) -> list[CountedMessage]:
-    tokens = [after - before for before, after in pairwise([0, *path.sums])]
+def _see(wire: str, raws: Sequence[bytes], history: MeasuredHistory) -> list[CountedMessage]:
+    tokens = [after - before for before, after in pairwise([0, *history.sums])]
     return [
         CountedMessage(FORMATS[wire].parse_message(raw), structure, each)
-        for raw, structure, each in zip(raws, path.structures, tokens, strict=True)
+        for raw, structure, each in zip(raws, history.structures, tokens, strict=True)
     ]
 
 

@@ -59,8 +59,8 @@ class FallbackChain:
         hard_wait_seconds: float,
     ) -> None:
         self._contexts = caches.contexts
-        self._paths = caches.paths
-        self._twins = caches.twins
+        self._histories = caches.histories
+        self._anonymous_epochs = caches.anonymous_epochs
         self._planner = planner
         self._rewriter = rewriter
         self._bus = bus
@@ -102,7 +102,7 @@ class FallbackChain:
         is_opened = epoch.id in state.context.unsent
         is_unsigned = state.is_unsigned(epoch)
         try:  # a later pin is for the next epoch
-            body = self._rewriter.rewrite(state.request, state.path, epoch, is_unsigned=is_unsigned)
+            body = self._rewriter.rewrite(state.request, state.history, epoch, is_unsigned=is_unsigned)
         except Exception as error:  # noqa: BLE001 - a boundary: the next level is tried
             self._note_failure(state, "epoch", error)
             return None
@@ -115,7 +115,7 @@ class FallbackChain:
         ValueError where what comes of it is not valid.
         """
         context, ground = state.context, msgspec.structs.replace(self._list_inputs(state, "manual"), goal=goal)
-        draft = await asyncio.to_thread(self._planner.draft, state.request, state.path, ground)
+        draft = await asyncio.to_thread(self._planner.draft, state.request, state.history, ground)
         async with context.opening:
             if context.find(state.view, state.request, is_next=True) is not state.epoch:
                 raise Conflict("another epoch was opened meanwhile; GET /-/api/sessions/SESSION/epochs shows it")
@@ -133,8 +133,8 @@ class FallbackChain:
         async with state.context.opening:
             found = state.context.find(state.view, state.request)
             if found is not None and found is not state.epoch:
-                frozen = await self._paths.count_messages(state.request, found.rendered)
-                state = state.stand_under(found, frozen)
+                frozen = await self._histories.count_messages(state.request, found.rendered)
+                state = state.with_epoch(found, frozen)
                 if state.tokens < state.budget.high:
                     return self.keep(state)
             if taken := await self._take_over(state, asked):
@@ -165,7 +165,7 @@ class FallbackChain:
         if twin is None:
             return None
         draft = RenderedPlan(read_plan(twin), twin.rendered, twin.originals)
-        frozen = await self._paths.count_messages(state.request, draft.rendered)
+        frozen = await self._histories.count_messages(state.request, draft.rendered)
         if msgspec.structs.replace(state, epoch=twin, frozen=frozen).tokens >= state.budget.high:
             return None
         begun, _ = await self._try(state, "epoch", self._open_planned(state, draft, asked, "plan"))
@@ -174,7 +174,7 @@ class FallbackChain:
     async def _plan_and_open(self, state: RequestState, asked: _EpochRequest, rung: Rung) -> OutgoingRequest | None:
         if rung == "minimal":
             draft = await asyncio.to_thread(
-                self._planner.draft, state.request, state.path, self._list_inputs(state, asked.why), is_minimal=True
+                self._planner.draft, state.request, state.history, self._list_inputs(state, asked.why), is_minimal=True
             )
         else:
             draft = await self._plan(state, asked)
@@ -195,7 +195,7 @@ class FallbackChain:
         late = context.take_late(request)
         if late is not None and await self._is_enough(state, late):
             return late
-        draft = partial(self._planner.draft, request, state.path, self._list_inputs(state, asked.why))
+        draft = partial(self._planner.draft, request, state.history, self._list_inputs(state, asked.why))
         drafting = asyncio.get_running_loop().run_in_executor(self._planners, draft)
         await asyncio.wait((drafting,), timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
         if drafting.done():
@@ -205,8 +205,8 @@ class FallbackChain:
 
     async def _is_enough(self, state: RequestState, draft: RenderedPlan) -> bool:
         """Return whether a plan made for an earlier request leaves this one below its ceiling, and shorter."""
-        frozen = await self._paths.count_messages(state.request, draft.rendered)
-        tokens = state.path.tokens - state.path.count_to(draft.plan.through) + frozen
+        frozen = await self._histories.count_messages(state.request, draft.rendered)
+        tokens = state.history.tokens - state.history.count_to(draft.plan.through) + frozen
         return tokens < min(state.budget.high, state.tokens)
 
     def _note_fruitless(self, state: RequestState) -> None:
@@ -228,16 +228,16 @@ class FallbackChain:
         )
 
     def _find_twin(self, state: RequestState) -> Epoch | None:
-        return self._twins.find(state.request) if state.epoch is None else None
+        return self._anonymous_epochs.find(state.request) if state.epoch is None else None
 
     async def _open_planned(
         self, state: RequestState, draft: RenderedPlan, asked: _EpochRequest, rung: Rung
     ) -> OutgoingRequest | None:
         """Record an epoch and make it active; None where it makes nothing shorter."""
-        plan, path = draft.plan, state.path
-        frozen = await self._paths.count_messages(state.request, draft.rendered)
-        tokens = path.tokens - path.count_to(plan.through) + frozen
-        protected = path.head.tokens + plan.protected
+        plan, history = draft.plan, state.history
+        frozen = await self._histories.count_messages(state.request, draft.rendered)
+        tokens = history.tokens - history.count_to(plan.through) + frozen
+        protected = history.head.tokens + plan.protected
         state.context.protected[state.view] = protected
         if tokens >= state.tokens:
             self._note_fruitless(state)
@@ -245,15 +245,15 @@ class FallbackChain:
         epoch = _make_epoch(state, draft, asked, tokens, self._clock.now_ms())
         pinned = state.context.list_pinned(state.request.nodes) | state.request.list_unkept()
         is_unsigned = state.is_unsigned(epoch)
-        body = self._rewriter.rewrite(state.request, path, epoch, pinned, is_unsigned=is_unsigned)
+        body = self._rewriter.rewrite(state.request, history, epoch, pinned, is_unsigned=is_unsigned)
         if not await asked.commit(epoch):
             raise StoreUnavailable("the log did not take the epoch in time")
         self._contexts.add(epoch.session, epoch, len(state.request.nodes))
         if rung == "plan":
-            self._twins.note(state.request, epoch)
+            self._anonymous_epochs.note(state.request, epoch)
         state.context.sizes[epoch.id] = frozen
         account = record_epoch(state.account, state.tokens, tokens, protected, state.budget)
-        state.find_standing(epoch).account = account
+        state.find_account(epoch).account = account
         self._bus.publish(
             EpochOpened(epoch.id, epoch.session, epoch.exchange, asked.why, epoch.tokens_before, epoch.tokens_after)
         )
@@ -262,18 +262,18 @@ class FallbackChain:
     def _say_unreachable(self, state: RequestState, protected: int) -> None:
         """Tell once that not all has room that should stay, until an epoch has."""
         if not protected:
-            state.context.told.discard(state.view)
-        if not protected or state.view in state.context.told:
+            state.context.reported.discard(state.view)
+        if not protected or state.view in state.context.reported:
             return
-        state.context.told.add(state.view)
-        told, named = state.tell(protected), (state.request.exchange, state.request.session.id)
+        state.context.reported.add(state.view)
+        told, named = state.to_model_tokens(protected), (state.request.exchange, state.request.session.id)
         _log.warning(
             "session %s: %d of %d usable tokens should stay as they are; some of it is shortened to keep the ceiling",
             state.request.session.id,
             told,
-            state.tell(state.budget.usable),
+            state.to_model_tokens(state.budget.usable),
         )
-        self._bus.publish(CeilingUnreachable(*named, state.view, told, state.tell(state.budget.usable)))
+        self._bus.publish(CeilingUnreachable(*named, state.view, told, state.to_model_tokens(state.budget.usable)))
 
     def _note_failure(self, state: RequestState, rung: Rung, error: Exception) -> None:
         problem = f"{type(error).__name__}: {error}"
@@ -307,8 +307,8 @@ def _make_epoch(state: RequestState, draft: RenderedPlan, asked: _EpochRequest, 
         why=asked.why,
         exchange=state.request.exchange,
         opened_ms=now_ms,
-        tokens_before=state.tell(state.tokens),
-        tokens_after=state.tell(tokens),
+        tokens_before=state.to_model_tokens(state.tokens),
+        tokens_after=state.to_model_tokens(tokens),
         edits=msgspec.json.encode(draft.plan.edits),
         rendered=draft.rendered,
         originals=draft.originals,

@@ -17,8 +17,8 @@ from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange
 from proxy.wire.validity import MessageRuns, extend_history, judge_history
 
-_PATHS_OF_A_VIEW = 4
-_PATH_WEIGHT = 500
+_HISTORIES_PER_VIEW = 4
+_HISTORY_WEIGHT = 500
 _MESSAGE_WEIGHT = 700
 # What is longer is read in a thread, for the while that takes is felt by others.
 _READ_HERE = 64 * 1024
@@ -47,7 +47,7 @@ class MeasuredHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
     nodes: Sequence[bytes]
     structures: Sequence[MessageStructure]
     sums: Sequence[int]
-    history: MessageRuns
+    runs: MessageRuns
     head: PromptPrefix
     items: Sequence[ByteRange]
     first: int
@@ -75,7 +75,7 @@ class MeasuredHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
     @property
     def weight(self) -> int:
         """Bytes of memory, roughly."""
-        return _PATH_WEIGHT + _MESSAGE_WEIGHT * len(self.nodes) + sum(map(len, self.head.members))
+        return _HISTORY_WEIGHT + _MESSAGE_WEIGHT * len(self.nodes) + sum(map(len, self.head.members))
 
     def continues(self, other: "MeasuredHistory") -> bool:
         """Return whether this history has all the messages of the other, and perhaps more."""
@@ -100,7 +100,7 @@ class PartialHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
     `most` is how many tokens too many these may be.
     """
 
-    path: MeasuredHistory
+    history: MeasuredHistory
     pieces: tuple[Piece, ...]
     most: int
 
@@ -122,10 +122,10 @@ class HistoryCache:
     def find(self, request: ManagedRequest) -> tuple[MeasuredHistory | None, int]:
         """Return the cached history that shares most messages with a request's, and how many; else (None, 0)."""
         best, most = None, 0
-        for path in reversed(self._seen.get(_name(request), ())):
-            shared = path.count_alike(request)
+        for history in reversed(self._seen.get(_name(request), ())):
+            shared = history.count_alike(request)
             if shared > most:
-                best, most = path, shared
+                best, most = history, shared
             if shared == len(request.nodes):
                 break
         return best, most
@@ -135,15 +135,15 @@ class HistoryCache:
         known, shared = self.find(request)
         head = await self._count_head(request, known)
         if known is not None and shared == len(request.nodes) == len(known.nodes):
-            path = known if known.head is head else msgspec.structs.replace(known, head=head)
+            history = known if known.head is head else msgspec.structs.replace(known, head=head)
         else:
             structures, pieces = await _examine(request.wire, request.list_raws(shared))
             tokens = await self._count(request, pieces)
-            path = _go_on(known, shared, request, structures, tokens=tokens, head=head)
+            history = _go_on(known, shared, request, structures, tokens=tokens, head=head)
             if any(map(_is_long_named, structures)):
-                return path
-        self._remember(_name(request), path)
-        return path
+                return history
+        self._remember(_name(request), history)
+        return history
 
     def begin(self, request: ManagedRequest) -> "PartialHistory | None":
         """Return the history of a request as far as it is known without counting what is new; `finish` counts that.
@@ -169,11 +169,11 @@ class HistoryCache:
     def finish(self, request: ManagedRequest, begun: "PartialHistory") -> MeasuredHistory:
         """Count the new messages of a history that was begun. Blocks as long as that takes."""
         tokens = self._counting.count_now(request.model, begun.pieces).tokens
-        path, shared = begun.path, len(begun.path.sums) - len(tokens)
-        sums = extend_shared(path.sums, shared, _add_up(path.count_to(shared), tokens))
-        path = msgspec.structs.replace(path, sums=sums)
-        self._remember(_name(request), path)
-        return path
+        history, shared = begun.history, len(begun.history.sums) - len(tokens)
+        sums = extend_shared(history.sums, shared, _add_up(history.count_to(shared), tokens))
+        history = msgspec.structs.replace(history, sums=sums)
+        self._remember(_name(request), history)
+        return history
 
     async def count_messages(self, request: ManagedRequest, raws: Sequence[bytes]) -> int:
         """Count the tokens of messages that are sent in place of others."""
@@ -195,18 +195,18 @@ class HistoryCache:
             return ()
         return (await self._counting.count(request.model, pieces)).tokens
 
-    def _remember(self, key: Key, path: MeasuredHistory) -> None:
-        """Keep a path, in place of those that it continues."""
-        if path.weight > self._most:
+    def _remember(self, key: Key, history: MeasuredHistory) -> None:
+        """Add a history, in place of those that it continues."""
+        if history.weight > self._most:
             return
         entries = self._seen.setdefault(key, [])
         self._seen.move_to_end(key)
-        for each in [each for each in entries if path.continues(each)]:
+        for each in [each for each in entries if history.continues(each)]:
             entries.remove(each)
             self._weight -= each.weight
-        entries.append(path)
-        self._weight += path.weight
-        if len(entries) > _PATHS_OF_A_VIEW:
+        entries.append(history)
+        self._weight += history.weight
+        if len(entries) > _HISTORIES_PER_VIEW:
             self._weight -= entries.pop(0).weight
         while self._weight > self._most:
             self._drop_oldest()
@@ -282,13 +282,13 @@ def _go_on(
     fresh = tuple(place for place, structure in enumerate(structures, shared) if structure.markers)
     signed = tuple(place for place, structure in enumerate(structures, shared) if structure.is_signed)
     if known is None or not shared:
-        history = judge_history(structures, is_itemised=FORMATS[request.wire].is_itemised)
-        return MeasuredHistory(request.nodes, structures, sums, history, head, items, first, fresh, signed)
+        runs = judge_history(structures, is_itemised=FORMATS[request.wire].is_itemised)
+        return MeasuredHistory(request.nodes, structures, sums, runs, head, items, first, fresh, signed)
     return MeasuredHistory(
         request.nodes,
         extend_shared(known.structures, shared, structures),
         extend_shared(known.sums, shared, sums),
-        extend_history(known.history, shared, structures),
+        extend_history(known.runs, shared, structures),
         head,
         items,
         first,

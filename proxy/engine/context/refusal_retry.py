@@ -167,14 +167,14 @@ class RefusalRetry:
             state.epoch.id if state.epoch is not None and rung != "original" else "",
             "hard",
             reason,
-            state.tell(state.client_tokens),
-            state.tell(tokens),
-            state.tell(state.budget.usable),
+            state.to_model_tokens(state.client_tokens),
+            state.to_model_tokens(tokens),
+            state.to_model_tokens(state.budget.usable),
         )
 
     async def _learn_form(self, level: _Level) -> None:
         request = self._request
-        context = await self._states.memory.contexts.open(request)
+        context = await self._states.caches.contexts.open(request)
         if level == "original":
             self._tell_excess()
             await self._stand_down(context)
@@ -211,7 +211,7 @@ class RefusalRetry:
             edits=b"[]",
             rendered=(),
         )
-        self._states.memory.contexts.add(epoch.session, epoch)
+        self._states.caches.contexts.add(epoch.session, epoch)
         context.choose(request.model, request, epoch.id)
         self._bus.publish(EpochRefused(refused.id, epoch.session, request.exchange, request.model))
         if not await self._commit(epoch):
@@ -220,7 +220,7 @@ class RefusalRetry:
     async def _cut(self, overflow: Overflow) -> Retry | None:
         self._is_cut = True
         state = await self._look_at_sent()
-        sent = overflow.sent or state.tell(state.tokens)
+        sent = overflow.sent or state.to_model_tokens(state.tokens)
         window = self._learn(overflow, sent)
         if overflow.window is not None and overflow.fits_with_less_output:
             window = overflow.window
@@ -240,7 +240,7 @@ class RefusalRetry:
     async def _look_at_sent(self) -> RequestState:
         """Read the state of the request that was refused, under the epoch that it was sent under."""
         request, states, plan = self._request, self._states, self._plan
-        context = await states.memory.contexts.open(request)
+        context = await states.caches.contexts.open(request)
         epoch = context.get_epoch(plan.epoch) if plan is not None else None
         return await states.read(request, context, epoch, states.find_budget(request, self._outgoing.ceiling))
 
@@ -259,7 +259,7 @@ class RefusalRetry:
         room = int(state.tokens * _BLIND_SHARE)
         if window is not None:
             scale = state.tokens / sent if sent else 1.0
-            reserve = min(state.tell(budget.output), int(window * _MOST_RESERVED))
+            reserve = min(state.to_model_tokens(budget.output), int(window * _MOST_RESERVED))
             room = int((window - reserve) * min(1.0, scale) * _CAUTION)
         return budget.limit(min(room, int(state.tokens * _CAUTION)))
 
@@ -288,6 +288,6 @@ class RefusalRetry:
     def _keep(self, content: bytes, plan: Plan) -> Retry:
         self._k = plan.k
         is_own = content == self._request.split.content
-        manifest = None if is_own else self._states.memory.sent.keep(self._request, content)
+        manifest = None if is_own else self._states.caches.sent.keep(self._request, content)
         first = Round(self._request.exchange, plan.k, self._request.session.upstream, manifest)
         return Retry(content, first, plan)

@@ -31,18 +31,18 @@ _NOBODY = Holdout()
 class RequestState(msgspec.Struct, frozen=True, gc=False):
     """The state of one request. Tokens are as we count them, the budget's too; `ratio` converts them to the model's.
 
-    `epoch` is the one that applies, None where none does, and `standing` the account of the view under it; `frozen` are
-    the tokens of what is sent for it. `kept` are the tokens at the request's beginning that were sent before, None
-    where it continues the last request. `protected` are those that no epoch may replace, as the last plan found them.
-    `now` is in monotonic seconds.
+    `epoch` is the one that applies, None where none does, and `epoch_account` the account of the view under it;
+    `frozen` are the tokens of what is sent for it. `kept` are the tokens at the request's beginning that were sent
+    before, None where it continues the last request. `protected` are those that no epoch may replace, as the last
+    plan found them. `now` is in monotonic seconds.
     """
 
     request: ManagedRequest
     context: SessionContext
     epoch: Epoch | None
-    standing: EpochAccount
+    epoch_account: EpochAccount
     frozen: int
-    path: MeasuredHistory
+    history: MeasuredHistory
     kept: int | None
     budget: Budget
     tariff: Tariff
@@ -58,18 +58,18 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
     @property
     def client_tokens(self) -> int:
         """Tokens of the client's own request."""
-        return self.path.tokens
+        return self.history.tokens
 
     @property
     def tokens(self) -> int:
         """Tokens of what is sent if no epoch opens."""
         depth = self.epoch.depth if self.epoch is not None else 0
-        return self.path.tokens - self.path.count_to(depth) + self.frozen
+        return self.history.tokens - self.history.count_to(depth) + self.frozen
 
     @property
     def account(self) -> CacheCostAccount:
         """The account of cache costs under the epoch that applies."""
-        return self.standing.account
+        return self.epoch_account.account
 
     @property
     def facts(self) -> RequestFacts:
@@ -80,7 +80,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
             self.tariff,
             self.protected,
             self.kept,
-            stable=self.path.head.tokens,
+            stable=self.history.head.tokens,
             idle=self.account.compute_idle(self.now),
             is_side=self.request.is_side,
             is_bound=self.is_bound,
@@ -93,30 +93,30 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
         upstream has refused it.
         """
         if self.view in self.context.unsigned:
-            return bool(self.path.signed)
+            return bool(self.history.signed)
         return epoch.why in _OVER_SIGNED and self.is_bound
 
     @property
     def is_bound(self) -> bool:
         """True if its messages have signed reasoning that is valid only behind the unchanged beginning."""
-        return bool(self.path.signed) and may_bind_reasoning(self.view)
+        return bool(self.history.signed) and may_bind_reasoning(self.view)
 
-    def find_standing(self, epoch: Epoch | None) -> EpochAccount:
+    def find_account(self, epoch: Epoch | None) -> EpochAccount:
         """Return the account of the view under an epoch, or under none."""
         if epoch is self.epoch:
-            return self.standing
-        return self.context.get_standing(self.view, epoch.id if epoch is not None else "", self.budget)
+            return self.epoch_account
+        return self.context.get_account(self.view, epoch.id if epoch is not None else "", self.budget)
 
-    def stand_under(self, epoch: Epoch, frozen: int) -> "RequestState":
+    def with_epoch(self, epoch: Epoch, frozen: int) -> "RequestState":
         """Return the state of the same request under another epoch, for which `frozen` tokens are sent."""
-        return msgspec.structs.replace(self, epoch=epoch, standing=self.find_standing(epoch), frozen=frozen)
+        return msgspec.structs.replace(self, epoch=epoch, epoch_account=self.find_account(epoch), frozen=frozen)
 
-    def tell(self, tokens: int) -> int:
+    def to_model_tokens(self, tokens: int) -> int:
         """Convert our tokens to the model's."""
         return self.ratio.apply(tokens)
 
 
-def find_kept(path: MeasuredHistory, before: Sequence[bytes] | None, frozen: int, depth: int) -> int | None:
+def find_kept(history: MeasuredHistory, before: Sequence[bytes] | None, frozen: int, depth: int) -> int | None:
     """Count the tokens at a request's beginning that were sent before; None where all of the last request is there.
 
     `before` are the nodes of the last request under the same epoch, which replaces the first `depth` messages: these
@@ -124,30 +124,30 @@ def find_kept(path: MeasuredHistory, before: Sequence[bytes] | None, frozen: int
     """
     if before is None:
         return None
-    shared = count_shared(before, path.nodes)
+    shared = count_shared(before, history.nodes)
     if shared == len(before):
         return None
-    return path.head.tokens + frozen + path.count(depth, shared)
+    return history.head.tokens + frozen + history.count(depth, shared)
 
 
-def estimate_protected(path: MeasuredHistory) -> int:
+def estimate_protected(history: MeasuredHistory) -> int:
     """Estimate the tokens that no epoch may replace: of the newest groups with calls, all newer, the newest users.
 
     `context/builder` finds them exactly for a plan, which is known only for the request that it was made for.
     """
-    first, groups, users, apart = len(path.structures), 0, 0, 0
-    for place in range(len(path.structures) - 1, -1, -1):
-        structure = path.structures[place]
+    first, groups, users, apart = len(history.structures), 0, 0, 0
+    for place in range(len(history.structures) - 1, -1, -1):
+        structure = history.structures[place]
         if groups < _GROUPS:
             first = place
             groups += bool(structure.calls)
             users += structure.role == "user"
         elif users < _USERS and structure.role == "user":
             users += 1
-            apart += path.count(place, place + 1)
+            apart += history.count(place, place + 1)
         if groups >= _GROUPS and users >= _USERS:
             break
-    return path.head.tokens + path.count(first, len(path.structures)) + apart
+    return history.head.tokens + history.count(first, len(history.structures)) + apart
 
 
 class UncountedState(msgspec.Struct, frozen=True, gc=False):
@@ -187,15 +187,15 @@ class OutgoingRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class StateReader:
-    """Reads the states of requests. Tokens are as we count them, budgets too; `memory` has the earlier ones.
+    """Reads the states of requests. Tokens are as we count them, budgets too; `caches` have the earlier ones.
 
     `holdout` are the sessions that are only observed.
     """
 
     def __init__(
-        self, memory: ContextCaches, models: Models, lessons: CacheCalibrator, clock: Clock, holdout: Holdout = _NOBODY
+        self, caches: ContextCaches, models: Models, lessons: CacheCalibrator, clock: Clock, holdout: Holdout = _NOBODY
     ) -> None:
-        self.memory = memory
+        self.caches = caches
         self.models = models
         self.holdout = holdout
         self._lessons = lessons
@@ -210,11 +210,11 @@ class StateReader:
         budget = self.models.budget(find_key(request), request.most_output or None, ceiling)
         return budget.scale(self.find_ratio(request).value)
 
-    def find_tariff(self, request: ManagedRequest, path: MeasuredHistory) -> Tariff:
+    def find_tariff(self, request: ManagedRequest, history: MeasuredHistory) -> Tariff:
         """Return the prices of a request's input."""
         key = find_key(request)
         card = self.models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant)
-        return self._lessons.find_tariff(key.upstream, key.model, card, path.list_markers())
+        return self._lessons.find_tariff(key.upstream, key.model, card, history.list_markers())
 
     def find_tariff_of(self, upstream: str, model: str) -> Tariff:
         """Return the prices of a model's input where no request is at hand."""
@@ -222,7 +222,7 @@ class StateReader:
 
     def is_below(self, request: ManagedRequest, budget: Budget) -> bool:
         """Return whether bytes prove that a request is below the soft mark, given what of it was counted before."""
-        known, shared = self.memory.paths.find(request)
+        known, shared = self.caches.histories.find(request)
         if known is None or not is_head_of(known.head, request):
             return is_surely_below_soft_mark(budget, request.split.content)
         return is_surely_below_soft_mark(
@@ -233,24 +233,24 @@ class StateReader:
         self, request: ManagedRequest, context: SessionContext, epoch: Epoch | None, budget: Budget
     ) -> RequestState:
         """Return how a request stands; its new messages are counted."""
-        path = await self.memory.paths.follow(request)
+        history = await self.caches.histories.follow(request)
         frozen = await self._weigh(request, context, epoch) if epoch is not None else 0
-        return self._make(request, context, epoch, budget, path=path, frozen=frozen)
+        return self._make(request, context, epoch, budget, history=history, frozen=frozen)
 
     def read_uncounted(
         self, request: ManagedRequest, context: SessionContext, epoch: Epoch, budget: Budget
     ) -> UncountedState | None:
         """Return how a request with few new messages stands before these are counted; None for any other."""
         frozen = context.sizes.get(epoch.id)
-        begun = self.memory.paths.begin(request) if frozen is not None else None
+        begun = self.caches.histories.begin(request) if frozen is not None else None
         if frozen is None or begun is None:
             return None
-        return UncountedState(self._make(request, context, epoch, budget, path=begun.path, frozen=frozen), begun)
+        return UncountedState(self._make(request, context, epoch, budget, history=begun.history, frozen=frozen), begun)
 
     def count(self, uncounted: UncountedState) -> RequestState:
         """Count the new messages of a state. Blocks as long as that takes."""
         return msgspec.structs.replace(
-            uncounted.state, path=self.memory.paths.finish(uncounted.state.request, uncounted.begun)
+            uncounted.state, history=self.caches.histories.finish(uncounted.state.request, uncounted.begun)
         )
 
     def _make(
@@ -260,26 +260,26 @@ class StateReader:
         epoch: Epoch | None,
         budget: Budget,
         *,
-        path: MeasuredHistory,
+        history: MeasuredHistory,
         frozen: int,
     ) -> RequestState:
         model = request.model
-        standing = context.get_standing(model, epoch.id if epoch is not None else "", budget)
-        kept = find_kept(path, standing.before, frozen, epoch.depth if epoch is not None else 0)
-        if standing.head not in (None, path.head):
+        epoch_account = context.get_account(model, epoch.id if epoch is not None else "", budget)
+        kept = find_kept(history, epoch_account.before, frozen, epoch.depth if epoch is not None else 0)
+        if epoch_account.head not in (None, history.head):
             kept = 0  # a provider reads from its cache what is alike from the very beginning
         return RequestState(
             request=request,
             context=context,
             epoch=epoch,
-            standing=standing,
+            epoch_account=epoch_account,
             frozen=frozen,
-            path=path,
+            history=history,
             kept=kept,
             budget=budget,
-            tariff=self.find_tariff(request, path),
+            tariff=self.find_tariff(request, history),
             ratio=self.find_ratio(request),
-            protected=_find_protected(context.protected.get(model, 0), path, budget, standing.account),
+            protected=_find_protected(context.protected.get(model, 0), history, budget, epoch_account.account),
             now=self.clock.monotonic(),
         )
 
@@ -287,14 +287,14 @@ class StateReader:
         """Count the tokens of what is sent for an epoch, once."""
         tokens = context.sizes.get(epoch.id)
         if tokens is None:
-            tokens = context.sizes[epoch.id] = await self.memory.paths.count_messages(request, epoch.rendered)
+            tokens = context.sizes[epoch.id] = await self.caches.histories.count_messages(request, epoch.rendered)
         return tokens
 
 
-def _find_protected(known: int, path: MeasuredHistory, budget: Budget, account: CacheCostAccount) -> int:
+def _find_protected(known: int, history: MeasuredHistory, budget: Budget, account: CacheCostAccount) -> int:
     """Return what the last plan had to keep; if that was too much, no more than has to stay now (BEHAVIOUR B12)."""
     is_much = account.ineffective > 0 or budget.is_ceiling_unreachable(known)
-    return min(known, estimate_protected(path)) if is_much else known
+    return min(known, estimate_protected(history)) if is_much else known
 
 
 def _list_uncounted(request: ManagedRequest, shared: int) -> bytes:

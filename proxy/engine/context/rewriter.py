@@ -58,7 +58,7 @@ class Rewriter:
     def rewrite(
         self,
         request: ManagedRequest,
-        path: MeasuredHistory,
+        history: MeasuredHistory,
         epoch: Epoch,
         pinned: Collection[int] = (),
         *,
@@ -72,14 +72,14 @@ class Rewriter:
         provider = self._providers.get(request.session.upstream, _ANY)
         leading = request.chain.preamble.count
         rules = FORMATS[request.wire].read_rules(request.split, leading, is_alternating=provider.strict_alternation)
-        rendered = place_marker(FORMATS[request.wire], epoch.rendered, path.list_markers(epoch.depth))
-        judged = self._find_judged(request, path, epoch)
-        lasting = extend_verdict(judged.verdict, path.history, rules) if judged.verdict and not pinned else None
+        rendered = place_marker(FORMATS[request.wire], epoch.rendered, history.list_markers(epoch.depth))
+        judged = self._find_judged(request, history, epoch)
+        lasting = extend_verdict(judged.verdict, history.runs, rules) if judged.verdict and not pinned else None
         if lasting is None:
             is_marked = rendered is not epoch.rendered
-            if problem := find_problem(path, judged.splices, rules, pinned, is_marked=is_marked):
+            if problem := find_problem(history, judged.splices, rules, pinned, is_marked=is_marked):
                 raise Invalid(problem)
-            lasting = make_verdict(path.history, judged.splices, rules, judged.ids)
+            lasting = make_verdict(history.runs, judged.splices, rules, judged.ids)
         judged.verdict = lasting
         body = apply(request.split, leading, epoch.depth, rendered)
         if not is_unsigned:
@@ -89,13 +89,13 @@ class Rewriter:
             raise Invalid("signed reasoning cannot be taken out")
         return strip_reasoning(split)
 
-    def _find_judged(self, request: ManagedRequest, path: MeasuredHistory, epoch: Epoch) -> _CheckedSplices:
+    def _find_judged(self, request: ManagedRequest, history: MeasuredHistory, epoch: Epoch) -> _CheckedSplices:
         key = epoch.id, hash(epoch.edits)  # a plan that does not bear leaves its epoch's id to a minimal one
         judged = self._judged.get(key)
         if judged is None:
             edits = _edits.decode(epoch.edits)
-            splices = list_splices(request.wire, edits, epoch.rendered, path.structures, epoch.depth)
-            judged = self._judged[key] = _CheckedSplices(splices, path.structures)
+            splices = list_splices(request.wire, edits, epoch.rendered, history.structures, epoch.depth)
+            judged = self._judged[key] = _CheckedSplices(splices, history.structures)
             if len(self._judged) > _MOST_REMEMBERED:
                 del self._judged[next(iter(self._judged))]
         return judged
@@ -116,7 +116,7 @@ def list_splices(
 
 
 def find_problem(
-    path: MeasuredHistory,
+    history: MeasuredHistory,
     splices: Sequence[Splice],
     rules: Rules,
     protected: Collection[int] = (),
@@ -128,7 +128,7 @@ def find_problem(
     `is_marked`: a cache marker replaces those that went with the messages. The members beside the messages are the
     client's own, so they are not checked.
     """
-    for fault in find_faults(path.history, splices, rules, protected):
+    for fault in find_faults(history.runs, splices, rules, protected):
         if not (is_marked and fault == _MARKERS_LOST):
             return f"{fault.kind} {fault.subject}".strip()
     return ""

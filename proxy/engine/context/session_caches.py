@@ -20,7 +20,7 @@ class SentBodies:
     """
 
     def __init__(self, cache_bytes: int, record_cap: int = RECORD_CAP_BYTES) -> None:
-        self._histories = BodyCache(cache_bytes)
+        self._bodies = BodyCache(cache_bytes)
         self._cap = record_cap
 
     def keep(self, request: ManagedRequest, content: bytes, depth: int = 0) -> Manifest:
@@ -29,13 +29,13 @@ class SentBodies:
         Where only the end of it is new, nothing else is looked for.
         """
         key = (request.session.tenant, request.wire, f"{request.session.id}\0{request.model}")
-        newest = self._histories.find_newest(key) if depth else None
+        newest = self._bodies.find_newest(key) if depth else None
         source: BodySource | None
         grown = _grow(request, content, depth, newest) if newest is not None else None
         if grown is not None:
             known, (split, shared, source) = newest, grown
         else:
-            known, shared = self._histories.find(key, content)
+            known, shared = self._bodies.find(key, content)
             found = split_known(content, request.items_key, known, shared)
             if found is None:
                 return self.keep_apart(content)
@@ -44,9 +44,9 @@ class SentBodies:
         if len(content) > self._cap:
             holding = hold(split, self._cap, list_links(known, shared), known, _find_lent(request, split))
         tenant, chain = request.session.tenant, request.chain
-        manifest, history = build_manifest(tenant, split, chain, known, shared, source=source, holding=holding)
-        if history is not None:
-            self._histories.remember(key, history, known)
+        manifest, cached = build_manifest(tenant, split, chain, known, shared, source=source, holding=holding)
+        if cached is not None:
+            self._bodies.remember(key, cached, known)
         return manifest
 
     def keep_apart(self, content: bytes) -> Manifest:
@@ -55,7 +55,7 @@ class SentBodies:
 
     def clear(self) -> None:
         """Forget everything: the log has lost a record that later manifests would lean on."""
-        self._histories.clear()
+        self._bodies.clear()
 
 
 def _grow(
@@ -117,9 +117,9 @@ class ContextCaches:
         self._archive = archive
         self._generation = archive.health.generation
         self.contexts = SessionContexts(archive, most_bytes // 4)
-        self.paths = HistoryCache(counting, most_bytes // 4)
+        self.histories = HistoryCache(counting, most_bytes // 4)
         self.sent = SentBodies(most_bytes // 2, record_cap)
-        self.twins = AnonymousEpochCache(most_bytes // 16)
+        self.anonymous_epochs = AnonymousEpochCache(most_bytes // 16)
 
     def forget_lost(self) -> None:
         """Forget what leans on records that the log has lost since this was called last."""
@@ -128,4 +128,4 @@ class ContextCaches:
             self._generation = generation
             self.contexts.clear()
             self.sent.clear()
-            self.twins.clear()
+            self.anonymous_epochs.clear()

@@ -24,9 +24,9 @@ from proxy.model.log import weigh_record
 from proxy.wire.identity import Item
 
 _MOST_CHOSEN = 256
-_MOST_STANDINGS = 64
+_MOST_ACCOUNTS = 64
 _CONTEXT_WEIGHT = 800
-_STANDING_WEIGHT = 450
+_ACCOUNT_WEIGHT = 450
 _CHOSEN_WEIGHT = 350
 _NODE_WEIGHT = 60
 _ITEM_WEIGHT = 250
@@ -53,15 +53,16 @@ class SessionContext:
     """The context of one session. `is_known`: all that the log knows of it was loaded.
 
     `reaches` are the lengths of the requests that epochs were opened for. `sizes` are the tokens of epochs' rendered
-    messages by id, as we count them; `protected` those that the last plan of a view had to keep; `told` the views of
-    which it was reported that more should stay than there is room for; `fruitless` the tokens and the last node of a
-    request that no plan made shorter; `unsent` those epochs that were opened beside the calls, and that none was sent
+    messages by id, as we count them; `protected` those that the last plan of a view had to keep; `reported` the views
+    of which it was published that more should stay than there is room for; `fruitless` the tokens and the last node of
+    a request that no plan made shorter; `unsent` those epochs that were opened beside the calls, and that none was sent
     under yet; `unsigned` the views whose rewritten requests are sent without signed reasoning, since the upstream has
     refused it. Summaries are those that may still be of use. One epoch opens at a time: a request that waited for
     `opening` looks first whether there is a new one.
     """
 
     __slots__ = (
+        "_accounts",
         "_chosen",
         "_covered",
         "_epochs",
@@ -70,14 +71,13 @@ class SessionContext:
         "_opening",
         "_owed",
         "_pins",
-        "_standings",
         "_summaries",
         "fruitless",
         "is_known",
         "protected",
         "reaches",
+        "reported",
         "sizes",
-        "told",
         "unsent",
         "unsigned",
     )
@@ -88,7 +88,7 @@ class SessionContext:
         self._pins: dict[bytes, bool] = {}
         self._chosen: OrderedDict[tuple[str, bytes], str] = OrderedDict()
         self._covered = ClearedOutputDetector()
-        self._standings: OrderedDict[tuple[str, str], EpochAccount] = OrderedDict()
+        self._accounts: OrderedDict[tuple[str, str], EpochAccount] = OrderedDict()
         self._owed: dict[tuple[str, str], float] = {}
         self._late: tuple[ManagedRequest, asyncio.Future[RenderedPlan]] | None = None
         self._opening: asyncio.Lock | None = None
@@ -96,7 +96,7 @@ class SessionContext:
         self.reaches = EpochReaches()
         self.sizes: dict[str, int] = {}
         self.protected: dict[str, int] = {}
-        self.told: set[str] = set()
+        self.reported: set[str] = set()
         self.fruitless: dict[str, tuple[int, bytes]] = {}
         self.unsent: set[str] = set()
         self.unsigned: set[str] = set()
@@ -105,9 +105,9 @@ class SessionContext:
     @property
     def weight(self) -> int:
         """Bytes of memory, roughly."""
-        nodes = sum([len(standing.before or ()) for standing in self._standings.values()]) + len(self._pins)
+        nodes = sum([len(account.before or ()) for account in self._accounts.values()]) + len(self._pins)
         late = len(self._late[0].split.content) if self._late is not None else 0
-        noted = _CHOSEN_WEIGHT * len(self._chosen) + _NODE_WEIGHT * nodes + _STANDING_WEIGHT * len(self._standings)
+        noted = _CHOSEN_WEIGHT * len(self._chosen) + _NODE_WEIGHT * nodes + _ACCOUNT_WEIGHT * len(self._accounts)
         covered, summaries = _ITEM_WEIGHT * len(self._covered), sum(map(weigh_record, self._summaries.values()))
         return _CONTEXT_WEIGHT + self._epochs_weight + noted + late + covered + summaries
 
@@ -165,11 +165,11 @@ class SessionContext:
 
     def _owe(self, view: str, epoch: str, owed: float) -> None:
         """Set what was owed last, which was under the newest epoch of the view as far as the log tells."""
-        standing = self._standings.get((view, epoch))
-        if standing is None:
+        account = self._accounts.get((view, epoch))
+        if account is None:
             self._owed[view, epoch] = owed
         else:
-            standing.account = replace(standing.account, owed=standing.account.owed + owed)
+            account.account = replace(account.account, owed=account.account.owed + owed)
 
     def add(self, epoch: Epoch, reach: int | None = None) -> None:
         """Add an epoch, which applies from now on; a reversion also to histories that were sent under those it reverts.
@@ -227,24 +227,23 @@ class SessionContext:
         shown = filter(is_worth_sending, self.list_summaries(nodes))
         return [LiveSummary(each.id, each.text, each.start, each.stop, each.tokens) for each in shown]
 
-    def get_standing(self, view: str, epoch: str, budget: Budget) -> EpochAccount:
+    def get_account(self, view: str, epoch: str, budget: Budget) -> EpochAccount:
         """Return the account of a view under an epoch, empty for none; restored from the log if memory has none."""
-        standing = self._standings.get((view, epoch))
-        if standing is None:
+        account = self._accounts.get((view, epoch))
+        if account is None:
             owed = self._owed.pop((view, epoch), 0.0)
-            account = restore_account(self.trace(epoch), owed, budget)
-            standing = self._standings[view, epoch] = EpochAccount(account)
-            self._forget_standings()
-        self._standings.move_to_end((view, epoch))
-        return standing
+            account = self._accounts[view, epoch] = EpochAccount(restore_account(self.trace(epoch), owed, budget))
+            self._drop_oldest_account()
+        self._accounts.move_to_end((view, epoch))
+        return account
 
-    def _forget_standings(self) -> None:
+    def _drop_oldest_account(self) -> None:
         """Drop the least recently used account above the limit: a client may name models without end."""
-        if len(self._standings) > _MOST_STANDINGS:
-            (view, _), _ = self._standings.popitem(last=False)
-            if not any(named == view for named, _ in self._standings):
+        if len(self._accounts) > _MOST_ACCOUNTS:
+            (view, _), _ = self._accounts.popitem(last=False)
+            if not any(named == view for named, _ in self._accounts):
                 self.protected.pop(view, None)
-                self.told.discard(view)
+                self.reported.discard(view)
                 self.unsigned.discard(view)
                 self.fruitless.pop(view, None)
 

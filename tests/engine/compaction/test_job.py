@@ -23,7 +23,7 @@ async def plan(messages: list[Message] = HISTORY, start: int = 0, stop: int = 20
     workshop = Workshop()
     request = await workshop.look_at(messages)
     index = await workshop.worker.index_conversation(request)
-    span = MessageRange(start, stop, request.state.path.count(start, stop))
+    span = MessageRange(start, stop, request.state.history.count(start, stop))
     return msgspec.structs.replace(SummaryJob(request, index, span), **changes)
 
 

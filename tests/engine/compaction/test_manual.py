@@ -74,7 +74,7 @@ async def test_the_first_call_under_it_is_booked_as_one_that_broke_the_cache(sho
     found = await compact(shop)
     assert found.epoch is not None
     await go_on(shop, history)
-    account = shop.context.get_standing(
+    account = shop.context.get_account(
         "gpt-4o", found.epoch.id, shop.steward.states.models.budget(LimitKey("main", "gpt-4o"))
     )
     assert account.account.owed == 0

@@ -31,7 +31,7 @@ async def plan(messages: list[Message] = HISTORY, stop: int = 29, **members: Any
     workshop = Workshop()
     request = await workshop.look_at(messages, **members)
     index = await workshop.worker.index_conversation(request)
-    return SummaryJob(request, index, MessageRange(0, stop, request.state.path.count(0, stop)))
+    return SummaryJob(request, index, MessageRange(0, stop, request.state.history.count(0, stop)))
 
 
 def merge(work: SummaryJob) -> SummaryJob:

@@ -131,7 +131,7 @@ async def test_what_was_in_vain_is_so_for_its_branch_alone_until_that_has_grown(
     shop, schedule = Workshop(), JobSchedule()
     main, later = await make(shop, HISTORY[:20]), await make(shop, HISTORY[:24])
     fork = await make(shop, leave(5, 9))
-    schedule.postpone(main, later.state.path.tokens)
+    schedule.postpone(main, later.state.history.tokens)
     assert schedule.is_postponed(main)
     assert not schedule.is_postponed(later)
     assert not schedule.is_postponed(fork)

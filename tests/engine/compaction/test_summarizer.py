@@ -58,7 +58,7 @@ class Draft:
     async def plan(self, **changes: Any) -> SummaryJob:
         request = await self.shop.look_at(HISTORY)
         index = await self.shop.worker.index_conversation(request)
-        work = SummaryJob(request, index, MessageRange(0, 29, request.state.path.count(0, 29)), ("bbbbbbbbbb",))
+        work = SummaryJob(request, index, MessageRange(0, 29, request.state.history.count(0, 29)), ("bbbbbbbbbb",))
         return msgspec.structs.replace(work, **changes)
 
     async def make(self, *, is_needed: bool = False, **changes: Any) -> Summary | None:

@@ -45,7 +45,7 @@ def until(steps: int) -> list[Message]:
 
 
 def use(engine: ManagedEngine, tokenizer: QuarterTokens) -> None:
-    counting: TokenCounter = engine.steward.states.memory.paths._counting
+    counting: TokenCounter = engine.steward.states.caches.histories._counting
     counting._tokenizer = tokenizer
 
 
@@ -209,10 +209,10 @@ async def test_what_was_in_vain_is_counted_first() -> None:
             break
     assert sending.uncounted is not None
     desk.steward.account(sending)
-    context = desk.steward.states.memory.contexts.get("s1")
+    context = desk.steward.states.caches.contexts.get("s1")
     assert context is not None
     (epoch,) = context.epochs
-    standing = next(s for (_, name), s in context._standings.items() if name == epoch.id)
+    standing = next(s for (_, name), s in context._accounts.items() if name == epoch.id)
     standing.account = replace(standing.account, ineffective=1)
     sending = await desk.decide(make_subject(until(steps + 1), "x"))
     assert sending.uncounted is None

@@ -135,7 +135,7 @@ async def test_another_branch_is_left_alone(talk: Talk) -> None:
     assert len(shortened) < len(edited)
     await talk.care.revert(talk.session, 1)
     epochs = len(await talk.log.list_epochs(talk.session))
-    talk.engine.steward.states.memory.contexts.clear()
+    talk.engine.steward.states.caches.contexts.clear()
     await talk.ask(edited)
     assert sent(talk) == shortened
     assert len(await talk.log.list_epochs(talk.session)) == epochs

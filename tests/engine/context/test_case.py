@@ -33,9 +33,9 @@ async def make_case(epoch: Epoch | None = None, context: SessionContext | None =
         request=subject,
         context=context,
         epoch=epoch,
-        standing=context.get_standing(MODEL, epoch.id if epoch is not None else "", BUDGET),
+        epoch_account=context.get_account(MODEL, epoch.id if epoch is not None else "", BUDGET),
         frozen=FROZEN if epoch is not None else 0,
-        path=await follow(subject),
+        history=await follow(subject),
         kept=None,
         budget=BUDGET,
         tariff=make_tariff(UNPRICED, CacheModel()),
@@ -48,28 +48,28 @@ async def make_case(epoch: Epoch | None = None, context: SessionContext | None =
 
 async def test_without_an_epoch_the_clients_own_request_is_sent() -> None:
     case = await make_case()
-    assert case.tokens == case.client_tokens == case.path.tokens
+    assert case.tokens == case.client_tokens == case.history.tokens
 
 
 async def test_an_epoch_stands_for_the_first_messages() -> None:
     case = await make_case(make_epoch("a", DEPTH))
-    assert case.tokens == case.client_tokens - case.path.count(0, DEPTH) + FROZEN
+    assert case.tokens == case.client_tokens - case.history.count(0, DEPTH) + FROZEN
 
 
 async def test_each_epoch_has_its_own_account() -> None:
     case = await make_case(epoch := make_epoch("a", DEPTH))
-    case.find_standing(None).account = CacheCostAccount(sent=1)
-    case.find_standing(epoch).account = CacheCostAccount(sent=2)
+    case.find_account(None).account = CacheCostAccount(sent=1)
+    case.find_account(epoch).account = CacheCostAccount(sent=2)
     assert (case.account.sent, (await make_case(context=case.context)).account.sent) == (2, 1)
-    assert (case.view, case.tell(100)) == (MODEL, 150)
+    assert (case.view, case.to_model_tokens(100)) == (MODEL, 150)
 
 
 async def test_the_facts_are_those_of_the_case() -> None:
     case = await make_case(make_epoch("a", DEPTH), kept=7)
-    case.find_standing(case.epoch).account = CacheCostAccount(sent_at=100.0)
+    case.find_account(case.epoch).account = CacheCostAccount(sent_at=100.0)
     facts = case.facts
     assert (facts.tokens, facts.budget, facts.tariff, facts.protected) == (case.tokens, BUDGET, case.tariff, 70)
-    assert (facts.kept, facts.stable, facts.idle, facts.is_side) == (7, case.path.head.tokens, 30.0, False)
+    assert (facts.kept, facts.stable, facts.idle, facts.is_side) == (7, case.history.head.tokens, 30.0, False)
     side = msgspec.structs.replace(case, request=make_subject(HISTORY, is_side=True))
     assert side.facts.is_side
 

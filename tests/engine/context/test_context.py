@@ -162,61 +162,61 @@ def test_an_account_is_restored_from_the_epochs_of_its_path() -> None:
         make_epoch("b", parent="a", tokens_after=45_000),
     )
     context.absorb(StoredContext(chain, (), ((MODEL, 12.5), ("other", 3.0))))
-    account = context.get_standing(MODEL, "b", BUDGET).account
+    account = context.get_account(MODEL, "b", BUDGET).account
     assert (account.base, account.sent, account.owed, account.ineffective) == (45_000, 45_000, 12.5, 2)
-    assert context.get_standing(MODEL, "a", BUDGET).account.owed == 0.0
-    assert context.get_standing("other", "other", BUDGET).account.owed == 3.0
-    assert context.get_standing(MODEL, "b", BUDGET) is context.get_standing(MODEL, "b", BUDGET)
+    assert context.get_account(MODEL, "a", BUDGET).account.owed == 0.0
+    assert context.get_account("other", "other", BUDGET).account.owed == 3.0
+    assert context.get_account(MODEL, "b", BUDGET) is context.get_account(MODEL, "b", BUDGET)
 
 
 def test_what_is_owed_belongs_to_the_newest_epoch_whoever_asks_first() -> None:
     context = SessionContext()
     context.absorb(StoredContext((make_epoch("a"),), (), ((MODEL, 12.5),)))
-    assert context.get_standing(MODEL, "", BUDGET).account.owed == 0.0
-    assert context.get_standing(MODEL, "a", BUDGET).account.owed == 12.5
+    assert context.get_account(MODEL, "", BUDGET).account.owed == 0.0
+    assert context.get_account(MODEL, "a", BUDGET).account.owed == 12.5
 
 
 def test_what_is_owed_is_added_to_what_was_owed_before_the_log_answered() -> None:
     context = SessionContext()
-    standing = context.get_standing(MODEL, "", BUDGET)
+    standing = context.get_account(MODEL, "", BUDGET)
     standing.account = CacheCostAccount(owed=1.0, sent=70)
     context.absorb(StoredContext((), (), ((MODEL, 12.5),)))
-    assert context.get_standing(MODEL, "", BUDGET) is standing
+    assert context.get_account(MODEL, "", BUDGET) is standing
     assert (standing.account.owed, standing.account.sent) == (13.5, 70)
 
 
 def test_an_epoch_opened_before_the_log_answered_owes_nothing_of_the_one_before_it() -> None:
     context = make_context(make_epoch("b"))
     context.absorb(StoredContext((make_epoch("a"),), (), ((MODEL, 12.5),)))
-    assert context.get_standing(MODEL, "b", BUDGET).account.owed == 0.0
+    assert context.get_account(MODEL, "b", BUDGET).account.owed == 0.0
 
 
 def test_epochs_that_follow_each_other_in_a_circle_are_traced_once() -> None:
     context = make_context(make_epoch("a", parent="b"), make_epoch("b", parent="a"), make_epoch("c", parent="lost"))
-    assert context.get_standing(MODEL, "b", BUDGET).account.base == 2000
-    assert context.get_standing(MODEL, "c", BUDGET).account.base == 2000
+    assert context.get_account(MODEL, "b", BUDGET).account.base == 2000
+    assert context.get_account(MODEL, "c", BUDGET).account.base == 2000
     assert context.get_epoch("lost") is None
 
 
 def test_of_models_without_end_those_used_last_stand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_STANDINGS", 3)
+    monkeypatch.setattr(module, "_MOST_ACCOUNTS", 3)
     context = SessionContext()
     for view in ("a", "b", "c", "a", "d"):
         context.protected[view] = 1
-        context.told.add(view)
+        context.reported.add(view)
         context.fruitless[view] = (1, b"")
-        context.get_standing(view, "", BUDGET).before = ()
-    assert set(context.protected) == context.told == set(context.fruitless) == {"a", "c", "d"}
-    assert context.get_standing("a", "", BUDGET).before == ()
-    assert context.get_standing("b", "", BUDGET).before is None
+        context.get_account(view, "", BUDGET).before = ()
+    assert set(context.protected) == context.reported == set(context.fruitless) == {"a", "c", "d"}
+    assert context.get_account("a", "", BUDGET).before == ()
+    assert context.get_account("b", "", BUDGET).before is None
 
 
 def test_a_view_that_still_stands_keeps_what_is_known_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_STANDINGS", 1)
+    monkeypatch.setattr(module, "_MOST_ACCOUNTS", 1)
     context = make_context(make_epoch("a"))
     context.protected[MODEL] = 7
-    context.get_standing(MODEL, "", BUDGET)
-    context.get_standing(MODEL, "a", BUDGET)
+    context.get_account(MODEL, "", BUDGET)
+    context.get_account(MODEL, "a", BUDGET)
     assert context.protected == {MODEL: 7}
 
 
@@ -284,7 +284,7 @@ async def test_what_a_context_holds_is_weighed() -> None:
     note()
     context.pin(Pin(SESSION.id, ask().tip, True, 1))
     note()
-    standing = context.get_standing(MODEL, "a", BUDGET)
+    standing = context.get_account(MODEL, "a", BUDGET)
     note()
     standing.before = ask().nodes
     note()

@@ -69,7 +69,7 @@ async def test_two_requests_at_once_take_what_the_log_knows_once() -> None:
     contexts.add("s1", make_epoch("b"))
     known = contexts.get("s1")
     assert known is not None
-    standing = known.get_standing(MODEL, "a", BUDGET)
+    standing = known.get_account(MODEL, "a", BUDGET)
     archive.may_answer.set()
     assert [context is known for context in await opening] == [True, True]
     assert [epoch.id for epoch in known.epochs] == ["a", "b"]
@@ -179,7 +179,7 @@ class ManyContexts(RuleBasedStateMachine):
         if context is not None:
             subject = ask(depth + 1)
             epoch = context.find(MODEL, subject)
-            context.get_standing(MODEL, epoch.id if epoch else "", BUDGET).before = subject.nodes
+            context.get_account(MODEL, epoch.id if epoch else "", BUDGET).before = subject.nodes
             if is_chosen:
                 context.choose(MODEL, subject, epoch.id if epoch else "")
             self.runner.run(self.contexts.open(ask(session=session)))

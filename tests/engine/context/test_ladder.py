@@ -75,7 +75,7 @@ async def test_a_revert_to_the_clients_own_bytes_is_an_epoch_that_holds() -> Non
     await desk.climb(await desk.look_at(LONG))
     subject = make_subject(LONG)
     revert = Epoch("r", "s1", "gpt-4o", "x1", subject.chain.root, 0, "revert", "", 1, 2, 9_000, b"[]", ())
-    desk.steward.states.memory.contexts.add("s1", revert)
+    desk.steward.states.caches.contexts.add("s1", revert)
     case = await desk.look_at(HISTORY[: 2 + 2 * 23])
     footing = await desk.climb(case, None)
     assert footing == OutgoingRequest("original", case.request.split.content, case.client_tokens, revert)
@@ -134,7 +134,7 @@ async def test_that_a_ceiling_is_out_of_reach_is_said_once_until_there_is_room_a
         await desk.climb(case, "overflow")
     (said,) = desk.list_events(CeilingUnreachable)
     assert said == CeilingUnreachable("x1", "s1", "gpt-4o", 6_000, 7_760)
-    assert case.context.protected["gpt-4o"] == case.path.head.tokens + 5_000
+    assert case.context.protected["gpt-4o"] == case.history.head.tokens + 5_000
     await desk.climb(case, "overflow")
     assert desk.builder.asked == ["plan"] * 3
     shown = desk.list_events(CeilingUnreachable)

@@ -95,10 +95,10 @@ def test_beta_headers_are_those_of_the_wire_that_has_them() -> None:
 
 async def test_a_retention_that_somebody_declared_is_in_the_tariff() -> None:
     world = World()
-    path = await world.memory.paths.follow(ask())
+    path = await world.memory.histories.follow(ask())
     assert world.lookout.find_tariff(ask(), path).cache.retention is None
     world.catalog.card = Card(window=100_000, retention=600.0)
-    world.clock.advance(10)  # what is known of a model is kept for a moment
+    world.clock.advance(61)  # what is known of a model is kept for a minute
     assert world.lookout.find_tariff(ask(), path).cache.retention == 600.0
 
 
@@ -107,14 +107,14 @@ def test_what_has_few_bytes_is_below_and_is_not_counted() -> None:
     size = body_size() + 1024
     assert world.lookout.is_below(ask(), soft(size + 2))
     assert not world.lookout.is_below(ask(), soft(size - 2))
-    assert world.memory.paths.weight == 0
+    assert world.memory.histories.weight == 0
 
 
 async def test_what_was_counted_counts_by_its_tokens() -> None:
     world = World()
     budget = soft(body_size() // 2 + 1024)
     assert not world.lookout.is_below(ask(), budget)
-    await world.memory.paths.follow(ask(len(HISTORY) - 1))
+    await world.memory.histories.follow(ask(len(HISTORY) - 1))
     assert world.lookout.is_below(ask(), budget)
 
 
@@ -126,27 +126,27 @@ async def test_tools_that_were_counted_count_by_their_tokens_wherever_they_stand
     content = json.dumps({name: members[name] for name in order}).encode()
     assert len(content) == len(subject.split.content)
     subject = spell_as(content, subject)
-    path = await world.memory.paths.follow(subject)
+    path = await world.memory.histories.follow(subject)
     assert world.lookout.is_below(subject, soft(path.tokens + 1024 + 200))
     assert not world.lookout.is_below(subject, soft(path.tokens + 1024))
 
 
 async def test_new_instructions_are_not_overlooked() -> None:
     world = World()
-    await world.memory.paths.follow(ask())
+    await world.memory.histories.follow(ask())
     longer = make_subject([LONG, *HISTORY[1:]])
     assert not world.lookout.is_below(longer, soft(5_000))
 
 
 async def test_other_tools_are_not_overlooked() -> None:
     world = World()
-    await world.memory.paths.follow(ask())
+    await world.memory.histories.follow(ask())
     assert not world.lookout.is_below(make_subject(HISTORY, tools=TOOLS), soft(5_000))
 
 
 async def test_what_else_stands_before_the_messages_is_not_overlooked() -> None:
     world = World()
-    await world.memory.paths.follow(ask())
+    await world.memory.histories.follow(ask())
     content = json.dumps({"model": MODEL, "response_format": SCHEMA, "messages": HISTORY}).encode()
     subject = spell_as(content, ask())
     assert not world.lookout.is_below(subject, soft(5_000))
@@ -155,7 +155,7 @@ async def test_what_else_stands_before_the_messages_is_not_overlooked() -> None:
 
 async def test_what_an_older_message_has_got_since_is_not_overlooked() -> None:
     world = World()
-    await world.memory.paths.follow(ask())
+    await world.memory.histories.follow(ask())
     thinking = [{**each, "reasoning_content": "hm " * 900} if each["role"] == "assistant" else each for each in HISTORY]
     assert not world.lookout.is_below(make_subject(thinking), soft(6_000))
 
@@ -167,7 +167,7 @@ async def test_a_request_is_looked_at_as_it_stands() -> None:
     case = await world.lookout.read(ask(), context, None, budget := world.lookout.find_budget(ask()))
     assert (case.epoch, case.frozen, case.kept, case.budget, case.protected) == (None, 0, None, budget, 70)
     assert (case.now, case.ratio, case.request) == (world.clock.monotonic(), world.lookout.find_ratio(ask()), ask())
-    assert case.tokens == (await world.memory.paths.follow(ask())).tokens
+    assert case.tokens == (await world.memory.histories.follow(ask())).tokens
 
 
 async def test_what_is_sent_for_an_epoch_is_counted_once() -> None:
@@ -185,8 +185,8 @@ async def test_what_was_sent_before_is_that_under_the_same_epoch() -> None:
     world = World()
     context, budget = SessionContext(), world.lookout.find_budget(ask())
     context.add(epoch := make_epoch("a", 4))
-    context.get_standing(MODEL, "", budget).before = ask(3).nodes
-    context.get_standing(MODEL, "a", budget).before = ask(12).nodes
+    context.get_account(MODEL, "", budget).before = ask(3).nodes
+    context.get_account(MODEL, "a", budget).before = ask(12).nodes
     assert (await world.lookout.read(ask(9), context, None, budget)).kept is None
     case = await world.lookout.read(ask(9), context, epoch, budget)
     assert case.kept == case.tokens

@@ -55,11 +55,11 @@ def name_session(name: str) -> Any:
 
 def describe(path: MeasuredHistory) -> dict[str, Any]:
     """All that is known of it, as far as it does not tell how it came to be known."""
-    runs = [(run.structures, tuple(run.places), run.faults) for run in path.history.runs]
+    runs = [(run.structures, tuple(run.places), run.faults) for run in path.runs.runs]
     structures, sums = list(path.structures), list(path.sums)
     return {"nodes": list(path.nodes), "structures": structures, "sums": sums, "runs": runs, "head": path.head} | {
-        "starts": path.history.starts,
-        "count": path.history.count,
+        "starts": path.runs.starts,
+        "count": path.runs.count,
         "marked": path.marked,
     }
 
@@ -285,10 +285,10 @@ async def test_what_is_new_can_be_counted_later(count: int) -> None:
     assert len(tokens.texts) == texts
     known = len(HISTORY[:6]) - 1
     assert paths.find(subject)[1] == known
-    assert begun.path.tokens - begun.most == begun.path.head.tokens + begun.path.count_to(known)
+    assert begun.history.tokens - begun.most == begun.history.head.tokens + begun.history.count_to(known)
     path = paths.finish(subject, begun)
     assert describe(path) == await follow_anew(subject)
-    assert path.tokens <= begun.path.tokens
+    assert path.tokens <= begun.history.tokens
     assert paths.find(subject) == (path, count - 1)
     assert paths.weight == path.weight
 

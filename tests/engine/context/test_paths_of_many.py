@@ -59,8 +59,8 @@ def grow(before: ManagedRequest, content: bytes) -> ManagedRequest | None:
 
 
 def describe(path: MeasuredHistory) -> tuple[object, ...]:
-    runs = [(run.structures, tuple(run.places), run.faults) for run in path.history.runs]
-    return list(path.nodes), list(path.structures), list(path.sums), runs, path.history.starts, path.head, path.marked
+    runs = [(run.structures, tuple(run.places), run.faults) for run in path.runs.runs]
+    return list(path.nodes), list(path.structures), list(path.sums), runs, path.runs.starts, path.head, path.marked
 
 
 class ManyPaths(RuleBasedStateMachine):

@@ -45,7 +45,7 @@ async def test_below_the_soft_mark_nothing_is_decided_and_nothing_counted() -> N
     subject = make_subject(until(1))
     sending = await desk.decide(subject)
     assert sending == OutgoingRequest("original", subject.split.content, is_managed=True)
-    assert desk.steward.states.memory.paths.find(subject) == (None, 0)
+    assert desk.steward.states.caches.histories.find(subject) == (None, 0)
 
 
 async def test_the_head_of_an_answer_waits_where_the_window_is_unknown_or_near() -> None:
@@ -119,7 +119,7 @@ async def test_what_was_looked_at_before_is_not_looked_at_again() -> None:
     signed: list[Message] = [*until(16), {"role": "user", "content": sign}]
     assert not (await prepare(Desk(), signed)).is_managed
     subject = make_subject(signed)
-    await desk.steward.states.memory.paths.follow(subject)
+    await desk.steward.states.caches.histories.follow(subject)
     assert (await desk.decide(subject)).is_managed
     assert not (await prepare(desk, [*signed, {"role": "user", "content": sign}])).is_managed
 
@@ -172,25 +172,25 @@ async def test_under_a_revert_a_request_is_charged_to_it_and_says_so() -> None:
     desk = Desk()
     await prepare(desk, until(14))
     subject = make_subject(until(17), "x2", base=31)
-    desk.steward.states.memory.contexts.add("s1", make_revert(subject))
+    desk.steward.states.caches.contexts.add("s1", make_revert(subject))
     sending = await desk.decide(subject)
     assert sending.plan is not None
     assert (sending.body, sending.plan.epoch) == (subject.split.content, "r")
     assert desk.steward.build_manifest(subject, sending) is None
     assert (b"x-palimpsest-epoch", b"r") in sending.labels
-    context = desk.steward.states.memory.contexts.get("s1")
+    context = desk.steward.states.caches.contexts.get("s1")
     assert context is not None
     budget = desk.steward.states.find_budget(subject)
-    assert context.get_standing("gpt-4o", "r", budget).before == subject.nodes
-    assert context.get_standing("gpt-4o", "", budget).before == make_subject(until(14)).nodes
+    assert context.get_account("gpt-4o", "r", budget).before == subject.nodes
+    assert context.get_account("gpt-4o", "", budget).before == make_subject(until(14)).nodes
 
 
 async def test_a_side_request_keeps_the_cache_warm_and_no_more() -> None:
     desk = Desk()
     await prepare(desk, until(14))
-    context = desk.steward.states.memory.contexts.get("s1")
+    context = desk.steward.states.caches.contexts.get("s1")
     assert context is not None
-    standing = context.get_standing("gpt-4o", "", desk.steward.states.find_budget(make_subject(until(14))))
+    standing = context.get_account("gpt-4o", "", desk.steward.states.find_budget(make_subject(until(14))))
     account, before = standing.account, standing.before
     desk.clock.advance(10)
     sending = await prepare(desk, [{"role": "user", "content": "word " * 4000}], "x2", base=0, is_side=True)
@@ -214,12 +214,12 @@ async def test_a_request_that_asks_for_all_of_the_window_is_not_managed_but_may_
 async def test_when_the_log_has_lost_a_record_what_leans_on_it_is_forgotten() -> None:
     desk = Desk()
     await prepare(desk, until(22))
-    context = desk.steward.states.memory.contexts.get("s1")
+    context = desk.steward.states.caches.contexts.get("s1")
     await prepare(desk, until(23), "x2", base=46)
-    assert desk.steward.states.memory.contexts.get("s1") is context
+    assert desk.steward.states.caches.contexts.get("s1") is context
     desk.log.health = msgspec.structs.replace(HEALTHY, generation=1)
     sending = await prepare(desk, until(24), "x3", base=48)
-    assert desk.steward.states.memory.contexts.get("s1") is not context
+    assert desk.steward.states.caches.contexts.get("s1") is not context
     assert sending.plan is not None
     assert sending.plan.epoch == "x3"
 
@@ -229,7 +229,7 @@ async def test_of_an_epochs_first_request_the_head_alone_was_sent_before() -> No
     await prepare(desk, until(14))
     subject = make_subject(until(22), "x2", base=29)
     await desk.decide(subject)
-    path, _ = desk.steward.states.memory.paths.find(subject)
+    path, _ = desk.steward.states.caches.histories.find(subject)
     assert path is not None
     assert desk.steward._accounting._calibrator._waiting["x2", 0].stable == path.head.tokens
 
@@ -242,9 +242,9 @@ async def test_a_history_that_the_log_has_opens_an_epoch_only_above_the_ceiling(
 ) -> None:
     """After a restart memory does not know what it was sent as (B5)."""
     desk = Desk()
-    context = await desk.steward.states.memory.contexts.open(make_subject(until(steps)))
+    context = await desk.steward.states.caches.contexts.open(make_subject(until(steps)))
     subject = make_subject(until(steps), base=1, relation=relation)
-    standing = context.get_standing(subject.model, "", desk.steward.states.find_budget(subject))
+    standing = context.get_account(subject.model, "", desk.steward.states.find_budget(subject))
     standing.account = replace(standing.account, owed=100_000.0)
     sending = await desk.decide(subject)
     assert sending.plan is not None

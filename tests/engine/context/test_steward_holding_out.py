@@ -42,7 +42,7 @@ async def test_a_session_that_is_held_out_goes_as_it_came_and_says_so() -> None:
             "original", subject.split.content, plan=plan, labels=(OBSERVED,) if steps > 1 else ()
         )
         assert not sending.is_managed
-        assert desk.steward.states.memory.paths.find(subject) == (None, 0)  # nothing was counted
+        assert desk.steward.states.caches.histories.find(subject) == (None, 0)  # nothing was counted
     assert len(desk.list_events(Planned)) == 3
     assert desk.committed == []
 
@@ -94,11 +94,11 @@ async def test_where_the_log_cannot_tell_no_session_is_counted_among_them() -> N
 async def test_after_the_log_has_lost_a_record_it_is_asked_anew() -> None:
     desk = Desk(held_out=ALL)
     await prepare(desk, until(1))
-    context = desk.steward.states.memory.contexts.get("s1")
+    context = desk.steward.states.caches.contexts.get("s1")
     assert context is not None
     desk.log.health = replace(desk.log.health, generation=1)
     await prepare(desk, until(2), "x2", base=1)
-    assert desk.steward.states.memory.contexts.get("s1") is not context
+    assert desk.steward.states.caches.contexts.get("s1") is not context
 
 
 async def test_a_pin_of_a_session_that_is_held_out_is_refused() -> None:

@@ -12,8 +12,8 @@ async def test_all_parts_share_one_memory_and_know_the_upstreams() -> None:
     tasks = TaskRunner()
     bus, provider = EventBus(tasks), Provider(summary_role="assistant")
     steward = make_steward(FakeArchive(), bus, FixedClock(), tasks, provider=provider)
-    memory = steward.states.memory
-    assert (steward.chain._contexts, steward.chain._paths) == (memory.contexts, memory.paths)
+    memory = steward.states.caches
+    assert (steward.chain._contexts, steward.chain._histories) == (memory.contexts, memory.histories)
     assert steward.chain._planner._providers["main"] is steward.chain._rewriter._providers["main"] is provider
     assert bus._by_type[AnswerRead] == [steward._accounting._calibrator.note_answer]
 

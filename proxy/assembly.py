@@ -1,7 +1,4 @@
-"""The composition root: the only place that builds engine, store and upstream objects.
-
-Rule: no logic beyond wiring; everything is passed in, nothing is looked up.
-"""
+"""The only place that builds the engine, its store and its upstreams. Nothing but wiring: everything is passed in."""
 
 import asyncio
 import contextlib
@@ -86,7 +83,7 @@ _log = logging.getLogger("palimpsest")
 
 
 def find_admin_token(settings: Settings) -> str:
-    """The configured admin token, or the one kept in the data directory. Raises StoreUnavailable."""
+    """Return the configured admin token, or the one kept in the data directory. Raises StoreUnavailable."""
     if token := settings.server_policy().admin_token:
         return token
     path = settings.data / _TOKEN_FILE
@@ -98,7 +95,7 @@ def find_admin_token(settings: Settings) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A running engine and what a shell needs of it. `hop_id` names it to itself (BEHAVIOUR B40)."""
+    """A running engine. `hop_id` names it to itself, so that a loop of proxies is found (BEHAVIOUR B40)."""
 
     exchanges: ExchangeService
     archive: Archive
@@ -115,16 +112,16 @@ class Engine:
     hop_id: str
 
     def prepare(self) -> None:
-        """Load what would hold others up: nobody waits for an answer yet. Blocks for 50 ms."""
+        """Load what would hold up other calls later. Blocks for 50 ms."""
         self.tokenizer.prepare(_COUNTED_IN)
 
     async def warm(self) -> None:
-        """Load beside the first calls what they need. What cannot be loaded is done without."""
+        """Load, beside the first calls, what they need. What cannot be loaded is done without."""
         await self.models.open()
         await asyncio.to_thread(self.tokenizer.warm, _COUNTED_IN)
 
     async def close(self, seconds: float = math.inf) -> None:
-        """End what runs, within so many seconds what can be done after the next start, and write everything down."""
+        """Finish tasks, those that the next start can do within `seconds`; write everything down and close the log."""
         await self.tasks.finish(min(_FINISH_SECONDS, seconds))
         self.outliner.close()
         for upstream in self.upstreams:
@@ -316,7 +313,7 @@ def build_upstream(
 
 
 def build_models(settings: Settings, tokenizer: CountingTokenizer, tasks: TaskRunner) -> Models:
-    """What is known of models. Neither the map nor an encoder is read before it is needed."""
+    """Build what is known of models. Neither the map nor an encoder is read before it is needed."""
     clock = SystemClock()
     catalog = ModelCatalog(settings.stated_windows(), settings.stated_prices(), clock)
     counting = TokenCounter(tokenizer, settings.engine_policy().cache_bytes // _CACHE_FOR_A_WEIGHT)
@@ -324,7 +321,7 @@ def build_models(settings: Settings, tokenizer: CountingTokenizer, tasks: TaskRu
 
 
 def find_prompt_hook(settings: Settings) -> PromptHook | None:
-    """The function that may change instructions for summaries; None where none is set. Raises ConfigError."""
+    """Return the function that may change instructions for summaries; None where none is set. Raises ConfigError."""
     path = settings.compaction.prompt_hook
     if not path:
         return None
@@ -344,12 +341,12 @@ def find_prompt_hook(settings: Settings) -> PromptHook | None:
 
 
 def build_tally() -> Tally:
-    """What counts messages where nothing is served. No encoder is read before it is needed."""
+    """Return what counts messages for commands. No encoder is read before it is needed."""
     return TokenCounter(CountingTokenizer()).tally
 
 
 async def measure(settings: Settings) -> SavingsInputs:
-    """What sessions are measured with where nothing is served. Reads the bundled map, 0.1 s or so."""
+    """Return what `palimpsest savings` prices sessions with. Reads the map of models."""
     catalog = ModelCatalog(settings.stated_windows(), settings.stated_prices(), SystemClock())
     await catalog.open()
     return SavingsInputs(lambda upstream, model: catalog.find(LimitKey(upstream, model)), settings.budget_policy())
@@ -388,7 +385,7 @@ def find_link(settings: Settings) -> str:
 
 
 def ask_server(settings: Settings, path: str, body: bytes) -> tuple[int, bytes]:
-    """Have the running server do something: status and body of what a path of its API answers.
+    """Send a request to the API of the running server; return status and body of the response.
 
     Raises NotFound where there is no token to ask it with, and UpstreamUnreachable where it does not answer.
     """
@@ -406,7 +403,7 @@ def _read_token(settings: Settings) -> str:
 
 
 def open_log(settings: Settings) -> SqliteReader:
-    """The log for reading, beside a server that may be writing it; its methods raise StoreUnavailable if it is none.
+    """Open the log for reading, beside a server that may write it; its methods raise StoreUnavailable if it is none.
 
     Raises it itself where a write-ahead log of another file lies beside it.
     Beside a server it may lack the last few milliseconds; what a killed server left in its journal is brought in first.

@@ -164,7 +164,7 @@ def test_a_small_block_and_the_blocks_of_the_newest_turns_stay() -> None:
 def test_words_beside_an_image_stay_and_so_do_those_that_would_only_grow() -> None:
     seen = view(write(f"It fails so:\n{LOG}", "second", "third"), 10_000)
     first = seen.messages[0]
-    pictured = msgspec.structs.replace(first, told=msgspec.structs.replace(first.message, media=("an image",)))
+    pictured = msgspec.structs.replace(first, message=msgspec.structs.replace(first.message, media=("an image",)))
     small = msgspec.structs.replace(first, tokens=5)
     for each, forms in ((pictured, 1), (small, 3)):
         changed = msgspec.structs.replace(seen, messages=[each, *seen.messages[1:]])

@@ -83,7 +83,7 @@ class Desk:
             self._policy,
             [Route(upstream)],
             lineage=self.lineage,
-            readings=self._readings,
+            reader=self._readings,
             clock=self._clock,
             ids=self._ids,
         )

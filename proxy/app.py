@@ -204,7 +204,9 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     engine.bus.subscribe(ExchangeRecorded, _log_failure)
     health = Health(lambda: engine.relay.problem, metrics, refuses=settings.store.on_failure == "refuse")
     inspector = Inspector(_describe_settings(settings))
-    contexts = ContextApi(engine.archive, engine.caretaker, engine.manual_compaction, engine.models.count.tally)
+    contexts = ContextApi(
+        engine.archive, engine.epoch_admin, engine.manual_compaction, engine.models.counter.count_messages
+    )
     sessions = SessionsApi(engine.archive, SavingsInputs(engine.models.card, settings.budget_policy()))
     app = build_routes(
         policy, engine.exchanges, health=health, inspector=inspector, sessions=sessions, contexts=contexts

@@ -107,7 +107,7 @@ class Engine:
     models: Models
     tokenizer: CountingTokenizer
     outliner: Outliner
-    caretaker: EpochAdmin
+    epoch_admin: EpochAdmin
     manual_compaction: ManualCompaction
     hop_id: str
 
@@ -138,14 +138,14 @@ async def build_engine(settings: Settings) -> Engine:
     descriptors, hop_id = Descriptors(read_descriptor_limit()), secrets.token_hex(8)
     upstreams = tuple([build_upstream(each, tasks, descriptors, hop_id) for each in policies])
     routes = tuple(Route(upstream, p.models) for upstream, p in zip(upstreams, policies, strict=True))
-    gate = DurabilityWaiter(archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")
+    durability = DurabilityWaiter(archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")
     is_fresh = not await archive.has_sessions()
     lineage = _build_lineage(policy, archive, bus, clock, is_fresh=is_fresh)
-    readings = ResponseReader(archive, bus, tasks, lineage, policy.record_cap_bytes, own_keys=policy.own_keys)
-    relay = Relay(archive, gate, readings, bus, clock)
-    reception = RequestResolver(policy, routes, lineage=lineage, readings=readings, clock=clock, ids=SystemIds())
+    reader = ResponseReader(archive, bus, tasks, lineage, policy.record_cap_bytes, own_keys=policy.own_keys)
+    relay = Relay(archive, durability, reader, bus, clock)
+    resolver = RequestResolver(policy, routes, lineage=lineage, reader=reader, clock=clock, ids=SystemIds())
     if not is_fresh:
-        await UnreadResponses(archive, bus, tasks, lineage, readings, formats=FORMATS).read()
+        await UnreadResponses(archive, bus, tasks, lineage, reader, formats=FORMATS).read()
     tokenizer, outliner, studies = CountingTokenizer(), Outliner(), FeatureCache(policy.cache_bytes // 8)
     models = build_models(settings, tokenizer, tasks)
 
@@ -153,14 +153,14 @@ async def build_engine(settings: Settings) -> Engine:
         return tokenizer.count(text, _COUNTED_IN)[0]
 
     builder = ContextBuilder(settings.builder_policy(), count, studies.find, outliner.outline)
-    memory = ContextCaches(archive, models.count, policy.cache_bytes // 4, policy.record_cap_bytes)
+    caches = ContextCaches(archive, models.counter, policy.cache_bytes // 4, policy.record_cap_bytes)
     trigger = _build_compaction(
         settings,
         policy,
         archive=archive,
-        gate=gate,
+        durability=durability,
         relay=relay,
-        memory=memory,
+        caches=caches,
         models=models,
         tasks=tasks,
         bus=bus,
@@ -176,17 +176,17 @@ async def build_engine(settings: Settings) -> Engine:
         bus=bus,
         clock=clock,
         providers=settings.providers(),
-        caches=memory,
+        caches=caches,
         observer=trigger,
         holdout=Holdout(settings.compaction.holdout_fraction, archive.salt),
         hard_wait_seconds=policy.hard_wait_seconds,
         secret=archive.salt,
     )
-    exchanges = ExchangeService(policy, FORMATS, resolver=reception, relay=relay, tasks=tasks, controller=controller)
-    caretaker = EpochAdmin(controller.states, archive, gate, bus, SystemIds())
-    manual_compaction = _build_manual_compaction(archive, gate, trigger.worker, controller, routes)
+    exchanges = ExchangeService(policy, FORMATS, resolver=resolver, relay=relay, tasks=tasks, controller=controller)
+    epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
+    manual_compaction = _build_manual_compaction(archive, durability, trigger.worker, controller, routes)
     parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, outliner)
-    return Engine(*parts, caretaker, manual_compaction, hop_id)
+    return Engine(*parts, epoch_admin, manual_compaction, hop_id)
 
 
 def _build_lineage(
@@ -216,7 +216,7 @@ def build_controller(
 
     No call waits longer for its plan, and for a summary that is being made, than `hard_wait_seconds` together.
     """
-    calibrator = CacheCalibrator(models.count, providers)
+    calibrator = CacheCalibrator(models.counter, providers)
     bus.subscribe(AnswerRead, calibrator.note_answer)
     states = StateReader(caches, models, calibrator, clock, holdout)
     chain = FallbackChain(
@@ -232,14 +232,14 @@ def build_controller(
 
 def _build_manual_compaction(
     archive: SqliteArchive,
-    gate: DurabilityWaiter,
+    durability: DurabilityWaiter,
     worker: SummaryWorker,
     controller: ContextController,
     routes: Sequence[Route],
 ) -> ManualCompaction:
     return ManualCompaction(
         archive=archive,
-        gate=gate,
+        gate=durability,
         worker=worker,
         states=controller.states,
         chain=controller.chain,
@@ -254,9 +254,9 @@ def _build_compaction(
     policy: EnginePolicy,
     *,
     archive: SqliteArchive,
-    gate: DurabilityWaiter,
+    durability: DurabilityWaiter,
     relay: Relay,
-    memory: ContextCaches,
+    caches: ContextCaches,
     models: Models,
     tasks: TaskRunner,
     bus: EventBus,
@@ -271,7 +271,7 @@ def _build_compaction(
         settings.compaction_policy(),
         policy,
         relay=relay,
-        memory=memory,
+        memory=caches,
         models=models,
         tasks=tasks,
         bus=bus,
@@ -288,9 +288,9 @@ def _build_compaction(
         settings.compaction_policy(),
         summarizer,
         archive=archive,
-        gate=gate,
+        gate=durability,
         leases=archive.make_leases(clock),
-        memory=memory,
+        memory=caches,
         tasks=tasks,
         bus=bus,
         builder=builder,
@@ -342,7 +342,7 @@ def find_prompt_hook(settings: Settings) -> PromptHook | None:
 
 def build_tally() -> Tally:
     """Return what counts messages for commands. No encoder is read before it is needed."""
-    return TokenCounter(CountingTokenizer()).tally
+    return TokenCounter(CountingTokenizer()).count_messages
 
 
 async def measure(settings: Settings) -> SavingsInputs:

@@ -69,7 +69,7 @@ async def test_messages_are_weighed_once_as_far_as_the_cache_goes(
     noted, settings = Noted(), settings_in(tmp_path, **{"sessions.cache_bytes": kept * 1024})
     models = build_models(settings, CountingTokenizer(lambda encoding: noted), TaskRunner())
     for name in "abca":
-        await models.count.tally("gpt-4o", [b'{"content":"%s"}' % name.encode()])
+        await models.counter.count_messages("gpt-4o", [b'{"content":"%s"}' % name.encode()])
     assert noted.texts == counted
 
 
@@ -171,10 +171,10 @@ async def test_an_upstream_behind_a_proxy_has_a_client_of_its_own(tmp_path: Path
 async def test_who_is_only_observed_is_decided_with_the_logs_own_secret(tmp_path: Path) -> None:
     settings = settings_in(tmp_path, **{"compaction.holdout_fraction": 0.25})
     engine = await build_engine(settings)
-    holdout = engine.caretaker._states.holdout
+    holdout = engine.epoch_admin._states.holdout
     await engine.close()
     again = await build_engine(settings)
-    assert again.caretaker._states.holdout == holdout == Holdout(0.25, holdout.secret)
+    assert again.epoch_admin._states.holdout == holdout == Holdout(0.25, holdout.secret)
     assert len(holdout.secret) == 32
     await again.close()
 
@@ -237,7 +237,7 @@ async def test_an_engine_that_is_warm_has_its_map_of_models_and_its_usual_encode
 async def test_tokens_are_counted_by_encoders_that_are_loaded_at_the_first_count(tmp_path: Path) -> None:
     engine = await build_engine(settings_in(tmp_path))
     piece = Piece(b"digest", b'{"role":"user","content":"tic tac toe"}')
-    counted = await engine.models.count.count("gpt-4o", [piece])
+    counted = await engine.models.counter.count("gpt-4o", [piece])
     assert counted.tokens > (3,)
     assert not counted.is_estimate
     await engine.close()

@@ -34,7 +34,7 @@ BROAD_EXCEPTS = {
     "engine.context.fallback.FallbackChain._try": "the next level is tried",
     "engine.context.fallback.FallbackChain.keep": "the next level is tried",
     "engine.context.refusal_retry.RefusalRetry.accept": "the response is on its way to the client",
-    "engine.context.refusal_retry.RefusalRetry.rescue": "the refusal goes to the client as it came",
+    "engine.context.refusal_retry.RefusalRetry.find_retry": "the refusal goes to the client as it came",
     "engine.request_resolver.RequestResolver.make_opening": "a body that nothing is known of is kept whole",
     "engine.request_resolver.RequestResolver.resolve": "a body that we cannot read is still a call to carry",
     "engine.runtime.call_after_first_step": "hands on what is thrown into a task; catches nothing for good",

@@ -46,7 +46,7 @@ class DurabilityWaiter:
     async def pass_on(self, commit: "asyncio.Future[bool]") -> None:
         """Return when what waits for the commit may be released.
 
-        Raises StoreUnavailable where it may not: the gate is strict, and the log has not taken it.
+        Raises StoreUnavailable where it may not: the waiter is strict, and the log has not taken it.
         """
         if self._is_strict:
             await self._insist(commit)

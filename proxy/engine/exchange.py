@@ -121,12 +121,12 @@ class ExchangeService:
         if outgoing.uncounted is not None:
             exchange.after_send.append(partial(self._account, exchange, request, outgoing))
         if outgoing.is_managed and request.managed is not None:
-            exchange.retries = self._controller.watch_refusal(
+            exchange.retries = self._controller.make_retries(
                 request.managed,
                 outgoing,
                 commit=partial(self._commit, exchange),
-                tell=partial(_tell, exchange.client, request),
-                settle=exchange.run_after_send,
+                add_labels=partial(_tell, exchange.client, request),
+                run_after_send=exchange.run_after_send,
             )
         if outgoing.labels:
             _tell(exchange.client, request, outgoing.labels)

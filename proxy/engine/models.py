@@ -51,12 +51,12 @@ _Basis = tuple[Card, tuple[str, ...], _Taught | None]
 
 
 class Models:
-    """Cards, budgets and counts. `count` counts the tokens of messages."""
+    """Cards, budgets and counts. `counter` counts the tokens of messages."""
 
     def __init__(
-        self, catalog: Catalog, counting: TokenCounter, policy: BudgetPolicy, clock: Clock, spawn: Spawn
+        self, catalog: Catalog, counter: TokenCounter, policy: BudgetPolicy, clock: Clock, spawn: Spawn
     ) -> None:
-        self.count = counting
+        self.counter = counter
         self._catalog = catalog
         self._policy = policy
         self._clock = clock
@@ -161,8 +161,8 @@ class ExpectedUsage(msgspec.Struct, frozen=True, gc=False):
 class CacheCalibrator:
     """Calibrations of each model of each upstream; above the limit those updated least recently are dropped."""
 
-    def __init__(self, counting: TokenCounter, providers: Mapping[str, Provider]) -> None:
-        self._counting = counting
+    def __init__(self, counter: TokenCounter, providers: Mapping[str, Provider]) -> None:
+        self._counter = counter
         self._providers = providers
         self._waiting: OrderedDict[tuple[str, int], ExpectedUsage] = OrderedDict()
         self._learned: OrderedDict[tuple[str, str], Calibration] = OrderedDict()
@@ -182,26 +182,26 @@ class CacheCalibrator:
             self._tariffs.popitem(last=False)
         return tariff
 
-    def wait_for(self, exchange: str, k: int, lesson: ExpectedUsage) -> None:
+    def wait_for(self, exchange: str, k: int, prediction: ExpectedUsage) -> None:
         """Keep the expected usage of a request that was sent."""
-        self._waiting[exchange, k] = lesson
+        self._waiting[exchange, k] = prediction
         if len(self._waiting) > _MOST_WAITING:
             self._waiting.popitem(last=False)
 
     def note_answer(self, event: AnswerRead) -> None:
         """Learn from the usage of a response that was read."""
-        lesson = self._waiting.pop((event.exchange, event.k), None)
+        prediction = self._waiting.pop((event.exchange, event.k), None)
         usage = event.usage
-        if lesson is None or not usage.input:
+        if prediction is None or not usage.input:
             return
-        self._counting.learn(lesson.upstream, lesson.model, lesson.tokens, usage.input)
-        key = (lesson.upstream, lesson.model)
+        self._counter.learn(prediction.upstream, prediction.model, prediction.tokens, usage.input)
+        key = (prediction.upstream, prediction.model)
         known = self._learned.pop(key, Calibration())
-        scale = usage.input / lesson.tokens if lesson.tokens else 1.0
-        if lesson.stable is not None:
-            known = learn_survival(known, round(lesson.stable * scale), usage.cached)
+        scale = usage.input / prediction.tokens if prediction.tokens else 1.0
+        if prediction.stable is not None:
+            known = learn_survival(known, round(prediction.stable * scale), usage.cached)
         else:
-            known = learn_read(known, round(lesson.expected * scale), usage.cached)
+            known = learn_read(known, round(prediction.expected * scale), usage.cached)
         if event.first_byte_s:
             known = learn_seconds(known, usage.input, usage.cached, event.first_byte_s)
         self._learned[key] = known

@@ -106,7 +106,7 @@ class RetrySource(Protocol):
         """
         ...
 
-    async def rescue(self, refusal: Refusal) -> Retry | None:
+    async def find_retry(self, refusal: Refusal) -> Retry | None:
         """Return what to send in place of what was refused; None where the refusal goes to the client as it came.
 
         Cancelled when the client has left.

@@ -39,25 +39,25 @@ class Relay:
     """Relays responses. Every path through `carry` leaves exactly one outcome per round in the log."""
 
     def __init__(
-        self, archive: Archive, gate: DurabilityWaiter, readings: ResponseReader, bus: EventBus, clock: Clock
+        self, archive: Archive, durability: DurabilityWaiter, reader: ResponseReader, bus: EventBus, clock: Clock
     ) -> None:
         self.archive = archive
-        self._gate = gate
-        self._readings = readings
+        self._durability = durability
+        self._reader = reader
         self._bus = bus
         self._clock = clock
 
     @property
     def problem(self) -> str:
         """The reason why calls cannot be recorded as promised; empty while they can."""
-        return self._gate.problem
+        return self._durability.problem
 
     async def confirm(self, exchange: OpenExchange) -> bool:
         """Return whether all that was queued of an exchange is in the log; wait for it as long as a response waits."""
         if exchange.commit is None:
             return False
         self.archive.flush()
-        return await self._gate.confirm(exchange.commit)
+        return await self._durability.confirm(exchange.commit)
 
     def abandon(self, exchange: OpenExchange) -> None:
         """Record a round that was given up before anything was sent."""
@@ -134,7 +134,7 @@ class Relay:
             if refusal is None:
                 return None
             completeness, ended_at = "complete", self._clock.monotonic()
-            retry = await exchange.retries.rescue(refusal)
+            retry = await exchange.retries.find_retry(refusal)
             kept = await self._redact(exchange, response) if retry is not None else b""
         except BaseException:
             kept = await self._redact_anyway(exchange, response)
@@ -152,7 +152,7 @@ class Relay:
         if commit is not None:
             if not commit.done():
                 self.archive.flush()
-            await self._gate.pass_on(commit)
+            await self._durability.pass_on(commit)
 
     async def _relay(self, exchange: OpenExchange, response: UpstreamResponse, begun: bytes) -> None:
         """Relay a response of which `begun` was read and held back."""
@@ -173,7 +173,7 @@ class Relay:
             return
         outcome, recorded = self._record(exchange, response, "complete", kept=kept)
         try:
-            await self._gate.pass_on(recorded)
+            await self._durability.pass_on(recorded)
             exchange.client.start(response.status, forward_response(response.headers))
             exchange.client.write(held, is_last=is_ended)
         finally:
@@ -316,16 +316,16 @@ class Relay:
             )
         )
         if outcome.status == _TOO_MANY or has_rate_limits(outcome.headers):
-            told = (opening.session.tenant, opening.model, outcome.status, outcome.headers)
-            self._bus.publish(LimitsTold(exchange.id, exchange.upstream, *told))
+            limits = (opening.session.tenant, opening.model, outcome.status, outcome.headers)
+            self._bus.publish(LimitsTold(exchange.id, exchange.upstream, *limits))
         if exchange.format is None or not outcome.size:
             return
         told_by = (outcome.headers, outcome.received, first_byte_s, exchange.secrets)
         unread = UnreadAnswer(exchange.id, exchange.k, exchange.format, *told_by)
         if exchange.is_final:
-            self._readings.submit(unread)
+            self._reader.submit(unread)
         else:
-            self._readings.read_refusal(unread)
+            self._reader.read_refusal(unread)
 
 
 def _compute_ms(began: float, at: float) -> float:

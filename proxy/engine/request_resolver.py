@@ -77,14 +77,14 @@ class RequestResolver:
         routes: Sequence[Route],
         *,
         lineage: LineageTracker,
-        readings: ResponseReader,
+        reader: ResponseReader,
         clock: Clock,
         ids: Ids,
     ) -> None:
         self._policy = policy
         self._routes = tuple(routes)
         self._lineage = lineage
-        self._readings = readings
+        self._reader = reader
         self._naming = ClientIdReader(policy.session_headers)
         self._histories = BodyCache(policy.cache_bytes // 2)
         self._clock = clock
@@ -158,7 +158,7 @@ class RequestResolver:
         traits = Traits(
             model, split.member("tools") not in _NONE, messages.preamble.system, split.member("stream") == b"true"
         )
-        asked = LineageQuery(
+        query = LineageQuery(
             exchange=exchange,
             session=session,
             token=caller.token,
@@ -173,11 +173,11 @@ class RequestResolver:
         )
         is_large = len(content) > self._policy.record_cap_bytes
         holding = await self._hold(caller.tenant, split, remembered, until) if is_large else None
-        place = await self._place(asked) if session.family or self._policy.infer else None
+        place = await self._place(query) if session.family or self._policy.infer else None
         # From here on nothing waits: what is remembered is in the log with the opening, before any later request's.
         managed = None
         if place is not None and split.items:
-            managed = _make_managed(request, upstream, form, asked, place, split=split, chain=chain, holding=holding)
+            managed = _make_managed(request, upstream, form, query, place, split=split, chain=chain, holding=holding)
         return ResolvedRequest(
             exchange,
             mode,
@@ -198,13 +198,13 @@ class RequestResolver:
         root = compute_chain_root(session.upstream)
         if form.previous_key:
             for exchange in self._lineage.list_unread_of(session.tenant):
-                await self._readings.hurry(exchange)  # a request may refer to any of them by an id
+                await self._reader.hurry(exchange)  # a request may refer to any of them by an id
         return await self._lineage.find_response(session, previous, until) or root if previous else root
 
-    async def _place(self, asked: LineageQuery) -> Placement:
-        for exchange in self._lineage.list_unread(asked):
-            await self._readings.hurry(exchange)
-        return await self._lineage.place(asked)
+    async def _place(self, query: LineageQuery) -> Placement:
+        for exchange in self._lineage.list_unread(query):
+            await self._reader.hurry(exchange)
+        return await self._lineage.place(query)
 
     async def _hold(self, tenant: bytes, split: SplitBody, remembered: "_Remembered", until: float) -> Holding:
         """Compute how much of a body above the cap goes to the log; ask what is there where much is not known."""
@@ -271,7 +271,7 @@ def _make_managed(
     request: ClientRequest,
     upstream: Upstream,
     form: Format,
-    asked: LineageQuery,
+    query: LineageQuery,
     place: Placement,
     *,
     split: SplitBody,
@@ -279,12 +279,12 @@ def _make_managed(
     holding: Holding | None,
 ) -> ManagedRequest:
     return ManagedRequest(
-        asked.exchange,
+        query.exchange,
         place.session,
         form.name,
         form.items_key,
-        asked.traits.model,
-        asked.most_output,
+        query.traits.model,
+        query.most_output,
         split,
         chain,
         place.step,
@@ -293,7 +293,7 @@ def _make_managed(
         upstream,
         is_new=place.is_new and place.source is None,
         holding=holding,
-        until=asked.until,
+        until=query.until,
         is_certain=place.is_certain,
     )
 

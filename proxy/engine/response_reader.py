@@ -182,9 +182,9 @@ class ResponseReader:
         """Build the reading for the log: put together, the pieces of a stream may be a credential."""
         secrets = received.secrets or self._own_keys
         error = answer.error.encode("utf-8", "surrogatepass")
-        told = redact(rendered, secrets, is_error=bool(error))
+        redacted = redact(rendered, secrets, is_error=bool(error))
         problem = redact(error, secrets, is_error=True).decode("utf-8", "surrogatepass")
-        return Reading(received.exchange, received.k, told, answer.usage, answer.finish, problem)
+        return Reading(received.exchange, received.k, redacted, answer.usage, answer.finish, problem)
 
 
 def _try_to_read(received: UnreadAnswer, cap: int) -> tuple[Answer, bytes] | Exception:
@@ -203,7 +203,7 @@ class UnreadResponses:
         bus: EventBus,
         tasks: TaskRunner,
         lineage: LineageTracker,
-        readings: ResponseReader,
+        reader: ResponseReader,
         *,
         formats: Mapping[str, Format],
     ) -> None:
@@ -211,7 +211,7 @@ class UnreadResponses:
         self._bus = bus
         self._tasks = tasks
         self._lineage = lineage
-        self._readings = readings
+        self._reader = reader
         self._formats = formats
 
     async def read(self, most_seconds: float = _MOST_SECONDS) -> None:
@@ -227,7 +227,7 @@ class UnreadResponses:
                 continue
             if row.tip and not await self._lineage.reopen(row.exchange, row.session, row.tip):
                 continue
-            self._readings.submit(UnreadAnswer(row.exchange, row.k, form, row.headers, row.received))
+            self._reader.submit(UnreadAnswer(row.exchange, row.k, form, row.headers, row.received))
             taken.add(row.exchange)
         return taken
 
@@ -236,12 +236,12 @@ class UnreadResponses:
         self._bus.subscribe(ReadingFailed, failures.append)
         try:
             taken = await self.take_up()
-            await self._readings.finish()
+            await self._reader.finish()
         except StoreUnavailable as error:
             _log.warning("what was left unread before the start stays so: %s", error)
             return
         finally:
             self._bus.unsubscribe(failures.append)
         if failed := [failure for failure in failures if failure.exchange in taken]:
-            told = (len(failed), failed[0].error)
-            _log.info("%d answers from before the start cannot be read, and stay as they are; the first: %s", *told)
+            first = (len(failed), failed[0].error)
+            _log.info("%d answers from before the start cannot be read, and stay as they are; the first: %s", *first)

@@ -71,13 +71,13 @@ class TokenCounter:
 
     async def count(self, model: str, pieces: Sequence[Piece]) -> Count:
         """Return the tokens of each piece; only pieces that are new cost anything."""
-        ledger = self._open(model, pieces)
+        job = self._open(model, pieces)
         found: Sequence[TokenWeight] = ()
-        if ledger.fresh:
-            raws = [piece.raw for piece in ledger.fresh.values()]
-            weigh = partial(self._weigh, ledger.family.encoding, tuple(ledger.fresh.values()))
+        if job.fresh:
+            raws = [piece.raw for piece in job.fresh.values()]
+            weigh = partial(self._weigh, job.family.encoding, tuple(job.fresh.values()))
             found = weigh() if self.is_quick(model, raws) else await asyncio.to_thread(weigh)
-        return self._sum_up(ledger, found)
+        return self._sum_up(job, found)
 
     def count_now(self, model: str, pieces: Sequence[Piece]) -> Count:
         """Return what `count` does without waiting, for what `is_quick`. Blocks."""
@@ -91,7 +91,7 @@ class TokenCounter:
         """Return whether so little is counted on the event loop, since handing it to a thread would take longer."""
         return sum(map(len, raws)) <= _COUNT_HERE and self._tokenizer.is_ready(identify_family(model).encoding)
 
-    async def tally(self, model: str, raws: Sequence[bytes]) -> tuple[int, ...]:
+    async def count_messages(self, model: str, raws: Sequence[bytes]) -> tuple[int, ...]:
         """Count messages of which no hash is at hand."""
         return (await self.count(model, [Piece(compute_digest(raw), raw) for raw in raws])).tokens
 
@@ -114,13 +114,13 @@ class TokenCounter:
         known = {piece.digest: self._recall(family, piece.digest) for piece in pieces if piece.digest not in fresh}
         return _CountJob(model, family, pieces, fresh, known)
 
-    def _sum_up(self, ledger: "_CountJob", found: Sequence[TokenWeight]) -> Count:
+    def _sum_up(self, job: "_CountJob", found: Sequence[TokenWeight]) -> Count:
         """Return the count, with the weights found of what was new, which are known from now on."""
-        weights = ledger.known
-        for digest, weight in zip(ledger.fresh, found, strict=True):
+        weights = job.known
+        for digest, weight in zip(job.fresh, found, strict=True):
             weights[digest] = weight
-            self._remember(ledger.family, digest, weight)
-        tokens = tuple(_sum(weights[piece.digest], piece, ledger.family, ledger.model) for piece in ledger.pieces)
+            self._remember(job.family, digest, weight)
+        tokens = tuple(_sum(weights[piece.digest], piece, job.family, job.model) for piece in job.pieces)
         return Count(tokens, any(weight.is_estimate for weight in weights.values()))
 
     def _weigh_now(self, family: Family, piece: Piece) -> TokenWeight:

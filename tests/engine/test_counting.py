@@ -150,6 +150,6 @@ async def test_messages_without_hashes_are_tallied_as_the_others() -> None:
     words = Words()
     counting = TokenCounter(words)
     piece = make_piece("a", 5)
-    assert await counting.tally("gpt-4o", [piece.raw, piece.raw]) == (8, 8)
-    assert await counting.tally("gpt-4o", [piece.raw]) == (8,)
+    assert await counting.count_messages("gpt-4o", [piece.raw, piece.raw]) == (8, 8)
+    assert await counting.count_messages("gpt-4o", [piece.raw]) == (8,)
     assert len(words.counted) == 1

@@ -34,7 +34,7 @@ class Desk:
         lineage = make_lineage(self.archive, clock, policy)
         readings = ResponseReader(self.archive, EventBus(tasks), tasks, lineage, cap)
         self.resolver = RequestResolver(
-            policy, chosen, lineage=lineage, readings=readings, clock=clock, ids=CountingIds()
+            policy, chosen, lineage=lineage, reader=readings, clock=clock, ids=CountingIds()
         )
 
     async def receive(self, body: bytes, headers: Headers = (), form: ChatCompletions = FORM) -> "Received":

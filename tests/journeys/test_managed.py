@@ -51,7 +51,7 @@ class Dummy:
     async def _answer(self, request: Request) -> Response:
         body = await request.body()
         (self.asked if is_own(body) else self.sent).append(body)
-        tokens = await self._counting.tally(MODEL, [body])
+        tokens = await self._counting.count_messages(MODEL, [body])
         message = {"role": "assistant", "content": self.say(body)}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         usage = {"prompt_tokens": sum(tokens), "completion_tokens": 3, "total_tokens": 3 + sum(tokens)}

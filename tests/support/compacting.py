@@ -136,7 +136,7 @@ class Workshop(Engine):
             StatedCatalog(window), TokenCounter(QuarterTokens()), BudgetPolicy(ceiling), self.clock, self.tasks.spawn
         )
         providers = {"main": provider} if provider is not None else {}
-        self.memory, builder = ContextCaches(log, models.count, 1 << 26), make_builder()
+        self.memory, builder = ContextCaches(log, models.counter, 1 << 26), make_builder()
         self.leases = MemoryLeases(self.clock)
         self.summarizer = build_summarizer(
             policy, engine_policy, relay=self.relay, memory=self.memory, models=models, tasks=self.tasks, bus=self.bus,

@@ -476,7 +476,7 @@ class Engine:
         self.relay = Relay(self.archive, self.gate, self.readings, self.bus, self.clock)
         routes = [Route(self.upstream)]
         self.reception = RequestResolver(
-            policy, routes, lineage=self.lineage, readings=self.readings, clock=self.clock, ids=self.ids
+            policy, routes, lineage=self.lineage, reader=self.readings, clock=self.clock, ids=self.ids
         )
         forms: tuple[Format, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
         formats: Mapping[str, Format] = {form.name: form for form in forms}

@@ -99,7 +99,7 @@ def make_steward(
     models = Models(StatedCatalog(window), TokenCounter(tokenizer), BudgetPolicy(ceiling), clock, tasks.spawn)
     builder = builder or make_builder()
     providers = {"main": provider, "scripted": provider} if provider is not None else {}
-    memory, holdout = ContextCaches(archive, models.count, 1 << 26), Holdout(held_out, b"secret")
+    memory, holdout = ContextCaches(archive, models.counter, 1 << 26), Holdout(held_out, b"secret")
     return build_controller(
         models=models,
         builder=builder,

@@ -141,7 +141,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     inspector = Inspector((("mode", plan.engine.mode),))
     gate = DurabilityWaiter(archive, plan.engine.commit_wait_ms)
     care = EpochAdmin(steward.states, archive, gate, bus, SystemIds())
-    contexts = ContextApi(archive, care, plan.compacting, steward.states.models.count.tally)
+    contexts = ContextApi(archive, care, plan.compacting, steward.states.models.counter.count_messages)
     sessions = SessionsApi(archive, SavingsInputs(steward.states.models.card, BudgetPolicy(plan.ceiling)))
     policy = replace(plan.server, has_own_key=bool(plan.api_key))
     app = build_routes(policy, exchanges, health=health, inspector=inspector, sessions=sessions, contexts=contexts)
@@ -187,7 +187,7 @@ def _build_exchanges(
     parts = (archive, DurabilityWaiter(archive, plan.engine.commit_wait_ms), readings, bus, SystemClock())
     relay = RescuedRelay(plan.rescuer, *parts) if plan.rescuer is not None else Relay(*parts)
     reception = RequestResolver(
-        plan.engine, [Route(forwarder)], lineage=lineage, readings=readings, clock=SystemClock(), ids=SystemIds()
+        plan.engine, [Route(forwarder)], lineage=lineage, reader=readings, clock=SystemClock(), ids=SystemIds()
     )
     formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
     policy = replace(plan.engine, own_keys=(plan.api_key.encode(),) if plan.api_key else ())

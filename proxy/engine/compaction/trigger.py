@@ -80,7 +80,7 @@ class CompactionTrigger:
             self._newest[upstream] = request.exchange
             self.worker.stop_at(upstream)
 
-    def note_asked(self, request: ManagedRequest) -> None:
+    def note_managed(self, request: ManagedRequest) -> None:
         """Record the credential of a managed call."""
         credential = CallCredential(request.upstream, request.target, request.headers)
         self.open_calls.put(request.exchange, _OpenCall(request.tip, credential))
@@ -167,7 +167,9 @@ def build_trigger(
     span_policy = replace(builder_policy, protect_turns=policy.protect_turns)
 
     def index_request(request: SentRequest, ground: PlanInputs) -> ConversationIndex:
-        return index_conversation(opener.see(request.state.request, request.state.history, ground), span_policy, study)
+        return index_conversation(
+            opener.make_request(request.state.request, request.state.history, ground), span_policy, study
+        )
 
     worker = SummaryWorker(
         policy=policy,

@@ -27,11 +27,11 @@ def list_labels(plan: Plan, epoch: Epoch | None, *, is_opened: bool) -> Headers:
     if epoch is not None:
         labels.append((b"x-palimpsest-epoch", epoch.id.encode()))
     if plan.tokens_client is not None and plan.tokens_upstream is not None:
-        told = f"client={plan.tokens_client}, upstream={plan.tokens_upstream}"
-        labels.append((b"x-palimpsest-tokens", told.encode()))
+        value = f"client={plan.tokens_client}, upstream={plan.tokens_upstream}"
+        labels.append((b"x-palimpsest-tokens", value.encode()))
     if epoch is not None and is_opened:
-        told = f"compacted {epoch.tokens_before}->{epoch.tokens_after}"
-        labels.append((b"x-palimpsest-notice", told.encode()))
+        value = f"compacted {epoch.tokens_before}->{epoch.tokens_after}"
+        labels.append((b"x-palimpsest-notice", value.encode()))
     return tuple(labels)
 
 
@@ -42,7 +42,7 @@ class SentObserver(Protocol):
         """Note that a call has come, managed or not."""
         ...
 
-    def note_asked(self, request: ManagedRequest) -> None:
+    def note_managed(self, request: ManagedRequest) -> None:
         """Note that a call is managed."""
         ...
 
@@ -61,7 +61,7 @@ class NoObserver:
     def note_arrival(self, request: ManagedRequest) -> None:
         """Do nothing."""
 
-    def note_asked(self, request: ManagedRequest) -> None:
+    def note_managed(self, request: ManagedRequest) -> None:
         """Do nothing."""
 
     def note_sent(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> None:

@@ -82,8 +82,8 @@ class ContextController:
         """
         request = resolved.managed
         if request is None:
-            is_told = resolved.mode == "manage" and len(body) >= _LARGE_BYTES
-            return OutgoingRequest("original", body, labels=_UNREADABLE if is_told else ())
+            is_labelled = resolved.mode == "manage" and len(body) >= _LARGE_BYTES
+            return OutgoingRequest("original", body, labels=_UNREADABLE if is_labelled else ())
         try:
             return self._decide_at_once(request, resolved.mode, ceiling)
         except Exception:  # noqa: BLE001 - a boundary: a call goes on without what is done beside it
@@ -98,20 +98,20 @@ class ContextController:
         request, mode = resolved.managed, resolved.mode
         assert request is not None, "what is not understood is decided at once"
         pin: Pin | None = None
-        told: Headers = ()
+        labels: Headers = ()
         try:
             if reason := await self._find_exemption(request, mode):
-                told = _refuse_pin(request, reason)
+                labels = _refuse_pin(request, reason)
                 outgoing = self._exempt(request, mode, ceiling, reason)
             else:
-                pin, told = await self._take_pin(request, ceiling)
-                self._observer.note_asked(request)
+                pin, labels = await self._take_pin(request, ceiling)
+                self._observer.note_managed(request)
                 outgoing = await self._manage(request, ceiling, commit)
         except Exception as error:  # noqa: BLE001 - a boundary: the call goes on as the client sent it
             outgoing = self._give_up(request, error)
         if outgoing.plan is not None and outgoing.uncounted is None:
             self._bus.publish(Planned(request.session.id, outgoing.plan))
-        return outgoing.add(told, pin)
+        return outgoing.add(labels, pin)
 
     def account(self, outgoing: OutgoingRequest) -> OutgoingRequest:
         """Count and charge a request that was sent before it was counted; return it with its plan and labels."""
@@ -132,21 +132,28 @@ class ContextController:
         """Build the manifest of a rewritten body; None for the client's own."""
         return self._accounting.build_manifest(request, outgoing)
 
-    def watch_refusal(
+    def make_retries(
         self,
         request: ManagedRequest,
         outgoing: OutgoingRequest,
         *,
         commit: Commit,
-        tell: Callable[[Headers], None],
-        settle: Callable[[], None],
+        add_labels: Callable[[Headers], None],
+        run_after_send: Callable[[], None],
     ) -> RetrySource:
         """Return what decides how a request is sent again, should the upstream refuse it.
 
-        `tell` tells the client by response headers; `settle` does what was put off until the request was on its way.
+        `add_labels` adds headers to the response; `run_after_send` does what was put off until the request was sent.
         """
         return RefusalRetry(
-            self.states, self.chain, self._bus, request, outgoing, commit=commit, tell=tell, settle=settle
+            self.states,
+            self.chain,
+            self._bus,
+            request,
+            outgoing,
+            commit=commit,
+            add_labels=add_labels,
+            run_after_send=run_after_send,
         )
 
     def _decide_at_once(self, request: ManagedRequest, mode: Mode, ceiling: int | None) -> OutgoingRequest | None:
@@ -162,7 +169,7 @@ class ContextController:
         else:
             outgoing = self._pass_known(request, ceiling)
         if outgoing is not None:
-            self._observer.note_asked(request)
+            self._observer.note_managed(request)
         return outgoing
 
     def _pass_blank(self, request: ManagedRequest) -> OutgoingRequest | None:
@@ -326,9 +333,9 @@ class ContextController:
         tokens, usable = state.to_model_tokens(outgoing.tokens), state.to_model_tokens(state.budget.usable)
         request = state.request
         self._bus.publish(CeilingExceeded(request.exchange, request.session.id, state.view, tokens, usable, reason))
-        told = f"above the ceiling: {tokens} tokens of {usable}; {reason}"
-        labels = ((b"x-palimpsest-notice", told.encode("ascii", "replace")),)
-        return replace(outgoing, plan=replace(outgoing.plan, reason=told)).add(labels)
+        notice = f"above the ceiling: {tokens} tokens of {usable}; {reason}"
+        labels = ((b"x-palimpsest-notice", notice.encode("ascii", "replace")),)
+        return replace(outgoing, plan=replace(outgoing.plan, reason=notice)).add(labels)
 
     def _find_decision(self, state: RequestState) -> Decision:
         """Decide whether an epoch opens.
@@ -373,8 +380,8 @@ class ContextController:
     def _stand_aside(self, request: ManagedRequest, mode: Mode, reason: str) -> OutgoingRequest:
         """Return the request as it is though its session may be managed; its plan tells what that costs."""
         content = request.split.content
-        is_told = mode == "manage" and not self.states.is_below(request, self.states.find_budget(request))
-        labels = _label_observed(reason) if is_told else ()
+        is_labelled = mode == "manage" and not self.states.is_below(request, self.states.find_budget(request))
+        labels = _label_observed(reason) if is_labelled else ()
         context = self._caches.contexts.get(request.session.id)
         epoch = context.find(request.model, request) if context is not None else None
         known, _ = self._caches.histories.find(request)
@@ -385,9 +392,9 @@ class ContextController:
         account = context.get_account(request.model, epoch.id, budget).account
         tariff = self.states.find_tariff(request, known)
         saving = tariff.price_repeated(account.sent) - tariff.price_rewritten(known.tokens, known.head.tokens)
-        told = self.states.find_ratio(request).apply(known.tokens)
+        tokens = self.states.find_ratio(request).apply(known.tokens)
         plan = Plan(
-            request.exchange, 0, request.model, "original", "", "none", reason, told, told, 0, account.owed, saving
+            request.exchange, 0, request.model, "original", "", "none", reason, tokens, tokens, 0, account.owed, saving
         )
         return OutgoingRequest("original", content, plan=plan, labels=labels)
 
@@ -447,8 +454,8 @@ def _choose(state: RequestState, outgoing: OutgoingRequest) -> None:
 
 def _label_observed(reason: str) -> Headers:
     """Label a request that is not managed though it otherwise could be."""
-    told = reason if reason == HELD_OUT else f"stood-down:{reason}"
-    return ((b"x-palimpsest-mode", f"observe; {told}".encode("ascii", "replace")),)
+    shown = reason if reason == HELD_OUT else f"stood-down:{reason}"
+    return ((b"x-palimpsest-mode", f"observe; {shown}".encode("ascii", "replace")),)
 
 
 def _label_own(state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> Headers:

@@ -26,10 +26,12 @@ from proxy.model.log import BranchRow, ExchangeRow, Record
 class EpochAdmin:
     """Reverts epochs and pins messages. Sessions and exchanges must be in the log: the caller has found them there."""
 
-    def __init__(self, states: StateReader, archive: Archive, gate: DurabilityWaiter, bus: EventBus, ids: Ids) -> None:
+    def __init__(
+        self, states: StateReader, archive: Archive, durability: DurabilityWaiter, bus: EventBus, ids: Ids
+    ) -> None:
         self._states = states
         self._archive = archive
-        self._gate = gate
+        self._durability = durability
         self._bus = bus
         self._ids = ids
         self._clock = states.clock
@@ -148,8 +150,8 @@ class EpochAdmin:
     async def _count(self, history: MessageList, places: Collection[int]) -> list[int]:
         """Count messages as the model does; return tokens in the order of their indexes."""
         row, models = history.row, self._states.models
-        counted = await models.count.tally(row.model, [history.raws[place] for place in sorted(places)])
-        ratio = models.count.find_ratio((await self._archive.find_session(row.session)).upstream, row.model)
+        counted = await models.counter.count_messages(row.model, [history.raws[place] for place in sorted(places)])
+        ratio = models.counter.find_ratio((await self._archive.find_session(row.session)).upstream, row.model)
         return [ratio.apply(tokens) for tokens in counted]
 
     async def _find_usable(self, row: ExchangeRow) -> int:
@@ -162,7 +164,7 @@ class EpochAdmin:
         context.pin(pin)
 
     async def _keep(self, record: Record) -> None:
-        if not await self._gate.confirm(self._archive.append(record)):
+        if not await self._durability.confirm(self._archive.append(record)):
             raise StoreUnavailable("the log does not take it now; nothing was changed, try again")
 
 

@@ -63,10 +63,10 @@ class EpochPlanner:
         self._providers = providers
 
     def draft(
-        self, request: ManagedRequest, history: MeasuredHistory, ground: PlanInputs, *, is_minimal: bool = False
+        self, request: ManagedRequest, history: MeasuredHistory, inputs: PlanInputs, *, is_minimal: bool = False
     ) -> RenderedPlan:
         """Draft what would be sent in place of the beginning of a request's history. Raises any error of planning."""
-        raws, view = request.list_raws(), self.see(request, history, ground)
+        raws, view = request.list_raws(), self.make_request(request, history, inputs)
         view = msgspec.structs.replace(view, sent=_find_sent(request))
         plan = self._builder.minimal(view) if is_minimal else self._builder.build(view)
         provider = self._providers.get(request.session.upstream, _ANY)
@@ -81,23 +81,23 @@ class EpochPlanner:
         # the words of users that stay can be joined with ours beside them, those of the assistant's own cannot
         role = "user" if is_alternating else provider.summary_role
         rendered = render(FORMATS[request.wire], plan.edits, raws, role=role, is_alternating=is_alternating)
-        originals = [ground.known.get(each.id) or _keep_original(request, each) for each in plan.references]
+        originals = [inputs.known.get(each.id) or _keep_original(request, each) for each in plan.references]
         return RenderedPlan(plan, rendered, tuple(originals))
 
-    def see(self, request: ManagedRequest, history: MeasuredHistory, ground: PlanInputs) -> PlanRequest:
+    def make_request(self, request: ManagedRequest, history: MeasuredHistory, inputs: PlanInputs) -> PlanRequest:
         """Return the conversation in the form that the plan builder takes. Raises any error of reading it."""
         return PlanRequest(
             messages=_see(request.wire, request.list_raws(), history),
             head=history.head.tokens,
-            budget=ground.budget,
+            budget=inputs.budget,
             name=lambda start, stop, offset: self._name(request, start, stop, offset),
-            pinned=ground.pinned,
+            pinned=inputs.pinned,
             unkept=request.list_unkept(),
-            frozen=None if ground.frozen is None else read_plan(ground.frozen),
-            reports=ground.reports,
-            goal=ground.goal,
-            depth=ground.depth,
-            must_fit=ground.must_fit,
+            frozen=None if inputs.frozen is None else read_plan(inputs.frozen),
+            reports=inputs.reports,
+            goal=inputs.goal,
+            depth=inputs.depth,
+            must_fit=inputs.must_fit,
         )
 
     def _name(self, request: ManagedRequest, start: int, stop: int, offset: int) -> str:
@@ -171,18 +171,18 @@ class FeatureCache:
         self._changing = threading.Lock()
         self.weight = 0
 
-    def find(self, told: Message) -> MessageFeatures:
+    def find(self, message: Message) -> MessageFeatures:
         """Return the features of a message, extracted if they are not cached."""
         with self._changing:
-            known = self._known.get(told)
+            known = self._known.get(message)
             if known is not None:
-                self._known.move_to_end(told)
+                self._known.move_to_end(message)
                 return known
-        found = extract_features(told)
+        found = extract_features(message)
         with self._changing:
-            if told not in self._known:
-                self._known[told] = found
-                self.weight += _weigh(told, found)
+            if message not in self._known:
+                self._known[message] = found
+                self.weight += _weigh(message, found)
                 self._shrink()
         return found
 
@@ -191,8 +191,8 @@ class FeatureCache:
             self.weight -= _weigh(*self._known.popitem(last=False))
 
 
-def _weigh(told: Message, findings: MessageFeatures) -> int:
+def _weigh(message: Message, findings: MessageFeatures) -> int:
     """Estimate bytes of memory: the message, and the words that were found in it."""
-    said = len(told.text) + sum(len(call.arguments) for call in told.calls)
+    said = len(message.text) + sum(len(call.arguments) for call in message.calls)
     words = sum(len(word) + _WORD_WEIGHT for word in findings.words)
     return _MESSAGE_WEIGHT + said + words

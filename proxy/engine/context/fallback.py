@@ -84,10 +84,10 @@ class FallbackChain:
         """
         opened = None
         if why is not None and not is_fruitless(state, why):
-            asked = _EpochRequest(
+            wanted = _EpochRequest(
                 why, commit, name or state.request.exchange, self.seconds if seconds is None else seconds
             )
-            opened = await self._open(state, asked)
+            opened = await self._open(state, wanted)
         if opened is not None:
             return opened
         return self.keep(state) or OutgoingRequest("original", state.request.split.content, state.client_tokens)
@@ -114,13 +114,13 @@ class FallbackChain:
         None where nothing gets shorter by it. Raises Conflict where another was opened meanwhile, StoreUnavailable, and
         ValueError where what comes of it is not valid.
         """
-        context, ground = state.context, msgspec.structs.replace(self._list_inputs(state, "manual"), goal=goal)
-        draft = await asyncio.to_thread(self._planner.draft, state.request, state.history, ground)
+        context, inputs = state.context, msgspec.structs.replace(self._list_inputs(state, "manual"), goal=goal)
+        draft = await asyncio.to_thread(self._planner.draft, state.request, state.history, inputs)
         async with context.opening:
             if context.find(state.view, state.request, is_next=True) is not state.epoch:
                 raise Conflict("another epoch was opened meanwhile; GET /-/api/sessions/SESSION/epochs shows it")
-            asked = _EpochRequest("manual", commit, name, self.seconds)
-            outgoing = await self._open_planned(state, draft, asked, "plan") if _goes_on(state, draft) else None
+            wanted = _EpochRequest("manual", commit, name, self.seconds)
+            outgoing = await self._open_planned(state, draft, wanted, "plan") if _goes_on(state, draft) else None
             if outgoing is None or outgoing.epoch is None:
                 return None
             if not context.was_sent(state.view, state.request):  # what went out at a glance goes out so again, too (B5)
@@ -128,7 +128,7 @@ class FallbackChain:
             context.unsent.add(outgoing.epoch.id)
             return outgoing.epoch
 
-    async def _open(self, state: RequestState, asked: _EpochRequest) -> OutgoingRequest | None:
+    async def _open(self, state: RequestState, wanted: _EpochRequest) -> OutgoingRequest | None:
         """Open an epoch, or take one that another request has opened meanwhile; None where the active one will do."""
         async with state.context.opening:
             found = state.context.find(state.view, state.request)
@@ -137,13 +137,13 @@ class FallbackChain:
                 state = state.with_epoch(found, frozen)
                 if state.tokens < state.budget.high:
                     return self.keep(state)
-            if taken := await self._take_over(state, asked):
+            if taken := await self._adopt(state, wanted):
                 return taken
             # What is above the ceiling, and so all that does not fit, is cut though its plan is late or faulty (B8b).
-            is_needed = asked.why in _NEEDED or state.tokens >= state.budget.high
+            is_needed = wanted.why in _NEEDED or state.tokens >= state.budget.high
             rungs: tuple[Rung, ...] = ("plan", "minimal") if is_needed else ("plan",)
             for rung in rungs:
-                opened, error = await self._try(state, rung, self._plan_and_open(state, asked, rung))
+                opened, error = await self._try(state, rung, self._plan_and_open(state, wanted, rung))
                 # A plan that makes nothing shorter leaves nothing to a minimal one, and no log takes that either.
                 if error is None or isinstance(error, StoreUnavailable):
                     return opened
@@ -159,34 +159,34 @@ class FallbackChain:
             self._note_failure(state, rung, error)
             return None, error
 
-    async def _take_over(self, state: RequestState, asked: _EpochRequest) -> OutgoingRequest | None:
+    async def _adopt(self, state: RequestState, wanted: _EpochRequest) -> OutgoingRequest | None:
         """Take the epoch of the same messages from another unnamed session; None where it is not short enough."""
-        twin = self._find_twin(state)
-        if twin is None:
+        adopted = self._find_anonymous(state)
+        if adopted is None:
             return None
-        draft = RenderedPlan(read_plan(twin), twin.rendered, twin.originals)
+        draft = RenderedPlan(read_plan(adopted), adopted.rendered, adopted.originals)
         frozen = await self._histories.count_messages(state.request, draft.rendered)
-        if msgspec.structs.replace(state, epoch=twin, frozen=frozen).tokens >= state.budget.high:
+        if msgspec.structs.replace(state, epoch=adopted, frozen=frozen).tokens >= state.budget.high:
             return None
-        begun, _ = await self._try(state, "epoch", self._open_planned(state, draft, asked, "plan"))
+        begun, _ = await self._try(state, "epoch", self._open_planned(state, draft, wanted, "plan"))
         return None if begun is None else msgspec.structs.replace(begun, rung="epoch", is_opened=False)
 
-    async def _plan_and_open(self, state: RequestState, asked: _EpochRequest, rung: Rung) -> OutgoingRequest | None:
+    async def _plan_and_open(self, state: RequestState, wanted: _EpochRequest, rung: Rung) -> OutgoingRequest | None:
         if rung == "minimal":
             draft = await asyncio.to_thread(
-                self._planner.draft, state.request, state.history, self._list_inputs(state, asked.why), is_minimal=True
+                self._planner.draft, state.request, state.history, self._list_inputs(state, wanted.why), is_minimal=True
             )
         else:
-            draft = await self._plan(state, asked)
+            draft = await self._plan(state, wanted)
         self._say_unreachable(state, draft.plan.beyond)
         if not draft.plan.through:
             self._note_fruitless(state)
             return None
-        return await self._open_planned(state, draft, asked, rung)
+        return await self._open_planned(state, draft, wanted, rung)
 
-    async def _plan(self, state: RequestState, asked: _EpochRequest) -> RenderedPlan:
+    async def _plan(self, state: RequestState, wanted: _EpochRequest) -> RenderedPlan:
         """Return a plan in time. Raises TimeoutError; the plan that comes too late is kept for the next request."""
-        context, request, seconds = state.context, state.request, asked.seconds
+        context, request, seconds = state.context, state.request, wanted.seconds
         deadline = asyncio.get_running_loop().time() + seconds
         if context.late is not None:
             await asyncio.wait((context.late,), timeout=seconds)
@@ -195,7 +195,7 @@ class FallbackChain:
         late = context.take_late(request)
         if late is not None and await self._is_enough(state, late):
             return late
-        draft = partial(self._planner.draft, request, state.history, self._list_inputs(state, asked.why))
+        draft = partial(self._planner.draft, request, state.history, self._list_inputs(state, wanted.why))
         drafting = asyncio.get_running_loop().run_in_executor(self._planners, draft)
         await asyncio.wait((drafting,), timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
         if drafting.done():
@@ -213,7 +213,7 @@ class FallbackChain:
         state.context.fruitless[state.view] = state.tokens, state.request.tip
 
     def _list_inputs(self, state: RequestState, why: EpochReason) -> PlanInputs:
-        context, nodes, frozen = state.context, state.request.nodes, state.epoch or self._find_twin(state)
+        context, nodes, frozen = state.context, state.request.nodes, state.epoch or self._find_anonymous(state)
         epochs = context.epochs if frozen is None else (*context.epochs, frozen)
         known = {original.id: original for epoch in epochs for original in epoch.originals}
         pinned, reports = context.list_pinned(nodes), context.list_reports(nodes)
@@ -227,11 +227,11 @@ class FallbackChain:
             must_fit=why == "overflow",
         )
 
-    def _find_twin(self, state: RequestState) -> Epoch | None:
+    def _find_anonymous(self, state: RequestState) -> Epoch | None:
         return self._anonymous_epochs.find(state.request) if state.epoch is None else None
 
     async def _open_planned(
-        self, state: RequestState, draft: RenderedPlan, asked: _EpochRequest, rung: Rung
+        self, state: RequestState, draft: RenderedPlan, wanted: _EpochRequest, rung: Rung
     ) -> OutgoingRequest | None:
         """Record an epoch and make it active; None where it makes nothing shorter."""
         plan, history = draft.plan, state.history
@@ -242,11 +242,11 @@ class FallbackChain:
         if tokens >= state.tokens:
             self._note_fruitless(state)
             return None
-        epoch = _make_epoch(state, draft, asked, tokens, self._clock.now_ms())
+        epoch = _make_epoch(state, draft, wanted, tokens, self._clock.now_ms())
         pinned = state.context.list_pinned(state.request.nodes) | state.request.list_unkept()
         is_unsigned = state.is_unsigned(epoch)
         body = self._rewriter.rewrite(state.request, history, epoch, pinned, is_unsigned=is_unsigned)
-        if not await asked.commit(epoch):
+        if not await wanted.commit(epoch):
             raise StoreUnavailable("the log did not take the epoch in time")
         self._contexts.add(epoch.session, epoch, len(state.request.nodes))
         if rung == "plan":
@@ -255,7 +255,7 @@ class FallbackChain:
         account = record_epoch(state.account, state.tokens, tokens, protected, state.budget)
         state.find_account(epoch).account = account
         self._bus.publish(
-            EpochOpened(epoch.id, epoch.session, epoch.exchange, asked.why, epoch.tokens_before, epoch.tokens_after)
+            EpochOpened(epoch.id, epoch.session, epoch.exchange, wanted.why, epoch.tokens_before, epoch.tokens_after)
         )
         return OutgoingRequest(rung, body, tokens, epoch, is_opened=True)
 
@@ -266,14 +266,14 @@ class FallbackChain:
         if not protected or state.view in state.context.reported:
             return
         state.context.reported.add(state.view)
-        told, named = state.to_model_tokens(protected), (state.request.exchange, state.request.session.id)
+        shown, named = state.to_model_tokens(protected), (state.request.exchange, state.request.session.id)
         _log.warning(
             "session %s: %d of %d usable tokens should stay as they are; some of it is shortened to keep the ceiling",
             state.request.session.id,
-            told,
+            shown,
             state.to_model_tokens(state.budget.usable),
         )
-        self._bus.publish(CeilingUnreachable(*named, state.view, told, state.to_model_tokens(state.budget.usable)))
+        self._bus.publish(CeilingUnreachable(*named, state.view, shown, state.to_model_tokens(state.budget.usable)))
 
     def _note_failure(self, state: RequestState, rung: Rung, error: Exception) -> None:
         problem = f"{type(error).__name__}: {error}"
@@ -296,15 +296,15 @@ def _goes_on(state: RequestState, draft: RenderedPlan) -> bool:
     return draft.plan.through > depth or any(report.encode() not in edits for report in reports)
 
 
-def _make_epoch(state: RequestState, draft: RenderedPlan, asked: _EpochRequest, tokens: int, now_ms: int) -> Epoch:
+def _make_epoch(state: RequestState, draft: RenderedPlan, wanted: _EpochRequest, tokens: int, now_ms: int) -> Epoch:
     return Epoch(
-        id=asked.name,
+        id=wanted.name,
         session=state.request.session.id,
         view=state.view,
         parent=state.epoch.id if state.epoch is not None else "",
         through=state.request.nodes[draft.plan.through - 1],
         depth=draft.plan.through,
-        why=asked.why,
+        why=wanted.why,
         exchange=state.request.exchange,
         opened_ms=now_ms,
         tokens_before=state.to_model_tokens(state.tokens),

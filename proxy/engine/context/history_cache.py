@@ -108,8 +108,8 @@ class PartialHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
 class HistoryCache:
     """The histories used last, the least recently used dropped above `most_bytes`."""
 
-    def __init__(self, counting: TokenCounter, most_bytes: int) -> None:
-        self._counting = counting
+    def __init__(self, counter: TokenCounter, most_bytes: int) -> None:
+        self._counter = counter
         self._most = most_bytes
         self._seen: OrderedDict[Key, list[MeasuredHistory]] = OrderedDict()
         self._weight = 0
@@ -146,7 +146,7 @@ class HistoryCache:
         return history
 
     def begin(self, request: ManagedRequest) -> "PartialHistory | None":
-        """Return the history of a request as far as it is known without counting what is new; `finish` counts that.
+        """Return the history of a request as far as it is known without counter what is new; `finish` counts that.
 
         None where no history is cached, or what is new is too long, or of a kind that bytes do not bound: use `follow`
         then.
@@ -156,7 +156,7 @@ class HistoryCache:
             return None
         raws = request.list_raws(shared)
         is_plain = request.chain.is_plain or all(map(has_token_bound, raws))
-        if not (is_plain and self._counting.is_quick(request.model, raws)):
+        if not (is_plain and self._counter.is_quick(request.model, raws)):
             return None
         structures, pieces = _look_at(request.wire, raws)
         if any(map(_is_long_named, structures)):
@@ -168,7 +168,7 @@ class HistoryCache:
 
     def finish(self, request: ManagedRequest, begun: "PartialHistory") -> MeasuredHistory:
         """Count the new messages of a history that was begun. Blocks as long as that takes."""
-        tokens = self._counting.count_now(request.model, begun.pieces).tokens
+        tokens = self._counter.count_now(request.model, begun.pieces).tokens
         history, shared = begun.history, len(begun.history.sums) - len(tokens)
         sums = extend_shared(history.sums, shared, _add_up(history.count_to(shared), tokens))
         history = msgspec.structs.replace(history, sums=sums)
@@ -193,7 +193,7 @@ class HistoryCache:
     async def _count(self, request: ManagedRequest, pieces: Sequence[Piece]) -> tuple[int, ...]:
         if not pieces:
             return ()
-        return (await self._counting.count(request.model, pieces)).tokens
+        return (await self._counter.count(request.model, pieces)).tokens
 
     def _remember(self, key: Key, history: MeasuredHistory) -> None:
         """Add a history, in place of those that it continues."""

@@ -57,8 +57,8 @@ class RefusalRetry:
         outgoing: OutgoingRequest,
         *,
         commit: Commit,
-        tell: Callable[[Headers], None],
-        settle: Callable[[], None],
+        add_labels: Callable[[Headers], None],
+        run_after_send: Callable[[], None],
     ) -> None:
         self._states = states
         self._chain = chain
@@ -66,8 +66,8 @@ class RefusalRetry:
         self._request = request
         self._outgoing = outgoing
         self._commit = commit
-        self._tell = tell
-        self._settle = settle
+        self._add_labels = add_labels
+        self._run_after_send = run_after_send
         self._body = outgoing.body
         self._plan = outgoing.plan
         self._k = 0
@@ -85,7 +85,7 @@ class RefusalRetry:
         """Classify the events at the beginning of a stream."""
         return read_stream_start(content)
 
-    async def rescue(self, refusal: Refusal) -> Retry | None:
+    async def find_retry(self, refusal: Refusal) -> Retry | None:
         """Return what to send in place of what was sent last; None for no refusal, or where nothing else is left."""
         overflow = read_overflow(refusal.status, refusal.headers, refusal.content)
         if overflow is not None:
@@ -95,7 +95,7 @@ class RefusalRetry:
             work = self._step_back(refusal) if is_about_form and self._is_rewritten else None
         if work is None:
             return None
-        self._settle()
+        self._run_after_send()
         try:
             retry = await work
         except Exception:  # noqa: BLE001 - a boundary: the refusal goes to the client as it came
@@ -147,7 +147,7 @@ class RefusalRetry:
         state.context.choose(state.view, self._request, outgoing.epoch.id)
         plan = self._make_plan(state, outgoing.rung, outgoing.tokens, said)
         plan = msgspec.structs.replace(plan, epoch=outgoing.epoch.id)
-        self._tell(list_labels(plan, outgoing.epoch, is_opened=True))
+        self._add_labels(list_labels(plan, outgoing.epoch, is_opened=True))
         return self._send("minimal", self._strip(outgoing.body), plan)
 
     def _strip(self, body: bytes) -> bytes:
@@ -178,11 +178,11 @@ class RefusalRetry:
         if level == "original":
             self._tell_excess()
             await self._stand_down(context)
-            told = b"the upstream refused the shortened request; it went as the client sent it"
+            notice = b"the upstream refused the shortened request; it went as the client sent it"
         else:
             context.unsigned.add(request.model)
-            told = b"the upstream refused the shortened request; it went without signed reasoning"
-        self._tell(((b"x-palimpsest-notice", told),))
+            notice = b"the upstream refused the shortened request; it went without signed reasoning"
+        self._add_labels(((b"x-palimpsest-notice", notice),))
 
     def _tell_excess(self) -> None:
         """Publish that the client's own request is above the ceiling, if so."""
@@ -234,7 +234,7 @@ class RefusalRetry:
         state.context.choose(state.view, self._request, outgoing.epoch.id)
         plan = self._make_plan(state, outgoing.rung, outgoing.tokens, "refused as too long")
         plan = msgspec.structs.replace(plan, epoch=outgoing.epoch.id)
-        self._tell(list_labels(plan, outgoing.epoch, is_opened=True))
+        self._add_labels(list_labels(plan, outgoing.epoch, is_opened=True))
         return self._keep(outgoing.body, plan)
 
     async def _look_at_sent(self) -> RequestState:
@@ -265,8 +265,8 @@ class RefusalRetry:
 
     def _ask_less(self, window: int, sent: int) -> Retry | None:
         """Return the same body with fewer tokens of output asked for, where the rest fits (B18)."""
-        asked = self._request.most_output
-        fitting = lower_output(asked, window, sent) if asked else None
+        limit = self._request.most_output
+        fitting = lower_output(limit, window, sent) if limit else None
         body = split_body(self._body, self._request.items_key)
         if fitting is None or body is None:
             return None
@@ -274,7 +274,7 @@ class RefusalRetry:
         if content == self._body:
             return None
         known = self._plan
-        reason = f"max_tokens lowered from {asked} to {fitting}, which is what the window leaves"
+        reason = f"max_tokens lowered from {limit} to {fitting}, which is what the window leaves"
         plan = Plan(
             self._request.exchange,
             self._k + 1,

@@ -193,17 +193,22 @@ class StateReader:
     """
 
     def __init__(
-        self, caches: ContextCaches, models: Models, lessons: CacheCalibrator, clock: Clock, holdout: Holdout = _NOBODY
+        self,
+        caches: ContextCaches,
+        models: Models,
+        calibrator: CacheCalibrator,
+        clock: Clock,
+        holdout: Holdout = _NOBODY,
     ) -> None:
         self.caches = caches
         self.models = models
         self.holdout = holdout
-        self._lessons = lessons
+        self._calibrator = calibrator
         self.clock = clock
 
     def find_ratio(self, request: ManagedRequest) -> TokenRatio:
         """Return how many tokens the model counts for each of ours."""
-        return self.models.count.find_ratio(request.session.upstream, request.model)
+        return self.models.counter.find_ratio(request.session.upstream, request.model)
 
     def find_budget(self, request: ManagedRequest, ceiling: int | None = None) -> Budget:
         """Return the budget of a request; a `ceiling` in the model's tokens takes the place of the configured one."""
@@ -214,11 +219,11 @@ class StateReader:
         """Return the prices of a request's input."""
         key = find_key(request)
         card = self.models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant)
-        return self._lessons.find_tariff(key.upstream, key.model, card, history.list_markers())
+        return self._calibrator.find_tariff(key.upstream, key.model, card, history.list_markers())
 
     def find_tariff_of(self, upstream: str, model: str) -> Tariff:
         """Return the prices of a model's input where no request is at hand."""
-        return self._lessons.find_tariff(upstream, model, self.models.card(upstream, model), ())
+        return self._calibrator.find_tariff(upstream, model, self.models.card(upstream, model), ())
 
     def is_below(self, request: ManagedRequest, budget: Budget) -> bool:
         """Return whether bytes prove that a request is below the soft mark, given what of it was counted before."""

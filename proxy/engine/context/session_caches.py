@@ -112,12 +112,12 @@ class ContextCaches:
     """Contexts, histories, sent bodies and anonymous epochs; each has a share of `most_bytes`."""
 
     def __init__(
-        self, archive: Archive, counting: TokenCounter, most_bytes: int, record_cap: int = RECORD_CAP_BYTES
+        self, archive: Archive, counter: TokenCounter, most_bytes: int, record_cap: int = RECORD_CAP_BYTES
     ) -> None:
         self._archive = archive
         self._generation = archive.health.generation
         self.contexts = SessionContexts(archive, most_bytes // 4)
-        self.histories = HistoryCache(counting, most_bytes // 4)
+        self.histories = HistoryCache(counter, most_bytes // 4)
         self.sent = SentBodies(most_bytes // 2, record_cap)
         self.anonymous_epochs = AnonymousEpochCache(most_bytes // 16)
 

@@ -141,9 +141,9 @@ class SessionContext:
         """Return the plan that came too late for an earlier request, if this one continues that. Raises its error."""
         if self._late is None or not self._late[1].done():
             return None
-        asked, drafting = self._late
+        earlier, drafting = self._late
         needed = 1 if drafting.exception() else drafting.result().plan.through
-        if asked.model != request.model or count_shared(asked.nodes, request.nodes) < needed:
+        if earlier.model != request.model or count_shared(earlier.nodes, request.nodes) < needed:
             return None
         self._late = None
         draft = drafting.result()

@@ -65,7 +65,7 @@ async def test_what_stands_beside_the_conversation_or_below_the_mark_is_not_kept
 ) -> None:
     shop = Workshop()
     request = await shop.look_at(until(ABOVE), is_side=is_side)
-    shop.trigger.note_asked(request.state.request)
+    shop.trigger.note_managed(request.state.request)
     footing = OutgoingRequest("original", request.body, request.tokens)
     shop.trigger.note_sent(request.state, footing, Decision(None, pressure))
     (call,) = shop.trigger.open_calls.values()
@@ -158,7 +158,7 @@ def is_keyed(shop: Workshop, request: SentRequest) -> bool:
 
 def _sent(shop: Workshop, request: SentRequest) -> str:
     subject = request.state.request
-    shop.trigger.note_asked(subject)
+    shop.trigger.note_managed(subject)
     (call,) = shop.trigger.open_calls.values()
     call.sent = request
     return subject.exchange
@@ -283,7 +283,7 @@ async def test_where_nobody_watches_nothing_is_noted() -> None:
     request = await Workshop().look_at(until(ABOVE))
     nobody: Any = NoObserver()
     nobody.note_arrival(request.state.request)
-    nobody.note_asked(request.state.request)
+    nobody.note_managed(request.state.request)
     nobody.note_sent(request.state, None, None)
     await in_time(nobody.wait(request.state.request))
 

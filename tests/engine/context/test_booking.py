@@ -45,7 +45,7 @@ def until(steps: int) -> list[Message]:
 
 
 def use(engine: ManagedEngine, tokenizer: QuarterTokens) -> None:
-    counting: TokenCounter = engine.steward.states.caches.histories._counting
+    counting: TokenCounter = engine.steward.states.caches.histories._counter
     counting._tokenizer = tokenizer
 
 

@@ -88,8 +88,8 @@ async def test_whatever_goes_wrong_the_request_goes_on_as_it_came(monkeypatch: p
 async def test_a_rescuer_stands_by_who_is_managed() -> None:
     desk, told = Desk(), list[Headers]()
     sending = OutgoingRequest("original", b"", is_managed=True, is_guarded=True)
-    rescuer = desk.steward.watch_refusal(
-        make_subject(until(1)), sending, commit=desk.commit, tell=told.append, settle=lambda: None
+    rescuer = desk.steward.make_retries(
+        make_subject(until(1)), sending, commit=desk.commit, add_labels=told.append, run_after_send=lambda: None
     )
     assert isinstance(rescuer, RefusalRetry)
     assert rescuer.is_guarded

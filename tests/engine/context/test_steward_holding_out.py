@@ -124,7 +124,7 @@ class Noting(NoObserver):
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def note_asked(self, subject: ManagedRequest) -> None:
+    def note_managed(self, subject: ManagedRequest) -> None:
         self.told.append(subject.session.id)
 
     def note_sent(self, case: RequestState, footing: OutgoingRequest, decision: Decision) -> None:

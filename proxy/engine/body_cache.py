@@ -33,7 +33,7 @@ _TAIL = 64
 _NAMED_KEPT = 4
 _UNNAMED_KEPT = 32
 _WORTH_REMEMBERING = 4 * 1024
-# What of the cap the head of a message above it takes; the rest is for what else a call brings.
+# The share of the cap for the head of a message above it; the rest is for what else a call brings.
 _HEAD_SHARE = 0.75
 
 
@@ -83,7 +83,7 @@ class BodyCache:
         self._cache_bytes = cache_bytes
         self._seen: OrderedDict[Key, list[CachedBody]] = OrderedDict()
         self._weight = 0
-        self.losses = 0  # how often all was forgotten: what was found before holds no more
+        self.losses = 0  # how often all was dropped: what was found before is invalid then
 
     def find(self, key: Key, content: bytes) -> tuple[CachedBody | None, int]:
         """Return the cached body that shares most items with `content`, and how many; (None, 0) if none does."""

@@ -45,8 +45,8 @@ _MOST_WAITING = 4096
 _MOST_MODELS = 1024
 _UNKNOWN_PROVIDER = Provider()
 
-_Taught = tuple[float, float | None, float]
-_Basis = tuple[Card, tuple[str, ...], _Taught | None]
+_LearnedInputs = tuple[float, float | None, float]
+_Basis = tuple[Card, tuple[str, ...], _LearnedInputs | None]
 """The variable inputs of a tariff: the model's card, the retentions of markers, what was learned."""
 
 
@@ -172,7 +172,7 @@ class CacheCalibrator:
         """Return the prices of a model's input; `markers` are the retentions of the request's cache markers."""
         key, provider = (upstream, model), self._providers.get(upstream, _UNKNOWN_PROVIDER)
         learned, known = self._learned.get(key), self._tariffs.get(key)
-        basis = card, tuple(markers), _tell_taught(learned, provider)
+        basis = card, tuple(markers), _list_tariff_inputs(learned, provider)
         if known is not None and known[0] == basis:
             return known[1]
         cache = choose_cache_model(provider.cache, provider.host, model, markers, card.retention)
@@ -209,7 +209,7 @@ class CacheCalibrator:
             self._learned.popitem(last=False)
 
 
-def _tell_taught(learned: Calibration | None, provider: Provider) -> _Taught | None:
+def _list_tariff_inputs(learned: Calibration | None, provider: Provider) -> _LearnedInputs | None:
     """Return what of a calibration a tariff depends on: seconds, which always differ, only where time is the price."""
     if learned is None:
         return None

@@ -30,7 +30,7 @@ from proxy.wire.headers import forward_response, has_rate_limits, select_stored
 Send = Callable[[bytes | RequestBody], Awaitable[UpstreamResponse]]
 """Sends a body upstream, with everything else that belongs to the request."""
 
-# How long a record waits for others to be committed with, and what was put off for a response that comes at once.
+# Seconds that a record waits for others to share its commit, and that deferred work waits for a quick response.
 _COMPANY_SECONDS = 0.003
 _ERROR, _TOO_MANY = 400, 429
 
@@ -101,7 +101,7 @@ class Relay:
             if exchange.has_body:
                 exchange.record_opening()
             if exchange.after_send or not exchange.is_durable:
-                flushing = asyncio.get_running_loop().call_later(_COMPANY_SECONDS, self._hurry, exchange)
+                flushing = asyncio.get_running_loop().call_later(_COMPANY_SECONDS, self._flush_early, exchange)
 
         try:
             response = await call_after_first_step(sending, note_sent)
@@ -117,7 +117,7 @@ class Relay:
         exchange.head_at = self._clock.monotonic()
         return response
 
-    def _hurry(self, exchange: OpenExchange) -> None:
+    def _flush_early(self, exchange: OpenExchange) -> None:
         """Run what was put off and have the records committed, since no response has come at once."""
         exchange.run_after_send()
         if not exchange.is_durable:

@@ -25,11 +25,11 @@ from proxy.wire.json_values import read_object
 from proxy.wire.streams import read_events
 
 _INLINE_BYTES = 64 * 1024
-# Two seconds of all that one worker can carry; answers of any size must not take more memory than that.
+# As much as one worker relays in two seconds; waiting responses must not take more memory than that.
 _MOST_WAITING = 4096
 _MOST_WAITING_BYTES = 32 * 1024 * 1024
 _GATHER_SECONDS = 0.05
-# The most that are read in one turn of the event loop. With 64 clients that never pause some thirty are answered in it.
+# The most that are read in one turn of the event loop; with 64 clients that never pause, some thirty come in it.
 _MOST_AT_ONCE = 64
 
 _MOST_SECONDS = 0.5
@@ -238,10 +238,10 @@ class UnreadResponses:
             taken = await self.take_up()
             await self._reader.finish()
         except StoreUnavailable as error:
-            _log.warning("what was left unread before the start stays so: %s", error)
+            _log.warning("responses from before the start stay unread: %s", error)
             return
         finally:
             self._bus.unsubscribe(failures.append)
         if failed := [failure for failure in failures if failure.exchange in taken]:
             first = (len(failed), failed[0].error)
-            _log.info("%d answers from before the start cannot be read, and stay as they are; the first: %s", *first)
+            _log.info("%d responses from before the start cannot be read and stay unread; the first: %s", *first)

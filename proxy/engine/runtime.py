@@ -27,7 +27,7 @@ _RESERVE_FRACTION = 8
 
 _descriptor_log = logging.getLogger("palimpsest.descriptors")
 
-# Below, there is nothing to gather, and to be told of the turn's end costs the loop another round.
+# Below, there is nothing to batch, and a callback at the turn's end costs the loop another round.
 _MANY_CALLS = 8
 _LONGEST_SECONDS = 0.001
 

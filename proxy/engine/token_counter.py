@@ -21,12 +21,12 @@ from proxy.wire.json_values import load_lenient
 from proxy.wire.messages import read_counted_content, read_counted_tools
 
 _MOST_RATIOS = 1024
-# Bytes that are counted where they are: a step of an agent. Handing work to a thread and back costs the event loop
+# Bytes that are counted on the event loop: a step of an agent. Handing work to a thread and back costs the event loop
 # 0.1 ms and the call 0.3 beside it; 8 KB of code are counted in 0.3, and in 0.6 what is hardest to count.
 _COUNT_HERE = 8192
-# What goes before a hash to name a weight. Most are by the first encoding, where the hash itself is the name.
+# The prefix of a hash in the key of a weight; none for the first encoding, which most use.
 _BEFORE: Mapping[Encoding, bytes] = {"o200k_base": b"", "cl100k_base": b"cl100k"}
-# Whose tools have a published formula; most templates of others show them as JSON.
+# The vendor whose tools have a published formula; most templates of others contain them as JSON.
 _FORMULAIC = "openai"
 
 
@@ -77,7 +77,7 @@ class TokenCounter:
             raws = [piece.raw for piece in job.fresh.values()]
             weigh = partial(self._weigh, job.family.encoding, tuple(job.fresh.values()))
             found = weigh() if self.is_quick(model, raws) else await asyncio.to_thread(weigh)
-        return self._sum_up(job, found)
+        return self._make_count(job, found)
 
     def count_now(self, model: str, pieces: Sequence[Piece]) -> Count:
         """Return what `count` does without waiting, for what `is_quick`. Blocks."""
@@ -114,7 +114,7 @@ class TokenCounter:
         known = {piece.digest: self._recall(family, piece.digest) for piece in pieces if piece.digest not in fresh}
         return _CountJob(model, family, pieces, fresh, known)
 
-    def _sum_up(self, job: "_CountJob", found: Sequence[TokenWeight]) -> Count:
+    def _make_count(self, job: "_CountJob", found: Sequence[TokenWeight]) -> Count:
         """Return the count, with the weights found of what was new, which are known from now on."""
         weights = job.known
         for digest, weight in zip(job.fresh, found, strict=True):

@@ -115,7 +115,7 @@ async def test_what_cannot_be_read_stays_unread_and_its_number_is_said_once(capl
     assert [reading.exchange for reading in desk.engine.archive.of(Reading)] == ["x4"]
     assert tell_failures(desk) == ["x3", "x2", "x1"]
     assert caplog.messages == [
-        "3 answers from before the start cannot be read, and stay as they are; the first: ValueError: the answer is not"
+        "3 responses from before the start cannot be read and stay unread; the first: ValueError: the answer is not"
         " a JSON object"
     ]
     desk.assert_nothing_in_mind()
@@ -188,7 +188,7 @@ async def test_where_the_log_does_not_say_what_goes_before_an_answer_stays_unrea
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (StoreUnavailable("no disk"), "what was left unread before the start stays so: no disk"),
+        (StoreUnavailable("no disk"), "responses from before the start stay unread: no disk"),
         (IndexError("damaged"), "a task failed"),
     ],
 )

@@ -29,7 +29,7 @@ from proxy.wire.headers import find_header
 # The part of a budget that pins may take together (BEHAVIOUR B13).
 _PINNED_SHARE = 0.1
 _PIN_HEADER = b"x-palimpsest-pin"
-# How long a call below its ceiling waits for a plan; one that comes later serves the next call.
+# Seconds that a call below its ceiling waits for a plan; a later one serves the next call.
 _SOFT_WAIT = 0.25
 # A body of fewer bytes is below any soft mark that is worth managing.
 _LARGE_BYTES = 64 * 1024
@@ -37,10 +37,10 @@ _LARGE_BYTES = 64 * 1024
 _BYTES_OF_A_TOKEN = 4
 # No model has a window of fewer tokens; a request of so many bytes has fewer tokens than bytes.
 _SAFE_BYTES = 4096
-# For so long after a refusal no epoch opens in a view (BEHAVIOUR B8a).
+# Milliseconds after a refusal in which no epoch opens in a view (BEHAVIOUR B8a).
 _REFUSED_MS = 24 * 60 * 60 * 1000
 
-# EpochReason a request goes as the client sent it.
+# Reasons why a request is sent as the client sent it.
 REFUSED = "the upstream refused the last epoch"
 MUST_STAY = "the rest must stay as it is"
 NOT_CUT = "it could not be cut; the server's log says why"
@@ -161,7 +161,7 @@ class ContextController:
         if is_pinning(request):
             return None
         if request.wire not in MANAGED_WIRES:
-            return OutgoingRequest("original", request.split.content, labels=self._tell_unmanaged(request, mode))
+            return OutgoingRequest("original", request.split.content, labels=self._label_unmanaged(request, mode))
         if mode != "manage" or request.step is None or self.states.holdout.has(request.session.id):
             return None
         if ceiling is None and self._caches.contexts.is_blank(request):
@@ -243,13 +243,13 @@ class ContextController:
 
     def _exempt(self, request: ManagedRequest, mode: Mode, ceiling: int | None, reason: str) -> OutgoingRequest:
         if reason == _RECORDED_ONLY:
-            return OutgoingRequest("original", request.split.content, labels=self._tell_unmanaged(request, mode))
+            return OutgoingRequest("original", request.split.content, labels=self._label_unmanaged(request, mode))
         return self._hold_out(request, ceiling) if reason == HELD_OUT else self._stand_aside(request, mode, reason)
 
     def _give_up(self, request: ManagedRequest, error: Exception) -> OutgoingRequest:
         """Return the client's own request after a fault of ours."""
         _log.error(
-            "exchange %s: the request is sent as it came, for it could not be managed", request.exchange, exc_info=error
+            "exchange %s: the request could not be managed and is sent as it came", request.exchange, exc_info=error
         )
         problem = f"{type(error).__name__}: {error}"
         self._bus.publish(RungFailed(request.exchange, request.session.id, "plan", problem))
@@ -313,7 +313,7 @@ class ContextController:
         chosen = await self._run_chain(state, decision, commit)
         _choose(state, chosen)
         outgoing = replace(self._accounting.account(state, chosen, decision), ceiling=ceiling)
-        return self._tell_excess(state, outgoing.add(_label_own(state, outgoing, decision)), decision)
+        return self._label_excess(state, outgoing.add(_label_own(state, outgoing, decision)), decision)
 
     async def _run_chain(self, state: RequestState, decision: Decision, commit: Commit) -> OutgoingRequest:
         """Return what the request is sent as; above the ceiling it waits for a running summary and its plan (B8b)."""
@@ -325,7 +325,7 @@ class ContextController:
         left = self.chain.seconds - (self._clock.monotonic() - began)
         return await self.chain.run(state, decision.why, commit, seconds=max(0.0, left))
 
-    def _tell_excess(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> OutgoingRequest:
+    def _label_excess(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> OutgoingRequest:
         """Say by header, event and plan that a request is sent above its ceiling, if so."""
         if not state.budget.usable or outgoing.tokens <= state.budget.usable or outgoing.plan is None:
             return outgoing
@@ -360,7 +360,7 @@ class ContextController:
     def _is_refused(self, epoch: Epoch | None) -> bool:
         return epoch is not None and epoch.why == "refused" and self._clock.now_ms() - epoch.opened_ms < _REFUSED_MS
 
-    def _tell_unmanaged(self, request: ManagedRequest, mode: Mode) -> Headers:
+    def _label_unmanaged(self, request: ManagedRequest, mode: Mode) -> Headers:
         """Label a large request on a wire that is not managed; its bytes tell its size."""
         if mode != "manage":
             return ()

@@ -111,7 +111,7 @@ class EpochAdmin:
         target = context.get_epoch(reverted.parent)
         if target is None and reverted.parent:
             raise NotFound("what stood before this epoch is not at hand any more")
-        if holding.why == "revert" and _stands_as(holding, target):
+        if holding.why == "revert" and _sends_same(holding, target):
             raise Conflict("this epoch is reverted already")
         row = await self._archive.find_session(session)
         plan = await self._find_newest_plan(session, reverted.view)
@@ -176,7 +176,7 @@ def _find_place(history: MessageList, place: int | None) -> int:
     return found
 
 
-def _stands_as(holding: Epoch, target: Epoch | None) -> bool:
+def _sends_same(holding: Epoch, target: Epoch | None) -> bool:
     """Return whether an epoch sends what another does; None sends all as it came."""
     if target is None:
         return not holding.depth

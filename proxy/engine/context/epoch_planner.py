@@ -76,7 +76,7 @@ class EpochPlanner:
         elif provider.summary_role == "assistant":
             plan = msgspec.structs.replace(plan, edits=_lead_with_user(plan.edits, history.structures))
         if FORMATS[request.wire].read_rules(request.split, request.chain.preamble.count).needs_json:
-            plan = msgspec.structs.replace(plan, edits=_say_json(plan, history.structures))
+            plan = msgspec.structs.replace(plan, edits=_require_json_word(plan, history.structures))
         is_alternating = provider.strict_alternation
         # the words of users that stay can be joined with ours beside them, those of the assistant's own cannot
         role = "user" if is_alternating else provider.summary_role
@@ -137,19 +137,19 @@ def _lead_with_user(edits: tuple[Edit, ...], structures: Sequence[MessageStructu
     return edits
 
 
-def _say_json(plan: ContextPlan, structures: Sequence[MessageStructure]) -> tuple[Edit, ...]:
+def _require_json_word(plan: ContextPlan, structures: Sequence[MessageStructure]) -> tuple[Edit, ...]:
     """Add the word "JSON" to the last ledger, if all messages of the client's that had it are replaced.
 
     Providers refuse a JSON output format without the word. Where the client did not have it, it is not added.
     """
     ours = [(i, edit) for i, edit in enumerate(plan.edits) if isinstance(edit, Written) and not edit.report]
-    if not ours or _says_json(plan, structures) or not any(structure.says_json for structure in structures):
+    if not ours or _has_json_word(plan, structures) or not any(structure.says_json for structure in structures):
         return plan.edits
     at, last = ours[-1]
     return (*plan.edits[:at], Written(f"{last.text}\n{_JSON}", last.start, last.stop), *plan.edits[at + 1 :])
 
 
-def _says_json(plan: ContextPlan, structures: Sequence[MessageStructure]) -> bool:
+def _has_json_word(plan: ContextPlan, structures: Sequence[MessageStructure]) -> bool:
     """Return whether anything that is sent under a plan has the word."""
     kept = [structures[edit.place] for edit in plan.edits if isinstance(edit, Kept)]
     if any(structure.says_json for structure in (*kept, *structures[plan.through :])):

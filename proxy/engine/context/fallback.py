@@ -28,7 +28,7 @@ Commit = Callable[[Epoch], Awaitable[bool]]
 """Has the log keep an epoch, and with it what it refers to; whether that is done."""
 
 _OF_OUR_OWN_ACCORD: tuple[EpochReason, ...] = ("soft", "hard", "cold", "client")
-# By how much a request must have grown before what was in vain is tried again.
+# The factor by which a request must have grown before planning is tried again after a fruitless plan.
 _GROWN = 1.05
 _NEEDED: tuple[EpochReason, ...] = ("hard", "overflow")
 _PLANNERS = 2
@@ -66,7 +66,7 @@ class FallbackChain:
         self._bus = bus
         self._clock = clock
         self.seconds = hard_wait_seconds  # the most that a request waits for its plan, and for a summary before that
-        # Apart from the loop's own threads: a plan that hangs must not keep others from counting and from cutting.
+        # Not the loop's own threads: a plan that hangs must not keep other calls from counting and planning.
         self._planners = ThreadPoolExecutor(_PLANNERS, "planning")
 
     async def run(
@@ -120,7 +120,7 @@ class FallbackChain:
             if context.find(state.view, state.request, is_next=True) is not state.epoch:
                 raise Conflict("another epoch was opened meanwhile; GET /-/api/sessions/SESSION/epochs shows it")
             wanted = _EpochRequest("manual", commit, name, self.seconds)
-            outgoing = await self._open_planned(state, draft, wanted, "plan") if _goes_on(state, draft) else None
+            outgoing = await self._open_planned(state, draft, wanted, "plan") if _makes_progress(state, draft) else None
             if outgoing is None or outgoing.epoch is None:
                 return None
             if not context.was_sent(state.view, state.request):  # what went out at a glance goes out so again, too (B5)
@@ -178,7 +178,7 @@ class FallbackChain:
             )
         else:
             draft = await self._plan(state, wanted)
-        self._say_unreachable(state, draft.plan.beyond)
+        self._report_unreachable(state, draft.plan.beyond)
         if not draft.plan.through:
             self._note_fruitless(state)
             return None
@@ -259,7 +259,7 @@ class FallbackChain:
         )
         return OutgoingRequest(rung, body, tokens, epoch, is_opened=True)
 
-    def _say_unreachable(self, state: RequestState, protected: int) -> None:
+    def _report_unreachable(self, state: RequestState, protected: int) -> None:
         """Tell once that not all has room that should stay, until an epoch has."""
         if not protected:
             state.context.reported.discard(state.view)
@@ -289,7 +289,7 @@ def is_fruitless(state: RequestState, why: EpochReason) -> bool:
     return why in _OF_OUR_OWN_ACCORD and tokens <= state.tokens < tokens * _GROWN
 
 
-def _goes_on(state: RequestState, draft: RenderedPlan) -> bool:
+def _makes_progress(state: RequestState, draft: RenderedPlan) -> bool:
     """Return whether a plan is of more than the epoch that holds, or has a summary that is not in that."""
     depth, edits = (state.epoch.depth, state.epoch.edits) if state.epoch is not None else (0, b"")
     reports = [edit.report for edit in draft.plan.edits if isinstance(edit, Written) and edit.report]

@@ -20,9 +20,9 @@ from proxy.wire.validity import MessageRuns, extend_history, judge_history
 _HISTORIES_PER_VIEW = 4
 _HISTORY_WEIGHT = 500
 _MESSAGE_WEIGHT = 700
-# What is longer is read in a thread, for the while that takes is felt by others.
+# Bytes; more are decoded in a thread, since other calls would wait.
 _READ_HERE = 64 * 1024
-# Ids are some forty characters long. Messages with more of them than this weigh more than is reckoned with.
+# Ids are some forty characters long. A message with more characters of ids weighs more than `_MESSAGE_WEIGHT`.
 _MOST_NAMED = 2048
 _NOTHING = (b"", b"[]", b"null")
 
@@ -139,7 +139,7 @@ class HistoryCache:
         else:
             structures, pieces = await _examine(request.wire, request.list_raws(shared))
             tokens = await self._count(request, pieces)
-            history = _go_on(known, shared, request, structures, tokens=tokens, head=head)
+            history = _extend(known, shared, request, structures, tokens=tokens, head=head)
             if any(map(_is_long_named, structures)):
                 return history
         self._remember(_name(request), history)
@@ -158,19 +158,19 @@ class HistoryCache:
         is_plain = request.chain.is_plain or all(map(has_token_bound, raws))
         if not (is_plain and self._counter.is_quick(request.model, raws)):
             return None
-        structures, pieces = _look_at(request.wire, raws)
+        structures, pieces = _decode(request.wire, raws)
         if any(map(_is_long_named, structures)):
             return None
         bounds = [len(raw) for raw in raws]
         return PartialHistory(
-            _go_on(known, shared, request, structures, tokens=bounds, head=known.head), tuple(pieces), sum(bounds)
+            _extend(known, shared, request, structures, tokens=bounds, head=known.head), tuple(pieces), sum(bounds)
         )
 
     def finish(self, request: ManagedRequest, begun: "PartialHistory") -> MeasuredHistory:
         """Count the new messages of a history that was begun. Blocks as long as that takes."""
         tokens = self._counter.count_now(request.model, begun.pieces).tokens
         history, shared = begun.history, len(begun.history.sums) - len(tokens)
-        sums = extend_shared(history.sums, shared, _add_up(history.count_to(shared), tokens))
+        sums = extend_shared(history.sums, shared, _sum_tokens(history.count_to(shared), tokens))
         history = msgspec.structs.replace(history, sums=sums)
         self._remember(_name(request), history)
         return history
@@ -250,11 +250,11 @@ def _name(request: ManagedRequest) -> Key:
 async def _examine(wire: str, raws: Sequence[bytes]) -> tuple[list[MessageStructure], list[Piece]]:
     """Read the structures of messages, and the pieces to count."""
     if sum(map(len, raws)) > _READ_HERE:
-        return await asyncio.to_thread(_look_at, wire, raws)
-    return _look_at(wire, raws)
+        return await asyncio.to_thread(_decode, wire, raws)
+    return _decode(wire, raws)
 
 
-def _look_at(wire: str, raws: Sequence[bytes]) -> tuple[list[MessageStructure], list[Piece]]:
+def _decode(wire: str, raws: Sequence[bytes]) -> tuple[list[MessageStructure], list[Piece]]:
     decoded = [FORMATS[wire].decode_message(raw) for raw in raws]
     pieces = [Piece(compute_digest(raw), raw, decoded=each) for raw, each in zip(raws, decoded, strict=True)]
     return [each.structure for each in decoded], pieces
@@ -264,11 +264,11 @@ def _is_long_named(structure: MessageStructure) -> bool:
     return sum(map(len, (*structure.calls, *structure.results, *structure.markers))) > _MOST_NAMED
 
 
-def _add_up(before: int, tokens: Sequence[int]) -> list[int]:
+def _sum_tokens(before: int, tokens: Sequence[int]) -> list[int]:
     return list(accumulate(tokens, initial=before))[1:]
 
 
-def _go_on(
+def _extend(
     known: MeasuredHistory | None,
     shared: int,
     request: ManagedRequest,
@@ -278,7 +278,7 @@ def _go_on(
     head: PromptPrefix,
 ) -> MeasuredHistory:
     items, first = request.split.items, request.chain.preamble.count
-    sums = _add_up(known.count_to(shared) if known is not None else 0, tokens)
+    sums = _sum_tokens(known.count_to(shared) if known is not None else 0, tokens)
     fresh = tuple(place for place, structure in enumerate(structures, shared) if structure.markers)
     signed = tuple(place for place, structure in enumerate(structures, shared) if structure.is_signed)
     if known is None or not shared:

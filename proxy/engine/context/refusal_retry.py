@@ -28,14 +28,14 @@ from proxy.wire import rendering
 from proxy.wire.body import split_body
 from proxy.wire.overflow import Overflow, read_overflow, read_stream_start
 
-# What is sent the second time where the upstream does not say how much it takes, as a part of what was sent first.
+# The size of the retry where the upstream does not say how much it takes, as a share of the refused request's.
 _BLIND_SHARE = 0.7
-# What a count of ours may be short of the upstream's, which has refused by its own.
+# Our count may be lower than the upstream's, by which it has refused: this share of the room is used.
 _CAUTION = 0.9
-# What is left free for the answer at most: more would leave the context too little to go on with.
+# The largest share of the window that is reserved for output: more would leave too little for the context.
 _MOST_RESERVED = 0.75
 
-# Who asks, and how often: not the request's form.
+# Statuses about who asks, and how often, not about the request's form.
 _NOT_ITS_FORM = frozenset({401, 402, 403, 407, 408, 425, 429})
 _FORM = range(400, 500)
 
@@ -92,14 +92,14 @@ class RefusalRetry:
             work = None if self._is_cut else self._cut(overflow)
         else:
             is_about_form = refusal.status in _FORM and refusal.status not in _NOT_ITS_FORM
-            work = self._step_back(refusal) if is_about_form and self._is_rewritten else None
+            work = self._retry_rewritten(refusal) if is_about_form and self._is_rewritten else None
         if work is None:
             return None
         self._run_after_send()
         try:
             retry = await work
         except Exception:  # noqa: BLE001 - a boundary: the refusal goes to the client as it came
-            _log.exception("exchange %s was refused and could not be sent otherwise", self._request.exchange)
+            _log.exception("exchange %s: the refused request could not be sent in another form", self._request.exchange)
             return None
         if retry is None or retry.body in self._sent:
             return None
@@ -120,9 +120,9 @@ class RefusalRetry:
     def _is_rewritten(self) -> bool:
         return self._body != self._request.split.content
 
-    async def _step_back(self, refusal: Refusal) -> Retry | None:
+    async def _retry_rewritten(self, refusal: Refusal) -> Retry | None:
         """Retry without signed reasoning, then with the client's bytes, or a minimal plan where those do not fit."""
-        state = await self._look_at_sent()
+        state = await self._read_sent_state()
         self._refused = state.epoch.id if state.epoch is not None else ""
         said = f"the upstream refused the rewritten request with {refusal.status}"
         # Not what it said: that may quote a credential, or the conversation. The record has it.
@@ -176,22 +176,22 @@ class RefusalRetry:
         request = self._request
         context = await self._states.caches.contexts.open(request)
         if level == "original":
-            self._tell_excess()
-            await self._stand_down(context)
+            self._publish_excess()
+            await self._record_refusal(context)
             notice = b"the upstream refused the shortened request; it went as the client sent it"
         else:
             context.unsigned.add(request.model)
             notice = b"the upstream refused the shortened request; it went without signed reasoning"
         self._add_labels(((b"x-palimpsest-notice", notice),))
 
-    def _tell_excess(self) -> None:
+    def _publish_excess(self) -> None:
         """Publish that the client's own request is above the ceiling, if so."""
         request, plan = self._request, self._plan
         if plan is not None and plan.tokens_upstream is not None and plan.tokens_upstream > plan.usable:
             named = request.exchange, request.session.id, request.model
             self._bus.publish(CeilingExceeded(*named, plan.tokens_upstream, plan.usable, plan.reason))
 
-    async def _stand_down(self, context: SessionContext) -> None:
+    async def _record_refusal(self, context: SessionContext) -> None:
         """Send the view as its client does from now on; an epoch that takes back the refused one says so."""
         request, refused = self._request, context.get_epoch(self._refused)
         if refused is None or self._plan is None:
@@ -219,14 +219,14 @@ class RefusalRetry:
 
     async def _cut(self, overflow: Overflow) -> Retry | None:
         self._is_cut = True
-        state = await self._look_at_sent()
+        state = await self._read_sent_state()
         sent = overflow.sent or state.to_model_tokens(state.tokens)
-        window = self._learn(overflow, sent)
+        window = self._learn_window(overflow, sent)
         if overflow.window is not None and overflow.fits_with_less_output:
             window = overflow.window
-            if retry := self._ask_less(window, sent):
+            if retry := self._lower_output(window, sent):
                 return retry
-        state = msgspec.structs.replace(state, budget=self._tighten(state, window, sent))
+        state = msgspec.structs.replace(state, budget=self._limit_budget(state, window, sent))
         name = f"{self._request.exchange}-{self._k + 1}"
         outgoing = await self._chain.run(state, "overflow", self._commit, name)
         if outgoing.epoch is None or outgoing.tokens >= state.tokens:
@@ -237,14 +237,14 @@ class RefusalRetry:
         self._add_labels(list_labels(plan, outgoing.epoch, is_opened=True))
         return self._keep(outgoing.body, plan)
 
-    async def _look_at_sent(self) -> RequestState:
+    async def _read_sent_state(self) -> RequestState:
         """Read the state of the request that was refused, under the epoch that it was sent under."""
         request, states, plan = self._request, self._states, self._plan
         context = await states.caches.contexts.open(request)
         epoch = context.get_epoch(plan.epoch) if plan is not None else None
         return await states.read(request, context, epoch, states.find_budget(request, self._outgoing.ceiling))
 
-    def _learn(self, overflow: Overflow, sent: int) -> int | None:
+    def _learn_window(self, overflow: Overflow, sent: int) -> int | None:
         """Return the window that the upstream names, if it is plausible (B18)."""
         if overflow.window is None:
             return None
@@ -253,7 +253,7 @@ class RefusalRetry:
         known = models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant).window
         return overflow.window if overflow.window == known else None
 
-    def _tighten(self, state: RequestState, window: int | None, sent: int) -> Budget:
+    def _limit_budget(self, state: RequestState, window: int | None, sent: int) -> Budget:
         """Compute the budget of the retry, in our tokens, which the upstream counts as `sent` for so many of ours."""
         budget = self._states.find_budget(self._request, self._outgoing.ceiling)
         room = int(state.tokens * _BLIND_SHARE)
@@ -263,7 +263,7 @@ class RefusalRetry:
             room = int((window - reserve) * min(1.0, scale) * _CAUTION)
         return budget.limit(min(room, int(state.tokens * _CAUTION)))
 
-    def _ask_less(self, window: int, sent: int) -> Retry | None:
+    def _lower_output(self, window: int, sent: int) -> Retry | None:
         """Return the same body with fewer tokens of output asked for, where the rest fits (B18)."""
         limit = self._request.most_output
         fitting = lower_output(limit, window, sent) if limit else None

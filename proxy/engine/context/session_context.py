@@ -31,7 +31,7 @@ _CHOSEN_WEIGHT = 350
 _NODE_WEIGHT = 60
 _ITEM_WEIGHT = 250
 
-# For so long the log is waited for in any state, also where a call has waited for something else before.
+# Seconds to wait for the log in any case, also where a call has waited for something else before.
 _LOAD_SECONDS = 0.25
 
 
@@ -161,9 +161,9 @@ class SessionContext:
         self.unsent |= set(stored.unsent) - known
         newest = {epoch.view: epoch.id for epoch in stored.epochs}
         for view, owed in stored.owed:
-            self._owe(view, newest.get(view, ""), owed)
+            self._restore_owed(view, newest.get(view, ""), owed)
 
-    def _owe(self, view: str, epoch: str, owed: float) -> None:
+    def _restore_owed(self, view: str, epoch: str, owed: float) -> None:
         """Set what was owed last, which was under the newest epoch of the view as far as the log tells."""
         account = self._accounts.get((view, epoch))
         if account is None:
@@ -219,7 +219,7 @@ class SessionContext:
 
     def list_summaries(self, nodes: Sequence[bytes]) -> list[Summary]:
         """Return the summaries that replace messages of a chain now, in their order (BEHAVIOUR B32a)."""
-        holding = [each for each in self._summaries.values() if is_on_path(each, nodes)]
+        holding = [each for each in self._summaries.values() if is_in_chain(each, nodes)]
         return list_live_summaries(holding)
 
     def list_reports(self, nodes: Sequence[bytes]) -> list[LiveSummary]:
@@ -262,7 +262,7 @@ class SessionContext:
         if chosen == "":
             return None
         nodes = request.nodes
-        holding = [epoch for epoch in self._epochs if epoch.view == view and self._is_on_path(epoch, nodes)]
+        holding = [epoch for epoch in self._epochs if epoch.view == view and self._is_in_chain(epoch, nodes)]
         if not holding:
             holding = [each for each in self._epochs if each.view == view and self._covered.is_cleared(each, request)]
         sent = next((epoch for epoch in holding if epoch.id == chosen), None)
@@ -301,19 +301,19 @@ class SessionContext:
             found = self.get_epoch(found.parent)
         return traced
 
-    def _is_on_path(self, epoch: Epoch, nodes: Sequence[bytes]) -> bool:
+    def _is_in_chain(self, epoch: Epoch, nodes: Sequence[bytes]) -> bool:
         """Return whether an epoch belongs to a chain; a reversion does where the epoch that it reverts does."""
         while epoch.is_reversion and (reverted := self.get_epoch(epoch.parent)) is not None:
             epoch = reverted
         return not epoch.depth or (epoch.depth <= len(nodes) and nodes[epoch.depth - 1] == epoch.through)
 
 
-def is_on_path(summary: Summary, nodes: Sequence[bytes]) -> bool:
+def is_in_chain(summary: Summary, nodes: Sequence[bytes]) -> bool:
     """Return whether a chain has all the messages of a summary."""
     return summary.stop <= len(nodes) and nodes[summary.stop - 1] == summary.last
 
 
-# Stands for all sessions of which the log knows nothing to load; it is never written to.
+# Shared by all sessions for which the log has nothing to load; never written to.
 _BLANK = SessionContext()
 _BLANK_WEIGHT = _BLANK.weight
 

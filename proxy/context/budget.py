@@ -1,6 +1,6 @@
-"""How many tokens a request may have, and how many it has where no tokenizer tells (BEHAVIOUR B12, B18, B20a).
+"""Token budgets of requests, and estimates of their tokens without a tokenizer (BEHAVIOUR B12, B18, B20a).
 
-A budget follows from window, output and policy alone. Nothing is counted while bytes prove that it need not be.
+A budget follows from window, output and policy alone. No tokens are counted where the bytes prove a request small.
 """
 
 import re
@@ -19,7 +19,7 @@ _MOST_PROTECTED = 0.7
 _NEAR_WINDOW_SHARE = 0.75
 _LEAST_OUTPUT = 4096
 
-# What a request can bring in besides its own text: media, or history and prompts that the provider holds. These are
+# Fields that add tokens besides a request's own text: media, or history and prompts that the provider stores. They are
 # JSON strings of their own: inside a text or the arguments of a call their quotes would be escaped. Escaped letters
 # could spell any of them, so they count as such.
 _UNBOUNDED = re.compile(
@@ -27,15 +27,17 @@ _UNBOUNDED = re.compile(
     rb"|input_audio|video|video_url|input_video|previous_response_id|conversation|prompt|item_reference|container"
     rb'|container_upload|cached_content|cachedContent)"(?!\s*:\s*null)'
 )
-_ESCAPED_LETTER = re.compile(rb"\\u00(?:5[fF]|[67])")  # apart, for both begin with bytes that can be searched for
-# Instructions a provider adds of its own where tools are offered (Anthropic states up to 735 tokens), and the frame
-# of the answer.
+_ESCAPED_LETTER = re.compile(
+    rb"\\u00(?:5[fF]|[67])"
+)  # separate, because each begins with literal bytes that the regex engine searches for
+# Instructions that a provider adds where tools are offered (Anthropic states up to 735 tokens), and the template's
+# opening of the response.
 _ADDED_BY_PROVIDER = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetPolicy:
-    """Settings of the same names. A ceiling of None is `auto`; fractions of None follow the size of the budget."""
+    """The settings of the same names. A ceiling of None is `auto`; fractions of None follow the size of the budget."""
 
     ceiling_tokens: int | None = None
     soft_fraction: float | None = None
@@ -55,20 +57,20 @@ class Budget(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def high(self) -> int:
-        """From here on an epoch is opened whatever it costs."""
+        """The tokens from which on an epoch is opened at any price."""
         return self.usable
 
     def find_room(self) -> int | None:
-        """The tokens that a request may have so that its answer fits behind it; None where the window is unknown."""
+        """Return the tokens that a request may have so that its response fits; None where the window is unknown."""
         return None if self.window is None else self.window - self.output
 
     def compute_low_mark(self, protected: int) -> int:
-        """What an epoch cuts down to (the target), where so many tokens must stay as they are."""
+        """Return the target of an epoch in tokens, where `protected` tokens must stay unchanged."""
         wished = max(self._low_fraction * self.usable, protected + 0.2 * self.usable)
         return int(min(0.85 * self.usable, wished))
 
     def scale(self, ratio: float) -> "Budget":
-        """The same budget in units of which one is `ratio` tokens; the window as well."""
+        """Return this budget, window included, in units of `ratio` tokens each."""
         if ratio == 1.0:
             return self
         window = None if self.window is None else int(self.window / ratio)
@@ -76,29 +78,29 @@ class Budget(msgspec.Struct, frozen=True, gc=False):
         return Budget(window, output, usable, soft, self._low_fraction)
 
     def limit(self, usable: int) -> "Budget":
-        """The same budget with no more than so many tokens usable; the soft mark moves with them."""
+        """Return this budget with at most `usable` tokens usable; the soft mark is lowered in proportion."""
         if usable >= self.usable:
             return self
         soft = int(self.soft * usable / self.usable)
         return Budget(self.window, self.output, max(0, usable), max(0, soft), self._low_fraction)
 
     def compute_pressure(self, tokens: int) -> Pressure:
-        """How near to its end the budget is; none at all where there is nothing to be had by managing."""
+        """Return the pressure of a request of so many tokens: `none` below the soft mark, or if none are usable."""
         if not self.usable or tokens < self.soft:
             return "none"
         return "soft" if tokens < self.high else "hard"
 
     def is_ceiling_unreachable(self, protected: int) -> bool:
-        """Whether so much must stay that no epoch gets below the ceiling for long (`CeilingUnreachable`)."""
+        """Return whether so much must stay that no epoch gets below the ceiling for long (`CeilingUnreachable`)."""
         return protected > _MOST_PROTECTED * self.usable
 
     def is_near_window(self, tokens: int) -> bool:
-        """Whether the upstream may refuse the request as too long, so that its answer's head must wait (B20a)."""
+        """Return whether the upstream may refuse the request as too long: the response head is then held (B20a)."""
         return self.window is None or tokens >= _NEAR_WINDOW_SHARE * self.window
 
 
 def make_budget(window: int | None, most_output: int | None, asked_output: int | None, policy: BudgetPolicy) -> Budget:
-    """The budget of a request for `asked_output` tokens (None: unsaid) to a model that gives `most_output` at most."""
+    """Return the budget of a request for `asked_output` tokens (None: not stated); the model gives `most_output`."""
     output = compute_output_reserve(window, most_output, asked_output, policy)
     room = policy.ceiling_tokens or AUTO_CEILING
     if window is not None:
@@ -110,7 +112,7 @@ def make_budget(window: int | None, most_output: int | None, asked_output: int |
 
 
 def compute_soft_mark(usable: int, policy: BudgetPolicy) -> int:
-    """The soft mark of a budget: from so many tokens on a request is managed."""
+    """Return the soft mark: the tokens from which on a request is managed."""
     fraction = policy.soft_fraction
     if fraction is None:
         fraction = 0.4 if usable >= _LARGE_BUDGET else 0.6
@@ -118,7 +120,7 @@ def compute_soft_mark(usable: int, policy: BudgetPolicy) -> int:
 
 
 def compute_output_reserve(window: int | None, most: int | None, asked: int | None, policy: BudgetPolicy) -> int:
-    """The tokens kept free for the answer: what was asked for, else the least of what is known and the reserve."""
+    """Return the tokens kept free for the response: those asked for, else the least of known limits and reserve."""
     if asked is not None:
         return asked
     known = (most, policy.output_reserve, None if window is None else window // 4)
@@ -126,34 +128,35 @@ def compute_output_reserve(window: int | None, most: int | None, asked: int | No
 
 
 def lower_output(asked: int, window: int, sent: int) -> int | None:
-    """The `max_tokens` with which a request of `sent` tokens fits, None where context must be cut instead (B18)."""
+    """Return the `max_tokens` with which `sent` tokens of request fit; None where context must be cut (B18)."""
     fitting = min(asked, window - sent)
     return fitting if fitting >= min(asked, max(_LEAST_OUTPUT, asked // 4)) else None
 
 
 def bound_tokens(fresh: bytes, counted: int = 0) -> int | None:
-    """More tokens than a request can have: of what is counted, and the bytes of the rest; None where none can tell.
+    """Return an upper bound of a request's tokens: `counted` plus the bytes of the rest; None where there is none.
 
     Every tokenizer in use is byte-level BPE, or falls back to bytes: a token stands for a byte of UTF-8 at least. JSON
     spells no text in fewer bytes than UTF-8, and the frames that templates put around a message, a call or a tool
-    (3 to 20 tokens) are shorter than the JSON around it (`{"role":"user","content":""}` has 28 bytes). So tokens are
-    never more than bytes, but for what a provider adds unseen, or what stands elsewhere: then there is no bound.
+    (3 to 20 tokens) are shorter than the JSON around it (`{"role":"user","content":""}` has 28 bytes). So there are
+    never more tokens than bytes, except for what a provider adds (`_ADDED_BY_PROVIDER`) and for media and stored
+    history, which have no bound.
     """
     return counted + len(fresh) + _ADDED_BY_PROVIDER if has_token_bound(fresh) else None
 
 
 def has_token_bound(fresh: bytes) -> bool:
-    """Whether nothing in these bytes can have more tokens than bytes."""
+    """Return whether nothing in these bytes can have more tokens than bytes."""
     return not (_UNBOUNDED.search(fresh) or _ESCAPED_LETTER.search(fresh))
 
 
 def is_below_soft_mark(budget: Budget, size: int) -> bool:
-    """Whether so many bytes of which that is known are below the soft mark."""
+    """Return whether a request that `size` bytes (or counted tokens) bound is below the soft mark."""
     return size + _ADDED_BY_PROVIDER < budget.soft
 
 
 def is_surely_below_soft_mark(budget: Budget, fresh: bytes, counted: int = 0) -> bool:
-    """Whether bytes alone prove a request to be below the soft mark, so that nothing need be counted."""
+    """Return whether its bytes alone prove a request to be below the soft mark, so that no tokens need be counted."""
     return is_below_soft_mark(budget, counted + len(fresh)) and has_token_bound(fresh)
 
 
@@ -170,11 +173,11 @@ _LOWEST, _HIGHEST = 0.5, 2.5
 
 
 def cut_stretches(text: str) -> Iterator[str]:
-    """The text in stretches without long runs, whose tokens together are those of the text, or nearly.
+    """Yield the text in parts without long runs; the sum of their tokens is exactly or nearly that of the text.
 
-    Exact where no run of `LONGEST_RUN` characters of one kind is cut: the text is then one stretch. In a run that is
-    cut, the true number and ours are both at least bytes / 128 (o200k's longest token) and at most the bytes, so the
-    bound of `budget.bound_tokens` holds; measured, they differ by two tokens a cut or 2 % of the run, not more.
+    It is exact where no run of `LONGEST_RUN` characters of one kind is cut: the text is then one part. In a run that is
+    cut, the true count and ours are both at least bytes / 128 (o200k's longest token) and at most the bytes, so the
+    bound of `bound_tokens` holds; measured, they differ by at most two tokens a cut or 2 % of the run.
     """
     start = 0
     for run in _RUN.finditer(text):
@@ -185,22 +188,22 @@ def cut_stretches(text: str) -> Iterator[str]:
 
 
 def estimate_tokens(text: str) -> int:
-    """Tokens without a tokenizer: one for each three bytes (English has four a token, code three, Chinese less)."""
+    """Estimate tokens without a tokenizer: three bytes each (English has four a token, code three, Chinese less)."""
     return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN)
 
 
 class TokenRatio(msgspec.Struct, frozen=True, gc=False):
-    """How many tokens a model counts for each of ours: an exponential average of what its usage said.
+    """The tokens that a model counts for each of ours: an exponential moving average of its reported usage.
 
-    Before anything is learned it is what `guess_ratio` says.
+    Before any report it is the result of `guess_ratio`.
     """
 
     value: float = 1.0
 
     def learn(self, ours: int, theirs: int) -> "TokenRatio":
-        """The ratio after an answer whose input we counted as `ours` and the provider as `theirs`.
+        """Return the ratio after a response whose input we counted as `ours` and the provider as `theirs` tokens.
 
-        Small requests say nothing, for what templates add weighs too much in them; odd ones count as far as the bounds.
+        Small requests are ignored, because what templates add weighs too much in them; outliers are clamped to bounds.
         """
         if ours < _LEAST_SAMPLE or theirs <= 0:
             return self
@@ -208,7 +211,7 @@ class TokenRatio(msgspec.Struct, frozen=True, gc=False):
         return TokenRatio(self.value + _WEIGHT_OF_NEW * (sample - self.value))
 
     def apply(self, tokens: int) -> int:
-        """The model's tokens for so many of ours."""
+        """Return the model's tokens for so many of ours."""
         return round(tokens * self.value)
 
 
@@ -219,5 +222,5 @@ _GUESSED = {"anthropic": TokenRatio(1.15), "gemini": TokenRatio(1.15)}
 
 
 def guess_ratio(family: Family) -> TokenRatio:
-    """The ratio of a family before anything is learned of its model."""
+    """Return the ratio of a family before any usage of its model was reported."""
     return EXACT if family.is_exact else _GUESSED.get(family.vendor, EXACT)

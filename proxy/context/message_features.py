@@ -1,6 +1,6 @@
-"""What is found in one message and kept: identifiers, what its calls asked, how its outputs ended.
+"""Features of one message: identifiers, summaries of its calls, outcomes of its outputs.
 
-All of it depends on the message alone, so that it can be cached for any length of time.
+They depend on the message alone, so that they can be cached for any length of time.
 """
 
 import re
@@ -24,7 +24,10 @@ _STAMP = re.compile(r"[0-9TZ:./_-]+")
 
 
 def list_identifiers(text: str) -> tuple[str, ...]:
-    """The words of a text, each once, in the order of their first places."""
+    """Return the identifiers of a text, each once, in the order of their first occurrences.
+
+    Of a long text only the first and the last 200,000 characters are searched.
+    """
     part = (
         text
         if len(text) <= 2 * _IDENTIFIERS_SEARCHED
@@ -37,7 +40,7 @@ def list_identifiers(text: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=65_536)
 def parse_identifier(found: str) -> str:
-    """The word in what was found, empty where it is none of those: plain language, a short number."""
+    """Return the identifier in a match; empty where there is none: plain language, a word that is too short or long."""
     word = found.strip("./-@")
     if not _SHORTEST <= len(word) <= _LONGEST:
         return ""
@@ -53,17 +56,17 @@ def _is_identifier(word: str) -> bool:
 
 
 def is_opaque(word: str) -> bool:
-    """Whether it says nothing by itself: a hash, a time, a number."""
+    """Return whether a word means nothing by itself: a hash, a time, a number."""
     return _HEXES.fullmatch(word) is not None or _STAMP.fullmatch(word) is not None
 
 
 def is_name(word: str) -> bool:
-    """Whether it names something: a path, a dotted or a snake name."""
+    """Return whether a word is a name: a path, a dotted name or one in snake case."""
     return ("/" in word or "." in word or "_" in word) and not is_opaque(word)
 
 
 def find_namespace(word: str) -> str:
-    """The folder of a path, the first part of a dotted name; empty for what is neither."""
+    """Return the directory of a path or the first part of a dotted name, with its dot; empty for other words."""
     if "/" in word:
         return word.rpartition("/")[0]
     first, dot, _ = word.partition(".")
@@ -82,7 +85,7 @@ _NUMBER = re.compile(r"(?<![\w.])\d{3,20}(?:\.\d{1,12})?(?![\w.])|(?<![\w.])\d{1
 
 
 def choose_literals(text: str) -> dict[str, tuple[str, ...]]:
-    """The words by kind, each kind's best first; kinds that have none are left out."""
+    """Return the literals of a text by kind, the most frequent first (errors in order); empty kinds are absent."""
     part = text if len(text) <= 2 * _LITERALS_SEARCHED else f"{text[:_LITERALS_SEARCHED]}\n{text[-_LITERALS_SEARCHED:]}"
     paths = _choose_most_frequent(_strip(_PATH.findall(part)), MOST["paths"])
     found = {
@@ -99,12 +102,12 @@ def _strip(words: Iterable[str]) -> Iterator[str]:
 
 
 def _choose_most_frequent(words: Iterable[str], most: int) -> tuple[str, ...]:
-    """The most frequent words, of equal ones the earlier."""
+    """Return the most frequent words; of equally frequent ones the earlier."""
     return tuple(word for word, _ in Counter(words).most_common(most))
 
 
 def _find_errors(text: str) -> tuple[str, ...]:
-    """The first lines that speak of an error, and the last one, which often says what it was."""
+    """Return the first lines that report an error, and the last one, which often states the cause."""
     lines = [line.strip()[:_LONGEST_ERROR] for line in text.splitlines() if _ERROR.search(line[:2000])]
     unlike = list(dict.fromkeys(lines))
     return tuple(unlike if len(unlike) <= MOST["errors"] else [*unlike[: MOST["errors"] - 1], unlike[-1]])
@@ -126,11 +129,11 @@ _FAILURES = ("error", "exception", "failed", "failure", "fatal", "panic", "denie
 
 
 class MessageFeatures(msgspec.Struct, frozen=True, gc=False):
-    """`words` it says, those of them that it `imported`, those that its calls have `written`.
+    """The features of a message: its identifiers `words`, those it `imported`, those its calls have `written`.
 
-    `asked` is what each of its calls asks, in a line. `outcome` is how an output ended where that was not well, empty
-    otherwise. `effects`: whether a call of its changes something. `lines` are those of its text, `characters` those of
-    its original (`context/references`).
+    `asked` is a summary of each of its calls, one line each. `outcome` states how an output failed; it is empty where
+    it did not. `effects`: whether one of its calls changes something. `lines` counts the lines of its text,
+    `characters` those of its original (`context/references`). `digest` is the SHA-256 of its text.
     """
 
     words: tuple[str, ...]
@@ -148,7 +151,7 @@ FeatureExtractor = Callable[[Message], MessageFeatures]
 
 
 def extract_features(message: Message) -> MessageFeatures:
-    """What there is to know of a message."""
+    """Return the features of a message."""
     typed = ["\n".join(list_argument_lines(call.arguments)) for call in message.calls]
     imports = "\n".join(_IMPORT.findall(message.text)) if _is_output(message) else ""
     return msgspec.structs.replace(
@@ -159,7 +162,7 @@ def extract_features(message: Message) -> MessageFeatures:
 
 
 def extract_features_without_identifiers(message: Message) -> MessageFeatures:
-    """The same without its words, which take most of the time."""
+    """Return the features of a message but for `words` and `imported`, which take most of the time."""
     typed = ["\n".join(list_argument_lines(call.arguments)) for call in message.calls]
     written = [word for text in typed for word in _list_written_files(text)]
     is_output = _is_output(message)
@@ -181,7 +184,7 @@ def _is_output(message: Message) -> bool:
 
 
 def find_outcome(text: str) -> str:
-    """How an output says that it ended, empty where it says nothing bad."""
+    """Return the exit code and the last error of an output; empty where it reports no failure."""
     code = _EXIT_CODE.search(text[:_NEAR_END]) or _EXIT_CODE.search(text[-_NEAR_END:])
     if code and int(code[1]) == 0:
         return ""
@@ -194,7 +197,7 @@ def find_outcome(text: str) -> str:
 
 
 def _list_failure_lines(text: str) -> list[str]:
-    """Lines that speak of a failure."""
+    """Return the lines that report a failure."""
     whole = text.lower()
     said = [word for word in _FAILURES if word in whole]
     if not said:
@@ -208,7 +211,7 @@ def _list_written_files(text: str) -> list[str]:
 
 
 def _summarize_call(call: ToolCall, text: str) -> str:
-    """What a call asks: its values, without their names where one is all there is."""
+    """Return a summary of a call in one line: its arguments, without the name where there is only one."""
     lines = text.split("\n", 1) if text.count(": ") and not call.arguments.startswith("[") else [text]
     only = re.match(r"\w{1,20}: ", lines[0]) if len(re.findall(r"(?m)^\w{1,20}: ", text)) == 1 else None
     said = text[only.end() :] if only else text

@@ -1,8 +1,8 @@
-"""What is known of a model: what its name tells, what listings say of it, how it counts media.
+"""A catalog of models: family by name, window, output and prices by listing, and the tokens of media.
 
 The nearest source wins, value by value: settings, then the upstream itself, then the bundled map. Media rules are
 OpenAI's "Images and vision", Anthropic's "Vision", "PDF support" and "Tool use", Gemini's "Understand and count
-tokens"; a size that the request does not tell counts as the largest that the rule knows.
+tokens"; a size that the request does not state counts as the largest of the rule.
 """
 
 import re
@@ -29,8 +29,8 @@ _OLD_OPENAI = re.compile(r"gpt-(?:4(?![o.\d])|3\.5|35)|text-embedding-(?:3|ada)"
 _OPENAI = re.compile(r"(?:chat)?gpt|o\d|codex|davinci|text-embedding-")
 
 
-# Models whose providers are not known to refuse reasoning that stands behind another beginning (WIRES 1 and 8): others
-# than Anthropic's, and Anthropic's up to Opus 5, Sonnet 5, Fable 5 and Haiku 4.5.
+# Models whose providers are not known to refuse reasoning behind a different prefix (WIRES 1 and 8): all that are not
+# Anthropic's, and Anthropic's up to Opus 5, Sonnet 5, Fable 5 and Haiku 4.5.
 _UNBOUND = re.compile(
     r"gemini|gemma|(?:chat)?gpt|o\d|codex|grok|deepseek|qwen|kimi|glm|minimax|mistral|magistral|devstral|llama"
     r"|claude-(?:instant|[1-4](?![\d])|v\d|(?:opus|sonnet|fable|haiku)-(?:[1-4](?!\d)|5(?![-.]?\d)))"
@@ -39,7 +39,7 @@ _UNBOUND = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Whose rules a model's tokens are counted by. `is_exact`: the encoding is the model's own."""
+    """A vendor's rules and an encoding for a model's tokens. `is_exact`: the encoding is the model's own."""
 
     vendor: Vendor
     encoding: Encoding
@@ -47,10 +47,10 @@ class Family:
 
 
 def list_names(model: str) -> tuple[str, ...]:
-    """The names an entry for this model may have, the most exact first, in lower case.
+    """Return the names that an entry for this model may have, the most exact first, in lower case.
 
-    The name itself; without what stands before each slash; without a variant behind a colon (`:free`, `:8b`); without
-    region and vendor of a cloud (`us.anthropic.`); without dates, versions and `latest`, one after the other.
+    They are the name itself; without what precedes each slash; without a variant after a colon (`:free`, `:8b`);
+    without region and vendor of a cloud (`us.anthropic.`); without dates, versions and `latest`, one after the other.
     """
     name = model.strip().lower()
     found = dict.fromkeys([name])
@@ -62,13 +62,13 @@ def list_names(model: str) -> tuple[str, ...]:
 
 
 def strip_provider(name: str) -> str:
-    """The part of an entry's name behind the last slash."""
+    """Return the part of an entry's name after the last slash."""
     return name.rpartition("/")[2]
 
 
 @lru_cache(maxsize=1024)
 def identify_family(model: str) -> Family:
-    """Whose the model is, as far as its name tells."""
+    """Return the family of a model by its name; `other` where the name is of no known vendor."""
     name = _strip_cloud(model)
     if _OLD_OPENAI.match(name):
         return Family("openai", "cl100k_base", is_exact=True)
@@ -83,7 +83,7 @@ def identify_family(model: str) -> Family:
 
 @lru_cache(maxsize=1024)
 def may_bind_reasoning(model: str) -> bool:
-    """Whether signed reasoning of this model may be refused behind another beginning (BEHAVIOUR B37); unknown: yes."""
+    """Return whether signed reasoning of this model may be refused behind a different prefix (B37); unknown: True."""
     return not any(_UNBOUND.match(name) for name in (_strip_cloud(model), *list_names(model)))
 
 
@@ -120,7 +120,7 @@ SourcedOffer = tuple[Source, Offer]
 
 
 def make_card(said: Sequence[SourcedOffer], limit: Limit | None, now: float) -> Card:
-    """One card from what was said, the nearest source first."""
+    """Make a card of the offers of several sources, the nearest first, and of a learned limit that holds at `now`."""
     window, window_source = _choose_first((source, offer.window) for source, offer in said)
     output, output_source = _choose_first((source, offer.output) for source, offer in said)
     prices, prices_source = _choose_first((source, offer.prices) for source, offer in said)
@@ -131,14 +131,14 @@ def make_card(said: Sequence[SourcedOffer], limit: Limit | None, now: float) -> 
 
 
 def is_believed(limit: Limit, stated: int | None, now: float) -> bool:
-    """Whether a learned window counts: young, below what was sent, and 25 to 100 % of a window somebody stated."""
+    """Return whether a learned window counts: of the last 24 hours, less than was sent, 25 to 100 % of a stated one."""
     if not 0 < limit.window < limit.sent or now - limit.learned >= _REMEMBERED_SECONDS:
         return False
     return stated is None or _MIN_BELIEVED_SHARE * stated <= limit.window <= stated
 
 
 class ModelNames:
-    """The names of a map's entries, to find those that speak of a model."""
+    """An index of a map's entries by name, to find those of a model."""
 
     def __init__(self, entries: Sequence[str]) -> None:
         self._whole = {name.lower(): name for name in reversed(entries)}
@@ -147,7 +147,7 @@ class ModelNames:
             self._bare.setdefault(strip_provider(name.lower()), []).append(name)
 
     def find(self, model: str) -> Sequence[str]:
-        """The entry of that name, else all that differ in the provider only; for the most exact name that has any."""
+        """Return the entry of that name, else all that differ only in the provider; by the most exact name with any."""
         for name in list_names(model):
             if name in self._whole:
                 return (self._whole[name],)
@@ -157,12 +157,12 @@ class ModelNames:
 
 
 def look_up_offer(names: ModelNames, offers: Mapping[str, Offer], model: str) -> Offer:
-    """What a listing says of a model."""
+    """Return the offer of a model in a listing; an empty one where the listing has none."""
     return merge_offers([offers[name] for name in names.find(model)])
 
 
 def merge_offers(offers: Sequence[Offer]) -> Offer:
-    """What several providers of one model have in common: the smallest of each size, prices only if all agree."""
+    """Merge the offers of several providers of one model: the smallest of each size, prices only if all agree."""
     prices = {offer.prices for offer in offers}
     return Offer(
         window=min((offer.window for offer in offers if offer.window), default=None),
@@ -178,7 +178,7 @@ def _choose_first(values: Iterable[tuple[Source, T | None]]) -> tuple[T | None, 
     return None, ""
 
 
-# OpenAI: tokens of a picture, and of each tile of 512 pixels; the longest beginning of a name counts.
+# OpenAI: tokens of an image, and of each tile of 512 pixels; the longest prefix of a name counts.
 _TILES = {
     "": (85, 170),
     "gpt-4o-mini": (2833, 5667),
@@ -187,7 +187,7 @@ _TILES = {
     "o3": (75, 150),
     "computer-use": (65, 129),
 }
-# OpenAI: tokens of each patch of 32 pixels, for models that count so.
+# OpenAI: tokens of each patch of 32 pixels, for models that count patches.
 _PATCHES = {
     "gpt-4.1-mini": 1.62,
     "gpt-4.1-nano": 2.46,
@@ -201,7 +201,7 @@ _MAX_TILES = 8
 _ANTHROPIC_SIDE, _ANTHROPIC_MAX = 1568, 1600
 _GEMINI_IMAGE, _GEMINI_SIDE, _GEMINI_TILE, _GEMINI_MAX_TILES = 258, 384, 768, 6
 
-# A page of a document as text and picture together; Gemini states one figure for both.
+# Tokens of a document's page as text and image together; Gemini states one figure for both.
 _PAGE: dict[Vendor, int] = {"openai": 2000, "anthropic": 3000, "gemini": 258, "other": 3000}
 _PAGE_BYTES, _MAX_PAGES = 50_000, 100
 
@@ -212,12 +212,12 @@ _TOOL_PROMPT: dict[Vendor, int] = {"openai": 0, "anthropic": 346, "gemini": 0, "
 
 
 def count_media(media: Sequence[Medium], family: Family, model: str) -> int:
-    """The tokens of all media of a message."""
+    """Return the tokens of all media of a message."""
     return sum([_COUNTS[medium.kind](medium, family.vendor, strip_provider(model.lower())) for medium in media])
 
 
 def count_tool_prompt(family: Family) -> int:
-    """What a provider adds of its own to a request that offers tools."""
+    """Return the tokens that a provider adds to a request that offers tools."""
     return _TOOL_PROMPT[family.vendor]
 
 
@@ -241,14 +241,14 @@ def _count_openai(medium: Medium, model: str) -> int:
 
 
 def _count_patches(medium: Medium) -> int:
-    """Patches of 32 pixels, of a picture shrunk until there are no more than `_MOST_PATCHES`."""
+    """Return the patches of 32 pixels of an image, which providers shrink to at most `_MAX_PATCHES`."""
     if not medium.width:
         return _MAX_PATCHES
     return min(_MAX_PATCHES, ceil(medium.width / 32) * ceil(medium.height / 32))
 
 
 def _count_tiles(medium: Medium) -> int:
-    """Tiles of 512 pixels, of a picture brought into a square of 2048 and then to a short side of 768."""
+    """Return the tiles of 512 pixels of an image, shrunk to fit a square of 2048 and then to a short side of 768."""
     if not medium.width:
         return _MAX_TILES
     shrunk = min(1.0, 2048 / max(medium.width, medium.height))

@@ -1,6 +1,6 @@
-"""The structure of a content in a few lines: what a reader must know to ask for the right part of it.
+"""Outlines of contents: the structure in a few lines, from which a reader knows which part to ask for.
 
-Total and bounded: what is too large for its parser, or of no known kind, gets a preview; nothing raises.
+Every content has a bounded outline: a preview where it is too large for its parser or of no known kind. Nothing raises.
 """
 
 import ast
@@ -23,11 +23,11 @@ _PYTHON_REFUSED = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 def outline_python(text: str) -> list[str]:
-    """Imports, then classes and functions with the lines where they stand."""
+    """Return the imports, then classes and functions with their line numbers."""
     if _measure_nesting(text) > _MOST_NESTED:
-        return []  # a parser may need long for that
+        return []  # the parser may take long for such nesting
     try:
-        # Escapes would be warned of, on standard error; none of them matters here.
+        # Invalid escapes would cause warnings on standard error; no escape matters here.
         tree = ast.parse(_ESCAPE.sub("__", text))
     except _PYTHON_REFUSED:
         return []
@@ -61,7 +61,7 @@ def _list_definitions(body: list[ast.stmt], depth: int) -> Iterator[str]:
 
 
 def outline_markdown(text: str) -> list[str]:
-    """The headings outside of code, with their lines."""
+    """Return the headings outside of code blocks, with their line numbers."""
     found: list[str] = []
     fence = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -74,12 +74,12 @@ def outline_markdown(text: str) -> list[str]:
 
 
 def outline_csv(text: str) -> list[str]:
-    """The columns of a table, and how many rows it has."""
+    """Return the columns of a table, and its number of rows."""
     return _outline_table(text, ";" if text.count(";", 0, 1000) > text.count(",", 0, 1000) else ",")
 
 
 def outline_tsv(text: str) -> list[str]:
-    """The columns of a table whose cells tabs part."""
+    """Return the columns of a table with tabs between its cells, and its number of rows."""
     return _outline_table(text, "\t")
 
 
@@ -100,18 +100,18 @@ _MOST_KEYS = 40
 _MOST_INNER = 12
 _LONGEST_KEY = 60
 _MOST_DEPTH = 32
-# tomllib takes time by the square of a key's parts.
+# The time of tomllib grows with the square of a key's parts.
 _MOST_PARTS = 100
 
 _NAMES = {str: "string", bool: "boolean", int: "number", float: "number", list: "array", type(None): "null"}
 
 _decode = msgspec.json.Decoder().decode
-# libyaml where PyYAML was built with it, as its wheels are. Its events do not recurse.
+# libyaml where PyYAML was built with it, as its wheels are. Its event parser does not recurse.
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def outline_json(text: str) -> list[str]:
-    """The keys of an object, or what a list is of."""
+    """Return the keys of an object, or the length and element type of a list."""
     try:
         return list(_describe_value(_decode(text)))
     except _VALUES_REFUSED:
@@ -119,14 +119,14 @@ def outline_json(text: str) -> list[str]:
 
 
 def outline_json_lines(text: str) -> list[str]:
-    """How many lines there are, and the keys of the first."""
+    """Return the number of lines, and the keys of the first."""
     first, _, rest = text.partition("\n")
     described = outline_json(first) if len(first) <= 1_000_000 else []
     return [f"{rest.count(chr(10)) + bool(rest)} lines below the first", *described] if described else []
 
 
 def outline_toml(text: str) -> list[str]:
-    """The tables and their keys."""
+    """Return the tables and their keys."""
     if any(line.count(".") > _MOST_PARTS for line in text.splitlines()):
         return []
     try:
@@ -136,7 +136,7 @@ def outline_toml(text: str) -> list[str]:
 
 
 def outline_yaml(text: str) -> list[str]:
-    """The keys of the first document, two levels of them, with their lines."""
+    """Return two levels of keys of the first document, with their line numbers."""
     found: list[str] = []
     try:
         for depth, key, line in _list_yaml_keys(text):
@@ -149,8 +149,11 @@ def outline_yaml(text: str) -> list[str]:
 
 
 def _list_yaml_keys(text: str) -> Iterator[tuple[int, str, int]]:
-    """Depth, name and line of the keys of mappings in mappings; raises ValueError where they are too deep."""
-    # For each open collection, whether a key of it comes next; None for a list.
+    """Yield depth, name and line of the keys of the two outermost mappings.
+
+    Raise ValueError where collections are nested too deep.
+    """
+    # For each open collection: whether a key comes next; None for a list.
     states: list[bool | None] = []
     for event in yaml.parse(text, Loader=_Loader):
         if len(states) > _MOST_DEPTH:
@@ -180,7 +183,7 @@ def _describe_value(value: Any) -> Iterator[str]:
 
 
 def _describe_items(value: Any) -> str:
-    """What a value is, and what it holds."""
+    """Return the type of a value and of its elements."""
     if isinstance(value, list):
         return f"array of {len(value)}{f', the first: {_describe_type(value[0])}' if value else ''}"
     return _describe_type(value)
@@ -202,7 +205,7 @@ LONGEST_LINE = 160
 _PREVIEW_HEAD, _PREVIEW_TAIL = 8, 4
 
 _Outliner = Callable[[str], list[str]]
-# The most characters that are parsed: each of these takes some 0.1 s at most.
+# The most characters that are parsed; each parser takes about 0.1 s at most for them.
 _PARSERS: Mapping[str, tuple[int, _Outliner]] = {
     "python": (200_000, outline_python),
     "json": (4_000_000, outline_json),
@@ -227,11 +230,11 @@ _GUESSES = [
 
 
 OutlineParser = Callable[[str, str], list[str]]
-"""The structure of a text of some kind (the ending of a path), in lines; empty where there is none to be had."""
+"""A parser of a text and its kind (a file extension) to lines of structure; none where it finds no structure."""
 
 
 class Outline(msgspec.Struct, frozen=True, gc=False):
-    """What a content is (`unknown` where nobody can tell), how many lines it has, and its structure."""
+    """An outline: the kind of a content (`unknown` where it is not detected), its number of lines and its structure."""
 
     kind: str
     lines: int
@@ -239,7 +242,7 @@ class Outline(msgspec.Struct, frozen=True, gc=False):
 
 
 def outline(text: str, path: str = "", parse: OutlineParser | None = None) -> Outline:
-    """The outline of a content. `parse` makes those of the kinds that have no parser here, of a text and its kind."""
+    """Return the outline of a content; `parse` outlines the kinds that have no parser in this module."""
     kind = detect_kind(text, path)
     lines = text.count("\n") + (not text.endswith("\n") and bool(text))
     if kind in _PARSERS:
@@ -251,7 +254,7 @@ def outline(text: str, path: str = "", parse: OutlineParser | None = None) -> Ou
 
 
 def detect_kind(text: str, path: str) -> str:
-    """The type of a content."""
+    """Return the kind of a content: by the extension of its path, else by how it begins; else `unknown`."""
     ending = _ENDING.search(path[-200:])
     if ending:
         return _ENDINGS.get(ending[1].lower(), ending[1].lower())
@@ -259,7 +262,7 @@ def detect_kind(text: str, path: str) -> str:
 
 
 def preview(text: str) -> list[str]:
-    """The first lines and the last ones."""
+    """Return the first eight lines and the last four; all of them where there are no more."""
     most = (_PREVIEW_HEAD + _PREVIEW_TAIL) * 1000
     if len(text) <= 2 * most and text.count("\n") <= _PREVIEW_HEAD + _PREVIEW_TAIL:
         return text.splitlines()

@@ -1,7 +1,7 @@
-"""What requests cost, what managing them saved, and with what certainty that can be said (FEATURES P10, P19).
+"""Prices of requests, the savings of managing them, and a confidence interval of those savings (FEATURES P10, P19).
 
-The unit is one token of uncached input at the lowest tier's price: only the relations of prices count, so that a model
-whose prices nobody states is managed like the others. Money is told only where somebody stated the prices.
+The unit is one token of uncached input at the lowest tier's price: only the ratios of prices count, so that a model
+whose prices no source states is managed like the others. Money is reported only where a source states the prices.
 """
 
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ from proxy.context.provider_cache import UNKNOWN, CacheModel, Calibration
 from proxy.model.card import UNPRICED, Card, Prices, Rates, Tier
 from proxy.model.exchange import Usage
 
-# No price is so many times another; what says so must not add up to infinity.
+# No price is this many times another; a list that states one must not make sums infinite.
 _MAX_RATIO = 1e6
 
 
 class Tariff(msgspec.Struct, frozen=True, gc=False):
-    """Prices in multiples of one token of uncached input, and the cache they are about.
+    """Prices in multiples of one token of uncached input, and the cache that they belong to.
 
-    `read_share`: how much of what the cache should hold is really read. `survival`: the same of what stands before an
-    epoch's first edit when that epoch opens.
+    `read_share`: the share of what the cache should hold that is really read. `survival`: the share that is read of
+    what stands before an epoch's first edit when that epoch opens.
     """
 
     prices: Prices
@@ -33,35 +33,35 @@ class Tariff(msgspec.Struct, frozen=True, gc=False):
     survival: float
 
     def price(self, read: int, new: int) -> float:
-        """A request of which `read` tokens come from the cache and `new` do not."""
+        """Return the price of a request of which `read` tokens come from the cache and `new` do not."""
         rates = self.prices.find_rates(read + new)
         return read * rates.cached + new * rates.written
 
     def price_repeated(self, tokens: int) -> float:
-        """A request all of which was sent before, as far as the cache is known to work."""
+        """Return the price of a request all of which was sent before, with the learned share of cache reads."""
         read = self.estimate_cached(tokens)
         return self.price(read, tokens - read)
 
     def price_rewritten(self, tokens: int, stable: int = 0) -> float:
-        """A request of which only the first `stable` tokens were sent before: the first one of an epoch."""
+        """Return the price of the first request of an epoch: only its first `stable` tokens were sent before."""
         kept = min(tokens, self.estimate_kept(stable))
         return self.price(kept, tokens - kept)
 
     def price_cache_bust(self, tokens: int, stable: int = 0) -> float:
-        """What an epoch's first request costs more than the next ones of that size (B10: the skis)."""
+        """Return the extra price of an epoch's first request over later ones of its size (B10: buying the skis)."""
         return max(0.0, self.price_rewritten(tokens, stable) - self.price_repeated(tokens))
 
     def estimate_cached(self, matching: int, ends: Sequence[int] | None = None) -> int:
-        """The tokens that are probably read of a request whose first `matching` ones were sent before."""
+        """Return the tokens that are probably read of a request whose first `matching` ones were sent before."""
         return int(self.read_share * self.cache.find_read(matching, ends))
 
     def estimate_kept(self, stable: int) -> int:
-        """The tokens that are probably read of the `stable` ones that an epoch does not change."""
+        """Return the tokens that are probably read of the `stable` ones that an epoch does not change."""
         return int(self.survival * self.cache.find_read(stable))
 
 
 def make_tariff(prices: Prices, cache: CacheModel, calibration: Calibration | None = None) -> Tariff:
-    """The tariff of a model, with what was learned of its cache."""
+    """Return the tariff of a model, with what was learned of its cache."""
     learned = calibration or Calibration()
     survival = float(cache.is_head_kept) if learned.survival is None else learned.survival
     return Tariff(_compute_relative_prices(prices, cache, learned), cache, learned.read, survival)
@@ -91,7 +91,7 @@ def _clamp_finite(value: float, otherwise: float) -> float:
 
 
 class Cost(msgspec.Struct, frozen=True, gc=False):
-    """Tokens of uncached input, and money; None where some of it was paid at prices that nobody stated."""
+    """A cost in tokens of uncached input and in money; money is None where part of it has prices no source states."""
 
     tokens: float = 0.0
     money: float | None = 0.0
@@ -105,14 +105,14 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
         return Cost(self.tokens - other.tokens, (self.money or 0.0) - (other.money or 0.0) if is_known else None)
 
     def exceeds(self, fraction: float, whole: "Cost") -> bool:
-        """Whether this is more than a fraction of the whole: in money, where that is known of both."""
+        """Return whether this is more than a fraction of the whole; in money where both are known in money."""
         if self.money is not None and whole.money is not None and whole.money > 0:
             return self.money > fraction * whole.money
         return self.tokens > fraction * whole.tokens
 
 
 def price_usage(usage: Usage, card: Card) -> Cost:
-    """What a call cost at a model's prices."""
+    """Return the cost of a call at a model's prices."""
     size = usage.input or 0
     relative = _relative_prices(card.prices).find_rates(size)
     money = _price_tokens(usage, card.prices.find_rates(size)) if card.prices_source else None
@@ -132,10 +132,10 @@ def _price_tokens(usage: Usage, rates: Rates) -> float:
 
 
 class RequestSizes(msgspec.Struct, frozen=True, gc=False):
-    """A request as the client made it and as it was sent, in tokens as they were counted here.
+    """Sizes of a request as the client made it and as it was sent, in tokens as counted here.
 
-    `client_read`: what the client's own request would have read from the cache, `sent_read` what was probably read of
-    the one that was sent; None where nobody can tell.
+    `client_read`: the tokens that the client's own request would have read from the cache. `sent_read`: those that were
+    probably read of the request that was sent. None where unknown.
     """
 
     client: int
@@ -146,9 +146,10 @@ class RequestSizes(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class RevertPrice:
-    """The price of a revert: `once`, with the next request, and `each`, with every later one; `tokens` sent from then.
+    """The extra price of a revert: `once` with the next request, `each` with every later one.
 
-    `is_lasting`: whether it holds for a while; at the high mark an epoch opens again.
+    `tokens` are those of a request after the revert. `is_lasting`: the request stays below the high mark, at which an
+    epoch opens again.
     """
 
     once: float
@@ -158,14 +159,18 @@ class RevertPrice:
 
 
 def estimate_client_read(tariff: Tariff, matching: int, idle: float | None) -> int:
-    """What the client's own request reads from the cache, `matching` tokens of which it had sent before."""
+    """Return the tokens that the client's own request reads from the cache; it had sent `matching` of them before.
+
+    `idle` are the seconds since the last request, None where unknown.
+    """
     return 0 if tariff.cache.is_cold(idle) else tariff.estimate_cached(matching)
 
 
 def estimate_saving(trip: RequestSizes, tariff: Tariff) -> float | None:
-    """What the client's own request would have cost more, before anything is billed; an epoch's bust is in it.
+    """Return how much more the client's own request would have cost, in tokens of uncached input, before billing.
 
-    What the caches probably hold of both requests is taken as read.
+    The cache bust of an epoch is included. What the caches probably hold of both requests counts as read. None where
+    either is unknown.
     """
     if trip.client_read is None or trip.sent_read is None:
         return None
@@ -174,9 +179,9 @@ def estimate_saving(trip: RequestSizes, tariff: Tariff) -> float | None:
 
 
 def quote_revert(tokens: int, reverted: int, budget: Budget, tariff: Tariff) -> RevertPrice:
-    """The price of sending `reverted` tokens, as they stood before an epoch, in place of `tokens`.
+    """Return the extra price of sending `reverted` tokens, as they stood before an epoch, in place of `tokens`.
 
-    Nobody knows whether a provider still holds what was sent before the epoch: it counts as gone.
+    Whether a provider still caches what was sent before the epoch is unknown: it counts as evicted.
     """
     now = tariff.price_repeated(tokens)
     return RevertPrice(
@@ -188,14 +193,15 @@ def quote_revert(tokens: int, reverted: int, budget: Budget, tariff: Tariff) -> 
 
 
 MIN_SESSIONS = 20
-"""Of each arm. With costs that differ between sessions by a factor of three, 95 in 100 intervals hold then 93 times."""
+"""The least sessions of each arm: with costs that differ between sessions by a factor of three, nominal 95 % intervals
+then cover in 93 % of cases."""
 
 _Z = 1.959964  # the normal distribution's quantile of 97.5 %
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The share that is saved, negative where the one costs more; with a chance of 95 % between `low` and `high`."""
+    """The share of costs that is saved, negative where the treated cost more, and its 95 % interval `low` to `high`."""
 
     saving: float
     low: float
@@ -204,7 +210,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class _ArmCosts:
-    """`mean` is what a session costs, `spread` the variance of the mean's logarithm, with its degrees of freedom."""
+    """The mean cost of a session, the variance `spread` of that mean's logarithm, and its degrees of freedom."""
 
     mean: float
     spread: float
@@ -212,11 +218,11 @@ class _ArmCosts:
 
 
 def compare(treated: Sequence[float], untreated: Sequence[float]) -> Comparison | None:
-    """What the treated cost less than the untreated, each given by sessions; None where there are too few to tell.
+    """Return the share by which treated sessions cost less than untreated ones; None with too few of either.
 
     The logarithm of a ratio of means has about the variance s1²/(n1·m1²) + s2²/(n2·m2²): the log response ratio of
     Hedges, Gurevitch and Curtis, "The meta-analysis of response ratios in experimental ecology", Ecology 80 (1999). The
-    degrees of freedom are Welch's. Sessions of which nothing costs anything have no ratio.
+    degrees of freedom are Welch's. Where the sessions of an arm cost nothing there is no ratio: None.
     """
     if min(len(treated), len(untreated)) < MIN_SESSIONS:
         return None
@@ -236,7 +242,7 @@ def _summarize_costs(costs: Sequence[float]) -> _ArmCosts:
 
 
 def _compute_quantile(one: _ArmCosts, other: _ArmCosts) -> float:
-    """Student's quantile of 97.5 %, by Abramowitz and Stegun 26.7.5."""
+    """Return Student's quantile of 97.5 %, by Abramowitz and Stegun 26.7.5."""
     spread = one.spread + other.spread
     inverse = sum((arm.spread / spread) ** 2 / arm.degrees for arm in (one, other)) if spread else 0.0
     return _Z + (_Z**3 + _Z) / 4 * inverse + (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96 * inverse**2

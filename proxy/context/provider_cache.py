@@ -1,7 +1,7 @@
-"""How providers keep prompts, and what is learned of that from the tokens they report (BEHAVIOUR B11).
+"""Models of providers' prompt caches, and their calibration by the tokens that providers report (BEHAVIOUR B11).
 
-A retention is what somebody declared; None is unknown and never turns cold. Sources are what providers publish:
-OpenAI's and Azure's "Prompt caching", Anthropic's "Prompt caching", DeepSeek's "Context caching".
+A retention is a declared one; where it is None (unknown) a cache never counts as cold. Sources are the providers'
+pages: OpenAI's and Azure's "Prompt caching", Anthropic's "Prompt caching", DeepSeek's "Context caching".
 """
 
 import re
@@ -14,23 +14,23 @@ from msgspec.structs import replace
 from proxy.context.model_catalog import identify_family
 
 CacheKind = Literal["prefix", "breakpoints", "units", "local"]
-"""`prefix`: the longest beginning that was sent before. `breakpoints`: up to the last marker behind which nothing
-changed. `units`: whole stored units. `local`: the longest beginning, and what is saved is time, not money."""
+"""`prefix`: the longest prefix that was sent before. `breakpoints`: the prefix up to the last marker before any change.
+`units`: whole stored units. `local`: the longest prefix, and it saves time, not money."""
 
-# A retention runs from the last use, and a provider's clock begins later than ours.
+# A retention runs from the last use, and a provider's clock starts later than ours.
 _MARGIN = 1.2
 _TTL = re.compile(r"(\d{1,6})([smhd])")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-# Anthropic: writing costs 2 where it is kept for an hour, 1.25 (what a price list states) where for five minutes.
+# Anthropic: writing costs 2 for a retention of an hour, 1.25 (the figure of price lists) for five minutes.
 _SHORT_TTL = 300.0
 _LONG_WRITE = 2.0
 
 
 class CacheModel(msgspec.Struct, frozen=True, gc=False):
-    """A provider's cache: what is read of it is whole blocks, from so many tokens on.
+    """A provider's cache: a read is of whole blocks of `block` tokens, and of `minimum` tokens at least.
 
-    `retention` are the seconds after which what nobody read is surely gone. `is_used` is False where a request asks for
-    none. `least_write` is the least that writing costs, in multiples of uncached input.
+    `retention`: the seconds without a read after which content is surely evicted. `is_used` is False where a request
+    asks for no caching. `least_write`: the least that writing costs, in multiples of uncached input.
     """
 
     kind: CacheKind = "prefix"
@@ -42,13 +42,13 @@ class CacheModel(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_head_kept(self) -> bool:
-        """Whether what stands before the first change is sure to be read again (B11: else a rewrite is a whole one)."""
+        """True if the prefix before the first change is sure to be read again (B11: else all of it is written anew)."""
         return self.is_used and self.kind in ("breakpoints", "local")
 
     def find_read(self, matching: int, ends: Sequence[int] | None = None) -> int:
-        """The tokens that are read of a request whose first `matching` ones were sent before.
+        """Return the tokens that are read of a request whose first `matching` ones were sent before.
 
-        `ends` are where markers or units end, in tokens; None where that is not known: then at the end of the match.
+        `ends` are the ends of markers or units, in tokens; None (unknown) counts as an end where the match ends.
         """
         if not self.is_used:
             return 0
@@ -58,15 +58,15 @@ class CacheModel(msgspec.Struct, frozen=True, gc=False):
         return whole if whole >= self.minimum else 0
 
     def is_cold(self, idle: float | None) -> bool:
-        """Whether nothing can be left after so many seconds without a request."""
+        """Return whether nothing can be left after `idle` seconds without a request."""
         return self.retention is not None and idle is not None and idle > self.retention * _MARGIN
 
 
 UNKNOWN = CacheModel()
-# OpenAI keeps a prompt for an hour at most, or a day where a request, or the model's default, says so.
+# OpenAI keeps a prompt for an hour at most, or a day where a request or the model's default asks for it.
 _OPENAI = CacheModel(block=128, minimum=1024, retention=86_400.0)
 _DEEPSEEK = CacheModel(block=64)
-# The least of what Anthropic states for its models (1024 to 4096). Its markers say how long.
+# The least minimum that Anthropic states for its models (1024 to 4096). Its markers state the retention.
 _ANTHROPIC = CacheModel("breakpoints", minimum=1024)
 _HOSTS = (
     ("anthropic.com", _ANTHROPIC),
@@ -79,10 +79,10 @@ _HOSTS = (
 def choose_cache_model(
     kind: CacheKind | None, host: str, model: str, ttls: Sequence[str] = (), retention: float | None = None
 ) -> CacheModel:
-    """The cache of a model at a host; `kind` and `retention` are what a person set, None where nobody did.
+    """Return the cache of a model at a host; `kind` and `retention` are settings, None where they are not set.
 
-    `ttls` are those of the request's cache markers, as they are sent. Where a model whose provider wants
-    markers is reached by another host and has none, nobody knows what that host does: then it is the longest beginning.
+    `ttls` are those of the request's cache markers, as sent. Where a model whose provider wants markers is reached at
+    another host and the request has none, what that host does is unknown: the longest prefix is assumed.
     """
     found = _choose_by_host(host.lower().rstrip("."))
     if kind is None and ttls and identify_family(model).vendor == "anthropic":
@@ -102,7 +102,7 @@ def _choose_by_host(host: str) -> CacheModel:
 
 
 def _apply_markers(model: CacheModel, ttls: Sequence[str]) -> CacheModel:
-    """With the longest retention of the markers; one that cannot be read may be any."""
+    """Return the model with the longest retention of the markers; unknown where one of them cannot be parsed."""
     kept = [_parse_ttl(ttl) for ttl in ttls]
     known = [seconds for seconds in kept if seconds is not None]
     retention = max(known) if known and len(known) == len(kept) else None
@@ -116,14 +116,17 @@ def _parse_ttl(ttl: str) -> float | None:
 
 
 _LEARNING_RATE = 0.2
-# Below it the time to the first byte tells of the way there, not of the tokens.
+# With fewer, the time to the first byte depends on the network, not on the tokens.
 _MIN_TIMED_TOKENS = 4096
 _MOSTLY_UNCACHED, _MOSTLY_CACHED = 0.1, 0.9
 
 
 class Calibration(msgspec.Struct, frozen=True, gc=False):
-    """`read`: the share that was read of what should have been. `survival`: that of what stood before an epoch's first
-    edit, when the epoch opened; None while nobody reported it. Seconds per token: of uncached input, and of cached.
+    """The learned behaviour of a cache.
+
+    `read`: the share that was read of what should have been. `survival`: the share that was read of what precedes an
+    epoch's first edit, when the epoch opened; None before the first report. `fresh_seconds` and `cached_seconds`: the
+    seconds per token of uncached and of cached input.
     """
 
     read: float = 1.0
@@ -133,28 +136,28 @@ class Calibration(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def cached_ratio(self) -> float:
-        """The time that a cached token takes as a share of an uncached one's; nothing while it was not measured."""
+        """The time of a cached token as a share of an uncached one's; 0.0 before it was measured."""
         if not self.fresh_seconds or self.cached_seconds is None:
             return 0.0
         return min(1.0, self.cached_seconds / self.fresh_seconds)
 
 
 def learn_read(calibration: Calibration, expected: int, cached: int | None) -> Calibration:
-    """With one more report of a request of which `expected` tokens should have been read (0: it tells nothing)."""
+    """Return the calibration after a report of a request of which `expected` tokens should be read (0: ignored)."""
     if cached is None or expected <= 0:
         return calibration
     return replace(calibration, read=_move_average(calibration.read, _compute_share(cached, expected)))
 
 
 def learn_survival(calibration: Calibration, stable: int, cached: int | None) -> Calibration:
-    """With the report of the first request of an epoch, the first `stable` tokens of which were as before."""
+    """Return the calibration after the report of an epoch's first request; its first `stable` tokens were unchanged."""
     if cached is None or stable <= 0:
         return calibration
     return replace(calibration, survival=_learn_value(calibration.survival, _compute_share(cached, stable)))
 
 
 def learn_seconds(calibration: Calibration, tokens: int, cached: int | None, seconds: float) -> Calibration:
-    """With the time to the first byte of a request, where it was nearly all cached or hardly at all."""
+    """Return the calibration after a time to the first byte of a request that was cached by >= 90 % or <= 10 %."""
     if cached is None or tokens < _MIN_TIMED_TOKENS or seconds < 0:
         return calibration
     share = _compute_share(cached, tokens)

@@ -1,7 +1,7 @@
-"""References in the model's context: the text that each stands for, and the markers in place of content.
+"""References in the model's context: the original text that each names, and the markers that replace content.
 
-A marker says what it stands for, how it ended and how to get it back (BEHAVIOUR B9, B15, B22); it never looks like a
-call. The same messages have the same text for ever, because references begin at characters of it.
+A marker states what it replaces, how that ended and how to retrieve it (BEHAVIOUR B9, B15, B22); it never looks like a
+call. The original of given messages never changes, because references start at character offsets of it.
 """
 
 import hmac
@@ -19,14 +19,14 @@ _REFERRING = re.compile(r"\bref:(?=[a-z0-9]{10})", re.IGNORECASE)
 
 
 def sanitize_text(text: str, most: int) -> str:
-    """At most so many characters of a text, in one line."""
+    """Return at most `most` characters of a text in one line, without anything like a marker or a reference."""
     cut = text[: most + 1]
     fit = _REFERRING.sub("ref ", _BRACKETED.sub("(", CONTROL_CHARACTERS.sub(" ", cut)))
     return fit if len(cut) <= most else f"{fit[: most - 1]}…"
 
 
 PAGE = 12_000
-"""Characters of a page; of what a reference stands for, the first page is what a reader surely sees."""
+"""Characters of a page; of the original that a reference names, a reader is sure to see the first page."""
 
 _MOST_DEPTH = 16
 
@@ -34,12 +34,12 @@ _decode = msgspec.json.Decoder().decode
 
 
 def render_original(messages: Sequence[Message]) -> str:
-    """The text of messages."""
+    """Render the original of messages: the text that references name."""
     return "".join(map(render_message, messages))
 
 
 def render_message(message: Message) -> str:
-    """The part of one message; it ends with an empty line."""
+    """Render the original of one message; it ends with an empty line."""
     answered = f" · answers {', '.join(message.results)}" if message.results else ""
     parts = [f"--- {message.role or 'unknown'}{answered}", *([message.text] if message.text else ())]
     parts += [f"({each})" for each in message.media]
@@ -52,7 +52,7 @@ def _render_call(call: ToolCall) -> str:
 
 
 def list_argument_lines(arguments: str) -> list[str]:
-    """The arguments as lines, one `name: value` each; what is not JSON as it is."""
+    """Return the arguments as `name: value` entries, one for each value; what is not JSON is returned unchanged."""
     try:
         value = _decode(arguments)
     except (ValueError, RecursionError):
@@ -78,9 +78,9 @@ _LONGEST_LINE = 200
 
 
 class FileReference(msgspec.Struct, frozen=True, gc=False):
-    """A large content: its id, where it is from (a path, or what it was called), what it is and how much.
+    """A marker of a large content: its id, its origin (a path or a name), its kind and its size.
 
-    `way` says how to obtain it again, in words; empty where only the reference does.
+    `way` states in words how to obtain it again; it is empty where only the reference retrieves it.
     """
 
     reference: str
@@ -94,9 +94,10 @@ class FileReference(msgspec.Struct, frozen=True, gc=False):
 
 
 class Tombstone(msgspec.Struct, frozen=True, gc=False):
-    """A tool's output: its id, the tool, what was asked of it and how it ended.
+    """A marker of a tool's output: its id, the tool, a summary of the call and its outcome.
 
-    `literals` are words of the output by kind (`literals.find_literals`). `has_effects`: it changed something.
+    `literals` are words of the output by kind (`message_features.choose_literals`). `has_effects`: the call changed
+    something.
     """
 
     reference: str
@@ -111,13 +112,13 @@ class Tombstone(msgspec.Struct, frozen=True, gc=False):
 
 
 def make_reference(secret: bytes, session: str, digest: bytes) -> str:
-    """The id of a content in a session: ten of `[a-z2-7]`, foreseen by nobody who has not the secret."""
+    """Return the id of a content in a session: ten of `[a-z2-7]`, unpredictable without the secret."""
     tag = hmac.digest(secret, b"reference\0" + session.encode("utf-8", "surrogatepass") + b"\0" + digest, "sha256")
     return b32encode(tag).decode()[:_ID_LENGTH].lower()
 
 
 def render_file(file: FileReference) -> str:
-    """The block of a large content."""
+    """Render the block that replaces a large content."""
     head = (
         f"ref:{file.reference} · {sanitize_text(file.kind, _LONGEST_NAME)} · {file.tokens:,} tokens"
         f" · {file.lines:,} lines · sha256 {file.digest.hex()[:12]}"
@@ -129,7 +130,7 @@ def render_file(file: FileReference) -> str:
 
 
 def render_tombstone(stone: Tombstone) -> str:
-    """The marker of a tool's output."""
+    """Render the marker that replaces a tool's output."""
     return "\n".join(_list_tombstone_lines(stone))
 
 

@@ -1,6 +1,7 @@
-"""Tool outputs that give way inside what is kept: which, in which order, and what stands in their place.
+"""Replacement of single tool outputs among the messages that are kept: order, markers and their references.
 
-What was superseded goes first, then what is repeated, then errors, then the oldest (BEHAVIOUR B16).
+Superseded outputs are replaced first, then repeated ones, then corrected errors, then other errors, then the oldest
+(BEHAVIOUR B16).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +26,7 @@ from proxy.model.messages import ToolCall
 _OVERLAP = 200
 _MAX_PARTS = 24
 MIN_PRUNED_TOKENS = 100
-"""Tokens of an output that is not worth a marker."""
+"""Size in tokens up to which an output is not worth a marker."""
 _SHORTENED_LENGTH = 400
 _MAX_DEPTH = 32
 _ACCESS = "run it once more if it only reads, or ask the user for `palimpsest expand ID`"
@@ -33,14 +34,14 @@ _ACCESS_AFTER_EFFECTS = "ask the user for `palimpsest expand ID`"
 
 
 class ReplacedMessage(msgspec.Struct, frozen=True, gc=False):
-    """A message that gives way, and the references its marker names."""
+    """A replacement of one message, and the references that its marker names."""
 
     edit: Replaced
     references: tuple[Reference, ...]
 
 
 def order_outputs(survey: ConversationIndex, places: Iterable[int]) -> list[int]:
-    """Those of the places that hold outputs worth replacing, in the order in which they go."""
+    """Return those of the places that hold outputs worth replacing, in the order in which to replace them."""
     overtaken = find_superseded(survey)
 
     def rank(place: int) -> tuple[int, int]:
@@ -51,9 +52,10 @@ def order_outputs(survey: ConversationIndex, places: Iterable[int]) -> list[int]
 
 
 def find_superseded(survey: ConversationIndex) -> dict[int, int]:
-    """Outputs that a newer one has overtaken: 0 where the same was asked again, 1 repeated, 2 an error that was mended.
+    """Return the places of outputs that a newer one supersedes, each with its rank.
 
-    An output is repeated only by one that was not asked for again itself, so that the newest copy is never among them.
+    0: the same call was made again. 1: a later output has the same text. 2: an error, and the same command succeeded
+    later. Only an output whose call was not made again counts as a copy, so that the newest copy is never among them.
     """
     calls = {
         place: call
@@ -81,13 +83,13 @@ def find_superseded(survey: ConversationIndex) -> dict[int, int]:
 
 
 def _identify_command(call: ToolCall) -> tuple[str, ...]:
-    """What a call does, whatever its options."""
+    """Return the name of a call and the words of its arguments that are not options."""
     words = " ".join(list_argument_lines(call.arguments)).split()
     return call.name, *(word for word in words if not word.startswith("-"))
 
 
 def _find_call(survey: ConversationIndex, place: int) -> tuple[ToolCall, str, bool] | None:
-    """The call that an output answers, what it asked, and whether it changed something; the first of several."""
+    """Return the call that an output answers, its summary, and whether it has effects; the first of several calls."""
     answers = survey.messages[place].message.results
     for before in range(place - 1, -1, -1):
         for call, asked in zip(survey.messages[before].message.calls, survey.found[before].asked, strict=True):
@@ -99,8 +101,8 @@ def _find_call(survey: ConversationIndex, place: int) -> tuple[ToolCall, str, bo
 
 
 def prune_output(view: PlanRequest, survey: ConversationIndex, place: int) -> ReplacedMessage:
-    """A tombstone in place of an output."""
-    told, found = survey.messages[place].message, survey.found[place]
+    """Replace an output by a tombstone."""
+    message, found = survey.messages[place].message, survey.found[place]
     references = list_part_references(view, place, 0, survey.found[place].characters)
     call = _find_call(survey, place)
     stone = Tombstone(
@@ -109,8 +111,8 @@ def prune_output(view: PlanRequest, survey: ConversationIndex, place: int) -> Re
         call[1] if call else "",
         found.outcome,
         found.lines,
-        len(told.text),
-        choose_literals(told.text),
+        len(message.text),
+        choose_literals(message.text),
         _ACCESS_AFTER_EFFECTS if call and call[2] else _ACCESS,
         bool(call and call[2]),
     )
@@ -118,7 +120,7 @@ def prune_output(view: PlanRequest, survey: ConversationIndex, place: int) -> Re
 
 
 def shorten_message(view: PlanRequest, survey: ConversationIndex, place: int) -> ReplacedMessage:
-    """The beginning of what was said, in place of all of it."""
+    """Replace a message by its first 400 characters and a note that names its reference."""
     references = list_part_references(view, place, 0, survey.found[place].characters)
     lines = survey.messages[place].message.text[:_SHORTENED_LENGTH].split("\n")
     text = "\n".join(sanitize_text(line, _SHORTENED_LENGTH) for line in lines)
@@ -127,19 +129,22 @@ def shorten_message(view: PlanRequest, survey: ConversationIndex, place: int) ->
 
 
 def trim_message(view: PlanRequest, survey: ConversationIndex, place: int, most: int) -> ReplacedMessage:
-    """The head and the tail of long words and of long values in calls; from about so many tokens on they are long."""
-    told = survey.messages[place].message
+    """Replace a long text, and long values in calls, by their heads and tails.
+
+    Those of more than about `most` tokens (three characters each) are long.
+    """
+    message = survey.messages[place].message
     references = list_part_references(view, place, 0, survey.found[place].characters)
     parts = " ".join(f"ref:{each.id}" for each in references)
     cutter = _TextCutter(3 * most, f"[… cut by the proxy palimpsest; the original is intact: {parts} …]")
-    text = cutter.cut(told.text)
-    called = ((call, _trim_arguments(call.arguments, cutter)) for call in told.calls)
+    text = cutter.cut(message.text)
+    called = ((call, _trim_arguments(call.arguments, cutter)) for call in message.calls)
     arguments = tuple([(call.id, spelled) for call, spelled in called if spelled != call.arguments])
-    return ReplacedMessage(Replaced(place, "" if text == told.text else text, "shortened", arguments), references)
+    return ReplacedMessage(Replaced(place, "" if text == message.text else text, "shortened", arguments), references)
 
 
 class _TextCutter(msgspec.Struct, frozen=True, gc=False):
-    """Cuts texts of more than so many characters to half of that, with a note where words are missing."""
+    """A cutter of texts of more than `most` characters to half of that, with `note` where characters are missing."""
 
     most: int
     note: str
@@ -151,7 +156,7 @@ class _TextCutter(msgspec.Struct, frozen=True, gc=False):
         return f"{text[:head]}\n{self.note}\n{text[-tail:]}"
 
     def cut_within(self, value: object, depth: int = 0) -> object:
-        """The same of each text in a JSON value."""
+        """Cut each text in a JSON value."""
         if isinstance(value, str):
             return self.cut(value)
         if depth < _MAX_DEPTH and isinstance(value, dict):
@@ -162,7 +167,7 @@ class _TextCutter(msgspec.Struct, frozen=True, gc=False):
 
 
 def _trim_arguments(arguments: str, cutter: _TextCutter) -> str:
-    """Arguments with their long values cut; what is not JSON, such as the text that a tool takes as it is, as one."""
+    """Cut the long values of arguments; what is not JSON, such as a tool's free-form input, is cut as one text."""
     if len(arguments) <= cutter.most:
         return arguments
     try:
@@ -181,11 +186,11 @@ def outline_output(
     has_outline: bool = True,
     parse: OutlineParser | None = None,
 ) -> ReplacedMessage:
-    """The block of a file in place of an output that is too large to be shown again, or at all."""
-    told, found = survey.messages[place].message, survey.found[place]
+    """Replace an output that is too large to be sent again, or at all, by the block of a file."""
+    message, found = survey.messages[place].message, survey.found[place]
     references = list_part_references(view, place, 0, survey.found[place].characters)
     call = _find_call(survey, place)
-    seen = outline(told.text, _find_path(survey, place), parse if has_outline else None)
+    seen = outline(message.text, _find_path(survey, place), parse if has_outline else None)
     block = FileReference(
         references[0].id,
         _find_path(survey, place) or (f"output of {call[0].name}" if call else "a message"),
@@ -200,14 +205,14 @@ def outline_output(
 
 
 def _find_path(survey: ConversationIndex, place: int) -> str:
-    """The path that a call read, where it names just one."""
+    """Return the path that the call of an output read; empty unless it names exactly one."""
     call = _find_call(survey, place)
     paths = [word for word in call[1].split() if "/" in word or "." in word.strip(".")] if call else []
     return paths[0].strip("'\"") if len(paths) == 1 else ""
 
 
 def list_part_references(view: PlanRequest, place: int, start: int, stop: int) -> tuple[Reference, ...]:
-    """References of a message whose first pages hold its original from one character up to another."""
+    """Return references of a message whose first pages hold its original from character `start` up to `stop`."""
     offsets = range(start, max(start + 1, stop - _OVERLAP), PAGE - _OVERLAP)[:_MAX_PARTS]
     return tuple(Reference(view.name(place, place + 1, offset), place, place + 1, offset) for offset in offsets)
 
@@ -226,7 +231,7 @@ _FRAME = 4
 def prune_superseded(
     view: PlanRequest, survey: ConversationIndex, policy: BuilderPolicy, steps: range, count: Callable[[str], int]
 ) -> dict[int, ReplacedMessage]:
-    """Tombstones for overtaken outputs of these steps, by their places; none where too little would go."""
+    """Return tombstones for superseded outputs of these steps, by place; none where they would save too little."""
     if not policy.is_pruning or not steps:
         return {}
     usable = view.budget.usable
@@ -243,7 +248,7 @@ def prune_superseded(
 def count_saved_tokens(
     survey: ConversationIndex, marked: Mapping[int, ReplacedMessage], count: Callable[[str], int]
 ) -> int:
-    """The tokens that markers save."""
+    """Return the tokens that markers save."""
     return sum(_count_saved(survey.messages[place], made, count) for place, made in marked.items())
 
 
@@ -255,7 +260,7 @@ def _count_saved(seen: CountedMessage, made: ReplacedMessage, count: Callable[[s
         return cut + (count(seen.message.text) - count(edit.text) if edit.text else 0)
     if edit.kind != "shortened":
         return seen.tokens - count(edit.text) - _FRAME
-    # Where words are shortened, pictures and calls beside them stay.
+    # Where text is shortened, images and calls beside it stay.
     said = min(seen.tokens, count(seen.message.text) + _FRAME)
     return said - count(edit.text) - _FRAME if edit.text else 0
 
@@ -274,7 +279,7 @@ def _list_superseded(survey: ConversationIndex, steps: range, protected: float) 
 
 
 def _find_protected_start(survey: ConversationIndex, tokens: float) -> int:
-    """The place from which on the outputs have so many tokens together, the one they begin in included."""
+    """Return the place of the output with which the newest outputs reach so many tokens together."""
     for place in reversed(range(len(survey.messages))):
         if tokens <= 0:
             return place + 1

@@ -1,6 +1,6 @@
 """The sentences that a user wrote, and the rules among them that hold for the whole conversation (BEHAVIOUR B13, B32).
 
-Pasted blocks and what a client put in are left out first. A rule is in the user's own words, never a paraphrase.
+Pasted blocks and text that a client added are left out first. A rule is a verbatim quotation, never a paraphrase.
 """
 
 import re
@@ -29,7 +29,7 @@ _MAX_SYMBOLS_SHARE = 0.25
 
 
 def list_pasted(text: str, shortest: int) -> list[tuple[int, int]]:
-    """Where the blocks of at least so many characters begin and end, in order; none of them overlap."""
+    """Return start and end of pasted blocks of at least `shortest` characters, in order and without overlaps."""
     found: list[tuple[int, int]] = []
     at = 0
     for start, stop in [*_list_fenced(text), (len(text), len(text))]:
@@ -39,8 +39,8 @@ def list_pasted(text: str, shortest: int) -> list[tuple[int, int]]:
 
 
 def _list_fenced(text: str) -> Iterator[tuple[int, int]]:
-    """Fenced and wrapped blocks, one after the other."""
-    # What is not closed once is not closed behind that either: a text of openings alone takes no longer than others.
+    """Yield start and end of fenced and of tagged blocks, in order."""
+    # A mark without an end has none for later openings either: a text of openings alone takes no longer than others.
     open_for_ever: set[str] = set()
     at = 0
     while opening := _OPENING.search(text, at):
@@ -57,7 +57,7 @@ def _list_fenced(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _list_machine_runs(text: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Runs of lines that a machine wrote; empty lines may stand between."""
+    """Yield start and end of runs of lines that a program wrote; empty lines may stand between them."""
     first = last = at = start
     for line in text[start:stop].splitlines(keepends=True):
         if _is_machine_line(line):
@@ -92,19 +92,19 @@ _END = re.compile(
 
 
 class Sentence(msgspec.Struct, frozen=True, gc=False):
-    """A sentence in the user's characters, and the line that leads to it where it is an item of a list."""
+    """A verbatim sentence of the user, and the line that introduces it where it is an item of a list."""
 
     text: str
     intro: str = ""
 
     @property
     def said(self) -> str:
-        """Both, as they are to be read."""
+        """The introduction and the sentence in one line."""
         return f"{self.intro} {self.text}" if self.intro else self.text
 
 
 def list_user_places(survey: ConversationIndex) -> list[int]:
-    """Places of what the user wrote; what a machine put out in the user's role is not among them."""
+    """Return the places of messages that the user wrote; tool outputs in the user's role are not among them."""
     return [
         place
         for i in survey.users
@@ -114,7 +114,7 @@ def list_user_places(survey: ConversationIndex) -> list[int]:
 
 
 def list_sentences(text: str) -> Iterator[Sentence]:
-    """The sentences of a user's message in order; none of fenced or pasted blocks, nor of a client's reminders."""
+    """Yield the sentences of a user's message in order, without fenced or pasted blocks and a client's reminders."""
     intro = ""
     is_in_list = False
     for line in _remove_foreign(text[:_LOOKED_AT]).split("\n"):
@@ -139,7 +139,7 @@ def _split_sentences(line: str) -> Iterator[str]:
 
 
 def _remove_foreign(text: str) -> str:
-    """The text without what its user did not write, and a line end where that stood: no sentence reaches over it."""
+    """Replace what the user did not write by line ends, so that no sentence reaches over it."""
     own = "\n".join(_list_outside_tags(text))
     kept: list[str] = []
     at = 0
@@ -152,7 +152,7 @@ def _remove_foreign(text: str) -> str:
 
 
 def _list_outside_tags(text: str) -> Iterator[str]:
-    """What stands outside a client's tags; one that is not closed reaches to the end."""
+    """Yield the text outside a client's tags; one that is not closed reaches to the end."""
     at = 0
     while opening := _CLIENT.search(text, at):
         yield text[at : opening.start()]
@@ -163,7 +163,7 @@ def _list_outside_tags(text: str) -> Iterator[str]:
 
 
 MAX_RULES_TOKENS, RULES_SHARE = 2000, 0.06
-"""Tokens of the block, and the part of what is usable that it may take."""
+"""The most tokens of the block of rules, and its largest share of the usable tokens."""
 
 _LONGEST = 600
 _HEAD = "Rules that the user stated, in the user's own words, each behind the number of its message:"
@@ -196,12 +196,12 @@ class Rule(msgspec.Struct, frozen=True, gc=False):
 
 
 def format_message_number(place: int) -> str:
-    """What a message is called in words of ours: they are numbered from 1."""
+    """Return the number of a message as the proxy's own texts name it, counted from 1."""
     return f"m{place + 1}"
 
 
 def list_rules(survey: ConversationIndex, places: Collection[int] | None = None) -> tuple[Rule, ...]:
-    """The rules in the user's messages, or in those at some places; of equal ones the newest, in their order."""
+    """Return the rules in the user's messages (None: all) in order; of equal rules the newest."""
     found: dict[str, Rule] = {}
     for place in list_user_places(survey):
         if places is None or place in places:
@@ -221,7 +221,7 @@ def _is_rule(sentence: Sentence) -> bool:
 
 
 def format_rules(rules: Sequence[Rule], room: float, count: Callable[[str], int]) -> str:
-    """The block of these rules in so many tokens, the newest where not all fit; empty where none does."""
+    """Format the block of these rules in at most `room` tokens, the newest if not all fit; empty if none does."""
     lines = [f"{format_message_number(rule.place)}: {sanitize_text(rule.text, _LONGEST)}" for rule in rules]
     room -= count(_HEAD) + 1
     kept: list[str] = []
@@ -234,12 +234,12 @@ def format_rules(rules: Sequence[Rule], room: float, count: Callable[[str], int]
 
 
 def compute_rules_budget(usable: float) -> float:
-    """The tokens that the block may have of so many that are usable."""
+    """Return the most tokens that the block of rules may have, given the usable tokens."""
     return min(MAX_RULES_TOKENS, RULES_SHARE * usable)
 
 
 def _choose_newest(survey: ConversationIndex, places: Collection[int], most: int | None) -> Collection[int]:
-    """The newest of the places whose messages have so many characters together."""
+    """Return the newest of the places whose messages have at most `most` characters together; None: all places."""
     if most is None:
         return places
     sizes = accumulate(len(survey.messages[place].message.text) for place in sorted(places, reverse=True))
@@ -253,10 +253,10 @@ def list_unsent_rules(
     known: Sequence[str],
     most: int | None = None,
 ) -> tuple[Rule, ...]:
-    """The rules of these steps, and of messages that are sent in other words, that nothing sent has in its words.
+    """Return the rules of these steps, and of messages that are sent shortened, that no text sent contains verbatim.
 
-    `shortened` are those other words by their places, `known` are words of ours that are sent. Of the newest messages
-    `most` characters are searched, None: all of them.
+    `shortened` are the texts of the shortened messages by place, `known` are texts of the proxy that are sent. At most
+    `most` characters are searched, the newest messages first; None: all of them.
     """
     gone = {place for i in steps for place in range(survey.steps[i].start, survey.steps[i].stop)}
     newest = {survey.steps[i].start for i in survey.newest} - gone - shortened.keys()

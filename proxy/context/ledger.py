@@ -1,6 +1,7 @@
-"""The ledger: one message of ours in place of many steps, in pages that each have a reference (BEHAVIOUR B14, B15).
+"""The ledger: one message, written by the proxy, that replaces many steps of a conversation (BEHAVIOUR B14, B15).
 
-It can be understood by itself, reports in the third person and asks for nothing. No line of it looks like a call.
+Its steps are divided into pages, each of which has a reference to the original. The text can be understood by itself,
+is written in the third person and asks for nothing; no line of it looks like a tool call.
 """
 
 import re
@@ -20,7 +21,11 @@ _SMALL = 1000
 
 
 class Page(msgspec.Struct, frozen=True, gc=False):
-    """The steps from `first` to `last`, both included, from a character of their text on."""
+    """A range of steps, `first` and `last` included, that one reference stands for.
+
+    `start` and `stop` delimit its messages, `stop` excluded; `offset` is the character of their text at which the page
+    begins.
+    """
 
     first: int
     last: int
@@ -32,7 +37,7 @@ class Page(msgspec.Struct, frozen=True, gc=False):
 def cut_pages(
     steps: Sequence[AgentStep], is_archived: Callable[[int], bool], stop: int, most: int = PAGE
 ) -> list[Page]:
-    """The pages of the archived ones among the first `stop` steps."""
+    """Divide the archived steps among the first `stop` steps into pages of at most about `most` characters."""
     stretches = _list_page_steps(steps, is_archived, stop, most)
     return [page for first, last in stretches for page in _list_pages(steps, first, last)]
 
@@ -40,7 +45,10 @@ def cut_pages(
 def _list_page_steps(
     steps: Sequence[AgentStep], is_archived: Callable[[int], bool], stop: int, most: int
 ) -> Iterator[tuple[int, int]]:
-    """Steps of a page: the first and the last; small ones that are kept may stand between."""
+    """Yield the first and the last step of each page.
+
+    Kept steps of at most 1,000 characters may stand between them.
+    """
     first = last = -1
     size = 0
     for i in range(stop):
@@ -56,6 +64,10 @@ def _list_page_steps(
 
 
 def _list_pages(steps: Sequence[AgentStep], first: int, last: int) -> Iterator[Page]:
+    """Yield the page of a range of steps and, where their text is longer than a page, one for each further part.
+
+    Consecutive parts overlap by 200 characters.
+    """
     start, stop = steps[first].start, steps[last].stop
     size = sum(step.characters for step in steps[first : last + 1])
     yield Page(first, last, start, stop)
@@ -64,7 +76,7 @@ def _list_pages(steps: Sequence[AgentStep], first: int, last: int) -> Iterator[P
 
 
 def merge_oldest(pages: Sequence[Page], most: int) -> list[Page]:
-    """At most so many pages: the oldest become one, whose reader must turn its pages."""
+    """Return at most `most` pages; the oldest become one, which its reader has to read page by page."""
     surplus = len(pages) - max(most, 1)
     if surplus <= 0:
         return list(pages)
@@ -84,22 +96,25 @@ _LINE_TYPED, _LINE_AGAIN, _LINE_IMPORTED, _LINE_SAME_TURN, _LINE_AGE, _LINE_LENG
 
 
 class QuotedLine(msgspec.Struct, frozen=True, gc=False):
-    """A line and the step in which it stood last."""
+    """A line and the newest step that contains it."""
 
     line: str
     step: int
 
 
 def order_quotes(survey: ConversationIndex, gone: Iterable[int], ages: Sequence[int]) -> list[QuotedLine]:
-    """Lines of archived steps that are worth telling, the most useful for their length first."""
+    """Return the lines of archived steps that are worth a quotation, the most useful for their length first.
+
+    `gone` are the archived steps; `ages` are the tokens from each message to the end of the conversation.
+    """
     newest: dict[str, int] = {}
     seen: Counter[str] = Counter()
     typed: set[str] = set()
     for i in sorted(gone):
         for place in range(survey.steps[i].start, survey.steps[i].stop):
-            told = survey.messages[place].message
-            lines = list_lines(told.text) if survey.messages[place].structure.role != "assistant" else {}
-            own = list_lines("\n".join(line for call in told.calls for line in list_argument_lines(call.arguments)))
+            message = survey.messages[place].message
+            lines = list_lines(message.text) if survey.messages[place].structure.role != "assistant" else {}
+            own = list_lines("\n".join(line for call in message.calls for line in list_argument_lines(call.arguments)))
             seen.update(lines.keys())
             seen.update(own.keys())
             typed.update(own)
@@ -116,7 +131,7 @@ def order_quotes(survey: ConversationIndex, gone: Iterable[int], ages: Sequence[
 
 
 def list_lines(text: str) -> dict[str, None]:
-    """The lines of a text that can be quoted, in order."""
+    """Return the lines of a text that are 20 to 120 characters long, without line numbers, each once, in order."""
     found: dict[str, None] = {}
     for line in text[:_LOOKED_AT].split("\n"):
         bare = line.strip()
@@ -143,7 +158,7 @@ LEDGER_END = "[End of the ledger]"
 
 
 class LedgerEntry(msgspec.Struct, frozen=True, gc=False):
-    """A line of the ledger: a page under its reference, what is told of its steps, and words that it has."""
+    """A line of the ledger: a page, its reference, phrases that describe its steps, and identifiers in them."""
 
     page: Page
     reference: str
@@ -154,7 +169,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, gc=False):
 def render_ledger(
     entries: Sequence[LedgerEntry], quotes: Sequence[QuotedLine] = (), rules: str = "", *, is_first: bool = True
 ) -> str:
-    """The text of the ledger; the user's rules, where there are any, come first."""
+    """Render the text of the ledger; the user's rules, where there are any, follow its header."""
     lines: list[str] = []
     bare: list[LedgerEntry] = []
     for entry in entries:
@@ -174,16 +189,16 @@ def render_ledger(
 
 
 def _render_bare_pages(bare: Sequence[LedgerEntry]) -> Iterable[str]:
-    """Pages of which nothing is told, on one line."""
+    """Yield one line for pages of which only the references are listed, none for no pages."""
     if bare:
         names = " ".join(f"ref:{each.reference}" for each in bare)
         yield f"{_format_steps(bare[0].page.first, bare[-1].page.last)} {names}"
 
 
 def _render_entry(entry: LedgerEntry) -> str:
-    told = f": {' · '.join(entry.told)}" if entry.told else ""
+    phrases = f": {' · '.join(entry.told)}" if entry.told else ""
     words = f" | {' '.join(sanitize_text(word, 200) for word in entry.words)}" if entry.words else ""
-    return f"{_format_steps(entry.page.first, entry.page.last)} ref:{entry.reference}{told}{words}"
+    return f"{_format_steps(entry.page.first, entry.page.last)} ref:{entry.reference}{phrases}{words}"
 
 
 def _format_steps(first: int, last: int) -> str:
@@ -191,7 +206,11 @@ def _format_steps(first: int, last: int) -> str:
 
 
 def format_user_turns(survey: ConversationIndex, steps: Sequence[int], most: int) -> str:
-    """Turns of the user in so many characters of each, or of the first and the last; how many there are, for none."""
+    """Describe turns of the user.
+
+    All are quoted where they have `most` characters together, otherwise the first and the last, each cut to `most`
+    characters. For a `most` of 0, only their number is given.
+    """
     if not most:
         return f"{len(steps)} messages of the user" if len(steps) > 1 else "the user said something"
     texts = [sanitize_text(survey.messages[survey.steps[i].start].message.text, most) for i in steps]
@@ -201,7 +220,10 @@ def format_user_turns(survey: ConversationIndex, steps: Sequence[int], most: int
 
 
 def format_step(survey: ConversationIndex, step: AgentStep, most: int) -> str:
-    """A step in a few words: what was asked, how it ended, how much there was to see."""
+    """Describe a step in one phrase: its calls, a failure if there was one, and the number of lines of its output.
+
+    `most` are the characters for the arguments of each call. A step without calls is quoted.
+    """
     places = range(step.start, step.stop)
     found = [survey.found[place] for place in places]
     asked = [
@@ -228,7 +250,7 @@ def _format_outcome(survey: ConversationIndex, places: Iterable[int]) -> str:
 
 
 def group_words(words: Iterable[str], where: Mapping[str, int]) -> dict[int, list[str]]:
-    """Words by the entry they stand in."""
+    """Group words by the number of the entry that contains them; `where` has that number for each word."""
     grouped: dict[int, list[str]] = {}
     for word in words:
         grouped.setdefault(where[word], []).append(word)
@@ -238,16 +260,18 @@ def group_words(words: Iterable[str], where: Mapping[str, int]) -> dict[int, lis
 MAX_LEDGERS = 4
 _FIRST_SHARE = 0.55
 _NEXT_SHARE, _NEXT_RATIO = 0.2, 0.143
-# What summaries tell in words a ledger need not tell in lines; but names and quotes that steps need are in it alone.
+# A ledger need not describe what summaries describe already. But they replace it in part only: the identifiers and
+# quotations that later steps need are in the ledger alone.
 _LEFT_TO_REPORTS = 0.5
 _FRAME = 4
 _REFERENCE = re.compile(r"\bref:([a-z0-9]{10})\b")
 
 
 class CarriedLedgers(msgspec.Struct, frozen=True, gc=False):
-    """What of ours stays, its tokens and references; steps that it tells of; and tokens for a new ledger behind it.
+    """The ledgers and summaries of the active plan that the next plan keeps, with their tokens and references.
 
-    `reported` are the tokens of the summaries in it.
+    `told` are the steps that they cover, `room` are the tokens for a new ledger behind them, and `reported` are the
+    tokens of the summaries among them.
     """
 
     written: tuple[Written, ...]
@@ -259,7 +283,7 @@ class CarriedLedgers(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def ledgers(self) -> tuple[Written, ...]:
-        """The ledgers that stay."""
+        """Return the ledgers among them, without the summaries."""
         return tuple(each for each in self.written if not each.report)
 
 
@@ -269,10 +293,13 @@ NO_LEDGERS = CarriedLedgers((), 0, (), frozenset(), 0.0)
 def carry_ledgers(
     survey: ConversationIndex, frozen: ContextPlan | None, tail: int, room: float, count: Callable[[str], int]
 ) -> CarriedLedgers:
-    """What the plan in force leaves to the next one, whose ledgers may have `room` tokens together.
+    """Return the ledgers and summaries of the active plan that the next plan keeps.
 
-    A ledger behind others gets room by what it tells of, so that it is no larger where epochs follow soon. Summaries
-    beside the ledgers count as such: they tell of the same steps.
+    The ledgers of the next plan may have `room` tokens together. The share of a ledger behind others depends on the
+    tokens of the steps that it covers, so that ledgers do not grow where epochs follow each other soon. Summaries
+    count against `room` like ledgers, because they describe the same steps. Nothing is kept, and one new ledger is to
+    be written, where there are `MAX_LEDGERS` already, where the kept text and a new ledger would exceed `room`, or
+    where a ledger covers messages of the tail.
     """
     written = tuple(edit for edit in (frozen.edits if frozen else ()) if isinstance(edit, Written))
     ledgers = [each for each in written if not each.report]
@@ -292,14 +319,14 @@ def carry_ledgers(
 
 
 def reduce_room(heritage: CarriedLedgers, reported: int) -> CarriedLedgers:
-    """The same with less room where the first ledger is written anew, beside new summaries of so many tokens."""
+    """Reduce the tokens for a first ledger by half of `reported`, the tokens of new summaries beside it."""
     if heritage.ledgers:
         return heritage
     return msgspec.structs.replace(heritage, room=max(0.0, heritage.room - _LEFT_TO_REPORTS * reported))
 
 
 def _find_covered_steps(survey: ConversationIndex, frozen: ContextPlan, stop: int) -> frozenset[int]:
-    """Steps of which the ledgers up to `stop` tell: all that were not kept beside them."""
+    """Return the steps before message `stop` that the ledgers cover: all that were not kept beside them."""
     kept = {edit.place for edit in frozen.edits if not isinstance(edit, Written)}
     return frozenset(
         i for i, step in enumerate(survey.steps) if step.stop <= stop and kept.isdisjoint(range(step.start, step.stop))

@@ -1,6 +1,7 @@
-"""What the ledger tells of archived steps in a given number of tokens: lines of the newest steps, quotes, identifiers.
+"""Selection of what a ledger of a given number of tokens contains: phrases for steps, quotations and identifiers.
 
-Greedy by how likely a word is needed again for its length; of equal ones the newer. No model is asked.
+The selection is greedy: identifiers are taken in the order of the odds that they are needed again, relative to their
+length; newer ones score higher. No model is called.
 """
 
 from collections import Counter
@@ -30,7 +31,7 @@ from proxy.context.user_rules import compute_rules_budget, format_rules, list_un
 _NEAR = 32_000
 _YOUNG = 8_000
 
-# What speaks for a word being needed again, in units of the logarithm of its chance.
+# Weights of the features of a word in the logarithm of the odds that it is needed again.
 _USED, _USED_TWICE, _USED_LATELY = 0.5, 0.3, 0.5
 _WRITTEN, _SAME_TURN, _NAME, _OPAQUE, _IMPORTED = 1.2, 1.0, 0.5, -0.8, 0.3
 _UNSEEN = -1.5
@@ -39,11 +40,12 @@ _LENGTH = 1.0
 
 
 class IdentifierIndex(msgspec.Struct, frozen=True, gc=False):
-    """Words with the place of their newest mention, and what the agent did with them.
+    """The identifiers of a conversation, and how often and where they are used.
 
-    `uses` counts the agent's messages that hold a word, `used` is the place of the newest of these, `shown` counts the
-    others. `families` counts uses by folder, or by the first part of a dotted name. `ages` are the tokens from each
-    place to the end.
+    `newest` is the index of the newest message that contains a word. `uses` counts the agent's messages that contain
+    it, `used` is the index of the newest of these, and `shown` counts the other messages. `families` counts uses by
+    folder, or by the first part of a dotted name. `ages` are the tokens behind each message up to the end, `turns` is
+    the turn of each message.
     """
 
     newest: dict[str, int]
@@ -58,7 +60,7 @@ class IdentifierIndex(msgspec.Struct, frozen=True, gc=False):
 
 
 def index_identifiers(survey: ConversationIndex) -> IdentifierIndex:
-    """The words of a conversation."""
+    """Index the identifiers of a conversation."""
     newest: dict[str, int] = {}
     used: dict[str, int] = {}
     uses: Counter[str] = Counter()
@@ -98,7 +100,7 @@ def _list_turns(survey: ConversationIndex) -> list[int]:
 
 
 def score_identifier(index: IdentifierIndex, word: str) -> float:
-    """How likely a word is needed again: the logarithm of its odds, up to a constant."""
+    """Return the logarithm of the odds that a word is needed again, up to a constant."""
     place = index.newest[word]
     z = _AGE * log2(max(index.ages[place], 1) / _YOUNG) + _score_form(word)
     uses = index.uses[word]
@@ -121,12 +123,12 @@ def _score_form(word: str) -> float:
 
 
 def estimate_tokens_of_word(text: str) -> float:
-    """Tokens of a word, roughly, with the space before it."""
+    """Estimate the tokens of a word and of the space before it: a token, and one for each four characters."""
     return 1.0 + len(text) / 4.0
 
 
 def order_identifiers(index: IdentifierIndex, words: Iterable[str]) -> list[str]:
-    """Words, the most useful for their length first."""
+    """Return words in the order of their usefulness for their length, the most useful first."""
     return sorted(
         words, key=lambda word: (_LENGTH * log(estimate_tokens_of_word(word)) - score_identifier(index, word), word)
     )
@@ -138,20 +140,22 @@ _REFERENCES_SHARE = 0.5
 _REFERENCE_TOKENS = 8.0
 _FRAME_TOKENS, _NEXT_FRAME_TOKENS = 160.0, 40.0
 _ASKED = 60
-# Characters of a user's turn on a line of the ledger, where there is room for so many.
+# Characters of a user's turn on a line of the ledger, as far as the budget allows.
 _HEAD, _LONG_HEAD = 120, 400
 _MOST_TRIED = 6000
-# Characters that a plan in short searches for rules of the user.
+# Characters that are searched for the user's rules where `has_words` is false, to save time.
 MAX_RULES_SEARCHED = 40_000
 _FULL = 0.97
 _MOST_STRETCHED = 1.3
 
 
 class LedgerScope(msgspec.Struct, frozen=True, gc=False):
-    """The step at which the tail begins, those before it that stay in any case, and what is told already.
+    """The steps that a ledger has to cover.
 
-    `has_words`: lines and words of outputs are told, too, which takes most of the time. `shortened` are the words that
-    are sent in place of a user's own, by their places.
+    `tail` is the step at which the tail begins, `staying` are the steps before it that are sent in any case, and
+    `heritage` has the ledgers that are kept, with the steps that they cover. `has_words`: lines of outputs are quoted,
+    too, which takes most of the time. `shortened` has the texts that are sent in place of the user's own, by the index
+    of the message.
     """
 
     tail: int
@@ -162,7 +166,7 @@ class LedgerScope(msgspec.Struct, frozen=True, gc=False):
 
 
 class LedgerText(msgspec.Struct, frozen=True, gc=False):
-    """The ledger of archived steps; empty where there are none."""
+    """The text of a ledger, its entries and its tokens; empty where nothing is archived."""
 
     entries: tuple[LedgerEntry, ...]
     text: str
@@ -172,9 +176,9 @@ class LedgerText(msgspec.Struct, frozen=True, gc=False):
 def build_ledger(
     view: PlanRequest, survey: ConversationIndex, bounds: LedgerScope, count: Callable[[str], int]
 ) -> LedgerText:
-    """The archive of all steps before the tail that do not stay otherwise, and of rules that would not be sent."""
+    """Build the ledger of all steps before the tail that are not sent otherwise, with the rules that would be lost."""
     gone = frozenset(range(bounds.tail)) - bounds.staying - bounds.heritage.told
-    # Rules have room of their own: they are of those words that are not given up for others.
+    # Rules have a budget of their own: the user's words must not be displaced by other content.
     inherited = [each.text for each in bounds.heritage.ledgers]
     unshown = list_unsent_rules(
         survey, gone, bounds.shortened, inherited, None if bounds.has_words else MAX_RULES_SEARCHED
@@ -190,7 +194,7 @@ def build_ledger(
     pages = merge_oldest(cut_pages(survey.steps, gone.__contains__, bounds.tail), most)
     material = _collect_material(survey, index, pages, gone, bounds.heritage)
     names = [view.name(page.start, page.stop, page.offset) for page in pages]
-    # What is chosen is weighed by its length; a second choice makes good what that was wrong by.
+    # The first selection estimates tokens by length; where its real tokens differ too much, a second one corrects that.
     ordered = order_quotes(survey, gone, index.ages) if bounds.has_words else ()
     quotes = _choose_quotes(ordered, _QUOTED_SHARE * left)
     frame = _FRAME_TOKENS if is_first else _NEXT_FRAME_TOKENS
@@ -207,7 +211,7 @@ def build_ledger(
 
 
 class _Material(msgspec.Struct, frozen=True, gc=False):
-    """What a ledger can tell: pages, words by their value, newest steps first; the page of each."""
+    """The candidates for a ledger: pages, words by usefulness, steps from the newest on, and the page of each."""
 
     survey: ConversationIndex
     pages: Sequence[Page]
@@ -240,7 +244,7 @@ def _collect_material(
 
 
 def _read_split_pages(survey: ConversationIndex, pages: Sequence[Page]) -> dict[int, str]:
-    """The texts of those pages that are one of several of the same steps, by their numbers."""
+    """Return the text of each page that shares its steps with other pages, by the number of the page."""
     several = {page.start for page in pages if page.offset}
     texts = {
         page.start: render_original([seen.message for seen in survey.messages[page.start : page.stop]])
@@ -253,6 +257,7 @@ def _read_split_pages(survey: ConversationIndex, pages: Sequence[Page]) -> dict[
 
 
 def _find_page(word: str, first: int, pages: Sequence[Page], cut: Mapping[int, str]) -> int:
+    """Return the number of the page that contains a word, among page `first` and those of the same steps."""
     number = first
     while number in cut and pages[number].start == pages[first].start:
         if word in cut[number]:
@@ -262,7 +267,11 @@ def _find_page(word: str, first: int, pages: Sequence[Page], cut: Mapping[int, s
 
 
 def _choose_entries(material: _Material, names: Sequence[str], room: float) -> list[LedgerEntry]:
-    """The user's turns, lines of the newest steps, then words, as long as there is room; for turns there is always."""
+    """Choose the content of each entry within `room` tokens.
+
+    The user's turns come first and are always mentioned; then phrases for the newest steps and, with what is left,
+    words.
+    """
     room -= _REFERENCE_TOKENS * len(names)
     turns = _choose_turn_lines(material, _USERS_SHARE * room)
     lines = dict(_list_step_lines(material, _LINES_SHARE * room))
@@ -270,35 +279,35 @@ def _choose_entries(material: _Material, names: Sequence[str], room: float) -> l
     said = {word for line in (*turns.values(), *lines.values()) for word in list_identifiers(line)}
     chosen = list(_choose_fitting_words((word for word in material.words if word not in said), room))
     words = group_words(chosen, material.page_of_word)
-    told = {n: [line] for n, line in turns.items()}
+    phrases = {n: [line] for n, line in turns.items()}
     for i in sorted(lines):
-        told.setdefault(material.page_of_step[i], []).append(lines[i])
+        phrases.setdefault(material.page_of_step[i], []).append(lines[i])
     return [
-        LedgerEntry(page, names[n], tuple(told.get(n, ())), tuple(words.get(n, ())))
+        LedgerEntry(page, names[n], tuple(phrases.get(n, ())), tuple(words.get(n, ())))
         for n, page in enumerate(material.pages)
     ]
 
 
 def _choose_turn_lines(material: _Material, room: float) -> dict[int, str]:
-    """A line by page for the user's turns in it (BEHAVIOUR B13), with words of theirs where there is room."""
+    """Return a phrase for the user's turns of each page (BEHAVIOUR B13), which quotes them as far as `room` allows."""
     turns: dict[int, list[int]] = {}
     for i in sorted(material.steps):
         if material.survey.steps[i].kind == "user":
             turns.setdefault(material.page_of_step[i], []).append(i)
-    told = {n: format_user_turns(material.survey, steps, 0) for n, steps in turns.items()}
-    room -= sum(estimate_tokens_of_word(line) + 1 for line in told.values())
+    phrases = {n: format_user_turns(material.survey, steps, 0) for n, steps in turns.items()}
+    room -= sum(estimate_tokens_of_word(line) + 1 for line in phrases.values())
     for most in (_HEAD, _LONG_HEAD):
         for n in sorted(turns, reverse=True):
             line = format_user_turns(material.survey, turns[n], most)
-            cost = estimate_tokens_of_word(line) - estimate_tokens_of_word(told[n])
+            cost = estimate_tokens_of_word(line) - estimate_tokens_of_word(phrases[n])
             if cost <= room:
                 room -= cost
-                told[n] = line
-    return told
+                phrases[n] = line
+    return phrases
 
 
 def _list_step_lines(material: _Material, room: float) -> Iterator[tuple[int, str]]:
-    """A line each of the newest steps that are not the user's, while there is room."""
+    """Yield a phrase for each step that is not the user's, from the newest on, as long as `room` tokens last."""
     for i in material.steps:
         step = material.survey.steps[i]
         if step.kind != "user":

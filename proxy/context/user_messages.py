@@ -1,8 +1,9 @@
-"""The form in which each of the user's older turns is sent (BEHAVIOUR B13).
+"""Selection of the form in which each of the user's older turns is sent (BEHAVIOUR B13).
 
-A turn is sent whole while older turns take no more than their share, then by its first 400 characters, then by its
-first 120, and at last as a line of the ledger. Blocks that stand in a newer turn, and large pasted blocks, go before
-the user's own prose does. Whatever is left out has a reference, or stands word for word in a newer turn that is sent.
+A turn is sent whole while older turns take no more than their share of the budget, then as its first 400 characters,
+then as its first 120, and at last as a line of the ledger. Blocks that a newer turn repeats, and large pasted blocks,
+are left out before the user's own prose is. Whatever is left out has a reference, or stands word for word in a newer
+turn that is sent.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,17 +18,17 @@ from proxy.model.epoch import Reference, Replaced, Written
 from proxy.model.messages import Message
 
 WHOLE_SHARE, HEADS_SHARE = 0.25, 0.15
-"""Parts of what is usable: for older turns that stay whole, and for the first characters of others."""
+"""Shares of the usable budget: for older turns that stay whole, and for those that are cut to their beginning."""
 
 _HEAD_LENGTHS = (400, 120)
 _LEAST_REPEATED = 100
-"""Tokens of a block from which on it gives way where a newer turn has it."""
+"""Fewest tokens of a block that is left out because a newer turn repeats it."""
 _MOST_COMPARED = 3
-"""Next newer turns, beside the newest, in which its blocks are looked for: what a client repeats stands in these."""
+"""Number of next newer turns, beside the newest, searched for the blocks of a turn: clients repeat text in these."""
 _MOST_PLACES = 8
 _MOST_PASTED, _PASTED_SHARE = 2000, 0.05
-# A share that is exceeded is filled up to this part only: each turn that is shortened breaks the provider's cache for
-# all that stands behind it, so that several are shortened at once.
+# A share that is exceeded is filled again up to this part only: shortening a turn invalidates the provider's cache for
+# everything behind it, so that several turns are shortened at once.
 _FILL_SHARE = 0.6
 _FRAME = 4
 _LEDGER_LEVEL = 1 + len(_HEAD_LENGTHS)
@@ -36,7 +37,7 @@ Count = Callable[[str], int]
 
 
 class UserMessageForm(msgspec.Struct, frozen=True, gc=False):
-    """A user turn in one of its forms: as it is, or with words of it left out."""
+    """A user turn in one of its forms, unchanged or with parts left out, and its tokens."""
 
     step: int
     tokens: int
@@ -45,18 +46,21 @@ class UserMessageForm(msgspec.Struct, frozen=True, gc=False):
 
 
 MessageForms = Mapping[int, tuple[UserMessageForm, ...]]
-"""The forms of user turns by their steps, each from the longest on."""
+"""The forms of user turns by step, the longest form first."""
 
 
 class LineIndex(msgspec.Struct, frozen=True, gc=False):
-    """A text in lines, and where each of them stands."""
+    """The lines of a text, and the line numbers at which each of them occurs."""
 
     lines: Sequence[str]
     places: Mapping[str, Sequence[int]]
 
 
 class OlderMessages(msgspec.Struct, frozen=True, gc=False):
-    """The older turns that are sent as messages. `spare`: tokens of their shares left, where some are not."""
+    """The older turns that are sent as messages.
+
+    `spare` are the tokens that they leave of their shares; 0 where all older turns are sent.
+    """
 
     shown: tuple[UserMessageForm, ...] = ()
     spare: float = 0.0
@@ -65,9 +69,9 @@ class OlderMessages(msgspec.Struct, frozen=True, gc=False):
 def list_older_forms(
     view: PlanRequest, survey: ConversationIndex, count: Count, *, has_blocks: bool = True
 ) -> MessageForms:
-    """Spell the forms of each user turn, but for the newest turns and those that must stay.
+    """Return the forms of each user turn, except for the newest turns and those that must stay.
 
-    Not `has_blocks`: no blocks are looked for, which takes nearly all of the time.
+    Without `has_blocks`, repeated and pasted blocks are not searched for: that search takes nearly all of the time.
     """
     older = [i for i in survey.users if i not in survey.newest and i not in survey.fixed]
     newest = [_get_text(survey, i) for i in sorted(survey.newest)]
@@ -77,7 +81,7 @@ def list_older_forms(
 def choose_older_forms(
     view: PlanRequest, survey: ConversationIndex, forms: MessageForms, least: int, share: float
 ) -> OlderMessages:
-    """Choose the form of each turn before the step `least`; `share` is the part of their rooms that they may have.
+    """Choose the form of each turn before the step `least`; `share` is the part of their budgets that they may use.
 
     A turn that was shortened before does not become longer again, unless all of them fit whole.
     """
@@ -93,7 +97,7 @@ def choose_older_forms(
 def list_newest_forms(
     view: PlanRequest, survey: ConversationIndex, count: Count, *, has_blocks: bool = True
 ) -> MessageForms:
-    """Spell the forms of the newest turns but for the very newest; `has_blocks` as above."""
+    """Return the forms of the newest turns except for the last; `has_blocks` is as in `list_older_forms`."""
     last = survey.steps[survey.users[-1]].turn if survey.users else 0
     newer = [_get_text(survey, i) for i in survey.users if survey.steps[i].turn == last]
     second = [i for i in survey.newest if survey.steps[i].turn != last and i not in survey.fixed]
@@ -103,9 +107,10 @@ def list_newest_forms(
 def _list_forms(
     view: PlanRequest, survey: ConversationIndex, steps: Iterable[int], newer: Iterable[str] | None, count: Count
 ) -> MessageForms:
-    """The forms of each turn from the longest on, by its step in order; one only of what is not plain words.
+    """Return the forms of each turn, the longest first, in the order of their steps.
 
-    `newer` are turns in which its blocks may stand, too; None: no blocks are left out.
+    A turn with media, or of several messages, has one form only. `newer` are texts of further turns that may repeat
+    blocks of it; for None no blocks are left out.
     """
     newest = [index_lines(text) for text in newer or () if len(text) >= _LEAST_REPEATED]
     near: list[LineIndex] = []
@@ -120,14 +125,14 @@ def _list_forms(
             text, parts = _remove_pasted(view, step.start, message, count)
             text = remove_repeated(text, (*newest, *near), count)
         heads = [_shorten(text, most) for most in _HEAD_LENGTHS]
-        forms[i] = tuple([_make_form(view, survey, i, each, parts, count) for each in (text, *heads)])
+        forms[i] = tuple([_make_form(view, survey, i, each, parts, count=count) for each in (text, *heads)])
         if newer is not None and len(message.text) >= _LEAST_REPEATED:
             near = [index_lines(message.text), *near][:_MOST_COMPARED]
     return dict(sorted(forms.items()))
 
 
 def _shorten(text: str, most: int) -> str:
-    """The first characters of a text, and no part of a note of ours at their end."""
+    """Return the first characters of a text, without an incomplete note of the proxy at their end."""
     if len(text) <= most:
         return text
     head = text[:most]
@@ -136,8 +141,9 @@ def _shorten(text: str, most: int) -> str:
 
 
 def _make_form(
-    view: PlanRequest, survey: ConversationIndex, i: int, text: str, parts: Sequence[Reference], count: Count
+    view: PlanRequest, survey: ConversationIndex, i: int, text: str, parts: Sequence[Reference], *, count: Count
 ) -> UserMessageForm:
+    """Return the form of step `i` that sends `text`, or the unchanged turn where that has no more tokens."""
     step = survey.steps[i]
     if text == _get_text(survey, i):
         return UserMessageForm(i, step.tokens)
@@ -151,7 +157,7 @@ def _make_form(
 
 
 def _find_sent_level(view: PlanRequest, survey: ConversationIndex, i: int, forms: Sequence[UserMessageForm]) -> int:
-    """The form of a turn in the plan in force; the longest where that plan is not about it."""
+    """Return the level of the form that the active plan sends for a turn; 0 where that plan does not cover it."""
     start = survey.steps[i].start
     if view.frozen is None or start >= view.frozen.through:
         return 0
@@ -163,7 +169,7 @@ def _find_sent_level(view: PlanRequest, survey: ConversationIndex, i: int, forms
 
 
 def _choose_levels(forms: MessageForms, before: Mapping[int, int], rooms: Sequence[float]) -> Mapping[int, int]:
-    """The level of each turn: all whole if they fit, else as before if that fits, else shorter ones."""
+    """Return the level of each turn: all whole if they fit, else those of `before` if they fit, else lower ones."""
     for levels in (dict.fromkeys(forms, 0), before):
         whole, heads = _count_tokens(forms, levels)
         if whole <= rooms[0] and heads <= rooms[1]:
@@ -172,13 +178,16 @@ def _choose_levels(forms: MessageForms, before: Mapping[int, int], rooms: Sequen
 
 
 def _count_tokens(forms: MessageForms, levels: Mapping[int, int]) -> tuple[int, int]:
-    """Tokens of the turns that are whole, and of those that are not."""
+    """Count the tokens of the turns that are sent whole, and of those that are shortened."""
     sizes = [(level, forms[i][level].tokens) for i, level in levels.items() if level < len(forms[i])]
     return sum(size for level, size in sizes if not level), sum(size for level, size in sizes if level)
 
 
 def _lower_levels(forms: MessageForms, before: Mapping[int, int], rooms: Sequence[float]) -> dict[int, int]:
-    """Whole are the first turn and the newest; of the others the newest have the most characters."""
+    """Shorten turns until both budgets hold.
+
+    The first turn, unless it is too long, and the newest stay whole; of the others the newest keep the most characters.
+    """
     levels = dict(before)
     if _count_tokens(forms, levels)[0] > rooms[0]:
         first, *others = [i for i in forms if not before[i]]
@@ -206,7 +215,7 @@ def _lower_levels(forms: MessageForms, before: Mapping[int, int], rooms: Sequenc
 
 
 def _choose_fitting(shown: Sequence[UserMessageForm], room: float) -> set[int]:
-    """The steps of the first of them that fit together."""
+    """Return the steps of the leading forms that fit into `room` tokens together."""
     taken: set[int] = set()
     for each in shown:
         room -= each.tokens
@@ -221,7 +230,10 @@ def _get_text(survey: ConversationIndex, i: int) -> str:
 
 
 def _remove_pasted(view: PlanRequest, place: int, message: Message, count: Count) -> tuple[str, list[Reference]]:
-    """The text without its large blocks, and the references of these."""
+    """Return the text of a message without large pasted blocks, and the references of these.
+
+    A block is large above 2,000 tokens, or above 5 % of the usable budget where that is less.
+    """
     most = int(min(_MOST_PASTED, _PASTED_SHARE * view.budget.usable))
     texts: list[str] = []
     references: list[Reference] = []
@@ -244,7 +256,7 @@ def _remove_pasted(view: PlanRequest, place: int, message: Message, count: Count
 
 
 def index_lines(text: str) -> LineIndex:
-    """The lines of a text, and where each stands; of one that stands in many places, the first of these."""
+    """Index the lines of a text by content; a line that occurs often has its first 8 line numbers only."""
     lines = text.split("\n")
     places: dict[str, list[int]] = {}
     for place, line in enumerate(lines):
@@ -255,7 +267,7 @@ def index_lines(text: str) -> LineIndex:
 
 
 def remove_repeated(text: str, newer: Sequence[LineIndex], count: Count) -> str:
-    """A text without the long passages, of whole lines, that stand in one of the newer texts too."""
+    """Return a text without the long passages, of whole lines, that one of the newer texts contains too."""
     for each in newer:
         text = "\n".join(_list_unrepeated_lines(text.split("\n"), each, count))
     return text
@@ -279,6 +291,7 @@ def _list_unrepeated_lines(lines: Sequence[str], newer: LineIndex, count: Count)
 
 
 def _finish_run(run: Sequence[str], count: Count) -> Iterator[str]:
+    """Yield the lines of a repeated run, or one note in their place where they have enough tokens."""
     block = "\n".join(run)
     if len(block) < _LEAST_REPEATED or count(block) < _LEAST_REPEATED:
         yield from run

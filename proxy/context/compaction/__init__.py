@@ -1,1 +1,1 @@
-"""Reports that stand for stretches of a conversation: what is asked of a model, and what of its answer is believed."""
+"""Summaries that replace spans of a conversation: the prompts for a model, and the checks of what it answers."""

@@ -1,8 +1,9 @@
-"""Whether the answer of a model is a report, and what of it goes into the log (FEATURES M5, M6; BEHAVIOUR B32).
+"""Checks of the summary that a model returns, and its final text (FEATURES M5, M6; BEHAVIOUR B32).
 
-Rule: no answer is believed: it must have the form that was asked for, be smaller than what it stands for and fit;
-then constraints become the user's own words or claims, and what has to be in every report is added where it is
-missing. Never raises, whatever the text; takes time in proportion to what is asked for, not to what came.
+No answer is trusted: it must have the requested form, fit its budget and be smaller than what it replaces. Then each
+constraint becomes a quotation of the user or is marked as a claim, and what every summary must contain is added where
+it is missing. Nothing here raises, whatever the text is; the time depends on the requested size, not on the size of
+the answer.
 """
 
 import re
@@ -57,11 +58,12 @@ _OTHER_SCRIPT = re.compile("[\u0370-\u1dff\u2c00-\uabff\uac00-\ud7ff\uf900-\ufaf
 
 
 class SummaryTask(msgspec.Struct, frozen=True, gc=False):
-    """What a report was asked for.
+    """The parameters of a requested summary.
 
-    It is of a span, whose messages, or the reports of which are `parents`, have `covered` tokens. The answer may have
-    `most` tokens. `references` are the ids of all references and files of the span, the newest last. `foreign` are
-    places of messages in the user's role that are known to be somebody else's (BEHAVIOUR B32).
+    It covers a span; `covered` are the tokens of the span's messages or, where summaries are condensed, of these
+    summaries, whose texts are `parents`. The answer may have `most` tokens. `references` are the ids of all references
+    and files of the span, the newest last. `foreign` are the indexes of messages in the user's role that are known to
+    be by somebody else (BEHAVIOUR B32).
     """
 
     survey: ConversationIndex
@@ -75,10 +77,10 @@ class SummaryTask(msgspec.Struct, frozen=True, gc=False):
 
 
 class AcceptedSummary(msgspec.Struct, frozen=True, gc=False):
-    """A report in its final form, and its tokens.
+    """A summary in its final form, and its tokens.
 
-    `files` are the ids of all references that it stands for. `missed` says what had to be added for the model, empty
-    for nothing: then it is better made again.
+    `files` are the ids of all references that it covers. `missed` names what the model left out, empty for nothing:
+    a summary with omissions is better requested again.
     """
 
     text: str
@@ -88,7 +90,7 @@ class AcceptedSummary(msgspec.Struct, frozen=True, gc=False):
 
 
 class RejectedSummary(msgspec.Struct, frozen=True, gc=False):
-    """Why an answer is none."""
+    """The reason why an answer is not accepted as a summary."""
 
     reason: str
 
@@ -96,7 +98,7 @@ class RejectedSummary(msgspec.Struct, frozen=True, gc=False):
 def check_summary(
     answer: str, task: SummaryTask, frame: SummaryFrame, count: Callable[[str], int]
 ) -> AcceptedSummary | RejectedSummary:
-    """The report in an answer, or why there is none."""
+    """Return the summary that an answer contains, or the reason why it is rejected."""
     text = _strip_wrapping(answer[: _MOST_CHARACTERS * task.most + 1])
     files = _list_reference_ids(task)
     sections = parse_sections(neutralize(text, files))
@@ -114,25 +116,27 @@ def check_summary(
 
 
 def _strip_wrapping(text: str) -> str:
-    """The text without a fence around it, or thoughts before it."""
+    """Return the text without a code fence around it and without a `<think>` block before it."""
     said = _THOUGHT.sub("", text, count=1)
     wrapped = _WRAPPED.match(said)
     return (wrapped[1] if wrapped else said).strip()
 
 
 def _list_reference_ids(task: SummaryTask) -> tuple[str, ...]:
-    """The ids of all references of a span, and of those its parents name."""
+    """Return the ids of all references that the parents name, then of those of the span."""
     named = [id for parent in task.parents for id in find_references(parent)]
     return tuple(dict.fromkeys((*named, *task.references)))
 
 
 def _find_fault(text: str, sections: Sections, task: SummaryTask, count: Callable[[str], int]) -> str:
+    """Return the reason why a text is no acceptable summary, empty for none."""
     if not text:
         return "empty"
     if len(text) >= _MOST_CHARACTERS * task.most:
         return "above its budget"
     if not sections:
         return "a refusal" if len(text) < _SHORT and _REFUSING.search(text) else "no section that was asked for"
+    # A long text without headings still says much: it is accepted, and named in `missed`.
     if len(text) < _SHORT and _lacks_headings(sections, task):
         return "not in the form that was asked for"
     if _is_repetitive(text):
@@ -146,18 +150,19 @@ def _find_fault(text: str, sections: Sections, task: SummaryTask, count: Callabl
 
 
 def _lacks_headings(sections: Sections, task: SummaryTask) -> bool:
-    """Whether a text has hardly any of the headings that were asked for: not so bad where it says much all the same."""
+    """Return whether a text has fewer than 3 of the requested headings, or fewer than 2 on level 2."""
     known = sections.keys() & SHORT_NAMES.keys() if task.level == 2 else sections.keys()
     return len(known) < _LEAST_SECTIONS[task.level]
 
 
 def _is_repetitive(text: str) -> bool:
-    """Whether most of its lines are the same few."""
+    """Return whether three different lines make up more than half of a text of at least 20 lines."""
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     return len(lines) >= _REPEATED_LINES and sum(n for _, n in Counter(lines).most_common(3)) > len(lines) / 2
 
 
 def _is_in_another_script(text: str, task: SummaryTask) -> bool:
+    """Return whether most letters of a text belong to scripts that the summarized material does not contain at all."""
     if 2 * len(_OTHER_SCRIPT.findall(text)) <= sum(map(str.isalpha, text)):
         return False
     said, left = 0, _SCRIPT_LOOKED_AT
@@ -171,7 +176,7 @@ def _is_in_another_script(text: str, task: SummaryTask) -> bool:
 def _complete_sections(
     sections: Sections, parents: Sequence[Sections], task: SummaryTask, count: Callable[[str], int]
 ) -> tuple[dict[str, list[str]], str]:
-    """The sections as they will be read, and what was missing in them."""
+    """Return the sections in their final form, and a list, as text, of what was missing in them."""
     users = UserWords(task.survey, task.span.stop, task.foreign)
     cited, claims = cite_constraints(sections.get(CONSTRAINTS, ()), users)
     final = {name: label_claims(lines, users) for name, lines in sections.items() if name != CONSTRAINTS}
@@ -188,7 +193,7 @@ def _complete_sections(
 
 
 def _keep_open_tasks(final: dict[str, list[str]], parents: Sequence[Sections]) -> list[str]:
-    """Puts in what the newest parent says is open, where an answer has nothing of the kind."""
+    """Add the open tasks of the newest parent to sections that have none; return the name of what was missing."""
     newest = parents[-1] if parents else {}
     open_tasks = [*newest.get(IN_PROGRESS, ()), *newest.get(REMAINING, ())]
     if not open_tasks or final.get(IN_PROGRESS) or final.get(REMAINING):
@@ -200,7 +205,7 @@ def _keep_open_tasks(final: dict[str, list[str]], parents: Sequence[Sections]) -
 def _keep_rules(
     cited: Sequence[str], inherited: Sequence[str], task: SummaryTask, count: Callable[[str], int]
 ) -> list[str]:
-    """What the user laid down in a span, or what its parents quote of that, that is not cited: the newest that fit."""
+    """Return the user's rules in a span, or in its parents, that are not cited yet: the newest that fit, in order."""
     rules = [
         Citation(rule.place, rule.text).line
         for rule in list_rules(task.survey, range(task.span.start, task.span.stop))
@@ -220,7 +225,7 @@ def _keep_rules(
 
 
 def _add_files(lines: Sequence[str], task: SummaryTask, count: Callable[[str], int]) -> list[str]:
-    """Files of a span that a report leaves out, the newest that fit."""
+    """Return lines for the files of a span that a summary leaves out, the newest that fit."""
     said = "\n".join(lines)
     room = min(_FILES_TOKENS, _FILES_SHARE * task.most)
     added: list[str] = []

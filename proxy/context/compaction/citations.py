@@ -1,8 +1,7 @@
-"""What of a report the user really said (BEHAVIOUR B32).
+"""Check of what a summary attributes to the user (BEHAVIOUR B32).
 
-Rule: words count as the user's only where they stand in a message of the user's, and then whole sentences of that
-message are shown in place of the model's, so that nothing can be turned round by quoting a part of it. All else is
-said to be claimed.
+Words count as the user's only where a message of the user contains them. Then whole sentences of that message replace
+those of the model, so that a partial quotation cannot reverse their meaning. Everything else is marked as a claim.
 """
 
 import re
@@ -47,19 +46,23 @@ _ADDRESSING = re.compile(
 
 
 class Citation(msgspec.Struct, frozen=True, gc=False):
-    """Whole sentences of a user's message."""
+    """Whole sentences of a message of the user, and the index of that message."""
 
     place: int
     said: str
 
     @property
     def line(self) -> str:
-        """As a report tells them."""
+        """Return the line of a summary that quotes them, with at most 300 of their characters."""
         return f'- {format_message_number(self.place)}: "{sanitize_text(self.said, MAX_CITATION)}"'
 
 
 class _UserMessage(msgspec.Struct, frozen=True, gc=False):
-    """What a message says: its sentences, its words between blanks, and where in these each sentence begins."""
+    """A message of the user, prepared for search.
+
+    `words` are all its words, in lower case, each between spaces; `starts` are the offsets in it at which the sentences
+    begin.
+    """
 
     place: int
     sentences: Sequence[Sentence]
@@ -68,10 +71,13 @@ class _UserMessage(msgspec.Struct, frozen=True, gc=False):
 
 
 class UserWords:
-    """The words of the user before a place, as they can be looked for."""
+    """The searchable messages of the user before a given message."""
 
     def __init__(self, survey: ConversationIndex, stop: int, foreign: Collection[int] = ()) -> None:
-        """`foreign` are places of messages in the user's role that are known to be somebody else's."""
+        """Index the user's messages before index `stop`, from the newest on, up to 400,000 characters.
+
+        `foreign` are the indexes of messages in the user's role that are known to be by somebody else.
+        """
         self._speeches: list[_UserMessage] = []
         left = _LOOKED_AT
         for place in reversed(list_user_places(survey)):
@@ -82,7 +88,10 @@ class UserWords:
         self._known = {word for speech in self._speeches for word in speech.words.split()}
 
     def find(self, passage: str, near: int | None = None) -> Citation | None:
-        """The sentences with most of a passage at a stretch; those of message `near` first, then the newest."""
+        """Return the sentences that contain a passage, or at least 70 % of its words in a row; None for no such ones.
+
+        Message `near` is searched first, then the newest. Fewer than three words must be a whole sentence.
+        """
         words = _list_words(passage)[:_MOST_WORDS]
         least = -(-len(words) * _SHARE_IN_TENTHS // 10)
         if not words or sum(word in self._known for word in words) < least:
@@ -95,7 +104,7 @@ class UserWords:
         return None
 
     def resemble(self, line: str) -> bool:
-        """Whether the user used most of the words of a line."""
+        """Return whether the user used at least 60 % of the words of a line."""
         said = _list_words(_WISHING.sub(" ", _USER.sub(" ", line)))
         words = [word for word in said if len(word) > 3] or said
         return sum(word in self._known for word in words) >= _OVERLAP * len(words)
@@ -131,7 +140,7 @@ def _find_sentences(speech: _UserMessage, run: Sequence[str], *, is_whole: bool)
 
 
 def cite_constraints(lines: Iterable[str], users: UserWords) -> tuple[list[str], list[str]]:
-    """Lines of constraints as the user's own words, and those that are none of the user's, said to be claimed."""
+    """Return the user's quotations for lines of constraints, and the lines that are not the user's, as claims."""
     cited: dict[str, None] = {}
     claims: dict[str, None] = {}
     for i, line in enumerate(lines):
@@ -144,7 +153,7 @@ def cite_constraints(lines: Iterable[str], users: UserWords) -> tuple[list[str],
 
 
 def _list_passages(line: str) -> Iterator[tuple[str, int | None]]:
-    """What a line quotes, or else says, and the place of the message it names."""
+    """Yield the passages that a line quotes, or else the line itself, with the index of the message that it names."""
     bare = _BULLET.sub("", line)
     named = _CITED.search(bare)
     near = int(named[1]) - 1 if named else None
@@ -154,16 +163,17 @@ def _list_passages(line: str) -> Iterator[tuple[str, int | None]]:
 
 
 def label_claim(line: str) -> str:
-    """A line that says that it is claimed; one that does so already stays."""
+    """Mark a line as a claim, unless it is marked already."""
     return line if CLAIM_LABEL in line else f"- {CLAIM_LABEL} {_BULLET.sub('', line)}"
 
 
 def label_claims(lines: Iterable[str], users: UserWords) -> list[str]:
-    """Lines of other sections; those that put words into the user's mouth, or give orders, are said to be claimed."""
+    """Mark those lines of other sections as claims that attribute words to the user wrongly, or that give orders."""
     return [label_claim(line) if _is_doubtful(line, users) else line for line in lines]
 
 
 def _is_doubtful(line: str, users: UserWords) -> bool:
+    """Return whether a line gives orders, or says of the user what no message of the user confirms."""
     bare = _BULLET.sub("", line)
     if _OWN_LINE.fullmatch(line):
         return users.find(bare.partition('"')[2].rpartition('"')[0]) is None
@@ -177,5 +187,5 @@ def _is_doubtful(line: str, users: UserWords) -> bool:
 
 
 def list_citations(lines: Iterable[str]) -> list[str]:
-    """Those lines of an accepted report that hold the user's words."""
+    """Return those lines of an accepted summary that quote the user."""
     return [line for line in lines if _OWN_LINE.fullmatch(line)]

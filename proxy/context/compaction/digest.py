@@ -1,7 +1,7 @@
-"""The report of level 3, put together without a model (FEATURES M7, M9).
+"""The summary of level 3, which is assembled without a model (FEATURES M7, M9).
 
-Rule: never fails, whatever it is made of, and is no larger than it may be: what matters most is put in first, and what
-has no room is left out. The user's words are quoted, everything else is counted or named.
+It never fails, whatever its material is, and never exceeds its budget: the most important lines are added first, and
+those that do not fit are left out. The user's words are quoted, everything else is counted or named.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ from proxy.context.references import sanitize_text
 from proxy.context.user_rules import list_rules, list_sentences, list_user_places
 
 MAX_DIGEST_TOKENS = 512
-"""Tokens of such a report."""
+"""Tokens of such a summary."""
 
 _FOOT_SHARE = 0.3
 _MOST_TOOLS, _MOST_FILES, _MOST_ENDS, _MOST_SENTENCES = 8, 12, 3, 8
@@ -53,9 +53,10 @@ def digest_messages(
     frame: SummaryFrame,
     references: Sequence[str],
     count: Callable[[str], int],
+    *,
     most: int = MAX_DIGEST_TOKENS,
 ) -> str:
-    """The report of a span, in at most so many tokens; `references` are those of the span, the newest last."""
+    """Summarize a span in at most `most` tokens; `references` are the ids of those of the span, the newest last."""
     candidates = chain(
         _quote_user(survey, span),
         ((CONSTRAINTS, line) for line in _list_rules(survey, span)),
@@ -73,14 +74,14 @@ def digest_summaries(
     count: Callable[[str], int],
     most: int = MAX_DIGEST_TOKENS,
 ) -> str:
-    """The report in place of several, in at most so many tokens."""
+    """Merge several summaries into one of at most `most` tokens."""
     reports = [parse_sections(strip_frame(text)) for text in texts]
     references = dict.fromkeys(id for text in reversed(texts) for id in find_references(text))
     return _render_fitting(render_header(frame, span), _list_merged_lines(reports), tuple(references), count, most)
 
 
 def _quote_user(survey: ConversationIndex, span: MessageRange) -> Iterator[_Line]:
-    """The first and the newest words of the user, without what they pasted."""
+    """Yield quotations of the first and of the newest message of the user, without pasted text."""
     places = [place for place in list_user_places(survey) if span.start <= place < span.stop]
     for place in dict.fromkeys((*places[:1], *places[-1:])):
         sentences = islice(list_sentences(survey.messages[place].message.text), _MOST_SENTENCES)
@@ -89,7 +90,7 @@ def _quote_user(survey: ConversationIndex, span: MessageRange) -> Iterator[_Line
 
 
 def _list_rules(survey: ConversationIndex, span: MessageRange) -> list[str]:
-    """The rules that the user stated, the newest first."""
+    """Return quotations of the rules that the user stated, the newest first."""
     rules = list_rules(survey, range(span.start, span.stop))
     return [Citation(rule.place, rule.text).line for rule in reversed(rules)]
 
@@ -111,14 +112,17 @@ def _list_files(survey: ConversationIndex, span: MessageRange) -> list[str]:
 
 
 def _list_failures(survey: ConversationIndex, span: MessageRange) -> list[str]:
-    """How the newest outputs ended that did not end well."""
+    """Return lines for the newest outputs that ended with a failure, each kind once."""
     ends = [survey.found[place].outcome for place in range(span.stop - 1, span.start - 1, -1)]
     unlike = list(dict.fromkeys(filter(None, ends)))[:_MOST_ENDS]
     return [f"- an output ended with: {sanitize_text(end, _LONGEST_LINE)}" for end in unlike]
 
 
 def _list_merged_lines(reports: Sequence[Sections]) -> Iterator[_Line]:
-    """Lines of several reports, those that matter most first, of equal ones the newest."""
+    """Yield the lines of several summaries, the most important sections first, and within these the newest summary.
+
+    Open tasks are taken from the newest summary only.
+    """
     newest_first = reports[::-1]
     for report in [*reports[:1], *newest_first]:
         yield from ((GOAL, line) for line in report.get(GOAL, ())[:2])
@@ -135,7 +139,7 @@ def _list_merged_lines(reports: Sequence[Sections]) -> Iterator[_Line]:
 def _render_fitting(
     head: str, candidates: Iterable[_Line], references: Sequence[str], count: Callable[[str], int], most: int
 ) -> str:
-    """As much of it as there is room for."""
+    """Render a summary of as many candidate lines as fit into `most` tokens."""
     if count(render_summary(head, "", "")) > most:
         return cut_to_tokens(head, most, count)
     left = most - count(head) - count(SUMMARY_END) - 2

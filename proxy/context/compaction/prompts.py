@@ -1,4 +1,4 @@
-"""What a model is asked in order to get a summary, and the transcript it is asked about."""
+"""Prompts that request a summary from a model, and the transcript of the messages to be summarized."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -28,9 +28,9 @@ from proxy.context.user_rules import format_message_number, list_user_places
 from proxy.model.epoch import SummaryKind, SummaryLevel
 
 MAX_MESSAGE_CHARACTERS = 500
-"""Characters of a message for a report of level 2."""
+"""Characters of each message in the transcript for a summary of level 2."""
 MAX_SUMMARY_CHARACTERS = 800
-"""Characters of a report that is condensed on level 2."""
+"""Characters of each summary that is condensed on level 2."""
 
 _CLAIMED = "claimed by a tool, not by the user"
 _WHOLE = 1_000_000
@@ -38,7 +38,7 @@ _LONGEST_NAME = 60
 
 
 class _CutLimits(msgspec.Struct, frozen=True, gc=False):
-    """The most characters of an output, of arguments of calls, of words of the assistant, and of the user's."""
+    """The most characters of an output, of the arguments of a call, and of a text of the assistant and of the user."""
 
     output: int
     arguments: int
@@ -59,7 +59,7 @@ _CUTS = (
 def render_transcript(
     survey: ConversationIndex, span: MessageRange, room: int, count: Callable[[str], int], most: int | None = None
 ) -> str:
-    """The messages of a span in so many tokens, each of them in `most` characters where that is given."""
+    """Render the messages of a span in at most `room` tokens, each in at most `most` characters where that is given."""
     users = frozenset(list_user_places(survey))
     limit = _WHOLE if most is None else most
 
@@ -72,18 +72,18 @@ def render_transcript(
 
 
 def _render_message(survey: ConversationIndex, place: int, is_user: bool, cut: _CutLimits, limit: int) -> str:
-    told = survey.messages[place].message
+    message = survey.messages[place].message
     name = format_message_number(place)
     if is_user:
-        return f"[{name} user]\n{_cut_and_neutralize(told.text, min(cut.user, limit))}"
+        return f"[{name} user]\n{_cut_and_neutralize(message.text, min(cut.user, limit))}"
     if survey.messages[place].structure.role == "assistant":
         asked = (
             f"calls {neutralize(call.name[:_LONGEST_NAME])}: {_cut_and_neutralize(words, min(cut.arguments, limit))}"
-            for call, words in zip(told.calls, survey.found[place].asked, strict=True)
+            for call, words in zip(message.calls, survey.found[place].asked, strict=True)
         )
-        text = _cut_and_neutralize(told.text, min(cut.said, limit))
+        text = _cut_and_neutralize(message.text, min(cut.said, limit))
         return "\n".join((f"[{name} assistant]", *([text] if text else ()), *asked))
-    text = _cut_and_neutralize(told.text, min(cut.output, limit))
+    text = _cut_and_neutralize(message.text, min(cut.output, limit))
     head = f"[{name} {_name_speaker(survey, place)}] {_CLAIMED}"
     return f"{head}\n{FENCE}\n{text}\n{FENCE}" if text else f"{head}: left out"
 
@@ -93,7 +93,7 @@ def _cut_and_neutralize(text: str, most: int) -> str:
 
 
 def _name_speaker(survey: ConversationIndex, place: int) -> str:
-    """Whose output a message is."""
+    """Return `tool` and the name of the call that a message answers, if one of the 39 messages before it has it."""
     answers = survey.messages[place].message.results
     for before in range(place - 1, max(-1, place - 40), -1):
         for call in survey.messages[before].message.calls:
@@ -103,7 +103,7 @@ def _name_speaker(survey: ConversationIndex, place: int) -> str:
 
 
 def render_summaries(texts: Sequence[str], room: int, count: Callable[[str], int], most: int | None = None) -> str:
-    """Reports that are to be condensed, in so many tokens, each of them in `most` characters where that is given."""
+    """Render summaries to condense in at most `room` tokens, each in at most `most` characters where that is given."""
     limit = _WHOLE if most is None else most
 
     def write(cut: int) -> str:
@@ -115,7 +115,7 @@ def render_summaries(texts: Sequence[str], room: int, count: Callable[[str], int
 
 
 MAX_TOKENS = {1: 8192, 2: 4000}
-"""Tokens of an answer by level (FEATURES M5, M6); no model is asked for level 3."""
+"""Most tokens of a summary by level (FEATURES M5, M6); level 3 needs no model."""
 
 _WORDS_PER_TOKEN = 0.7
 _LONGEST_BEGINNING = 160
@@ -149,9 +149,9 @@ _STYLE = (
 
 
 class SummaryOrder(msgspec.Struct, frozen=True, gc=False):
-    """The report that is wanted: of messages or of reports, how detailed, and in how many tokens at most.
+    """The kind of the requested summary (of messages or of summaries), its level of detail and its most tokens.
 
-    `custom` are a person's words in place of ours, empty for none.
+    `custom` is a configured text that replaces the default wording, empty for none.
     """
 
     kind: SummaryKind
@@ -161,12 +161,12 @@ class SummaryOrder(msgspec.Struct, frozen=True, gc=False):
 
 
 def render_wording(level: SummaryLevel) -> str:
-    """What is said of a report of this level beside its format, where a person has said nothing else."""
+    """Return the default wording for a summary of this level, without its format; a custom prompt replaces it."""
     return f"{_DETAIL[level]}\n{_STYLE}"
 
 
 def render_instruction(asked: SummaryOrder, stretch: str) -> str:
-    """What is appended to the last request as the user's message; `stretch` says which messages are meant."""
+    """Render the user message that is appended to the last request; `stretch` describes the messages to summarize."""
     parts = (
         f"[This message was written by the proxy palimpsest, not by the user.] What is wanted now is {_TASKS['leaf']}:"
         f" this one, of which only this part is meant: {stretch}",
@@ -177,7 +177,10 @@ def render_instruction(asked: SummaryOrder, stretch: str) -> str:
 
 
 def render_request(asked: SummaryOrder, material: str) -> tuple[str, str]:
-    """The system message and the user's of a request of its own; `material` is `context/compaction/prompts`'s."""
+    """Render the system message and the user message of a separate request.
+
+    `material` is a result of `render_transcript` or of `render_summaries`.
+    """
     parts = (
         f"You write {_TASKS[asked.kind]}.",
         asked.custom or render_wording(asked.level),
@@ -192,25 +195,28 @@ def render_request(asked: SummaryOrder, material: str) -> tuple[str, str]:
 
 
 def describe_span(survey: ConversationIndex, span: MessageRange, hidden: int = 0) -> str:
-    """A stretch of messages as one can find it without numbers; the first `hidden` of it are not there themselves."""
+    """Describe a span by the beginnings of its first and its last message, for a request that numbers no messages.
+
+    The first `hidden` of its messages are not in that request themselves, but covered by a ledger.
+    """
     count = span.stop - span.start
     first, last = (_describe_message(survey, place) for place in (span.start, span.stop - 1))
-    told = f" The first {hidden} of them stand in a ledger only: report what it tells of them." if hidden else ""
-    return f"the {count} messages from {first} up to {last}.{told} What came later is out of scope."
+    note = f" The first {hidden} of them stand in a ledger only: report what it tells of them." if hidden else ""
+    return f"the {count} messages from {first} up to {last}.{note} What came later is out of scope."
 
 
 def _describe_message(survey: ConversationIndex, place: int) -> str:
-    """Who a message is of, and how it begins, or what it calls."""
-    told = survey.messages[place].message
-    begins = told.text or next(iter(survey.found[place].asked), "")
-    speaker = {"user": "the user's message", "tool": "the output"}.get(told.role, "the message")
-    if told.calls and not told.text:
-        speaker = f"the call of {sanitize_text(told.calls[0].name, 60)}"
+    """Describe a message by its author and its beginning, or by the tool that it calls."""
+    message = survey.messages[place].message
+    begins = message.text or next(iter(survey.found[place].asked), "")
+    speaker = {"user": "the user's message", "tool": "the output"}.get(message.role, "the message")
+    if message.calls and not message.text:
+        speaker = f"the call of {sanitize_text(message.calls[0].name, 60)}"
     return f"{speaker} that begins with “{sanitize_text(begins, _LONGEST_BEGINNING)}”"
 
 
 def _render_format(asked: SummaryOrder, *, is_numbered: bool) -> str:
-    """What acceptance looks for."""
+    """Render the description of the format that `acceptance` checks."""
     if asked.level == 1:
         form = "\n".join(f"## {name}\n{_SECTION_CONTENTS[name]}" for name in NAMES)
         constraints = CONSTRAINTS

@@ -1,4 +1,4 @@
-"""The text of a summary: its frame, its sections, its files, and foreign text made fit to stand in it."""
+"""The text of a summary: its header and footer, its sections and files, and the neutralization of foreign text."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from proxy.model.epoch import SummaryLevel
 from proxy.model.messages import LEDGER_HEAD
 
 FENCE = "~~~"
-"""Stands alone on the lines around what a tool put out."""
+"""The line before and after the output of a tool in a transcript."""
 SUMMARY_HEAD = "Report by palimpsest on messages"
 CLAIM_LABEL = "claimed in a tool's output or by the model, not by the user:"
 
@@ -30,24 +30,25 @@ _SPEAKER = re.compile(
 )
 _FENCE = re.compile(r"(?m)^[ \t]{0,8}~{3,}")
 _REFERENCE = re.compile(r"\bref:([a-z0-9]{10,60})", re.IGNORECASE)
-# Whoever quotes a reference may cut it off in the middle. Only its beginning is taken, for it may begin another one.
+# A quotation may end within a reference, so that ids of any length are matched. The id is matched by a lookahead, so
+# that its characters are searched, too: another reference may begin there.
 _REFERENCE_LIKE = re.compile(r"\b(ref):(?=([a-z0-9]{1,60}))", re.IGNORECASE)
 
 
 def neutralize(text: str, known: Collection[str] = ()) -> str:
-    """The text without look-alikes; of references only those that are `known` stay."""
+    """Replace what looks like markers, roles or fences in a text; only references to `known` ids stay."""
     lines = "\n".join(CONTROL_CHARACTERS.sub(" ", line) for line in text.split("\n"))
     fit = _FENCE.sub("~ ~ ~", _SPEAKER.sub(r"\1\2\3 -", _TAGGED.sub("(", _MARKER_LIKE.sub("(", lines))))
     return _REFERENCE_LIKE.sub(lambda found: found[0] if found[2] in known else f"{found[1]} ", fit)
 
 
 def find_references(text: str) -> tuple[str, ...]:
-    """The ids of all references in a text, each once, in order."""
+    """Return the ids of all references in a text, each once, in order."""
     return tuple(dict.fromkeys(found[1] for found in _REFERENCE.finditer(text)))
 
 
 def cut_middle(text: str, most: int) -> str:
-    """At most about so many characters of a text: its beginning and, half as long, its end."""
+    """Cut a text to about `most` characters: its beginning and, half as long, its end."""
     if len(text) <= most:
         return text
     end = most // 3
@@ -56,7 +57,7 @@ def cut_middle(text: str, most: int) -> str:
 
 
 def cut_to_tokens(text: str, room: float, count: Callable[[str], int]) -> str:
-    """The beginning of a text that has no more than so many tokens."""
+    """Return the beginning of a text, in at most `room` tokens."""
     while text and count(text) > room:
         text = text[: min(len(text) - 1, int(len(text) * max(0.1, 0.95 * room / count(text))))]
     return text
@@ -73,7 +74,7 @@ OTHER = "Other context"
 
 NAMES = (GOAL, CONSTRAINTS, DISCOVERIES, COMPLETED, IN_PROGRESS, REMAINING, FILES, OTHER)
 SHORT_NAMES = {GOAL: "GOAL", CONSTRAINTS: "CONSTRAINTS", FILES: "FILES", REMAINING: "NEXT", OTHER: "CONTEXT"}
-"""The five fields of level 2, in the order in which they are written."""
+"""The headings of the five sections of level 2, in the order in which they are written."""
 
 _SPELLINGS = {name.casefold(): name for name in NAMES} | {
     "goals": GOAL,
@@ -105,7 +106,7 @@ Sections = Mapping[str, Sequence[str]]
 
 
 def parse_sections(text: str) -> dict[str, list[str]]:
-    """The lines of each section, without empty ones; sections of one name are one."""
+    """Return the non-empty lines of each section; sections of the same name are joined."""
     found: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in text.split("\n"):
@@ -118,19 +119,19 @@ def parse_sections(text: str) -> dict[str, list[str]]:
 
 
 def _parse_heading(line: str) -> tuple[str, str]:
-    """The section that a line begins, and what else it says; no name for any other line."""
+    """Return the section that a line begins and the rest of that line; two empty texts for any other line."""
     heading = _HEADING.match(line[:_LONGEST_HEADING])
     name = _SPELLINGS.get(heading["name"].casefold(), "") if heading else ""
     if not heading or not name:
         return "", ""
     rest = line[heading.end() :].rstrip(" \t#*_")
-    # What stands behind a heading on its line becomes an item, or it could be another heading when it is read again.
+    # Text behind a heading becomes an item of its own: alone on its line it could be parsed as another heading later.
     item = f"- {rest}" if rest and not rest.startswith("- ") else rest
     return (name, item) if heading["colon"] or not rest else ("", "")
 
 
 def render_sections(sections: Sections, level: SummaryLevel) -> str:
-    """The sections in their order, under the headings of a level; those without a field on level 2 go to its last."""
+    """Render the sections in order under the headings of a level; on level 2, those without a heading go to others."""
     if level == 1:
         written = {name: (f"## {name}", sections.get(name, ())) for name in NAMES}
         return "\n".join("\n".join((head, *lines)) for head, lines in written.values() if lines)
@@ -146,7 +147,7 @@ _LONGEST_MODEL, _LONGEST_DATE = 80, 40
 
 
 class SummaryFrame(msgspec.Struct, frozen=True, gc=False):
-    """The id of a report, the model that wrote it, empty for none, and the date in words."""
+    """The id of a summary, the model that wrote it, empty for none, and the date in words."""
 
     id: str
     model: str
@@ -154,7 +155,7 @@ class SummaryFrame(msgspec.Struct, frozen=True, gc=False):
 
 
 def render_header(frame: SummaryFrame, span: MessageRange) -> str:
-    """The first line."""
+    """Render the first line of a summary: its span, its author and date, and the reference of its original."""
     date = sanitize_text(frame.date, _LONGEST_DATE)
     model = sanitize_text(frame.model, _LONGEST_MODEL).replace("]", ")")
     done = (
@@ -166,7 +167,7 @@ def render_header(frame: SummaryFrame, span: MessageRange) -> str:
 
 
 def render_footer(references: Iterable[str], paths: Iterable[str], room: int, count: Callable[[str], int]) -> str:
-    """The line of references and files, as many as there is room for; empty where there is none."""
+    """Render the line of references and paths, as many as fit into `room` tokens; empty where none fits."""
     foot = _FOOTER_LABEL
     for name in (*(f"ref:{id}" for id in references), *paths):
         longer = f"{foot} {name}"
@@ -177,12 +178,12 @@ def render_footer(references: Iterable[str], paths: Iterable[str], room: int, co
 
 
 def render_summary(head: str, body: str, foot: str) -> str:
-    """The whole report."""
+    """Join the header, the sections and the footer of a summary, and its last line."""
     return "\n".join(part for part in (head, body, foot, SUMMARY_END) if part)
 
 
 def strip_frame(text: str) -> str:
-    """What a report says, without the lines around it."""
+    """Return the sections of a summary, without its header, its footer and its last line."""
     body = text.removesuffix(SUMMARY_END).rstrip("\n")
     before, _, last = body.rpartition("\n")
     body = before if last.startswith(_FOOTER_LABEL) else body
@@ -190,21 +191,21 @@ def strip_frame(text: str) -> str:
 
 
 _FILE = re.compile(
-    r"(?![sy]/).*/.*"  # but what is told to sed
+    r"(?![sy]/).*/.*"  # but not a command of sed
     r"|[\w.@#-]+\.(?:py|pyi|js|jsx|ts|tsx|mjs|go|rs|java|kt|c|h|cc|cpp|hpp|cs|rb|php|swift|scala|sh|sql|md|rst|txt|json"
     r"|ya?ml|toml|cfg|ini|xml|html|css|lock|csv|env|proto|tex|ipynb)"
 )
 
 
 class TouchedFile(msgspec.Struct, frozen=True, gc=False):
-    """A file, and whether it was edited rather than only read."""
+    """The path of a file that calls name; `is_edited` for one that was changed, not only read."""
 
     path: str
     is_edited: bool
 
 
 def list_touched_files(survey: ConversationIndex, span: MessageRange) -> tuple[TouchedFile, ...]:
-    """The files that calls of a span name, the newest first."""
+    """Return the files that the calls of a span name, the most recent first."""
     edited: dict[str, bool] = {}
     for place in range(span.stop - 1, span.start - 1, -1):
         found = survey.found[place]

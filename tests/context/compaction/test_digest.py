@@ -21,7 +21,7 @@ ALONE = SummaryFrame("aaaaaaaaaa", "", "2026-11-22")
 
 
 def digest(messages: list[RawMessage], most: int = MAX_DIGEST_TOKENS, references: tuple[str, ...] = ()) -> str:
-    return digest_messages(look(messages), MessageRange(0, len(messages), 0), ALONE, references, count, most)
+    return digest_messages(look(messages), MessageRange(0, len(messages), 0), ALONE, references, count, most=most)
 
 
 def test_it_quotes_the_user_and_counts_the_rest() -> None:
@@ -103,5 +103,5 @@ def test_a_counter_that_adds_up_to_more_than_its_parts_is_no_way_around_the_boun
     def count_roughly(text: str) -> int:
         return len(text) ** 2 // 2000
 
-    text = digest_messages(look(DAY), MessageRange(0, 9, 0), ALONE, ("bbbbbbbbbb",), count_roughly, 40)
+    text = digest_messages(look(DAY), MessageRange(0, 9, 0), ALONE, ("bbbbbbbbbb",), count_roughly, most=40)
     assert count_roughly(text) <= 40 and text.startswith("[Report") and "Goal" not in text

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from proxy.engine.lineage.chain import Chain
 from proxy.model.manifest import (
@@ -228,13 +229,11 @@ def build_manifest(
     fresh = [s.link for s in slices]
     links = extend_shared(before, start, fresh) if start else fresh
     if holding is not None and holding.lent:
-        slices = tuple([_lend(each) if i in holding.lent else each for i, each in enumerate(slices, start)])
+        slices = tuple(
+            [replace(each, content=None) if i in holding.lent else each for i, each in enumerate(slices, start)]
+        )
     manifest, digests = _keep_members(split, slices, known, links[-1] if links else root, holding)
     return manifest, CachedBody(split, links, digests, chain, source)
-
-
-def _lend(piece: Slice) -> Slice:
-    return msgspec.structs.replace(piece, content=None)
 
 
 def _elements(split: SplitBody, start: int, stop: int, cap: int) -> list[tuple[bytes, bytes]]:

@@ -318,19 +318,19 @@ class Archive(LogReader, Ancestry, Backlog, Protocol):
 class Leases(Protocol):
     """Leases on work that only one process may do at a time. Nobody holds one for longer than it was asked for.
 
-    Where the store cannot be asked, nobody is given a lease: what needs one can wait.
+    Where the store cannot be asked, no lease is given: what needs one can wait.
     """
 
     async def acquire(self, key: str, owner: str, seconds: float) -> bool:
-        """Have the lease for so long from now: True where nobody else has it, or its time is over."""
+        """Take the lease for `seconds` from now; True where no other owner has it, or its time is over."""
         ...
 
     async def renew(self, key: str, owner: str, seconds: float) -> bool:
-        """Keep it for so long from now; False where its holder is another, or its time is over."""
+        """Extend the lease to `seconds` from now; False where its owner is another, or its time is over."""
         ...
 
     async def release(self, key: str, owner: str) -> None:
-        """Give it up; nothing happens where the owner does not hold it."""
+        """Release the lease; do nothing where the owner does not hold it."""
         ...
 
 

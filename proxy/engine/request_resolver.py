@@ -102,7 +102,7 @@ class RequestResolver:
         return resolved or self._resolve_unread(request, form, mode, caller, exchange)
 
     def resolve_stream(self, request: ClientRequest, mode: Mode) -> ResolvedRequest:
-        """Resolve a request whose body is still to come; whoever passes it on fills in the opening's body."""
+        """Resolve a request whose body is still to come; its reader fills in the opening's body."""
         exchange, upstream = self._ids.next_exchange(), self._choose("")
         tenant = self._lineage.tenants.identify(request.headers).tenant
         session = make_session(tenant, upstream.name, self._naming.read(request.headers), exchange)

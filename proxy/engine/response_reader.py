@@ -107,7 +107,7 @@ class ResponseReader:
         self._running: asyncio.Task[None] | None = None
 
     def submit(self, received: UnreadAnswer) -> None:
-        """Have an answer read soon; beyond a bound the oldest that wait are left unread (they can be read any time)."""
+        """Queue a response for reading; above a limit the oldest are left unread (they can be read at any time)."""
         self._waiting[received.exchange] = received
         self._waiting_bytes += len(received.content)
         while self._is_too_much:
@@ -132,7 +132,7 @@ class ResponseReader:
             outcome = _try_to_read(received, self._cap)
         else:
             outcome = await asyncio.to_thread(_try_to_read, received, self._cap)
-        if self._take(exchange) is not None:  # else somebody else was in a hurry meanwhile
+        if self._take(exchange) is not None:  # else it was read meanwhile
             self._keep(received, outcome)
 
     async def finish(self) -> None:

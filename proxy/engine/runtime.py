@@ -52,7 +52,7 @@ class TaskRunner:
         return task
 
     async def host(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do work in the task at hand, and hold that one meanwhile as if it had been spawned: a task less per call."""
+        """Run `work` in the current task, held meanwhile as if it had been spawned: one task less per call."""
         task = asyncio.current_task()
         assert task is not None, "work is hosted by a task"
         self._tasks.add(task)

@@ -154,11 +154,10 @@ def _spell_for(family: Family, pieces: Sequence[Piece]) -> Sequence[Piece]:
     """Return what is counted of pieces by the rules of a family."""
     if family.vendor == _FORMULAIC:
         return pieces
-    return [_spell_out(piece) if piece.is_tools else piece for piece in pieces]
-
-
-def _spell_out(piece: Piece) -> Piece:
-    return Piece(b"spelt" + piece.digest, piece.raw, is_tools=True, is_spelt=True)
+    return [
+        Piece(b"spelt" + piece.digest, piece.raw, is_tools=True, is_spelt=True) if piece.is_tools else piece
+        for piece in pieces
+    ]
 
 
 def _read(piece: Piece) -> CountedContent:

@@ -345,7 +345,7 @@ class ContextController:
         """
         decision = decide(state.account, state.facts)
         is_known = state.context.is_known
-        # Nobody can tell whether a session that may be only observed is; above the ceiling others are cut all the same.
+        # Whether a session of the holdout is only observed is unknown here; above the ceiling others are cut anyway.
         is_asked = decision.why == "hard" and not self.states.holdout.has(state.request.session.id)
         if decision.why is not None and not is_asked and not (is_known and state.request.is_certain):
             return Decision(None, decision.pressure, _LATE if is_known else _UNREAD)

@@ -109,7 +109,7 @@ class FallbackChain:
         return OutgoingRequest("epoch", body, state.tokens, epoch, is_opened=is_opened)
 
     async def open_by_hand(self, state: RequestState, goal: Budget, commit: Commit, name: str) -> Epoch | None:
-        """Open the epoch that a person asks for, with a ledger for the budget `goal`, however long its plan takes.
+        """Open the epoch that a user asks for, with a ledger for the budget `goal`, however long its plan takes.
 
         None where nothing gets shorter by it. Raises Conflict where another was opened meanwhile, StoreUnavailable, and
         ValueError where what comes of it is not valid.
@@ -123,7 +123,7 @@ class FallbackChain:
             outgoing = await self._open_planned(state, draft, wanted, "plan") if _makes_progress(state, draft) else None
             if outgoing is None or outgoing.epoch is None:
                 return None
-            if not context.was_sent(state.view, state.request):  # what went out at a glance goes out so again, too (B5)
+            if not context.was_sent(state.view, state.request):  # a history that was sent at once is sent so again (B5)
                 context.choose(state.view, state.request, state.epoch.id if state.epoch is not None else "")
             context.unsent.add(outgoing.epoch.id)
             return outgoing.epoch

@@ -22,10 +22,10 @@ from proxy.wire.body import ByteRange
 
 # BEHAVIOUR B13 and B14
 _GROUPS, _USERS = 3, 2
-# Epochs that open though there is signed reasoning: a person, or the window, asks for them.
+# Reasons for which an epoch opens in spite of signed reasoning: the user's request, or the window.
 _OVER_SIGNED: tuple[EpochReason, ...] = ("overflow", "manual")
 
-_NOBODY = Holdout()
+_NO_HOLDOUT = Holdout()
 
 
 class RequestState(msgspec.Struct, frozen=True, gc=False):
@@ -198,7 +198,7 @@ class StateReader:
         models: Models,
         calibrator: CacheCalibrator,
         clock: Clock,
-        holdout: Holdout = _NOBODY,
+        holdout: Holdout = _NO_HOLDOUT,
     ) -> None:
         self.caches = caches
         self.models = models

@@ -90,7 +90,7 @@ class Rewriter:
         return strip_reasoning(split)
 
     def _find_judged(self, request: ManagedRequest, history: MeasuredHistory, epoch: Epoch) -> _CheckedSplices:
-        key = epoch.id, hash(epoch.edits)  # a plan that does not bear leaves its epoch's id to a minimal one
+        key = epoch.id, hash(epoch.edits)  # a plan that failed leaves its epoch's id to a minimal one
         judged = self._judged.get(key)
         if judged is None:
             edits = _edits.decode(epoch.edits)

@@ -158,7 +158,7 @@ class UncountedState(msgspec.Struct, frozen=True, gc=False):
 
 
 class OutgoingRequest(msgspec.Struct, frozen=True, gc=False):
-    """What is sent upstream for a request, with what the record and the client are told of it.
+    """The form of a request that is sent upstream, with its plan and labels.
 
     `rung` is the fallback level, `tokens` are those of `body` as we count them, under `epoch`; `is_opened`: no call was
     sent under that before. `plan` is None where nothing was to be decided. `labels` are response headers. `is_managed`:

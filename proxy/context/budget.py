@@ -27,9 +27,8 @@ _UNBOUNDED = re.compile(
     rb"|input_audio|video|video_url|input_video|previous_response_id|conversation|prompt|item_reference|container"
     rb'|container_upload|cached_content|cachedContent)"(?!\s*:\s*null)'
 )
-_ESCAPED_LETTER = re.compile(
-    rb"\\u00(?:5[fF]|[67])"
-)  # separate, because each begins with literal bytes that the regex engine searches for
+# A pattern of its own: both patterns begin with literal bytes, which `re` searches for fast.
+_ESCAPED_LETTER = re.compile(rb"\\u00(?:5[fF]|[67])")
 # Instructions that a provider adds where tools are offered (Anthropic states up to 735 tokens), and the template's
 # opening of the response.
 _ADDED_BY_PROVIDER = 1024
@@ -85,13 +84,13 @@ class Budget(msgspec.Struct, frozen=True, gc=False):
         return Budget(self.window, self.output, max(0, usable), max(0, soft), self._low_fraction)
 
     def compute_pressure(self, tokens: int) -> Pressure:
-        """Return the pressure of a request of so many tokens: `none` below the soft mark, or if none are usable."""
+        """Return the pressure of a request of `tokens`: `none` below the soft mark, and where no tokens are usable."""
         if not self.usable or tokens < self.soft:
             return "none"
         return "soft" if tokens < self.high else "hard"
 
     def is_ceiling_unreachable(self, protected: int) -> bool:
-        """Return whether so much must stay that no epoch gets below the ceiling for long (`CeilingUnreachable`)."""
+        """Return whether `protected` leaves no epoch that stays below the ceiling for long (`CeilingUnreachable`)."""
         return protected > _MOST_PROTECTED * self.usable
 
     def is_near_window(self, tokens: int) -> bool:
@@ -100,7 +99,7 @@ class Budget(msgspec.Struct, frozen=True, gc=False):
 
 
 def make_budget(window: int | None, most_output: int | None, asked_output: int | None, policy: BudgetPolicy) -> Budget:
-    """Return the budget of a request for `asked_output` tokens (None: not stated); the model gives `most_output`."""
+    """Return the budget of a request for `asked_output` tokens (None: unstated) to a model of `most_output` at most."""
     output = compute_output_reserve(window, most_output, asked_output, policy)
     room = policy.ceiling_tokens or AUTO_CEILING
     if window is not None:
@@ -211,7 +210,7 @@ class TokenRatio(msgspec.Struct, frozen=True, gc=False):
         return TokenRatio(self.value + _WEIGHT_OF_NEW * (sample - self.value))
 
     def apply(self, tokens: int) -> int:
-        """Return the model's tokens for so many of ours."""
+        """Convert a number of our tokens to the model's."""
         return round(tokens * self.value)
 
 

@@ -26,7 +26,7 @@ _STAMP = re.compile(r"[0-9TZ:./_-]+")
 def list_identifiers(text: str) -> tuple[str, ...]:
     """Return the identifiers of a text, each once, in the order of their first occurrences.
 
-    Of a long text only the first and the last 200,000 characters are searched.
+    Of a long text only the first and the last `_IDENTIFIERS_SEARCHED` characters are searched.
     """
     part = (
         text

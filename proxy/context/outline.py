@@ -262,7 +262,7 @@ def detect_kind(text: str, path: str) -> str:
 
 
 def preview(text: str) -> list[str]:
-    """Return the first eight lines and the last four; all of them where there are no more."""
+    """Return the first lines and the last ones, with an ellipsis between them; all lines of a short text."""
     most = (_PREVIEW_HEAD + _PREVIEW_TAIL) * 1000
     if len(text) <= 2 * most and text.count("\n") <= _PREVIEW_HEAD + _PREVIEW_TAIL:
         return text.splitlines()

@@ -120,7 +120,7 @@ def prune_output(view: PlanRequest, survey: ConversationIndex, place: int) -> Re
 
 
 def shorten_message(view: PlanRequest, survey: ConversationIndex, place: int) -> ReplacedMessage:
-    """Replace a message by its first 400 characters and a note that names its reference."""
+    """Replace a message by its first `_SHORTENED_LENGTH` characters and a note that names its reference."""
     references = list_part_references(view, place, 0, survey.found[place].characters)
     lines = survey.messages[place].message.text[:_SHORTENED_LENGTH].split("\n")
     text = "\n".join(sanitize_text(line, _SHORTENED_LENGTH) for line in lines)

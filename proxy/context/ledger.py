@@ -105,7 +105,7 @@ class QuotedLine(msgspec.Struct, frozen=True, gc=False):
 def order_quotes(survey: ConversationIndex, gone: Iterable[int], ages: Sequence[int]) -> list[QuotedLine]:
     """Return the lines of archived steps that are worth a quotation, the most useful for their length first.
 
-    `gone` are the archived steps; `ages` are the tokens from each message to the end of the conversation.
+    `gone` are the archived steps; `ages` are the tokens behind each message up to the end of the conversation.
     """
     newest: dict[str, int] = {}
     seen: Counter[str] = Counter()
@@ -260,8 +260,8 @@ def group_words(words: Iterable[str], where: Mapping[str, int]) -> dict[int, lis
 MAX_LEDGERS = 4
 _FIRST_SHARE = 0.55
 _NEXT_SHARE, _NEXT_RATIO = 0.2, 0.143
-# A ledger need not describe what summaries describe already. But they replace it in part only: the identifiers and
-# quotations that later steps need are in the ledger alone.
+# The part of a summary's tokens by which a first ledger beside it shrinks: it need not describe what the summary
+# describes. The part is below 1, because the identifiers and quotations that later steps need are in the ledger alone.
 _LEFT_TO_REPORTS = 0.5
 _FRAME = 4
 _REFERENCE = re.compile(r"\bref:([a-z0-9]{10})\b")

@@ -156,13 +156,13 @@ def _lacks_headings(sections: Sections, task: SummaryTask) -> bool:
 
 
 def _is_repetitive(text: str) -> bool:
-    """Return whether three different lines make up more than half of a text of at least 20 lines."""
+    """Return whether its three most frequent lines make up more than half of a text of at least 20 lines."""
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     return len(lines) >= _REPEATED_LINES and sum(n for _, n in Counter(lines).most_common(3)) > len(lines) / 2
 
 
 def _is_in_another_script(text: str, task: SummaryTask) -> bool:
-    """Return whether most letters of a text belong to scripts that the summarized material does not contain at all."""
+    """Return whether most letters of a text belong to other scripts, none of which the summarized material contains."""
     if 2 * len(_OTHER_SCRIPT.findall(text)) <= sum(map(str.isalpha, text)):
         return False
     said, left = 0, _SCRIPT_LOOKED_AT

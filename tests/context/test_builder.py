@@ -118,7 +118,7 @@ def test_a_plan_is_valid_fits_and_keeps_what_must_stay(
     newest = list_newest(messages)
     skills = [message for i, message in enumerate(messages) if is_skill(messages, i)]
     assert all(message in sent for message in newest[-1])
-    must = [message for turn in newest for message in turn] + skills + messages[-2:]
+    must = [message for turn in newest for message in turn] + skills + messages[groups[-1].start :]
     # Protection gives way above 0.7 (B12), of which older words of the user may have 0.25 + 0.15 (B13).
     least = (0.7 - 0.25 - 0.15) * seen.budget.usable
     assert all(message in sent for turn in newest for message in turn) or head + weigh(must) > least

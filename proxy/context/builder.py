@@ -63,7 +63,7 @@ _Replacement = Callable[[PlanRequest, ConversationIndex, int], ReplacedMessage]
 
 
 class _ProtectionLevel(msgspec.Struct, frozen=True, gc=False):
-    """How much is given up: groups that stay, the part of their room that older users have, summaries, more groups.
+    """A level of protection: groups that stay, the share of their room for older user turns, summaries, more groups.
 
     `second` is what becomes of the second newest turn of the user: 0 whole, 1 without pasted blocks, 2 its beginning.
     """
@@ -95,7 +95,7 @@ class _UserForms(msgspec.Struct, frozen=True, gc=False):
 
 
 class _KeptMessages(msgspec.Struct, frozen=True, gc=False):
-    """What a level keeps: the first step of the tail, older steps that stay, messages that give way among these."""
+    """What stays at a level: the first step of the tail, older steps that stay, messages that give way among these."""
 
     least: int
     staying: frozenset[int]
@@ -150,7 +150,7 @@ class ContextBuilder:
         return self._fit(view, seen, words, "minimal")
 
     def _show_all_new(self, view: PlanRequest, seen: ConversationIndex, words: _UserForms) -> ContextPlan | None:
-        """The plan in which all that was never sent stays (B9), where that is more than what no model has answered.
+        """Return the plan in which all that was never sent stays (B9), if that is more than what no model has answered.
 
         None where it leaves too little room to go on.
         """
@@ -161,11 +161,11 @@ class ContextBuilder:
         kept = self._keep(view, seen, words, _LEVELS[0])
         if view.budget.is_ceiling_unreachable(view.head + kept.tokens):
             return None
-        draft = self._draft(view, seen, _LEVELS[0], kept, "plan", _FULL * view.budget.usable)
+        draft = self._draft(view, seen, _LEVELS[0], kept, "plan", most=_FULL * view.budget.usable)
         return _make_plan(view, seen, draft, "plan")
 
     def _fit(self, view: PlanRequest, seen: ConversationIndex, words: _UserForms, rung: Rung) -> ContextPlan:
-        """The plan of the first level that leaves enough room to go on, and for a ledger."""
+        """Return the plan of the first level that leaves enough room to go on, and for a ledger."""
         usable = view.budget.usable
         freed = _TARGETS[min(view.depth, len(_TARGETS) - 1)] * usable
         wished = 0
@@ -175,30 +175,32 @@ class ContextBuilder:
             is_whole = not number and not view.depth
             if view.head + kept.tokens > (freed if is_whole else freed - _ARCHIVE_NEXT * usable):
                 continue
-            draft = self._draft(view, seen, level, kept, rung, _FULL * usable if is_whole else freed)
+            draft = self._draft(view, seen, level, kept, rung, most=_FULL * usable if is_whole else freed)
             return _make_plan(view, seen, draft, rung, wished)
         return _make_plan(view, seen, self._give_up(view, seen, words, freed, rung), rung, wished)
 
     def _give_up(
         self, view: PlanRequest, seen: ConversationIndex, words: _UserForms, most: float, rung: Rung
     ) -> _PlanDraft:
-        """The draft in which, beside all that levels give up, messages give way until so many tokens are left."""
+        """Return the draft in which, beside all that levels give up, messages give way until `most` tokens are left."""
         long = max(_LONG_LEAST, int(_LONG_SHARE * view.budget.usable))
         for level, kept_whole in ((_LEVELS[-1], long), (_NO_GROUPS, _LONG_LAST)):
-            draft = self._draft(view, seen, level, self._keep(view, seen, words, level), rung, most)
-            draft = shrink_draft(view, seen, draft, self._list_ways(seen, draft, kept_whole), most, self._count)
+            draft = self._draft(view, seen, level, self._keep(view, seen, words, level), rung, most=most)
+            draft = shrink_draft(
+                view, seen, draft, self._list_ways(seen, draft, kept_whole), most=most, count=self._count
+            )
             if view.head + draft.tokens <= view.budget.high:
                 return draft
         # What no model has seen yet goes only where it would be refused: who asked again would get it no sooner.
         fitting = view.budget.high if view.must_fit else view.budget.find_room()
         if fitting is None:
             return draft
-        return shrink_draft(view, seen, draft, self._list_last_ways(seen, draft), fitting, self._count)
+        return shrink_draft(view, seen, draft, self._list_last_ways(seen, draft), most=fitting, count=self._count)
 
     def _keep(
         self, view: PlanRequest, seen: ConversationIndex, words: _UserForms, level: _ProtectionLevel
     ) -> _KeptMessages:
-        """What stays at a level, whatever else there is room for."""
+        """Return what stays at a level, whatever else there is room for."""
         least = find_tail_step(seen, level.groups)
         older = choose_older_forms(view, seen, words.older, least, level.users)
         second = [forms[min(level.second, len(forms)) - 1] for forms in words.second.values()] if level.second else ()
@@ -214,9 +216,10 @@ class ContextBuilder:
         level: _ProtectionLevel,
         kept: _KeptMessages,
         rung: Rung,
+        *,
         most: float,
     ) -> _PlanDraft:
-        """What stays at a level, with the ledger of the rest and as many more steps as `most` tokens have room for."""
+        """Draft a plan: what stays at a level, a ledger of the rest, and more steps while `most` tokens have room."""
         least, staying, marked = kept.least, kept.staying, dict(kept.marked)
         goal = view.goal or view.budget
         low = min(goal.compute_low_mark(view.head + kept.tokens), most)
@@ -252,7 +255,7 @@ class ContextBuilder:
         }
 
     def _list_ways(self, seen: ConversationIndex, draft: _PlanDraft, most: int) -> Iterator[tuple[int, _Replacement]]:
-        """What gives way where that is not enough: long words and values, then outputs that were seen.
+        """List what gives way where that is not enough: long words and values, then outputs that were seen.
 
         `most` are the tokens from which on words are long.
         """
@@ -264,7 +267,7 @@ class ContextBuilder:
         yield from ((place, prune_output) for place in order_outputs(seen, (place for place in loose if place < fresh)))
 
     def _list_last_ways(self, seen: ConversationIndex, draft: _PlanDraft) -> Iterator[tuple[int, _Replacement]]:
-        """What gives way where the rest is more than may be sent: outputs that nobody has seen, then other words."""
+        """List what gives way where the rest may not be sent: outputs that nobody has seen, then other words."""
         loose = _list_replaceable(seen, draft)
         by_size = sorted(loose, key=lambda place: (-seen.messages[place].tokens, place))
         yield from ((place, self._outline) for place in by_size if seen.messages[place].structure.role == "tool")
@@ -276,7 +279,7 @@ def _list_shortened(shown: Iterable[UserMessageForm]) -> dict[int, ReplacedMessa
 
 
 def extend_tail(seen: ConversationIndex, least: int, staying: frozenset[int], told: frozenset[int], room: float) -> int:
-    """The step at which the tail begins where so many more tokens may be in it."""
+    """Return the step at which the tail begins if it may have so many more tokens."""
     tail = least
     while tail and tail - 1 not in told:
         room -= 0 if tail - 1 in staying else seen.steps[tail - 1].tokens
@@ -291,10 +294,11 @@ def shrink_draft(
     seen: ConversationIndex,
     draft: _PlanDraft,
     ways: Iterable[tuple[int, _Replacement]],
+    *,
     most: float,
     count: Callable[[str], int],
 ) -> _PlanDraft:
-    """The same draft with so many messages given way that it has so many tokens, as far as that can be."""
+    """Return a draft with messages given way until it has `most` tokens, as far as that can be."""
     tokens = draft.tokens
     marked = dict(draft.marked)
     for place, mark in ways:
@@ -311,7 +315,7 @@ def shrink_draft(
 
 
 def _list_replaceable(seen: ConversationIndex, draft: _PlanDraft) -> list[int]:
-    """The places of messages that are sent and may give way; those of the user's newest turn may not."""
+    """List the places of messages that are sent and may give way; those of the user's newest turn may not."""
     last = seen.steps[seen.users[-1]].turn if seen.users else 0
     bound = {i for i in seen.users if seen.steps[i].turn == last}
     kept = [i for i in range(len(seen.steps)) if (i >= draft.tail or i in draft.staying) and i not in bound]
@@ -323,7 +327,7 @@ def _find_fresh_place(seen: ConversationIndex) -> int:
 
 
 def _is_text_only(seen: ConversationIndex, place: int) -> bool:
-    """Whether a message is words alone, which may be cut."""
+    """Return whether a message is words alone, which may be cut."""
     structure = seen.messages[place].structure
     return structure.role in ("user", "assistant") and not (structure.calls or structure.results or structure.reasoning)
 
@@ -333,7 +337,7 @@ def _list_places(seen: ConversationIndex, i: int) -> range:
 
 
 def _count_draft(seen: ConversationIndex, draft: _PlanDraft, count: Callable[[str], int]) -> int:
-    """The tokens of a draft, behind the preamble."""
+    """Return the tokens of a draft, behind the preamble."""
     tokens = sum(step.tokens for i, step in enumerate(seen.steps) if i >= draft.tail or i in draft.staying)
     tokens -= count_saved_tokens(seen, draft.marked, count)
     tokens += sum(count(each.text) + _FRAME for each in draft.reports)
@@ -354,12 +358,12 @@ def _make_plan(
 
 
 def compute_summaries_budget(usable: int) -> int:
-    """The tokens that summaries may have together, of so many that are usable."""
+    """Return the tokens that summaries may have together, of so many that are usable."""
     return max(_REPORTS_LEAST, int(_REPORTS_SHARE * usable))
 
 
 def choose_summaries(view: PlanRequest, heritage: CarriedLedgers) -> tuple[Written, ...]:
-    """The summaries that come with this epoch: those of what no summary that stays tells of, the newest that fit.
+    """Choose the summaries that come with this epoch: of what no summary that stays tells of, the newest that fit.
 
     One that was merged of some that stay has to wait until these go with their ledgers.
     """

@@ -97,7 +97,7 @@ class Group(msgspec.Struct, frozen=True, gc=False):
 
 
 def split_groups(structures: Sequence[MessageStructure]) -> list[Group]:
-    """A history's groups, in order and without gaps."""
+    """Split a history into groups, in order and without gaps."""
     reach = _find_last_results(structures)
     kept: list[int] = []
     held = at = 0
@@ -113,7 +113,7 @@ def split_groups(structures: Sequence[MessageStructure]) -> list[Group]:
 
 
 def _find_last_results(structures: Sequence[MessageStructure]) -> dict[int, int]:
-    """The place of the last result by that of its call. A result is of the newest call before it that has its id."""
+    """Return the place of the last result by its call's. A result is of the newest call before it that has its id."""
     made: dict[str, int] = {}
     found: dict[int, int] = {}
     for place, structure in enumerate(structures):
@@ -171,7 +171,7 @@ class ConversationIndex(msgspec.Struct, frozen=True, gc=False):
 
 
 def index_conversation(view: PlanRequest, policy: BuilderPolicy, study: FeatureExtractor) -> ConversationIndex:
-    """What a view holds."""
+    """Index a conversation: its steps, the user's turns, what is fresh."""
     messages = view.messages
     found = [study(seen.message) for seen in messages]
     groups = split_groups([seen.structure for seen in messages])
@@ -190,7 +190,7 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, study: FeatureE
 
 
 def find_tail_step(seen: ConversationIndex, groups: int) -> int:
-    """The step from which on everything stays: so many groups with calls, and whatever is fresh."""
+    """Return the step from which on everything stays: so many groups with calls, and whatever is fresh."""
     calling = [i for i, step in enumerate(seen.steps) if step.has_calls]
     return min(seen.fresh, *calling[-groups:]) if groups and calling else seen.fresh
 
@@ -212,7 +212,7 @@ def _list_steps(
 
 
 def _choose_kind(messages: Sequence[CountedMessage], group: Group, echoes: frozenset[int]) -> Kind:
-    """What a group is: the strictest of what its messages are."""
+    """Return the kind of a group: the strictest of its messages' kinds."""
     roles = {messages[place].structure.role for place in range(group.start, group.stop) if place not in echoes}
     return "system" if "system" in roles else "user" if "user" in roles else "step"
 
@@ -234,7 +234,7 @@ def _is_action(seen: CountedMessage) -> bool:
 
 
 def _normalize_head(text: str) -> str:
-    """How a text begins, without its numbers; empty where it begins as people write."""
+    """Return how a text begins, without its numbers; empty where it begins as people write."""
     line = text.split("\n", 1)[0].rstrip()
     if not _MACHINE_HEAD.match(line):
         return ""
@@ -252,7 +252,7 @@ def _list_protected_outputs(messages: Sequence[CountedMessage], tools: Sequence[
 
 
 def find_fresh_step(messages: Sequence[CountedMessage], steps: Sequence[AgentStep], sent: int | None = None) -> int:
-    """The step that holds the first message behind the assistant's last, or the call that message answers.
+    """Return the step that holds the first message behind the assistant's last, or the call that message answers.
 
     Before that, where it is known how many messages were `sent`, that of users and tools which was not: a client may
     bring several steps at once.

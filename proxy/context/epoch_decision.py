@@ -23,7 +23,7 @@ _MIN_FREED_SHARE = 0.1
 
 
 class CacheCostAccount(msgspec.Struct, frozen=True, gc=False):
-    """What not opening an epoch has cost one branch and view. A value: each event makes a new one.
+    """The cost, for one branch and view, of not opening an epoch. A value: each event makes a new one.
 
     `base`: tokens right after the last epoch, 0 before the first. `owed`: the excess reads since, in tokens of uncached
     input. `ineffective` counts the epochs in a row that did not get below the low mark, or freed hardly anything.
@@ -42,11 +42,11 @@ class CacheCostAccount(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def depth(self) -> int:
-        """How much deeper the next epoch has to go: how often two in a row did not help (B12)."""
+        """Return how much deeper the next epoch has to go: how often two in a row did not help (B12)."""
         return self.ineffective // MAX_INEFFECTIVE
 
     def find_target(self, low: int) -> int:
-        """What the next epoch will probably leave: as much as the last one, or the low mark before the first."""
+        """Estimate what the next epoch will leave: as much as the last one, or the low mark before the first."""
         return self.base or low
 
     def compute_idle(self, now: float) -> float | None:
@@ -110,7 +110,7 @@ def record_revert(account: CacheCostAccount, after: int) -> CacheCostAccount:
 
 
 def restore_account(epochs: Iterable[Epoch], owed: float, budget: Budget) -> CacheCostAccount:
-    """The account as the log tells of it: the epochs of its path and view, oldest first, and what was owed last.
+    """Restore the account from what the log has: the epochs of its path and view, oldest first, and what was owed last.
 
     The log does not tell what had to stay then, and so the low mark: only what is above the highest there can be counts
     as ineffective.
@@ -152,7 +152,7 @@ NOTHING_TO_GAIN = "an epoch would leave no less"
 
 
 class RequestFacts(msgspec.Struct, frozen=True, gc=False):
-    """What is known of a request before it is sent.
+    """The facts about a request before it is sent.
 
     `tokens` are those it has without a new epoch, `protected` those that no epoch may take. `kept` are the tokens at
     its beginning that were sent before, None where it goes on from the last request; `stable` those at its beginning
@@ -172,12 +172,12 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def low(self) -> int:
-        """What an epoch should leave."""
+        """Return the tokens that an epoch should leave."""
         return self.budget.compute_low_mark(self.protected)
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
-    """Whether an epoch opens: why, or None and the reason in words."""
+    """The decision on an epoch: why one opens, or None and the reason in words."""
 
     why: EpochReason | None
     pressure: Pressure
@@ -185,7 +185,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
 
 
 def decide(account: CacheCostAccount, facts: RequestFacts) -> Decision:
-    """Whether an epoch opens before this request."""
+    """Decide whether an epoch opens before this request."""
     pressure = facts.budget.compute_pressure(facts.tokens)
     if pressure == "none":
         return Decision(None, pressure, _explain_no_pressure(facts))
@@ -199,7 +199,7 @@ def decide(account: CacheCostAccount, facts: RequestFacts) -> Decision:
 
 
 def price_opening(account: CacheCostAccount, facts: RequestFacts) -> float:
-    """What an epoch would cost now: the price of the bust, in tokens of uncached input."""
+    """Return what an epoch would cost now: the price of the bust, in tokens of uncached input."""
     return facts.tariff.price_cache_bust(account.find_target(facts.low), facts.stable)
 
 
@@ -242,7 +242,7 @@ def _decide_by_price(account: CacheCostAccount, facts: RequestFacts, pressure: P
 
 
 def _is_prefix_broken(account: CacheCostAccount, facts: RequestFacts) -> bool:
-    """Whether the client changed so much of what was sent that going on costs no less than an epoch (B6)."""
+    """Return whether the client changed so much of what was sent that going on costs no less than an epoch (B6)."""
     if facts.kept is None or facts.kept >= account.sent:
         return False
     read = facts.tariff.estimate_cached(min(facts.kept, facts.tokens))
@@ -265,7 +265,7 @@ class Holdout:
     secret: bytes = b""
 
     def has(self, session: str) -> bool:
-        """Whether the session with this id is one of them."""
+        """Return whether the session with this id is one of them."""
         return self.fraction > 0.0 and _hash_to_unit(self.secret, session) < self.fraction
 
 

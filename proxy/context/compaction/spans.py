@@ -23,12 +23,12 @@ class MessageRange(msgspec.Struct, frozen=True, gc=False):
 
 
 def compute_max_span(window: int, output: int) -> int:
-    """The most tokens of a span for a model with this window, which is to give so many."""
+    """Return the most tokens of a span for a model with this window, which is to give so many."""
     return max(0, int(SPAN_SHARE * (window - output)))
 
 
 def choose_span(survey: ConversationIndex, begin: int, most: int) -> MessageRange | None:
-    """The span that begins at a place and has at most so many tokens, None where there is too little.
+    """Return the span that begins at a place and has at most so many tokens, None where there is too little.
 
     It has more only where its first three messages have: a transcript cuts what is too large.
     """
@@ -42,7 +42,7 @@ def choose_span(survey: ConversationIndex, begin: int, most: int) -> MessageRang
 
 
 def _find_span_end(survey: ConversationIndex) -> int:
-    """The step at which spans end: where the newest turns begin, or behind groups of calls that are in these."""
+    """Return the step at which spans end: where the newest turns begin, or behind groups of calls that are in these."""
     tail = find_tail_step(survey, RECENT_GROUPS)
     newest = _find_newest_turn(survey)
     is_acting = any(step.has_calls for step in survey.steps[newest:tail])
@@ -54,7 +54,7 @@ def _find_newest_turn(survey: ConversationIndex) -> int:
 
 
 def _find_reach(survey: ConversationIndex, first: int, limit: int, most: int) -> int:
-    """The step up to which there is room."""
+    """Return the step up to which there is room."""
     tokens = messages = 0
     for i in range(first, limit):
         tokens += survey.steps[i].tokens
@@ -65,7 +65,7 @@ def _find_reach(survey: ConversationIndex, first: int, limit: int, most: int) ->
 
 
 def _list_turns(survey: ConversationIndex, first: int, reach: int) -> Iterator[int]:
-    """Steps before which a turn ends that is older than the newest."""
+    """List the steps before which a turn ends that is older than the newest."""
     for i in range(first + 1, min(reach, _find_newest_turn(survey)) + 1):
         if i < len(survey.steps) and survey.steps[i].turn > survey.steps[i - 1].turn:
             yield i
@@ -90,20 +90,20 @@ _LEAD_TIMES = 2
 
 
 class ConversationGrowth(msgspec.Struct, frozen=True, gc=False):
-    """How a conversation grows: the tokens that a call adds to it, and the seconds between two, None where unknown."""
+    """The growth of a conversation: tokens that a call adds to it, and seconds between two, None where unknown."""
 
     tokens: float
     seconds: float | None
 
     def find_time(self, left: int) -> float:
-        """The seconds until so many tokens more are there, if it goes on so."""
+        """Return the seconds until so many more tokens are there, if it goes on so."""
         if self.seconds is None or left <= 0:
             return 0.0
         return left / self.tokens * self.seconds if self.tokens else inf
 
 
 def should_start_summary(left: int, pace: ConversationGrowth, takes: float, *, is_warm: bool) -> bool:
-    """Whether it is time for a report that `takes` so many seconds, `left` tokens before the high mark."""
+    """Return whether it is time for a summary that `takes` so many seconds, `left` tokens before the high mark."""
     return is_warm or pace.find_time(left) < _LEAD_TIMES * takes
 
 
@@ -123,12 +123,12 @@ def list_live_summaries(summaries: Sequence[Summary]) -> list[Summary]:
 
 
 def is_worth_sending(summary: Summary) -> bool:
-    """Whether it says more than a ledger does, so that it may be shown: not what was made of messages by no model."""
+    """Return whether a summary says more than a ledger, so that it may be shown: whether a model wrote it."""
     return summary.level < _DETERMINISTIC or bool(summary.parents)
 
 
 def list_leaves(summary: Summary, known: Mapping[str, Summary]) -> list[Summary]:
-    """The leaves that a summary is made of, in order. Raises KeyError where one is not known."""
+    """Return the leaves that a summary is made of, in order. Raises KeyError where one is not known."""
     leaves: list[Summary] = []
     left = [summary]
     while left:
@@ -141,7 +141,7 @@ def list_leaves(summary: Summary, known: Mapping[str, Summary]) -> list[Summary]
 
 
 def compute_ranks(summaries: Iterable[Summary]) -> dict[str, int]:
-    """How many rounds of condensation lie beneath each, 0 for leaves; parents come before their children."""
+    """Return how many rounds of condensation lie beneath each, 0 for leaves; parents come before their children."""
     ranks: dict[str, int] = {}
     for each in summaries:
         ranks[each.id] = 1 + max((ranks.get(id, 0) for id in each.parents), default=-1)
@@ -153,7 +153,7 @@ _EXTRA_DEPTH = 2
 
 
 class MergeCandidate(msgspec.Struct, frozen=True, gc=False):
-    """A live report: its span, its tokens, its rank (0 for a leaf), and of how many leaves it is made."""
+    """A live summary: its span, its tokens, its rank (0 for a leaf), and of how many leaves it is made."""
 
     id: str
     start: int
@@ -164,7 +164,7 @@ class MergeCandidate(msgspec.Struct, frozen=True, gc=False):
 
 
 def list_merge_candidates(live: Sequence[Summary], known: Mapping[str, Summary]) -> list[MergeCandidate]:
-    """The live ones as nodes; `known` are all of a session by their ids, oldest first."""
+    """Return the live summaries as nodes; `known` are all of a session by their ids, oldest first."""
     ranks = compute_ranks(known.values())
     return [
         MergeCandidate(each.id, each.start, each.stop, each.tokens, ranks[each.id], _count_leaves(each, known))
@@ -179,7 +179,7 @@ def _count_leaves(summary: Summary, known: Mapping[str, Summary]) -> int:
 
 
 def choose_merge(nodes: Sequence[MergeCandidate], room: int) -> Sequence[MergeCandidate]:
-    """The neighbours that are merged next so that all come into so many tokens; empty where none need to, or can."""
+    """Return the neighbours to merge next so that all fit into so many tokens; empty where none need to, or can."""
     if sum(node.tokens for node in nodes) <= room:
         return ()
     equals = [run for run in _list_runs(nodes, FAN_IN) if len({node.rank for node in run}) == 1]
@@ -202,11 +202,11 @@ def _compute_rank(run: Sequence[MergeCandidate]) -> int:
 
 
 def _is_shallow(run: Sequence[MergeCandidate]) -> bool:
-    """Whether the merged node lies no deeper than log4 of its leaves, and two."""
+    """Return whether the merged node lies no deeper than log4 of its leaves, and two."""
     least: int = FAN_IN ** max(0, _compute_rank(run) - _EXTRA_DEPTH)
     return least <= sum(node.leaves for node in run)
 
 
 def is_merge_smaller(run: Sequence[MergeCandidate], tokens: int) -> bool:
-    """Whether a report of so many tokens is worth having in place of these."""
+    """Return whether a summary of so many tokens is worth having in place of these."""
     return tokens < sum(node.tokens for node in run)

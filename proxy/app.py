@@ -49,10 +49,10 @@ from proxy.server.routes import build_routes
 from proxy.server.sessions_api import SessionsApi
 from proxy.shutdown import DrainingServer, cancel_start_on_sigterm
 from proxy.upstream.origin import leads_back
-from proxy.upstream.outlines import has_grammars
 from proxy.upstream.policy import UpstreamPolicy
 from proxy.upstream.tokenizer import has_encoder
 from proxy.wire import FORMATS, MANAGED_WIRES
+from proxy.worker.outlines import has_grammars
 
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048

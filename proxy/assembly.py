@@ -8,6 +8,7 @@ import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -16,7 +17,6 @@ from proxy.config.errors import Problem
 from proxy.context.builder import ContextBuilder
 from proxy.context.epoch_decision import Holdout
 from proxy.context.message_features import FeatureExtractor
-from proxy.context.model_catalog import Encoding
 from proxy.engine.compaction.manual import ManualCompaction
 from proxy.engine.compaction.policy import PromptHook
 from proxy.engine.compaction.summarizer import build_summarizer
@@ -53,7 +53,7 @@ from proxy.engine.runtime import (
 )
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import LimitKey
-from proxy.model.errors import NotFound, StoreUnavailable
+from proxy.model.errors import NotFound, StoreUnavailable, WorkerLost
 from proxy.model.events import AnswerRead, ExchangeRecorded, ReadingFailed
 from proxy.store.secrets import load_or_create_secret, read_secret
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
@@ -62,19 +62,18 @@ from proxy.store.sqlite.recovery import recover_log
 from proxy.upstream.client import DirectClient
 from proxy.upstream.model_catalog import ModelCatalog
 from proxy.upstream.origin import name_address
-from proxy.upstream.outlines import Outliner
 from proxy.upstream.policy import UpstreamPolicy
 from proxy.upstream.tokenizer import CountingTokenizer
 from proxy.wire import FORMATS, summary_request
 from proxy.wire.format import Format
+from proxy.worker.process import WorkerProcess
+from proxy.worker.program import COUNTED_IN, WorkerSettings, count_text
 
 if TYPE_CHECKING:
     from proxy.upstream.httpx_client import ProxiedClient
 
 _TOKEN_FILE = "admin-token"
 _ADDRESS_FILE = "address"
-# What the builder writes itself is counted in the encoding of most models; it is counted again once it is sent.
-_COUNTED_IN: Encoding = "o200k_base"
 # One message is weighed for so much of the cache, beside it: 65,536 as it is by default, 11 MB.
 _CACHE_FOR_A_WEIGHT = 1024
 _FINISH_SECONDS = 2.0
@@ -106,24 +105,25 @@ class Engine:
     upstreams: "tuple[DirectClient | ProxiedClient, ...]"
     models: Models
     tokenizer: CountingTokenizer
-    outliner: Outliner
+    worker: WorkerProcess
     epoch_admin: EpochAdmin
     manual_compaction: ManualCompaction
     hop_id: str
 
     def prepare(self) -> None:
         """Load what would hold up other calls later. Blocks for 50 ms."""
-        self.tokenizer.prepare(_COUNTED_IN)
+        self.tokenizer.prepare(COUNTED_IN)
 
     async def warm(self) -> None:
         """Load, beside the first calls, what they need. What cannot be loaded is done without."""
         await self.models.open()
-        await asyncio.to_thread(self.tokenizer.warm, _COUNTED_IN)
+        with contextlib.suppress(WorkerLost):
+            await asyncio.gather(asyncio.to_thread(self.tokenizer.warm, COUNTED_IN), self.worker.start())
 
     async def close(self, seconds: float = math.inf) -> None:
         """Finish tasks, those that the next start can do within `seconds`; write everything down and close the log."""
         await self.tasks.finish(min(_FINISH_SECONDS, seconds))
-        self.outliner.close()
+        await self.worker.close()
         for upstream in self.upstreams:
             await upstream.aclose()
         await self.archive.close()
@@ -146,13 +146,13 @@ async def build_engine(settings: Settings) -> Engine:
     resolver = RequestResolver(policy, routes, lineage=lineage, reader=reader, clock=clock, ids=SystemIds())
     if not is_fresh:
         await UnreadResponses(archive, bus, tasks, lineage, reader, formats=FORMATS).read()
-    tokenizer, outliner, studies = CountingTokenizer(), Outliner(), FeatureCache(policy.cache_bytes // 8)
-    models = build_models(settings, tokenizer, tasks)
-
-    def count(text: str) -> int:
-        return tokenizer.count(text, _COUNTED_IN)[0]
-
-    builder = ContextBuilder(settings.builder_policy(), count, studies.find, outliner.outline)
+    tokenizer, features = CountingTokenizer(), FeatureCache(policy.cache_bytes // 8)
+    worker = WorkerProcess(WorkerSettings(settings.builder_policy(), policy.cache_bytes // 8))
+    models = build_models(settings, tokenizer, tasks, worker)
+    count = partial(count_text, tokenizer)
+    planner = EpochPlanner(
+        worker.plan, ContextBuilder(settings.builder_policy(), count, features.find), archive.salt, settings.providers()
+    )
     caches = ContextCaches(archive, models.counter, policy.cache_bytes // 4, policy.record_cap_bytes)
     trigger = _build_compaction(
         settings,
@@ -166,13 +166,13 @@ async def build_engine(settings: Settings) -> Engine:
         bus=bus,
         form=summary_request.FORMAT,
         routes=routes,
-        builder=builder,
-        study=studies.find,
+        planner=planner,
+        study=features.find,
         count=count,
     )
     controller = build_controller(
         models=models,
-        builder=builder,
+        planner=planner,
         bus=bus,
         clock=clock,
         providers=settings.providers(),
@@ -180,12 +180,11 @@ async def build_engine(settings: Settings) -> Engine:
         observer=trigger,
         holdout=Holdout(settings.compaction.holdout_fraction, archive.salt),
         hard_wait_seconds=policy.hard_wait_seconds,
-        secret=archive.salt,
     )
     exchanges = ExchangeService(policy, FORMATS, resolver=resolver, relay=relay, tasks=tasks, controller=controller)
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
     manual_compaction = _build_manual_compaction(archive, durability, trigger.worker, controller, routes)
-    parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, outliner)
+    parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, worker)
     return Engine(*parts, epoch_admin, manual_compaction, hop_id)
 
 
@@ -202,7 +201,7 @@ def _build_lineage(
 def build_controller(
     *,
     models: Models,
-    builder: ContextBuilder,
+    planner: EpochPlanner,
     bus: EventBus,
     clock: Clock,
     providers: Mapping[str, Provider],
@@ -210,9 +209,8 @@ def build_controller(
     observer: SentObserver,
     holdout: Holdout,
     hard_wait_seconds: float,
-    secret: bytes,
 ) -> ContextController:
-    """Wire what decides what is sent. `providers` are by the upstream's name; `secret` makes references unguessable.
+    """Wire what decides what is sent. `providers` are by the upstream's name.
 
     No call waits longer for its plan, and for a summary that is being made, than `hard_wait_seconds` together.
     """
@@ -221,7 +219,7 @@ def build_controller(
     states = StateReader(caches, models, calibrator, clock, holdout)
     chain = FallbackChain(
         caches=caches,
-        planner=EpochPlanner(builder, secret, providers),
+        planner=planner,
         rewriter=Rewriter(providers),
         bus=bus,
         clock=clock,
@@ -262,7 +260,7 @@ def _build_compaction(
     bus: EventBus,
     form: Format,
     routes: Sequence[Route],
-    builder: ContextBuilder,
+    planner: EpochPlanner,
     study: FeatureExtractor,
     count: Callable[[str], int],
 ) -> CompactionTrigger:
@@ -293,7 +291,7 @@ def _build_compaction(
         memory=caches,
         tasks=tasks,
         bus=bus,
-        builder=builder,
+        planner=planner,
         builder_policy=settings.builder_policy(),
         study=study,
         owner=SystemIds().next_exchange(),
@@ -312,11 +310,13 @@ def build_upstream(
     return ProxiedClient(policy, tasks.spawn, hop_id=hop_id)
 
 
-def build_models(settings: Settings, tokenizer: CountingTokenizer, tasks: TaskRunner) -> Models:
+def build_models(
+    settings: Settings, tokenizer: CountingTokenizer, tasks: TaskRunner, worker: WorkerProcess | None = None
+) -> Models:
     """Build what is known of models. Neither the map nor an encoder is read before it is needed."""
     clock = SystemClock()
     catalog = ModelCatalog(settings.stated_windows(), settings.stated_prices(), clock)
-    counting = TokenCounter(tokenizer, settings.engine_policy().cache_bytes // _CACHE_FOR_A_WEIGHT)
+    counting = TokenCounter(tokenizer, settings.engine_policy().cache_bytes // _CACHE_FOR_A_WEIGHT, worker)
     return Models(catalog, counting, settings.budget_policy(), clock, tasks.spawn)
 
 

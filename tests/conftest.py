@@ -18,7 +18,7 @@ from tests.support.scripted import LIMIT
 _WAITS = (
     "proxy.engine.lineage.tracker._RECALL_SECONDS",
     "proxy.engine.context.session_context._LOAD_SECONDS",
-    "proxy.engine.context.controller._SOFT_WAIT",
+    "proxy.engine.context.fallback._SOFT_WAIT",
     "proxy.store.sqlite.archive._MOST_LAG_OF_A_CALL_SECONDS",
 )
 

@@ -1,6 +1,5 @@
 """The wiring: everything is built from settings, and taken down again without a trace."""
 
-import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -250,11 +249,13 @@ def test_neither_encoders_nor_grammars_are_there_before_they_are_needed() -> Non
     assert told.stdout.strip() == "[]"
 
 
-async def test_an_engine_that_is_closed_ends_the_process_that_outlines(tmp_path: Path) -> None:
+async def test_an_engine_that_is_closed_ends_its_worker_process(tmp_path: Path) -> None:
     engine = await build_engine(settings_in(tmp_path))
-    assert await asyncio.to_thread(engine.outliner.outline, "func F() {}", "go") == ["function F · lines 1-1"]
+    assert engine.worker.pid is None
+    await engine.warm()
+    assert [child for child in list_children() if "proxy.worker.program" in child]
     await engine.close()
-    assert not [child for child in list_children() if "outline_program.py" in child]
+    assert not [child for child in list_children() if "proxy.worker.program" in child]
 
 
 def list_children() -> list[str]:

@@ -41,8 +41,9 @@ BROAD_EXCEPTS = {
     "engine.runtime.EventBus.publish": "a subscriber must not reach the publisher",
     "engine.response_reader._try_to_read": "a response that cannot be read must not stop the reader",
     "store.sqlite.writer.Writer._write_some": "a record that cannot be written must not end the writer thread",
+    "worker.program.serve": "what is wrong with a job is its result, and must not end the process",
 }
-MOST_BROAD_EXCEPTS = 15
+MOST_BROAD_EXCEPTS = 16
 
 _EMPTY_MODULE = re.compile(r"(?:base|common|data|helpers?|info|misc|utils?)$")
 _EMPTY_NAME = re.compile(r"^Base[A-Z]|(?:Manager|Handler|Helpers?|Utils?|Data|Info)$|_v\d+$")

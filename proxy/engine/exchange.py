@@ -118,8 +118,8 @@ class ExchangeService:
         if exchange.opening is None:
             exchange.is_urgent = request.is_stream
             exchange.make_records = partial(self._list_records, incoming, request, outgoing)
-        if outgoing.uncounted is not None:
-            exchange.after_send.append(partial(self._account, exchange, request, outgoing))
+        if outgoing.uncounted is not None or outgoing.state is not None:
+            exchange.after_send.append(partial(self._follow, exchange, request, outgoing))
         if outgoing.is_managed and request.managed is not None:
             exchange.retries = self._controller.make_retries(
                 request.managed,
@@ -131,12 +131,18 @@ class ExchangeService:
         if outgoing.labels:
             _tell(exchange.client, request, outgoing.labels)
 
-    def _account(self, exchange: OpenExchange, request: ResolvedRequest, outgoing: OutgoingRequest) -> None:
-        """Count, charge, record and report what did not have to be known before sending."""
+    def _follow(self, exchange: OpenExchange, request: ResolvedRequest, outgoing: OutgoingRequest) -> None:
+        """Count, charge, record and report what did not have to be known before sending; plan the next epoch."""
+        if outgoing.uncounted is not None:
+            outgoing = self._account(exchange, request, outgoing)
+        self._controller.draft_ahead(outgoing)
+
+    def _account(self, exchange: OpenExchange, request: ResolvedRequest, outgoing: OutgoingRequest) -> OutgoingRequest:
         counted = self._controller.account(outgoing)
         _tell(exchange.client, request, tuple(dict.fromkeys((*outgoing.labels, *counted.labels))))
         if counted.plan is not None:
             exchange.record(counted.plan, is_urgent=request.is_stream)
+        return counted
 
     def _list_records(
         self, incoming: ClientRequest, request: ResolvedRequest, outgoing: OutgoingRequest | None

@@ -69,7 +69,8 @@ class ManagedRequest(msgspec.Struct, frozen=True, gc=False):
 
     def list_digests(self, start: int, stop: int) -> tuple[bytes, ...]:
         """Return the digests under which the log has the messages from one index up to another."""
-        raws = self.list_raws()[start:stop]
+        first, content = self.chain.preamble.count, self.split.content
+        raws = [content[span.start : span.end] for span in self.split.items[first + start : first + stop]]
         return tuple([compute_digest(raw if self.holding is None else self.holding.cut(raw)) for raw in raws])
 
     def list_leading(self) -> list[bytes]:

@@ -8,14 +8,17 @@ when the ratio moves.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
+
+import msgspec
 
 from proxy.context.budget import TokenRatio, guess_ratio
 from proxy.context.model_catalog import Encoding, Family, count_media, count_tool_prompt, identify_family
 from proxy.engine.ports import Tokenizer
+from proxy.model.errors import WorkerLost
 from proxy.model.manifest import compute_digest
-from proxy.model.messages import CountedContent, TokenWeight
+from proxy.model.messages import CountedContent, MessageStructure, TokenWeight
+from proxy.wire import FORMATS
 from proxy.wire.format import DecodedMessage
 from proxy.wire.json_values import load_lenient
 from proxy.wire.messages import read_counted_content, read_counted_tools
@@ -24,6 +27,11 @@ _MOST_RATIOS = 1024
 # Bytes that are counted on the event loop: a step of an agent. Handing work to a thread and back costs the event loop
 # 0.1 ms and the call 0.3 beside it; 8 KB of code are counted in 0.3, and in 0.6 what is hardest to count.
 _COUNT_HERE = 8192
+# Bytes from which on the worker process counts. A thread of this process holds the interpreter's lock now and then, but
+# is not kept waiting by a plan that is being made.
+_COUNT_APART = 64 * 1024
+# Seconds that the worker process has for that; a thread counts then.
+_APART_SECONDS = 1.0
 # The prefix of a hash in the key of a weight; none for the first encoding, which most use.
 _BEFORE: Mapping[Encoding, bytes] = {"o200k_base": b"", "cl100k_base": b"cl100k"}
 # The vendor whose tools have a published formula; most templates of others contain them as JSON.
@@ -41,6 +49,46 @@ class Piece(NamedTuple):
     is_tools: bool = False
     is_spelt: bool = False
     decoded: DecodedMessage | None = None
+
+
+class MeasureJob(msgspec.Struct, frozen=True, gc=False, tag="measure"):
+    """Content to measure, as values: each the raw bytes and what they are. `wire` is that of messages to be parsed."""
+
+    encoding: Encoding
+    contents: Sequence[tuple[bytes, Literal["message", "tools", "text"]]]
+    wire: str = ""
+
+
+class Measured(msgspec.Struct, frozen=True, gc=False):
+    """What was measured of one content: its weight, and the structure where it is a message of a wire."""
+
+    weight: TokenWeight
+    structure: MessageStructure | None = None
+
+
+class MeasuringWorker(Protocol):
+    """Measures in another process. Raises WorkerLost."""
+
+    async def measure(self, job: MeasureJob) -> Sequence[Measured]:
+        """Return what was measured of each content, in order."""
+        ...
+
+
+def measure(job: MeasureJob, tokenizer: Tokenizer) -> list[Measured]:
+    """Measure contents. Blocks."""
+    return [_measure_one(job, raw, kind, tokenizer) for raw, kind in job.contents]
+
+
+def _measure_one(job: MeasureJob, raw: bytes, kind: str, tokenizer: Tokenizer) -> Measured:
+    if kind == "message" and job.wire:
+        decoded = FORMATS[job.wire].decode_message(raw)
+        return Measured(_weigh(decoded.content, job.encoding, tokenizer), decoded.structure)
+    return Measured(_weigh(_read(Piece(b"", raw, kind != "message", kind == "text")), job.encoding, tokenizer))
+
+
+def _weigh(content: CountedContent, encoding: Encoding, tokenizer: Tokenizer) -> TokenWeight:
+    tokens, is_estimate = tokenizer.count(content.text, encoding)
+    return TokenWeight(tokens + content.frame, content.media, is_estimate)
 
 
 class Count(NamedTuple):
@@ -61,11 +109,15 @@ class _CountJob(NamedTuple):
 
 
 class TokenCounter:
-    """Weights of messages, the newest `most` of them (180 bytes each), and each model's ratio."""
+    """Weights of messages, the newest `most` of them (180 bytes each), and each model's ratio.
 
-    def __init__(self, tokenizer: Tokenizer, most: int = 65_536) -> None:
+    `worker` measures what is long; without one a thread does.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, most: int = 65_536, worker: MeasuringWorker | None = None) -> None:
         self._tokenizer = tokenizer
         self._most = most
+        self._worker = worker
         self._weights: dict[bytes, TokenWeight] = {}
         self._ratios: dict[tuple[str, str], TokenRatio] = {}
 
@@ -74,10 +126,38 @@ class TokenCounter:
         job = self._open(model, pieces)
         found: Sequence[TokenWeight] = ()
         if job.fresh:
-            raws = [piece.raw for piece in job.fresh.values()]
-            weigh = partial(self._weigh, job.family.encoding, tuple(job.fresh.values()))
-            found = weigh() if self.is_quick(model, raws) else await asyncio.to_thread(weigh)
+            fresh = tuple(job.fresh.values())
+            if self.is_quick(model, [piece.raw for piece in fresh]):
+                found = [_weigh(_read(piece), job.family.encoding, self._tokenizer) for piece in fresh]
+            else:
+                contents = [(piece.raw, _name_kind(piece)) for piece in fresh]
+                found = [each.weight for each in await self._measure(MeasureJob(job.family.encoding, contents))]
         return self._make_count(job, found)
+
+    async def measure(
+        self, wire: str, model: str, raws: Sequence[bytes]
+    ) -> tuple[list[MessageStructure], tuple[int, ...]]:
+        """Return the structures and the tokens of long messages of a wire, of which no hash is at hand."""
+        family = identify_family(model)
+        job = MeasureJob(family.encoding, [(raw, "message") for raw in raws], wire)
+        structures, tokens = [], []
+        for raw, each in zip(raws, await self._measure(job), strict=True):
+            piece = Piece(compute_digest(raw), raw)
+            self._remember(family, piece.digest, each.weight)
+            assert each.structure is not None, "messages of a wire are parsed"
+            structures.append(each.structure)
+            tokens.append(_sum(each.weight, piece, family, model))
+        return structures, tuple(tokens)
+
+    async def _measure(self, job: MeasureJob) -> Sequence[Measured]:
+        """Measure in the worker process what is long; in a thread what is not, and what that has not done in time."""
+        if self._worker is not None and sum([len(raw) for raw, _ in job.contents]) >= _COUNT_APART:
+            try:
+                async with asyncio.timeout(_APART_SECONDS):
+                    return await self._worker.measure(job)
+            except (WorkerLost, TimeoutError):
+                pass  # the worker's log line says why
+        return await asyncio.to_thread(measure, job, self._tokenizer)
 
     def count_now(self, model: str, pieces: Sequence[Piece]) -> Count:
         """Return what `count` does without waiting, for what `is_quick`. Blocks."""
@@ -127,17 +207,9 @@ class TokenCounter:
         """Return a weight that is known, or found; the newest from now on."""
         weight = self._weights.pop(_BEFORE[family.encoding] + piece.digest, None)
         if weight is None:
-            weight = self._weigh_one(family.encoding, piece)
+            weight = _weigh(_read(piece), family.encoding, self._tokenizer)
         self._remember(family, piece.digest, weight)
         return weight
-
-    def _weigh(self, encoding: Encoding, pieces: Sequence[Piece]) -> list[TokenWeight]:
-        return [self._weigh_one(encoding, piece) for piece in pieces]
-
-    def _weigh_one(self, encoding: Encoding, piece: Piece) -> TokenWeight:
-        found = _read(piece)
-        tokens, is_estimate = self._tokenizer.count(found.text, encoding)
-        return TokenWeight(tokens + found.frame, found.media, is_estimate)
 
     def _recall(self, family: Family, digest: bytes) -> TokenWeight:
         """Return a known weight, which is the newest from now on."""
@@ -158,6 +230,12 @@ def _spell_for(family: Family, pieces: Sequence[Piece]) -> Sequence[Piece]:
         Piece(b"spelt" + piece.digest, piece.raw, is_tools=True, is_spelt=True) if piece.is_tools else piece
         for piece in pieces
     ]
+
+
+def _name_kind(piece: Piece) -> Literal["message", "tools", "text"]:
+    if piece.is_spelt:
+        return "text"
+    return "tools" if piece.is_tools else "message"
 
 
 def _read(piece: Piece) -> CountedContent:

@@ -6,7 +6,8 @@ ProxyError
 ├── Conflict              409
 ├── TooLarge              413
 ├── UpstreamUnreachable   502, or 504 when it was silent
-└── StoreUnavailable      503
+├── StoreUnavailable      503
+└── WorkerLost            503
 """
 
 
@@ -63,3 +64,10 @@ class StoreUnavailable(ProxyError):
 
     status = 503
     code = "store_unavailable"
+
+
+class WorkerLost(ProxyError):
+    """The worker process ended, could not be started, or took too long; the next job starts it again."""
+
+    status = 503
+    code = "worker_lost"

@@ -19,10 +19,10 @@ def main() -> None:
     time.time_ns = lambda: clock.stat().st_mtime_ns
     os.urandom = draw
     from proxy.__main__ import main as run  # noqa: PLC0415 - what it imports takes the clock as it is then
-    from proxy.engine.context import controller  # noqa: PLC0415
+    from proxy.engine.context import fallback  # noqa: PLC0415
 
     # A plan that comes later is for the next call: on a busy machine another call would open the epoch.
-    controller._SOFT_WAIT = 60.0
+    fallback._SOFT_WAIT = 60.0
     run()
 
 

@@ -40,7 +40,7 @@ from tests.support.engine import (
     wait_out,
 )
 from tests.support.managed import NAMED, spell_as_client
-from tests.support.managing import MODEL, Message, QuarterTokens, StatedCatalog, make_builder, make_subject
+from tests.support.managing import MODEL, Message, QuarterTokens, StatedCatalog, make_planner, make_subject
 from tests.support.memory_store.archive import MemoryArchive
 from tests.support.memory_store.leases import MemoryLeases
 
@@ -136,7 +136,7 @@ class Workshop(Engine):
             StatedCatalog(window), TokenCounter(QuarterTokens()), BudgetPolicy(ceiling), self.clock, self.tasks.spawn
         )
         providers = {"main": provider} if provider is not None else {}
-        self.memory, builder = ContextCaches(log, models.counter, 1 << 26), make_builder()
+        self.memory, planner = ContextCaches(log, models.counter, 1 << 26), make_planner(providers=providers)
         self.leases = MemoryLeases(self.clock)
         self.summarizer = build_summarizer(
             policy, engine_policy, relay=self.relay, memory=self.memory, models=models, tasks=self.tasks, bus=self.bus,
@@ -146,14 +146,14 @@ class Workshop(Engine):
         )  # fmt: skip
         self.trigger = build_trigger(
             policy, self.summarizer, archive=log, gate=self.gate, leases=self.leases, memory=self.memory,
-            tasks=self.tasks, bus=self.bus, builder=builder, builder_policy=BuilderPolicy(), study=extract_features,
+            tasks=self.tasks, bus=self.bus, planner=planner, builder_policy=BuilderPolicy(), study=extract_features,
             owner="me",
             call_later=lambda seconds, work: self.later.append(work),
         )  # fmt: skip
         self.worker = self.trigger.worker
         self.steward = build_controller(
-            models=models, builder=builder, bus=self.bus, clock=self.clock, providers=providers, caches=self.memory,
-            observer=self.trigger, holdout=Holdout(), hard_wait_seconds=30.0, secret=b"secret",
+            models=models, planner=planner, bus=self.bus, clock=self.clock, providers=providers, caches=self.memory,
+            observer=self.trigger, holdout=Holdout(), hard_wait_seconds=30.0,
         )  # fmt: skip
         formats = {"chat_completions": ChatCompletions()}
         self.exchanges = ExchangeService(

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import PlanRequest
 from proxy.engine.context.controller import ContextController
+from proxy.engine.context.epoch_planner import RenderedPlan
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.policy import EnginePolicy, Provider
@@ -115,9 +116,11 @@ class ManagedEngine(Engine):
         policy: EnginePolicy | None = None,
         after: "ManagedEngine | None" = None,
         hard_wait_seconds: float = 30.0,
+        plans_ahead: bool = False,
     ) -> None:
         own = archive or ContextLog()
         self.log: ContextLog = after.log if after is not None else own
+        self.ahead: list[asyncio.Future[RenderedPlan]] = []
         policy = policy or EnginePolicy(commit_wait_ms=60_000)
         self.upstream: UpstreamInTurn
         super().__init__(UpstreamInTurn(*answers), policy, archive=self.log, after=after, is_fresh=after is None)
@@ -129,6 +132,7 @@ class ManagedEngine(Engine):
             builder=builder,
             held_out=held_out,
             hard_wait_seconds=hard_wait_seconds,
+            plans_ahead=self.ahead if plans_ahead else None,
         )
         formats = {"chat_completions": ChatCompletions()}
         self.exchanges = ExchangeService(
@@ -149,13 +153,18 @@ class ManagedEngine(Engine):
         await turn.finish()
         return turn
 
+    async def wait_for_ahead(self) -> None:
+        """Wait until the plans that are made ahead are there, or have failed."""
+        await asyncio.sleep(0)
+        await asyncio.wait_for(asyncio.gather(*self.ahead, return_exceptions=True), LIMIT)
+
     async def wait_for_late(self, turn: "Turn") -> None:
         """Wait until the plan that came too late for a call is there."""
         context = self.steward.states.caches.contexts.get(turn.labels["x-palimpsest-session"])
         assert context is not None
         assert context._late is not None
         async with asyncio.timeout(LIMIT):
-            await asyncio.wait((context._late[1],))
+            await asyncio.wait((context._late.drafting,))
 
     @property
     def epochs(self) -> list[Epoch]:

@@ -1,5 +1,6 @@
 """Managing over fakes: a steward as the assembly builds it, with a tokenizer that counts characters."""
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from proxy.context.epoch_decision import Holdout
 from proxy.context.model_catalog import Encoding
 from proxy.engine.context.accounting import NoObserver, SentObserver
 from proxy.engine.context.controller import ContextController
+from proxy.engine.context.epoch_planner import EpochPlanner, PlanJob, RenderedPlan, compute_plan
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.lineage.chain import make_chain, read_messages
 from proxy.engine.models import Models
@@ -21,6 +23,7 @@ from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import Card, LimitKey
+from proxy.model.errors import WorkerLost
 from proxy.model.exchange import Headers, Mode, SessionKey
 from proxy.model.lineage import Relation, Step, compute_chain_root
 from proxy.model.manifest import make_manifest
@@ -93,16 +96,16 @@ def make_steward(
     watcher: SentObserver | None = None,
     held_out: float = 0.0,
     hard_wait_seconds: float = 30.0,
+    plans_ahead: "list[asyncio.Future[RenderedPlan]] | None" = None,
 ) -> ContextController:
     """Whoever decides what is sent, with a ceiling in tokens of four characters."""
     tokenizer = QuarterTokens()
     models = Models(StatedCatalog(window), TokenCounter(tokenizer), BudgetPolicy(ceiling), clock, tasks.spawn)
-    builder = builder or make_builder()
-    providers = {"main": provider, "scripted": provider} if provider is not None else {}
     memory, holdout = ContextCaches(archive, models.counter, 1 << 26), Holdout(held_out, b"secret")
+    providers = {"main": provider, "scripted": provider} if provider is not None else {}
     return build_controller(
         models=models,
-        builder=builder,
+        planner=make_planner(builder, providers, plans_ahead=plans_ahead),
         bus=bus,
         clock=clock,
         providers=providers,
@@ -110,8 +113,34 @@ def make_steward(
         observer=watcher or NoObserver(),
         holdout=holdout,
         hard_wait_seconds=hard_wait_seconds,
-        secret=b"secret",
     )
+
+
+def make_planner(
+    builder: ContextBuilder | None = None,
+    providers: Mapping[str, Provider] | None = None,
+    secret: bytes = b"secret",
+    *,
+    plans_ahead: "list[asyncio.Future[RenderedPlan]] | None" = None,
+) -> EpochPlanner:
+    """Return a planner whose plans are made in a thread in place of the worker process.
+
+    Those that are made ahead are added to `plans_ahead`; without that none are made.
+    """
+    made = builder or make_builder()
+
+    def compute(job: PlanJob, is_ahead: bool) -> "asyncio.Future[RenderedPlan]":
+        loop = asyncio.get_running_loop()
+        if not is_ahead or plans_ahead is not None:
+            plan = loop.run_in_executor(None, compute_plan, job, made)
+            if is_ahead and plans_ahead is not None:
+                plans_ahead.append(plan)
+            return plan
+        refused: asyncio.Future[RenderedPlan] = loop.create_future()
+        refused.set_exception(WorkerLost("there is too much to do"))
+        return refused
+
+    return EpochPlanner(compute, made, secret, providers or {})
 
 
 def make_builder() -> ContextBuilder:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import BuilderPolicy, ConversationIndex, index_conversation
 from proxy.context.epoch_decision import Decision
 from proxy.context.message_features import FeatureExtractor
@@ -21,7 +20,7 @@ from proxy.engine.compaction.spending import SpendBudget
 from proxy.engine.compaction.summarizer import Summarizer
 from proxy.engine.compaction.worker import SummaryWorker
 from proxy.engine.context.accounting import find_matching
-from proxy.engine.context.epoch_planner import EpochPlanner, PlanInputs
+from proxy.engine.context.epoch_planner import EpochPlanner, PlanInputs, make_plan_request
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.durability import DurabilityWaiter
@@ -152,7 +151,7 @@ def build_trigger(
     memory: ContextCaches,
     tasks: TaskRunner,
     bus: EventBus,
-    builder: ContextBuilder,
+    planner: EpochPlanner,
     builder_policy: BuilderPolicy,
     study: FeatureExtractor,
     owner: str,
@@ -163,13 +162,11 @@ def build_trigger(
     `owner` names this process among those that share a log.
     """
     budget, credentials = summarizer.health.budget, CredentialCache(summarizer.clock, call_later)
-    opener = EpochPlanner(builder, summarizer.secret, summarizer.providers)
     span_policy = replace(builder_policy, protect_turns=policy.protect_turns)
 
     def index_request(request: SentRequest, ground: PlanInputs) -> ConversationIndex:
-        return index_conversation(
-            opener.make_request(request.state.request, request.state.history, ground), span_policy, study
-        )
+        job = planner.make_job(request.state.request, request.state.history, ground)
+        return index_conversation(make_plan_request(job), span_policy, study)
 
     worker = SummaryWorker(
         policy=policy,

@@ -4,6 +4,7 @@ Below the soft mark nothing is rewritten on the proxy's own initiative, and whil
 it is below, nothing is counted. No error here fails a call: the request is then sent as the client sent it.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -29,8 +30,6 @@ from proxy.wire.headers import find_header
 # The part of a budget that pins may take together (BEHAVIOUR B13).
 _PINNED_SHARE = 0.1
 _PIN_HEADER = b"x-palimpsest-pin"
-# Seconds that a call below its ceiling waits for a plan; a later one serves the next call.
-_SOFT_WAIT = 0.25
 # A body of fewer bytes is below any soft mark that is worth managing.
 _LARGE_BYTES = 64 * 1024
 # Text and JSON have about as many in every language that uses Latin letters; a header needs no better estimate.
@@ -119,7 +118,7 @@ class ContextController:
         request = outgoing.uncounted.state.request
         try:
             state = self.states.count(outgoing.uncounted)
-            sent = replace(outgoing, tokens=state.tokens, uncounted=None)
+            sent = replace(outgoing, tokens=state.tokens, uncounted=None, state=state)
             counted = self._accounting.account(state, sent, self._find_decision(state))
         except Exception:  # noqa: BLE001 - a boundary: the request is on its way
             _log.exception("exchange %s: the request could not be accounted for", request.exchange)
@@ -127,6 +126,11 @@ class ContextController:
         assert counted.plan is not None, "what keeps an epoch has a plan"
         self._bus.publish(Planned(request.session.id, counted.plan))
         return counted
+
+    def draft_ahead(self, outgoing: OutgoingRequest) -> None:
+        """Have the next epoch planned behind a request that was sent above its soft mark."""
+        if outgoing.state is not None and not outgoing.is_opened:  # by the loop: an error is no matter of this call
+            asyncio.get_running_loop().call_soon(self.chain.draft_ahead, outgoing.state, outgoing.tokens)
 
     def build_manifest(self, request: ManagedRequest, outgoing: OutgoingRequest) -> Manifest | None:
         """Build the manifest of a rewritten body; None for the client's own."""
@@ -312,13 +316,13 @@ class ContextController:
         decision = self._find_decision(state)
         chosen = await self._run_chain(state, decision, commit)
         _choose(state, chosen)
-        outgoing = replace(self._accounting.account(state, chosen, decision), ceiling=ceiling)
+        outgoing = replace(self._accounting.account(state, chosen, decision), ceiling=ceiling, state=state)
         return self._label_excess(state, outgoing.add(_label_own(state, outgoing, decision)), decision)
 
     async def _run_chain(self, state: RequestState, decision: Decision, commit: Commit) -> OutgoingRequest:
         """Return what the request is sent as; above the ceiling it waits for a running summary and its plan (B8b)."""
         if decision.why != "hard":
-            return await self.chain.run(state, decision.why, commit, seconds=min(_SOFT_WAIT, self.chain.seconds))
+            return await self.chain.run(state, decision.why, commit)
         began = self._clock.monotonic()
         if not is_fruitless(state, decision.why):
             await self._observer.wait(state.request)

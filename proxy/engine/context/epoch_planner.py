@@ -1,8 +1,9 @@
 """Drafting an epoch: a plan of what replaces which messages, rendered as the bytes that will be sent."""
 
+import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from itertools import pairwise
 
@@ -34,14 +35,12 @@ class RenderedPlan(msgspec.Struct, frozen=True, gc=False):
 
     plan: ContextPlan
     rendered: tuple[bytes, ...]
-    originals: tuple[Original, ...]
 
 
 class PlanInputs(msgspec.Struct, frozen=True, gc=False):
     """The inputs of a draft beside the conversation: the epoch that applies, the indexes that are pinned, summaries.
 
-    `goal`, `depth` and `must_fit` are as a view has them. `known` are references that have their originals, by id: what
-    one stands for stays the same though the client may spell its messages otherwise by now.
+    `goal`, `depth` and `must_fit` are as a plan request has them.
     """
 
     budget: Budget
@@ -49,61 +48,148 @@ class PlanInputs(msgspec.Struct, frozen=True, gc=False):
     pinned: frozenset[int] = frozenset()
     reports: Sequence[LiveSummary] = ()
     goal: Budget | None = None
-    known: Mapping[str, Original] = {}
     depth: int = 0
     must_fit: bool = False
 
 
-class EpochPlanner:
-    """Drafts epochs. `secret` makes references unguessable."""
+class PlanJob(msgspec.Struct, frozen=True, gc=False, tag="plan"):
+    """All that a plan depends on, as values: it can be made in another process.
 
-    def __init__(self, builder: ContextBuilder, secret: bytes, providers: Mapping[str, Provider]) -> None:
+    `raws` are the client's messages behind the preamble, `nodes` their nodes, `tokens` their tokens. `session` and
+    `secret` make the ids of references. `needs_json`: the upstream refuses the request without the word "JSON" in it.
+    `is_minimal`: the plan is to be made in time linear in the messages' text. The rest is as in `PlanRequest`.
+    """
+
+    wire: str
+    raws: Sequence[bytes]
+    nodes: Sequence[bytes]
+    tokens: Sequence[int]
+    head: int
+    budget: Budget
+    session: str
+    secret: bytes
+    provider: Provider
+    pinned: frozenset[int] = frozenset()
+    unkept: frozenset[int] = frozenset()
+    frozen: ContextPlan | None = None
+    reports: Sequence[LiveSummary] = ()
+    goal: Budget | None = None
+    sent: int | None = None
+    depth: int = 0
+    must_fit: bool = False
+    needs_json: bool = False
+    is_minimal: bool = False
+
+    def name_reference(self, start: int, stop: int, offset: int) -> str:
+        """Derive the id of a reference: the node of the last message names all before it."""
+        named = b"%b%d:%d" % (self.nodes[stop - 1], stop - start, offset)
+        return make_reference(self.secret, self.session, sha256(named).digest())
+
+
+def compute_plan(job: PlanJob, builder: ContextBuilder) -> RenderedPlan:
+    """Plan and render what is sent in place of the beginning of a history. Raises any error of planning."""
+    form, raws, provider = FORMATS[job.wire], job.raws, job.provider
+    request = make_plan_request(job)
+    structures = [each.structure for each in request.messages]
+    plan = builder.minimal(request) if job.is_minimal else builder.build(request)
+    if provider.strict_alternation:
+        edits, through = reach_user(form, plan.edits, plan.through, raws)
+        plan = msgspec.structs.replace(plan, edits=edits, through=through)
+    elif provider.summary_role == "assistant":
+        plan = msgspec.structs.replace(plan, edits=_lead_with_user(plan.edits, structures))
+    if job.needs_json:
+        plan = msgspec.structs.replace(plan, edits=_require_json_word(plan, structures))
+    is_alternating = provider.strict_alternation
+    # the words of users that stay can be joined with ours beside them, those of the assistant's own cannot
+    role = "user" if is_alternating else provider.summary_role
+    return RenderedPlan(plan, tuple(render(form, plan.edits, raws, role=role, is_alternating=is_alternating)))
+
+
+def make_plan_request(job: PlanJob) -> PlanRequest:
+    """Return the conversation of a job as the plan builder takes it. Raises any error of reading it."""
+    decoded = map(FORMATS[job.wire].decode_message, job.raws)
+    return PlanRequest(
+        [
+            CountedMessage(each.message, each.structure, tokens)
+            for each, tokens in zip(decoded, job.tokens, strict=True)
+        ],
+        job.head,
+        job.budget,
+        job.name_reference,
+        pinned=job.pinned,
+        frozen=job.frozen,
+        reports=job.reports,
+        goal=job.goal,
+        sent=job.sent,
+        depth=job.depth,
+        must_fit=job.must_fit,
+        unkept=job.unkept,
+    )
+
+
+class EpochPlanner:
+    """Drafts epochs. `compute` makes a plan, in the worker process; `secret` makes references unguessable."""
+
+    def __init__(
+        self,
+        compute: Callable[[PlanJob, bool], "asyncio.Future[RenderedPlan]"],
+        builder: ContextBuilder,
+        secret: bytes,
+        providers: Mapping[str, Provider],
+    ) -> None:
+        self._compute = compute
         self._builder = builder
         self._secret = secret
         self._providers = providers
 
     def draft(
-        self, request: ManagedRequest, history: MeasuredHistory, inputs: PlanInputs, *, is_minimal: bool = False
-    ) -> RenderedPlan:
-        """Draft what would be sent in place of the beginning of a request's history. Raises any error of planning."""
-        raws, view = request.list_raws(), self.make_request(request, history, inputs)
-        view = msgspec.structs.replace(view, sent=_find_sent(request))
-        plan = self._builder.minimal(view) if is_minimal else self._builder.build(view)
-        provider = self._providers.get(request.session.upstream, _ANY)
-        if provider.strict_alternation:
-            edits, through = reach_user(FORMATS[request.wire], plan.edits, plan.through, raws)
-            plan = msgspec.structs.replace(plan, edits=edits, through=through)
-        elif provider.summary_role == "assistant":
-            plan = msgspec.structs.replace(plan, edits=_lead_with_user(plan.edits, history.structures))
-        if FORMATS[request.wire].read_rules(request.split, request.chain.preamble.count).needs_json:
-            plan = msgspec.structs.replace(plan, edits=_require_json_word(plan, history.structures))
-        is_alternating = provider.strict_alternation
-        # the words of users that stay can be joined with ours beside them, those of the assistant's own cannot
-        role = "user" if is_alternating else provider.summary_role
-        rendered = render(FORMATS[request.wire], plan.edits, raws, role=role, is_alternating=is_alternating)
-        originals = [inputs.known.get(each.id) or _keep_original(request, each) for each in plan.references]
-        return RenderedPlan(plan, rendered, tuple(originals))
+        self, request: ManagedRequest, history: MeasuredHistory, inputs: PlanInputs, *, is_ahead: bool = False
+    ) -> "asyncio.Future[RenderedPlan]":
+        """Draft what would be sent in place of the beginning of a request's history.
 
-    def make_request(self, request: ManagedRequest, history: MeasuredHistory, inputs: PlanInputs) -> PlanRequest:
-        """Return the conversation in the form that the plan builder takes. Raises any error of reading it."""
-        return PlanRequest(
-            messages=_see(request.wire, request.list_raws(), history),
-            head=history.head.tokens,
-            budget=inputs.budget,
-            name=lambda start, stop, offset: self._name(request, start, stop, offset),
+        The future may have any error of planning. `is_ahead`: nobody waits for it, so that other work goes first.
+        """
+        return self._compute(self.make_job(request, history, inputs), is_ahead)
+
+    async def draft_minimal(
+        self, request: ManagedRequest, history: MeasuredHistory, inputs: PlanInputs
+    ) -> RenderedPlan:
+        """Draft the least that can be sent, in a thread of this process: that the worker process failed may be why."""
+        job = msgspec.structs.replace(self.make_job(request, history, inputs), is_minimal=True)
+        return await asyncio.to_thread(compute_plan, job, self._builder)
+
+    def make_job(self, request: ManagedRequest, history: MeasuredHistory, inputs: PlanInputs) -> PlanJob:
+        """Return the job of a plan for a request."""
+        rules = FORMATS[request.wire].read_rules(request.split, request.chain.preamble.count)
+        return PlanJob(
+            request.wire,
+            request.list_raws(),
+            request.nodes,
+            [after - before for before, after in pairwise([0, *history.sums])],
+            history.head.tokens,
+            inputs.budget,
+            request.session.id,
+            self._secret,
+            self._providers.get(request.session.upstream, _ANY),
             pinned=inputs.pinned,
             unkept=request.list_unkept(),
             frozen=None if inputs.frozen is None else read_plan(inputs.frozen),
             reports=inputs.reports,
             goal=inputs.goal,
+            sent=_find_sent(request),
             depth=inputs.depth,
             must_fit=inputs.must_fit,
+            needs_json=rules.needs_json,
         )
 
-    def _name(self, request: ManagedRequest, start: int, stop: int, offset: int) -> str:
-        """Derive the id of a reference: the node of the last message names all before it."""
-        named = b"%b%d:%d" % (request.nodes[stop - 1], stop - start, offset)
-        return make_reference(self._secret, request.session.id, sha256(named).digest())
+
+def list_originals(plan: ContextPlan, request: ManagedRequest, known: Mapping[str, Original]) -> tuple[Original, ...]:
+    """Return what the references of a plan stand for.
+
+    `known` are references that have their originals, by id: what one stands for stays the same though the client may
+    spell its messages otherwise by now.
+    """
+    return tuple([known.get(each.id) or _keep_original(request, each) for each in plan.references])
 
 
 def _find_sent(request: ManagedRequest) -> int | None:
@@ -118,14 +204,6 @@ def read_plan(epoch: Epoch) -> ContextPlan:
         Reference(each.id, each.place, each.place + len(each.digests), each.offset) for each in epoch.originals
     )
     return ContextPlan(epoch.depth, _edits.decode(epoch.edits), references, epoch.tokens_after)
-
-
-def _see(wire: str, raws: Sequence[bytes], history: MeasuredHistory) -> list[CountedMessage]:
-    tokens = [after - before for before, after in pairwise([0, *history.sums])]
-    return [
-        CountedMessage(FORMATS[wire].parse_message(raw), structure, each)
-        for raw, structure, each in zip(raws, history.structures, tokens, strict=True)
-    ]
 
 
 def _lead_with_user(edits: tuple[Edit, ...], structures: Sequence[MessageStructure]) -> tuple[Edit, ...]:

@@ -7,20 +7,18 @@ before anything is sent under it, and one that the log does not take changes not
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import msgspec
 
 from proxy.context.budget import Budget
 from proxy.context.epoch_decision import record_epoch
-from proxy.engine.context.epoch_planner import EpochPlanner, PlanInputs, RenderedPlan, read_plan
+from proxy.engine.context.epoch_planner import EpochPlanner, PlanInputs, RenderedPlan, list_originals, read_plan
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.context.rewriter import Rewriter
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.ports import Clock
 from proxy.engine.runtime import EventBus
-from proxy.model.epoch import Epoch, EpochReason, Rung, Written
+from proxy.model.epoch import Epoch, EpochReason, Original, Rung, Written
 from proxy.model.errors import Conflict, StoreUnavailable
 from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
 
@@ -31,7 +29,10 @@ _OF_OUR_OWN_ACCORD: tuple[EpochReason, ...] = ("soft", "hard", "cold", "client")
 # The factor by which a request must have grown before planning is tried again after a fruitless plan.
 _GROWN = 1.05
 _NEEDED: tuple[EpochReason, ...] = ("hard", "overflow")
-_PLANNERS = 2
+# Seconds that a call waits for its plan where it need not: below its ceiling, or while there is an earlier plan to use.
+_SOFT_WAIT = 0.25
+# The part of what is usable by which a request grows between plans made ahead.
+_AHEAD_SHARE = 0.05
 
 _log = logging.getLogger("palimpsest.managing")
 
@@ -66,8 +67,6 @@ class FallbackChain:
         self._bus = bus
         self._clock = clock
         self.seconds = hard_wait_seconds  # the most that a request waits for its plan, and for a summary before that
-        # Not the loop's own threads: a plan that hangs must not keep other calls from counting and planning.
-        self._planners = ThreadPoolExecutor(_PLANNERS, "planning")
 
     async def run(
         self,
@@ -84,9 +83,9 @@ class FallbackChain:
         """
         opened = None
         if why is not None and not is_fruitless(state, why):
-            wanted = _EpochRequest(
-                why, commit, name or state.request.exchange, self.seconds if seconds is None else seconds
-            )
+            if seconds is None:
+                seconds = self.seconds if why in _NEEDED else min(_SOFT_WAIT, self.seconds)
+            wanted = _EpochRequest(why, commit, name or state.request.exchange, seconds)
             opened = await self._open(state, wanted)
         if opened is not None:
             return opened
@@ -115,7 +114,7 @@ class FallbackChain:
         ValueError where what comes of it is not valid.
         """
         context, inputs = state.context, msgspec.structs.replace(self._list_inputs(state, "manual"), goal=goal)
-        draft = await asyncio.to_thread(self._planner.draft, state.request, state.history, inputs)
+        draft = await self._planner.draft(state.request, state.history, inputs)
         async with context.opening:
             if context.find(state.view, state.request, is_next=True) is not state.epoch:
                 raise Conflict("another epoch was opened meanwhile; GET /-/api/sessions/SESSION/epochs shows it")
@@ -164,7 +163,7 @@ class FallbackChain:
         adopted = self._find_anonymous(state)
         if adopted is None:
             return None
-        draft = RenderedPlan(read_plan(adopted), adopted.rendered, adopted.originals)
+        draft = RenderedPlan(read_plan(adopted), adopted.rendered)
         frozen = await self._histories.count_messages(state.request, draft.rendered)
         if msgspec.structs.replace(state, epoch=adopted, frozen=frozen).tokens >= state.budget.high:
             return None
@@ -173,8 +172,8 @@ class FallbackChain:
 
     async def _plan_and_open(self, state: RequestState, wanted: _EpochRequest, rung: Rung) -> OutgoingRequest | None:
         if rung == "minimal":
-            draft = await asyncio.to_thread(
-                self._planner.draft, state.request, state.history, self._list_inputs(state, wanted.why), is_minimal=True
+            draft = await self._planner.draft_minimal(
+                state.request, state.history, self._list_inputs(state, wanted.why)
             )
         else:
             draft = await self._plan(state, wanted)
@@ -195,13 +194,34 @@ class FallbackChain:
         late = context.take_late(request)
         if late is not None and await self._is_enough(state, late):
             return late
-        draft = partial(self._planner.draft, request, state.history, self._list_inputs(state, wanted.why))
-        drafting = asyncio.get_running_loop().run_in_executor(self._planners, draft)
+        ahead = context.take_ahead(request)
+        if ahead is not None and await self._is_enough(state, ahead):
+            deadline = min(deadline, asyncio.get_running_loop().time() + _SOFT_WAIT)
+        else:
+            ahead = None
+        drafting = self._planner.draft(request, state.history, self._list_inputs(state, wanted.why))
         await asyncio.wait((drafting,), timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
-        if drafting.done():
+        if not drafting.done():
+            context.note_late(request, drafting)
+        elif ahead is None or drafting.exception() is None:
             return drafting.result()
-        context.note_late(request, drafting)
+        if ahead is not None:
+            return ahead
         raise TimeoutError(f"planning took more than {seconds:g} s")
+
+    def draft_ahead(self, state: RequestState, tokens: int) -> None:
+        """Plan the next epoch of a request that was sent in so many tokens, above its soft mark, before it opens (B8b).
+
+        The plan is used where the one for the request that opens it is late; that is made sooner, since the worker
+        process has the features of most messages by then.
+        """
+        context = state.context
+        is_due = state.budget.compute_pressure(tokens) == "soft" and not (state.request.is_side or state.is_bound)
+        if not is_due or context.is_drafting or not context.is_ahead_due(tokens, _AHEAD_SHARE * state.budget.usable):
+            return
+        inputs = self._list_inputs(state, "soft")
+        drafting = self._planner.draft(state.request, state.history, inputs, is_ahead=True)
+        context.note_ahead(state.request, drafting, tokens)
 
     async def _is_enough(self, state: RequestState, draft: RenderedPlan) -> bool:
         """Return whether a plan made for an earlier request leaves this one below its ceiling, and shorter."""
@@ -214,15 +234,12 @@ class FallbackChain:
 
     def _list_inputs(self, state: RequestState, why: EpochReason) -> PlanInputs:
         context, nodes, frozen = state.context, state.request.nodes, state.epoch or self._find_anonymous(state)
-        epochs = context.epochs if frozen is None else (*context.epochs, frozen)
-        known = {original.id: original for epoch in epochs for original in epoch.originals}
         pinned, reports = context.list_pinned(nodes), context.list_reports(nodes)
         return PlanInputs(
             state.budget,
             frozen,
             pinned,
             reports,
-            known=known,
             depth=state.account.depth,
             must_fit=why == "overflow",
         )
@@ -242,7 +259,10 @@ class FallbackChain:
         if tokens >= state.tokens:
             self._note_fruitless(state)
             return None
-        epoch = _make_epoch(state, draft, wanted, tokens, self._clock.now_ms())
+        epochs = [*state.context.epochs, *filter(None, (self._find_anonymous(state),))]
+        known = {original.id: original for epoch in epochs for original in epoch.originals}
+        originals = list_originals(plan, state.request, known)
+        epoch = _make_epoch(state, draft, originals, wanted, tokens=tokens, now_ms=self._clock.now_ms())
         pinned = state.context.list_pinned(state.request.nodes) | state.request.list_unkept()
         is_unsigned = state.is_unsigned(epoch)
         body = self._rewriter.rewrite(state.request, history, epoch, pinned, is_unsigned=is_unsigned)
@@ -296,7 +316,15 @@ def _makes_progress(state: RequestState, draft: RenderedPlan) -> bool:
     return draft.plan.through > depth or any(report.encode() not in edits for report in reports)
 
 
-def _make_epoch(state: RequestState, draft: RenderedPlan, wanted: _EpochRequest, tokens: int, now_ms: int) -> Epoch:
+def _make_epoch(
+    state: RequestState,
+    draft: RenderedPlan,
+    originals: tuple[Original, ...],
+    wanted: _EpochRequest,
+    *,
+    tokens: int,
+    now_ms: int,
+) -> Epoch:
     return Epoch(
         id=wanted.name,
         session=state.request.session.id,
@@ -311,5 +339,5 @@ def _make_epoch(state: RequestState, draft: RenderedPlan, wanted: _EpochRequest,
         tokens_after=state.to_model_tokens(tokens),
         edits=msgspec.json.encode(draft.plan.edits),
         rendered=draft.rendered,
-        originals=draft.originals,
+        originals=originals,
     )

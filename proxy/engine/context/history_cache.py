@@ -1,6 +1,5 @@
 """Measured histories: the structure of each message of a conversation, its tokens, and its faults."""
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import accumulate
@@ -20,7 +19,7 @@ from proxy.wire.validity import MessageRuns, extend_history, judge_history
 _HISTORIES_PER_VIEW = 4
 _HISTORY_WEIGHT = 500
 _MESSAGE_WEIGHT = 700
-# Bytes; more are decoded in a thread, since other calls would wait.
+# Bytes; more are decoded in the worker process, since other calls would wait.
 _READ_HERE = 64 * 1024
 # Ids are some forty characters long. A message with more characters of ids weighs more than `_MESSAGE_WEIGHT`.
 _MOST_NAMED = 2048
@@ -137,8 +136,7 @@ class HistoryCache:
         if known is not None and shared == len(request.nodes) == len(known.nodes):
             history = known if known.head is head else msgspec.structs.replace(known, head=head)
         else:
-            structures, pieces = await _examine(request.wire, request.list_raws(shared))
-            tokens = await self._count(request, pieces)
+            structures, tokens = await self._measure(request, request.list_raws(shared))
             history = _extend(known, shared, request, structures, tokens=tokens, head=head)
             if any(map(_is_long_named, structures)):
                 return history
@@ -189,6 +187,15 @@ class HistoryCache:
         if tools:
             pieces.append(Piece(compute_digest(tools), tools, is_tools=True))
         return PromptPrefix(request.chain.preamble.system, members, sum(await self._count(request, pieces)))
+
+    async def _measure(
+        self, request: ManagedRequest, raws: Sequence[bytes]
+    ) -> tuple[list[MessageStructure], tuple[int, ...]]:
+        """Return the structures of messages, and their tokens."""
+        if sum(map(len, raws)) > _READ_HERE:
+            return await self._counter.measure(request.wire, request.model, raws)
+        structures, pieces = _decode(request.wire, raws)
+        return structures, await self._count(request, pieces)
 
     async def _count(self, request: ManagedRequest, pieces: Sequence[Piece]) -> tuple[int, ...]:
         if not pieces:
@@ -245,13 +252,6 @@ def is_head_of(head: PromptPrefix, request: ManagedRequest) -> bool:
 
 def _name(request: ManagedRequest) -> Key:
     return request.session.id, request.model
-
-
-async def _examine(wire: str, raws: Sequence[bytes]) -> tuple[list[MessageStructure], list[Piece]]:
-    """Read the structures of messages, and the pieces to count."""
-    if sum(map(len, raws)) > _READ_HERE:
-        return await asyncio.to_thread(_decode, wire, raws)
-    return _decode(wire, raws)
 
 
 def _decode(wire: str, raws: Sequence[bytes]) -> tuple[list[MessageStructure], list[Piece]]:

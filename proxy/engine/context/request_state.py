@@ -165,7 +165,7 @@ class OutgoingRequest(msgspec.Struct, frozen=True, gc=False):
     another form may be sent where the upstream refuses it; `is_guarded`: a refusal is likely, so that the head of the
     response waits for what comes (BEHAVIOUR B20a). `ceiling` is the one that the request asked for; `pin` is of a
     message that is pinned with this call. `uncounted` is the state of a request that is counted once it was sent: its
-    plan and labels have no tokens yet.
+    plan and labels have no tokens yet. `state` is the one it was decided in, None where nothing was counted.
     """
 
     rung: Rung
@@ -180,6 +180,7 @@ class OutgoingRequest(msgspec.Struct, frozen=True, gc=False):
     ceiling: int | None = None
     pin: Pin | None = None
     uncounted: UncountedState | None = None
+    state: RequestState | None = None
 
     def add(self, labels: Headers, pin: Pin | None = None) -> "OutgoingRequest":
         """Return the same with more labels, and with a pin."""

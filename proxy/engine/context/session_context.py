@@ -7,6 +7,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from proxy.context.budget import Budget
@@ -49,6 +50,27 @@ class EpochAccount:
         self.head: PromptPrefix | None = None
 
 
+class _EarlierPlan(msgspec.Struct, frozen=True, gc=False):
+    """A plan that a later request may use, made for an earlier one of so many tokens."""
+
+    request: ManagedRequest
+    drafting: "asyncio.Future[RenderedPlan]"
+    tokens: int = 0
+
+    def serves(self, request: ManagedRequest) -> bool:
+        """Return whether the plan is made, and a request has all messages that it replaces."""
+        if not self.drafting.done() or self.drafting.cancelled():
+            return False
+        needed = 1 if self.drafting.exception() else self.drafting.result().plan.through
+        return self.request.model == request.model and count_shared(self.request.nodes, request.nodes) >= needed
+
+
+def _look_at_error(drafting: "asyncio.Future[RenderedPlan]") -> None:
+    """Take note of an error, or asyncio would log it: a plan that nobody needs may fail."""
+    if not drafting.cancelled():
+        drafting.exception()
+
+
 class SessionContext:
     """The context of one session. `is_known`: all that the log knows of it was loaded.
 
@@ -63,6 +85,7 @@ class SessionContext:
 
     __slots__ = (
         "_accounts",
+        "_ahead",
         "_chosen",
         "_covered",
         "_epochs",
@@ -90,7 +113,8 @@ class SessionContext:
         self._covered = ClearedOutputDetector()
         self._accounts: OrderedDict[tuple[str, str], EpochAccount] = OrderedDict()
         self._owed: dict[tuple[str, str], float] = {}
-        self._late: tuple[ManagedRequest, asyncio.Future[RenderedPlan]] | None = None
+        self._late: _EarlierPlan | None = None
+        self._ahead: _EarlierPlan | None = None
         self._opening: asyncio.Lock | None = None
         self._summaries: dict[str, Summary] = {}
         self.reaches = EpochReaches()
@@ -106,10 +130,10 @@ class SessionContext:
     def weight(self) -> int:
         """Bytes of memory, roughly."""
         nodes = sum([len(account.before or ()) for account in self._accounts.values()]) + len(self._pins)
-        late = len(self._late[0].split.content) if self._late is not None else 0
+        early = sum([len(each.request.split.content) for each in (self._late, self._ahead) if each is not None])
         noted = _CHOSEN_WEIGHT * len(self._chosen) + _NODE_WEIGHT * nodes + _ACCOUNT_WEIGHT * len(self._accounts)
         covered, summaries = _ITEM_WEIGHT * len(self._covered), sum(map(weigh_record, self._summaries.values()))
-        return _CONTEXT_WEIGHT + self._epochs_weight + noted + late + covered + summaries
+        return _CONTEXT_WEIGHT + self._epochs_weight + noted + early + covered + summaries
 
     @property
     def opening(self) -> asyncio.Lock:
@@ -126,28 +150,43 @@ class SessionContext:
     @property
     def is_drafting(self) -> bool:
         """True while a plan that came too late for its request is still being made."""
-        return self._late is not None and not self._late[1].done()
+        return self._late is not None and not self._late.drafting.done()
 
     @property
     def late(self) -> "asyncio.Future[RenderedPlan] | None":
         """The plan that came too late for its request, if it was not used since."""
-        return self._late[1] if self._late is not None else None
+        return self._late.drafting if self._late is not None else None
 
     def note_late(self, request: ManagedRequest, drafting: "asyncio.Future[RenderedPlan]") -> None:
         """Keep a plan that is still being made: the next request may use it."""
-        self._late = (request, drafting)
+        drafting.add_done_callback(_look_at_error)
+        self._late = _EarlierPlan(request, drafting)
 
     def take_late(self, request: ManagedRequest) -> RenderedPlan | None:
         """Return the plan that came too late for an earlier request, if this one continues that. Raises its error."""
-        if self._late is None or not self._late[1].done():
+        if self._late is None or not self._late.serves(request):
             return None
-        earlier, drafting = self._late
-        needed = 1 if drafting.exception() else drafting.result().plan.through
-        if earlier.model != request.model or count_shared(earlier.nodes, request.nodes) < needed:
-            return None
-        self._late = None
+        drafting, self._late = self._late.drafting, None
         draft = drafting.result()
         return draft if draft.plan.through else None
+
+    def is_ahead_due(self, tokens: int, growth: float) -> bool:
+        """Return whether a request of so many tokens has grown enough since the last plan that was made ahead."""
+        if self._ahead is None:
+            return True
+        return self._ahead.drafting.done() and not self._ahead.tokens <= tokens < self._ahead.tokens + growth
+
+    def note_ahead(self, request: ManagedRequest, drafting: "asyncio.Future[RenderedPlan]", tokens: int) -> None:
+        """Keep a plan that is made ahead, of a request of so many tokens."""
+        drafting.add_done_callback(_look_at_error)
+        self._ahead = _EarlierPlan(request, drafting, tokens)
+
+    def take_ahead(self, request: ManagedRequest) -> RenderedPlan | None:
+        """Return the plan that was made ahead, if this request continues the one it was made for."""
+        if self._ahead is None or not self._ahead.serves(request):
+            return None
+        drafting, self._ahead = self._ahead.drafting, None
+        return drafting.result() if drafting.exception() is None and drafting.result().plan.through else None
 
     def absorb(self, stored: StoredContext) -> None:
         """Take what the log knows, beside what happened before it was asked."""

@@ -221,7 +221,7 @@ def test_a_view_that_still_stands_keeps_what_is_known_of_it(monkeypatch: pytest.
 
 
 def draft(through: int) -> RenderedPlan:
-    return RenderedPlan(ContextPlan(through, (), (), 10), (b"{}",), ())
+    return RenderedPlan(ContextPlan(through, (), (), 10), (b"{}",))
 
 
 async def make_late(

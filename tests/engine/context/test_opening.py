@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import PlanRequest
-from proxy.engine.context.epoch_planner import EpochPlanner, PlanInputs, RenderedPlan, read_plan
+from proxy.engine.context.epoch_planner import PlanInputs, list_originals, read_plan
 from proxy.engine.context.history_cache import HistoryCache
 from proxy.engine.context.rewriter import find_problem, list_splices
 from proxy.engine.policy import Provider
@@ -19,7 +19,7 @@ from proxy.model.epoch import ContextPlan, Edit, Epoch, Kept, Original, Referenc
 from proxy.model.manifest import compute_digest
 from proxy.wire import FORMATS
 from tests.support.managed import OwnBuilder
-from tests.support.managing import Message, QuarterTokens, make_builder, make_history, make_subject
+from tests.support.managing import Message, QuarterTokens, make_history, make_planner, make_subject
 
 BUDGET = make_budget(1_000_000, None, None, BudgetPolicy(ceiling_tokens=8_000))
 HISTORY = make_history(22, 1600)
@@ -41,23 +41,32 @@ MIXED: Sequence[Message] = [
 ]
 
 
+class Drafted(NamedTuple):
+    """A plan, what it renders to, and what its references stand for."""
+
+    plan: ContextPlan
+    rendered: tuple[bytes, ...]
+    originals: tuple[Original, ...]
+
+
 async def draft(
     builder: ContextBuilder | None = None,
     messages: Sequence[Message] = HISTORY,
     secret: bytes = b"secret",
     provider: Provider | None = None,
     **options: Any,
-) -> RenderedPlan:
+) -> "Drafted":
     subject = make_subject(messages, **options.pop("members", {}))
     path = await HistoryCache(TokenCounter(QuarterTokens()), 1 << 22).follow(subject)
-    opener = EpochPlanner(builder or make_builder(), secret, {"main": provider} if provider else {})
-    ground = PlanInputs(BUDGET, options.pop("frozen", None), known=options.pop("known", {}))
-    made = opener.draft(subject, path, ground, **options)
+    planner = make_planner(builder, {"main": provider} if provider else {}, secret)
+    draft = planner.draft_minimal if options.pop("is_minimal", False) else planner.draft
+    known, inputs = options.pop("known", {}), PlanInputs(BUDGET, options.pop("frozen", None))
+    made = await draft(subject, path, inputs, **options)
     is_alternating = bool(provider and provider.strict_alternation)
     rules = FORMATS[subject.wire].read_rules(subject.split, subject.chain.preamble.count, is_alternating=is_alternating)
     splices = list_splices(subject.wire, made.plan.edits, made.rendered, path.structures, made.plan.through)
     assert find_problem(path, splices, rules) == ""
-    return made
+    return Drafted(made.plan, made.rendered, list_originals(made.plan, subject, known))
 
 
 async def test_the_same_conversation_gives_the_same_bytes() -> None:

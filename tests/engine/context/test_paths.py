@@ -265,6 +265,7 @@ async def test_much_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None
             return super().decode_message(raw)
 
     monkeypatch.setattr("proxy.engine.context.history_cache.FORMATS", {"chat_completions": NotingFormat()})
+    monkeypatch.setattr("proxy.engine.token_counter.FORMATS", {"chat_completions": NotingFormat()})
     paths, _ = make_paths()
     await paths.follow(make_subject(make_history(1)))
     assert all(threads)

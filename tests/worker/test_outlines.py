@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.upstream.outlines import GRAMMARS, PROGRAM, TIME_LIMIT, Outliner, has_grammars
+from proxy.worker.outlines import GRAMMARS, PROGRAM, TIME_LIMIT, Outliner, has_grammars
 
 LIMIT = 60.0
 JAVA = "class A {\n  void m() {\n  }\n}\n"

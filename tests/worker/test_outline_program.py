@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from proxy.upstream.outline_program import MOST_DEFINITIONS, main, outline, serve
-from proxy.upstream.outlines import GRAMMARS, PROGRAM
+from proxy.worker.outline_program import MOST_DEFINITIONS, main, outline, serve
+from proxy.worker.outlines import GRAMMARS, PROGRAM
 
 # Grammars with a text and what is in it; lines are left out.
 TEXTS = {

@@ -1,0 +1,179 @@
+"""The worker process as the serving process has it: started when it is first needed, asked, and started again."""
+
+import asyncio
+import logging
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from proxy.engine.context.epoch_planner import PlanJob, RenderedPlan
+from proxy.engine.token_counter import Measured, MeasureJob
+from proxy.model.errors import WorkerLost
+from proxy.worker.program import COUNTED_IN, LENGTH_BYTES, Result, WorkerSettings, make_frame
+
+PROGRAM = (sys.executable, "-P", "-m", "proxy.worker.program")
+# Seconds for one job, the start of the process included. The longest plans take one on an idle machine, and ten beside
+# eight busy loops on two cores; callers wait for less.
+JOB_SECONDS = 20.0
+# Seconds that jobs are refused after the process was lost twice in a row, doubled each time up to the most.
+_LEAST_PAUSE, _MOST_PAUSE = 1.0, 60.0
+# Jobs that nobody waits for; each holds a conversation in memory.
+_MOST_AHEAD = 8
+_READ_BYTES = 1024 * 1024
+
+_STOPPING = "the server is stopping"
+_REFUSED = "the worker process was lost several times; it is started again later"
+
+_log = logging.getLogger("palimpsest.worker")
+_results = msgspec.msgpack.Decoder(Result)
+_plans = msgspec.msgpack.Decoder(RenderedPlan)
+_measured = msgspec.msgpack.Decoder(list[Measured])
+
+
+class _Waiting(NamedTuple):
+    """A job, where its result is waited for, and how that is decoded."""
+
+    job: PlanJob | MeasureJob
+    result: "asyncio.Future[Any]"
+    decode: Callable[[bytes], Any]
+
+
+class WorkerProcess:
+    """Does one job at a time in a process of its own; jobs made ahead wait until there is no other.
+
+    A job whose process dies or takes longer than `job_seconds` raises WorkerLost, and the next one starts the process
+    again.
+    """
+
+    def __init__(
+        self, settings: WorkerSettings, program: Sequence[str] = PROGRAM, job_seconds: float = JOB_SECONDS
+    ) -> None:
+        self._command = (*program, msgspec.json.encode(settings).decode())
+        self.job_seconds = job_seconds
+        self._process: asyncio.subprocess.Process | None = None
+        self._urgent: deque[_Waiting] = deque()
+        self._ahead: deque[_Waiting] = deque()
+        self._serving: asyncio.Task[None] | None = None
+        self._losses = 0
+        self._refused_until = 0.0
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process; None while there is none."""
+        return self._process.pid if self._process is not None else None
+
+    async def start(self) -> None:
+        """Return when the process is ready for its first job. Raises WorkerLost."""
+        await self.measure(MeasureJob(COUNTED_IN, ()))
+
+    def plan(self, job: PlanJob, is_ahead: bool = False) -> "asyncio.Future[RenderedPlan]":
+        """Return the plan of a job. The future may have WorkerLost, and RuntimeError where planning has failed."""
+        return self._ask(job, self._ahead if is_ahead else self._urgent, _plans.decode)
+
+    async def measure(self, job: MeasureJob) -> list[Measured]:
+        """Return what was measured of each content. Raises WorkerLost, and RuntimeError where measuring has failed."""
+        measured: list[Measured] = await self._ask(job, self._urgent, _measured.decode)
+        return measured
+
+    async def close(self) -> None:
+        """End the process; jobs that wait raise WorkerLost."""
+        self._is_closed = True
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.wait((self._serving,))
+        await self._end()
+        for waiting in (*self._urgent, *self._ahead):
+            _fail(waiting, WorkerLost(_STOPPING))
+
+    def _ask(
+        self, job: PlanJob | MeasureJob, queue: deque[_Waiting], decode: Callable[[bytes], Any]
+    ) -> "asyncio.Future[Any]":
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(job, loop.create_future(), decode)
+        if self._is_closed:
+            _fail(waiting, WorkerLost(_STOPPING))
+        elif loop.time() < self._refused_until:
+            _fail(waiting, WorkerLost(_REFUSED))
+        elif queue is self._ahead and len(queue) >= _MOST_AHEAD:
+            _fail(waiting, WorkerLost("the worker process has too much to do to plan ahead"))
+        else:
+            queue.append(waiting)
+            if self._serving is None or self._serving.done():
+                self._serving = loop.create_task(self._serve())  # no call of a client's: a stop does not wait for it
+        return waiting.result
+
+    async def _serve(self) -> None:
+        """Do all jobs, until none waits."""
+        while queue := self._urgent or self._ahead:
+            waiting = queue.popleft()
+            if asyncio.get_running_loop().time() < self._refused_until:
+                _fail(waiting, WorkerLost(_REFUSED))
+            elif not waiting.result.done():  # else its caller has gone
+                await self._do(waiting)
+
+    async def _do(self, waiting: _Waiting) -> None:
+        try:
+            async with asyncio.timeout(self.job_seconds):
+                result = await self._exchange(waiting.job)
+        except TimeoutError:
+            await self._lose(waiting, f"it took more than {self.job_seconds:g} s for one job")
+        except (OSError, asyncio.IncompleteReadError, msgspec.DecodeError) as error:
+            await self._lose(waiting, f"{type(error).__name__}: {error}")
+        except asyncio.CancelledError:
+            _fail(waiting, WorkerLost(_STOPPING))
+            raise
+        else:
+            self._losses = 0
+            if result.problem:
+                _fail(waiting, RuntimeError(result.problem))
+            elif not waiting.result.done():
+                waiting.result.set_result(waiting.decode(result.content))
+
+    async def _exchange(self, job: PlanJob | MeasureJob) -> Result:
+        """Send a job and return its result; start the process where there is none."""
+        process = self._process or await self._start()
+        assert process.stdin is not None, "it was started with pipes"
+        assert process.stdout is not None, "it was started with pipes"
+        process.stdin.write(make_frame(job))
+        await process.stdin.drain()
+        length = await process.stdout.readexactly(LENGTH_BYTES)
+        return _results.decode(await process.stdout.readexactly(int.from_bytes(length)))
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # nobody's keys
+            start_new_session=True,  # a Ctrl-C is not for it
+            limit=_READ_BYTES,
+        )
+        return self._process
+
+    async def _lose(self, waiting: _Waiting, problem: str) -> None:
+        """End a process that does not do its jobs, and say so."""
+        self._losses += 1
+        if self._losses > 1:
+            pause = min(_MOST_PAUSE, _LEAST_PAUSE * 2 ** (self._losses - 2))
+            self._refused_until = asyncio.get_running_loop().time() + pause
+        _log.warning("the worker process was lost: %s; it is started again when it is needed", problem)
+        await self._end()
+        _fail(waiting, WorkerLost(f"the worker process was lost: {problem}"))
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def _fail(waiting: _Waiting, error: Exception) -> None:
+    if not waiting.result.done():
+        waiting.result.set_exception(error)

@@ -1,0 +1,97 @@
+"""The program of the worker process: it makes plans, measures long messages, and asks for outlines, one job at a time.
+
+Its standard input has jobs, its standard output their results, each a frame: four bytes of length, and MessagePack. It
+ends with its input. It has no keys: neither its environment nor its jobs hold any, but for the secret that makes
+references unguessable.
+"""
+
+import resource
+import sys
+from functools import partial
+from typing import BinaryIO
+
+import msgspec
+
+from proxy.context.builder import ContextBuilder
+from proxy.context.conversation import BuilderPolicy
+from proxy.context.model_catalog import Encoding
+from proxy.engine.context.epoch_planner import FeatureCache, PlanJob, compute_plan
+from proxy.engine.token_counter import MeasureJob, measure
+from proxy.upstream.tokenizer import CountingTokenizer
+from proxy.worker.outlines import Outliner
+
+# What the builder writes itself is counted in the encoding of most models; it is counted again once it is sent.
+COUNTED_IN: Encoding = "o200k_base"
+
+LENGTH_BYTES = 4
+
+
+class WorkerSettings(msgspec.Struct, frozen=True):
+    """The settings of a worker process: how plans are made, and how many bytes of features of messages it remembers."""
+
+    builder: BuilderPolicy
+    cache_bytes: int
+
+
+class Result(msgspec.Struct, frozen=True, array_like=True):
+    """What became of a job: its result in MessagePack, or what went wrong."""
+
+    content: bytes
+    problem: str = ""
+
+
+class Jobs:
+    """Does jobs. What it remembers of messages saves time; no result depends on it."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self.tokenizer = CountingTokenizer()
+        self.outliner = Outliner()
+        features = FeatureCache(settings.cache_bytes)
+        self._builder = ContextBuilder(
+            settings.builder, partial(count_text, self.tokenizer), features.find, self.outliner.outline
+        )
+
+    def do(self, job: PlanJob | MeasureJob) -> msgspec.Struct | list[msgspec.Struct]:
+        """Return the result of a job. Raises any error of it."""
+        if isinstance(job, PlanJob):
+            return compute_plan(job, self._builder)
+        return [*measure(job, self.tokenizer)]
+
+
+def count_text(tokenizer: CountingTokenizer, text: str) -> int:
+    """Count the tokens of a text that the proxy writes."""
+    return tokenizer.count(text, COUNTED_IN)[0]
+
+
+def serve(jobs: Jobs, source: BinaryIO, sink: BinaryIO) -> None:
+    """Do each job of the source, until it ends."""
+    decoder, encoder = msgspec.msgpack.Decoder(PlanJob | MeasureJob), msgspec.msgpack.Encoder()
+    while len(length := source.read(LENGTH_BYTES)) == LENGTH_BYTES:
+        frame = source.read(int.from_bytes(length))
+        try:
+            result = Result(encoder.encode(jobs.do(decoder.decode(frame))))
+        except Exception as error:  # noqa: BLE001 - a boundary: the error is the result
+            result = Result(b"", f"{type(error).__name__}: {error}")
+        sink.write(make_frame(result))
+        sink.flush()
+
+
+def make_frame(value: msgspec.Struct) -> bytes:
+    """Return the frame of a job or a result."""
+    content = msgspec.msgpack.encode(value)
+    return len(content).to_bytes(LENGTH_BYTES) + content
+
+
+def main() -> None:
+    """Serve standard input, without a core dump."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    jobs = Jobs(msgspec.json.decode(sys.argv[1], type=WorkerSettings))
+    jobs.tokenizer.warm(COUNTED_IN)
+    try:
+        serve(jobs, sys.stdin.buffer, sys.stdout.buffer)
+    finally:
+        jobs.outliner.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""The worker process gives the results that this process would, and what happens to it never hangs a caller."""
+
+import asyncio
+import io
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from proxy.context.budget import BudgetPolicy, make_budget
+from proxy.context.builder import ContextBuilder
+from proxy.context.conversation import BuilderPolicy
+from proxy.engine.context.epoch_planner import PlanInputs, PlanJob, RenderedPlan, compute_plan
+from proxy.engine.context.history_cache import HistoryCache
+from proxy.engine.token_counter import Measured, MeasureJob, TokenCounter, measure
+from proxy.model.errors import WorkerLost
+from proxy.upstream.tokenizer import CountingTokenizer
+from proxy.worker import process
+from proxy.worker.process import WorkerProcess
+from proxy.worker.program import LENGTH_BYTES, Jobs, Result, WorkerSettings, count_text, main, make_frame, serve
+from tests.support.managing import QuarterTokens, make_history, make_planner, make_subject
+from tests.support.scripted import LIMIT
+
+SETTINGS = WorkerSettings(BuilderPolicy(), 1 << 20)
+BUDGET = make_budget(1_000_000, None, None, BudgetPolicy(ceiling_tokens=8_000))
+CONTENTS = MeasureJob(
+    "o200k_base",
+    [(b'{"role":"user","content":"How are you?"}', "message"), (b"[]", "tools"), (b"a b c", "text")],
+    "chat_completions",
+)
+# A worker that reads its first job and then does as the rest of the line says.
+READER = "import sys, time, os; sys.stdin.buffer.read(int.from_bytes(sys.stdin.buffer.read(4))); "
+
+
+async def make_job(steps: int = 40) -> PlanJob:
+    request = make_subject(make_history(steps, 1600))
+    history = await HistoryCache(TokenCounter(QuarterTokens()), 1 << 22).follow(request)
+    return make_planner().make_job(request, history, PlanInputs(BUDGET))
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[WorkerProcess]:
+    made = WorkerProcess(SETTINGS, job_seconds=LIMIT)
+    yield made
+    await made.close()
+    assert made.pid is None
+
+
+def make_misbehaving(line: str, job_seconds: float = LIMIT) -> WorkerProcess:
+    return WorkerProcess(SETTINGS, (sys.executable, "-c", READER + line), job_seconds)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_a_plan_is_the_one_that_this_process_would_make(worker: WorkerProcess) -> None:
+    job, tokenizer = await make_job(), CountingTokenizer()
+    here = compute_plan(job, ContextBuilder(BuilderPolicy(), lambda text: count_text(tokenizer, text)))
+    assert await worker.plan(job) == here
+    assert here.plan.references
+    minimal = msgspec.structs.replace(job, is_minimal=True)
+    assert (await worker.plan(minimal)).plan.rung == "minimal"
+
+
+async def test_what_is_measured_is_what_this_process_would_measure(worker: WorkerProcess) -> None:
+    here = measure(CONTENTS, CountingTokenizer())
+    assert await worker.measure(CONTENTS) == here
+    assert [each.structure is not None for each in here] == [True, False, False]
+
+
+async def test_a_job_that_fails_says_why_and_the_process_goes_on(worker: WorkerProcess) -> None:
+    job = msgspec.structs.replace(await make_job(), tokens=[1])
+    with pytest.raises(RuntimeError, match=r"^ValueError: zip"):
+        await worker.plan(job)
+    before = worker.pid
+    await worker.start()
+    assert worker.pid == before
+
+
+async def test_it_has_no_environment_of_ours(worker: WorkerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+    await worker.start()
+    environment = Path(f"/proc/{worker.pid}/environ").read_bytes()  # noqa: ASYNC240 - it is no file on a disk
+    names = {entry.split(b"=")[0] for entry in environment.split(b"\0") if entry}
+    assert names == {b"PYTHONPATH"}
+
+
+async def test_one_that_is_killed_loses_its_job_and_is_started_again(worker: WorkerProcess) -> None:
+    await worker.start()
+    killed = worker.pid
+    assert killed is not None
+    os.kill(killed, signal.SIGSTOP)
+    job = worker.plan(await make_job())
+    await asyncio.sleep(0)
+    os.kill(killed, signal.SIGKILL)
+    with pytest.raises(WorkerLost):
+        await job
+    await worker.start()
+    assert worker.pid != killed
+
+
+async def test_one_that_stands_still_is_ended(worker: WorkerProcess) -> None:
+    await worker.start()
+    stopped = worker.pid
+    assert stopped is not None
+    os.kill(stopped, signal.SIGSTOP)
+    worker.job_seconds = 0.05
+    with pytest.raises(WorkerLost, match=r"more than 0\.05 s"):
+        await worker.plan(await make_job())
+    assert not is_running(stopped)
+
+
+async def test_one_that_is_lost_again_and_again_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = make_misbehaving("sys.exit()")
+    jobs = [broken.plan(await make_job(2)) for _ in range(4)]
+    lost = await asyncio.gather(*jobs, return_exceptions=True)
+    assert ["again later" in str(error) for error in lost] == [False, False, True, True]
+    with pytest.raises(WorkerLost, match="again later"):
+        await broken.start()
+    await broken.close()
+    monkeypatch.setattr(process, "_LEAST_PAUSE", 0.0)
+    broken = make_misbehaving("sys.exit()")
+    for _ in range(4):
+        with pytest.raises(WorkerLost, match="was lost: IncompleteReadError"):
+            await broken.start()
+    await broken.close()
+
+
+async def test_one_that_cannot_be_started_is_lost() -> None:
+    missing = WorkerProcess(SETTINGS, ("/does/not/exist",))
+    with pytest.raises(WorkerLost, match="FileNotFoundError"):
+        await missing.start()
+    await missing.close()
+
+
+async def test_what_is_no_frame_is_a_loss() -> None:
+    garbled = make_misbehaving("sys.stdout.buffer.write(b'\\0\\0\\0\\1x'); sys.stdout.flush(); time.sleep(600)")
+    with pytest.raises(WorkerLost, match=r"DecodeError|ValidationError"):
+        await garbled.start()
+    await garbled.close()
+
+
+async def test_what_is_waited_for_goes_before_what_is_made_ahead(worker: WorkerProcess) -> None:
+    done: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        done.append(number)
+
+    job = await make_job(4)
+    jobs = [worker.plan(job, is_ahead=True) for _ in range(3)] + [worker.plan(job) for _ in range(2)]
+    for number, each in enumerate(jobs):
+        each.add_done_callback(partial(note, number))
+    await asyncio.gather(*jobs)
+    assert done == [3, 4, 0, 1, 2]
+
+
+async def test_only_some_plans_are_made_ahead(worker: WorkerProcess) -> None:
+    job = await make_job(4)
+    jobs = [worker.plan(job, is_ahead=True) for _ in range(9)]
+    made = await asyncio.gather(*jobs, return_exceptions=True)
+    assert [isinstance(each, WorkerLost) for each in made] == [False] * 8 + [True]
+
+
+async def test_a_job_whose_caller_has_gone_is_not_done(worker: WorkerProcess) -> None:
+    bad = msgspec.structs.replace(await make_job(4), wire="no such wire")
+    first, gone = worker.plan(bad), worker.plan(bad)
+    gone.cancel()
+    with pytest.raises(RuntimeError, match="no such wire"):
+        await first
+    await worker.start()
+    left = worker.plan(bad)
+    await asyncio.sleep(0)
+    left.cancel()  # it is at work by now, and its result is dropped
+    await worker.start()
+
+
+async def test_a_stop_ends_it_and_all_who_wait() -> None:
+    hanging = make_misbehaving("time.sleep(600)")
+    running, waiting = hanging.plan(await make_job(2)), hanging.plan(await make_job(2), is_ahead=True)
+    while hanging.pid is None:  # noqa: ASYNC110 - nothing tells of the start of a process that does not respond
+        await asyncio.sleep(0)
+    pid = hanging.pid
+    await hanging.close()
+    assert not is_running(pid)
+    for job in (running, waiting, hanging.plan(await make_job(2))):
+        with pytest.raises(WorkerLost, match="stopping"):
+            await job
+
+
+async def test_long_messages_are_measured_in_it_and_in_a_thread_where_it_is_lost(worker: WorkerProcess) -> None:
+    request = make_subject(make_history(200, 1600))
+    raws = request.list_raws()
+    assert sum(map(len, raws)) > 100_000
+    broken = make_misbehaving("sys.exit()")
+    counters = [TokenCounter(CountingTokenizer(), worker=each) for each in (worker, None, broken)]
+    counts = [await counter.measure("chat_completions", "gpt-4o", raws) for counter in counters]
+    assert counts[0] == counts[1] == counts[2]
+    assert worker.pid is not None
+    pieces = [await counter.count_messages("gpt-4o", raws) for counter in counters]
+    assert pieces == [counts[0][1]] * 3
+    await broken.close()
+
+
+async def test_a_worker_that_takes_too_long_to_measure_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.engine.token_counter._APART_SECONDS", 0.05)
+    hanging, raws = make_misbehaving("time.sleep(600)"), make_subject(make_history(200, 1600)).list_raws()
+    counts = await TokenCounter(CountingTokenizer(), worker=hanging).measure("chat_completions", "gpt-4o", raws)
+    assert counts == await TokenCounter(CountingTokenizer()).measure("chat_completions", "gpt-4o", raws)
+    await hanging.close()
+
+
+async def test_the_program_does_each_job_of_its_input() -> None:
+    job = await make_job()
+    bad = msgspec.structs.replace(job, tokens=[1])
+    sink = io.BytesIO()
+    jobs = Jobs(SETTINGS)
+    serve(jobs, io.BytesIO(make_frame(job) + make_frame(bad) + make_frame(CONTENTS)), sink)
+    results, frames = [], sink.getvalue()
+    while frames:
+        size = int.from_bytes(frames[:LENGTH_BYTES])
+        results.append(msgspec.msgpack.decode(frames[LENGTH_BYTES : LENGTH_BYTES + size], type=Result))
+        frames = frames[LENGTH_BYTES + size :]
+    plan, failed, measured = results
+    assert msgspec.msgpack.decode(plan.content, type=RenderedPlan).plan.through
+    assert failed.problem.startswith("ValueError: ")
+    assert msgspec.msgpack.decode(measured.content, type=list[Measured]) == measure(CONTENTS, CountingTokenizer())
+
+
+def test_the_program_ends_with_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pipe:
+        buffer = io.BytesIO()
+
+    limits: list[object] = []
+    monkeypatch.setattr("resource.setrlimit", lambda *limit: limits.append(limit))
+    monkeypatch.setattr(sys, "argv", ["program", msgspec.json.encode(SETTINGS).decode()])
+    monkeypatch.setattr(sys, "stdin", Pipe)
+    main()
+    assert limits
